@@ -14,7 +14,7 @@
 #                   simulator finds
 #   make hip        dp_hip.h on the same GPUs, which then have HIP's names
 #   make ptx        the PTX that NVRTC makes of dp_cuda.h's kernels, in place of them on the simulated
-#                   GPUs, for three architectures; make test does it for one
+#                   GPUs, for two architectures; make test does it for one
 #   make gpu-test   the same suites on the GPUs of this machine; gpu-bench: figures; gpu-all: both in
 #                   ten minutes, what is worth most first; results are in $OUT, or build/log/gpu
 #   make gpu-pack   the folder build/pack, with which a machine without make, compiler and packages

@@ -1454,11 +1454,11 @@ static bool dp__mpi_is_half(dp_dtype dtype)
    the sum of a group is a whole subtree of the tree of all processes. They are as large as possible
    without spanning two machines.
 
-   A message is still a collective of all processes, though most of its parts are empty, so waits,
-   notes and names are as everywhere. `put` and `landed` count the pieces of all sums and never
-   decrease. Each buffer has places for three pieces. A process overwrites its input with piece n +
-   3 only after all have landed n, when nobody reads the inputs of n any more; and the result with n
-   + 3 only after all have landed n + 1, when all have copied n.                                */
+   A message is still a collective of all processes, though most of its parts are empty, so
+   waits, notes and names are as everywhere. `put` and `landed` count the pieces of all sums and
+   never decrease. Each buffer has places for three pieces. A process overwrites its input with
+   piece n + 3 only after all have landed n, when nobody reads the inputs of n any more; and the
+   result with n + 3 only after all have landed n + 1, when all have copied n. */
 
 enum { DP__MPI_INPUT_BYTES = 1 << 20 }; /* of a piece */
 
@@ -1484,7 +1484,7 @@ static int dp__mpi_group_size(const dp__mpi_comm *comm, int group)
     return dp__mpi_group_first(comm, group + 1) - dp__mpi_group_first(comm, group);
 }
 
-/* Which process of a group carries the slice that `process`, of another one, adds up. */
+/* Which process of a group sends the slice that `process`, of another one, adds up. */
 static int dp__mpi_sender(const dp__mpi_comm *comm, int group, int process)
 {
     return dp__mpi_group_first(comm, group) + process % dp__mpi_group_size(comm, group);
@@ -1558,11 +1558,11 @@ static void dp__mpi_add_group(const dp__mpi_call *call, size_t step, int process
 }
 
 /* What goes from this process to the one that adds up a slice, and, `back`, the other way. */
-static void dp__mpi_carry(const dp__mpi_call *call, size_t step, bool back)
+static void dp__mpi_group_counts(const dp__mpi_call *call, size_t step, bool back)
 {
     const dp__mpi_comm *comm = call->comm;
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    const dp__mpi_counts *carried = back ? &slot->from : &slot->to;
+    const dp__mpi_counts *sent = back ? &slot->from : &slot->to;
     const dp__mpi_counts *added = back ? &slot->to : &slot->from;
     int self = comm->line.process;
     size_t size = back ? call->size : dp__mpi_wire_bytes(call), first;
@@ -1575,8 +1575,8 @@ static void dp__mpi_carry(const dp__mpi_call *call, size_t step, bool back)
         bool its = away && dp__mpi_sender(comm, group, self) == p;
         size_t bytes = dp__mpi_slice(comm, count, p, &first) * size;
         size_t place = back ? 0 : (size_t)group * own;
-        carried->counts[p] = mine ? (int)bytes : 0;
-        carried->places[p] = (int)(first * size);
+        sent->counts[p] = mine ? (int)bytes : 0;
+        sent->places[p] = (int)(first * size);
         added->counts[p] = its ? (int)(own * size) : 0;
         added->places[p] = (int)(place * size);
     }
@@ -1592,7 +1592,7 @@ static dp_status dp__mpi_group_begin(const dp__mpi_call *call, size_t step)
     atomic_store_explicit(&dp__mpi_mark_of(comm, self)->put,
                           comm->group.pieces + (unsigned)step + 1, memory_order_release);
     DP_TRY(dp__mpi_await_group(call, false, step));
-    dp__mpi_carry(call, step, false);
+    dp__mpi_group_counts(call, step, false);
     for (int p = 0; p < comm->line.process_count; p++)
         if (slot->to.counts[p] > 0)
             dp__mpi_add_group(call, step, p, slot->out);
@@ -1616,7 +1616,7 @@ static dp_status dp__mpi_group_turn(const dp__mpi_call *call, size_t step)
     comm->out[0] = slot->sums;
     dp__mpi_add_all(call, (size_t)group->count, own, 1);
     memcpy(result + first * call->size, slot->sums, own * call->size);
-    dp__mpi_carry(call, step, true);
+    dp__mpi_group_counts(call, step, true);
     return dp__mpi_give_all_to_all(call, slot->sums, result, step);
 }
 
@@ -1784,8 +1784,7 @@ static dp_status dp__mpi_all_gather(dp__mpi_call *call)
 {
     static const dp__mpi_steps steps = {dp__mpi_gather_begin, dp__mpi_gather_turn, NULL};
     const dp__mpi_comm *comm = call->comm;
-    return dp__mpi_run(call, &steps,
-                       call->comm->buffer_bytes / call->size / (size_t)comm->rank_count);
+    return dp__mpi_run(call, &steps, comm->buffer_bytes / call->size / (size_t)comm->rank_count);
 }
 
 /* To a process: from each local rank, to each of its ranks. */
@@ -1826,7 +1825,7 @@ static dp_status dp__mpi_all_to_all(dp__mpi_call *call)
     static const dp__mpi_steps steps = {dp__mpi_exchange_begin, dp__mpi_exchange_turn, NULL};
     const dp__mpi_comm *comm = call->comm;
     return dp__mpi_run(call, &steps,
-                       call->comm->buffer_bytes / call->size / (size_t)comm->rank_count /
+                       comm->buffer_bytes / call->size / (size_t)comm->rank_count /
                            (size_t)comm->most);
 }
 

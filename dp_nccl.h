@@ -7,9 +7,9 @@
    This has not run on a real GPU yet. All tests run on a simulated NCCL (make sim); with the real
    one it compiles and links.
 
-   Calls do not block. A thread watches the communicators: where a process dies, closes or issues
-   another collective, all others get an error that names it, within a second. On several machines
-   that holds for a process that dies or fails.
+   Calls wait for GPUs only while 128 collectives are under way. A thread watches the communicators:
+   where a process dies, closes or issues another collective, all others get an error that names it,
+   within a second. On several machines that holds for a process that dies or fails.
 
    NCCL carries data between GPUs of several processes, on one machine or on many. Without it their
    collectives go through the host. Among the GPUs of one process NCCL takes large collectives, as
@@ -526,8 +526,8 @@ static dp_status dp__nccl_heard(dp__nccl_comm *comm, bool *out_busy)
    Where all processes are on one machine they have a communicator in shared memory too, as a board:
    each writes down what it begins, and does not wait. Who waits too long reads what the others have
    written, or that one has died. What has ended was the same for all, or it is the job's failure:
-   NCCL itself adds up what has the same size. Buffers hold notes there. No process is further
-   ahead of another than what both have under way, but for what is captured.                     */
+   NCCL itself adds up what has the same size. The board's buffers hold only notes. No process is
+   further ahead of another than what both have under way, but for what is captured. */
 
 enum { DP__NCCL_KEPT = 4 * DP__NCCL_WATCHED };
 _Static_assert(DP__NCCL_KEPT * sizeof(dp__shm_note) <=
@@ -2439,7 +2439,7 @@ static bool dp__nccl_is_near(const dp__nccl_call *call, bool by_nccl)
     return call->captured || !by_nccl || call->asked.count * call->size < comm->least;
 }
 
-/* How NCCL does it, and whether it can, which it always can but add as the library does. */
+/* What carries the call by NCCL. *out_can: it cannot make every sum as it is asked for. */
 static dp__nccl_way *dp__nccl_way_of(const dp__nccl_call *call, bool *out_can)
 {
     *out_can = true;

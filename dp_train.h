@@ -2883,14 +2883,18 @@ static dp_status dp__train_log_numbers(dp_ctx *ctx, dp_value log, int64_t sample
     return DP_OK;
 }
 
-/* How many entries those have that have any: the same keys. */
-static dp_status dp__train_log_agree(dp_ctx *ctx, dp_scope *temp, dp_value log, int64_t *out_count)
+/* How many entries those have that have any: the same keys. `status`: what is wrong with one log,
+   and so for all. */
+static dp_status dp__train_log_agree(dp_ctx *ctx, dp_scope *temp, dp_value log, dp_status status,
+                                     int64_t *out_count)
 {
-    bool has = log.kind == DP_DICT;
+    bool has = status == DP_OK && log.kind == DP_DICT;
     int64_t hash = has ? dp__train_keys_hash(log, dp_count(log)) : 0;
     int64_t most[] = {has ? hash : INT64_MIN, has ? -hash : INT64_MIN,
-                      has ? (int64_t)dp_count(log) : 0};
-    DP_TRY(dp_all_reduce_i64(ctx, most, 3, DP_OP_MAX));
+                      has ? (int64_t)dp_count(log) : 0, status != DP_OK};
+    DP_TRY(dp_all_reduce_i64(ctx, most, 4, DP_OP_MAX));
+    if (most[3] != 0)
+        return dp_agree(ctx, status);
     *out_count = most[2];
     if (most[0] == INT64_MIN || most[0] == -most[1])
         return DP_OK;
@@ -2919,13 +2923,12 @@ static dp_status dp__train_log_sum(dp_ctx *ctx, dp_scope *scope, dp_scope *temp,
 static dp_status dp__train_log_mean(dp_ctx *ctx, dp_scope *scope, dp_scope *temp, dp_value log,
                                     int64_t samples, dp_value *out)
 {
-    int64_t count = 0;
+    int64_t count = -1; /* until all have agreed that there are numbers */
     double *own = dp_scope_alloc(temp, dp_count(log) * sizeof *own);
     dp_status status = own != NULL ? dp__train_log_numbers(ctx, log, samples, own)
                                    : dp__train_full();
-    DP_TRY(dp_agree(ctx, status)); /* what is wrong with one log is wrong for all */
-    status = dp__train_log_agree(ctx, temp, log, &count);
-    if (status == DP_ERR_MISMATCH)
+    status = dp__train_log_agree(ctx, temp, log, status, &count);
+    if (count < 0 || status == DP_ERR_MISMATCH)
         return status;
     if (status == DP_OK)
         status = dp__train_log_sum(ctx, scope, temp, log, own, count, samples, out);

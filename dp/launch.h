@@ -551,8 +551,7 @@ static dp_status dp__failure_receive(int fd, const dp__note *note, uint64_t unti
     if (!dp__is_failure(status))
         status = DP_ERR_REMOTE;
     if (note->bytes == 0 || dp__wire_receive(fd, text, note->bytes, until_ns) != DP_OK)
-        return dp_error(DP_ERR_REMOTE,
-                        "process %d failed and died before it could report the reason",
+        return dp_error(DP_ERR_REMOTE, "process %d failed, and the reason did not arrive",
                         (int)note->process);
     text[note->bytes] = '\0';
     return dp_error(status, "%s", text[0] != '\0' ? text : dp_status_text(status));
@@ -1006,7 +1005,7 @@ typedef struct dp__pending {
     uint64_t nonce, came_ns;
 } dp__pending;
 
-typedef struct dp__peer { /* of one process */
+typedef struct dp__peer { /* a process behind this one */
     bool taken, ready;
     int fd; /* -1: the tree has it, or nobody came */
     uint64_t listens;

@@ -1160,8 +1160,7 @@ static dp_status dp__shm_move(const dp__shm_call *call)
 static dp_status dp__shm_coll_run(dp_comm *comm, const dp_coll_call *asked)
 {
     const dp__shm_call call = {dp__shm_of(comm), *asked, dp_dtype_bytes(asked->dtype)};
-    bool reduces = asked->verb == DP_ALL_REDUCE || asked->verb == DP_REDUCE_SCATTER;
-    return reduces ? dp__shm_reduce(&call) : dp__shm_move(&call);
+    return dp__rules[asked->verb].reduces ? dp__shm_reduce(&call) : dp__shm_move(&call);
 }
 
 /* ==== >>joining ================================================================================

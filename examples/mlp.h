@@ -1,5 +1,5 @@
 /* mlp.h - a model as its user would write it: two layers, ReLU, softmax, cross-entropy. Nothing in
-   it knows about devices; its memory has to be host memory, or mlp_reach has to find it. */
+   it knows about devices; its memory has to be host memory. */
 
 #ifndef MLP_H
 #define MLP_H
@@ -13,14 +13,6 @@ enum { MLP_W1, MLP_B1, MLP_W2, MLP_B2 };
 typedef struct mlp { /* all replicas read it */
     int inputs, hidden, classes;
 } mlp;
-
-/* Where the host finds what a device has at `data`; NULL: at `data`. */
-static void *(*mlp_reach)(const dp_call *call, const void *data);
-
-static void *mlp_at(const dp_call *call, const void *data)
-{
-    return mlp_reach != NULL ? mlp_reach(call, data) : (void *)(uintptr_t)data;
-}
 
 typedef struct mlp_tape { /* what backward needs of a forward */
     const float *x;
@@ -86,19 +78,17 @@ static dp_status mlp_forward(dp_call *call)
     mlp_tape *tape = dp_scope_alloc(call->scope, sizeof *tape);
     if (tape == NULL)
         return DP_ERR_NO_MEMORY;
-    *tape = (mlp_tape){mlp_at(call, x->data), mlp_at(call, label->data), mlp_at(call, h.data),
-                       mlp_at(call, p.data), rows};
-    float *rights = mlp_at(call, right.data), *losses = mlp_at(call, loss.data);
-    mlp_layer(tape->h, tape->x, mlp_at(call, dp_param(call, MLP_W1)),
-              mlp_at(call, dp_param(call, MLP_B1)), rows, net->inputs, net->hidden);
+    *tape = (mlp_tape){x->data, label->data, h.data, p.data, rows};
+    mlp_layer(tape->h, tape->x, dp_param(call, MLP_W1), dp_param(call, MLP_B1), rows, net->inputs,
+              net->hidden);
     for (int64_t i = 0; i < rows * net->hidden; i++)
         tape->h[i] = fmaxf(tape->h[i], 0);
-    mlp_layer(tape->p, tape->h, mlp_at(call, dp_param(call, MLP_W2)),
-              mlp_at(call, dp_param(call, MLP_B2)), rows, net->hidden, net->classes);
+    mlp_layer(tape->p, tape->h, dp_param(call, MLP_W2), dp_param(call, MLP_B2), rows, net->hidden,
+              net->classes);
     for (int64_t i = 0; i < rows; i++) {
         float *own = tape->p + i * net->classes;
-        rights[i] = mlp_softmax(own, net->classes, tape->label[i]);
-        losses[i] = -logf(own[tape->label[i]] + 1e-30f);
+        ((float *)right.data)[i] = mlp_softmax(own, net->classes, tape->label[i]);
+        ((float *)loss.data)[i] = -logf(own[tape->label[i]] + 1e-30f);
     }
     call->saved = tape;
     call->out = DP_DICT(call->scope, {"loss", dp_of(call->scope, &loss)},
@@ -111,17 +101,16 @@ static dp_status mlp_backward(dp_call *call)
 {
     const mlp *net = call->state;
     const mlp_tape *tape = call->saved;
-    const float *w2 = mlp_at(call, dp_param(call, MLP_W2));
+    const float *w2 = dp_param(call, MLP_W2);
     dp_tensor grad;
     DP_TRY(dp_call_out_grad(call, "loss", &grad));
-    const float *of_loss = mlp_at(call, grad.data);
     float *dh = dp_scope_alloc(call->scope, sizeof(float) * (size_t)(tape->rows * net->hidden));
     if (dh == NULL)
         return DP_ERR_NO_MEMORY;
     for (int64_t i = 0; i < tape->rows * net->classes; i++) { /* probabilities become gradients */
         int64_t row = i / net->classes;
         tape->p[i] -= (float)(i % net->classes == tape->label[row]);
-        tape->p[i] *= of_loss[row];
+        tape->p[i] *= ((const float *)grad.data)[row];
     }
     for (int64_t i = 0; i < tape->rows * net->hidden; i++) {
         const float *d = tape->p + i / net->hidden * net->classes;
@@ -129,11 +118,11 @@ static dp_status mlp_backward(dp_call *call)
         for (int c = 0; tape->h[i] > 0 && c < net->classes; c++)
             dh[i] += d[c] * w2[i % net->hidden * net->classes + c];
     }
-    mlp_layer_grad(mlp_at(call, dp_grad(call, MLP_W2)), mlp_at(call, dp_grad(call, MLP_B2)),
-                   tape->h, tape->p, tape->rows, net->hidden, net->classes);
+    mlp_layer_grad(dp_grad(call, MLP_W2), dp_grad(call, MLP_B2), tape->h, tape->p, tape->rows,
+                   net->hidden, net->classes);
     DP_TRY(dp_grad_ready(call, MLP_W2)); /* with other processes it may travel meanwhile */
-    mlp_layer_grad(mlp_at(call, dp_grad(call, MLP_W1)), mlp_at(call, dp_grad(call, MLP_B1)),
-                   tape->x, dh, tape->rows, net->inputs, net->hidden);
+    mlp_layer_grad(dp_grad(call, MLP_W1), dp_grad(call, MLP_B1), tape->x, dh, tape->rows,
+                   net->inputs, net->hidden);
     return DP_OK;
 }
 

@@ -8,6 +8,8 @@
           mpirun -np 2 ./train_anywhere
           srun -n 2 ./train_anywhere
           torchrun --no_python --nproc-per-node 2 ./train_anywhere
+          or in two terminals, each with DP_PROCESS_COUNT=2 DP_ADDR=localhost:7000,
+          DP_PROCESS=0 ./train_anywhere and DP_PROCESS=1 ./train_anywhere
    Prints:
    parameters after 64 steps add up to ... */
 

@@ -247,6 +247,12 @@ check_files() {
         ! grep -qE '^#if.*TEST_(CUDA|SIM)\>' "$file" ||
             grep -qE "^$(basename "$file" .c) .*\<sim\>" tests/files ||
             bad+="$file has tests for GPUs, and is not in the binary sim"$'\n'
+        ! grep -qE 'TEST_OF_TABLE|TEST_BACKENDS' "$file" ||
+            grep -qE "^$(basename "$file" .c) .*\<conform gpu sim\>" tests/files ||
+            bad+="$file has tests for all tables, and is not in conform, gpu and sim"$'\n'
+        ! grep -q 'on_gpus' "$file" ||
+            grep -qE "^$(basename "$file" .c) .*\<sim\>" tests/files ||
+            bad+="$file has jobs on GPUs, and is not in the binary sim"$'\n'
     done
     while read -r file; do
         [ -e "tests/$file.c" ] || bad+="there is no tests/$file.c"$'\n'

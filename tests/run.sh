@@ -6,8 +6,8 @@
 #   run.sh conform           try the table that $BACKEND and $TABLE name, and $COLL
 #   run.sh fuzz_more SECONDS PROGRAM...   let fuzzers look for new inputs
 #
-# A step is a function step_NAME, in tests/steps, that prints TAP. Its log is build/log/NAME.tap. Two steps run at
-# a time, as each has moments when it only waits; they are shown in order.
+# A step is a function step_NAME, in tests/steps, that prints TAP. Its log is build/log/NAME.tap. Two
+# steps run at a time, as each has moments when it only waits; they are shown in order.
 
 set -u
 cd "$(dirname "$0")/.." || exit

@@ -803,7 +803,7 @@ static void disturb(void)
             noise[k] = (char)test_random(&seed);
         }
         if (i % 2) {
-            memcpy(noise, "dkp1", 4); /* what a knock begins with */
+            memcpy(noise, "dkp1", 4); /* what a request begins with */
         }
         send(fd, noise, bytes, MSG_NOSIGNAL);
         send(silent[i], noise, 1, MSG_NOSIGNAL);

@@ -468,7 +468,7 @@ TEST(process_that_sent_its_request_is_not_replaced)
     CHECK(dp__wire_send(fd, &request, sizeof request, server.until_ns) == DP_OK);
     for (int i = 0; i < CALLERS; i++)
         callers[i] = dp__os_connect(&server.at);
-    for (int i = 0; i < 3; i++) /* as there is always somebody at the server, none of them waits */
+    for (int i = 0; i < 3; i++) /* as there is always a connection to accept, none of them waits */
         CHECK(dp__server_look(&server) == DP_OK);
     CHECK_INT(server.pending_count, server.pending_capacity);
     CHECK(dp__wire_receive(fd, &challenge, sizeof challenge, server.until_ns) == DP_OK);
