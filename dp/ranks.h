@@ -340,6 +340,17 @@ static void dp__journal_done(const dp__coll *coll)
     atomic_store_explicit(&lane->done, (unsigned)lane->now.seq, memory_order_release);
 }
 
+/* The table has refused it: it counts in no process, so that all count alike. */
+static void dp__journal_undo(const dp__coll *coll)
+{
+    dp__journal *journal = coll->ctx->journal;
+    if (journal == NULL)
+        return;
+    dp__lane *lane = &journal->lanes[coll->courier];
+    lane->now.seq--;
+    atomic_store_explicit(&lane->begun, (unsigned)lane->now.seq, memory_order_release);
+}
+
 /* What the journal keeps of a communicator, whose host is a context's; NULL: that keeps none. */
 static const dp__lane *dp__lane_of(const dp_comm *comm)
 {
@@ -584,6 +595,8 @@ static dp_status dp__table_run(const dp__coll *coll, dp_verb verb, size_t count,
     dp__coll_trace(coll, &is, 'E');
     if (status == DP_OK)
         dp__journal_done(coll);
+    else if (dp_status_class(status) == DP_CLASS_CALL)
+        dp__journal_undo(coll);
     return status == DP_OK ? DP_OK : dp__far_reason(coll->ctx, status);
 }
 

@@ -331,6 +331,28 @@ TEST_SLOW(the_nth_call_fails_in_one_process, 120)
     in_processes(2, one_table_fails);
 }
 
+/* A stream that is captured cannot be waited for. Who was refused comes again. */
+static void one_is_refused_once(meeting *m)
+{
+    sum s;
+    CHECK_OK(sum_open(m, decorate_device(lazy_device(toy_device())), config_of(m, 1), &s));
+    if (m->process == 0) {
+        deco.fail_with = DP_ERR_STATE;
+        deco.fail_at = deco.call_count + 1;
+        CHECK_STATUS(sum_of(&s), DP_ERR_STATE);
+        CHECK(deco.fired_in == DECO_stream_sync);
+    }
+    for (int turn = 0; turn < 3; turn++)
+        CHECK_OK(sum_of(&s));
+    sum_close(&s);
+    CHECK_DECORATOR();
+}
+
+TEST(a_refused_call_is_made_again)
+{
+    in_processes(2, one_is_refused_once);
+}
+
 static int copies_left; /* until this process ends */
 static dp_device_ops dying_ops;
 
