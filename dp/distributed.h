@@ -939,11 +939,10 @@ static dp_status dp__distributed_alike(const char *fn, dp_scope *temp, const dp_
     if (ctx->info.process_count == 1)
         return status;
     dp__lines runs = lines;
-    dp_status begun = dp__lines_begin(&lines, module->listed_count + DP__RULES + 1);
-    if (begun == DP_OK)
-        begun = dp__lines_begin(&runs, DP__SORT_COUNT * module->listed_count);
-    if (begun != DP_OK)
-        return dp__shared_failure(ctx, begun);
+    if (status == DP_OK)
+        status = dp__lines_begin(&lines, module->listed_count + DP__RULES + 1);
+    if (status == DP_OK)
+        status = dp__lines_begin(&runs, DP__SORT_COUNT * module->listed_count);
     if (status == DP_OK)
         status = dp__distributed_lines(&lines, wrapper, config);
     DP_TRY(dp__lines_compare(&lines, status));
@@ -973,9 +972,9 @@ static dp_status dp__distributed_meet(const char *fn, dp_module *module, dp_modu
     dp_ctx *ctx = module->ctx;
     dp_scope *temp = NULL;
     DP_TRY(dp__enter(fn, ctx));
-    dp_status begun = dp__shared_failure(ctx, dp__temp_begin(ctx, &temp));
+    dp_status begun = dp__temp_begin(ctx, &temp);
     if (begun != DP_OK)
-        return dp__exit(fn, ctx, begun);
+        return dp__exit(fn, ctx, dp__all_or_none(fn, ctx, begun));
     status = dp__distributed_alike(fn, temp, module, wrapper, config, status);
     if (status == DP_OK)
         status = dp__distributed_join(fn, temp, wrapper, config);
@@ -1417,7 +1416,8 @@ static dp_status dp__separating_alike(const dp__separating *own, dp_status statu
     dp__lines lines = {.fn = own->fn, .ctx = module->ctx, .scope = own->temp};
     if (module->ctx->info.process_count == 1)
         return status;
-    DP_TRY(dp__shared_failure(module->ctx, dp__lines_begin(&lines, module->child_count)));
+    if (status == DP_OK)
+        status = dp__lines_begin(&lines, module->child_count);
     for (size_t i = 0; i < module->child_count && status == DP_OK; i++) {
         snprintf(text, sizeof text, "child '%.100s', which is %s", module->children[i].name,
                  own->trained[i] ? "trained" : "not trained");

@@ -1599,7 +1599,8 @@ static dp_status dp__reducer_alike(const char *fn, dp_ctx *ctx, dp_scope *temp,
 {
     dp__lines lines = {.fn = fn, .ctx = ctx, .scope = temp};
     size_t things = made != NULL ? made->block_count + made->range_count : 0;
-    DP_TRY(dp__shared_failure(ctx, dp__lines_begin(&lines, DP__RULES + things)));
+    if (status == DP_OK)
+        status = dp__lines_begin(&lines, DP__RULES + things);
     if (status == DP_OK)
         status = dp__rules_lines(&lines, config, made->wrapped);
     if (status == DP_OK)
@@ -1615,8 +1616,10 @@ static dp_status dp__reducer_create(const char *fn, dp_ctx *ctx, const dp_reduce
     dp_status status =
         dp__reducer_make(fn, ctx, config, wrapped, scope, out != NULL ? &made : NULL);
     if (ctx->info.process_count > 1) {
-        DP_TRY(dp__shared_failure(ctx, dp__temp_begin(ctx, &temp)));
-        status = dp__temp_end(temp, NULL, dp__reducer_alike(fn, ctx, temp, config, made, status));
+        dp_status begun = dp__temp_begin(ctx, &temp);
+        status = begun == DP_OK ? dp__reducer_alike(fn, ctx, temp, config, made, status)
+                                : dp__all_or_none(fn, ctx, begun);
+        status = temp != NULL ? dp__temp_end(temp, NULL, status) : status;
     }
     DP_TRY(status);
     made->magic = DP__REDUCER_LIVE;
@@ -1630,9 +1633,10 @@ DP_API dp_status dp_reducer_create(dp_ctx *ctx, const dp_reducer_config *config,
     dp_scope *scope = NULL;
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__enter(__func__, ctx));
-    dp_status status = dp__shared_failure(ctx, dp__temp_begin(ctx, &scope));
-    if (status == DP_OK)
-        status = dp__reducer_create(__func__, ctx, config, NULL, scope, out);
+    dp_status status = dp__temp_begin(ctx, &scope);
+    if (status != DP_OK)
+        return dp__exit(__func__, ctx, dp__all_or_none(__func__, ctx, status));
+    status = dp__reducer_create(__func__, ctx, config, NULL, scope, out);
     if (status != DP_OK)
         status = dp__temp_end(scope, NULL, status);
     return dp__exit(__func__, ctx, status);

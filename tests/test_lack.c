@@ -106,6 +106,20 @@ static dp_status makes_an_optimizer(void)
     return DP_OK;
 }
 
+static dp_status makes_a_reducer(void)
+{
+    static float numbers[RANKS];
+    void *local[RANKS];
+    dp_reducer *reducer;
+    for (int i = 0; i < RANKS; i++)
+        local[i] = &numbers[i];
+    const dp_block block = {.dtype = DP_F32, .count = 1, .local = local};
+    const dp_reducer_config config = {
+        .name = "lack", .blocks = &block, .block_count = 1, .reduction = DP_SUM_RANKS};
+    DP_TRY(dp_reducer_create(kit.ctx, &config, &reducer));
+    return dp_reducer_destroy(reducer);
+}
+
 static dp_status unscales(void)
 {
     return dp_optim_unscale(kit.optim);
@@ -206,6 +220,11 @@ TEST_SLOW(steps_of_shares, 120)
     sweep(make_kit_of_shares, unscales, false);
     sweep(make_kit_of_shares, steps, false);
     sweep(make_kit_of_shares, saves_and_loads, false);
+}
+
+TEST_SLOW(reducers, 60)
+{
+    sweep(make_kit, makes_a_reducer, false);
 }
 
 TEST_SLOW(train_steps, 120)
