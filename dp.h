@@ -201,8 +201,10 @@
             process cannot make a wrapper, a reducer or a sharded optimizer, all have its status
      names that have changed: DP_SUM is DP_SUM_RANKS, as DP_OP_SUM is another enum's;
             dp_grads_scatter is dp_grads_scatter_set; first_bucket_bytes, bucket_bytes, wire, hook
-            and hook_user of configs are buckets.first_bytes, .bytes, .wire, .hook, .hook_user; dim,
-            split, sizes, weights and split_count are cut.dim and so on, but for dp_gather_config */
+            and hook_user are buckets.first_bytes, .bytes, .wire, .hook, .hook_user, and has_hook of
+            dp_reducer_info is buckets.hook; dim, split, sizes, weights and split_count are cut.dim
+            and so on, but for dp_gather_config, and dp_split_rows takes a dp_cut; the collectives
+            of dp_coll_ops are verbs and run */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -870,7 +872,8 @@ DP_API dp_value dp_at(dp_value value, size_t index); /* of a list, tuple or dict
 DP_API size_t dp_count(dp_value value);              /* entries of a list, tuple or dict, else 0 */
 DP_API const char *dp_key_at(dp_value dict, size_t index); /* NULL when there is none */
 DP_API const char *dp_text(dp_value string);               /* NULL when it is not one */
-/* Of the UTF-8 character that `text` begins with, its end counting as one; 0: that is none. */
+/* Bytes of the UTF-8 character that `text` begins with, 1 at its final NUL; 0: that is none, or
+   `text` is NULL. [any] */
 DP_API size_t dp_utf8_bytes(const char *text);
 
 /* The tensor in a value, checked; `what` names it in the sentence. DP_DTYPE_ANY, ndim -1: any. */
@@ -986,8 +989,9 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
 
    Devices with memory of their own that no table of collectives serves go through the host: the
    table that serves CPU devices carries copies, with the same sums, sentences and time-outs. Copies
-   go in pieces of 1 MiB. dp_open allocates two for each rank; the next piece is copied out while
-   one is carried. In one job, either all devices are of this kind or none.
+   go in pieces of 1 MiB. dp_open allocates two for each local rank, with several processes four;
+   the next piece is copied out while one is carried. In one job, either all devices are of this
+   kind or none.
 
    GPUs of several processes use NCCL, if dp_nccl.h is compiled in (dp_hip.h: RCCL takes NCCL's
    place). Without it they go through the host, with a warning. With NCCL, sums have the order above
@@ -1064,7 +1068,8 @@ DP_API int dp_rank_count(const dp_ctx *ctx);
 
 /* `status` says how it went here, with dp_last_error, which is this thread's last sentence. If it
    went well everywhere all get DP_OK; else all get the status and the sentence of the first rank
-   where it did not: "rank 2: ...". Then nobody waits for one that cannot go on. [host] */
+   where it did not: "rank 2: ...". Then nobody waits for one that cannot go on. It fails no job: a
+   status of the JOB class may be another context's. [host] */
 DP_MUST_USE DP_API dp_status dp_agree(dp_ctx *ctx, dp_status status);
 
 /* Whether a process says yes: one that has data left, say. [host] */
@@ -1090,11 +1095,11 @@ DP_MUST_USE DP_API dp_status dp_broadcast_f64(dp_ctx *ctx, double *numbers, size
 /* ==== >>reducer ================================================================================
    Makes gradients in your own memory the same on all ranks. You say which parts of the memory
    become ready together (units), and report each unit as soon as backward has computed its
-   gradient. Units travel in buckets, strictly one after another. With several processes of CPU
-   devices, a thread of its own (the courier) reduces each bucket as soon as all local ranks have
-   it, while backward goes on. A single process adds everything up in one pass over memory at the
-   end, and so do devices with memory of their own. With one rank there is nothing to do, unless
-   there is a hook.
+   gradient. Units travel in buckets, strictly one after another. With several processes a thread of
+   its own (the courier) reduces each bucket as soon as all local ranks have it, while backward goes
+   on. A single process adds everything up in one pass over memory at the end; and with a hook,
+   devices with memory of their own reduce all at the end. With one rank there is nothing to do,
+   unless there is a hook.
 
        dp_reducer_create(ctx, &config, &reducer);
        dp_reducer_begin(reducer, NULL);                      at the forward
@@ -1390,10 +1395,10 @@ struct dp_call {
     dp_device device;
     int local_rank;
     dp_stream *stream;
-    dp_scope
-        *scope; /* this replica's; lasts as long as the pass, so `saved` may lie in it. A method
-                        may put one of its own in its place while it calls a child, so that what
-                        the child makes, passes too, ends with that one (examples/in_parts.c) */
+    /* This replica's; lasts as long as the pass, so `saved` may lie in it. A method may put one of
+       its own here while it calls a child, so that what the child makes, passes too, ends with that
+       one (examples/in_parts.c). */
+    dp_scope *scope;
     dp_value args, kwargs;
     dp_value out;                    /* a forward must set it (dp_none() counts) */
     void *saved;                     /* a forward sets it, its backward finds it */
@@ -1633,7 +1638,7 @@ typedef struct dp_distributed_config {
    dp_train_step with data dp_none() is an empty step, for a process that has run out of data. It
    adds nothing, and has no weight in DP_MEAN_SAMPLES. Losses in the log are those of this process.
 
-With several processes:
+   With several processes:
      what fails                           who gets the error       after that
      a reduced dp_backward or             all ranks: status,       gradients are void until
      dp_train_step (a batch that          number and sentence      dp_zero_grad; the pass is over,

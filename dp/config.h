@@ -79,10 +79,11 @@ static dp_status dp__check_coll_table(const dp_coll_ops *ops)
     unsigned least = 1u << DP_ALL_REDUCE | 1u << DP_BROADCAST | 1u << DP_ALL_GATHER;
     if ((ops->verbs & least) == least && (ops->verbs & ~DP_COLL_VERBS) == 0)
         return DP_OK;
-    return dp_error(DP_ERR_INVALID,
-                    "dp_open: table '%s' has verbs %#x: all_reduce, broadcast and all_gather, %#x, "
-                    "are among them, and all are among %#x",
-                    ops->name, ops->verbs, least, DP_COLL_VERBS);
+    return dp_error(
+        DP_ERR_INVALID,
+        "dp_open: table '%s' has verbs %#x: it needs all_reduce, broadcast and all_gather "
+        "(%#x), and may have no others than %#x",
+        ops->name, ops->verbs, least, DP_COLL_VERBS);
 }
 
 /* A copy of a NULL-terminated list, so that the caller's may go. */

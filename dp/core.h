@@ -353,7 +353,7 @@ static int dp__trace_thread(void)
     return dp__traced.row;
 }
 
-/* It is none if it is too long for what it says, half of a pair, too large, or cut short. */
+/* None: too long for what it says, half of a surrogate pair, too large, or cut short. */
 DP_API size_t dp_utf8_bytes(const char *text)
 {
     const unsigned char *at = (const unsigned char *)(text != NULL ? text : "\xff");

@@ -1006,8 +1006,7 @@ DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *
 
 DP_API const dp_reducer *dp_wrapper_reducer(const dp_module *wrapper)
 {
-    if (dp__check_module(__func__, wrapper) != DP_OK || wrapper->face == NULL ||
-        wrapper->face->ranks == NULL)
+    if (dp__check_module(__func__, wrapper) != DP_OK || !dp__is_over_ranks(wrapper->face))
         return NULL;
     return wrapper->face->ranks->reducer;
 }

@@ -1553,7 +1553,7 @@ DP_API dp_status dp_module_copy(dp_module *module, int local_rank, dp_module **o
 
 /* ==== >>kinds ====================================================================================
    What one of the library's wrappers keeps: its devices, and for each a replica of the module's
-   memory. And what each kind of wrapper does in its own way, in a table.                        */
+   memory. A table holds what each kind of wrapper does in its own way.                        */
 
 typedef struct dp__distributed dp__distributed;
 typedef struct dp__face_ops dp__face_ops;
@@ -1611,15 +1611,18 @@ struct dp__face_ops {
 
     /* All ranks have the same passes; all that follows is there then, and only then. */
     bool over_ranks;
-    dp_status (*prepare)(const char *fn, dp__face *face, const void *config); /* before memory */
-    dp_status (*before)(dp_pass *pass, const dp__request *request);           /* a forward, */
+    /* When the wrapper is made, before its replicas have memory. */
+    dp_status (*prepare)(const char *fn, dp__face *face, const void *config);
+    /* Before the replicas run a forward, and after it, with how it went. */
+    dp_status (*before)(dp_pass *pass, const dp__request *request);
     dp_status (*after)(dp_pass *pass, const dp__request *request, dp_status status);
     double (*weight)(const dp_pass *pass, size_t r); /* of a replica in a mean */
-    dp_status (*ran_backward)(dp__record *record);   /* a replica has */
+    dp_status (*ran_backward)(dp__record *record);   /* one replica has */
     /* A backward, or a step, begins, with its forward behind it or not; it has ended so. */
     void (*begin)(const dp__face *face, bool has_run);
     dp_status (*end)(const char *fn, const dp__face *face, bool synced, dp_status status);
-    dp_status (*check_data)(const dp__face *face, dp_value data); /* may a step be made of these, */
+    /* Before a step: may it be made of these data? After it, with how it went. */
+    dp_status (*check_data)(const dp__face *face, dp_value data);
     void (*stepped)(const dp__face *face, bool synced, dp_value data, dp_status status);
     dp_status (*idle)(const dp__request *request, const dp__face *face); /* a step without data */
 };

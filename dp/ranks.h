@@ -945,7 +945,8 @@ static dp_status dp__exchange(dp_ctx *ctx, const dp_part *wires, dp__coll coll, 
 
 /* ==== >>agreement ==============================================================================
    What processes tell each other at the public edge: numbers in host memory, and how it went. It
-   travels on memory that a context has from the start, so that one that has no more can say so. */
+   travels on memory that a context has from the start, so that a process that is out of memory can
+   still say so. */
 
 /* Lasts as long as the context. */
 static dp_status dp__wires_open(dp_ctx *ctx)
@@ -1049,6 +1050,9 @@ static dp_status dp__check_numbers(const dp__coll *coll, const void *own, const 
     if (!dp__mul(coll->count, (size_t)info->rank_count * sizeof(int64_t), &bytes) ||
         bytes > INT64_MAX)
         return dp_error(DP_ERR_INVALID, "%s: more numbers than can be counted", coll->fn);
+    if (coll->verb == DP_ALL_GATHER &&
+        dp__ranges_overlap(own, coll->count * sizeof(int64_t), out, bytes))
+        return dp_error(DP_ERR_INVALID, "%s: numbers and out overlap", coll->fn);
     return DP_OK;
 }
 

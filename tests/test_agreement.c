@@ -207,6 +207,8 @@ TEST(wrong_numbers)
                 "dp_all_gather_i64: out is NULL");
     CHECK_ERROR(dp_all_gather_i64(ctx, whole, SIZE_MAX / 16 + 1, all), DP_ERR_INVALID,
                 "dp_all_gather_i64: more numbers than can be counted");
+    CHECK_ERROR(dp_all_gather_i64(ctx, all + 1, 1, all), DP_ERR_INVALID,
+                "dp_all_gather_i64: numbers and out overlap");
     CHECK_ERROR(dp_broadcast_i64(ctx, whole, 2, 2), DP_ERR_INVALID,
                 "dp_broadcast_i64: root 2, there are 2 ranks");
     CHECK_ERROR(dp_broadcast_f64(ctx, real, 2, -1), DP_ERR_INVALID,
