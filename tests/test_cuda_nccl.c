@@ -1846,6 +1846,35 @@ TEST_SLOW(a_report_of_several_processes, 30)
     in_processes(2, report_of_two);
 }
 
+static void warned(const dp_log_record *record, void *said)
+{
+    if (record->level == DP_LOG_WARN)
+        snprintf(said, 200, "%s", record->text);
+}
+
+/* A table that knows host memory alone carries for GPUs, and it is said that another would not have
+   to. */
+static void sums_without_nccl(meeting *m)
+{
+    const dp_coll_ops *const colls[] = {dp_shm_coll(), NULL};
+    char said[200] = "";
+    dp_ctx *ctx = open_with(m, (dp_config){.colls = colls, .log = {warned, said, DP_LOG_WARN}});
+    CHECK_STR(carrier(ctx), "shared memory, through the host");
+    CHECK_SAYS(said, "collectives go through the host: between GPUs of several processes NCCL");
+    CHECK_OK(sum_of(ctx, COUNT));
+    CHECK_OK(sum_of(ctx, LARGE));
+    CHECK_INT(sim_nccl_count().all_reduce, 0);
+    CHECK_OK(dp_barrier(ctx));
+    dp_close(ctx);
+}
+
+TEST_SLOW(without_nccl_gpus_go_through_the_host, 60)
+{
+    in_processes(2, sums_without_nccl);
+    memcpy(shares, (int[]){2, 1, 3}, 3 * sizeof(int));
+    in_processes(3, sums_without_nccl);
+}
+
 /* ---- every call fails once ------------------------------------------------------------------- */
 
 typedef struct outcome { /* of all processes */
