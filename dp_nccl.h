@@ -2439,10 +2439,10 @@ static bool dp__nccl_is_near(const dp__nccl_call *call, bool by_nccl)
     return call->captured || !by_nccl || call->asked.count * call->size < comm->least;
 }
 
-/* What carries the call by NCCL. *out_can: it cannot make every sum as it is asked for. */
+/* What carries the call by NCCL. *out_can becomes false if it cannot make the sum as it is asked
+   for. */
 static dp__nccl_way *dp__nccl_way_of(const dp__nccl_call *call, bool *out_can)
 {
-    *out_can = true;
     switch (call->asked.verb) {
     case DP_ALL_REDUCE:
         *out_can = dp__nccl_can_add(call);
