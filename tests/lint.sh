@@ -293,8 +293,8 @@ check_tested() {
     local tests=(tests/*.[ch] tests/fuzz/*.[ch])
     grep -ohwE 'dp_[a-z0-9_]+' "${tests[@]}" /dev/null | sort -u >$BUILD/used
     check "every public function is named in a test" "$(comm -23 <(public_functions) $BUILD/used)"
-    grep -ohwE 'dp_[a-z0-9_]+' tests/test_sweep.c | sort -u >$BUILD/swept
-    check "every public function is fed wrong arguments by test_sweep.c" \
+    grep -ohwE 'dp_[a-z0-9_]+' tests/test_wrong_arguments.c | sort -u >$BUILD/swept
+    check "every public function is fed wrong arguments by test_wrong_arguments.c" \
         "$(comm -23 <(public_functions) $BUILD/swept)"
 }
 
@@ -307,7 +307,7 @@ check_semantics() {
         grep -qsE "^[A-Z_]*(TEST|MPI_)[A-Z_]*\\(${name%_\*}$ends" "tests/test_$file.c" "tests/$file.h" \
             "tests/$file/test_$file.c" ||
             missing+="$file/$name "
-    done < <(grep -oE '`[a-z]+/[a-z0-9_]+(_\*)?`' tests/SEMANTICS.md | tr -d '`' | sort -u)
+    done < <(grep -oE '`[a-z_]+/[a-z0-9_]+(_\*)?`' tests/SEMANTICS.md | tr -d '`' | sort -u)
     check "tests/SEMANTICS.md names tests that there are" "$missing"
 }
 

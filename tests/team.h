@@ -738,7 +738,7 @@ TEST(a_quota_is_rounded_up_to_cores)
     CHECK_INT(dp__quota_cores("400000\n50000\n"), 8);
 }
 
-TEST(what_is_no_quota_limits_nothing)
+TEST(malformed_quotas_limit_nothing)
 {
     static const char *const texts[] = {"",
                                         "max 100000",

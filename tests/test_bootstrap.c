@@ -599,7 +599,7 @@ static dp_status fail_to_open(const dp_host *host, int index, dp_dev **out)
     return dp_error(DP_ERR_DEVICE, "no such thing");
 }
 
-TEST(what_a_table_leaves_that_fails_is_not_used)
+TEST(pointer_left_by_a_failing_open_is_not_used)
 {
     dp_coll_ops coll = *boot_coll();
     dp_device_ops ops = *dp_cpu();

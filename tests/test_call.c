@@ -177,7 +177,7 @@ static dp_status look_at_lost(dp_call *call)
     return DP_OK;
 }
 
-TEST_BACKENDS(what_cannot_be_made_dense)
+TEST_BACKENDS(lost_tensors_reach_methods_as_they_are)
 {
     dp_value out;
     layout = TURNED;
@@ -612,7 +612,7 @@ static dp_status fail_deep_down(dp_call *call)
     return dp_error(DP_ERR_USER, "deep down");
 }
 
-TEST_BACKENDS(what_is_wrong_with_a_child_is_said)
+TEST_BACKENDS(error_of_a_child_has_its_path)
 {
     static const dp_method own[] = {{"forward", ask_for_nobody}},
                            childs[] = {{"fail", fail_deep_down}};

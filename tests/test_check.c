@@ -341,7 +341,7 @@ TEST(one_device_has_two_replicas)
     dp_close(ctx);
 }
 
-TEST_BACKENDS(what_a_wrapper_wraps_is_checked)
+TEST_BACKENDS(self_check_looks_inside_a_wrapper)
 {
     static const model wrong = {.bug = BIAS_HALF};
     dp_module *module = model_of(ctx, &wrong, DP_F64, 0), *par;
@@ -445,7 +445,7 @@ TEST_BACKENDS(planted_bugs_are_found)
 }
 
 /* 12 rows on one device, 6 on each of two: the gradient of w is twice as large there. */
-TEST_BACKENDS(what_differs_is_in_the_report)
+TEST_BACKENDS(report_names_the_number_that_differs)
 {
     static const model how = {.bug = ROWS_TWICE};
     dp_check_report report;

@@ -186,7 +186,7 @@ TEST_BACKENDS(keys_must_agree)
     CHECK_COLLATE(table);
 }
 
-TEST_BACKENDS(what_cannot_be_collated)
+TEST_BACKENDS(samples_without_tensors_are_not_collated)
 {
     static const collate_case table[] = {
         {"[None, None]", 1, "none", DP_ERR_INVALID},

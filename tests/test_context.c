@@ -723,7 +723,7 @@ static dp_status leave_results(int local_rank, dp_scope *scope, void *user)
     return DP_OK;
 }
 
-TEST(what_ranks_make_lives_as_long_as_the_scope)
+TEST(scopes_of_ranks_live_as_long_as_the_callers)
 {
     test_allocator counter = {0};
     dp_ctx *ctx = open_counted(5, &counter);

@@ -534,7 +534,7 @@ TEST(a_gpu_that_is_not_there)
     sim_check_leaks();
 }
 
-TEST(what_a_gpu_says_of_itself)
+TEST(gpu_info_has_its_name_and_memory)
 {
     dp_ctx *ctx = open_cuda(2, NULL, 2);
     dp_device_info info;
@@ -738,7 +738,7 @@ static dp_status copy_fails(dp_ctx *ctx, const dp_tensor *tensor, int code)
     return status;
 }
 
-TEST(what_codes_mean)
+TEST(cuda_codes_become_statuses)
 {
     dp_ctx *ctx = open_cuda(1, NULL, 1);
     dp_scope *scope = dp_scope_begin(ctx);

@@ -2009,7 +2009,7 @@ static long refusals(sim_thing what)
     return scarce_at - 2;
 }
 
-TEST_SLOW(what_the_system_refuses_to_one_process, 60)
+TEST_SLOW(refused_system_call_fails_in_all_processes, 60)
 {
     opened = shared_memory(sizeof *opened);
     CHECK(refusals(SIM_MEMORY) > 20);

@@ -680,7 +680,7 @@ TEST_SLOW(collectives_on_one_gpu_are_captured, 60)
 }
 
 /* What would wait is refused, and neither the capture nor the context minds. */
-TEST(what_cannot_be_captured_is_refused)
+TEST(uncapturable_calls_are_refused)
 {
     team t;
     float number = 1;
@@ -930,7 +930,7 @@ static double model_broadcast(double gpus, double bytes)
 }
 
 /* $TEST_LINK_MIB says for how many MiB. */
-TEST_SLOW(what_links_carry_and_how_long, 60)
+TEST_SLOW(links_carry_what_the_model_says, 60)
 {
     static const int sizes[] = {2, 4, 8};
     const char *mib = getenv("TEST_LINK_MIB");
@@ -984,7 +984,7 @@ TEST(a_broadcast_goes_in_pieces)
 }
 
 /* Replicas get a model's parameters along the same chain. */
-TEST_SLOW(what_links_carry_to_replicas, 60)
+TEST_SLOW(replication_uses_each_link_once, 60)
 {
     team t;
     cuda_pairs(4, true);
@@ -1240,7 +1240,7 @@ static void fail_everywhere(dp_status (*run)(team *t), int gpus, size_t room)
     trio_close(&t);
 }
 
-TEST_SLOW(what_failed_touches_nothing_afterwards, 60)
+TEST_SLOW(failed_collectives_write_nothing_later, 60)
 {
     cuda_pairs(3, true);
     fail_everywhere(run_sum, 3, 1000);

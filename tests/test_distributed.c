@@ -553,7 +553,7 @@ TEST(a_method_that_fails_in_a_forward_ends_the_job)
     in_processes(3, one_fails_forward);
 }
 
-TEST(what_cannot_be_distributed)
+TEST(wrong_modules_are_not_distributed)
 {
     static const plan how;
     dp_ctx *ctx = open_here(2);

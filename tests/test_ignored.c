@@ -311,7 +311,7 @@ TEST(local_buffers_start_as_the_modules)
 #if defined(TEST_SIM)
 /* ---- on GPUs, over NCCL ---------------------------------------------------------------------- */
 
-TEST_SLOW(cuda_nccl_what_is_ignored_stays_as_it_is, 60)
+TEST_SLOW(cuda_nccl_ignored_parameters_are_unchanged, 60)
 {
     on_gpus("12", local_over_shm);
     on_gpus("222", other_shapes);

@@ -83,7 +83,7 @@ TEST(the_first_of_the_table_decides)
 }
 
 /* Of those behind it nothing is even read. */
-TEST(what_does_not_decide_may_say_anything)
+TEST(variables_of_later_launchers_are_not_read)
 {
     nobody_launched_us();
     launched_by(&launchers[0], 0, 1);
@@ -1574,7 +1574,7 @@ static dp_status open_driven_and_spawn(void *user)
 
 /* Its driver, or the driver's threads, are the parent's: nobody asks it in a child, unless it has
    said that it has none. */
-TEST(what_drives_devices_does_not_survive_a_fork)
+TEST(driver_does_not_survive_a_fork)
 {
     nobody_launched_us();
     drive(false);

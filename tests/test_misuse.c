@@ -223,7 +223,7 @@ TEST(no_context_at_all)
 }
 
 /* The library knows its contexts, and looks at nothing else. */
-TEST(what_is_no_context)
+TEST(other_memory_is_not_taken_for_a_context)
 {
     static uint64_t zeros[512], ones[512];
     static char text[] = "this is no context";

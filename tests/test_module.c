@@ -73,7 +73,7 @@ TEST_BACKENDS(names_are_paths)
     CHECK_STR(dp_module_name(net), "net");
 }
 
-TEST(what_a_config_points_to_is_copied)
+TEST(config_strings_and_arrays_are_copied)
 {
     char name[] = "net", method[] = "forward", param[] = "w";
     dp_method methods[] = {{method, do_nothing}};
@@ -263,7 +263,7 @@ TEST_BACKENDS(memory_never_moves)
 }
 
 /* Of the user's wrapper: the library's ask for the memory when they are made. */
-TEST_BACKENDS(what_is_wrapped_outlives_the_tree_around_it)
+TEST_BACKENDS(wrapped_module_outlives_its_tree)
 {
     const float three[] = {1, 2, 3};
     float got[3];

@@ -473,7 +473,7 @@ TEST_BACKENDS(large_means_cost_no_digits)
 }
 
 /* A mean that is no f32: what its rounding leaves is not lost, neither forward nor backward. */
-TEST_BACKENDS(what_rounding_leaves_of_a_mean_counts)
+TEST_BACKENDS(rounding_of_a_mean_is_corrected)
 {
     static const float x[] = {10000, 10000.25f, 10000.5f, 10000.75f, 10001, 10001.125f, 10000.375f};
     static const float dy[] = {1, -1, 0.5f, 0.25f, -0.75f, 2, 3};
@@ -789,7 +789,7 @@ static dp_status wrong_forward(dp_call *call)
     return DP_OK;
 }
 
-TEST_BACKENDS(what_is_wrong_is_said)
+TEST_BACKENDS(wrong_arguments_are_named)
 {
     static const dp_method method = {"forward", wrong_forward};
     static const wrong cases[] = {
@@ -846,7 +846,7 @@ static dp_status wrong_backward(dp_call *call)
     return DP_OK;
 }
 
-TEST_BACKENDS(what_is_wrong_in_backward_is_said)
+TEST_BACKENDS(wrong_backward_arguments_are_named)
 {
     static const dp_method methods[] = {{"forward", layer_forward}, {"backward", wrong_backward}};
     static const dp_param_config params[] = {

@@ -1118,7 +1118,7 @@ static void fixed_units_travel(meeting *m)
     grads_end(&g);
 }
 
-TEST(what_is_not_expected_is_not_waited_for)
+TEST(unexpected_units_are_not_waited_for)
 {
     in_processes(2, fixed_units_travel);
 }
@@ -1759,7 +1759,7 @@ static void no_comm_for_the_courier(meeting *m)
     CHECK_INT(comms_closed, 2);
 }
 
-TEST(what_opened_for_the_courier_is_closed)
+TEST(communicators_of_the_courier_are_closed)
 {
     in_processes(2, no_comm_for_the_courier);
 }

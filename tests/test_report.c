@@ -14,7 +14,7 @@ static dp_report report_of(const dp_module *par)
 
 /* ---- what is set ----------------------------------------------------------------------------- */
 
-TEST(what_a_report_knows_before_the_first_pass)
+TEST(report_before_the_first_pass_has_the_config)
 {
     dp_ctx *ctx = open_here(2);
     dp_module *net = make_net(ctx, &how), *par;
@@ -111,7 +111,7 @@ TEST(a_table_as_it_is)
     dp_close(ctx);
 }
 
-TEST(what_has_no_report)
+TEST(only_distributed_wrappers_have_reports)
 {
     char text[8] = "before";
     dp_report report;

@@ -1211,7 +1211,7 @@ static const fitting misfits[] = {
 };
 
 /* The shapes and dtypes are f32[3] and so on; all that is refused changes nothing. */
-TEST_BACKENDS(what_fits_and_what_does_not)
+TEST_BACKENDS(saved_trees_must_fit_the_module)
 {
     for (size_t i = 0; i < sizeof fits / sizeof fits[0]; i++) {
         dp_module *net = tied_net(ctx);

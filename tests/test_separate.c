@@ -243,7 +243,7 @@ TEST(names_of_what_children_keep)
 
 /* ---- what cannot be separated ---------------------------------------------------------------- */
 
-TEST(what_cannot_be_separated)
+TEST(wrong_modules_are_not_separated)
 {
     dp_ctx *ctx = open_here(2);
     pair p = a_pair(ctx);

@@ -608,7 +608,7 @@ TEST(a_norm_may_be_too_large)
 }
 
 /* Devices with memory of their own follow the first. */
-TEST(what_is_not_reduced_is_stepped_once)
+TEST(unreduced_parameters_are_stepped_once)
 {
     const float own = 4;
     dp_ctx *ctx = open_on(toy_device(), 3);
@@ -639,7 +639,7 @@ TEST(what_is_not_reduced_is_stepped_once)
 }
 
 /* ... and so are its gradients divided and clipped, while all owners' are of what is reduced. */
-TEST(what_is_not_reduced_is_clipped_once)
+TEST(unreduced_gradients_are_clipped_once)
 {
     static const double want[] = {1.5, 0.75, 0.5}; /* divided, then by norm, then by value */
     const float own[] = {4};
@@ -930,7 +930,7 @@ TEST(one_rank_that_fails_holds_nobody_up)
     in_processes(2, one_fails);
 }
 
-TEST(what_cannot_be_spread)
+TEST(unsuitable_rules_are_not_sharded)
 {
     static const dp_rule each = {.size = sizeof each, .name = "each", .step = look, .whole = true};
     dp_ctx *ctx = open_here(2);

@@ -256,7 +256,7 @@ static dp_status read_number(dp_sample *sample, void *user)
     return DP_OK;
 }
 
-TEST(what_a_program_waits_for_is_in_it)
+TEST(trace_has_every_wait_of_a_program)
 {
     const dp_field field = {"x", DP_I64, 0, {0}};
     const dp_loader_config config = {.sampler = {.count = 4},

@@ -847,7 +847,7 @@ TEST_BACKENDS(a_step_is_clipped_wherever_it_is_made)
     }
 }
 
-TEST_BACKENDS(what_is_not_finite_is_named)
+TEST_BACKENDS(gradient_that_is_not_finite_is_named)
 {
     const float grads[TORCH_ALL] = {1, 1, 1, 1, 1, NAN, INFINITY};
     const float others[TORCH_ALL] = {1, NAN, 1, 1, 1, 1, 1};

@@ -227,18 +227,18 @@ selections() {
         echo "cuda_kernels/ !more_than_a_launch"
         echo "cuda_host/channels"
         echo "cuda/gpus_copy_directly"
-        echo "steps/ _cuda"
+        echo "train_kernels/ _cuda"
         ;;
     initcheck)
         echo "cuda_kernels/s"
-        echo "steps/steps _cuda"
+        echo "train_kernels/steps _cuda"
         ;;
     *)
         echo "cuda_kernels/sums"
         echo "cuda_host/channels"
         echo "device/stats_of_every_dtype_cuda"
         echo "device/total_cuda"
-        echo "steps/sums _cuda"
+        echo "train_kernels/sums _cuda"
         ;;
     esac
 }

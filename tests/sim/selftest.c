@@ -1113,7 +1113,7 @@ static void modes(void)
     cudaGetLastError();
     sim_hush(false);
 }
-static void what_is_broken_takes_no_more(void)
+static void broken_capture_takes_no_more_work(void)
 {
     cudaGraph_t graph;
     enum cudaStreamCaptureStatus status;
@@ -1511,7 +1511,7 @@ static const struct program {
     CORRECT(transitive), CORRECT(peers), CORRECT(captured), CORRECT(deferred_in_order),
     CORRECT(deferred_recorded_on_two_streams), CORRECT(barriers), CORRECT(blocks_in_strides),
     CORRECT(wide_accesses), CORRECT(memory_begins_as_nan), CORRECT(asked_until_ready),
-    CORRECT(modes), CORRECT(what_is_broken_takes_no_more), CORRECT(a_captured_event_stays_so),
+    CORRECT(modes), CORRECT(broken_capture_takes_no_more_work), CORRECT(a_captured_event_stays_so),
     CORRECT(two_captures), CORRECT(the_stream_of_a_thread),
     CORRECT(capture_of_two_streams), CORRECT(a_graph_is_launched_twice),
     CORRECT(host_functions_run_in_order),

@@ -67,7 +67,7 @@ step_ptx() {
         echo "# sm_$arch; PTX_ARCHS=$arch does the same again"
         TEST_GPUS=8 tests_of "ptx/sm_$arch" 6 cuda_fuzz/ cuda_kernels/ "align/ _cuda" \
             "check/ _cuda" "coll/ _cuda !nccl" "device/ _cuda" "norm/ _cuda" "replicate/ _cuda" \
-            "steps/ _cuda" "train/ _cuda"
+            "train_kernels/ _cuda" "train/ _cuda"
     done
     ptx_planted "build/ptx/sm_$arch.ptx"
 }

@@ -46,7 +46,7 @@ step_musl() {
 
 # What things cost, and tables that do at once, in one thread, what those that put off their work do
 # in several: a sanitizer has nothing to find there.
-NOT_SANITIZED="!growth/ !_decorated_toy"
+NOT_SANITIZED="!complexity/ !_decorated_toy"
 
 step_asan() {
     can_sanitize address,undefined || { skip "tests under ASan" "$CC cannot"; return; }
@@ -60,6 +60,21 @@ step_tsan() {
     can_sanitize thread || { skip "tests under TSan" "$CC cannot"; return; }
     export TSAN_OPTIONS=die_after_fork=0:second_deadlock_stack=1
     T=${T:-$NOT_SANITIZED !_toy !_decorated !one_by_one !cut_short} tests tsan 10 without_aslr
+}
+
+# Emulation is slow: what differs from one kind of processor to the other is vectors and the order of
+# memory, which the emulation does not have. So: what computes.
+step_aarch64() {
+    local tool some
+    for tool in aarch64-linux-gnu-gcc qemu-aarch64; do
+        has $tool || { skip "tests on aarch64" "no $tool"; return; }
+    done
+    [ -e /usr/aarch64-linux-gnu/lib/libc.a ] || { skip "tests on aarch64" "no libc"; return; }
+    build build/aarch64/tests || return 1
+    for some in tensor/ train_kernels/ team/ thread/; do
+        TEST_STRIDE=3 TEST_TIMEOUT_SCALE=20 timeout 300 qemu-aarch64 build/aarch64/tests "-j$JOBS" \
+            "$some" ${T:-} || return 1
+    done
 }
 
 # dp_mpi.h, with each MPI that there is.

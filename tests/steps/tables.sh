@@ -38,18 +38,3 @@ step_conform() (
     build/conform/refusing_table/tests "-j$JOBS" "${T:-replicate/}"
     conform_broken
 )
-
-# Emulation is slow: what differs from one kind of processor to the other is vectors and the order of
-# memory, which the emulation does not have. So: what computes.
-step_aarch64() {
-    local tool some
-    for tool in aarch64-linux-gnu-gcc qemu-aarch64; do
-        has $tool || { skip "tests on aarch64" "no $tool"; return; }
-    done
-    [ -e /usr/aarch64-linux-gnu/lib/libc.a ] || { skip "tests on aarch64" "no libc"; return; }
-    build build/aarch64/tests || return 1
-    for some in tensor/ steps/ team/ thread/; do
-        TEST_STRIDE=3 TEST_TIMEOUT_SCALE=20 timeout 300 qemu-aarch64 build/aarch64/tests "-j$JOBS" \
-            "$some" ${T:-} || return 1
-    done
-}

@@ -1,6 +1,6 @@
-/* test_growth.c - many of everything: what is right for three is right for thousands, and each of
-   thousands costs as much as each of a few. Costs are compared as processor time, of as many things
-   in few at once and in many, with room for noise and caches: what grows as the square takes
+/* test_complexity.c - many of everything: what is right for three is right for thousands, and each
+   of thousands costs as much as each of a few. Costs are compared as processor time, of as many
+   things in few at once and in many, with room for noise and caches: what grows as the square takes
    MANY / FEW times as much. */
 
 #define _GNU_SOURCE /* P_tmpdir */

@@ -1,5 +1,5 @@
-/* test_faces.c - the other wrappers: containers, outputs left in place and their criterion, tasks
-   side by side, and dp_train_step. */
+/* test_wrappers.c - the other wrappers: containers, outputs left in place and their criterion,
+   tasks side by side, and dp_train_step. */
 
 #include <stdatomic.h>
 #include "nets.h"

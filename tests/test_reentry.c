@@ -1,4 +1,4 @@
-/* test_inside.c - functions of the user's that call the library: whatever they stand on cannot be
+/* test_reentry.c - functions of the user's that call the library: whatever they stand on cannot be
    pulled away, what others use at the same time cannot be changed, and the rest works. */
 
 #include <pthread.h>
@@ -1387,7 +1387,7 @@ static dp_status destroy_whole(dp_call *call)
 }
 
 /* A part that runs by itself keeps the whole. */
-TEST_BACKENDS(what_runs_keeps_what_it_is_a_part_of)
+TEST_BACKENDS(running_part_keeps_its_tree)
 {
     static const dp_method methods[] = {{"forward", destroy_whole}};
     dp_module *part = NULL;

@@ -1,5 +1,5 @@
-/* test_reason.c - why a job has failed, where its table of collectives cannot tell: processes hear
-   it over the connections by which they have met. */
+/* test_failure_reason.c - why a job has failed, where its table of collectives cannot tell:
+   processes hear it over the connections by which they have met. */
 
 #include <pthread.h>
 #include "grads.h"
@@ -160,7 +160,7 @@ static void one_breaks_after_another(void)
     dp_close(ctx);
 }
 
-TEST(what_breaks_after_another_failure_is_quoted_here)
+TEST(second_failure_is_quoted_on_its_own_rank)
 {
     run_world(3, one_breaks_after_another);
 }

@@ -1,4 +1,5 @@
-/* test_reducerhook.c - how the buckets of a reducer travel: in place, flat, as halves, by hooks. */
+/* test_reducer_buckets.c - how the buckets of a reducer travel: in place, flat, as halves, by
+   hooks. */
 
 #include <pthread.h>
 #include <stdatomic.h>

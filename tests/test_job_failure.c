@@ -1,5 +1,5 @@
-/* test_failure.c - what becomes of a job when something goes wrong in one of its processes: what
-   fails on one rank fails on all, and they go on; or the job fails, and all say why. */
+/* test_job_failure.c - what becomes of a job when something goes wrong in one of its processes:
+   what fails on one rank fails on all, and they go on; or the job fails, and all say why. */
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -408,7 +408,7 @@ static void journal_of_two(meeting *m)
     dp_close(ctx);
 }
 
-TEST(what_was_begun_lately)
+TEST(failure_lists_recent_collectives)
 {
     in_processes(2, journal_of_two);
     in_processes_on(toy_device(), 2, journal_of_two);
@@ -739,7 +739,7 @@ TEST_SLOW(cuda_nccl_a_step_that_ends_the_job, 60)
     on_gpus("11", one_gives_up);
 }
 
-TEST_SLOW(cuda_nccl_what_was_begun_lately, 60)
+TEST_SLOW(cuda_nccl_failure_lists_recent_collectives, 60)
 {
     on_gpus("11", journal_of_two);
 }

@@ -1,5 +1,5 @@
-/* test_steps.c - what optimizers do to one tensor, sums in a tree, sums of channels: the kernels of
-   dp_train.h, on all backends. */
+/* test_train_kernels.c - what optimizers do to one tensor, sums in a tree, sums of channels: the
+   kernels of dp_train.h, on all backends. */
 
 #include <float.h>
 #include <math.h>

@@ -1,5 +1,5 @@
-/* test_cut.c - batches with containers on their way through wrappers: the last, shorter batch of an
-   epoch, groups without samples, one device, a model and its criterion. */
+/* test_batches.c - batches with containers on their way through wrappers: the last, shorter batch
+   of an epoch, groups without samples, one device, a model and its criterion. */
 
 #include "nets.h"
 

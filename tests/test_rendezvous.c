@@ -1,5 +1,5 @@
-/* test_meet.c - who meets whom: two jobs at one address, processes that end while others come, and
-   crowds at the door. */
+/* test_rendezvous.c - who meets whom: two jobs at one address, processes that end while others
+   come, and crowds at the door. */
 
 #if defined(__linux__)
 #define _GNU_SOURCE

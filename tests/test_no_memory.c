@@ -1,6 +1,6 @@
-/* test_lack.c - calls of several collectives, in which one process has no memory at some moment:
-   what is refused to it before the others take part it can ask for again; or all have one error; or
-   the job has failed, and all know why. Nobody waits. */
+/* test_no_memory.c - calls of several collectives, in which one process has no memory at some
+   moment: what is refused to it before the others take part it can ask for again; or all have one
+   error; or the job has failed, and all know why. Nobody waits. */
 
 #define _GNU_SOURCE /* P_tmpdir */
 

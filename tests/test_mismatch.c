@@ -1,5 +1,5 @@
-/* Ranks that take what has the same size for the same thing: reducers in another order, wrappers in
-   another order. Nothing is added up, and both sides of the mistake are named. */
+/* test_mismatch.c - ranks that take what has the same size for the same thing: reducers in another
+   order, wrappers in another order. Nothing is added up; both sides of the mistake are named. */
 
 #include "ranked.h"
 

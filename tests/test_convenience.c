@@ -1,4 +1,4 @@
-/* test_daily.c - what programs ask for every day: values in one line, tensors inside methods,
+/* test_convenience.c - what programs ask for every day: values in one line, tensors inside methods,
    shares of rows and means over them, one block of parameters, a backward that knows of one device
    only. */
 
@@ -670,7 +670,7 @@ TEST_BACKENDS(a_block_of_the_users)
 }
 
 /* Two blocks of one array: what lies between them is not the library's. */
-TEST_BACKENDS(what_lies_between_two_blocks_is_left_alone)
+TEST_BACKENDS(memory_between_two_blocks_is_unchanged)
 {
     float data[2 * BLOCK + 2] = {0}, grad[2 * BLOCK + 2] = {0};
     dp_module *children[2], *parent = NULL, *par = NULL;
@@ -772,7 +772,7 @@ static dp_status outer_forward(dp_call *call)
     return dp_call_child(call, NULL, "forward", dp_none(), call->kwargs, &call->out, &pass);
 }
 
-TEST_BACKENDS(what_divides_itself_is_run_from_outside)
+TEST_BACKENDS(module_with_mean_grads_is_called_directly)
 {
     static const dp_method methods[] = {{"forward", outer_forward}};
     dp_module *net = block_create(ctx, NULL, NULL), *outer = NULL;
@@ -813,7 +813,7 @@ static dp_status wrap_answer(dp_call *call)
 
 static const dp_method ask_methods[] = {{"ask", answer}, {"forward", answer}};
 
-TEST_BACKENDS(what_a_wrapper_says_of_itself)
+TEST_BACKENDS(wrapper_info_has_its_ranks_and_module)
 {
     static const dp_method methods[] = {{"forward", wrap_answer}};
     dp_module *inner = NULL, *outer = NULL, *par = NULL;
@@ -933,7 +933,8 @@ TEST(check_says_where_and_exits)
     CHECK_INT(waitpid(child, &status, 0), child);
     CHECK(read(ends[0], text, sizeof text - 1) > 0);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 1);
-    CHECK(strstr(text, "test_daily.c:") != NULL && strstr(text, ": what went wrong\n") != NULL);
+    CHECK(strstr(text, "test_convenience.c:") != NULL &&
+          strstr(text, ": what went wrong\n") != NULL);
 }
 
 TEST(local_ranks_have_their_count)

@@ -1,6 +1,7 @@
-/* test_halfway.c - what fails half-way: the nth call of the table, in every operation that enqueues
-   work, on devices that put off their work ("lazy"). What was enqueued before must not read or
-   write memory that is somebody else's by then, and what comes next gets the right numbers. */
+/* test_device_failure.c - what fails half-way: the nth call of the table, in every operation that
+   enqueues work, on devices that put off their work ("lazy"). What was enqueued before must not
+   read or write memory that is somebody else's by then, and what comes next gets the right numbers.
+   */
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -801,7 +802,7 @@ TEST(copies_on_a_named_stream_come_after_the_compute_streams)
 }
 
 /* Bytes that lie together on both sides are the table's own copy; what does not, its kernel's. */
-TEST(what_lies_together_is_copied_as_one)
+TEST(contiguous_tensors_are_copied_in_one_call)
 {
     test_allocator counter;
     work w = {.ctx = open_with(decorate_device(reluctant_device(HAS_ALL, ALL_KERNELS)), &counter)};
@@ -828,7 +829,7 @@ TEST(what_lies_together_is_copied_as_one)
 
 /* No kernel of a device's takes what is not aligned. Both sides go through the host as a whole,
    rather than element by element. */
-TEST(what_is_not_aligned_is_copied_by_the_host)
+TEST(unaligned_tensors_are_copied_by_the_host)
 {
     test_allocator counter;
     work w = {.ctx = open_with(decorate_device(reluctant_device(HAS_ALL, ALL_KERNELS)), &counter)};

@@ -1,5 +1,5 @@
-/* test_shares.c - gradients that are scattered: each rank gets its share of what is reduced, and an
-   optimizer whose state is spread steps no more than that. */
+/* test_gradient_shares.c - gradients that are scattered: each rank gets its share of what is
+   reduced, and an optimizer whose state is spread steps no more than that. */
 
 #include <math.h>
 #include "../dp_train.h"
@@ -292,7 +292,7 @@ static void layers_with_one_ignored(meeting *m)
     dp_close(ctx);
 }
 
-TEST(what_is_ignored_is_no_neighbour_of_what_is_reduced)
+TEST(ignored_layers_are_not_grouped_with_reduced_ones)
 {
     in_processes(2, layers_with_one_ignored);
 }
@@ -544,13 +544,13 @@ static void rest_of_a_bucket(meeting *m)
     dp_close(ctx);
 }
 
-TEST(what_is_not_shared_out_is_one_collective)
+TEST(rest_of_a_bucket_is_one_collective)
 {
     in_processes(2, rest_of_a_bucket);
     in_processes_on(toy_device(), 2, rest_of_a_bucket);
 }
 
-TEST(what_is_shared_out_together_is_in_one_bucket)
+TEST(grouped_layers_are_in_one_bucket)
 {
     in_processes(2, buckets_of_stretches);
 }
@@ -693,7 +693,7 @@ static void from_inside(dp_ctx *ctx)
     CHECK_SAYS(dp_last_error(), "dp_grads_scatter_set: method 'three.forward' called it");
 }
 
-TEST(what_cannot_be_scattered)
+TEST(modules_that_share_or_hook_gradients_are_not_scattered)
 {
     dp_ctx *ctx = open_here(2);
     dp_module *net = three(ctx, &uses_all, true);
@@ -1220,7 +1220,7 @@ static void one_asks_again(double p, dp_optim_config config)
     CHECK(test_stride() > 1 || (again > 0 && (over > 0) == (p > 0)));
 }
 
-TEST(what_is_refused_to_one_can_be_asked_for_again)
+TEST(refused_rank_may_ask_again)
 {
     dp_optim_config config = {.hyper = {.lr = 1}, .sharded = true};
     config.clip = (dp_clip){.norm = 50, .p = 2};

@@ -1,7 +1,8 @@
-/* test_sweep.c - every public function, with every argument wrong in turn, on every backend: an
-   error, a sentence that begins with the function's name, nothing written, and a context that works
-   as before. A row names a function and the kinds of its arguments; what can be wrong with each
-   kind stands in one place. What is in use while it is asked for: test_inside.c. */
+/* test_wrong_arguments.c - every public function, with every argument wrong in turn, on every
+   backend: an error, a sentence that begins with the function's name, nothing written, and a
+   context that works as before. A row names a function and the kinds of its arguments; what can be
+   wrong with each kind stands in one place. What is in use while it is asked for: test_reentry.c.
+   */
 
 #include <limits.h>
 #include "tree.h"

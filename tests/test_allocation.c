@@ -1,5 +1,5 @@
-/* test_fault.c - the nth allocation fails, for every n; threads that cannot be started; tables that
-   fail without a word. What fails says so, loses nothing, and leaves a context that works. */
+/* test_allocation.c - the nth allocation fails, for every n; threads that cannot be started; tables
+   that fail without a word. What fails says so, loses nothing, and leaves a context that works. */
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Processes without data in some steps, beside others that use what they like: gradients never
-   change places, whatever the order of events. */
+/* test_empty_steps.c - processes without data in some steps, beside others that use what they like:
+   gradients never change places, whatever the order of events. */
 
 #include "ranked.h"
 
