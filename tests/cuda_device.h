@@ -210,4 +210,25 @@ static inline const dp_device_ops *cuda_device(int count)
     return cuda_device_gpus < count ? &cuda_device_several : dp_cuda();
 }
 
+static inline cudaGraphExec_t capture_end(cudaStream_t native)
+{
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    CHECK_INT(cudaStreamEndCapture(native, &graph), cudaSuccess);
+    CHECK_INT(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    CHECK_INT(cudaGraphDestroy(graph), cudaSuccess);
+    cuda_check_findings();
+    return exec;
+}
+
+/* A function of the driver by its name. */
+static inline void find_entry(const char *name, void *out)
+{
+    enum cudaDriverEntryPointQueryResult result;
+    void *fn = NULL;
+    CHECK_INT(cudaGetDriverEntryPointByVersion(name, &fn, 12080, cudaEnableDefault, &result),
+              cudaSuccess);
+    memcpy(out, &fn, sizeof fn);
+}
+
 #endif /* CUDA_DEVICE_H */

@@ -6,7 +6,6 @@
 #ifndef MEETING_H
 #define MEETING_H
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -21,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "boot_coll.h"
+#include "process.h"
 #if defined(TEST_SIM)
 #include "../dp_cuda.h"
 #include "sim/sim.h"
@@ -325,22 +325,10 @@ static inline void wait_for_all(meeting *m)
     CHECK_OK(meeting_all_gather(&own, all, 1, m));
 }
 
-static inline void rest(int ms)
-{
-    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
-}
-
 /* Until those who wait for this process have ended, on a machine that is slow too. */
 static inline void rest_too_long(void)
 {
     rest(TIMEOUT_MS + (int)(1000 * test_timeout_scale()));
-}
-
-static inline double now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
 }
 
 typedef struct heard { /* what the log got at error level */
@@ -398,39 +386,14 @@ static inline void signal_soon(const meeting *m, int signal)
         CHECK_INT(pthread_create(&thread, NULL, after_a_moment, &which), 0);
 }
 
-/* ---- what is left open ----------------------------------------------------------------------- */
-
-static inline int open_files(void)
-{
-    int count = 0;
-    DIR *directory = opendir("/proc/self/fd");
-    CHECK(directory != NULL);
-    while (readdir(directory) != NULL)
-        count++;
-    closedir(directory);
-    return count;
-}
-
 /* ---- names in /dev/shm ----------------------------------------------------------------------- */
-
-static inline int names_in_shm(void)
-{
-    int count = 0;
-    DIR *directory = opendir("/dev/shm");
-    if (directory == NULL)
-        return 0;
-    for (const struct dirent *entry = readdir(directory); entry != NULL; entry = readdir(directory))
-        count += strncmp(entry->d_name, "dp-", 3) == 0;
-    closedir(directory);
-    return count;
-}
 
 /* Tests beside this one have names for a moment; what is left behind stays. */
 static inline void check_names(int before)
 {
-    for (int i = 0; i < 300 && names_in_shm() > before; i++)
+    for (int i = 0; i < 300 && count_names("/dev/shm", "dp-") > before; i++)
         rest(10);
-    CHECK(names_in_shm() <= before);
+    CHECK(count_names("/dev/shm", "dp-") <= before);
 }
 
 #endif /* MEETING_H */

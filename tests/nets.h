@@ -4,6 +4,7 @@
 #ifndef NETS_H
 #define NETS_H
 
+#include "methods.h"
 #include "tree.h"
 
 #define TRY(call)                                                                                  \
@@ -19,6 +20,25 @@ enum { NET_PARAMS = NET_IN * NET_OUT + NET_OUT };
 typedef struct net_shape { /* the module's state */
     int dim;               /* along which the rows of x and y lie */
 } net_shape;
+
+/* On the first devices. */
+static inline dp_parallel_config over(size_t devices)
+{
+    return (dp_parallel_config){.local_ranks = first_ranks, .local_rank_count = devices};
+}
+
+static inline double item(dp_ctx *ctx, dp_value value)
+{
+    double number = -1;
+    CHECK_OK(dp_item(ctx, value, &number));
+    return number;
+}
+
+static inline dp_value floats(dp_scope *scope, const float *data, int ndim, const int64_t *shape)
+{
+    dp_tensor tensor = dp_wrap_const(data, DP_F32, ndim, shape);
+    return dp_of(scope, &tensor);
+}
 
 /* ---- memory of any device -------------------------------------------------------------------- */
 

@@ -319,4 +319,16 @@ static inline void number_kernel(const dp_kernel_args *args)
     }
 }
 
+enum { CYCLE = 251 };
+
+/* `count` elements of a cycle that goes on for ever, from its element `first`. */
+static inline void lay_cycles(char *out, const char *cycle, size_t first, size_t count, size_t size)
+{
+    for (size_t done = 0, run; done < count; done += run) {
+        size_t at = (first + done) % CYCLE;
+        run = CYCLE - at < count - done ? CYCLE - at : count - done;
+        memcpy(out + done * size, cycle + at * size, run * size);
+    }
+}
+
 #endif /* NUMBERS_H */

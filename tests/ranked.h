@@ -285,4 +285,10 @@ static inline size_t each_allocation_fails_in_one(dp_module *(*make)(dp_ctx *ctx
     return lack->fail_at;
 }
 
+/* By this process, before others took part. */
+static inline bool is_refused(dp_status status)
+{
+    return status != DP_OK && dp_status_class(status) != DP_CLASS_JOB;
+}
+
 #endif /* RANKED_H */

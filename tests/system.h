@@ -1,24 +1,11 @@
 /* system.h - tests of what dp/os.h asks of the operating system: sockets, and who this process is.
    In dp.c, after the implementation. */
 
-#include <dirent.h>
 #include <sys/resource.h>
 #include <sys/time.h>
-#include "test.h"
+#include "process.h"
 
 #if defined(__linux__)
-
-static int descriptor_count(void)
-{
-    int count = 0;
-    DIR *directory = opendir("/proc/self/fd");
-    CHECK(directory != NULL);
-    while (readdir(directory) != NULL) {
-        count++;
-    }
-    closedir(directory);
-    return count;
-}
 
 /* ---- sockets --------------------------------------------------------------------------------- */
 
@@ -90,7 +77,7 @@ static void check_listener(int listener, const char *host, const char *peer)
 
 TEST(connections_over_a_network)
 {
-    int before = descriptor_count();
+    int before = open_files();
     dp__os_address all[2];
     CHECK_INT(dp__os_everywhere(0, all), 2);
     CHECK_INT(all[0].at.ss_family, AF_INET6);
@@ -108,7 +95,7 @@ TEST(connections_over_a_network)
         }
         dp__os_close(listener);
     }
-    CHECK_INT(descriptor_count(), before);
+    CHECK_INT(open_files(), before);
 }
 
 static int option_of(int fd, int level, int option)
@@ -141,7 +128,7 @@ TEST(one_listener_for_both_families)
 
 TEST(connections_inside_a_machine)
 {
-    int before = descriptor_count();
+    int before = open_files();
     char name[32], text[8] = "x";
     dp__os_owner owner;
     snprintf(name, sizeof name, "dp-test-%d", (int)getpid());
@@ -155,7 +142,7 @@ TEST(connections_inside_a_machine)
     int listener = dp__os_listen(&here);
     check_prepared(listener, false);
     CHECK_INT(dp__os_listen(&here), -1);
-    CHECK_INT(descriptor_count(), before + 1);
+    CHECK_INT(open_files(), before + 1);
     int caller = dp__os_connect(&here), called = accept_one(listener);
     check_prepared(caller, false);
     check_prepared(called, false);
@@ -167,12 +154,12 @@ TEST(connections_inside_a_machine)
     CHECK_STR(text, "");
     check_pair(caller, called);
     dp__os_close(listener);
-    CHECK_INT(descriptor_count(), before);
+    CHECK_INT(open_files(), before);
 }
 
 TEST(addresses_that_are_taken_or_of_nobody)
 {
-    int before = descriptor_count();
+    int before = open_files();
     dp__os_address all[2];
     dp__os_found to;
     dp__os_everywhere(0, all);
@@ -180,7 +167,7 @@ TEST(addresses_that_are_taken_or_of_nobody)
     int port = dp__os_port(listener);
     dp__os_everywhere(port, all);
     CHECK_INT(dp__os_listen(&all[1]), -1);
-    CHECK_INT(descriptor_count(), before + 1);
+    CHECK_INT(open_files(), before + 1);
     dp__os_close(listener);
     dp__os_resolve(NULL, "127.0.0.1", port, 0, &to); /* a number is asked of nobody */
     CHECK_INT(to.count, 1);
@@ -193,7 +180,7 @@ TEST(addresses_that_are_taken_or_of_nobody)
     CHECK_INT(dp__os_port(-1), 0);
     CHECK(!dp__os_connected(-1));
     CHECK(!dp__os_same_user(-1));
-    CHECK_INT(descriptor_count(), before);
+    CHECK_INT(open_files(), before);
 }
 
 /* ---- who looks up a name --------------------------------------------------------------------- */
@@ -215,14 +202,14 @@ static void look_slowly(const char *host, int port, int flags, dp__os_found *out
 /* The thread has closed its end some time after the answer came. */
 static void await_descriptors(int count)
 {
-    for (int ms = 0; ms < 5000 && descriptor_count() > count; ms++)
+    for (int ms = 0; ms < 5000 && open_files() > count; ms++)
         dp__os_sleep_ms(1);
-    CHECK_INT(descriptor_count(), count);
+    CHECK_INT(open_files(), count);
 }
 
 TEST(a_name_is_waited_for_a_while)
 {
-    int before = descriptor_count();
+    int before = open_files();
     dp__os_found found;
     silence_ms = 20;
     dp__os_resolve(look_slowly, "a.host", 7, 5000, &found);
@@ -333,7 +320,7 @@ static void look_at_places(const dp__shared_name *name, size_t bytes)
 static void share_memory(bool named)
 {
     enum { BYTES = 8192 };
-    int before = descriptor_count();
+    int before = open_files();
     dp__shared made = {.fd = -1}, found = {.fd = -1};
     dp__shared_name name, other;
     CHECK_OK(dp__os_shared_make(named, BYTES, &made, &name));
@@ -376,7 +363,7 @@ static void share_memory(bool named)
     other.fd = 9999;
     CHECK_ERROR(dp__os_shared_find(&other, BYTES, &found), DP_ERR_NO_MEMORY, "cannot be opened");
     dp__os_shared_close(&made);
-    CHECK_INT(descriptor_count(), before);
+    CHECK_INT(open_files(), before);
 }
 
 TEST(memory_without_a_name)
@@ -506,7 +493,7 @@ static void wait_for(dp__os_child *child)
 /* The words reach the parent, and what the parent has registered for its own end does not run. */
 static void start_and_end(bool good)
 {
-    int before = descriptor_count(), words = 0;
+    int before = open_files(), words = 0;
     dp__os_child child = {0};
     int started = dp__os_fork(&child);
     CHECK((fcntl(child.pipe, F_GETFD) & FD_CLOEXEC) != 0);
@@ -525,7 +512,7 @@ static void start_and_end(bool good)
     errno = EINTR; /* of an older call */
     CHECK(!dp__os_words(&child, &words, sizeof words));
     dp__os_close(child.pipe);
-    CHECK_INT(descriptor_count(), before);
+    CHECK_INT(open_files(), before);
 }
 
 TEST(a_process_ends_with_its_words_and_its_status)
@@ -636,7 +623,7 @@ TEST(a_name_without_a_thread)
 {
     dp__os_found found;
     struct rlimit limit = start_no_more();
-    int before = descriptor_count();
+    int before = open_files();
     silence_ms = 0;
     dp__os_resolve(look_slowly, "a.host", 7, 5000, &found);
     CHECK_INT(setrlimit(RLIMIT_NPROC, &limit), 0);
@@ -648,7 +635,7 @@ TEST(a_process_that_cannot_be_started)
 {
     dp__os_child child = {0};
     struct rlimit limit = start_no_more();
-    int before = descriptor_count(), started = dp__os_fork(&child);
+    int before = open_files(), started = dp__os_fork(&child);
     if (started == 0) {
         _exit(EXIT_SUCCESS);
     }
@@ -658,7 +645,7 @@ TEST(a_process_that_cannot_be_started)
     }
     CHECK_INT(started, -1);
     CHECK_INT(child.pid, 0);
-    CHECK_INT(descriptor_count(), before);
+    CHECK_INT(open_files(), before);
 }
 
 /* ---- who this is ----------------------------------------------------------------------------- */
@@ -712,10 +699,10 @@ TEST(random_numbers_differ)
 
 TEST(questions_leave_no_descriptor)
 {
-    int before = descriptor_count();
+    int before = open_files();
     CHECK(dp__os_core_count() > 0);
     CHECK(dp__os_machine() != dp__os_random());
-    CHECK_INT(descriptor_count(), before);
+    CHECK_INT(open_files(), before);
 }
 
 TEST(a_pause_takes_its_time)

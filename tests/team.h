@@ -403,7 +403,7 @@ TEST(every_element_is_copied_in_one_part)
 /* Small work is not shared out, and no piece is smaller than what a hand-over is worth. */
 static int threads_of_tests;
 
-static int count_threads(const dp_host *host)
+static int threads_wanted(const dp_host *host)
 {
     (void)host;
     return threads_of_tests;
@@ -411,7 +411,7 @@ static int count_threads(const dp_host *host)
 
 TEST(work_is_cut_into_slices_that_are_worth_it)
 {
-    const dp_host host = {.size = sizeof host, .thread_count = count_threads};
+    const dp_host host = {.size = sizeof host, .thread_count = threads_wanted};
     const size_t slice = DP__CPU_SLICE_BYTES;
     for (threads_of_tests = 1; threads_of_tests <= 5; threads_of_tests++) {
         int most = threads_of_tests == 1 ? 1 : threads_of_tests * DP__CPU_SLICES_A_THREAD;
@@ -453,7 +453,7 @@ TEST(moves_are_shared_out_by_what_they_move)
                           .alloc = alloc_for_tests,
                           .free = free_for_tests,
                           .parallel = count_slices,
-                          .thread_count = count_threads};
+                          .thread_count = threads_wanted};
     const dp_comm_config config = {
         .local_count = RANKS, .rank_count = RANKS, .host_memory = true, .timeout_ms = 1000};
     dp_part parts[RANKS];

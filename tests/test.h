@@ -115,6 +115,14 @@ int test_stride(void);
    everything static in each of some thousand processes. */
 void *test_room(size_t bytes);
 
+/* Devices of the CPU. */
+static inline dp_ctx *open_cpus(int count)
+{
+    dp_ctx *ctx = NULL;
+    CHECK_OK(dp_open(&(dp_config){.device_count = count}, &ctx));
+    return ctx;
+}
+
 /* ---- an allocator that counts and fails ---------------------------------------------------------
        test_allocator counter = {.fail_at = 3};
        dp_config config = {.allocator = test_allocator_of(&counter)};

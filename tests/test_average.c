@@ -10,12 +10,6 @@ enum { A = 5, FIXED = 2, ALL = A + 2 * FIXED + 2 };
 
 static const double beginning[ALL] = {1, -2, 0.25, 0, 3, 8, 9, 0.5, -0.5, 7, 1e6};
 
-static dp_status idle(dp_call *call)
-{
-    call->out = dp_none();
-    return DP_OK;
-}
-
 /* "inner.a", a frozen parameter, buffers of floats and of whole numbers, one that is empty. */
 static dp_module *net_of(dp_ctx *ctx, dp_dtype dtype, int rank)
 {
@@ -24,7 +18,7 @@ static dp_module *net_of(dp_ctx *ctx, dp_dtype dtype, int rank)
         {.name = "mean", .ndim = 1, .shape = {FIXED}, .buffer = true},
         {.name = "count", .dtype = DP_I64, .ndim = 1, .shape = {2}, .buffer = true},
         {.name = "none", .ndim = 2, .shape = {0, 3}}};
-    static const dp_method methods[] = {{"forward", idle}, {"backward", idle}};
+    static const dp_method methods[] = {{"forward", give_none}, {"backward", give_none}};
     const dp_param_config inner = {.name = "a", .dtype = dtype, .ndim = 1, .shape = {A}};
     dp_module *child = NULL, *net = NULL;
     CHECK_OK(dp_module_create(
@@ -360,18 +354,6 @@ TEST_BACKENDS(averages_and_ties)
 
 /* ---- saved and loaded ------------------------------------------------------------------------ */
 
-static dp_value with(dp_scope *scope, dp_value dict, const char *key, dp_value value)
-{
-    dp_pair pairs[8];
-    size_t count = dp_count(dict), at = count;
-    for (size_t i = 0; i < count; i++) {
-        pairs[i] = (dp_pair){dp_key_at(dict, i), dp_at(dict, i)};
-        at = strcmp(pairs[i].key, key) == 0 ? i : at;
-    }
-    pairs[at] = (dp_pair){key, value};
-    return dp_dict_make(scope, pairs, count + (at == count));
-}
-
 TEST_BACKENDS(averages_go_on_where_they_stopped)
 {
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
@@ -418,19 +400,25 @@ TEST_BACKENDS(checkpoint_that_does_not_fit_changes_nothing)
     const struct {
         dp_value saved;
         const char *says;
-    } wrong[] = {
-        {with(scope, saved, "rule", dp_string(scope, "swa")), "the rule is 'ema', saved 'swa'"},
-        {dp_none(), "the rule is 'ema', saved ''"},
-        {with(scope, saved, "updates", dp_int(-1)), "'updates' is missing, or not a count"},
-        {with(scope, saved, "updates", dp_int(INT64_MAX)), "'updates' is missing, or not a count"},
-        {with(scope, saved, "updates", dp_float(1)), "'updates' is missing, or not a count"},
-        {with(scope, saved, "average", less), "no average of 'fixed' was saved"},
-        {with(scope, saved, "average", with(scope, entries, "inner.a", dp_get(entries, "mean"))),
-         "dim 0 of 'inner.a' is 5, saved 2"},
-        {with(scope, saved, "average", with(scope, entries, "count", dp_get(entries, "mean"))),
-         "count"},
-        {with(scope, saved, "average", with(scope, entries, "more", dp_get(entries, "mean"))),
-         "5 parameters and buffers, saved 6"}};
+    } wrong[] = {{tree_replaced(scope, saved, "rule", dp_string(scope, "swa")),
+                  "the rule is 'ema', saved 'swa'"},
+                 {dp_none(), "the rule is 'ema', saved ''"},
+                 {tree_replaced(scope, saved, "updates", dp_int(-1)),
+                  "'updates' is missing, or not a count"},
+                 {tree_replaced(scope, saved, "updates", dp_int(INT64_MAX)),
+                  "'updates' is missing, or not a count"},
+                 {tree_replaced(scope, saved, "updates", dp_float(1)),
+                  "'updates' is missing, or not a count"},
+                 {tree_replaced(scope, saved, "average", less), "no average of 'fixed' was saved"},
+                 {tree_replaced(scope, saved, "average",
+                                tree_replaced(scope, entries, "inner.a", dp_get(entries, "mean"))),
+                  "dim 0 of 'inner.a' is 5, saved 2"},
+                 {tree_replaced(scope, saved, "average",
+                                tree_replaced(scope, entries, "count", dp_get(entries, "mean"))),
+                  "count"},
+                 {tree_replaced(scope, saved, "average",
+                                tree_replaced(scope, entries, "more", dp_get(entries, "mean"))),
+                  "5 parameters and buffers, saved 6"}};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         dp_status status = dp_average_load(average, wrong[i].saved);
         CHECK(status == DP_ERR_MISMATCH || status == DP_ERR_INVALID);

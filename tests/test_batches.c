@@ -3,13 +3,6 @@
 
 #include "nets.h"
 
-static const int first_ranks[TREE_DEVICES] = {0, 1, 2, 3, 4, 5, 6, 7};
-
-static dp_parallel_config over(size_t devices)
-{
-    return (dp_parallel_config){.local_ranks = first_ranks, .local_rank_count = devices};
-}
-
 static dp_module *module_of(dp_ctx *ctx, dp_status (*forward)(dp_call *))
 {
     const dp_method methods[] = {{"forward", forward}, {"train_step", forward}};

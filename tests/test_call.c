@@ -6,8 +6,6 @@
 #include "lazy.h"
 #include "nets.h"
 
-static const int first_ranks[TREE_DEVICES] = {0, 1, 2, 3, 4, 5, 6, 7};
-
 static dp_module *module_of(dp_ctx *ctx, dp_status (*forward)(dp_call *call),
                             dp_status (*backward)(dp_call *call))
 {
@@ -308,12 +306,6 @@ TEST_BACKENDS(each_sort_of_parameter)
 
 static atomic_int backward_count;
 
-static dp_status forward_nothing(dp_call *call)
-{
-    call->out = dp_none();
-    return DP_OK;
-}
-
 static dp_status count_backward(dp_call *call)
 {
     call->args_grad = dp_int(atomic_fetch_add(&backward_count, 1));
@@ -334,7 +326,7 @@ static dp_status give_bad_gradient(dp_call *call)
 
 TEST_BACKENDS(a_pass_has_one_backward)
 {
-    dp_module *net = module_of(ctx, forward_nothing, count_backward);
+    dp_module *net = module_of(ctx, give_none, count_backward);
     dp_pass *first, *second;
     dp_input_grad grads;
     atomic_store(&backward_count, 5);
@@ -352,10 +344,10 @@ TEST_BACKENDS(a_pass_has_one_backward)
 
 TEST_BACKENDS(wrong_backwards)
 {
-    dp_module *net = module_of(ctx, forward_nothing, count_backward);
-    dp_module *one_way = module_of(ctx, forward_nothing, NULL);
-    dp_module *failing = module_of(ctx, forward_nothing, fail_backward);
-    dp_module *odd = module_of(ctx, forward_nothing, give_bad_gradient);
+    dp_module *net = module_of(ctx, give_none, count_backward);
+    dp_module *one_way = module_of(ctx, give_none, NULL);
+    dp_module *failing = module_of(ctx, give_none, fail_backward);
+    dp_module *odd = module_of(ctx, give_none, give_bad_gradient);
     dp_pass *pass = NULL;
     dp_value out;
     CHECK_ERROR(dp_backward(NULL, dp_none(), NULL), DP_ERR_INVALID, "pass is NULL");
@@ -377,7 +369,7 @@ TEST_BACKENDS(wrong_backwards)
     CHECK_OK(dp_module_destroy(net));
     CHECK_ERROR(dp_backward(pass, dp_none(), NULL), DP_ERR_STATE,
                 "the module of this pass was destroyed");
-    dp_module *heir = module_of(ctx, forward_nothing, count_backward); /* in the same place */
+    dp_module *heir = module_of(ctx, give_none, count_backward); /* in the same place */
     CHECK_ERROR(dp_backward(pass, dp_none(), NULL), DP_ERR_STATE, "destroyed");
     CHECK_OK(dp_module_destroy(heir));
 }

@@ -23,7 +23,7 @@
 #include "mpi/launched.h"
 #endif
 
-enum { MOST_RANKS = 8, PERIOD = 251, PAD = 16, CAPACITY = (65537 * 2 + PAD) * 8 };
+enum { MOST_RANKS = 8, PAD = 16, CAPACITY = (65537 * 2 + PAD) * 8 };
 
 /* ---- worlds ---------------------------------------------------------------------------------- */
 
@@ -352,9 +352,9 @@ static dp_status issue(world *w, const call *c, const dp_part *parts)
     return dp_scatter_from(w->ctx, parts, c->count, c->dtype, c->root);
 }
 
-/* What every rank sends, element i of rank r being sent[r][i % PERIOD], and what they come to. */
+/* What every rank sends, element i of rank r being sent[r][i % CYCLE], and what they come to. */
 typedef struct data {
-    char sent[MOST_RANKS][PERIOD * 8], reduced[PERIOD * 8];
+    char sent[MOST_RANKS][CYCLE * 8], reduced[CYCLE * 8];
 } data;
 
 static void reduce_rows(const void *const *in, int count, void *out, dp_dtype dtype, dp_op op,
@@ -363,7 +363,7 @@ static void reduce_rows(const void *const *in, int count, void *out, dp_dtype dt
     number_kernel(&(dp_kernel_args){.kernel = DP_KERNEL_REDUCE,
                                     .op = op == DP_OP_MEAN ? DP_OP_SUM : op,
                                     .dtype = dtype,
-                                    .count = PERIOD,
+                                    .count = CYCLE,
                                     .out = &out,
                                     .in = in,
                                     .out_count = 1,
@@ -375,13 +375,13 @@ static void reduce_rows(const void *const *in, int count, void *out, dp_dtype dt
 /* The ranks of a process come first, in its order, halves as f32. */
 static void reduce_by_process(const world *w, data *d, dp_dtype dtype, dp_op op, double scale)
 {
-    static char rows[MOST_RANKS][PERIOD * 8], sums[MOST_RANKS][PERIOD * 8], whole[PERIOD * 8];
+    static char rows[MOST_RANKS][CYCLE * 8], sums[MOST_RANKS][CYCLE * 8], whole[CYCLE * 8];
     const void *in[MOST_RANKS];
     bool half = dtype == DP_F16 || dtype == DP_BF16;
     dp_dtype wide = half ? DP_F32 : dtype;
     int processes = 0;
     for (int r = 0, count = 0; r < w->ranks; r++) {
-        for (size_t i = 0; i < PERIOD; i++) {
+        for (size_t i = 0; i < CYCLE; i++) {
             number_put(wide, rows[r], i, number_get(dtype, d->sent[r], i));
         }
         in[count++] = rows[r];
@@ -394,7 +394,7 @@ static void reduce_by_process(const world *w, data *d, dp_dtype dtype, dp_op op,
         in[p] = sums[p];
     }
     reduce_rows(in, processes, whole, wide, op, scale, op == DP_OP_MEAN ? w->ranks : 1);
-    for (size_t i = 0; i < PERIOD; i++) {
+    for (size_t i = 0; i < CYCLE; i++) {
         number_put(dtype, d->reduced, i, number_get(wide, whole, i));
     }
 }
@@ -417,7 +417,7 @@ static void send_small(const world *w, data *d, dp_dtype dtype, dp_op op, uint64
 {
     static const number factors[] = {1, 2, -1};
     for (int r = 0; r < w->ranks; r++) {
-        for (size_t i = 0; i < PERIOD; i++) {
+        for (size_t i = 0; i < CYCLE; i++) {
             uint64_t u = test_random(state);
             number n = op == DP_OP_PROD ? factors[u % 3] : (number)(u % 25) - 9;
             number_put(dtype, d->sent[r], i, dtype == DP_BOOL ? (number)(u & 1) : n);
@@ -430,7 +430,7 @@ static void send_digits(const world *w, data *d, dp_dtype dtype, dp_op op, doubl
                         uint64_t *state)
 {
     for (int r = 0; r < w->ranks; r++) {
-        for (size_t i = 0; i < PERIOD; i++) {
+        for (size_t i = 0; i < CYCLE; i++) {
             number digits = (number)(int64_t)test_random(state);
             number_put(dtype, d->sent[r], i, ldexpl(digits, (int)(test_random(state) % 6) - 64));
         }
@@ -438,37 +438,27 @@ static void send_digits(const world *w, data *d, dp_dtype dtype, dp_op op, doubl
     reduce_sent(w, d, dtype, op, scale);
 }
 
-/* Elements first .. first + count - 1 of something periodic. */
-static void lay_out(char *out, const char *period, size_t first, size_t count, size_t size)
-{
-    for (size_t done = 0, run; done < count; done += run) {
-        size_t at = (first + done) % PERIOD;
-        run = PERIOD - at < count - done ? PERIOD - at : count - done;
-        memcpy(out + done * size, period + at * size, run * size);
-    }
-}
-
 static void sent_by(const call *c, const data *d, const world *w, int rank, char *out)
 {
     size_t all = forms[c->verb].sends_all ? (size_t)w->ranks : 1;
-    lay_out(out, d->sent[rank], 0, all * c->count, dp_dtype_bytes(c->dtype));
+    lay_cycles(out, d->sent[rank], 0, all * c->count, dp_dtype_bytes(c->dtype));
 }
 
 static void received_by(const call *c, const data *d, const world *w, int rank, char *out)
 {
     size_t size = dp_dtype_bytes(c->dtype), own = (size_t)rank * c->count, block = c->count * size;
     if (c->verb == DP_ALL_REDUCE || c->verb == DP_REDUCE_TO) {
-        lay_out(out, d->reduced, 0, c->count, size);
+        lay_cycles(out, d->reduced, 0, c->count, size);
     } else if (c->verb == DP_REDUCE_SCATTER) {
-        lay_out(out, d->reduced, own, c->count, size);
+        lay_cycles(out, d->reduced, own, c->count, size);
     } else if (c->verb == DP_BROADCAST) {
-        lay_out(out, d->sent[c->root], 0, c->count, size);
+        lay_cycles(out, d->sent[c->root], 0, c->count, size);
     } else if (c->verb == DP_SCATTER_FROM) {
-        lay_out(out, d->sent[c->root], own, c->count, size);
+        lay_cycles(out, d->sent[c->root], own, c->count, size);
     } else {
         for (int r = 0; r < w->ranks; r++) {
             size_t first = c->verb == DP_ALL_TO_ALL ? own : 0;
-            lay_out(out + (size_t)r * block, d->sent[r], first, c->count, size);
+            lay_cycles(out + (size_t)r * block, d->sent[r], first, c->count, size);
         }
     }
 }
@@ -787,19 +777,19 @@ WORLD_TEST(sums_are_close)
 {
     static const number epsilon[] = {0x1p-24L, 0x1p-53L, 0x1p-11L, 0x1p-8L};
     static data d;
-    char got[PERIOD * 8];
+    char got[CYCLE * 8];
     uint64_t state = test_seed();
     for (int i = 0; i < 4 * 2; i++) {
         dp_dtype dtype = floats[i % 4];
-        call c = {DP_ALL_REDUCE, dtype, i / 4 ? DP_OP_MEAN : DP_OP_SUM, PERIOD, 0, false};
+        call c = {DP_ALL_REDUCE, dtype, i / 4 ? DP_OP_MEAN : DP_OP_SUM, CYCLE, 0, false};
         dp_part parts[MOST_RANKS];
         send_digits(w, &d, dtype, c.op, 1, &state);
         for (int r = 0; r < w->ranks; r++) {
             parts[r] = part_of(w, &c, &d, r);
         }
         CHECK_OK(issue(w, &c, parts));
-        get(w, &w->b[w->first + w->count - 1], 0, got, PERIOD * dp_dtype_bytes(dtype));
-        for (size_t k = 0; k < PERIOD; k++) {
+        get(w, &w->b[w->first + w->count - 1], 0, got, CYCLE * dp_dtype_bytes(dtype));
+        for (size_t k = 0; k < CYCLE; k++) {
             number sum = 0, size = 0;
             for (int r = 0; r < w->ranks; r++) {
                 sum += number_get(dtype, d.sent[r], k);
@@ -843,13 +833,13 @@ WORLD_TEST(scale)
     uint64_t state = test_seed();
     static const double scales[] = {1, 0.25, 1.0 / 3, 0, -2};
     for (int i = 0; i < 4 * 5; i++) {
-        call c = {DP_ALL_REDUCE, floats[i % 4], DP_OP_SUM, PERIOD, 0, i % 3 == 0};
+        call c = {DP_ALL_REDUCE, floats[i % 4], DP_OP_SUM, CYCLE, 0, i % 3 == 0};
         dp_part parts[MOST_RANKS];
         send_digits(w, &d, c.dtype, DP_OP_SUM, scales[i / 4], &state);
         for (int r = 0; r < w->ranks; r++) {
             parts[r] = part_of(w, &c, &d, r);
         }
-        CHECK_OK(dp_all_reduce_scaled(w->ctx, parts + w->first, PERIOD, c.dtype, DP_OP_SUM,
+        CHECK_OK(dp_all_reduce_scaled(w->ctx, parts + w->first, CYCLE, c.dtype, DP_OP_SUM,
                                       scales[i / 4]));
         for (int r = 0; r < w->ranks; r++) {
             check_rank(w, &c, &d, r);
@@ -879,7 +869,7 @@ static void check_wanted(world *w, const call *c, const data *d, unsigned wanted
     for (int r = w->first; r < w->first + w->count; r++) {
         memset(want, 0x5a, bytes + PAD);
         if (wanted >> r & 1) {
-            lay_out(want + off, d->reduced, 0, c->count, dp_dtype_bytes(c->dtype));
+            lay_cycles(want + off, d->reduced, 0, c->count, dp_dtype_bytes(c->dtype));
         }
         get(w, &w->b[r], 0, got, bytes + PAD);
         check_bytes(c, "recv", r, got, want, bytes + PAD);
@@ -922,7 +912,7 @@ WORLD_TEST(whole_numbers)
     uint64_t state = test_seed();
     for (dp_dtype dtype = DP_I64; dtype <= DP_U8; dtype++) {
         for (int r = 0; r < w->ranks; r++) {
-            for (size_t i = 0; i < PERIOD * dp_dtype_bytes(dtype); i++) {
+            for (size_t i = 0; i < CYCLE * dp_dtype_bytes(dtype); i++) {
                 d.sent[r][i] = (char)test_random(&state);
             }
         }
@@ -931,7 +921,7 @@ WORLD_TEST(whole_numbers)
         reduce_sent(w, &d, dtype, DP_OP_PROD, 1);
         check_call(w, &(call){DP_ALL_REDUCE, dtype, DP_OP_PROD, 1000, 0, true}, &d);
         for (int r = 0; r < w->ranks; r++) {
-            for (size_t i = 0; i < PERIOD; i++) {
+            for (size_t i = 0; i < CYCLE; i++) {
                 number_put(dtype, d.sent[r], i, dtype == DP_U8 ? r % 2 : -(number)(r % 2));
             }
         }
@@ -1004,7 +994,7 @@ static void send_bits(const world *w, data *d, dp_dtype dtype, uint64_t *state)
 {
     const layout own = layouts[dtype];
     const uint64_t sign = (own.last + 1) << own.digits;
-    for (size_t i = 0; i < PERIOD; i++) {
+    for (size_t i = 0; i < CYCLE; i++) {
         const uint64_t least = test_random(state) % own.last;
         for (int r = 0; r < w->ranks; r++) {
             uint64_t u = test_random(state), exponent = least + (u >> 60) % 4;

@@ -496,17 +496,11 @@ static dp_status inputs_back(dp_call *call)
     return DP_OK;
 }
 
-static dp_status nothing(dp_call *call)
-{
-    call->out = dp_none();
-    return DP_OK;
-}
-
 /* None of a replica is zeros of the size of its own input, wherever that stands. */
 TEST(none_among_many_gradients_is_zeros)
 {
     enum { COUNT = 100 };
-    static const dp_method methods[] = {{"forward", nothing}, {"backward", inputs_back}};
+    static const dp_method methods[] = {{"forward", give_none}, {"backward", inputs_back}};
     static float ones[4 * 7];
     static dp_pair pairs[COUNT];
     dp_ctx *ctx = two_devices();
@@ -563,15 +557,9 @@ static dp_status losses(dp_call *call)
     return DP_OK;
 }
 
-static dp_status losses_back(dp_call *call)
-{
-    (void)call;
-    return DP_OK;
-}
-
 static dp_module *new_losses(dp_ctx *ctx, const size_t *count)
 {
-    static const dp_method methods[] = {{"forward", losses}, {"backward", losses_back}};
+    static const dp_method methods[] = {{"forward", losses}, {"backward", no_gradient}};
     dp_module *module = NULL, *par = NULL;
     dp_module_config config = {.methods = methods, .method_count = 2, .state = count};
     CHECK_OK(dp_module_create(ctx, &config, &module));
@@ -640,7 +628,7 @@ static void make_params(size_t count, int64_t floats)
         params[i] = (dp_param_config){.name = names[i], .ndim = 1, .shape = {floats}};
 }
 
-static const dp_method no_methods[] = {{"forward", nothing}};
+static const dp_method no_methods[] = {{"forward", give_none}};
 
 static dp_status make_module(dp_ctx *ctx, size_t count, dp_module **out)
 {

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "test.h"
+#include "process.h"
 
 static void clean_environment(void)
 {
@@ -28,19 +28,6 @@ static int core_count(void)
     cpu_set_t cores;
     CHECK_INT(sched_getaffinity(0, sizeof cores, &cores), 0);
     return CPU_COUNT(&cores);
-}
-
-static void use_one_core(void)
-{
-    cpu_set_t cores, one;
-    CHECK_INT(sched_getaffinity(0, sizeof cores, &cores), 0);
-    CPU_ZERO(&one);
-    for (size_t i = 0; CPU_COUNT(&one) == 0; i++) {
-        if (CPU_ISSET(i, &cores)) {
-            CPU_SET(i, &one);
-        }
-    }
-    CHECK_INT(sched_setaffinity(0, sizeof one, &one), 0);
 }
 
 static dp_ctx *open_ctx(const dp_config *config)

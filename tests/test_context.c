@@ -1,7 +1,6 @@
 /* test_context.c - open and close, workers, dp_run, streams, fork, several contexts at once. */
 
 #define _GNU_SOURCE 1 /* sched_setaffinity */
-#include <dirent.h>
 #include <limits.h>
 #include <pthread.h>
 #include <sched.h>
@@ -14,7 +13,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#include "test.h"
+#include "process.h"
 
 /* Sanitizers are not ready for all that a child of fork may do. */
 #ifdef __has_feature
@@ -54,23 +53,6 @@ static dp_ctx *open_counted(int count, test_allocator *counter)
         &(dp_config){.device_count = count, .allocator = test_allocator_of(counter)});
 }
 
-static int entry_count(const char *path)
-{
-    DIR *folder = opendir(path);
-    CHECK(folder != NULL);
-    int count = 0;
-    for (struct dirent *entry; (entry = readdir(folder)) != NULL;) {
-        count += entry->d_name[0] != '.';
-    }
-    closedir(folder);
-    return count;
-}
-
-static void sleep_ms(long ms)
-{
-    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
-}
-
 static double seconds_of(clockid_t clock)
 {
     struct timespec now;
@@ -81,18 +63,18 @@ static double seconds_of(clockid_t clock)
 /* A thread that was joined may be seen for a moment longer. */
 static void check_thread_count(int want)
 {
-    for (int i = 0; i < 100 && entry_count("/proc/self/task") != want; i++) {
-        sleep_ms(10);
+    for (int i = 0; i < 100 && count_threads() != want; i++) {
+        rest(10);
     }
-    CHECK_INT(entry_count("/proc/self/task"), want);
+    CHECK_INT(count_threads(), want);
 }
 
 /* Of this process as it is, with what a sanitizer or an emulator adds when the first one starts. */
 static int own_thread_count(void)
 {
     dp_close(open_devices(2));
-    sleep_ms(100);
-    return entry_count("/proc/self/task");
+    rest(100);
+    return count_threads();
 }
 
 static void wait_for(const atomic_int *value, int at_least)
@@ -100,19 +82,6 @@ static void wait_for(const atomic_int *value, int at_least)
     while (atomic_load(value) < at_least) {
         sched_yield();
     }
-}
-
-static void use_one_core(void)
-{
-    cpu_set_t cores, one;
-    CHECK_INT(sched_getaffinity(0, sizeof cores, &cores), 0);
-    CPU_ZERO(&one);
-    for (size_t i = 0; CPU_COUNT(&one) == 0; i++) {
-        if (CPU_ISSET(i, &cores)) {
-            CPU_SET(i, &one);
-        }
-    }
-    CHECK_INT(sched_setaffinity(0, sizeof one, &one), 0);
 }
 
 /* ---- a round of work that says whether the context is well ----------------------------------- */
@@ -206,12 +175,12 @@ TEST(a_world_of_one_starts_no_thread)
 
 TEST(open_and_close_leave_nothing_behind)
 {
-    int threads = own_thread_count(), files = entry_count("/proc/self/fd");
+    int threads = own_thread_count(), files = open_files();
     for (int i = 0; i < 100; i++) {
         dp_close(open_devices(1 + i % 4));
     }
     check_thread_count(threads);
-    CHECK_INT(entry_count("/proc/self/fd"), files);
+    CHECK_INT(open_files(), files);
 }
 
 /* More in turn than the process may have at once. */
@@ -303,9 +272,9 @@ TEST(idle_workers_burn_nothing)
     for (int i = 0; i < 5; i++) {
         check_works(ctx, 2);
     }
-    sleep_ms(50);
+    rest(50);
     double start = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
-    sleep_ms(400);
+    rest(400);
     CHECK(seconds_of(CLOCK_PROCESS_CPUTIME_ID) - start < 0.02 * test_timeout_scale());
     check_works(ctx, 2);
     dp_close(ctx);
@@ -878,7 +847,7 @@ static dp_status follow_plan(int local_rank, dp_scope *scope, void *user)
 {
     (void)scope;
     plan *p = user;
-    sleep_ms(p->delay_ms[local_rank]);
+    rest(p->delay_ms[local_rank]);
     atomic_fetch_add(&p->finished, 1);
     if (p->text[local_rank] != NULL) {
         return dp_error(p->status[local_rank], "%s", p->text[local_rank]);

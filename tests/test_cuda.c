@@ -668,15 +668,6 @@ TEST(nothing_waits_on_one_gpu)
     enqueues_only(open_cuda(1, (int[]){0, 0, 0, 0}, 4));
 }
 
-static void find_entry(const char *name, void *out)
-{
-    enum cudaDriverEntryPointQueryResult result;
-    void *fn = NULL;
-    CHECK_INT(cudaGetDriverEntryPointByVersion(name, &fn, 12080, cudaEnableDefault, &result),
-              cudaSuccess);
-    memcpy(out, &fn, sizeof fn);
-}
-
 /* A stream of the GPU, but not of the context that the runtime uses. */
 TEST(a_stream_of_another_context_is_refused)
 {

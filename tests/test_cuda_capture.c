@@ -44,17 +44,6 @@ static cudaStream_t capture_begin(dp_ctx *ctx, int mode)
     return native;
 }
 
-static cudaGraphExec_t capture_end(cudaStream_t native)
-{
-    cudaGraph_t graph = NULL;
-    cudaGraphExec_t exec = NULL;
-    CHECK_INT(cudaStreamEndCapture(native, &graph), cudaSuccess);
-    CHECK_INT(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
-    CHECK_INT(cudaGraphDestroy(graph), cudaSuccess);
-    cuda_check_findings();
-    return exec;
-}
-
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /* Twice the last of x. Nothing of this size was there before: it is allocated in the capture. */

@@ -71,15 +71,6 @@ typedef struct side {
 static CUresult (*push)(CUcontext);
 static CUresult (*pop)(CUcontext *);
 
-static void find_entry(const char *name, void *out)
-{
-    enum cudaDriverEntryPointQueryResult result;
-    void *fn = NULL;
-    CHECK_INT(cudaGetDriverEntryPointByVersion(name, &fn, 12080, cudaEnableDefault, &result),
-              cudaSuccess);
-    memcpy(out, &fn, sizeof fn);
-}
-
 /* The context of GPU 0 is current until side_close. */
 static side side_open(dp_ctx *ctx)
 {

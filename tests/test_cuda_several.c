@@ -598,17 +598,6 @@ static void capture_drop(cudaStream_t native)
     cuda_check_findings();
 }
 
-static cudaGraphExec_t capture_end(cudaStream_t native)
-{
-    cudaGraph_t graph = NULL;
-    cudaGraphExec_t exec = NULL;
-    CHECK_INT(cudaStreamEndCapture(native, &graph), cudaSuccess);
-    CHECK_INT(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
-    CHECK_INT(cudaGraphDestroy(graph), cudaSuccess);
-    cuda_check_findings();
-    return exec;
-}
-
 static void fill_again(team *t)
 {
     for (int r = 0; r < t->count; r++) {

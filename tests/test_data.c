@@ -286,13 +286,6 @@ static own_set *new_set(void)
     return set;
 }
 
-static dp_ctx *open_one(int devices)
-{
-    dp_ctx *ctx = NULL;
-    CHECK_OK(dp_open(&(dp_config){.device_count = devices}, &ctx));
-    return ctx;
-}
-
 /* A batch is what its indices say. */
 static void check_batch(const dp_batch *batch, const dp_loader_config *config)
 {
@@ -420,7 +413,7 @@ TEST(sizes_at_their_limits)
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const size_row *row = &rows[i];
         own_set *set = new_set();
-        dp_ctx *ctx = open_one(2);
+        dp_ctx *ctx = open_cpus(2);
         dp_loader_config config = {
             .sampler = {.count = row->count, .world = row->world, .rank = row->world - 1},
             .batch = row->batch,
@@ -441,7 +434,7 @@ TEST(more_ranks_than_samples)
     int total = 0;
     for (int rank = 0; rank < 5; rank++) {
         own_set *set = new_set();
-        dp_ctx *ctx = open_one(1);
+        dp_ctx *ctx = open_cpus(1);
         dp_loader_config config = {
             .sampler = {.count = 3, .rank = rank, .world = 5, .sampling = DP_SAMPLE_EXACT},
             .batch = 2,
@@ -461,7 +454,7 @@ TEST(repeated_samples_are_not_real)
     static const int64_t want[4][2] = {{2, 1}, {2, 1}, {2, 0}, {2, 0}};
     for (int rank = 0; rank < 4; rank++) {
         own_set *set = new_set();
-        dp_ctx *ctx = open_one(1);
+        dp_ctx *ctx = open_cpus(1);
         dp_scope *scope = dp_scope_begin(ctx);
         dp_loader *loader = loader_of(
             ctx, set,
@@ -479,7 +472,7 @@ TEST(repeated_samples_are_not_real)
 TEST(an_endless_loader_has_full_batches)
 {
     own_set *set = new_set();
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_loader_config config = {
         .sampler = {.count = 3, .sampling = DP_SAMPLE_ENDLESS}, .batch = 4, .worker_count = 2};
     dp_loader *loader = loader_of(ctx, set, config);
@@ -504,7 +497,7 @@ TEST(an_endless_loader_has_full_batches)
 /* Batches of all ranks together are those of one rank. */
 TEST(blocks_keep_batches_whole)
 {
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     own_set *set = new_set();
     for (int number = 0; number < 3; number++) {
         dp_scope *step = dp_scope_begin(ctx);
@@ -532,7 +525,7 @@ TEST(blocks_keep_batches_whole)
 static dp_status one_of_two(void *user)
 {
     own_set *set = new_set();
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_info info;
     dp_loader_info own;
     (void)user;
@@ -579,7 +572,7 @@ static void take(dp_loader *loader, dp_scope *scope, int count)
 TEST(so_many_batches_are_read_ahead)
 {
     own_set *set = new_set();
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_scope *scope = dp_scope_begin(ctx);
     dp_loader *loader = loader_of(
         ctx, set,
@@ -601,7 +594,7 @@ TEST(so_many_batches_are_read_ahead)
 TEST(the_next_epoch_is_begun_if_there_is_one)
 {
     own_set *set = new_set();
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_scope *scope = dp_scope_begin(ctx);
     dp_batch batch;
     dp_loader *loader = loader_of(
@@ -626,7 +619,7 @@ TEST(the_next_epoch_is_begun_if_there_is_one)
 TEST(no_workers_read_on_demand)
 {
     own_set *set = new_set();
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_scope *scope = dp_scope_begin(ctx);
     dp_loader *loader =
         loader_of(ctx, set, (dp_loader_config){.sampler = {.count = 8}, .batch = 4, .ahead = 7});
@@ -782,7 +775,7 @@ static void check_spoilt(dp_value wrong, const char *says, dp_status status)
 {
     for (int workers = 0; workers < 3; workers += 2) {
         own_set *set = new_set();
-        dp_ctx *ctx = open_one(1);
+        dp_ctx *ctx = open_cpus(1);
         dp_scope *scope = dp_scope_begin(ctx);
         dp_batch batch;
         set->words = true;
@@ -820,7 +813,7 @@ static dp_status read_nothing(dp_sample *sample, void *user)
 
 TEST(nothing_at_all_is_no_batch)
 {
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_scope *scope = dp_scope_begin(ctx);
     dp_loader *loader = NULL;
     dp_batch batch;
@@ -837,7 +830,7 @@ TEST(nothing_at_all_is_no_batch)
 static void check_failing(int workers, bool silent, dp_status how, dp_status want)
 {
     own_set *set = new_set();
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_batch batch = {.count = 77};
     const int64_t fails[] = {7, 5, 9, 0};
     memcpy(set->fails, fails, sizeof fails);
@@ -904,7 +897,7 @@ static dp_status collate_fails(dp_scope *scope, const dp_value *samples, size_t 
 TEST(a_collate_that_fails_spoils_its_batch)
 {
     own_set *set = new_set();
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_scope *scope = dp_scope_begin(ctx);
     dp_batch batch;
     set->words = true;
@@ -930,7 +923,7 @@ static dp_status collate_nothing(dp_scope *scope, const dp_value *samples, size_
 
 TEST(a_collate_that_makes_an_error_value)
 {
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_scope *scope = dp_scope_begin(ctx);
     dp_loader *loader = NULL;
     dp_batch batch;
@@ -963,7 +956,7 @@ TEST(a_loader_is_not_called_from_inside_itself)
 {
     for (int workers = 0; workers < 2; workers++) {
         own_set *set = new_set();
-        dp_ctx *ctx = open_one(1);
+        dp_ctx *ctx = open_cpus(1);
         dp_scope *scope = dp_scope_begin(ctx);
         dp_batch batch;
         CHECK_OK(dp_loader_create(
@@ -992,7 +985,7 @@ static dp_status read_another(dp_sample *sample, void *user)
 TEST(a_loader_may_read_another)
 {
     own_set *set = new_set();
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_scope *scope = dp_scope_begin(ctx);
     dp_batch batch;
     dp_loader *outer = NULL;
@@ -1053,7 +1046,7 @@ TEST(busy_workers_are_waited_for)
 TEST(loaders_that_were_never_used)
 {
     own_set *set = new_set();
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_loader_destroy(NULL);
     for (int workers = 0; workers < 3; workers++) {
         dp_loader_config config = {.sampler = {.count = 5}, .worker_count = workers};
@@ -1069,7 +1062,7 @@ TEST(a_scope_that_cannot_have_it_loses_nothing)
 {
     for (int workers = 0; workers < 2; workers++) {
         own_set *set = new_set();
-        dp_ctx *ctx = open_one(1), *other = open_one(1);
+        dp_ctx *ctx = open_cpus(1), *other = open_cpus(1);
         dp_batch batch;
         dp_loader_config config = {.sampler = {.count = 4}, .batch = 2, .worker_count = workers};
         dp_loader *loader = loader_of(ctx, set, config);
@@ -1090,7 +1083,7 @@ TEST(a_scope_that_cannot_have_it_loses_nothing)
 TEST(a_child_of_fork_has_no_loader)
 {
     own_set *set = new_set();
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_batch batch;
     dp_loader_config config = {.sampler = {.count = 8}, .batch = 2, .worker_count = 2};
     dp_loader *loader = loader_of(ctx, set, config);
@@ -1114,7 +1107,7 @@ TEST(a_child_of_fork_has_no_loader)
 TEST(a_job_that_failed_reads_no_more)
 {
     own_set *set = new_set();
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_batch batch;
     dp_loader *loader =
         loader_of(ctx, set, (dp_loader_config){.sampler = {.count = 8}, .worker_count = 2});
@@ -1134,7 +1127,7 @@ TEST(a_loader_goes_on_where_another_stopped)
     for (int workers = 0; workers < 3; workers += 2)
         for (int after = 0; after < 7; after++) {
             own_set *set = new_set();
-            dp_ctx *ctx = open_one(1);
+            dp_ctx *ctx = open_cpus(1);
             dp_scope *scope = dp_scope_begin(ctx);
             dp_value saved;
             dp_batch want, got;
@@ -1163,7 +1156,7 @@ TEST(a_loader_goes_on_where_another_stopped)
 TEST(a_place_means_the_same_to_any_world)
 {
     own_set *set = new_set();
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_scope *scope = dp_scope_begin(ctx);
     dp_value saved, ended;
     dp_batch batch;
@@ -1206,21 +1199,10 @@ TEST(a_place_means_the_same_to_any_world)
     dp_close(ctx);
 }
 
-static dp_value with(dp_scope *scope, dp_value dict, const char *key, dp_value value)
-{
-    dp_pair pairs[8];
-    for (size_t i = 0; i < dp_count(dict); i++) {
-        pairs[i] = (dp_pair){dp_key_at(dict, i), dp_at(dict, i)};
-        if (strcmp(pairs[i].key, key) == 0)
-            pairs[i].value = value;
-    }
-    return dp_dict_make(scope, pairs, dp_count(dict));
-}
-
 TEST(a_place_that_does_not_fit_is_refused)
 {
     own_set *set = new_set();
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_scope *scope = dp_scope_begin(ctx);
     dp_value saved;
     dp_loader_info info;
@@ -1251,7 +1233,8 @@ TEST(a_place_that_does_not_fit_is_refused)
                 {"samples", dp_string(scope, "4"), "'samples' is missing"},
                 {"ended", dp_none(), "'ended' is missing, or no bool"}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        dp_status status = dp_loader_load(loader, with(scope, saved, rows[i].key, rows[i].value));
+        dp_status status =
+            dp_loader_load(loader, tree_replaced(scope, saved, rows[i].key, rows[i].value));
         CHECK(status == DP_ERR_MISMATCH || status == DP_ERR_INVALID);
         CHECK_SAYS(dp_last_error(), rows[i].says);
         CHECK_SAYS(dp_last_error(), "dp_loader_load: ");
@@ -1291,7 +1274,7 @@ static dp_status read_seed(dp_sample *sample, void *user)
 
 TEST(each_sample_has_its_seed)
 {
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     for (int round = 0; round < 3; round++) {
         dp_loader *loader = NULL;
         CHECK_OK(dp_loader_create(ctx,
@@ -1351,7 +1334,7 @@ TEST(loaders_that_make_no_sense)
         {"field 'n' has", {.read = read_nothing, .fields = &negative, .field_count = 1}},
         {"field 'o' has", {.read = read_nothing, .fields = &odd, .field_count = 1}},
     };
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_loader *loader = NULL;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         CHECK_ERROR(dp_loader_create(ctx, &rows[i].config, &loader), DP_ERR_INVALID, rows[i].says);
@@ -1374,7 +1357,7 @@ TEST(loaders_that_make_no_sense)
 TEST(a_batch_that_is_too_large)
 {
     static const dp_field huge = {"huge", DP_F32, 2, {INT64_C(1) << 28, INT64_C(1) << 20}};
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_scope *scope = dp_scope_begin(ctx);
     dp_loader *loader = NULL;
     dp_batch batch;
@@ -1521,7 +1504,7 @@ TEST_BACKENDS(default_collate_stacks_tensors)
 
 TEST(samples_that_make_no_sense)
 {
-    dp_ctx *ctx = open_one(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_scope *scope = dp_scope_begin(ctx);
     const dp_value one = dp_int(1), torn = {.kind = DP_LIST, .count = 3, .depth = 1};
     dp_value out = dp_none(), deep_list = dp_int(1);

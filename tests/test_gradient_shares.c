@@ -617,13 +617,6 @@ TEST(the_pass_after_one_that_failed_is_scattered)
 
 /* ---- what cannot be scattered ---------------------------------------------------------------- */
 
-static dp_status hook(const dp_bucket *bucket, void *user)
-{
-    (void)user;
-    return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
-                                bucket->scale);
-}
-
 static void check_refused(dp_module *par, const char *why)
 {
     CHECK_ERROR(dp_grads_scatter_set(par, true), DP_ERR_UNSUPPORTED, "dp_grads_scatter_set: ");
@@ -708,8 +701,9 @@ TEST(modules_that_share_or_hook_gradients_are_not_scattered)
     dp_close(ctx);
     ctx = open_on(toy_device(), 2);
     from_inside(ctx);
-    check_refused(three_par(ctx, &uses_all, true, &(dp_distributed_config){.buckets.hook = hook}),
-                  "'distributed' has a hook");
+    check_refused(
+        three_par(ctx, &uses_all, true, &(dp_distributed_config){.buckets.hook = plain_hook}),
+        "'distributed' has a hook");
     check_refused(three_par(ctx, &uses_all, true, &(dp_distributed_config){.buckets.wire = DP_F16}),
                   "'distributed' has a wire dtype");
     dp_close(ctx);
@@ -1166,11 +1160,6 @@ static dp_module *one_that_asks(dp_ctx *ctx)
     CHECK_OK(forward_and_backward(par, 1, false));
     CHECK(dp_grads_are_scattered(par));
     return par;
-}
-
-static bool is_refused(dp_status status)
-{
-    return status != DP_OK && dp_status_class(status) != DP_CLASS_JOB;
 }
 
 /* Asks again for what it was refused. */

@@ -23,6 +23,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include "process.h"
 #include "../examples/custom_device.h"
 #include "world.h"
 
@@ -1087,33 +1088,19 @@ TEST(a_child_of_fork_closes_its_copy)
 
 /* ---- nothing is left ------------------------------------------------------------------------- */
 
-static int count_files(void)
-{
-    DIR *directory = opendir("/proc/self/fd");
-    int count = 0;
-    if (directory == NULL) {
-        return 0;
-    }
-    while (readdir(directory) != NULL) {
-        count++;
-    }
-    closedir(directory);
-    return count;
-}
-
 static void leave_nothing(void)
 {
     dp_ctx *ctx;
-    int before = count_files();
+    int before = open_files();
     use_tcp();
     CHECK_OK(open_world(0, NULL, &ctx));
-    int most = count_files();
+    int most = open_files();
     CHECK(before == 0 || (most > before && most <= before + 3 + (me == 0))); /* log2 of 8 */
     dp_close(ctx);
-    CHECK_INT(count_files(), before);
+    CHECK_INT(open_files(), before);
     if (me < 4) { /* and after a meeting that failed */
         CHECK_ERROR(open_world(300, NULL, &ctx), DP_ERR_TIMEOUT, "processes 4, 5, 6 and 7 of 8");
-        CHECK_INT(count_files(), before);
+        CHECK_INT(open_files(), before);
     }
 }
 
@@ -1129,14 +1116,14 @@ static void listen_where_the_child_is_not(void)
 {
     char address[40];
     dp_ctx *ctx;
-    int before = count_files(), ms = (int)(700 * test_timeout_scale());
+    int before = open_files(), ms = (int)(700 * test_timeout_scale());
     use_tcp();
     snprintf(address, sizeof address, "%s:%d", me == 0 ? "0.0.0.0" : "127.0.0.2", port);
     if (me == 0 || me == 3)
         set("DP_ADDR", address);
     CHECK_ERROR(open_world(ms, NULL, &ctx), DP_ERR_TIMEOUT,
                 "process 2 of 4 did not answer at 127.0.0.2, ports ");
-    CHECK_INT(count_files(), before);
+    CHECK_INT(open_files(), before);
 }
 
 TEST(a_parent_that_is_not_found_is_named)
@@ -1149,10 +1136,10 @@ TEST(a_world_of_one_opens_no_socket)
 {
     dp_ctx *ctx;
     nobody_launched_us();
-    int before = count_files();
+    int before = open_files();
     launched_by(&launchers[0], 0, 1);
     CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
-    CHECK_INT(count_files(), before);
+    CHECK_INT(open_files(), before);
     dp_close(ctx);
 }
 
@@ -1352,13 +1339,13 @@ static void meet_in_a_crowd(void)
     const dp_coll_ops *const colls[] = {stub_coll(), NULL};
     dp_ctx *ctx;
     dp_info info;
-    int before = count_files();
+    int before = open_files();
     use_tcp();
     CHECK_OK(dp_open(&(dp_config){.colls = colls, .device_count = 1}, &ctx));
     CHECK_OK(dp_info_get(ctx, &info));
     CHECK_INT(info.process, me);
     CHECK_INT(info.rank_count, world);
-    CHECK(count_files() <= before + 9 + (me == 0));
+    CHECK(open_files() <= before + 9 + (me == 0));
     if (me == 0) {
         printf("%d processes met in %.2f s\n", world, now() - begun);
         CHECK(now() - begun <= 10 * test_timeout_scale());
@@ -1443,14 +1430,14 @@ TEST(spawned_processes_are_a_job)
 {
     shared *all = share_memory();
     nobody_launched_us();
-    int before = count_files();
+    int before = open_files();
     CHECK_OK(dp_spawn(4, spawned_sum, all));
     CHECK_OK(dp_spawn(1, spawned_sum, all));
     for (int p = 0; p < 4; p++) {
         CHECK_INT(all->seen[p], p == 0 ? 2 : 1);
     }
     CHECK(getenv("DP_PROCESS") == NULL);
-    CHECK_INT(count_files(), before);
+    CHECK_INT(open_files(), before);
     check_no_child();
     set("DP_LAUNCH", "none"); /* of this process: those that it starts are started on purpose */
     CHECK_OK(dp_spawn(3, spawned_sum, all));

@@ -5,13 +5,7 @@
 
 static const net_shape by_rows = {0};
 
-static dp_status do_nothing(dp_call *call)
-{
-    call->out = dp_none();
-    return DP_OK;
-}
-
-static const dp_method forward_only[] = {{"forward", do_nothing}};
+static const dp_method forward_only[] = {{"forward", give_none}};
 
 static dp_module *make(dp_ctx *ctx, dp_module_config config)
 {
@@ -76,7 +70,7 @@ TEST_BACKENDS(names_are_paths)
 TEST(config_strings_and_arrays_are_copied)
 {
     char name[] = "net", method[] = "forward", param[] = "w";
-    dp_method methods[] = {{method, do_nothing}};
+    dp_method methods[] = {{method, give_none}};
     dp_param_config params[] = {{.name = param, .ndim = 1, .shape = {2}}};
     dp_ctx *ctx;
     dp_value out;
@@ -145,8 +139,8 @@ TEST_BACKENDS(parameters_of_more_bytes_than_there_are)
 
 TEST_BACKENDS(wrong_modules)
 {
-    static const dp_method no_name[] = {{NULL, do_nothing}}, no_fn[] = {{"forward", NULL}};
-    static const dp_method twice[] = {{"a", do_nothing}, {"a", do_nothing}};
+    static const dp_method no_name[] = {{NULL, give_none}}, no_fn[] = {{"forward", NULL}};
+    static const dp_method twice[] = {{"a", give_none}, {"a", give_none}};
     static const dp_param_config bad_shape[] = {{.name = "w", .ndim = 1, .shape = {-1}}};
     static const dp_param_config same[] = {{.name = "w"}, {.name = "w"}};
     static const dp_param_config unnamed[] = {{.ndim = 0}};
@@ -565,7 +559,7 @@ static dp_status tied_backward(dp_call *call)
 
 TEST_BACKENDS(gradients_of_tied_parameters_are_summed)
 {
-    static const dp_method methods[] = {{"forward", do_nothing}, {"backward", tied_backward}};
+    static const dp_method methods[] = {{"forward", give_none}, {"backward", tied_backward}};
     const dp_param_config params[] = {{.name = "v", .ndim = 1, .shape = {1}},
                                       {.name = "u", .ndim = 1, .shape = {1}, .same_as = "v"}};
     static const int ranks[] = {0, 1, 2};

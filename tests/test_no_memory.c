@@ -41,11 +41,6 @@ static dp_module *make_kit_of_shares(dp_ctx *ctx)
     return kit.par;
 }
 
-static bool is_refused(dp_status status)
-{
-    return status != DP_OK && dp_status_class(status) != DP_CLASS_JOB;
-}
-
 static bool is_first(void)
 {
     return info_here(kit.ctx).process == 0;

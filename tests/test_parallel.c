@@ -7,7 +7,6 @@
 #include "nets.h"
 #include "reluctant.h"
 
-static const int first_ranks[TREE_DEVICES] = {0, 1, 2, 3, 4, 5, 6, 7};
 static const net_shape by_rows = {0}, by_columns = {1};
 
 static dp_module *wrap(dp_module *net, size_t devices, dp_split split, int dim)
@@ -20,12 +19,6 @@ static dp_module *wrap(dp_module *net, size_t devices, dp_split split, int dim)
                                                     .cut.dim = dim},
                               &par));
     return par;
-}
-
-static dp_value floats(dp_scope *scope, const float *data, int ndim, const int64_t *shape)
-{
-    dp_tensor tensor = dp_wrap_const(data, DP_F32, ndim, shape);
-    return dp_of(scope, &tensor);
 }
 
 /* ---- N devices equal one --------------------------------------------------------------------- */
@@ -544,12 +537,6 @@ static dp_status touch_some(dp_call *call)
     return DP_OK;
 }
 
-static dp_status give_none(dp_call *call)
-{
-    call->out = dp_none();
-    return DP_OK;
-}
-
 /* Replicas have gradients from earlier passes, which count once. The first two parameters are
    zeroed together, the last one, which is long, by itself. */
 TEST_BACKENDS(gradients_that_backward_leaves_alone_add_nothing)
@@ -784,12 +771,6 @@ static dp_status fail_silently(dp_call *call)
     return call->replica == 3 ? DP_ERR_NO_MEMORY : give_scalar(call);
 }
 
-static dp_status forget_out(dp_call *call)
-{
-    (void)call;
-    return DP_OK;
-}
-
 static dp_status give_by_replica(dp_call *call)
 {
     call->out = call->replica == 1 ? tree_of(call->scope, "{'a': None}") : dp_none();
@@ -816,7 +797,7 @@ TEST_BACKENDS(a_failing_replica_is_named)
     par = wrap(one_method(ctx, fail_silently), 4, DP_SPLIT_BALANCED, 0);
     CHECK_ERROR(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, NULL),
                 DP_ERR_NO_MEMORY, "own.forward: out of memory");
-    par = wrap(one_method(ctx, forget_out), 2, DP_SPLIT_BALANCED, 0);
+    par = wrap(one_method(ctx, no_gradient), 2, DP_SPLIT_BALANCED, 0);
     CHECK_ERROR(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, NULL), DP_ERR_USER,
                 "without setting call->out");
     par = wrap(one_method(ctx, odd_status), 2, DP_SPLIT_BALANCED, 0);

@@ -1,9 +1,9 @@
 /* test_reducer.c - gradients of the user's made equal on all ranks, of one process or several. */
 
-#include <dirent.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <time.h>
+#include "methods.h"
 #include "../examples/custom_device.h"
 #include "grads.h"
 #include "lazy.h"
@@ -338,12 +338,6 @@ TEST(buckets_travel_before_finish)
 }
 
 /* Collectives of the user's, and work of all devices, while the courier is at work. */
-static dp_status nothing(int rank, dp_scope *scope, void *user)
-{
-    (void)rank, (void)scope, (void)user;
-    return DP_OK;
-}
-
 static void others_work_meanwhile(meeting *m)
 {
     float ones[2] = {1, 1};
@@ -358,7 +352,7 @@ static void others_work_meanwhile(meeting *m)
         CHECK_OK(dp_reducer_begin(g.reducer, NULL));
         for (uint32_t unit = LAYERS; unit-- > 0;) {
             report(&g, unit);
-            CHECK_OK(dp_run(g.ctx, NULL, nothing, NULL));
+            CHECK_OK(dp_run(g.ctx, NULL, run_nothing, NULL));
             CHECK_OK(dp_all_reduce(g.ctx, parts, 1, DP_F32, DP_OP_MEAN));
         }
         CHECK_OK(dp_reducer_finish(g.reducer));
@@ -1479,20 +1473,6 @@ TEST(a_process_closes_in_an_open_pass)
 {
     in_processes(2, one_leaves);
     in_processes(2, one_leaves_two_jobs);
-}
-
-static int count_threads(void)
-{
-    DIR *tasks = opendir("/proc/self/task");
-    int count = 0;
-    if (tasks == NULL) {
-        SKIP("threads can only be counted on Linux");
-    }
-    for (const struct dirent *entry = readdir(tasks); entry != NULL; entry = readdir(tasks)) {
-        count += entry->d_name[0] != '.';
-    }
-    closedir(tasks);
-    return count;
 }
 
 /* One that was joined may be seen for a moment longer. */

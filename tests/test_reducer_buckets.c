@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include "methods.h"
 #include "../examples/custom_device.h"
 #include "decorator.h"
 #include "grads.h"
@@ -993,12 +994,6 @@ typedef struct intruder {
     dp_bucket copy;
 } intruder;
 
-static dp_status nothing(int rank, dp_scope *scope, void *user)
-{
-    (void)rank, (void)scope, (void)user;
-    return DP_OK;
-}
-
 static void *use_from_elsewhere(void *user)
 {
     CHECK_ERROR(plain_hook(user, NULL), DP_ERR_STATE,
@@ -1016,7 +1011,7 @@ static dp_status intrude(const dp_bucket *bucket, void *user)
     const dp_part parts[] = {{.send = &one, .recv = &one}, {.send = &one, .recv = &one}};
     CHECK_ERROR(dp_all_reduce(ctx, parts, 1, DP_F32, DP_OP_SUM), DP_ERR_STATE,
                 "dp_all_reduce: the hook of 'net' called it");
-    CHECK_ERROR(dp_run(ctx, NULL, nothing, NULL), DP_ERR_STATE, "dp_run: the hook of 'net'");
+    CHECK_ERROR(dp_run(ctx, NULL, run_nothing, NULL), DP_ERR_STATE, "dp_run: the hook of 'net'");
     CHECK_ERROR(dp_reducer_begin(in->other, NULL), DP_ERR_STATE, "the hook of 'net' called it");
     CHECK_ERROR(dp_reducer_finish(bucket->reducer), DP_ERR_STATE, "the hook of 'net' called it");
     CHECK_ERROR(dp_reducer_destroy(in->other), DP_ERR_STATE, "the hook of 'net' called it");

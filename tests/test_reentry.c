@@ -239,17 +239,9 @@ static dp_status act_read_grad(stage *s, int rank)
     return dp_owner_grad(s->par, 0, param, &grad);
 }
 
-static dp_status do_nothing(int rank, dp_scope *scope, void *user)
-{
-    (void)rank;
-    (void)scope;
-    (void)user;
-    return DP_OK;
-}
-
 static dp_status act_run(stage *s, int rank)
 {
-    return dp_run(s->ctx, s->other[rank], do_nothing, NULL);
+    return dp_run(s->ctx, s->other[rank], run_nothing, NULL);
 }
 
 static dp_status act_barrier(stage *s, int rank)

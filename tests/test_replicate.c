@@ -3,8 +3,6 @@
 #include "decorator.h"
 #include "tree.h"
 
-static const int first_ranks[TREE_DEVICES] = {0, 1, 2, 3, 4, 5, 6, 7};
-
 static dp_scatter_config over(size_t count)
 {
     return (dp_scatter_config){.local_ranks = first_ranks, .local_rank_count = count};

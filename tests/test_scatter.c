@@ -4,8 +4,6 @@
 
 enum { CHUNK = DP_SPLIT_CHUNK, BALANCED = DP_SPLIT_BALANCED };
 
-static const int first_ranks[TREE_DEVICES] = {0, 1, 2, 3, 4, 5, 6, 7};
-
 /* Over the first `count` local ranks. */
 static dp_scatter_config over(size_t count, dp_split split, int dim)
 {

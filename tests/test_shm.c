@@ -6,7 +6,7 @@
 #include "meeting.h"
 #include "numbers.h"
 
-enum { PERIOD = 251, MOST = 9 };
+enum { MOST = 9 };
 
 static dp_ctx *shm_open_with(meeting *m, int device_count, int timeout_ms)
 {
@@ -25,7 +25,7 @@ static dp_ctx *shm_open_with(meeting *m, int device_count, int timeout_ms)
     return ctx;
 }
 
-/* ---- what is computed: element i of rank r is sent[r][i % PERIOD] ---------------------------- */
+/* ---- what is computed: element i of rank r is sent[r][i % CYCLE] ----------------------------- */
 
 typedef enum verb { ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, VERBS } verb;
 
@@ -43,7 +43,7 @@ typedef struct world {
     meeting *m;
     dp_ctx *ctx;
     dp_info info;
-    char sent[MOST][PERIOD * 8], reduced[PERIOD * 8];
+    char sent[MOST][CYCLE * 8], reduced[CYCLE * 8];
     char *send[MOST], *recv[MOST];
     size_t room;
 } world;
@@ -72,15 +72,6 @@ static void world_close(world *w)
     dp_close(w->ctx);
 }
 
-static void lay_out(char *out, const char *period, size_t first, size_t count, size_t size)
-{
-    for (size_t done = 0, run; done < count; done += run) {
-        size_t at = (first + done) % PERIOD;
-        run = PERIOD - at < count - done ? PERIOD - at : count - done;
-        memcpy(out + done * size, period + at * size, run * size);
-    }
-}
-
 /* Digits that do not fit, so that the bits tell in which order they were added. */
 static void make_numbers(world *w, const call *c, uint64_t state)
 {
@@ -88,7 +79,7 @@ static void make_numbers(world *w, const call *c, uint64_t state)
     void *out = w->reduced;
     for (int r = 0; r < w->info.rank_count; r++) {
         in[r] = w->sent[r];
-        for (size_t i = 0; i < PERIOD; i++) {
+        for (size_t i = 0; i < CYCLE; i++) {
             uint64_t u = test_random(&state);
             number n = c->dtype <= DP_BF16   ? ldexpl((number)(int64_t)u, (int)(u % 5) - 63)
                        : c->dtype == DP_BOOL ? (number)(u & 1)
@@ -100,7 +91,7 @@ static void make_numbers(world *w, const call *c, uint64_t state)
         number_kernel(&(dp_kernel_args){.kernel = DP_KERNEL_REDUCE,
                                         .op = c->op == DP_OP_MEAN ? DP_OP_SUM : c->op,
                                         .dtype = c->dtype,
-                                        .count = PERIOD,
+                                        .count = CYCLE,
                                         .out = &out,
                                         .in = in,
                                         .out_count = 1,
@@ -141,8 +132,8 @@ static dp_part part_of(world *w, const call *c, int i)
         part.send = w->send[i] + c->off + (c->verb == ALL_GATHER ? own : 0);
     }
     if (c->verb != BROADCAST || c->root == w->info.rank_first + i)
-        lay_out((char *)(uintptr_t)part.send, w->sent[rank], 0, (many ? ranks : 1) * c->count,
-                size);
+        lay_cycles((char *)(uintptr_t)part.send, w->sent[rank], 0, (many ? ranks : 1) * c->count,
+                   size);
     return part;
 }
 
@@ -151,14 +142,14 @@ static void check_part(const world *w, const call *c, int i, const dp_part *part
     size_t size = dp_dtype_bytes(c->dtype), rank = (size_t)(w->info.rank_first + i);
     size_t block = c->count * size, count = c->count;
     if (c->verb == ALL_REDUCE)
-        lay_out(want, w->reduced, 0, count, size);
+        lay_cycles(want, w->reduced, 0, count, size);
     else if (c->verb == REDUCE_SCATTER)
-        lay_out(want, w->reduced, rank * count, count, size);
+        lay_cycles(want, w->reduced, rank * count, count, size);
     else if (c->verb == BROADCAST)
-        lay_out(want, w->sent[c->root], 0, count, size);
+        lay_cycles(want, w->sent[c->root], 0, count, size);
     for (int r = 0; r < w->info.rank_count && (c->verb == ALL_GATHER || c->verb == ALL_TO_ALL); r++)
-        lay_out(want + (size_t)r * block, w->sent[r], c->verb == ALL_TO_ALL ? rank * count : 0,
-                count, size);
+        lay_cycles(want + (size_t)r * block, w->sent[r], c->verb == ALL_TO_ALL ? rank * count : 0,
+                   count, size);
     size_t blocks = c->verb == ALL_GATHER || c->verb == ALL_TO_ALL ? (size_t)w->info.rank_count : 1;
     if (memcmp(part->recv, want, blocks * block) == 0)
         return;
@@ -615,7 +606,7 @@ TEST_SLOW(an_abort_reaches_all, 60)
 
 TEST_SLOW(nothing_is_left_behind, 60)
 {
-    int before = names_in_shm();
+    int before = count_names("/dev/shm", "dp-");
     in_processes(2, all_close);
     moment = 20000;
     in_processes_but(3, 1, one_is_killed);

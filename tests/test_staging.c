@@ -11,7 +11,7 @@
 
 /* ---- the same bits --------------------------------------------------------------------------- */
 
-enum { LOCALS = 2, MOST_RANKS = 6, PIECE = 1 << 20, ROOM = 16 * PIECE };
+enum { LOCALS = 2, PIECE = 1 << 20, ROOM = 16 * PIECE };
 
 /* dp_all_reduce_scaled and dp_all_reduce_weighted, behind the verbs. */
 enum { SCALED = DP_SCATTER_FROM + 1, WEIGHTED, VERBS };
@@ -265,11 +265,10 @@ typedef struct sum {
     dp_part part;
 } sum;
 
-static dp_status sum_open(meeting *m, const dp_device_ops *ops, dp_config config, sum *out)
+static dp_status sum_open(const dp_device_ops *ops, dp_config config, sum *out)
 {
     const dp_device_ops *const backends[] = {ops, NULL};
     const int64_t shape[] = {SEVERAL};
-    (void)m;
     *out = (sum){0};
     config.backends = backends;
     config.colls = NULL;
@@ -299,7 +298,7 @@ static void one_table_fails(meeting *m)
     for (long n = 1; fired[1] != 0; n++) {
         sum s;
         const dp_device_ops *ops = lazy_device(toy_device());
-        CHECK_OK(sum_open(m, decorate_device(ops), config_of(m, 1), &s));
+        CHECK_OK(sum_open(decorate_device(ops), config_of(m, 1), &s));
         deco.fail_with = DP_ERR_NO_MEMORY;
         deco.fail_at = m->process == 1 ? deco.call_count + n : 0;
         dp_status status = sum_of(&s);
@@ -335,7 +334,7 @@ TEST_SLOW(the_nth_call_fails_in_one_process, 120)
 static void one_is_refused_once(meeting *m)
 {
     sum s;
-    CHECK_OK(sum_open(m, decorate_device(lazy_device(toy_device())), config_of(m, 1), &s));
+    CHECK_OK(sum_open(decorate_device(lazy_device(toy_device())), config_of(m, 1), &s));
     if (m->process == 0) {
         deco.fail_with = DP_ERR_STATE;
         deco.fail_at = deco.call_count + 1;
@@ -381,7 +380,7 @@ static void one_dies_between(meeting *m)
     dying_ops = *toy_device();
     dying_ops.open = dying_open;
     dying_ops.copy_in = dying_copy_in;
-    CHECK_OK(sum_open(m, m->process == 1 ? &dying_ops : toy_device(), config_of(m, 1), &s));
+    CHECK_OK(sum_open(m->process == 1 ? &dying_ops : toy_device(), config_of(m, 1), &s));
     CHECK_OK(dp_barrier(s.ctx));
     CHECK_OK(sum_of(&s));
     copies_left = die_at;
@@ -404,7 +403,7 @@ TEST_SLOW(death_between_pieces_is_known, 60)
 static void one_has_another_size(meeting *m)
 {
     sum s;
-    CHECK_OK(sum_open(m, toy_device(), config_of(m, 1), &s));
+    CHECK_OK(sum_open(toy_device(), config_of(m, 1), &s));
     size_t own = m->process == 1 ? SEVERAL - 1 : SEVERAL;
     char want[200];
     snprintf(want, sizeof want, "collective 1: rank 1 (process 1, pid ");
@@ -462,7 +461,7 @@ static void count_calls(meeting *m)
     dp_config config = config_of(m, 1);
     sum s;
     config.allocator = test_allocator_of(&counter);
-    CHECK_OK(sum_open(m, decorate_device(lazy_device(toy_device())), config, &s));
+    CHECK_OK(sum_open(decorate_device(lazy_device(toy_device())), config, &s));
     for (int turn = 0; turn < 3; turn++) {
         size_t allocated = counter.call_count;
         int out = deco_calls(DECO_copy_out), in = deco_calls(DECO_copy_in);
@@ -483,7 +482,7 @@ static void count_views(meeting *m)
     dp_config config = config_of(m, 1);
     sum s;
     config.allocator = test_allocator_of(&counter);
-    CHECK_OK(sum_open(m, decorate_device(lazy_device(unified_device())), config, &s));
+    CHECK_OK(sum_open(decorate_device(lazy_device(unified_device())), config, &s));
     CHECK(counter.live_bytes < 5 * PIECE); /* the data has three, and what they are rounded to */
     int waits = deco_calls(DECO_stream_sync);
     CHECK_OK(sum_of(&s));

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include "methods.h"
 #include "test.h"
 
 static dp_ctx *open_devices(int count)
@@ -192,14 +193,6 @@ TEST(a_workers_sentence_reaches_the_thread_that_waits)
 
 /* ---- the job's failure ----------------------------------------------------------------------- */
 
-static dp_status do_nothing(int local_rank, dp_scope *scope, void *user)
-{
-    (void)local_rank;
-    (void)scope;
-    (void)user;
-    return DP_OK;
-}
-
 /* What works on data or on the devices says `why`, again and again. */
 static void check_failed(dp_ctx *ctx, dp_scope *scope, dp_status why, const char *part)
 {
@@ -211,7 +204,7 @@ static void check_failed(dp_ctx *ctx, dp_scope *scope, dp_status why, const char
     dp_stats stats;
     for (int round = 0; round < 2; round++) {
         CHECK_ERROR(dp_wait(ctx), why, part);
-        CHECK_ERROR(dp_run(ctx, scope, do_nothing, NULL), why, part);
+        CHECK_ERROR(dp_run(ctx, scope, run_nothing, NULL), why, part);
         CHECK_ERROR(dp_fill(ctx, &tensor, dp_int(3)), why, part);
         CHECK_ERROR(dp_copy(ctx, &other, &tensor, NULL), why, part);
         CHECK_ERROR(dp_cast(ctx, &other, &tensor), why, part);

@@ -8,13 +8,6 @@
 #include "numbers.h"
 #include "test.h"
 
-static dp_ctx *open_devices(int count)
-{
-    dp_ctx *ctx = NULL;
-    CHECK_OK(dp_open(&(dp_config){.device_count = count}, &ctx));
-    return ctx;
-}
-
 static const dp_device host = {0, 0};
 
 static bool same_device(dp_device a, dp_device b)
@@ -148,7 +141,7 @@ static void check_wrong(dp_ctx *ctx, void *data, dp_dtype dtype, int ndim, const
 
 TEST(a_wrong_wrap_shows_when_it_is_used)
 {
-    dp_ctx *ctx = open_devices(1);
+    dp_ctx *ctx = open_cpus(1);
     int64_t data[4] = {0}, huge = (int64_t)1 << 32;
     check_wrong(ctx, NULL, DP_F32, 1, (int64_t[]){1});
     check_wrong(ctx, NULL, DP_F32, 0, NULL);
@@ -495,7 +488,7 @@ TEST(reshape_never_moves_an_element)
 
 TEST(new_makes_every_dtype_on_every_device)
 {
-    dp_ctx *ctx = open_devices(3);
+    dp_ctx *ctx = open_cpus(3);
     dp_scope *scope = dp_scope_begin(ctx);
     for (int rank = -1; rank < 3; rank++) {
         dp_device device = rank < 0 ? host : dp_local_device(ctx, rank);
@@ -518,7 +511,7 @@ TEST(new_makes_every_dtype_on_every_device)
 
 TEST(new_refuses_wrong_sizes)
 {
-    dp_ctx *ctx = open_devices(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_scope *scope = dp_scope_begin(ctx);
     const int64_t huge = (int64_t)1 << 32;
     const struct {
@@ -643,7 +636,7 @@ static void check_fill(dp_ctx *ctx, dp_dtype dtype, dp_value value, number n)
 
 TEST(fill_writes_every_dtype)
 {
-    dp_ctx *ctx = open_devices(2);
+    dp_ctx *ctx = open_cpus(2);
     for (int i = 0; i < DP_DTYPE_COUNT; i++) {
         dp_dtype dtype = (dp_dtype)i;
         check_fill(ctx, dtype, dp_int(0), 0);
@@ -686,7 +679,7 @@ static void check_no_fit(dp_ctx *ctx, dp_dtype dtype, dp_value value)
 
 TEST(fill_refuses_numbers_that_do_not_fit)
 {
-    dp_ctx *ctx = open_devices(2);
+    dp_ctx *ctx = open_cpus(2);
     dp_scope *scope = dp_scope_begin(ctx);
     for (int i = 0; i < DP_DTYPE_COUNT; i++) {
         dp_dtype dtype = (dp_dtype)i;
@@ -721,7 +714,7 @@ TEST(fill_leaves_gaps_alone)
 {
     const size_t bytes = ROOM * sizeof(int32_t);
     int32_t *data = test_room(bytes), *want = test_room(bytes);
-    dp_ctx *ctx = open_devices(2);
+    dp_ctx *ctx = open_cpus(2);
     uint64_t random = test_seed();
     for (int round = 0; round < 300 / test_stride(); round++) {
         dp_tensor t = dp_wrap(data, DP_I32, 0, NULL);
@@ -850,7 +843,7 @@ TEST(fills_of_large_blocks)
 
 TEST_SLOW(copy_takes_any_strides_between_any_devices, 20)
 {
-    dp_ctx *ctx = open_devices(3);
+    dp_ctx *ctx = open_cpus(3);
     uint64_t random = test_seed();
     for (int round = 0; round < 500 / test_stride(); round++) {
         dp_scope *scope = dp_scope_begin(ctx);
@@ -867,7 +860,7 @@ TEST(copy_turns_large_matrices)
     enum { rows = 1501, columns = 701 };
     const size_t bytes = rows * columns * sizeof(float);
     float *data = test_room(bytes), *turned = test_room(bytes);
-    dp_ctx *ctx = open_devices(2);
+    dp_ctx *ctx = open_cpus(2);
     dp_tensor src = dp_wrap(data, DP_F32, 2, (int64_t[]){rows, columns}), view;
     dp_tensor dst = dp_wrap(turned, DP_F32, 2, (int64_t[]){columns, rows});
     for (int i = 0; i < rows * columns; i++) {
@@ -891,7 +884,7 @@ TEST(copy_turns_large_matrices)
 
 TEST(copy_takes_a_stream_of_its_context)
 {
-    dp_ctx *ctx = open_devices(4), *other = open_devices(4);
+    dp_ctx *ctx = open_cpus(4), *other = open_cpus(4);
     dp_scope *scope = dp_scope_begin(ctx);
     dp_tensor src = view_of_buffer(scope, dp_local_device(ctx, 1), DP_F32);
     dp_tensor dst = view_of_buffer(scope, dp_local_device(ctx, 2), DP_F32);
@@ -910,7 +903,7 @@ TEST(copy_takes_a_stream_of_its_context)
 
 TEST(copy_refuses_what_differs)
 {
-    dp_ctx *ctx = open_devices(1);
+    dp_ctx *ctx = open_cpus(1);
     float a[6] = {0}, b[6] = {0};
     dp_tensor src = dp_wrap(a, DP_F32, 2, (int64_t[]){2, 3});
     const dp_tensor wrong[] = {
@@ -931,7 +924,7 @@ TEST(copy_refuses_what_differs)
 
 TEST(copy_refuses_overlap)
 {
-    dp_ctx *ctx = open_devices(2);
+    dp_ctx *ctx = open_cpus(2);
     int32_t data[20], want[20];
     for (int i = 0; i < 20; i++) {
         data[i] = want[i] = i;
@@ -992,7 +985,7 @@ TEST(overlap_is_seen_between_any_views)
 {
     static unsigned char buffer[1024];
     static bool map[sizeof buffer], read[sizeof buffer];
-    dp_ctx *ctx = open_devices(1);
+    dp_ctx *ctx = open_cpus(1);
     uint64_t random = test_seed();
     int refused = 0, allowed = 0;
     for (int round = 0; round < 20000 / test_stride(); round++) {
@@ -1025,7 +1018,7 @@ TEST(overlap_is_seen_between_any_views)
 
 TEST(a_column_can_be_copied_to_its_neighbour)
 {
-    dp_ctx *ctx = open_devices(1);
+    dp_ctx *ctx = open_cpus(1);
     float data[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
     dp_tensor matrix = dp_wrap(data, DP_F32, 2, (int64_t[]){4, 3}), from, to;
     CHECK_OK(dp_select(&matrix, 1, 0, &from));
@@ -1040,7 +1033,7 @@ TEST(a_column_can_be_copied_to_its_neighbour)
 /* Several elements in one place: what they hold afterwards would depend on the order. */
 TEST(writing_through_a_repeating_view_is_refused)
 {
-    dp_ctx *ctx = open_devices(1);
+    dp_ctx *ctx = open_cpus(1);
     float from[6] = {1, 2, 3, 4, 5, 6}, to[6] = {0};
     dp_tensor src = dp_wrap(from, DP_F32, 2, (int64_t[]){2, 3});
     dp_tensor dst = dp_wrap(to, DP_F32, 2, (int64_t[]){2, 3});
@@ -1058,7 +1051,7 @@ TEST(writing_through_a_repeating_view_is_refused)
 
 TEST(contiguous_copies_only_if_it_must)
 {
-    dp_ctx *ctx = open_devices(2);
+    dp_ctx *ctx = open_cpus(2);
     dp_scope *scope = dp_scope_begin(ctx);
     uint64_t random = test_seed();
     for (int round = 0; round < 200 / test_stride(); round++) {
@@ -1157,7 +1150,7 @@ static void check_cast(dp_ctx *ctx, dp_dtype to, dp_dtype from)
 
 static void check_casts_from(dp_dtype from)
 {
-    dp_ctx *ctx = open_devices(2);
+    dp_ctx *ctx = open_cpus(2);
     for (int to = 0; to < DP_DTYPE_COUNT; to++) {
         check_cast(ctx, (dp_dtype)to, from);
     }
@@ -1206,7 +1199,7 @@ TEST(cast_of_any_count_and_alignment)
 {
     float from[80];
     uint16_t to[80], want;
-    dp_ctx *ctx = open_devices(1);
+    dp_ctx *ctx = open_cpus(1);
     for (int i = 0; i < 80; i++) {
         from[i] = (float)i + 0.25f;
     }
@@ -1241,7 +1234,7 @@ TEST(a_cast_of_few_reads_nothing_else)
 {
     const double from[3] = {1, -2, 3};
     int32_t to[3] = {0};
-    dp_ctx *ctx = open_devices(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_tensor x = dp_wrap_const(from, DP_F64, DP_SHAPE(3)), y = dp_wrap(to, DP_I32, DP_SHAPE(3));
     CHECK(isnan(leave_nans(32)));
     feclearexcept(FE_ALL_EXCEPT);
@@ -1256,7 +1249,7 @@ TEST(cast_takes_any_strides)
     const size_t bytes = ROOM * sizeof(int16_t);
     float *from = test_room(ROOM * sizeof *from);
     int16_t *to = test_room(bytes), *want = test_room(bytes);
-    dp_ctx *ctx = open_devices(2);
+    dp_ctx *ctx = open_cpus(2);
     uint64_t random = test_seed();
     for (int i = 0; i < ROOM; i++) {
         from[i] = (float)i * 0.7f;
@@ -1283,7 +1276,7 @@ TEST(cast_takes_any_strides)
 
 TEST(cast_refuses_overlap_and_other_shapes)
 {
-    dp_ctx *ctx = open_devices(1);
+    dp_ctx *ctx = open_cpus(1);
     float data[8] = {0};
     dp_tensor x = dp_wrap(data, DP_F32, 1, (int64_t[]){4});
     dp_tensor half = dp_wrap(data, DP_F16, 1, (int64_t[]){4});
@@ -1332,7 +1325,7 @@ TEST(axpby_rounds_each_product_and_the_sum)
     const double factors[][2] = {{1.0, 1.0},  {0.1, 0.9},    {-2.0, 1.0 / 3.0},  {0.0, 1.0},
                                  {1.0, -1.0}, {1e30, 1e-30}, {(double)NAN, 1.0}, {1.0, 0.0}};
     const dp_dtype dtypes[] = {DP_F32, DP_F64, DP_F16, DP_BF16};
-    dp_ctx *ctx = open_devices(2);
+    dp_ctx *ctx = open_cpus(2);
     for (size_t i = 0; i < 4; i++) {
         for (size_t k = 0; k < sizeof factors / sizeof factors[0]; k++) {
             for (int out_is = 0; out_is < 3; out_is++) {
@@ -1349,7 +1342,7 @@ TEST(axpby_takes_any_strides)
     const size_t bytes = ROOM * sizeof(float);
     float *x = test_room(bytes), *y = test_room(bytes);
     float *z = test_room(bytes), *want = test_room(bytes);
-    dp_ctx *ctx = open_devices(2);
+    dp_ctx *ctx = open_cpus(2);
     uint64_t random = test_seed();
     for (int i = 0; i < ROOM; i++) {
         x[i] = (float)i;
@@ -1380,7 +1373,7 @@ TEST(axpby_takes_any_strides)
 
 TEST(axpby_refuses_integers_overlap_and_other_shapes)
 {
-    dp_ctx *ctx = open_devices(1);
+    dp_ctx *ctx = open_cpus(1);
     float data[16] = {0};
     for (int i = DP_I64; i < DP_DTYPE_COUNT; i++) {
         dp_tensor t = dp_wrap(data, (dp_dtype)i, 1, (int64_t[]){4});
@@ -1406,7 +1399,7 @@ TEST(stats_sum_squares_of_every_floating_dtype)
 {
     static unsigned char data[5000 * 8];
     const dp_dtype dtypes[] = {DP_F32, DP_F64, DP_F16, DP_BF16};
-    dp_ctx *ctx = open_devices(2);
+    dp_ctx *ctx = open_cpus(2);
     uint64_t random = test_seed();
     for (size_t d = 0; d < 4; d++) {
         for (int64_t count = 0; count <= 5000; count = count * 2 + 1) {
@@ -1430,7 +1423,7 @@ TEST(stats_see_every_element_that_is_not_finite)
 {
     static float data[1000];
     const float odd[] = {INFINITY, -INFINITY, NAN};
-    dp_ctx *ctx = open_devices(2);
+    dp_ctx *ctx = open_cpus(2);
     dp_tensor t = dp_wrap_const(data, DP_F32, 1, (int64_t[]){1000});
     dp_stats stats;
     for (int at = 0; at < 1000; at += 37) {
@@ -1454,7 +1447,7 @@ TEST(stats_see_every_element_that_is_not_finite)
 TEST(stats_see_what_is_not_finite_in_every_dtype)
 {
     const dp_dtype dtypes[] = {DP_F32, DP_F64, DP_F16, DP_BF16};
-    dp_ctx *ctx = open_devices(1);
+    dp_ctx *ctx = open_cpus(1);
     for (size_t i = 0; i < 4; i++) {
         unsigned char data[8 * 8];
         const double odd[] = {(double)INFINITY, (double)-INFINITY, (double)NAN};
@@ -1503,7 +1496,7 @@ TEST(stats_have_the_same_bits_whatever_the_threads)
 TEST(stats_of_a_view)
 {
     float data[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
-    dp_ctx *ctx = open_devices(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_tensor t = dp_wrap(data, DP_F32, 2, (int64_t[]){3, 4}), view;
     dp_stats stats;
     CHECK_OK(dp_narrow(&t, 1, 1, 2, &view));
@@ -1519,7 +1512,7 @@ TEST(stats_of_a_view)
 
 TEST(read_gives_row_major_elements)
 {
-    dp_ctx *ctx = open_devices(2);
+    dp_ctx *ctx = open_cpus(2);
     uint64_t random = test_seed();
     const size_t room = ROOM * sizeof(uint32_t);
     uint32_t *out = test_room(room);
@@ -1545,7 +1538,7 @@ TEST(read_gives_row_major_elements)
 
 TEST(read_wants_the_exact_size)
 {
-    dp_ctx *ctx = open_devices(1);
+    dp_ctx *ctx = open_cpus(1);
     float data[3] = {1, 2, 3}, out[4] = {9, 9, 9, 9};
     dp_tensor t = dp_wrap(data, DP_F32, 1, (int64_t[]){3});
     const size_t wrong[] = {0, 1, 3, 8, 11, 13, 16, SIZE_MAX};
@@ -1563,7 +1556,7 @@ TEST(read_wants_the_exact_size)
 
 TEST(item_is_the_number)
 {
-    dp_ctx *ctx = open_devices(2);
+    dp_ctx *ctx = open_cpus(2);
     dp_scope *scope = dp_scope_begin(ctx);
     double item = 0.0;
     CHECK_OK(dp_item(ctx, dp_int(-7), &item));
@@ -1595,7 +1588,7 @@ TEST(item_is_the_number)
 
 TEST(item_refuses_all_else)
 {
-    dp_ctx *ctx = open_devices(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_scope *scope = dp_scope_begin(ctx);
     float data[2] = {1, 2};
     dp_tensor two = dp_wrap(data, DP_F32, 1, (int64_t[]){2});
@@ -1624,7 +1617,7 @@ TEST(item_refuses_all_else)
 
 TEST(nobody_writes_through_a_read_only_view)
 {
-    dp_ctx *ctx = open_devices(2);
+    dp_ctx *ctx = open_cpus(2);
     const float fixed[4] = {1, 2, 3, 4};
     float data[8] = {9, 9, 9, 9, 9, 9, 9, 9};
     int64_t four[] = {4}, eight[] = {8};
@@ -1653,7 +1646,7 @@ TEST(nobody_writes_through_a_read_only_view)
 TEST(views_of_what_is_read_only_are_too)
 {
     const float fixed[12] = {0};
-    dp_ctx *ctx = open_devices(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_scope *scope = dp_scope_begin(ctx);
     dp_tensor t = dp_wrap_const(fixed, DP_F32, 2, (int64_t[]){3, 4}), view;
     CHECK_OK(dp_narrow(&t, 0, 0, 2, &view));

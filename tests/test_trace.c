@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include "process.h"
 #include "tree.h"
 /* clang-format off */
 #include "lazy.h"
@@ -192,13 +193,6 @@ static void span(const char *name)
     dp_trace_end();
 }
 
-static dp_ctx *open_traced(int devices)
-{
-    dp_ctx *ctx = NULL;
-    CHECK_OK(dp_open(&(dp_config){.device_count = devices}, &ctx));
-    return ctx;
-}
-
 /* ---- what is in it --------------------------------------------------------------------------- */
 
 static const net_shape shape;
@@ -218,7 +212,7 @@ static void train(dp_ctx *ctx, bool all, int steps)
 TEST(a_step_is_seen_from_all_sides)
 {
     trace_to("step.json");
-    dp_ctx *ctx = open_traced(3);
+    dp_ctx *ctx = open_cpus(3);
     train(ctx, false, 2);
     dp_close(ctx);
     read_events();
@@ -267,7 +261,7 @@ TEST(trace_has_every_wait_of_a_program)
     dp_loader *loader = NULL;
     dp_batch batch;
     trace_to("program.json");
-    dp_ctx *ctx = open_traced(2);
+    dp_ctx *ctx = open_cpus(2);
     dp_scope *scope = dp_scope_begin(ctx);
     CHECK_OK(dp_run(ctx, scope, nothing, NULL));
     CHECK_OK(dp_loader_create(ctx, &config, &loader));
@@ -352,7 +346,7 @@ TEST(names_are_any_text)
     static char longest[1000];
     memset(longest, 'x', sizeof longest - 1);
     trace_to("names.json");
-    dp_ctx *ctx = open_traced(1);
+    dp_ctx *ctx = open_cpus(1);
     const char *const names[] = {"",
                                  NULL,
                                  "a\"b",
@@ -390,7 +384,7 @@ TEST(without_the_variable_there_is_none)
 {
     trace_to("none.json");
     trace_nothing();
-    dp_ctx *ctx = open_traced(2);
+    dp_ctx *ctx = open_cpus(2);
     dp_trace_begin("nobody sees it");
     train(ctx, false, 1);
     dp_trace_end();
@@ -406,17 +400,17 @@ TEST(contexts_share_a_file)
     trace_to("several.json");
     FILE *old = fopen(path, "w");
     CHECK(old != NULL && fputs("left by an earlier run\n", old) >= 0 && fclose(old) == 0);
-    dp_ctx *first = open_traced(2), *second = open_traced(2);
+    dp_ctx *first = open_cpus(2), *second = open_cpus(2);
     train(first, false, 1);
     train(second, false, 1);
     dp_close(first);
     span("still");
     dp_close(second);
     span("closed");
-    dp_ctx *third = open_traced(1); /* goes on in the same file */
+    dp_ctx *third = open_cpus(1); /* goes on in the same file */
     span("again");
     trace_nothing();
-    dp_ctx *fourth = open_traced(1); /* shares what is open */
+    dp_ctx *fourth = open_cpus(1); /* shares what is open */
     dp_close(third);
     span("nobody's");
     dp_close(fourth);
@@ -428,7 +422,7 @@ TEST(contexts_share_a_file)
     CHECK_INT(spans("again"), 1);
     CHECK_INT(spans("nobody's"), 0);
     trace_to("other.json");
-    dp_ctx *fifth = open_traced(1);
+    dp_ctx *fifth = open_cpus(1);
     span("elsewhere");
     dp_close(fifth);
     read_events();
@@ -446,11 +440,11 @@ TEST(a_file_that_cannot_be_made_is_an_error)
                 "$DP_TRACE: '/nowhere/at/all.json': No such file or directory");
     CHECK(ctx == NULL);
     CHECK_INT(setenv("DP_TRACE", "", 1), 0); /* the same as none */
-    ctx = open_traced(2);
+    ctx = open_cpus(2);
     span("nothing");
     dp_close(ctx);
     trace_to("fine.json");
-    ctx = open_traced(2);
+    ctx = open_cpus(2);
     span("fine");
     dp_close(ctx);
     read_events();
@@ -461,7 +455,7 @@ TEST(a_full_disk_ends_the_timeline_alone)
 {
     struct rlimit limit = {.rlim_cur = 3000, .rlim_max = RLIM_INFINITY};
     trace_to("full.json");
-    dp_ctx *ctx = open_traced(2);
+    dp_ctx *ctx = open_cpus(2);
     CHECK_INT(setrlimit(RLIMIT_FSIZE, &limit), 0);
     for (int i = 0; i < 5000; i++)
         span("more than 64 KiB in all");
@@ -474,16 +468,10 @@ TEST(a_full_disk_ends_the_timeline_alone)
     CHECK(is.st_size <= 3000);
 }
 
-static void rest(int milliseconds)
-{
-    struct timespec time = {.tv_nsec = milliseconds * 1000000L};
-    nanosleep(&time, NULL);
-}
-
 TEST(lines_can_be_read_before_the_end)
 {
     trace_to("early.json");
-    dp_ctx *ctx = open_traced(1);
+    dp_ctx *ctx = open_cpus(1);
     dp_trace_begin("first");
     read_events();
     CHECK_INT(spans("first"), 0); /* not every line is written at once */
@@ -515,7 +503,7 @@ TEST(threads_do_not_mix)
     pthread_t threads[THREADS];
     char name[] = "a thread's";
     trace_to("threads.json");
-    dp_ctx *ctx = open_traced(2);
+    dp_ctx *ctx = open_cpus(2);
     train(ctx, false, 1); /* the devices have the first rows */
     for (int i = 0; i < THREADS; i++)
         CHECK_INT(pthread_create(&threads[i], NULL, spans_of_a_thread, name), 0);
@@ -540,7 +528,7 @@ static void child_of_fork(dp_ctx *parents)
 {
     span("of nobody");
     dp_close(parents);
-    dp_ctx *first = open_traced(1), *second = open_traced(1);
+    dp_ctx *first = open_cpus(1), *second = open_cpus(1);
     span("of the child");
     dp_close(first);
     span("and later");
@@ -580,7 +568,7 @@ static void check_child(dp_ctx *ctx, bool elsewhere)
 TEST(a_child_of_fork_begins_anew)
 {
     trace_to("fork.json");
-    dp_ctx *ctx = open_traced(2);
+    dp_ctx *ctx = open_cpus(2);
     span("once");
     check_child(ctx, false);
     span("twice");
@@ -591,7 +579,7 @@ TEST(a_child_of_fork_begins_anew)
     CHECK_INT(spans("of the child"), 1);
     CHECK_INT(spans("and later"), 1);
     CHECK_INT(spans("of nobody"), 0);
-    ctx = open_traced(2);
+    ctx = open_cpus(2);
     check_child(ctx, true);
     dp_close(ctx);
 }
@@ -599,11 +587,11 @@ TEST(a_child_of_fork_begins_anew)
 TEST(files_are_closed)
 {
     trace_to("closed.json");
-    dp_close(open_traced(2));
+    dp_close(open_cpus(2));
     int before = dup(STDIN_FILENO);
     CHECK_INT(close(before), 0);
     for (int i = 0; i < 3; i++) {
-        dp_ctx *first = open_traced(2), *second = open_traced(1);
+        dp_ctx *first = open_cpus(2), *second = open_cpus(1);
         span("now");
         dp_close(first);
         dp_close(second);

@@ -1114,18 +1114,6 @@ TEST_BACKENDS(training_goes_on_where_it_stopped)
     }
 }
 
-/* The entry of a dict, replaced. */
-static dp_value with(dp_scope *scope, dp_value dict, const char *key, dp_value value)
-{
-    dp_pair pairs[8];
-    for (size_t i = 0; i < dp_count(dict); i++) {
-        pairs[i] = (dp_pair){dp_key_at(dict, i), dp_at(dict, i)};
-        if (strcmp(pairs[i].key, key) == 0)
-            pairs[i].value = value;
-    }
-    return dp_dict_make(scope, pairs, dp_count(dict));
-}
-
 TEST_BACKENDS(checkpoint_that_does_not_fit_changes_nothing)
 {
     dp_value saved, state, more;
@@ -1140,36 +1128,37 @@ TEST_BACKENDS(checkpoint_that_does_not_fit_changes_nothing)
     CHECK_ERROR(dp_optim_load(adam, saved), DP_ERR_MISMATCH,
                 "dp_optim_load: the rule is 'adamw', saved 'sgd'");
     CHECK_ERROR(dp_optim_load(optim, dp_none()), DP_ERR_MISMATCH, "the rule is 'sgd', saved ''");
-    CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "steps", dp_none())), DP_ERR_MISMATCH,
-                "'steps' is missing, or not a count");
-    CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "done", dp_int(-1))), DP_ERR_MISMATCH,
-                "'done' is missing");
+    CHECK_ERROR(dp_optim_load(optim, tree_replaced(scope, saved, "steps", dp_none())),
+                DP_ERR_MISMATCH, "'steps' is missing, or not a count");
+    CHECK_ERROR(dp_optim_load(optim, tree_replaced(scope, saved, "done", dp_int(-1))),
+                DP_ERR_MISMATCH, "'done' is missing");
     const dp_value items[] = {dp_int(1), dp_int(2), dp_int(3)};
-    CHECK_ERROR(
-        dp_optim_load(optim, with(scope, saved, "state", dp_list_make(scope, DP_LIST, items, 3))),
-        DP_ERR_MISMATCH, "tensors of state, 0 were saved");
-    CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "steps", dp_int(INT64_MAX))),
+    CHECK_ERROR(dp_optim_load(optim, tree_replaced(scope, saved, "state",
+                                                   dp_list_make(scope, DP_LIST, items, 3))),
+                DP_ERR_MISMATCH, "tensors of state, 0 were saved");
+    CHECK_ERROR(dp_optim_load(optim, tree_replaced(scope, saved, "steps", dp_int(INT64_MAX))),
                 DP_ERR_MISMATCH, "'steps' is missing, or not a count");
     static const double no_scales[] = {0, -1, (double)NAN, HUGE_VAL};
     for (int i = 0; i < 4; i++)
-        CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "scale", dp_float(no_scales[i]))),
-                    DP_ERR_MISMATCH, "'scale' is missing, or not above 0");
-    CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "scale", dp_int(1))), DP_ERR_MISMATCH,
-                "'scale' is missing");
-    CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "state", dp_none())), DP_ERR_MISMATCH,
-                "'bias' has 1 tensors of state, 0 were saved");
+        CHECK_ERROR(
+            dp_optim_load(optim, tree_replaced(scope, saved, "scale", dp_float(no_scales[i]))),
+            DP_ERR_MISMATCH, "'scale' is missing, or not above 0");
+    CHECK_ERROR(dp_optim_load(optim, tree_replaced(scope, saved, "scale", dp_int(1))),
+                DP_ERR_MISMATCH, "'scale' is missing");
+    CHECK_ERROR(dp_optim_load(optim, tree_replaced(scope, saved, "state", dp_none())),
+                DP_ERR_MISMATCH, "'bias' has 1 tensors of state, 0 were saved");
     dp_tensor odd = *dp_at(dp_get(state, "bias"), 0).as.t;
     odd.shape[1] = 9; /* which is no dim of it */
-    more = with(scope, state, "bias", DP_LIST_OF(scope, dp_of(scope, &odd)));
-    CHECK_OK(dp_optim_load(optim, with(scope, saved, "state", more)));
-    more = with(scope, state, "bias", DP_LIST_OF(scope, dp_of(scope, &small)));
-    CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "state", more)), DP_ERR_MISMATCH,
+    more = tree_replaced(scope, state, "bias", DP_LIST_OF(scope, dp_of(scope, &odd)));
+    CHECK_OK(dp_optim_load(optim, tree_replaced(scope, saved, "state", more)));
+    more = tree_replaced(scope, state, "bias", DP_LIST_OF(scope, dp_of(scope, &small)));
+    CHECK_ERROR(dp_optim_load(optim, tree_replaced(scope, saved, "state", more)), DP_ERR_MISMATCH,
                 "dim 0 of the state of 'bias' is 3, saved 1");
     const dp_pair three[] = {{"bias", dp_get(state, "bias")},
                              {"layer.weight", dp_get(state, "layer.weight")},
                              {"other", dp_none()}};
     more = dp_dict_make(scope, three, 3);
-    CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "state", more)), DP_ERR_MISMATCH,
+    CHECK_ERROR(dp_optim_load(optim, tree_replaced(scope, saved, "state", more)), DP_ERR_MISMATCH,
                 "2 parameters, saved 3");
     CHECK_INT(info_of(optim).step_count, 3);
     CHECK_OK(dp_optim_load(optim, saved));
@@ -1194,8 +1183,9 @@ TEST(state_that_is_no_longer_in_order)
     dp_value state = dp_get(saved, "state");
     const dp_tensor *weight = dp_at(dp_get(state, "layer.weight"), 0).as.t;
     CHECK_OK(dp_transpose(weight, 0, 1, &turned));
-    state = with(scope, state, "layer.weight", DP_LIST_OF(scope, dp_of(scope, &turned)));
-    dp_value other = with(scope, with(scope, saved, "state", state), "steps", dp_int(9));
+    state = tree_replaced(scope, state, "layer.weight", DP_LIST_OF(scope, dp_of(scope, &turned)));
+    dp_value other =
+        tree_replaced(scope, tree_replaced(scope, saved, "state", state), "steps", dp_int(9));
     for (size_t at = 1; status != DP_OK; at++) {
         CHECK_INT(info_of(optim).step_count, 1);
         counter.fail_at = counter.call_count + at;
@@ -1272,15 +1262,9 @@ TEST_BACKENDS(every_owner_is_stepped)
 
 /* ---- little to do ---------------------------------------------------------------------------- */
 
-static dp_status frozen_backward(dp_call *call)
-{
-    (void)call;
-    return DP_OK;
-}
-
 TEST_BACKENDS(nothing_to_train_with_a_scale)
 {
-    static const dp_method methods[] = {{"forward", one_forward}, {"backward", frozen_backward}};
+    static const dp_method methods[] = {{"forward", one_forward}, {"backward", no_gradient}};
     static const dp_param_config param = {.name = "w", .ndim = 1, .shape = {1}, .frozen = true};
     const dp_module_config config = {
         .name = "one", .methods = methods, .method_count = 2, .params = &param, .param_count = 1};
@@ -1765,7 +1749,7 @@ static dp_value in_columns(dp_ctx *ctx, dp_scope *scope, dp_value saved)
         lists[i] = dp_of(scope, &column);
         pairs[i] = (dp_pair){dp_key_at(state, i), dp_list_make(scope, DP_LIST, &lists[i], 1)};
     }
-    return with(scope, saved, "state", dp_dict_make(scope, pairs, dp_count(state)));
+    return tree_replaced(scope, saved, "state", dp_dict_make(scope, pairs, dp_count(state)));
 }
 
 TEST(without_memory_to_load_nothing_changes)

@@ -494,23 +494,14 @@ TEST(keep_out_of_memory)
 
 /* ---- made by hand ---------------------------------------------------------------------------- */
 
-static dp_value by_hand(dp_kind kind, const void *at, uint32_t count, uint8_t depth)
-{
-    dp_value value = dp_opaque((void *)(uintptr_t)at);
-    value.kind = (uint8_t)kind;
-    value.count = count;
-    value.depth = depth;
-    return value;
-}
-
 /* What is right is taken, however it was made. */
 TEST_BACKENDS(values_made_by_hand)
 {
     dp_tensor tensor = tree_tensor(scope, DP_F32, DP_SHAPE(8), 0);
-    dp_value leaf = by_hand(DP_TENSOR, &tensor, 0, 0), out;
+    dp_value leaf = tree_by_hand(DP_TENSOR, &tensor, 0, 0), out;
     dp_value items[] = {leaf, dp_int(7)};
-    dp_pair pairs[] = {{"x", by_hand(DP_LIST, items, 2, 1)}, {"y", dp_none()}};
-    dp_value dict = by_hand(DP_DICT, pairs, 2, 2);
+    dp_pair pairs[] = {{"x", tree_by_hand(DP_LIST, items, 2, 1)}, {"y", dp_none()}};
+    dp_value dict = tree_by_hand(DP_DICT, pairs, 2, 2);
     CHECK_TREE(ctx, dict, "{'x': [f32[8]=0 1 2 3 4 5 6 7, 7], 'y': None}");
     CHECK_OK(dp_scatter(ctx, scope, dict, NULL, &out));
     CHECK_INT(out.count, TREE_DEVICES);
@@ -537,33 +528,33 @@ TEST_BACKENDS(wrong_values_made_by_hand)
     *(unsigned char *)&yes.as = 77;
     dp_pair no_key = {NULL, dp_int(1)};
     const dp_pair twice[] = {{"k", dp_int(1)}, {"k", dp_int(2)}};
-    itself[0] = by_hand(DP_LIST, itself, 1, 1);
+    itself[0] = tree_by_hand(DP_LIST, itself, 1, 1);
     const struct {
         dp_value value;
         const char *want;
     } table[] = {
-        {by_hand(DP_TENSOR, &dims, 0, 0), "value['a'][0] is not a tensor (dtype 0, 200 dims)"},
-        {by_hand(DP_TENSOR, &dtype, 0, 0), "value['a'][0] is not a tensor (dtype 99, 1 dim)"},
-        {by_hand(DP_TENSOR, &empty, 0, 0), "value['a'][0] has 4 elements and no data"},
-        {by_hand(DP_TENSOR, NULL, 0, 0), "value['a'][0] is not a value (kind 6, depth 0)"},
-        {by_hand(DP_STRING, NULL, 0, 0), "value['a'][0] is not a value"},
-        {by_hand(DP_OPAQUE + 1, &good, 0, 0), "value['a'][0] is not a value (kind 12"},
-        {by_hand(DP_LIST, NULL, 3, 1), "value['a'][0] is not a value"},
-        {by_hand(DP_LIST, items, 1, 0), "nested deeper than 0"},
-        {by_hand(DP_LIST, items, 1, 200), "nested deeper than 3"},
-        {by_hand(DP_INT, items, 1, 40), "nested deeper than 3"},
+        {tree_by_hand(DP_TENSOR, &dims, 0, 0), "value['a'][0] is not a tensor (dtype 0, 200 dims)"},
+        {tree_by_hand(DP_TENSOR, &dtype, 0, 0), "value['a'][0] is not a tensor (dtype 99, 1 dim)"},
+        {tree_by_hand(DP_TENSOR, &empty, 0, 0), "value['a'][0] has 4 elements and no data"},
+        {tree_by_hand(DP_TENSOR, NULL, 0, 0), "value['a'][0] is not a value (kind 6, depth 0)"},
+        {tree_by_hand(DP_STRING, NULL, 0, 0), "value['a'][0] is not a value"},
+        {tree_by_hand(DP_OPAQUE + 1, &good, 0, 0), "value['a'][0] is not a value (kind 12"},
+        {tree_by_hand(DP_LIST, NULL, 3, 1), "value['a'][0] is not a value"},
+        {tree_by_hand(DP_LIST, items, 1, 0), "nested deeper than 0"},
+        {tree_by_hand(DP_LIST, items, 1, 200), "nested deeper than 3"},
+        {tree_by_hand(DP_INT, items, 1, 40), "nested deeper than 3"},
         {itself[0], "nested deeper than 1"},
-        {by_hand(DP_DICT, &no_key, 1, 1), "key 0 is NULL"},
-        {by_hand(DP_DICT, twice, 2, 1), "key 'k' is there twice"},
-        {by_hand(DP_CONTAINER, NULL, 0, 1), "value['a'][0] is not a value"},
-        {by_hand(DP_CONTAINER, &padding, 0, 1), "pad_dims is 9"},
-        {by_hand(DP_CONTAINER, &torn, 0, 1), "value['a'][0] is not a value"},
+        {tree_by_hand(DP_DICT, &no_key, 1, 1), "key 0 is NULL"},
+        {tree_by_hand(DP_DICT, twice, 2, 1), "key 'k' is there twice"},
+        {tree_by_hand(DP_CONTAINER, NULL, 0, 1), "value['a'][0] is not a value"},
+        {tree_by_hand(DP_CONTAINER, &padding, 0, 1), "pad_dims is 9"},
+        {tree_by_hand(DP_CONTAINER, &torn, 0, 1), "value['a'][0] is not a value"},
         {yes, "value['a'][0] is not a value (kind 2"},
-        {by_hand(DP_ERROR, "no luck", 0, 0), "value['a'][0]: no luck"},
+        {tree_by_hand(DP_ERROR, "no luck", 0, 0), "value['a'][0]: no luck"},
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
-        const dp_pair pair = {"a", by_hand(DP_TUPLE, &table[i].value, 1, 3)};
-        dp_value dict = by_hand(DP_DICT, &pair, 1, 4), out;
+        const dp_pair pair = {"a", tree_by_hand(DP_TUPLE, &table[i].value, 1, 3)};
+        dp_value dict = tree_by_hand(DP_DICT, &pair, 1, 4), out;
         CHECK_ERROR(dp_scatter(ctx, scope, dict, NULL, &out), DP_ERR_INVALID, table[i].want);
         CHECK_ERROR(dp_keep(scope, dict, &out), DP_ERR_INVALID, table[i].want);
         CHECK_ERROR(dp_replicate(ctx, scope, dict, NULL, &out), DP_ERR_INVALID, table[i].want);
@@ -586,7 +577,7 @@ TEST_BACKENDS(marks_of_changed_values)
     for (size_t i = 0; i < 64; i++)
         items[i] = tensor;
     for (int k = 0; k < 256 + 63; k++) {
-        dp_value value = by_hand(DP_LIST, items, 1, 1);
+        dp_value value = tree_by_hand(DP_LIST, items, 1, 1);
         value.reserved = (uint8_t)k;
         if (k >= 256) { /* another array, and a count to go with it */
             value = plain;

@@ -4,26 +4,7 @@
 #include <stdatomic.h>
 #include "nets.h"
 
-static const int first_ranks[TREE_DEVICES] = {0, 1, 2, 3, 4, 5, 6, 7};
 static const net_shape by_rows = {0};
-
-static dp_parallel_config over(size_t devices)
-{
-    return (dp_parallel_config){.local_ranks = first_ranks, .local_rank_count = devices};
-}
-
-static dp_value floats(dp_scope *scope, const float *data, int ndim, const int64_t *shape)
-{
-    dp_tensor tensor = dp_wrap_const(data, DP_F32, ndim, shape);
-    return dp_of(scope, &tensor);
-}
-
-static double item(dp_ctx *ctx, dp_value value)
-{
-    double number = -1;
-    CHECK_OK(dp_item(ctx, value, &number));
-    return number;
-}
 
 static dp_module *create(dp_ctx *ctx, const char *name, const dp_method *methods, size_t count,
                          const void *state)
@@ -760,15 +741,9 @@ static dp_status two_losses(dp_call *call)
     return DP_OK;
 }
 
-static dp_status no_gradients(dp_call *call)
-{
-    (void)call;
-    return DP_OK;
-}
-
 TEST_BACKENDS(an_entry_called_loss_is_in_the_sum)
 {
-    static const dp_method methods[] = {{"forward", two_losses}, {"backward", no_gradients}};
+    static const dp_method methods[] = {{"forward", two_losses}, {"backward", no_gradient}};
     const dp_parallel_config two = over(2);
     dp_module *net = create(ctx, "net", methods, 2, NULL), *par = NULL;
     dp_value log;
@@ -965,7 +940,7 @@ static dp_status say_one(dp_call *call)
 TEST_BACKENDS(preprocess_knows_what_the_data_is_for)
 {
     static const dp_method methods[] = {
-        {"forward", say_one}, {"backward", no_gradients}, {"preprocess", look_at_step}};
+        {"forward", say_one}, {"backward", no_gradient}, {"preprocess", look_at_step}};
     dp_parallel_config config = over(3);
     dp_module *net = create(ctx, "net", methods, 3, NULL), *par = NULL;
     dp_value log, out;
@@ -995,7 +970,7 @@ static dp_status a_number_of_data(dp_call *call)
 TEST_BACKENDS(preprocess_gives_a_dict_or_a_list)
 {
     static const dp_method methods[] = {
-        {"forward", say_one}, {"backward", no_gradients}, {"preprocess", a_number_of_data}};
+        {"forward", say_one}, {"backward", no_gradient}, {"preprocess", a_number_of_data}};
     dp_module *net = create(ctx, "net", methods, 3, NULL);
     dp_value out = dp_int(9);
     CHECK_ERROR(dp_train_step(net, scope, step_data(scope, 2), NULL, &out), DP_ERR_INVALID,
@@ -1047,12 +1022,6 @@ static dp_status odd_losses(dp_call *call)
     return DP_OK;
 }
 
-static dp_status no_backward(dp_call *call)
-{
-    (void)call;
-    return DP_OK;
-}
-
 /* What replica 0 is given as 'first', the others as 'rest'. */
 static dp_status different_losses(dp_call *call)
 {
@@ -1062,7 +1031,7 @@ static dp_status different_losses(dp_call *call)
 
 TEST_BACKENDS(replicas_return_the_same_losses)
 {
-    static const dp_method methods[] = {{"forward", different_losses}, {"backward", no_backward}};
+    static const dp_method methods[] = {{"forward", different_losses}, {"backward", no_gradient}};
     static const char *const table[][2] = {
         {"{'first': {'loss': f32[4]}, 'rest': {'lost': f32[4]}}",
          "'loss' of replica 1 is not as in"},
@@ -1088,7 +1057,7 @@ TEST_BACKENDS(replicas_return_the_same_losses)
 
 TEST_BACKENDS(wrong_steps)
 {
-    static const dp_method methods[] = {{"forward", odd_losses}, {"backward", no_backward}};
+    static const dp_method methods[] = {{"forward", odd_losses}, {"backward", no_gradient}};
     static const char *const table[][2] = {
         {"{'give': [f32[4]]}",
          "odd.forward returned a list; the step needs a dict with a key that holds 'loss', or a"},
@@ -1127,7 +1096,7 @@ static dp_status loss_of_nowhere(dp_call *call)
 
 TEST_BACKENDS(a_loss_is_on_a_device)
 {
-    static const dp_method methods[] = {{"forward", loss_of_nowhere}, {"backward", no_backward}};
+    static const dp_method methods[] = {{"forward", loss_of_nowhere}, {"backward", no_gradient}};
     dp_module *net = create(ctx, "odd", methods, 2, NULL);
     dp_value log = dp_int(9);
     CHECK_ERROR(dp_train_step(net, scope, tree_of(scope, "{}"), NULL, &log), DP_ERR_INVALID,

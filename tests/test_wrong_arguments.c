@@ -5,6 +5,7 @@
    */
 
 #include <limits.h>
+#include "methods.h"
 #include "tree.h"
 #include "lazy.h"
 
@@ -131,15 +132,6 @@ static dp_tensor forged_tensor(dp_tensor t, int n)
 }
 enum { FORGED_TENSORS = 12 };
 
-static dp_value by_hand(int kind, const void *at, uint32_t count, uint8_t depth)
-{
-    dp_value value = dp_opaque((void *)(uintptr_t)at);
-    value.kind = (uint8_t)kind;
-    value.count = count;
-    value.depth = depth;
-    return value;
-}
-
 /* Values that no constructor makes; each is wrong wherever it stands. */
 static bool forged_value(int n, dp_value *out)
 {
@@ -149,30 +141,30 @@ static bool forged_value(int n, dp_value *out)
     static dp_container padding;
     if (n < FORGED_TENSORS) {
         tensor = forged_tensor(kit.a, n);
-        *out = by_hand(DP_TENSOR, &tensor, 0, 0);
+        *out = tree_by_hand(DP_TENSOR, &tensor, 0, 0);
         return true;
     }
     item[0] = dp_int(1);
     no_key[0].value = dp_int(1);
     padding = (dp_container){.data = dp_int(1), .pad_dims = 77};
-    itself[0] = by_hand(DP_LIST, itself, 1, 1);
+    itself[0] = tree_by_hand(DP_LIST, itself, 1, 1);
     dp_value yes = dp_bool(true), garbage;
     *(unsigned char *)&yes.as = 0x5a;
     memset(&garbage, 0x5a, sizeof garbage);
     const dp_value wrong[] = {garbage,
                               yes,
                               itself[0],
-                              by_hand(NOBODY, item, 1, 1),
-                              by_hand(DP_TENSOR, NULL, 0, 0),
-                              by_hand(DP_STRING, NULL, 0, 0),
-                              by_hand(DP_CONTAINER, NULL, 0, 1),
-                              by_hand(DP_CONTAINER, &padding, 0, 1),
-                              by_hand(DP_LIST, NULL, 1, 1),
-                              by_hand(DP_TUPLE, item, 1, 0),
-                              by_hand(DP_LIST, item, 1, 255),
-                              by_hand(DP_DICT, no_key, 1, 1),
-                              by_hand(DP_DICT, NULL, UINT32_MAX, 1),
-                              by_hand(DP_ERROR, NULL, 0, 0),
+                              tree_by_hand(NOBODY, item, 1, 1),
+                              tree_by_hand(DP_TENSOR, NULL, 0, 0),
+                              tree_by_hand(DP_STRING, NULL, 0, 0),
+                              tree_by_hand(DP_CONTAINER, NULL, 0, 1),
+                              tree_by_hand(DP_CONTAINER, &padding, 0, 1),
+                              tree_by_hand(DP_LIST, NULL, 1, 1),
+                              tree_by_hand(DP_TUPLE, item, 1, 0),
+                              tree_by_hand(DP_LIST, item, 1, 255),
+                              tree_by_hand(DP_DICT, no_key, 1, 1),
+                              tree_by_hand(DP_DICT, NULL, UINT32_MAX, 1),
+                              tree_by_hand(DP_ERROR, NULL, 0, 0),
                               dp_string(NULL, "x")};
     n -= FORGED_TENSORS;
     if (n >= (int)(sizeof wrong / sizeof wrong[0]))
@@ -191,8 +183,8 @@ static bool spoil_value(dp_value *value, int n, int kind)
     pair[0].value = item[0];
     bool holds = kind == DP_LIST || kind == DP_TUPLE;
     uint8_t depth = (uint8_t)(item[0].depth < DP_MAX_DEPTH ? item[0].depth + 1 : DP_MAX_DEPTH);
-    *value = holds             ? by_hand(kind, item, 1, depth)
-             : kind == DP_DICT ? by_hand(DP_DICT, pair, 1, depth)
+    *value = holds             ? tree_by_hand(kind, item, 1, depth)
+             : kind == DP_DICT ? tree_by_hand(DP_DICT, pair, 1, depth)
                                : item[0];
     return true;
 }
@@ -559,14 +551,6 @@ static bool has_spoken(void)
     return strcmp(dp_last_error(), "stale") != 0;
 }
 
-static dp_status do_nothing(int rank, dp_scope *scope, void *user)
-{
-    (void)rank;
-    (void)scope;
-    (void)user;
-    return DP_OK;
-}
-
 static void release(void *user)
 {
     (void)user;
@@ -608,7 +592,7 @@ FAILS(dp_local_device, dp_local_device(a->ctx, a->rank).backend < 0)
 FAILS(dp_local_stream, dp_local_stream(a->ctx, a->rank) == NULL)
 CALL(dp_use_stream, a->ctx, a->rank, NULL)
 CALL(dp_wait, a->ctx)
-CALL(dp_run, a->ctx, a->scope, do_nothing, NULL)
+CALL(dp_run, a->ctx, a->scope, run_nothing, NULL)
 FAILS(dp_local_share, dp_local_share(a->ctx, a->rank, ROWS, OUT(first)) < 0)
 FAILS(dp_scope_begin, dp_scope_begin(a->ctx) == NULL)
 CALL(dp_scope_open, a->ctx, OUT(scope))
@@ -930,7 +914,7 @@ static void check_well(const row *r)
         dp_reduce_add(kit.ctx, scope, parts, NULL, &sum) != DP_OK ||
         dp_read(kit.ctx, sum.as.t, got, sizeof got) != DP_OK ||
         dp_tensor_stats(kit.ctx, &kit.a, &stats) != DP_OK ||
-        dp_run(kit.ctx, NULL, do_nothing, NULL) != DP_OK || dp_barrier(kit.ctx) != DP_OK)
+        dp_run(kit.ctx, NULL, run_nothing, NULL) != DP_OK || dp_barrier(kit.ctx) != DP_OK)
         test_fail(__FILE__, __LINE__, "after %s: \"%s\"", r->fn, dp_last_error());
     for (int i = 0; i < ROWS; i++)
         CHECK_F64(got[i], (i + 1) * kit.devices, 0);

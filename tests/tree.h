@@ -23,6 +23,9 @@
 
 enum { TREE_DEVICES = 8, TREE_ITEMS = 32, TREE_TEXT = 1 << 16 };
 
+/* The config of the first local ranks, however many. */
+static const int first_ranks[TREE_DEVICES] = {0, 1, 2, 3, 4, 5, 6, 7};
+
 /* ---- one test, every backend ----------------------------------------------------------------- */
 
 /* The body runs once a backend, on TREE_DEVICES of its devices: tests name_cpu and name_toy, and
@@ -502,6 +505,30 @@ static inline void tree_check_row(dp_ctx *ctx, const char *in, dp_status got, dp
             test_fail(__FILE__, __LINE__, "%s: a gap in \"%s\"", in, dp_last_error());
         }
     }
+}
+
+/* A value that no constructor makes. */
+static inline dp_value tree_by_hand(int kind, const void *at, uint32_t count, uint8_t depth)
+{
+    dp_value value = dp_opaque((void *)(uintptr_t)at);
+    value.kind = (uint8_t)kind;
+    value.count = count;
+    value.depth = depth;
+    return value;
+}
+
+/* The dict with this entry added, or replaced. */
+static inline dp_value tree_replaced(dp_scope *scope, dp_value dict, const char *key,
+                                     dp_value value)
+{
+    dp_pair pairs[8];
+    size_t count = dp_count(dict), at = count;
+    for (size_t i = 0; i < count; i++) {
+        pairs[i] = (dp_pair){dp_key_at(dict, i), dp_at(dict, i)};
+        at = strcmp(pairs[i].key, key) == 0 ? i : at;
+    }
+    pairs[at] = (dp_pair){key, value};
+    return dp_dict_make(scope, pairs, count + (at == count));
 }
 
 /* A host tensor that says it is on a device which no context has. */
