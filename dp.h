@@ -38,8 +38,9 @@
      dp/os.h           the operating system: threads, sockets, processes, shared memory
      dp_cpu.h          the host as devices, and its collectives inside a process
      dp/core.h         private structs, sentences, scopes, the timeline, work on tensors
+     dp/job.h          processes and collectives in words; a record of the last ones
      dp/value.h        trees: collate, scatter, gather, replicate
-     dp/ranks.h        collectives as a user calls them; a record of the last ones
+     dp/ranks.h        collectives as a user calls them
      dp/reduce.h       the reducer: buckets that travel while backward runs
      dp/launch.h       how the processes of a job find each other; dp_spawn
      dp/shm.h          collectives between processes of one machine
@@ -2193,6 +2194,7 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #include "dp/os.h"
 #include "dp_cpu.h"
 #include "dp/core.h"
+#include "dp/job.h"
 #include "dp/value.h"
 #include "dp/ranks.h"
 #include "dp/reduce.h"

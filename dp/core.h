@@ -793,7 +793,7 @@ DP__APART static dp_status dp__check_pointer(const char *fn, const char *what, c
     return DP_OK;
 }
 
-/* What this process has begun, told by its journal; see dp/ranks.h. */
+/* What this process has begun, told by its journal; see dp/job.h. */
 static void dp__journal_here(const dp_ctx *ctx, char *text, size_t bytes);
 static void dp__journal_log(const dp_ctx *ctx);
 static void dp__journal_say(dp_ctx *ctx, const char *text);

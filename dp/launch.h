@@ -1942,37 +1942,12 @@ static void dp__far_tell(dp_ctx *ctx, dp_status status, int process, const char 
     dp__lock_leave(&ctx->far_lock);
 }
 
-/* Of which process a rank is. */
-DP__MAYBE_UNUSED static int dp__process_of(const int *firsts, int rank)
-{
-    int process = 0;
-    while (firsts[process + 1] <= rank)
-        process++;
-    return process;
-}
-
 static void dp__far_begin(dp_ctx *ctx, dp__tree *tree, dp__mpi_line *line)
 {
     dp__lock_enter(&ctx->far_lock);
     ctx->tree = tree;
     ctx->line = line;
     dp__lock_leave(&ctx->far_lock);
-}
-
-/* "process 2 of 4 (ranks 4 to 5)". firsts: the first rank of every process, and one past the last
-   of all; NULL: unknown. */
-static const char *dp__process_text(int process, int process_count, const int *firsts, char *text,
-                                    size_t bytes)
-{
-    int used = snprintf(text, bytes, "process %d of %d", process, process_count);
-    int first = firsts != NULL ? firsts[process] : 0;
-    int last = firsts != NULL ? firsts[process + 1] - 1 : 0;
-    size_t room = bytes - (size_t)used;
-    if (firsts != NULL && first == last)
-        snprintf(text + used, room, " (rank %d)", first);
-    else if (firsts != NULL)
-        snprintf(text + used, room, " (ranks %d to %d)", first, last);
-    return text;
 }
 
 static bool dp__far_serves(const dp_ctx *ctx)

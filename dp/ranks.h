@@ -1,12 +1,11 @@
 /* dp/ranks.h - v0.1.0 - collectives of the ranks of a job - MIT licence
 
    Part of dp.h, which includes it. It holds what comes between a collective that a user asks for
-   and the table of functions that carries it out: checks, what a table may lack, the way through
-   the host, and what was begun lately.
+   and the table of functions that carries it out: checks, what a table may lack, and the way
+   through the host.
 
    CONTENTS (search for the tag)
      >>verbs      what each collective sends and receives, and whether a call keeps to it
-     >>journal    what was begun lately, for when it fails
      >>reducing   the public edge of the collectives
      >>telling    small things that ranks tell each other
      >>agreement  how it went on all ranks, and numbers of their processes
@@ -21,26 +20,6 @@
 /* ==== >>verbs ==================================================================================
    What each verb sends and receives is in one table, by which arguments are checked. Calls come
    from the caller and, at the same time, from the courier: each has a communicator and streams. */
-
-typedef struct dp__rule {
-    bool send_all, recv_all;         /* a block for every rank, else one */
-    bool send_at_root, recv_at_root; /* matters there only */
-    bool reduces;
-    bool in_place; /* send's block may be recv's: its own one where there is one for every rank */
-    bool recv_optional; /* a rank with no recv wants no result */
-    bool one_owner;     /* so it is where all devices are the host's; and there a recv may lie where
-                           another local rank sends the same elements */
-} dp__rule;
-
-static const dp__rule dp__rules[] = {
-    [DP_ALL_REDUCE] = {.reduces = true, .in_place = true, .recv_optional = true},
-    [DP_BROADCAST] = {.send_at_root = true, .in_place = true},
-    [DP_ALL_GATHER] = {.recv_all = true, .in_place = true, .one_owner = true},
-    [DP_REDUCE_SCATTER] = {.send_all = true, .reduces = true, .in_place = true, .one_owner = true},
-    [DP_ALL_TO_ALL] = {.send_all = true, .recv_all = true},
-    [DP_REDUCE_TO] = {.recv_at_root = true, .reduces = true, .in_place = true},
-    [DP_GATHER_TO] = {.recv_all = true, .recv_at_root = true, .in_place = true},
-    [DP_SCATTER_FROM] = {.send_all = true, .send_at_root = true, .in_place = true}};
 
 typedef struct dp__coll { /* one call */
     const char *fn;
@@ -76,14 +55,6 @@ static bool dp__sends(const dp__coll *coll, int local_rank)
 {
     return !dp__rules[coll->verb].send_at_root ||
            coll->ctx->info.rank_first + local_rank == coll->root;
-}
-
-static bool dp__all_are_host(const dp_ctx *ctx)
-{
-    bool host = true;
-    for (int i = 0; i < ctx->info.local_count && host; i++)
-        host = dp__is_host(&ctx->devices[i]);
-    return host;
 }
 
 /* Whether local ranks may have one owner, who receives for all of them. */
@@ -191,332 +162,6 @@ static dp_status dp__check_coll(const dp__coll *coll)
     return DP_OK;
 }
 
-/* ==== >>journal ================================================================================
-   With several processes each process records the collectives that it has begun lately, for the
-   error sentences of a failed job. There is a ring for each of its communicators, written by the
-   one thread that uses that communicator and read by any. Entries are stored word by word: reading
-   one while it is written gives a mixture of two entries, and nothing worse.                   */
-
-enum { DP__RECENT = 16, DP__LABEL_BYTES = 64, DP__TAG_BYTES = 40 };
-
-typedef struct dp__signature { /* what has to be the same on all ranks */
-    int32_t verb, dtype, op, root;
-    uint32_t reducer, bucket; /* see dp__purpose */
-    uint64_t count;
-    double scale;
-    uint64_t number; /* a table gets it in pieces: as the journal counts the whole; else 0 */
-} dp__signature;
-
-/* What collectives are for: for which reducer, and for which bucket of it, each counted from 1; 0:
-   for none, or all. So what has the same size cannot be taken for something else. */
-typedef struct dp__purpose {
-    const char *what; /* lasts as long as the purpose; or NULL */
-    uint32_t reducer, bucket;
-} dp__purpose;
-
-typedef struct dp__label { /* the same in words */
-    char what[DP__LABEL_BYTES], by[24], tag[DP__TAG_BYTES];
-} dp__label;
-
-typedef struct dp__entry {
-    uint64_t seq; /* as the table counts */
-    dp__signature is;
-    dp__label label;
-} dp__entry;
-
-enum {
-    DP__ENTRY_WORDS = sizeof(dp__entry) / sizeof(uint64_t),
-    DP__TAG_WORDS = DP__TAG_BYTES / sizeof(uint64_t)
-};
-_Static_assert(DP__ENTRY_WORDS * sizeof(uint64_t) == sizeof(dp__entry), "an entry is words");
-
-typedef struct dp__lane {
-    dp__entry now;         /* the last one; like what follows, the writer's */
-    const char *by;        /* what its label was made of */
-    dp__purpose purpose;   /* what is to come is for */
-    unsigned tags, labels; /* tags seen, labels made */
-    bool pieces;           /* of the last one are what tables get: see >>staging */
-    atomic_uint begun, done;
-    _Atomic uint64_t entries[DP__RECENT][DP__ENTRY_WORDS];
-} dp__lane;
-
-typedef struct dp__journal {
-    dp__lane lanes[2]; /* the caller's, the courier's */
-    atomic_uint tags;
-    _Atomic uint64_t tag[DP__TAG_WORDS];
-} dp__journal;
-
-static dp_status dp__journal_open(dp_ctx *ctx)
-{
-    ctx->journal = dp__host_alloc(&ctx->host, sizeof *ctx->journal, 64);
-    if (ctx->journal == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for a journal");
-    memset(ctx->journal, 0, sizeof *ctx->journal);
-    return DP_OK;
-}
-
-static void dp__words_store(_Atomic uint64_t *to, const void *from, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        uint64_t word;
-        memcpy(&word, (const char *)from + i * sizeof word, sizeof word);
-        atomic_store_explicit(&to[i], word, memory_order_relaxed);
-    }
-}
-
-static void dp__words_load(void *to, const _Atomic uint64_t *from, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        uint64_t word = atomic_load_explicit(&from[i], memory_order_relaxed);
-        memcpy((char *)to + i * sizeof word, &word, sizeof word);
-    }
-}
-
-static void dp__label_put(char *out, size_t room, const char *text)
-{
-    size_t bytes = text != NULL ? strlen(text) : 0;
-    bytes = bytes < room ? bytes : room - 1;
-    memset(out, 0, room);
-    if (bytes > 0)
-        memcpy(out, text, bytes);
-}
-
-DP_API void dp_tag(dp_ctx *ctx, const char *text)
-{
-    char tag[DP__TAG_BYTES];
-    if (dp__check_open(__func__, ctx) != DP_OK || ctx->journal == NULL)
-        return;
-    dp__label_put(tag, sizeof tag, text);
-    dp__words_store(ctx->journal->tag, tag, DP__TAG_WORDS);
-    atomic_fetch_add_explicit(&ctx->journal->tags, 1, memory_order_release);
-}
-
-/* What the collectives to come are for, until this is called again. Returns what they were for. For
-   the writer. */
-static dp__purpose dp__journal_for(dp_ctx *ctx, bool courier, dp__purpose purpose)
-{
-    if (ctx->journal == NULL)
-        return (dp__purpose){0};
-    dp__lane *lane = &ctx->journal->lanes[courier];
-    dp__purpose before = lane->purpose;
-    lane->purpose = purpose;
-    lane->by = NULL;
-    return before;
-}
-
-static void dp__lane_label(dp__journal *journal, dp__lane *lane, const char *by)
-{
-    dp__label *label = &lane->now.label;
-    lane->tags = atomic_load_explicit(&journal->tags, memory_order_acquire);
-    lane->by = by;
-    lane->labels++;
-    dp__label_put(label->what, sizeof label->what, lane->purpose.what);
-    dp__label_put(label->by, sizeof label->by, by);
-    dp__words_load(label->tag, journal->tag, DP__TAG_WORDS);
-}
-
-/* A table is about to be called. The label is made anew only where it has changed. */
-static void dp__journal_begin(const dp__coll *coll, dp__signature is)
-{
-    dp__journal *journal = coll->ctx->journal;
-    if (journal == NULL)
-        return;
-    dp__lane *lane = &journal->lanes[coll->courier];
-    if (lane->by != coll->fn ||
-        lane->tags != atomic_load_explicit(&journal->tags, memory_order_relaxed))
-        dp__lane_label(journal, lane, coll->fn);
-    lane->now.seq++;
-    lane->now.is = is;
-    dp__words_store(lane->entries[lane->now.seq % DP__RECENT], &lane->now, DP__ENTRY_WORDS);
-    atomic_store_explicit(&lane->begun, (unsigned)lane->now.seq, memory_order_release);
-}
-
-static void dp__journal_done(const dp__coll *coll)
-{
-    dp__journal *journal = coll->ctx->journal;
-    if (journal == NULL)
-        return;
-    dp__lane *lane = &journal->lanes[coll->courier];
-    atomic_store_explicit(&lane->done, (unsigned)lane->now.seq, memory_order_release);
-}
-
-/* The table has refused it: it counts in no process, so that all count alike. */
-static void dp__journal_undo(const dp__coll *coll)
-{
-    dp__journal *journal = coll->ctx->journal;
-    if (journal == NULL)
-        return;
-    dp__lane *lane = &journal->lanes[coll->courier];
-    lane->now.seq--;
-    atomic_store_explicit(&lane->begun, (unsigned)lane->now.seq, memory_order_release);
-}
-
-/* What the journal keeps of a communicator, whose host is a context's; NULL: that keeps none. */
-static const dp__lane *dp__lane_of(const dp_comm *comm)
-{
-    const dp_ctx *ctx = dp__ctx_of(comm->host);
-    return ctx->journal != NULL ? &ctx->journal->lanes[comm == ctx->courier_carrier] : NULL;
-}
-
-/* Of what a table is asked for on a lane. Pieces have that of the whole. */
-static dp__signature dp__sign(const dp__lane *lane, dp_verb verb, dp_dtype dtype, dp_op op,
-                              int root, size_t count, double scale)
-{
-    if (lane != NULL && lane->pieces) {
-        dp__signature whole = lane->now.is;
-        whole.number = lane->now.seq;
-        return whole;
-    }
-    return (dp__signature){.verb = (int32_t)verb,
-                           .dtype = (int32_t)dtype,
-                           .op = (int32_t)op,
-                           .root = root,
-                           .reducer = lane != NULL ? lane->purpose.reducer : 0,
-                           .bucket = lane != NULL ? lane->purpose.bucket : 0,
-                           .count = count,
-                           .scale = scale};
-}
-
-/* ---- in words -------------------------------------------------------------------------------- */
-
-static const char *const dp__verb_names[] = {[DP_ALL_REDUCE] = "all_reduce",
-                                             [DP_BROADCAST] = "broadcast",
-                                             [DP_ALL_GATHER] = "all_gather",
-                                             [DP_REDUCE_SCATTER] = "reduce_scatter",
-                                             [DP_ALL_TO_ALL] = "all_to_all"};
-static const char *const dp__op_names[] = {"sum", "mean", "prod", "min", "max"};
-
-/* More of a text that has `used` bytes already; how many it has now. */
-DP_PRINTF(4, 5)
-static size_t dp__append(char *text, size_t room, size_t used, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    int more =
-        vsnprintf(used < room ? text + used : NULL, used < room ? room - used : 0, format, args);
-    va_end(args);
-    return used + (more > 0 ? (size_t)more : 0);
-}
-
-/* "all_reduce of 25 f32 (sum)" */
-static size_t dp__signature_text(const dp__signature *is, char *text, size_t room)
-{
-    size_t used = dp__append(text, room, 0, "%s of %llu %s", dp__verb_names[is->verb],
-                             (unsigned long long)is->count, dp_dtype_name((dp_dtype)is->dtype));
-    if (is->verb == DP_BROADCAST)
-        return dp__append(text, room, used, " (root %d)", (int)is->root);
-    if (!dp__rules[is->verb].reduces)
-        return used;
-    if (is->scale < 1 || is->scale > 1)
-        return dp__append(text, room, used, " (%s times %g)", dp__op_names[is->op], is->scale);
-    return dp__append(text, room, used, " (%s)", dp__op_names[is->op]);
-}
-
-/* "all_reduce of 73 f32 (mean), bucket 0 of 'net', 'v', in dp_backward, at 'epoch 3'" */
-static const char *dp__issue_text(const dp__signature *is, const dp__label *label, char *text)
-{
-    const size_t room = DP__WORDS_BYTES;
-    size_t used = dp__signature_text(is, text, room);
-    if (label->what[0] != '\0')
-        used = dp__append(text, room, used, ", %.63s", label->what);
-    if (is->reducer > 1) /* the name of the first one may be the same */
-        used = dp__append(text, room, used, " (reducer %u)", (unsigned)is->reducer);
-    if (strncmp(label->by, "dp_", 3) == 0 && strcmp(label->by + 3, dp__verb_names[is->verb]) != 0)
-        used = dp__append(text, room, used, ", in %.23s", label->by);
-    if (label->tag[0] != '\0')
-        (void)dp__append(text, room, used, ", at '%.39s'", label->tag);
-    return text;
-}
-
-/* The entry that was begun so many before the last one; false: there is none. */
-static bool dp__lane_entry(const dp__lane *lane, unsigned age, dp__entry *out)
-{
-    unsigned begun = atomic_load_explicit(&lane->begun, memory_order_acquire);
-    if (age >= begun || age >= DP__RECENT)
-        return false;
-    dp__words_load(out, lane->entries[(begun - age) % DP__RECENT], DP__ENTRY_WORDS);
-    return true;
-}
-
-static bool dp__lane_ended(const dp__lane *lane, const dp__entry *entry)
-{
-    unsigned done = atomic_load_explicit(&lane->done, memory_order_acquire);
-    return (int)(done - (unsigned)entry->seq) >= 0;
-}
-
-/* What it means that a table's call has returned: a device of its own may do the work later. */
-static const char *dp__ended_text(const dp_ctx *ctx)
-{
-    bool staged = ctx->courier_carrier != ctx->courier_comm;
-    return staged || dp__all_are_host(ctx) ? "ended" : "enqueued";
-}
-
-/* "collective 8 of the courier, all_reduce of ...: under way" */
-static bool dp__journal_line(const dp_ctx *ctx, int lane, unsigned age, char *text, size_t room)
-{
-    char words[DP__WORDS_BYTES];
-    dp__entry entry;
-    const dp__lane *from = &ctx->journal->lanes[lane];
-    if (!dp__lane_entry(from, age, &entry))
-        return false;
-    snprintf(text, room, "collective %llu%s, %s: %s", (unsigned long long)entry.seq,
-             lane > 0 ? " of the courier" : "", dp__issue_text(&entry.is, &entry.label, words),
-             dp__lane_ended(from, &entry) ? dp__ended_text(ctx) : "under way");
-    return true;
-}
-
-enum { DP__LINE_ROOM = DP__WORDS_BYTES + 64 };
-
-DP_API size_t dp_recent_collectives(const dp_ctx *ctx, char *text, size_t bytes)
-{
-    char line[DP__LINE_ROOM];
-    size_t used = 0;
-    if (text != NULL && bytes > 0)
-        text[0] = '\0';
-    if (dp__check_open(__func__, ctx) != DP_OK || ctx->journal == NULL)
-        return 0;
-    for (int lane = 0; lane < 2; lane++)
-        for (unsigned age = 0; dp__journal_line(ctx, lane, age, line, sizeof line); age++)
-            used = dp__append(text, text != NULL ? bytes : 0, used, "%s\n", line);
-    return used;
-}
-
-static void dp__journal_log(const dp_ctx *ctx)
-{
-    char line[DP__LINE_ROOM];
-    if (ctx->journal == NULL || !dp__log_wants(ctx, DP_LOG_ERROR))
-        return;
-    dp__log(ctx, DP_LOG_ERROR, "the job failed: %s", ctx->failed_text);
-    for (int lane = 0; lane < 2; lane++)
-        for (unsigned age = 0; dp__journal_line(ctx, lane, age, line, sizeof line); age++)
-            dp__log(ctx, DP_LOG_ERROR, "%s", line);
-}
-
-/* What is under way, the courier's first, or was the caller's last. */
-static void dp__journal_here(const dp_ctx *ctx, char *text, size_t bytes)
-{
-    text[0] = '\0';
-    for (int lane = 1; lane >= 0 && ctx->journal != NULL; lane--) {
-        dp__entry entry;
-        bool some = dp__lane_entry(&ctx->journal->lanes[lane], 0, &entry);
-        if (some && (lane == 0 || !dp__lane_ended(&ctx->journal->lanes[lane], &entry))) {
-            dp__journal_line(ctx, lane, 0, text, bytes);
-            return;
-        }
-    }
-}
-
-/* A call has failed, and others may come to wait for what it would have done. */
-static void dp__journal_say(dp_ctx *ctx, const char *text)
-{
-    dp_comm *comms[] = {ctx->comm, ctx->courier_comm};
-    dp__lock_enter(&ctx->lock);
-    for (int i = 0; i < 2 && ctx->journal != NULL; i++)
-        if (comms[i] != NULL && DP_HAS(dp_coll_ops, comms[i]->ops, say))
-            comms[i]->ops->say(comms[i], text);
-    dp__lock_leave(&ctx->lock);
-}
-
 /* ==== >>reducing ===============================================================================
    Collectives at the public edge. Arguments are checked. Then a job of one rank is served at once,
    any other by the table of functions, or by >>fallbacks for what the table lacks.             */
@@ -585,18 +230,19 @@ static dp_status dp__far_reason(dp_ctx *ctx, dp_status status); /* see dp/launch
 /* The same, in the journal and the timeline too. */
 static dp_status dp__table_run(const dp__coll *coll, dp_verb verb, size_t count, double scale)
 {
-    const dp__journal *journal = coll->ctx->journal;
-    dp__signature is = dp__sign(journal != NULL ? &journal->lanes[coll->courier] : NULL, verb,
-                                coll->dtype, coll->op, coll->root, count, scale);
-    dp__journal_begin(coll, is);
+    dp__journal *journal = coll->ctx->journal;
+    dp__lane *lane = journal != NULL ? &journal->lanes[coll->courier] : NULL;
+    dp__signature is = dp__sign(lane, verb, coll->dtype, coll->op, coll->root, count, scale);
+    if (lane != NULL)
+        dp__lane_begin(journal, lane, coll->fn, is);
     dp__coll_trace(coll, &is, 'B');
     dp_status status =
         dp__comm_call(coll, dp__coll_comm(coll), dp__coll_parts(coll), verb, count, scale);
     dp__coll_trace(coll, &is, 'E');
-    if (status == DP_OK)
-        dp__journal_done(coll);
-    else if (dp_status_class(status) == DP_CLASS_CALL)
-        dp__journal_undo(coll);
+    if (lane != NULL && status == DP_OK)
+        dp__lane_done(lane);
+    else if (lane != NULL && dp_status_class(status) == DP_CLASS_CALL)
+        dp__lane_undo(lane);
     return status == DP_OK ? DP_OK : dp__far_reason(coll->ctx, status);
 }
 

@@ -27,7 +27,7 @@ MAX_README_WORDS=1900
 # circle more; where there are fewer, these fall.
 UPWARD="dp/core.h dp/launch.h 4
 dp/core.h dp/module.h 1
-dp/core.h dp/ranks.h 4
+dp/core.h dp/job.h 4
 dp/core.h dp/reduce.h 1
 dp/core.h dp/value.h 1
 dp/module.h dp/distributed.h 2
