@@ -197,7 +197,6 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
     {                                                                                              \
         decorate_coll(dp_cpu_coll());                                                              \
         deco.coll.size = offsetof(dp_coll_ops, abort);                                             \
-        deco.coll.abort = forbidden_abort;                                                         \
         deco.coll.poll = forbidden_poll;                                                           \
         every_size(name, dp_cpu(), &deco.coll);                                                    \
     }
@@ -214,12 +213,6 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
     CUT_TABLE_TESTS(name)                                                                          \
     ONE_PROCESS_TEST(name)
 #endif
-
-static void forbidden_abort(dp_comm *comm)
-{
-    (void)comm;
-    test_fail(__FILE__, __LINE__, "abort lies past the table");
-}
 
 static dp_status forbidden_poll(dp_comm *comm)
 {
@@ -1404,6 +1397,24 @@ static bool fits_nothing(const dp_comm_config *config)
     CHECK(config->local_count > 0 && config->rank_count >= config->local_count);
     CHECK(config->bootstrap == NULL && config->timeout_ms > 0);
     return false;
+}
+
+static void forbidden_abort(dp_comm *comm)
+{
+    (void)comm;
+    test_fail(__FILE__, __LINE__, "abort lies past the table");
+}
+
+TEST(abort_past_the_end_of_a_table_is_not_called)
+{
+    static world w;
+    decorate_coll(dp_cpu_coll());
+    deco.coll.size = offsetof(dp_coll_ops, abort);
+    deco.coll.abort = forbidden_abort;
+    world_open(&w, dp_cpu(), &deco.coll, 2);
+    dp_abort(w.ctx, DP_ERR_ABORTED, "enough");
+    CHECK_STATUS(dp_barrier(w.ctx), DP_ERR_ABORTED);
+    world_close(&w);
 }
 
 TEST(the_table_that_fits_is_opened)
