@@ -999,20 +999,22 @@ static dp_status dp__save_string(dp__save_scan *scan, const char **out)
     return dp__save_is_text(*out) ? DP_OK : dp__save_bad(scan, "a string is not UTF-8");
 }
 
-/* Digits; what follows is for the next to say. */
+/* Digits; what follows is for the caller to judge. */
 static dp_status dp__save_whole(dp__save_scan *scan, uint64_t *out)
 {
+    bool fits = true;
     dp__save_blanks(scan);
     const char *first = scan->at;
     for (*out = 0; scan->at < scan->end && *scan->at >= '0' && *scan->at <= '9'; scan->at++) {
         uint64_t digit = (uint64_t)(*scan->at - '0');
-        if (*out > (INT64_MAX - digit) / 10)
-            return dp__save_bad(scan, "a number is too large");
+        fits = fits && *out <= (INT64_MAX - digit) / 10;
         *out = *out * 10 + digit;
     }
-    if (scan->at == first || (*first == '0' && scan->at - first > 1))
-        return dp__save_bad(scan, "is not a whole number");
-    return DP_OK;
+    bool whole = scan->at > first && (*first != '0' || scan->at - first == 1);
+    if (whole && fits)
+        return DP_OK;
+    scan->at = first;
+    return dp__save_bad(scan, whole ? "a number is too large" : "is not a whole number");
 }
 
 /* ==== >>entries =================================================================================
@@ -1351,8 +1353,9 @@ static dp_status dp__save_tree_string(dp__save_tree *tree, dp_value *out)
     return dp__save_bad(&tree->scan, "a string does not say what it is");
 }
 
-/* Digits and an exponent, without a point, mean the same in every country. */
-static dp_status dp__save_tree_float(dp__save_tree *tree, const char *token, dp_value *out)
+/* Whether the token is a number. It is read as digits and an exponent: what stands for a point
+   depends on the locale. */
+static bool dp__save_float(const char *token, dp_value *out)
 {
     char digits[96];
     size_t count = 0;
@@ -1361,7 +1364,7 @@ static dp_status dp__save_tree_float(dp__save_tree *tree, const char *token, dp_
     char *end = NULL;
     for (; *token != '\0' && *token != 'e' && *token != 'E'; token++) {
         if (*token == '.' && point)
-            return dp__save_bad(&tree->scan, "a number is malformed");
+            return false;
         if (*token != '.')
             digits[count++] = *token;
         behind += point;
@@ -1370,31 +1373,35 @@ static dp_status dp__save_tree_float(dp__save_tree *tree, const char *token, dp_
     if (*token != '\0') {
         exponent = strtol(token + 1, &end, 10);
         if (*end != '\0' || end == token + 1 || exponent > 9999 || exponent < -9999)
-            return dp__save_bad(&tree->scan, "a number is malformed");
+            return false;
     }
     snprintf(digits + count, sizeof digits - count, "e%ld", exponent - behind);
     *out = dp_float(strtod(digits, &end));
-    return *end == '\0' ? DP_OK : dp__save_bad(&tree->scan, "a number is malformed");
+    return *end == '\0';
 }
 
-static dp_status dp__save_tree_number(dp__save_tree *tree, dp_value *out)
+static bool dp__save_int(const char *token, dp_value *out)
 {
-    char token[64], *end = NULL;
+    char *end = NULL;
+    errno = 0;
+    *out = dp_int(strtoll(token, &end, 10));
+    return errno == 0 && *end == '\0';
+}
+
+static dp_status dp__save_number(dp__save_scan *scan, dp_value *out)
+{
+    char token[64];
     size_t count = 0;
-    dp__save_scan *scan = &tree->scan;
     while (scan->at < scan->end && *scan->at != '\0' && count < sizeof token - 1 &&
            strchr("0123456789+-.eE", *scan->at) != NULL)
         token[count++] = *scan->at++;
     token[count] = '\0';
     if (count == 0)
         return dp__save_bad(scan, "is not a value");
-    if (strpbrk(token, ".eE") != NULL)
-        return dp__save_tree_float(tree, token, out);
-    errno = 0;
-    *out = dp_int(strtoll(token, &end, 10));
-    return errno == 0 && *end == '\0'
-               ? DP_OK
-               : dp__save_bad(scan, "a number is malformed, or has more than 64 bits");
+    if (strpbrk(token, ".eE") != NULL ? dp__save_float(token, out) : dp__save_int(token, out))
+        return DP_OK;
+    scan->at -= count;
+    return dp__save_bad(scan, "a number is malformed, or has more than 64 bits");
 }
 
 static dp_status dp__save_tree_items(dp__save_tree *tree, int depth, dp_value *out)
@@ -1464,7 +1471,7 @@ static dp_status dp__save_tree_value(dp__save_tree *tree, int depth, dp_value *o
             *out = means[i];
             return DP_OK;
         }
-    return dp__save_tree_number(tree, out);
+    return dp__save_number(&tree->scan, out);
 }
 
 /* ==== >>reading =================================================================================
@@ -1893,7 +1900,7 @@ static dp_status dp__save_write_in_job(dp_ctx *ctx, const char *path, dp_value v
         other = status;
         DP_TRY(dp_broadcast_i64(ctx, &other, 1, 0));
     } while (other == DP_PENDING);
-    return dp_agree(ctx, status);
+    return other == DP_OK ? DP_OK : dp_agree(ctx, status);
 }
 
 DP_API dp_status dp_checkpoint_save(dp_ctx *ctx, const char *path, dp_value value)
@@ -1908,41 +1915,37 @@ DP_API dp_status dp_checkpoint_save(dp_ctx *ctx, const char *path, dp_value valu
     return dp__save_named(__func__, path, status);
 }
 
-/* A file that only some have is no reason to begin anew. */
-static dp_status dp__save_found(dp_ctx *ctx, dp_status status)
+/* Each process has read by itself. If only some have a file, all fail, rather than begin anew. */
+static dp_status dp__save_found(dp_ctx *ctx, uint64_t mark, dp_status status)
 {
+    enum { HAVE_IT, CANNOT_READ, MARK_OF_0, FIELDS };
     bool lacks = status == DP_ERR_NO_FILE;
-    int64_t some[] = {status == DP_OK, status != DP_OK && !lacks}; /* have it; have another error */
-    DP_TRY(dp_all_reduce_i64(ctx, some, 2, DP_OP_MAX));
-    if (lacks && some[1] != 0)
-        status = DP_OK; /* which all get to know */
-    else if (lacks && some[0] != 0)
+    int64_t own = status == DP_OK ? (int64_t)(mark >> 1) : -1;
+    int64_t all[FIELDS] = {status == DP_OK, status != DP_OK && !lacks,
+                           dp_rank(ctx) == 0 ? own : -1};
+    DP_TRY(dp_all_reduce_i64(ctx, all, FIELDS, DP_OP_MAX));
+    if (lacks && all[CANNOT_READ] != 0)
+        status = DP_OK; /* the sentence is that of a process which cannot read it */
+    else if (lacks && all[HAVE_IT] != 0)
         status = dp_error(DP_ERR_MISMATCH, "%s; others have it", dp_last_error());
+    else if (status == DP_OK && all[MARK_OF_0] >= 0 && own != all[MARK_OF_0])
+        status = dp_error(DP_ERR_MISMATCH, "this is another file than rank 0 has");
     return dp_agree(ctx, status);
-}
-
-/* Each reads by itself. */
-static dp_status dp__save_read_in_job(dp_ctx *ctx, dp_scope *own, const char *path, dp_value *out)
-{
-    uint64_t mark = 0;
-    DP_TRY(dp__save_found(ctx, dp__save_read_in(ctx, own, path, out, &mark)));
-    int64_t first = (int64_t)mark;
-    DP_TRY(dp_broadcast_i64(ctx, &first, 1, 0));
-    bool same = first == (int64_t)mark;
-    return dp_agree(ctx, same ? DP_OK
-                              : dp_error(DP_ERR_MISMATCH, "this is another file than rank 0 has"));
 }
 
 DP_API dp_status dp_checkpoint_load(dp_ctx *ctx, dp_scope *scope, const char *path, dp_value *out)
 {
     dp_info info;
     dp_value value;
+    uint64_t mark = 0;
     DP_TRY(dp__save_check_read(__func__, ctx, scope, path, out));
     DP_TRY(dp_info_get(ctx, &info));
     dp_scope *own = dp_scope_child(scope);
     dp_trace_begin(__func__);
-    dp_status status = info.process_count > 1 ? dp__save_read_in_job(ctx, own, path, &value)
-                                              : dp__save_read_in(ctx, own, path, &value, NULL);
+    bool alone = info.process_count == 1;
+    dp_status status = dp__save_read_in(ctx, own, path, &value, alone ? NULL : &mark);
+    if (!alone)
+        status = dp__save_found(ctx, mark, status);
     dp_trace_end();
     if (status == DP_OK)
         *out = value;

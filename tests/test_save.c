@@ -467,10 +467,10 @@ static const other_file hostile_files[] = {
     {"{\"a\":" T("U8", "1", 0, 1) " \"b\":" T("U8", "1", 1, 2) "}", 2, "there is no '}'"},
     {"{\"a\":" T("U8", "1,", 0, 1) "}", 1, "is not a whole number"},
     {"{\"a\":" T("U8", "-1", 0, 1) "}", 1, "is not a whole number"},
-    {"{\"a\":" T("U8", "01", 0, 1) "}", 1, "is not a whole number"},
+    {"{\"a\":" T("U8", "01", 0, 1) "}", 1, "at byte 28 is not a whole number"},
     {"{\"a\":" T("U8", "1.0", 0, 1) "}", 1, "there is no ']'"},
     {"{\"a\":" T("U8", "1e0", 0, 1) "}", 1, "there is no ']'"},
-    {"{\"a\":" T("U8", "9223372036854775808", 0, 1) "}", 1, "a number is too large"},
+    {"{\"a\":" T("U8", "9223372036854775808", 0, 1) "}", 1, "at byte 28 a number is too large"},
     {"{\"a\":" T("U8", "99999999999999999999", 0, 1) "}", 1, "a number is too large"},
     {"{\"a\":" T("U8", "9223372036854775807", 0, 1) "}", 1, "more elements than there can be"},
     {"{\"a\":" T("F64", "4294967296,4294967296", 0, 0) "}", 0, "more elements than there can be"},
@@ -549,13 +549,14 @@ static const other_file hostile_files[] = {
     {TREE("{\\\"a\\\":}"), 1, "is not a value"},
     {TREE("{\\\"a\\\":[1,]}"), 1, "is not a value"},
     {TREE("{\\\"a\\\":[1 2]}"), 1, "there is no ']'"},
-    {TREE("{\\\"a\\\":1-2}"), 1, "a number is malformed"},
-    {TREE("{\\\"a\\\":9223372036854775808}"), 1, "a number is malformed, or has more than 64 bits"},
-    {TREE("{\\\"a\\\":1.2.3}"), 1, "a number is malformed"},
-    {TREE("{\\\"a\\\":1e}"), 1, "a number is malformed"},
-    {TREE("{\\\"a\\\":1e5e5}"), 1, "a number is malformed"},
-    {TREE("{\\\"a\\\":1e99999}"), 1, "a number is malformed"},
-    {TREE("{\\\"a\\\":.}"), 1, "a number is malformed"},
+    {TREE("{\\\"a\\\":1-2}"), 1, "at byte 5 a number is malformed"},
+    {TREE("{\\\"a\\\":9223372036854775808}"), 1,
+     "at byte 5 a number is malformed, or has more than 64 bits"},
+    {TREE("{\\\"a\\\":1.2.3}"), 1, "at byte 5 a number is malformed"},
+    {TREE("{\\\"a\\\":1e}"), 1, "at byte 5 a number is malformed"},
+    {TREE("{\\\"a\\\":1e5e5}"), 1, "at byte 5 a number is malformed"},
+    {TREE("{\\\"a\\\":1e99999}"), 1, "at byte 5 a number is malformed"},
+    {TREE("{\\\"a\\\":.}"), 1, "at byte 5 a number is malformed"},
     {TREE("{\\\"a\\\":1.11111111111111111111111111111111111111111111111111111111111111111111}"), 1,
      "there is no '}'"},
     {TREE("{\\\"a\\\":[\\\"tuple\\\" 1]}"), 1, "there is no ']'"},
@@ -1426,8 +1427,12 @@ static void save_for_long(meeting *m)
     CHECK_OK(dp_checkpoint_save(ctx, "long", value));
     dp_recent_collectives(ctx, lines, sizeof lines);
     CHECK_SAYS(lines, "collective 2, broadcast of ");
-    CHECK_SAYS(lines, "collective 3, all_reduce of 1 i64 (min), in dp_agree: ");
-    CHECK(strstr(lines, "collective 4, ") == NULL);
+    CHECK(strstr(lines, "collective 3, ") == NULL);
+    CHECK_OK(dp_checkpoint_load(ctx, scope, "long", &value));
+    dp_recent_collectives(ctx, lines, sizeof lines);
+    CHECK_SAYS(lines, "collective 3, all_reduce of 3 i64 (max)");
+    CHECK_SAYS(lines, "collective 4, all_reduce of 1 i64 (min), in dp_agree: ");
+    CHECK(strstr(lines, "collective 5, ") == NULL);
     dp_close(ctx);
 }
 
