@@ -17,9 +17,9 @@
 #else
 
 /* ==== >>units ==================================================================================
-   A face of all ranks has a replica on each local rank. Its runs of gradients are the blocks of a
-   reducer, its parameters the units; a gap between two parameters of a run belongs to the first of
-   them, so that a bucket is one span where its memory is. Runs are the same on all ranks.      */
+   A face of all ranks has a replica on each local rank. Its ranges of gradients are the blocks of a
+   reducer, its parameters the units; a gap between two parameters of a range belongs to the first
+   of them, so that a bucket is one span where its memory is. Ranges are the same on all ranks. */
 
 #define DP__NO_UNIT UINT32_MAX
 
@@ -117,9 +117,9 @@ static dp_status dp__ignored_find(const char *fn, const dp_module *module,
     return dp__module_find(fn, module, config->ignored[i], out_home);
 }
 
-/* Only parameters with the same key may form a run. An ignored parameter has no key, and the next
-   one after it begins a new key: a, (b), c never form one run on any rank, even if b is empty. So
-   runs are the same on all ranks, whatever the shapes of ignored parameters. */
+/* Only parameters with the same key may form a range. An ignored parameter has no key, and the next
+   one after it begins a new key: a, (b), c never form one range on any rank, even if b is empty. So
+   ranges are the same on all ranks, whatever the shapes of ignored parameters. */
 static dp_status dp__ranks_ignore(const char *fn, dp__face *face, const void *own)
 {
     const dp_distributed_config *config = own;
@@ -127,18 +127,18 @@ static dp_status dp__ranks_ignore(const char *fn, dp__face *face, const void *ow
     const void *last = face;
     if (config->ignored_count == 0)
         return DP_OK;
-    face->run_keys = dp__array(face->scope, inner->listed_count, sizeof *face->run_keys);
-    if (face->run_keys == NULL)
+    face->keys = dp__array(face->scope, inner->listed_count, sizeof *face->keys);
+    if (face->keys == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu names", fn, config->ignored_count);
     for (size_t i = 0; i < config->ignored_count; i++) {
         size_t home = 0;
         DP_TRY(dp__ignored_find(fn, inner, config, i, &home));
-        face->run_keys[home] = face;
+        face->keys[home] = face;
     }
     for (size_t home = 0; home < inner->listed_count; home++) {
-        bool ignored = face->run_keys[home] != NULL;
-        last = ignored ? &face->run_keys[home] : last;
-        face->run_keys[home] = ignored ? NULL : last;
+        bool ignored = face->keys[home] != NULL;
+        last = ignored ? &face->keys[home] : last;
+        face->keys[home] = ignored ? NULL : last;
     }
     return DP_OK;
 }
@@ -170,59 +170,31 @@ static dp_status dp__units_number(dp__face *face)
     return DP_OK;
 }
 
-/* Those that are units. */
-static dp__region *dp__unit_regions(const dp__face *face, dp_scope *temp)
+/* Ranges as blocks, with their memory on each local rank in `local`; what lies in them as ranges of
+   units. *out_gaps: bytes that are of no gradient. The number of blocks. */
+static size_t dp__units_place(const dp__face *face, void **local, dp_block *blocks, dp_range *out,
+                              size_t *out_gaps)
 {
-    dp__region *regions = dp__array(temp, face->inner->listed_count, sizeof *regions);
-    size_t all = regions != NULL ? dp__regions_collect(face, DP__GRADS, regions) : 0, count = 0;
-    for (size_t i = 0; i < all; i++)
-        if (dp__is_unit(face, regions[i].home))
-            regions[count++] = regions[i];
-    return regions;
-}
-
-/* Runs as blocks; their number. */
-static size_t dp__unit_blocks(const dp__face *face, dp_block *out)
-{
-    const dp__ranges *runs = &face->ranges[DP__GRADS];
+    const dp__layout *layout = &face->layouts[DP__GRADS];
     size_t count = 0;
-    for (size_t i = 0; i < runs->count; i++)
-        if (!runs->items[i].ignored)
-            out[count++] = (dp_block){runs->items[i].dtype, (size_t)runs->items[i].count,
-                                      (void *const *)runs->items[i].at};
-    return count;
-}
-
-/* Regions and blocks are in the same order. */
-static void dp__units_place(const dp__face *face, const dp__region *regions, const dp_block *blocks,
-                            dp_range *out)
-{
-    const dp_module *inner = face->inner;
-    for (size_t i = 0, block = 0; i < face->ranks->unit_count; i++) {
-        size_t bytes = dp__dtype_sizes[regions[i].dtype];
-        const char *begin = blocks[block].local[0];
-        while (blocks[block].dtype != regions[i].dtype || regions[i].at < begin ||
-               regions[i].at >= begin + blocks[block].count * bytes)
-            begin = blocks[++block].local[0];
-        out[i] = (dp_range){.block = (uint32_t)block,
-                            .unit = face->ranks->units[inner->listed[regions[i].home]],
-                            .first = (size_t)(regions[i].at - begin) / bytes};
-        if (i > 0 && out[i - 1].block == out[i].block)
-            out[i - 1].count = out[i].first - out[i - 1].first;
-        out[i].count = blocks[block].count - out[i].first;
+    for (size_t i = 0; i < layout->range_count; i++) {
+        const dp__range *range = &layout->ranges[i];
+        const dp__region *regions = &layout->regions[range->first];
+        if (range->ignored)
+            continue;
+        for (size_t r = 0; r < face->count; r++)
+            local[r] = dp__range_of(face, DP__GRADS, i, r).data;
+        blocks[count] = (dp_block){range->dtype, range->count, local};
+        for (size_t k = 0; k < range->region_count; k++) {
+            size_t slot = face->inner->listed[regions[k].home], first = regions[k].first;
+            size_t end = k + 1 < range->region_count ? regions[k + 1].first : range->count;
+            *out++ = (dp_range){(uint32_t)count, face->ranks->units[slot], first, end - first};
+            *out_gaps += (end - first) * dp__dtype_sizes[range->dtype] - regions[k].bytes;
+        }
+        local += face->count;
+        count++;
     }
-}
-
-/* Bytes of blocks that are of no gradient. */
-static size_t dp__units_gaps(const dp__face *face, const dp__region *regions,
-                             const dp_block *blocks, size_t block_count)
-{
-    size_t gaps = 0;
-    for (size_t i = 0; i < block_count; i++)
-        gaps += blocks[i].count * dp__dtype_sizes[blocks[i].dtype];
-    for (size_t i = 0; i < face->ranks->unit_count; i++)
-        gaps -= regions[i].bytes;
-    return gaps;
+    return count;
 }
 
 /* ---- shares ---------------------------------------------------------------------------------- */
@@ -230,58 +202,53 @@ static size_t dp__units_gaps(const dp__face *face, const dp__region *regions,
 /* Fewer elements are not worth a collective of their own. */
 enum { DP__SHARE_LEAST = 256, DP__SHARE_ALIGN = 16, DP__STRETCHES_PER_BUCKET = 4 };
 
-/* The run of parameters that memory is in. */
-static size_t dp__params_run(const dp__face *face, const char *at)
+/* Whether the parameters of a region of gradients and of the next one are neighbours too, on all
+   ranks, as ranges are the same there. `places`: of parameters in their layout, by home. */
+static bool dp__regions_adjoin(const dp__face *face, const size_t *places, const dp__region *region)
 {
-    const dp__ranges *runs = &face->ranges[DP__PARAMS];
-    size_t i = 0;
-    while (at < (char *)runs->items[i].at[0] ||
-           at >= (char *)runs->items[i].at[0] +
-                     (size_t)runs->items[i].count * dp__dtype_sizes[runs->items[i].dtype])
-        i++;
-    return i;
-}
-
-/* Whether a parameter comes right after another in memory, and so its gradient does, if they are in
-   one block: on all ranks, as runs are the same there. */
-static bool dp__regions_adjoin(const dp__face *face, const dp__region *before,
-                               const dp__region *region)
-{
-    const dp_module *inner = face->inner;
-    const char *data = dp__root(inner->slots[inner->listed[before->home]])->data.data;
-    const char *next = dp__root(inner->slots[inner->listed[region->home]])->data.data;
-    return data + before->bytes == next && dp__params_run(face, data) == dp__params_run(face, next);
+    const dp__region *params = face->layouts[DP__PARAMS].regions;
+    const dp__region *own = &params[places[region->home]], *next = &params[places[region[1].home]];
+    return region->range == region[1].range && own->range == next->range &&
+           own->at + own->bytes == next->at;
 }
 
 /* The stretch that begins with a region: up to where memory is interrupted, or it has bytes enough.
    Buckets consist of stretches, and one that is long keeps its bucket waiting. */
-static dp__stretch dp__stretch_from(const dp__face *face, const dp__region *regions,
-                                    const dp_range *ranges, size_t first, size_t most)
+static dp__stretch dp__stretch_from(const dp__face *face, const size_t *places, size_t first,
+                                    size_t most)
 {
-    size_t ranks = (size_t)face->ctx->info.rank_count, bytes = regions[first].bytes, count = 1;
-    while (first + count < face->ranks->unit_count && bytes < most &&
-           ranges[first].block == ranges[first + count].block &&
-           dp__regions_adjoin(face, &regions[first + count - 1], &regions[first + count]))
-        bytes += regions[first + count++].bytes;
-    size_t each = bytes / dp__dtype_sizes[regions[first].dtype] / ranks;
+    const dp__layout *layout = &face->layouts[DP__GRADS];
+    const dp__region *regions = &layout->regions[first];
+    size_t ranks = (size_t)face->ctx->info.rank_count, bytes = regions->bytes, count = 1;
+    while (first + count < layout->region_count && bytes < most &&
+           dp__regions_adjoin(face, places, &regions[count - 1]))
+        bytes += regions[count++].bytes;
+    size_t each = bytes / dp__dtype_sizes[regions->dtype] / ranks;
     each -= each % DP__SHARE_ALIGN;
     bool cut = ranks > 1 && each >= DP__SHARE_LEAST;
-    return (dp__stretch){.first_range = first, .range_count = count, .each = cut ? each : 0};
+    return (dp__stretch){.range_count = count, .each = cut ? each : 0};
 }
 
-/* How ranks would share gradients out: how many stretches there are. config: has ranges, those of
-   the regions. */
-static size_t dp__units_share(const dp__face *face, const dp__region *regions,
-                              const dp_reducer_config *config, dp__stretch *out)
+/* How ranks would share gradients out: how many stretches there are. */
+static size_t dp__units_share(const dp__face *face, const size_t *places, size_t bucket_bytes,
+                              dp__stretch *out)
 {
-    size_t bytes = config->buckets.bytes > 0 ? config->buckets.bytes : DP__BUCKET_BYTES, count = 0;
-    for (size_t i = 0, end = 0; i < face->ranks->unit_count; i = end) {
-        dp__stretch stretch =
-            dp__stretch_from(face, regions, config->ranges, i, bytes / DP__STRETCHES_PER_BUCKET);
+    const dp__layout *layout = &face->layouts[DP__GRADS];
+    const dp__distributed *ranks = face->ranks;
+    size_t most = (bucket_bytes > 0 ? bucket_bytes : DP__BUCKET_BYTES) / DP__STRETCHES_PER_BUCKET;
+    size_t count = 0, units = 0;
+    for (size_t i = 0, end = 0; i < layout->region_count; i = end) {
+        const dp__region *first = &layout->regions[i];
+        dp__stretch stretch = dp__stretch_from(face, places, i, most);
         end = i + stretch.range_count;
-        for (size_t k = i, at = 0; k < end && stretch.each > 0; k++) {
-            face->ranks->shares[config->ranges[k].unit] = (dp__unit_share){stretch.each, at};
-            at += regions[k].bytes / dp__dtype_sizes[regions[k].dtype];
+        if (layout->ranges[first->range].ignored)
+            continue;
+        stretch.first_range = units;
+        units += stretch.range_count;
+        for (size_t k = i; k < end && stretch.each > 0; k++) {
+            uint32_t unit = ranks->units[face->inner->listed[layout->regions[k].home]];
+            ranks->shares[unit] =
+                (dp__unit_share){stretch.each, layout->regions[k].first - first->first};
         }
         if (stretch.each > 0)
             out[count++] = stretch;
@@ -297,56 +264,65 @@ static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reduc
 {
     const dp_module *inner = face->inner;
     const dp__distributed *ranks = face->ranks;
-    dp__region *regions = dp__unit_regions(face, temp);
+    const dp__layout *params = &face->layouts[DP__PARAMS];
+    size_t blocks = face->layouts[DP__GRADS].range_count;
     dp_range *ranges = dp__array(temp, ranks->unit_count, sizeof *ranges);
-    dp_block *blocks = dp__array(temp, face->ranges[DP__GRADS].count, sizeof *blocks);
+    dp_block *own = dp__array(temp, blocks, sizeof *own);
+    void **local = dp__array(temp, blocks * face->count, sizeof *local);
+    size_t *places = dp__array(temp, inner->listed_count, sizeof *places);
     const char **names = dp__array(temp, ranks->unit_count, sizeof *names);
     dp__stretch *stretches = dp__array(temp, ranks->unit_count, sizeof *stretches);
-    if (regions == NULL || ranges == NULL || blocks == NULL || names == NULL || stretches == NULL)
+    if (ranges == NULL || own == NULL || local == NULL || places == NULL || names == NULL ||
+        stretches == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu units", ranks->unit_count);
-    out->block_count = dp__unit_blocks(face, blocks);
-    dp__units_place(face, regions, blocks, ranges);
+    for (size_t i = 0; i < params->region_count; i++)
+        places[params->regions[i].home] = i;
+    *out_wrapped = (dp__wrapped){.stretches = stretches};
+    out->block_count = dp__units_place(face, local, own, ranges, &out_wrapped->gaps);
+    out_wrapped->count = dp__units_share(face, places, out->buckets.bytes, stretches);
     for (size_t unit = 0; unit < ranks->unit_count; unit++)
         names[unit] = inner->names[inner->listed[ranks->homes[unit]]];
     out->name = inner->name;
-    out->blocks = blocks;
+    out->blocks = own;
     out->ranges = ranges;
     out->range_count = ranks->unit_count;
     out->unit_names = names;
-    *out_wrapped = (dp__wrapped){stretches, dp__units_share(face, regions, out, stretches),
-                                 dp__units_gaps(face, regions, blocks, out->block_count)};
     return DP_OK;
 }
 
 /* ---- parameters and buffers ------------------------------------------------------------------ */
 
-/* Part of a run on all local ranks, in place. Those that share the memory of the first one receive
-   into `aside`, since the first one has it already. */
-static void dp__run_parts(const dp__face *face, const dp__range *run, size_t first,
-                          const dp_tensor *aside, dp_part *out)
+/* Part of a range on all local ranks, in place. Those that share the memory of the first one
+   receive into `aside`, since the first one has it already. */
+static void dp__range_parts(const dp__face *face, dp__sort sort, size_t range, size_t first,
+                            const dp_tensor *aside, dp_part *out)
 {
-    size_t offset = first * dp__dtype_sizes[run->dtype];
+    const void *original = NULL;
     for (size_t r = 0; r < face->count; r++) {
-        bool shared = r > 0 && run->at[r] == run->at[0];
-        void *at = shared ? aside[r].data : (char *)run->at[r] + offset;
+        dp_tensor own = dp__range_of(face, sort, range, r);
+        bool shared = r > 0 && own.data == original;
+        void *at = (char *)own.data + first * dp__dtype_sizes[own.dtype];
+        at = shared ? aside[r].data : at;
         out[r] = (dp_part){.send = at, .recv = at};
+        original = r == 0 ? own.data : original;
     }
 }
 
-/* A run becomes the same on all ranks, by pieces: that of rank 0, or the mean. */
-static dp_status dp__run_spread(const char *fn, const dp__face *face, const dp__range *run,
-                                const dp_tensor *aside, bool mean, dp_part *parts)
+/* A range becomes the same on all ranks, by pieces: that of rank 0, or the mean. */
+static dp_status dp__range_spread(const char *fn, const dp__face *face, dp__sort sort, size_t i,
+                                  const dp_tensor *aside, bool mean, dp_part *parts)
 {
-    size_t most = (size_t)DP__COALESCE_BYTES / dp__dtype_sizes[run->dtype], count = 0;
-    for (size_t first = 0; first < (size_t)run->count && !run->ignored; first += count) {
-        count = (size_t)run->count - first < most ? (size_t)run->count - first : most;
-        dp__run_parts(face, run, first, aside, parts);
+    const dp__range *range = &face->layouts[sort].ranges[i];
+    size_t most = (size_t)DP__COALESCE_BYTES / dp__dtype_sizes[range->dtype], count = 0;
+    for (size_t first = 0; first < range->count && !range->ignored; first += count) {
+        count = range->count - first < most ? range->count - first : most;
+        dp__range_parts(face, sort, i, first, aside, parts);
         dp__coll coll = {.fn = fn,
                          .ctx = face->ctx,
-                         .verb = mean && dp__is_float(run->dtype) ? DP_ALL_REDUCE : DP_BROADCAST,
+                         .verb = mean && dp__is_float(range->dtype) ? DP_ALL_REDUCE : DP_BROADCAST,
                          .local = parts,
                          .count = count,
-                         .dtype = run->dtype,
+                         .dtype = range->dtype,
                          .op = DP_OP_MEAN,
                          .scale = 1};
         DP_TRY(dp__collective_entered(&coll));
@@ -355,8 +331,8 @@ static dp_status dp__run_spread(const char *fn, const dp__face *face, const dp__
 }
 
 /* And so does all that is of a sort. */
-static dp_status dp__runs_spread(const char *fn, const dp__face *face, dp_scope *temp,
-                                 dp__sort sort, const dp_tensor *aside, bool mean)
+static dp_status dp__ranges_spread(const char *fn, const dp__face *face, dp_scope *temp,
+                                   dp__sort sort, const dp_tensor *aside, bool mean)
 {
     dp_status status = DP_OK;
     dp_part *parts = dp__array(temp, face->count, sizeof *parts);
@@ -366,8 +342,8 @@ static dp_status dp__runs_spread(const char *fn, const dp__face *face, dp_scope 
     dp__purpose before = dp__journal_for(
         face->ctx, false,
         (dp__purpose){face->ranks->labels[sort], reducer != NULL ? reducer->number : 0, 0});
-    for (size_t i = 0; i < face->ranges[sort].count && status == DP_OK; i++)
-        status = dp__run_spread(fn, face, &face->ranges[sort].items[i], aside, mean, parts);
+    for (size_t i = 0; i < face->layouts[sort].range_count && status == DP_OK; i++)
+        status = dp__range_spread(fn, face, sort, i, aside, mean, parts);
     dp__journal_for(face->ctx, false, before);
     return status;
 }
@@ -375,10 +351,11 @@ static dp_status dp__runs_spread(const char *fn, const dp__face *face, dp_scope 
 /* Room for what ranks receive into `aside`: parameters of replicas that share them. */
 static dp_status dp__aside_make(const dp__face *face, dp_scope *temp, dp_tensor **out)
 {
-    const dp__ranges *runs = &face->ranges[DP__PARAMS];
+    const dp__layout *layout = &face->layouts[DP__PARAMS];
     int64_t most = 0;
-    for (size_t i = 0; i < runs->count; i++) {
-        int64_t bytes = runs->items[i].count * dp__dtype_sizes[runs->items[i].dtype];
+    for (size_t i = 0; i < layout->range_count; i++) {
+        const dp__range *range = &layout->ranges[i];
+        int64_t bytes = (int64_t)range->count * dp__dtype_sizes[range->dtype];
         most = bytes > most ? bytes : most;
     }
     most = most < DP__COALESCE_BYTES ? most : DP__COALESCE_BYTES;
@@ -397,8 +374,8 @@ static dp_status dp__ranks_start(const char *fn, const dp__face *face, dp_scope 
 {
     dp_tensor *aside = NULL;
     DP_TRY(dp__aside_make(face, temp, &aside));
-    DP_TRY(dp__runs_spread(fn, face, temp, DP__PARAMS, aside, false));
-    DP_TRY(dp__runs_spread(fn, face, temp, DP__BUFFERS, aside, false));
+    DP_TRY(dp__ranges_spread(fn, face, temp, DP__PARAMS, aside, false));
+    DP_TRY(dp__ranges_spread(fn, face, temp, DP__BUFFERS, aside, false));
     dp__changed(face->inner);
     return DP_OK;
 }
@@ -432,13 +409,13 @@ static dp_status dp__buffers_spread(const char *fn, const dp__face *face)
     const dp__distributed *ranks = face->ranks;
     dp_ctx *ctx = face->ctx;
     dp_scope *temp = NULL;
-    if (ranks->buffers == DP_BUFFERS_LOCAL || face->ranges[DP__BUFFERS].count == 0)
+    if (ranks->buffers == DP_BUFFERS_LOCAL || face->layouts[DP__BUFFERS].range_count == 0)
         return DP_OK;
     DP_TRY(dp__enter(fn, ctx));
     dp_status status = dp__temp_begin(ctx, &temp);
     if (status == DP_OK)
         status =
-            dp__runs_spread(fn, face, temp, DP__BUFFERS, NULL, ranks->buffers == DP_BUFFERS_MEAN);
+            dp__ranges_spread(fn, face, temp, DP__BUFFERS, NULL, ranks->buffers == DP_BUFFERS_MEAN);
     status = temp != NULL ? dp__temp_end(temp, NULL, status) : status;
     return dp__exit(fn, ctx, dp__shared_failure(ctx, status));
 }
@@ -895,16 +872,16 @@ static dp_reducer_config dp__distributed_rules(const dp__face *face,
 
 /* What travels in one piece, where parameters are alike: memory of the user's is laid out otherwise
    than the library's. */
-static dp_status dp__runs_lines(dp__lines *lines, const dp__face *face)
+static dp_status dp__ranges_lines(dp__lines *lines, const dp__face *face)
 {
     char text[DP__LINE_BYTES];
     for (int sort = 0; sort < DP__SORT_COUNT; sort++)
-        for (size_t i = 0; i < face->ranges[sort].count; i++) {
-            const dp__range *run = &face->ranges[sort].items[i];
-            if (run->ignored)
+        for (size_t i = 0; i < face->layouts[sort].range_count; i++) {
+            const dp__range *range = &face->layouts[sort].ranges[i];
+            if (range->ignored)
                 continue;
-            snprintf(text, sizeof text, "%s in one piece of memory: %lld %s", dp__sort_names[sort],
-                     (long long)run->count, dp__dtype_names[run->dtype]);
+            snprintf(text, sizeof text, "%s in one piece of memory: %zu %s", dp__sort_names[sort],
+                     range->count, dp__dtype_names[range->dtype]);
             DP_TRY(dp__lines_add(lines, text));
         }
     return DP_OK;
@@ -938,15 +915,15 @@ static dp_status dp__distributed_alike(const char *fn, dp_scope *temp, const dp_
     dp__lines lines = {.fn = fn, .ctx = ctx, .scope = temp};
     if (ctx->info.process_count == 1)
         return status;
-    dp__lines runs = lines;
+    dp__lines ranges = lines;
     if (status == DP_OK)
         status = dp__lines_begin(&lines, module->listed_count + DP__RULES + 1);
     if (status == DP_OK)
-        status = dp__lines_begin(&runs, DP__SORT_COUNT * module->listed_count);
+        status = dp__lines_begin(&ranges, DP__SORT_COUNT * module->listed_count);
     if (status == DP_OK)
         status = dp__distributed_lines(&lines, wrapper, config);
     DP_TRY(dp__lines_compare(&lines, status));
-    return dp__lines_compare(&runs, dp__runs_lines(&runs, wrapper->face));
+    return dp__lines_compare(&ranges, dp__ranges_lines(&ranges, wrapper->face));
 }
 
 static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module *wrapper,

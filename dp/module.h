@@ -7,6 +7,7 @@
      >>modules   methods, parameters and children, as they are given
      >>slots     parameters as a tree sees them; modules made and destroyed
      >>storage   blocks of parameters and gradients
+     >>layout    which parameters lie together
      >>keeping   what a user asks of a module, and does to it; what may prevent that
      >>editing   parameters that are written to, gradients that are zeroed; copies
      >>kinds     what a wrapper keeps, and what kinds of wrappers there are
@@ -70,6 +71,34 @@ typedef struct dp__memory { /* what one replica of a tree has of its own */
     uint64_t edits; /* which parameters were edited as an owner's; see dp_owner_edit */
 } dp__memory;
 
+typedef enum dp__sort { DP__PARAMS, DP__GRADS, DP__BUFFERS, DP__SORT_COUNT } dp__sort;
+
+typedef struct dp__region { /* one parameter in a layout */
+    dp_dtype dtype;
+    int32_t local_rank; /* of its device */
+    size_t bytes, home;
+    char *at;        /* in the original */
+    bool foreign;    /* that is the user's memory: what lies in a gap is not ours */
+    const void *key; /* regions of one range have the same; see dp__lay_ranks */
+    size_t range;
+    size_t first;  /* where it begins in its range, in elements */
+    size_t offset; /* in a replica's block of its dtype, in bytes */
+} dp__region;
+
+typedef struct dp__range { /* regions that lie together, in replicas too */
+    dp_dtype dtype;
+    bool ignored; /* by all that ranks do together */
+    size_t first, region_count;
+    size_t count; /* elements, those of gaps too */
+} dp__range;
+
+typedef struct dp__layout { /* see >>layout */
+    dp__sort sort;
+    dp__region *regions;
+    dp__range *ranges;
+    size_t region_count, range_count;
+} dp__layout;
+
 typedef struct dp__face dp__face;
 
 struct dp_module {
@@ -93,6 +122,7 @@ struct dp_module {
     size_t *listed;     /* the first slot of each memory */
     size_t slot_count, listed_count, place_count;
     dp__memory memory; /* the original's */
+    dp__layout layouts[DP__SORT_COUNT];
     const void *state;
     dp_status (*replica_create)(const dp_replica_info *info, void **own);
     void (*replica_destroy)(void *own);
@@ -786,8 +816,6 @@ enum {
     DP__GRAD_GROUP_BYTES = 128 << 10 /* stays in a cache until it is used */
 };
 
-typedef enum dp__sort { DP__PARAMS, DP__GRADS, DP__BUFFERS, DP__SORT_COUNT } dp__sort;
-
 static bool dp__is_of_sort(const dp__param *param, dp__sort sort)
 {
     switch (sort) {
@@ -936,6 +964,126 @@ static void dp__own_collect(const dp_module *module, void **own)
         dp__own_collect(module->children[i].module, own + module->children[i].place_first);
 }
 
+/* ==== >>layout ===================================================================================
+   Where the parameters of a module lie, sort by sort, once they have memory, which never moves. A
+   range is what lies together: a range is zeroed, sent or summed as a whole, with the padding that
+   it has. What lies together in the original lies so in every replica.                         */
+
+/* Whether only padding, or nothing, lies between a region and the one before. */
+static bool dp__region_follows(const dp__region *region, const dp__region *before)
+{
+    bool padded = !region->foreign && !before->foreign;
+    const char *end = before->at + before->bytes;
+    return region->dtype == before->dtype && region->local_rank == before->local_rank &&
+           region->key == before->key &&
+           (region->at == end ||
+            (padded && region->at > end && region->at < end + DP__PARAM_ALIGN));
+}
+
+static int dp__region_order(const void *a, const void *b)
+{
+    const dp__region *x = a, *y = b;
+    if (x->dtype != y->dtype)
+        return x->dtype < y->dtype ? -1 : 1;
+    if (x->range != y->range)
+        return x->range < y->range ? -1 : 1;
+    if (x->local_rank != y->local_rank)
+        return x->local_rank < y->local_rank ? -1 : 1;
+    return x->at < y->at ? -1 : x->at > y->at;
+}
+
+/* Parameters lie in their blocks with the last one first, so they mostly come in order. */
+static void dp__regions_sort(const dp__layout *layout)
+{
+    bool in_order = true;
+    for (size_t i = 1; i < layout->region_count && in_order; i++)
+        in_order = dp__region_order(&layout->regions[i - 1], &layout->regions[i]) <= 0;
+    if (!in_order)
+        qsort(layout->regions, layout->region_count, sizeof *layout->regions, dp__region_order);
+}
+
+/* A replica's block of a dtype keeps the gaps of the original, so that ranges stay ranges. */
+static void dp__region_place(dp__layout *layout, size_t i)
+{
+    dp__region *own = &layout->regions[i];
+    const dp__region *before = i > 0 ? own - 1 : NULL;
+    bool follows = before != NULL && dp__region_follows(own, before);
+    own->range = follows ? before->range : layout->range_count++;
+    dp__range *range = &layout->ranges[own->range];
+    if (!follows)
+        *range = (dp__range){.dtype = own->dtype, .first = i};
+    if (follows)
+        own->offset = before->offset + (size_t)(own->at - before->at);
+    else if (before != NULL && before->dtype == own->dtype)
+        own->offset = dp__align_up(before->offset + before->bytes, DP__PARAM_ALIGN);
+    else
+        own->offset = 0;
+    size_t size = dp__dtype_sizes[own->dtype];
+    own->first = (size_t)(own->at - layout->regions[range->first].at) / size;
+    range->count = own->first + own->bytes / size;
+    range->region_count++;
+}
+
+/* The ranges of regions that come in the order of memory, or of larger ranges. Ranges come as their
+   parameters are listed: in the same order on all ranks, wherever memory lies. */
+static dp_status dp__layout_cut(dp_scope *scope, dp__layout *layout)
+{
+    dp__region *regions = layout->regions;
+    size_t count = layout->region_count, ranges = 0;
+    for (size_t i = 0, end = 0; i < count; ranges++) {
+        size_t first = regions[i].home;
+        for (end = i + 1; end < count && dp__region_follows(&regions[end], &regions[end - 1]);
+             end++)
+            first = regions[end].home < first ? regions[end].home : first;
+        while (i < end)
+            regions[i++].range = first;
+    }
+    dp__regions_sort(layout);
+    layout->range_count = 0;
+    layout->ranges = dp__array(scope, ranges, sizeof *layout->ranges);
+    if (layout->ranges == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", count);
+    for (size_t i = 0; i < count; i++)
+        dp__region_place(layout, i);
+    return DP_OK;
+}
+
+static dp_status dp__layout_make(dp_module *module, dp__sort sort)
+{
+    dp__layout *layout = &module->layouts[sort];
+    size_t most = module->listed_count;
+    *layout = (dp__layout){sort, .regions = dp__array(module->scope, most, sizeof(dp__region))};
+    if (layout->regions == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", most);
+    for (size_t home = module->listed_count; home-- > 0;) {
+        dp__param *root = dp__root(module->slots[module->listed[home]]);
+        const dp_tensor *view = dp__view_of(root, sort);
+        if (!dp__is_of_sort(root, sort) || dp__count(view) == 0)
+            continue;
+        layout->regions[layout->region_count++] =
+            (dp__region){.dtype = (dp_dtype)view->dtype,
+                         .local_rank = view->device.index,
+                         .bytes = dp__bytes(view),
+                         .home = home,
+                         .at = view->data,
+                         .foreign = sort == DP__GRADS ? root->foreign_grad : root->foreign};
+    }
+    dp__regions_sort(layout);
+    return dp__layout_cut(module->scope, layout);
+}
+
+/* A range in the memory of one replica. */
+static dp_tensor dp__range_in(const dp_module *module, const dp__layout *layout, size_t i,
+                              const dp__memory *memory)
+{
+    const dp__range *range = &layout->ranges[i];
+    const dp__region *first = &layout->regions[range->first];
+    void *const *by_slot = layout->sort == DP__GRADS ? memory->grad : memory->data;
+    return dp__flat(by_slot[module->listed[first->home]],
+                    module->ctx->devices[first->local_rank].id, range->dtype,
+                    (int64_t)range->count);
+}
+
 /* See that the module's parameters have memory from now on. */
 static dp_status dp__module_ready(dp_module *module)
 {
@@ -949,8 +1097,21 @@ static dp_status dp__module_ready(dp_module *module)
         module->memory.grad[i] = root->grad.data;
     }
     dp__own_collect(module, module->memory.own);
+    for (int sort = 0; sort < DP__SORT_COUNT; sort++)
+        DP_TRY(dp__layout_make(module, (dp__sort)sort));
     module->ready = true;
     return DP_OK;
+}
+
+/* Whose methods run where a module does, and whose memory is laid out: its own, or those of what a
+   wrapper of the library's is around, which lists the same parameters. */
+static dp_module *dp__runs_of(dp_module *module)
+{
+    if (module->separate != NULL)
+        return module->wraps;
+    while (module->face != NULL)
+        module = module->wraps;
+    return module;
 }
 
 /* ==== >>keeping ==================================================================================
@@ -1278,34 +1439,6 @@ DP_API dp_status dp_params_changed(dp_module *module)
     return DP_OK;
 }
 
-/* The run of gradients that begins with parameter *home: neighbours in memory, and the padding
-   between them. *home moves behind it. False: there are no more. */
-static bool dp__grads_run(const dp_module *module, size_t *home, dp_tensor *out)
-{
-    const dp_tensor *first = NULL;
-    char *begin = NULL, *end = NULL;
-    for (; *home < module->listed_count; ++*home) {
-        const dp__param *root = dp__root(module->slots[module->listed[*home]]);
-        const dp_tensor *grad = &root->grad;
-        size_t bytes = dp__is_of_sort(root, DP__GRADS) ? dp__bytes(grad) : 0;
-        size_t padded = root->foreign_grad ? bytes : dp__align_up(bytes, DP__PARAM_ALIGN);
-        char *at = grad->data;
-        if (bytes == 0)
-            continue;
-        bool alike = first != NULL && grad->dtype == first->dtype &&
-                     dp__same_device(grad->device, first->device);
-        if (first != NULL && !(alike && (at + bytes == begin || at + padded == begin || at == end)))
-            break;
-        end = first == NULL || at == end ? at + bytes : end;
-        begin = first == NULL || at < begin ? at : begin;
-        first = first == NULL ? grad : first;
-    }
-    if (first != NULL)
-        *out = dp__flat(begin, first->device, (dp_dtype)first->dtype,
-                        (end - begin) / dp__dtype_sizes[first->dtype]);
-    return first != NULL;
-}
-
 static void dp__zeroed(dp_module *module)
 {
     module->zeroed++;
@@ -1314,20 +1447,11 @@ static void dp__zeroed(dp_module *module)
         dp__zeroed(module->children[i].module);
 }
 
-/* Without memory of its own where parameters have theirs, as a wrapper's have: a step that is made
-   does not end with an error. */
-static dp_status dp__grads_ready(dp_module *module)
-{
-    bool there = true;
-    for (size_t home = 0; home < module->listed_count && there && !module->ready; home++)
-        there = dp__param_is_there(module, home);
-    return there ? DP_OK : dp__module_ready(module);
-}
-
 static dp_status dp__grads_zero(dp_module *module)
 {
-    dp_tensor run;
-    DP_TRY(dp__grads_ready(module));
+    dp_module *runs = dp__runs_of(module);
+    const dp__layout *layout = &runs->layouts[DP__GRADS];
+    DP_TRY(dp__module_ready(runs));
     dp__zeroed(module);
     for (size_t home = 0; home < module->listed_count; home++) {
         dp__param *root = dp__root(module->slots[module->listed[home]]);
@@ -1335,8 +1459,10 @@ static dp_status dp__grads_zero(dp_module *module)
         root->adder = DP__NO_ADDER;
         atomic_store_explicit(&root->used, false, memory_order_relaxed);
     }
-    for (size_t home = 0; dp__grads_run(module, &home, &run);)
-        DP_TRY(dp__zero_flat(module->ctx, &module->ctx->devices[run.device.index], &run));
+    for (size_t i = 0; i < layout->range_count; i++) {
+        dp_tensor range = dp__range_in(runs, layout, i, &runs->memory);
+        DP_TRY(dp__zero_flat(module->ctx, &module->ctx->devices[range.device.index], &range));
+    }
     return DP_OK;
 }
 
@@ -1560,18 +1686,6 @@ typedef struct dp__face_ops dp__face_ops;
 typedef struct dp__record dp__record;
 typedef struct dp__request dp__request;
 
-typedef struct dp__range {
-    dp_dtype dtype;
-    bool ignored; /* by all that ranks do together */
-    int64_t count;
-    void **at; /* by replica; [0] is in the original */
-} dp__range;
-
-typedef struct dp__ranges {
-    dp__range *items;
-    size_t count;
-} dp__ranges;
-
 struct dp__face {
     const dp__face_ops *ops;
     dp_ctx *ctx;
@@ -1586,12 +1700,12 @@ struct dp__face {
     const dp__device *output;
     bool mean_of_samples;
     dp__memory *replicas;
-    dp__ranges ranges[DP__SORT_COUNT];
+    dp__layout layouts[DP__SORT_COUNT];
     dp_tensor *sent_to;     /* room for the replicas of a range */
     uint64_t version;       /* of the parameters that the replicas have */
     bool foreign;           /* some are the user's, who does not say when they change */
     dp__distributed *ranks; /* of a face over all ranks, else NULL; see dp/distributed.h */
-    const void **run_keys;  /* by home: see dp__ranks_ignore; NULL: nothing is ignored */
+    const void **keys;      /* by home: see dp__ranks_ignore; NULL: nothing is ignored */
 };
 
 /* What a kind of wrapper does in a way of its own: nothing else knows of kinds. */
@@ -1639,66 +1753,12 @@ static bool dp__is_joint(const dp__face *face, bool synced)
 }
 
 /* ==== >>replicas =================================================================================
-   A range is a run of elements that lie together in the original and in all replicas: each range is
-   broadcast, or summed, as a whole. Parameters that a device can see are not copied.            */
-
-typedef struct dp__region { /* one parameter in the layout */
-    dp_dtype dtype;
-    size_t bytes, home;
-    char *at;            /* in the original */
-    bool foreign;        /* that is the user's memory: what lies in a gap is not ours */
-    size_t offset;       /* in a replica's block of its dtype */
-    const void *run_key; /* regions of one run have the same; see dp__regions_align */
-    size_t run;          /* the first home of its run */
-} dp__region;
-
-static int dp__region_order(const void *a, const void *b)
-{
-    const dp__region *x = a, *y = b;
-    if (x->dtype != y->dtype)
-        return x->dtype < y->dtype ? -1 : 1;
-    return x->at < y->at ? -1 : x->at > y->at;
-}
+   Parameters that a device can see are not copied. Others are, range by range.                  */
 
 /* Whether ranks leave alone what is listed there. */
 static bool dp__ignores(const dp__face *face, size_t home)
 {
-    return face->run_keys != NULL && face->run_keys[home] == NULL;
-}
-
-/* Whether only padding, or nothing, lies between a region and the one before. */
-static bool dp__region_follows(const dp__region *region, const dp__region *before)
-{
-    bool padded = !region->foreign && !before->foreign;
-    const char *end = before->at + before->bytes;
-    return region->dtype == before->dtype && region->run_key == before->run_key &&
-           (region->at == end ||
-            (padded && region->at > end && region->at < end + DP__PARAM_ALIGN));
-}
-
-/* A replica's block of a dtype keeps the gaps of the original where they are small, so that runs
-   stay runs. */
-static void dp__regions_place(dp__region *regions, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        const dp__region *before =
-            i > 0 && regions[i - 1].dtype == regions[i].dtype ? &regions[i - 1] : NULL;
-        if (before == NULL)
-            regions[i].offset = 0;
-        else if (dp__region_follows(&regions[i], before))
-            regions[i].offset = before->offset + (size_t)(regions[i].at - before->at);
-        else
-            regions[i].offset = dp__align_up(before->offset + before->bytes, DP__PARAM_ALIGN);
-    }
-}
-
-/* How many regions from `first` on make one run, both in the original and in the replicas. */
-static size_t dp__regions_run(const dp__region *regions, size_t first, size_t count)
-{
-    size_t last = first;
-    while (last + 1 < count && dp__region_follows(&regions[last + 1], &regions[last]))
-        last++;
-    return last - first + 1;
+    return face->keys != NULL && face->keys[home] == NULL;
 }
 
 /* Whether replica `r` can use the original's parameters as they are. */
@@ -1709,7 +1769,7 @@ static bool dp__replica_sees(const dp__face *face, size_t r)
     return dp__reaches(device, first);
 }
 
-/* Set the memory of the regions of one dtype in one replica, by slot and by range. */
+/* Set the memory of a region in one replica, by slot. */
 static void dp__replica_assign(const dp__face *face, dp__sort sort, size_t r,
                                const dp__region *region, void *at)
 {
@@ -1748,143 +1808,64 @@ static dp_status dp__replica_grad_groups(const dp__face *face, size_t r, const d
     return DP_OK;
 }
 
+/* A replica's memory for regions of one dtype. */
 static dp_status dp__replica_block(const dp__face *face, dp__sort sort, size_t r,
-                                   const dp__region *regions, size_t count, char **out)
+                                   const dp__region *regions, size_t count)
 {
     const dp__device *device = &face->ctx->devices[dp__rank_at(&face->how, r)];
     size_t bytes = regions[count - 1].offset + regions[count - 1].bytes;
     dp_tensor block;
-    *out = NULL;
     if (sort == DP__PARAMS && dp__replica_sees(face, r)) {
         for (size_t i = 0; i < count; i++)
             dp__replica_assign(face, sort, r, &regions[i], regions[i].at);
         return DP_OK;
     }
     DP_TRY(dp__block_zero(face->scope, device, bytes, &block));
-    *out = block.data;
     for (size_t i = 0; i < count; i++)
-        dp__replica_assign(face, sort, r, &regions[i], *out + regions[i].offset);
-    return sort == DP__GRADS ? dp__replica_grad_groups(face, r, regions, count, *out) : DP_OK;
+        dp__replica_assign(face, sort, r, &regions[i], (char *)block.data + regions[i].offset);
+    return sort == DP__GRADS ? dp__replica_grad_groups(face, r, regions, count, block.data) : DP_OK;
 }
 
-/* The replicas' memory for regions[0 .. count-1], all of one dtype, and the ranges they make. */
-static dp_status dp__lay_dtype(dp__face *face, dp__sort sort, const dp__region *regions,
-                               size_t count)
+/* Ranks have to make the same ranges: memory of the user's makes one in a packed module only, if
+   nothing is ignored. What is the user's on some ranks only makes others; that is compared. */
+static dp_status dp__lay_ranks(const dp__face *face, dp__layout *layout)
 {
-    dp__ranges *ranges = &face->ranges[sort];
-    size_t first_range = ranges->count;
-    for (size_t i = 0, run = 0; i < count; i += run) {
-        run = dp__regions_run(regions, i, count);
-        const dp__region *last = &regions[i + run - 1];
-        size_t span = (size_t)(last->at - regions[i].at) + last->bytes;
-        dp__range *range = &ranges->items[ranges->count++];
-        range->dtype = regions[i].dtype;
-        range->ignored = dp__ignores(face, regions[i].home);
-        range->count = (int64_t)(span / dp__dtype_sizes[range->dtype]);
-        range->at = dp__array(face->scope, face->count, sizeof *range->at);
-        if (range->at == NULL)
-            return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", face->count);
-        range->at[0] = regions[i].at;
+    const dp_module *inner = face->inner;
+    const dp__region *all = layout->regions;
+    layout->regions = dp__array(face->scope, layout->region_count, sizeof *all);
+    if (layout->regions == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", layout->region_count);
+    for (size_t i = 0; i < layout->region_count; i++) {
+        dp__region *own = &layout->regions[i];
+        *own = all[i];
+        const dp__param *root = dp__root(inner->slots[inner->listed[own->home]]);
+        if (own->foreign)
+            own->key = root->owner->packed && face->keys == NULL ? (const void *)root->owner : root;
+        else if (face->keys != NULL)
+            own->key = face->keys[own->home];
     }
-    for (size_t r = 1; r < face->count; r++) {
-        char *block;
-        DP_TRY(dp__replica_block(face, sort, r, regions, count, &block));
-        for (size_t i = 0, k = first_range; i < count; i += dp__regions_run(regions, i, count), k++)
-            ranges->items[k].at[r] = block != NULL ? block + regions[i].offset : regions[i].at;
-    }
+    DP_TRY(dp__layout_cut(face->scope, layout));
+    for (size_t i = 0; i < layout->region_count; i++)
+        layout->ranges[layout->regions[i].range].ignored =
+            dp__ignores(face, layout->regions[i].home);
     return DP_OK;
 }
 
-static int dp__region_run_order(const void *a, const void *b)
+/* The layout of one sort, and the replicas' memory for it. */
+static dp_status dp__lay(dp__face *face, dp__sort sort)
 {
-    const dp__region *x = a, *y = b;
-    if (x->dtype != y->dtype || x->run == y->run)
-        return dp__region_order(a, b);
-    return x->run < y->run ? -1 : 1;
-}
-
-/* For ranks, which have to make the same runs in the same order, wherever memory lies: that of the
-   user's makes one in a packed module only, if nothing is ignored, and runs come as their
-   parameters are listed. What is the user's on some ranks only makes others; that is compared. */
-static void dp__regions_align(const dp__face *face, dp__region *regions, size_t count)
-{
-    const dp_module *inner = face->inner;
-    for (size_t i = 0; i < count; i++) {
-        const dp__param *root = dp__root(inner->slots[inner->listed[regions[i].home]]);
-        bool packed = root->owner->packed && face->run_keys == NULL;
-        const void *own = packed ? (const void *)root->owner : root;
-        const void *run_key = face->run_keys != NULL ? face->run_keys[regions[i].home] : NULL;
-        regions[i].run_key = regions[i].foreign ? own : run_key;
-    }
-    for (size_t i = 0, run = 0; i < count; i += run) {
-        size_t first = regions[i].home;
-        run = dp__regions_run(regions, i, count);
-        for (size_t k = i; k < i + run; k++)
-            first = regions[k].home < first ? regions[k].home : first;
-        for (size_t k = i; k < i + run; k++)
-            regions[k].run = first;
-    }
-    if (count > 0)
-        qsort(regions, count, sizeof *regions, dp__region_run_order);
-}
-
-/* Parameters lie in their blocks with the last one first, so they mostly come in order. */
-static size_t dp__regions_collect(const dp__face *face, dp__sort sort, dp__region *regions)
-{
-    const dp_module *inner = face->inner;
-    size_t count = 0;
-    bool in_order = true;
-    for (size_t home = inner->listed_count; home-- > 0;) {
-        dp__param *root = dp__root(inner->slots[inner->listed[home]]);
-        if (!dp__is_of_sort(root, sort) || dp__count(&root->data) == 0)
-            continue;
-        regions[count] =
-            (dp__region){.dtype = (dp_dtype)root->data.dtype,
-                         .bytes = dp__bytes(&root->data),
-                         .home = home,
-                         .at = dp__view_of(root, sort)->data,
-                         .foreign = sort == DP__GRADS ? root->foreign_grad : root->foreign};
-        in_order = in_order &&
-                   (count == 0 || dp__region_order(&regions[count - 1], &regions[count]) <= 0);
-        count++;
-    }
-    if (!in_order)
-        qsort(regions, count, sizeof *regions, dp__region_order);
+    dp__layout *layout = &face->layouts[sort];
+    *layout = face->inner->layouts[sort];
     if (dp__is_over_ranks(face))
-        dp__regions_align(face, regions, count);
-    return count;
-}
-
-/* `regions` has room for all that the module lists. */
-static dp_status dp__lay_sort(dp__face *face, dp__sort sort, dp__region *regions)
-{
-    size_t count = dp__regions_collect(face, sort, regions), runs = 0;
-    dp__regions_place(regions, count);
-    for (size_t i = 0; i < count; i += dp__regions_run(regions, i, count))
-        runs++;
-    face->ranges[sort].items = dp__array(face->scope, runs, sizeof *face->ranges[sort].items);
-    if (face->ranges[sort].items == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", count);
-    for (size_t first = 0, last = 0; first < count; first = last) {
-        while (last < count && regions[last].dtype == regions[first].dtype)
+        DP_TRY(dp__lay_ranks(face, layout));
+    for (size_t first = 0, last = 0; first < layout->region_count; first = last) {
+        const dp__region *regions = &layout->regions[first];
+        while (last < layout->region_count && layout->regions[last].dtype == regions->dtype)
             last++;
-        DP_TRY(dp__lay_dtype(face, sort, regions + first, last - first));
+        for (size_t r = 1; r < face->count; r++)
+            DP_TRY(dp__replica_block(face, sort, r, regions, last - first));
     }
     return DP_OK;
-}
-
-static dp_status dp__lay(dp__face *face)
-{
-    size_t count = face->inner->listed_count;
-    dp_scope *temp = NULL;
-    DP_TRY(dp__temp_begin(face->ctx, &temp));
-    dp__region *regions = dp__scope_bytes(temp, count * sizeof *regions, _Alignof(dp__region));
-    dp_status status =
-        regions != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", count);
-    for (int sort = 0; sort < DP__SORT_COUNT && status == DP_OK; sort++)
-        status = dp__lay_sort(face, (dp__sort)sort, regions);
-    dp__scope_end(temp);
-    return status;
 }
 
 /* The own states of modules, one child after another, in the order of the tree. */
@@ -1927,27 +1908,31 @@ static dp_status dp__replicas_make(dp__face *face)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", face->count);
         DP_TRY(dp__replica_owns(face, face->inner, r, memory->own));
     }
-    return face->count > 1 || dp__is_over_ranks(face) ? dp__lay(face) : DP_OK;
+    for (int sort = 0; sort < DP__SORT_COUNT; sort++)
+        DP_TRY(dp__lay(face, (dp__sort)sort));
+    return DP_OK;
 }
 
-static dp_tensor dp__range_of(const dp__face *face, const dp__range *range, size_t r)
+static dp_tensor dp__range_of(const dp__face *face, dp__sort sort, size_t i, size_t r)
 {
-    return dp__flat(range->at[r], face->ctx->devices[dp__rank_at(&face->how, r)].id, range->dtype,
-                    range->count);
+    dp_tensor range = dp__range_in(face->inner, &face->layouts[sort], i, &face->replicas[r]);
+    range.device = face->ctx->devices[dp__rank_at(&face->how, r)].id;
+    return range;
 }
 
 /* What the original has goes to the first `count` replicas that have memory of their own; gradients
    that ranks leave alone do not. */
 static dp_status dp__replicas_send(const dp__face *face, dp__sort sort, size_t count)
 {
-    for (size_t i = 0; i < face->ranges[sort].count; i++) {
-        const dp__range *range = &face->ranges[sort].items[i];
-        dp_tensor from = dp__range_of(face, range, 0);
-        bool stays = range->ignored && sort == DP__GRADS;
+    for (size_t i = 0; i < face->layouts[sort].range_count; i++) {
+        dp_tensor from = dp__range_of(face, sort, i, 0);
+        bool stays = face->layouts[sort].ranges[i].ignored && sort == DP__GRADS;
         size_t apart = 0;
-        for (size_t r = 1; r < count && !stays; r++)
-            if (range->at[r] != from.data)
-                face->sent_to[apart++] = dp__range_of(face, range, r);
+        for (size_t r = 1; r < count && !stays; r++) {
+            dp_tensor to = dp__range_of(face, sort, i, r);
+            if (to.data != from.data)
+                face->sent_to[apart++] = to;
+        }
         DP_TRY(dp__copy_to_all(face->ctx, &from, face->sent_to, apart));
     }
     return DP_OK;
@@ -2010,9 +1995,9 @@ static dp_status dp__replicas_reduce(const dp__face *face, dp_scope *temp, size_
     dp__device *first = &face->ctx->devices[dp__rank_at(&face->how, 0)];
     if (views == NULL || parts == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", count);
-    for (size_t i = 0; i < face->ranges[DP__GRADS].count; i++) {
+    for (size_t i = 0; i < face->layouts[DP__GRADS].range_count; i++) {
         for (size_t r = 0; r < count; r++) {
-            views[r] = dp__range_of(face, &face->ranges[DP__GRADS].items[i], r);
+            views[r] = dp__range_of(face, DP__GRADS, i, r);
             parts[r] = &views[r];
         }
         DP_TRY(dp__add_up(face->ctx, temp, parts, count, first, &views[0]));
@@ -2246,15 +2231,6 @@ static size_t dp__layers(const dp_module *from, const dp_module *to)
     for (; from != to; from = from->wraps)
         count++;
     return count;
-}
-
-/* Whose methods run where a module does: its own, or those of what a wrapper of the library's is
-   around. */
-static dp_module *dp__runs_of(dp_module *module)
-{
-    return module->face != NULL       ? module->face->runs
-           : module->separate != NULL ? module->wraps
-                                      : module;
 }
 
 /* A module where it is: in the replica of the method that asked for it, or on its own device. */

@@ -41,17 +41,20 @@ static void dp__stage_step(dp__record *record)
 static dp_status dp__scale_flat(dp_ctx *ctx, const dp_tensor *from, double by, double over,
                                 const dp_tensor *to);
 
-/* A replica's gradients, one run of memory after another; *at is 0 at first. False: there are no
-   more. */
-static bool dp__record_next(const dp__record *record, size_t *at, dp_tensor *out)
+/* How a replica's gradients lie. */
+static const dp__layout *dp__record_layout(const dp__record *record)
 {
     const dp_pass *pass = record->pass;
-    if (pass->count == 1)
-        return dp__grads_run(pass->runs, at, out);
-    const dp__ranges *ranges = &pass->face->ranges[DP__GRADS];
-    if (*at < ranges->count)
-        *out = dp__range_of(pass->face, &ranges->items[*at], record->call.replica);
-    return (*at)++ < ranges->count;
+    return pass->face != NULL ? &pass->face->layouts[DP__GRADS] : &pass->runs->layouts[DP__GRADS];
+}
+
+static dp_tensor dp__record_range(const dp__record *record, size_t i)
+{
+    dp_tensor range =
+        dp__range_in(record->pass->runs, dp__record_layout(record), i, record->memory);
+    if (record->call.replica > 0)
+        range.device = record->call.device;
+    return range;
 }
 
 /* Groups that nobody has asked for in this pass still hold the gradients of an earlier one. */
@@ -63,30 +66,26 @@ static dp_status dp__grad_groups_zero(const dp__record *record)
     return DP_OK;
 }
 
-/* mean_grads: what this pass is to be added to makes room for what its backward writes. *out: runs
-   as above, in the pass' scope; NULL: there is nothing. Replicas that are summed begin with zeros,
-   but for the original. */
+/* mean_grads: what this pass is to be added to makes room for what its backward writes. *out:
+   range by range, in the pass' scope; NULL: there is nothing. Replicas that are summed begin with
+   zeros, but for the original. */
 static dp_status dp__record_set_aside(const dp__record *record, dp_tensor **out)
 {
-    size_t count = 0, at = 0;
-    dp_tensor run;
+    size_t count = dp__record_layout(record)->range_count;
     const dp_call *call = &record->call;
     const dp__device *device = &call->ctx->devices[call->local_rank];
     *out = NULL;
     if (!record->pass->adds || (call->replica > 0 && !dp__is_over_ranks(record->pass->face)))
         return DP_OK;
     DP_TRY(dp__grad_groups_zero(record));
-    while (dp__record_next(record, &at, &run))
-        count++;
     *out = dp__scope_bytes(call->scope, count * sizeof **out, _Alignof(dp_tensor));
     if (*out == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu gradients", count);
-    at = count = 0;
-    while (dp__record_next(record, &at, &run)) {
-        dp_tensor *copy = &(*out)[count++];
-        DP_TRY(dp__tensor_make(call->scope, device, (dp_dtype)run.dtype, 1, run.shape, copy));
-        DP_TRY(dp__copy_tensor(call->ctx, copy, &run, NULL));
-        DP_TRY(dp__zero_flat(call->ctx, device, &run));
+    for (size_t i = 0; i < count; i++) {
+        dp_tensor range = dp__record_range(record, i), *copy = &(*out)[i];
+        DP_TRY(dp__tensor_make(call->scope, device, (dp_dtype)range.dtype, 1, range.shape, copy));
+        DP_TRY(dp__copy_tensor(call->ctx, copy, &range, NULL));
+        DP_TRY(dp__zero_flat(call->ctx, device, &range));
     }
     return DP_OK;
 }
@@ -102,16 +101,16 @@ static dp_status dp__record_weigh(const dp__record *record, const dp_tensor *asi
                 : pass->count > 1 ? pass->factor * record->call.weight
                                   : pass->factor * over;
     bool scales = by < over || by > over;
-    size_t at = 0;
-    dp_tensor run;
-    while ((scales || aside != NULL) && dp__record_next(record, &at, &run)) {
+    size_t count = scales || aside != NULL ? dp__record_layout(record)->range_count : 0;
+    for (size_t i = 0; i < count; i++) {
+        dp_tensor range = dp__record_range(record, i);
         if (scales)
-            DP_TRY(dp__scale_flat(pass->ctx, &run, by, over, &run));
+            DP_TRY(dp__scale_flat(pass->ctx, &range, by, over, &range));
         if (aside == NULL)
             continue;
-        const dp_tensor *both[] = {&run, aside++};
+        const dp_tensor *both[] = {&range, &aside[i]};
         DP_TRY(dp__add_up(pass->ctx, record->call.scope, both, 2,
-                          &pass->ctx->devices[record->call.local_rank], &run));
+                          &pass->ctx->devices[record->call.local_rank], &range));
     }
     return DP_OK;
 }
@@ -1382,12 +1381,10 @@ static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *modul
                        .ctx = module->ctx,
                        .scope = scope,
                        .inner = module,
-                       .runs = module,
+                       .runs = dp__runs_of(module),
                        .mean_of_samples = config->mean_of_samples,
                        .foreign = dp__has_foreign(module)};
     DP_TRY(dp__check_no_ranks(module));
-    while (face->runs->face != NULL)
-        face->runs = face->runs->wraps;
     if (dp__find_method(face->runs, "forward") == NULL)
         return dp__no_method(DP_ERR_INVALID, fn, face->runs, "forward");
     DP_TRY(dp__face_ranks(fn, face, config));
