@@ -608,7 +608,7 @@ static dp_status dp__ranks_close(const char *fn, const dp__face *face, bool sync
     memcpy(text, dp__thread.text, sizeof text);
     face->ranks->copies_void = synced;
     if (status != DP_OK && ctx->info.process_count > 1)
-        dp__pass_excuse(fn, face->ranks->reducer, status, text);
+        face->ranks->reducer->excuse = dp__excuse_of(status);
     DP_TRY(dp__enter(fn, ctx));
     dp_status finished = dp__exit(fn, ctx, dp__pass_finish(fn, face->ranks->reducer));
     if (status != DP_OK && dp_status_class(finished) != DP_CLASS_JOB)
@@ -1185,20 +1185,18 @@ static dp_status dp__numbers_compare(const char *fn, dp_module *module, bool buf
     DP_TRY(dp__check_module(fn, module));
     dp_ctx *ctx = module->ctx;
     DP_TRY(dp__enter(fn, ctx));
-    dp_status status = dp__shared_failure(ctx, dp__temp_begin(ctx, &temp));
-    if (status != DP_OK)
-        return dp__exit(fn, ctx, status);
+    dp_status status = dp__temp_begin(ctx, &temp);
     dp__lines lines = {.fn = fn, .ctx = ctx, .scope = temp};
-    status = dp__shared_failure(ctx, dp__lines_begin(&lines, module->listed_count));
-    if (status == DP_OK) {
-        dp_status made = dp__module_ready(module);
-        if (made == DP_OK)
-            made = dp__numbers_lines(&lines, module, buffers, &apart);
-        status = dp__lines_compare(&lines, made);
-    }
+    if (status == DP_OK)
+        status = dp__lines_begin(&lines, module->listed_count);
+    if (status == DP_OK)
+        status = dp__module_ready(module);
+    if (status == DP_OK)
+        status = dp__numbers_lines(&lines, module, buffers, &apart);
+    status = dp__lines_compare(&lines, status);
     if (status == DP_OK && apart != NULL) /* with other processes their lines would differ */
         status = dp_error(DP_ERR_MISMATCH, "%s: rank %d has %s", fn, ctx->info.rank_first, apart);
-    return dp__exit(fn, ctx, dp__temp_end(temp, NULL, status));
+    return dp__exit(fn, ctx, temp != NULL ? dp__temp_end(temp, NULL, status) : status);
 }
 
 DP_API dp_status dp_params_compare(dp_module *module)
@@ -1461,11 +1459,12 @@ DP_API dp_status dp_separate_distributed(dp_module *module, const dp_distributed
     DP_TRY(dp__check_pointer(__func__, "out", out));
     dp__separating own = {
         .fn = __func__, .module = module, .config = config != NULL ? config : &zero};
-    dp_status status = dp__shared_failure(module->ctx, dp__temp_begin(module->ctx, &own.temp));
-    dp_status made = status == DP_OK ? dp__separate_make(&own, &wrapper) : status;
+    dp_status status = dp__temp_begin(module->ctx, &own.temp);
     if (status == DP_OK)
-        status = dp__separating_run(&own, wrapper, made);
-    status = dp__temp_end(own.temp, NULL, status);
+        status = dp__separate_make(&own, &wrapper);
+    status = dp__separating_run(&own, wrapper, status);
+    if (own.temp != NULL)
+        status = dp__temp_end(own.temp, NULL, status);
     if (status == DP_OK)
         *out = wrapper;
     else if (wrapper != NULL)

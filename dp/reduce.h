@@ -120,7 +120,8 @@ struct dp_reducer {
     size_t carried; /* bytes given to collectives in this pass */
     dp_status lost; /* why the pass failed on all ranks, or DP_OK */
     char lost_text[DP__TEXT_BYTES];
-    dp__excuse excuse;        /* why what this process has in the pass does not count, or DP_OK */
+    dp__excuse excuse;        /* why what this process has in the pass does not count, or DP_OK; it
+                                 takes part all the same, so that nobody waits for it */
     double *samples, *totals; /* local ranks: since the last reduction; now */
     double scale;             /* of this reduction */
     uint8_t *unused;          /* units that no rank uses in this reduction, and DP__BESIDE more */
@@ -1720,15 +1721,6 @@ DP_API dp_status dp_reducer_bucket_get(const dp_reducer *reducer, size_t bucket,
     return DP_OK;
 }
 
-/* What this process has in the open pass does not count. It takes part all the same, so that nobody
-   waits for it, and when the pass is finished all ranks get to know. */
-static void dp__pass_excuse(const char *fn, dp_reducer *reducer, dp_status status, const char *text)
-{
-    reducer->excuse.status = (int32_t)status;
-    snprintf(reducer->excuse.text, sizeof reducer->excuse.text, "%.*s", DP__LINE_BYTES - 1,
-             dp__unnamed(fn, text));
-}
-
 /* `rank` has excused itself: its words, on all ranks. */
 static dp_status dp__excused(const char *fn, dp_reducer *reducer, int rank)
 {
@@ -1736,8 +1728,8 @@ static dp_status dp__excused(const char *fn, dp_reducer *reducer, int rank)
     dp__coll coll = {
         .fn = fn, .verb = DP_BROADCAST, .count = sizeof excuse, .dtype = DP_U8, .root = rank};
     DP_TRY(dp__exchange(reducer->ctx, reducer->wires, coll, &excuse, 0));
-    return dp_error((dp_status)excuse.status, "%s: rank %d: %.255s: gradients of '%s' are void", fn,
-                    rank, excuse.text, reducer->name);
+    return dp_error((dp_status)excuse.status, "%s: rank %d: %.*s: gradients of '%s' are void", fn,
+                    rank, DP__TEXT_BYTES - 160, dp__unnamed(fn, excuse.text), reducer->name);
 }
 
 /* ==== >>passes =================================================================================

@@ -81,7 +81,7 @@ static inline dp_status net_backward(dp_call *call)
     if (own >= V_SAID)
         DP_TRY(dp_grad_ready(call, 1));
     if (own == FAILS_LATE)
-        return dp_error(DP_ERR_NO_MEMORY, "no backward today");
+        return dp_error(DP_ERR_NO_MEMORY, "no backward today: %0250d bytes are missing", 7);
     if (own == SAID_TWICE)
         return dp_grad_ready(call, 1);
     DP_TRY(add_to(call, 0, value));

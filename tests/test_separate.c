@@ -382,6 +382,18 @@ static dp_status wrap_separately(dp_module *module)
     return dp_separate_distributed(module, NULL, &par);
 }
 
+TEST(no_memory_for_a_scope_ends_no_job)
+{
+    dp_status (*const calls[])(dp_module *) = {wrap_separately, dp_params_compare};
+    lack = shared_memory(sizeof *lack);
+    for (int i = 0; i < 2; i++) {
+        *lack = (shortage){.fail_at = 1, .make = a_module, .wrap = calls[i]};
+        in_processes(2, one_has_no_memory);
+        CHECK_INT(lack->status[0], DP_ERR_NO_MEMORY);
+        CHECK_INT(lack->status[1], DP_ERR_NO_MEMORY);
+    }
+}
+
 TEST_SLOW(the_nth_allocation_of_one_process_fails, 120)
 {
     each_allocation_fails_in_one(a_module, wrap_separately);
