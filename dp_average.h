@@ -125,19 +125,6 @@ struct dp_average {
 
 static const char *const dp__average_rules[] = {"ema", "swa", "annealed"};
 
-static dp_status dp__average_full(void)
-{
-    return dp_error(DP_ERR_NO_MEMORY, "no memory");
-}
-
-/* A sentence begins with the function that was called. */
-static dp_status dp__average_named(const char *fn, dp_status status)
-{
-    if (status == DP_OK || strncmp(dp_last_error(), fn, strlen(fn)) == 0)
-        return status;
-    return dp_error(status, "%s: %s", fn, dp_last_error());
-}
-
 static dp_dtype dp__average_dtype(dp_dtype dtype)
 {
     return dtype == DP_F16 || dtype == DP_BF16 ? DP_F32 : dtype;
@@ -173,7 +160,7 @@ static dp_status dp__average_entry_make(const dp_average *average, size_t i)
         .own = dp_scope_alloc(average->scope, average->owner_count * sizeof *entry->own),
         .kept = dp_scope_alloc(average->scope, average->owner_count * sizeof *entry->kept)};
     if (entry->name == NULL || entry->own == NULL || entry->kept == NULL)
-        return dp__average_full();
+        return dp__no_memory();
     for (size_t owner = 0; owner < average->owner_count; owner++) {
         dp_tensor from;
         DP_TRY(dp__average_source(average, owner, i, &from));
@@ -198,7 +185,7 @@ static dp_status dp__average_wide_make(dp_average *average)
         return DP_OK;
     average->wide = dp_scope_alloc(average->scope, average->owner_count * sizeof *average->wide);
     if (average->wide == NULL)
-        return dp__average_full();
+        return dp__no_memory();
     for (size_t owner = 0; owner < average->owner_count; owner++)
         DP_TRY(dp_tensor_new(average->scope, average->entries[0].own[owner].device, DP_F32, 1,
                              &most, &average->wide[owner]));
@@ -233,7 +220,7 @@ static dp_status dp__average_make(dp_scope *scope, dp_module *module,
     static const dp_average_config zero;
     dp_average *average = dp_scope_alloc(scope, sizeof *average);
     if (average == NULL)
-        return dp__average_full();
+        return dp__no_memory();
     *average = (dp_average){.module = module,
                             .ctx = dp_module_ctx(module),
                             .scope = scope,
@@ -243,7 +230,7 @@ static dp_status dp__average_make(dp_scope *scope, dp_module *module,
     DP_TRY(dp__average_check(&average->config));
     average->entries = dp_scope_alloc(scope, average->count * sizeof *average->entries);
     if (average->entries == NULL)
-        return dp__average_full();
+        return dp__no_memory();
     for (size_t i = 0; i < average->count; i++)
         DP_TRY(dp__average_entry_make(average, i));
     *out = average;
@@ -265,7 +252,7 @@ DP_API dp_status dp_average_create(dp_module *module, const dp_average_config *c
         *out = average;
     else
         dp_scope_end(scope);
-    return dp__average_named(__func__, status);
+    return dp__named(__func__, status);
 }
 
 /* ==== >>updating ================================================================================
@@ -364,7 +351,7 @@ static dp_status dp__average_given(const char *fn, const dp_average *average)
 DP_API dp_status dp_average_update(dp_average *average)
 {
     DP_TRY(dp__average_given(__func__, average));
-    DP_TRY(dp__average_named(__func__, dp__average_update(average)));
+    DP_TRY(dp__named(__func__, dp__average_update(average)));
     average->updates++;
     return DP_OK;
 }
@@ -419,7 +406,7 @@ static dp_status dp__average_put(const dp_average *average, bool kept)
 DP_API dp_status dp_average_begin(dp_average *average)
 {
     DP_TRY(dp__average_given(__func__, average));
-    DP_TRY(dp__average_named(__func__, dp__average_not_begun(average, "another one")));
+    DP_TRY(dp__named(__func__, dp__average_not_begun(average, "another one")));
     dp_scope *scope;
     DP_TRY(dp_scope_open(average->ctx, &scope));
     dp_status status = dp__average_keep(average, scope);
@@ -429,7 +416,7 @@ DP_API dp_status dp_average_begin(dp_average *average)
         average->kept = scope;
     else
         dp_scope_end(scope);
-    return dp__average_named(__func__, status);
+    return dp__named(__func__, status);
 }
 
 static dp_status dp__average_end(dp_average *average)
@@ -446,7 +433,7 @@ static dp_status dp__average_end(dp_average *average)
 DP_API dp_status dp_average_end(dp_average *average)
 {
     DP_TRY(dp__average_given(__func__, average));
-    return dp__average_named(__func__, dp__average_end(average));
+    return dp__named(__func__, dp__average_end(average));
 }
 
 DP_API void dp_average_destroy(dp_average *average)
@@ -492,7 +479,7 @@ static dp_status dp__average_copy(const dp_average *average, dp_scope *temp, dp_
     size_t *params = dp_scope_alloc(temp, average->count * sizeof *params);
     bool *taken = dp_scope_alloc(temp, dp_module_param_count(module) * sizeof *taken);
     if (params == NULL || taken == NULL)
-        return dp__average_full();
+        return dp__no_memory();
     memset(taken, 0, dp_module_param_count(module) * sizeof *taken);
     for (size_t i = 0; i < average->count; i++) {
         DP_TRY(dp__average_find(&average->entries[i], module, &params[i]));
@@ -512,12 +499,12 @@ DP_API dp_status dp_average_copy(dp_average *average, dp_module *module)
     if (dp_module_ctx(module) != average->ctx)
         return dp_error(DP_ERR_INVALID, "%s: not a module of the same context", __func__);
     if (average->kept != NULL)
-        DP_TRY(dp__average_named(__func__, dp__average_not_begun(average, "a copy")));
+        DP_TRY(dp__named(__func__, dp__average_not_begun(average, "a copy")));
     dp_scope *temp;
     DP_TRY(dp_scope_open(average->ctx, &temp));
     dp_status status = dp__average_copy(average, temp, module);
     dp_scope_end(temp);
-    return dp__average_named(__func__, status);
+    return dp__named(__func__, status);
 }
 
 /* ==== >>saving ==================================================================================
@@ -527,7 +514,7 @@ static dp_status dp__average_save(const dp_average *average, dp_scope *scope, dp
 {
     dp_pair *pairs = dp_scope_alloc(scope, average->count * sizeof *pairs);
     if (pairs == NULL)
-        return dp__average_full();
+        return dp__no_memory();
     for (size_t i = 0; i < average->count; i++) {
         const dp_tensor *own = &average->entries[i].own[0];
         dp_tensor host;
@@ -551,7 +538,7 @@ DP_API dp_status dp_average_save(dp_average *average, dp_scope *scope, dp_value 
     DP_TRY(dp__average_given(__func__, average));
     DP_TRY(dp__check_scope(__func__, scope));
     DP_TRY(dp__check_pointer(__func__, "out", out));
-    return dp__average_named(__func__, dp__average_save(average, scope, out));
+    return dp__named(__func__, dp__average_save(average, scope, out));
 }
 
 static dp_status dp__average_entry_check(const dp__average_entry *entry, dp_value saved)
@@ -592,7 +579,7 @@ static dp_status dp__average_saved_check(const dp_average *average, dp_value sav
 DP_API dp_status dp_average_load(dp_average *average, dp_value saved)
 {
     DP_TRY(dp__average_given(__func__, average));
-    DP_TRY(dp__average_named(__func__, dp__average_saved_check(average, saved)));
+    DP_TRY(dp__named(__func__, dp__average_saved_check(average, saved)));
     for (size_t i = 0; i < average->count; i++)
         for (size_t owner = 0; owner < average->owner_count; owner++) {
             const dp__average_entry *entry = &average->entries[i];

@@ -300,19 +300,6 @@ static int64_t dp__data_permuted(uint64_t key, int64_t count, int64_t position)
 
 #define DP__DATA_COUNT_MAX ((int64_t)1 << 62)
 
-/* A sentence begins with the function that was called. */
-static dp_status dp__data_named(const char *fn, dp_status status)
-{
-    if (status == DP_OK || strncmp(dp_last_error(), fn, strlen(fn)) == 0)
-        return status;
-    return dp_error(status, "%s: %s", fn, dp_last_error());
-}
-
-static dp_status dp__data_full(void)
-{
-    return dp_error(DP_ERR_NO_MEMORY, "no memory");
-}
-
 typedef struct dp__data_deal { /* a sampler with its defaults put in */
     dp_sampler of;
     int64_t count;      /* positions that the rank has */
@@ -395,7 +382,7 @@ static dp_status dp__data_position_check(const dp__data_deal *deal, int64_t epoc
 DP_API int64_t dp_sampler_count(const dp_sampler *sampler)
 {
     dp__data_deal deal;
-    if (dp__data_named(__func__, dp__data_deal_of(sampler, &deal)) != DP_OK)
+    if (dp__named(__func__, dp__data_deal_of(sampler, &deal)) != DP_OK)
         return -1;
     return deal.count;
 }
@@ -406,7 +393,7 @@ DP_API int64_t dp_sampler_index(const dp_sampler *sampler, int64_t epoch, int64_
     dp_status status = dp__data_deal_of(sampler, &deal);
     if (status == DP_OK)
         status = dp__data_position_check(&deal, epoch, position);
-    if (dp__data_named(__func__, status) != DP_OK)
+    if (dp__named(__func__, status) != DP_OK)
         return -1;
     return dp__data_index(&deal, epoch, position);
 }
@@ -453,11 +440,6 @@ static dp_status dp__data_made(dp_value made, dp_value *out)
     return DP_OK;
 }
 
-static bool dp__data_is_sequence(dp_value value)
-{
-    return value.kind == DP_LIST || value.kind == DP_TUPLE;
-}
-
 static dp_status dp__data_transpose(const dp__data_collator *collator, const dp_value *column,
                                     const dp__data_path *path, dp_value *out);
 
@@ -468,7 +450,7 @@ static dp_status dp__data_agree(const dp__data_collator *collator, const dp_valu
     char where[160];
     bool dict = column[0].kind == DP_DICT;
     for (size_t i = 1; i < collator->count; i++) {
-        if (dict ? column[i].kind != DP_DICT : !dp__data_is_sequence(column[i]))
+        if (dict ? column[i].kind != DP_DICT : !dp__is_sequence(column[i]))
             return dp_error(DP_ERR_MISMATCH, "%s is a %s in sample 0, and none in sample %zu",
                             dp__data_where(path, where, sizeof where), dict ? "dict" : "list", i);
         if (dp_count(column[i]) != dp_count(column[0]))
@@ -513,7 +495,7 @@ static dp_status dp__data_transpose(const dp__data_collator *collator, const dp_
     char where[160];
     bool dict = column[0].kind == DP_DICT;
     size_t count = dp_count(column[0]);
-    if (!dict && !dp__data_is_sequence(column[0])) {
+    if (!dict && !dp__is_sequence(column[0])) {
         dp_status status = collator->leaf(collator, column, out);
         if (status != DP_OK)
             return dp_error(status, "%s: %s", dp__data_where(path, where, sizeof where),
@@ -525,7 +507,7 @@ static dp_status dp__data_transpose(const dp__data_collator *collator, const dp_
     dp_pair *pairs = dp_scope_alloc(collator->scope, count * sizeof *pairs);
     dp_value *items = dp_scope_alloc(collator->scope, count * sizeof *items);
     if (inner == NULL || pairs == NULL || items == NULL)
-        return dp__data_full();
+        return dp__no_memory();
     for (size_t i = 0; i < count; i++) {
         dp__data_path own = {path, dict ? dp_key_at(column[0], i) : NULL, i};
         DP_TRY(dp__data_column(collator, column, &own, inner));
@@ -547,10 +529,10 @@ static dp_status dp__data_collate(const char *fn, const dp__data_collator *colla
                         : samples == NULL ? "samples is NULL"
                                           : "0 samples");
     /* which checks them, all the way down */
-    DP_TRY(dp__data_named(
+    DP_TRY(dp__named(
         fn,
         dp__data_made(dp_list_make(collator->scope, DP_LIST, samples, collator->count), &list)));
-    DP_TRY(dp__data_named(fn, dp__data_transpose(collator, samples, NULL, &made)));
+    DP_TRY(dp__named(fn, dp__data_transpose(collator, samples, NULL, &made)));
     *out = made;
     return DP_OK;
 }
@@ -593,11 +575,6 @@ DP_API dp_status dp_default_collate(dp_scope *scope, const dp_value *samples, si
 /* ==== >>stacking ===============================================================================
    Tensors go to other devices, and become one.                                                  */
 
-static bool dp__data_same_device(dp_device a, dp_device b)
-{
-    return a.backend == b.backend && a.index == b.index;
-}
-
 static dp_status dp__data_move(dp_ctx *ctx, dp_scope *scope, dp_value value, dp_device device,
                                dp_value *out);
 
@@ -619,7 +596,7 @@ static dp_status dp__data_move_items(dp_ctx *ctx, dp_scope *scope, dp_value valu
     dp_pair *pairs = dp_scope_alloc(scope, count * sizeof *pairs);
     dp_value *items = dp_scope_alloc(scope, count * sizeof *items);
     if (pairs == NULL || items == NULL)
-        return dp__data_full();
+        return dp__no_memory();
     for (size_t i = 0; i < count; i++) {
         DP_TRY(dp__data_move(ctx, scope, dp_at(value, i), device, &items[i]));
         pairs[i] = (dp_pair){dict ? dp_key_at(value, i) : NULL, items[i]};
@@ -641,11 +618,11 @@ static dp_status dp__data_move(dp_ctx *ctx, dp_scope *scope, dp_value value, dp_
                                dp_value *out)
 {
     *out = value;
-    if (value.kind == DP_TENSOR && !dp__data_same_device(value.as.t->device, device))
+    if (value.kind == DP_TENSOR && !dp__same_device(value.as.t->device, device))
         return dp__data_move_tensor(ctx, scope, value.as.t, device, out);
     if (value.kind == DP_CONTAINER && !value.as.c->cpu_only)
         return dp__data_move_container(ctx, scope, value, device, out);
-    if (value.kind == DP_DICT || dp__data_is_sequence(value))
+    if (value.kind == DP_DICT || dp__is_sequence(value))
         return dp__data_move_items(ctx, scope, value, device, out);
     return DP_OK;
 }
@@ -663,8 +640,8 @@ DP_API dp_status dp_to_device(dp_ctx *ctx, dp_scope *scope, dp_value value, dp_d
     dp_value made;
     if (out == NULL)
         return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
-    DP_TRY(dp__data_named(__func__, dp__data_check_value(scope, value)));
-    DP_TRY(dp__data_named(__func__, dp__data_move(ctx, scope, value, device, &made)));
+    DP_TRY(dp__named(__func__, dp__data_check_value(scope, value)));
+    DP_TRY(dp__named(__func__, dp__data_move(ctx, scope, value, device, &made)));
     *out = made;
     return DP_OK;
 }
@@ -686,7 +663,7 @@ static dp_status dp__data_pile_fit(dp__data_pile *pile, size_t i)
         return dp_error(DP_ERR_MISMATCH, "tensor %zu has %d dims of %s, tensor 0 %d of %s", i,
                         own->ndim, dp_dtype_name((dp_dtype)own->dtype), first->ndim,
                         dp_dtype_name((dp_dtype)first->dtype));
-    if (!dp__data_same_device(own->device, first->device))
+    if (!dp__same_device(own->device, first->device))
         return dp_error(DP_ERR_MISMATCH, "tensor %zu is on another device than tensor 0", i);
     if (own->shape[0] != first->shape[0])
         return dp_error(DP_ERR_MISMATCH,
@@ -722,11 +699,11 @@ static dp_status dp__data_pile_of(dp_ctx *ctx, dp_scope *scope, dp_value list, i
 {
     char what[32];
     *out = (dp__data_pile){.ctx = ctx, .scope = scope, .count = dp_count(list)};
-    if (!dp__data_is_sequence(list) || out->count == 0)
+    if (!dp__is_sequence(list) || out->count == 0)
         return dp_error(DP_ERR_INVALID, "not a list of tensors, or an empty one");
     out->of = dp_scope_alloc(scope, out->count * sizeof *out->of);
     if (out->of == NULL)
-        return dp__data_full();
+        return dp__no_memory();
     for (size_t i = 0; i < out->count; i++) {
         snprintf(what, sizeof what, "tensor %zu", i);
         DP_TRY(dp_as_tensor(dp_at(list, i), what, DP_DTYPE_ANY, -1, &out->of[i]));
@@ -778,9 +755,9 @@ DP_API dp_status dp_stack_batch(dp_ctx *ctx, dp_scope *scope, dp_value tensors, 
     dp_value made;
     if (out == NULL)
         return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
-    DP_TRY(dp__data_named(__func__, dp__data_check_value(scope, tensors)));
-    DP_TRY(dp__data_named(__func__, dp__data_pile_of(ctx, scope, tensors, pad_divisor, &pile)));
-    DP_TRY(dp__data_named(__func__, dp__data_stack(&pile, pad_value, &made)));
+    DP_TRY(dp__named(__func__, dp__data_check_value(scope, tensors)));
+    DP_TRY(dp__named(__func__, dp__data_pile_of(ctx, scope, tensors, pad_divisor, &pile)));
+    DP_TRY(dp__named(__func__, dp__data_stack(&pile, pad_value, &made)));
     *out = made;
     return DP_OK;
 }
@@ -844,7 +821,7 @@ static dp_status dp__data_bytes_make(dp__data_painter *painter)
     float mean, std;
     painter->bytes = dp_scope_alloc(painter->scope, count * sizeof *painter->bytes);
     if (painter->bytes == NULL)
-        return dp__data_full();
+        return dp__no_memory();
     for (size_t at = 0; at < count; at++) {
         dp__data_norms(painter->config, at, &mean, &std);
         for (int byte = 0; byte < 256; byte++)
@@ -967,7 +944,7 @@ static dp_status dp__data_images_of(dp_scope *scope, dp_value images, dp_value *
                         all->ndim);
     dp_value *items = dp_scope_alloc(scope, (size_t)all->shape[0] * sizeof *items);
     if (items == NULL)
-        return dp__data_full();
+        return dp__no_memory();
     for (int64_t i = 0; i < all->shape[0]; i++) {
         dp_tensor one;
         DP_TRY(dp_select(all, 0, i, &one));
@@ -1032,10 +1009,9 @@ DP_API dp_status dp_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_image_con
     dp_value made;
     if (out == NULL)
         return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
-    DP_TRY(dp__data_named(__func__,
-                          dp__data_image_batch(ctx, scope,
-                                               config != NULL ? config : &dp__data_image_default,
-                                               images, &made)));
+    DP_TRY(dp__named(__func__, dp__data_image_batch(
+                                   ctx, scope, config != NULL ? config : &dp__data_image_default,
+                                   images, &made)));
     *out = made;
     return DP_OK;
 }
@@ -1050,7 +1026,7 @@ static dp_status dp__data_image_dict(dp_ctx *ctx, dp_scope *scope, const dp_imag
         return dp_error(DP_ERR_INVALID, "not a dict with an entry 'inputs'");
     dp_pair *pairs = dp_scope_alloc(scope, (count + 1) * sizeof *pairs);
     if (pairs == NULL)
-        return dp__data_full();
+        return dp__no_memory();
     for (; used < count; used++) {
         pairs[used] = (dp_pair){dp_key_at(data, used), dp_at(data, used)};
         samples = samples || strcmp(pairs[used].key, "data_samples") == 0;
@@ -1072,8 +1048,8 @@ DP_API dp_status dp_image_preprocess(dp_ctx *ctx, dp_scope *scope, const dp_imag
     dp_value moved, made;
     if (out == NULL)
         return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
-    DP_TRY(dp__data_named(__func__, dp_to_device(ctx, scope, data, device, &moved)));
-    DP_TRY(dp__data_named(
+    DP_TRY(dp__named(__func__, dp_to_device(ctx, scope, data, device, &moved)));
+    DP_TRY(dp__named(
         __func__, dp__data_image_dict(ctx, scope, config != NULL ? config : &dp__data_image_default,
                                       moved, &made)));
     *out = made;
@@ -1189,7 +1165,7 @@ static dp_status dp__data_slot_fill(dp_loader *loader, dp_scope *scope, dp__data
     size_t readers = (size_t)loader->reader_count;
     dp__data_slot *slot = dp_scope_alloc(scope, sizeof *slot);
     if (slot == NULL)
-        return dp__data_full();
+        return dp__no_memory();
     *slot = (dp__data_slot){.scope = scope,
                             .epoch = loader->ahead_epoch,
                             .number = loader->ahead_number,
@@ -1200,11 +1176,11 @@ static dp_status dp__data_slot_fill(dp_loader *loader, dp_scope *scope, dp__data
     slot->indices = dp_scope_alloc(scope, count * sizeof *slot->indices);
     if (slot->scopes == NULL || slot->tensors == NULL || slot->values == NULL ||
         slot->indices == NULL)
-        return dp__data_full();
+        return dp__no_memory();
     for (size_t i = 0; i < readers; i++) {
         slot->scopes[i] = dp_scope_child(scope);
         if (slot->scopes[i] == NULL)
-            return dp__data_full();
+            return dp__no_memory();
     }
     DP_TRY(dp__data_slot_tensors(loader, slot));
     dp__data_slot_samples(loader, slot);
@@ -1223,7 +1199,7 @@ static dp_status dp__data_slot_make(dp_loader *loader)
 {
     dp__data_slot *slot = NULL;
     dp_scope *scope = dp_scope_child(loader->scope);
-    dp_status status = scope != NULL ? dp__data_slot_fill(loader, scope, &slot) : dp__data_full();
+    dp_status status = scope != NULL ? dp__data_slot_fill(loader, scope, &slot) : dp__no_memory();
     if (status == DP_OK)
         status = dp_scope_attach(loader->scope, loader->guard);
     if (status != DP_OK) {
@@ -1467,12 +1443,12 @@ static dp_status dp__data_fields_copy(dp_loader *loader)
     dp_field *fields = dp_scope_alloc(loader->scope, count * sizeof *fields);
     loader->row_bytes = dp_scope_alloc(loader->scope, count * sizeof *loader->row_bytes);
     if (fields == NULL || loader->row_bytes == NULL)
-        return dp__data_full();
+        return dp__no_memory();
     for (size_t i = 0; i < count; i++) {
         fields[i] = loader->config.fields[i];
         fields[i].name = dp_text(dp_string(loader->scope, fields[i].name));
         if (fields[i].name == NULL)
-            return dp__data_full();
+            return dp__no_memory();
         dp_tensor row = dp_wrap(&row, fields[i].dtype, fields[i].ndim, fields[i].shape);
         loader->row_bytes[i] = (size_t)dp_tensor_count(&row) * dp_dtype_bytes(fields[i].dtype);
     }
@@ -1512,7 +1488,7 @@ static dp_status dp__data_readers_make(dp_loader *loader)
     loader->ring = dp_scope_alloc(loader->scope, (size_t)loader->depth * sizeof *loader->ring);
     loader->readers = dp_scope_alloc(loader->scope, count * sizeof *loader->readers);
     if (rows == NULL || loader->ring == NULL || loader->readers == NULL)
-        return dp__data_full();
+        return dp__no_memory();
     for (size_t i = 0; i < count; i++)
         loader->readers[i] =
             (dp__data_reader){.loader = loader, .index = (int)i, .rows = rows + i * fields};
@@ -1540,7 +1516,7 @@ static dp_status dp__data_loader_make(dp_ctx *ctx, const dp_loader_config *confi
 {
     dp_loader *loader = dp_scope_alloc(scope, sizeof *loader);
     if (loader == NULL)
-        return dp__data_full();
+        return dp__no_memory();
     *loader = (dp_loader){.ctx = ctx,
                           .scope = scope,
                           .config = *config,
@@ -1551,7 +1527,7 @@ static dp_status dp__data_loader_make(dp_ctx *ctx, const dp_loader_config *confi
     DP_TRY(dp__data_readers_make(loader));
     loader->guard = dp_scope_child(scope);
     if (loader->guard == NULL)
-        return dp__data_full();
+        return dp__no_memory();
     DP_TRY(dp_scope_defer(loader->guard, dp__data_stop, loader));
     dp__gate_init(&loader->news);
     *out = loader;
@@ -1566,8 +1542,8 @@ DP_API dp_status dp_loader_create(dp_ctx *ctx, const dp_loader_config *config, d
         return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
                         config == NULL ? "config" : "out");
     DP_TRY(dp_info_get(ctx, &info));
-    DP_TRY(dp__data_named(__func__, dp__data_numbers_check(config)));
-    DP_TRY(dp__data_named(__func__, dp__data_fields_check(config)));
+    DP_TRY(dp__named(__func__, dp__data_numbers_check(config)));
+    DP_TRY(dp__named(__func__, dp__data_fields_check(config)));
     dp_scope *scope;
     DP_TRY(dp_scope_open(ctx, &scope));
     dp_status status = dp__data_loader_make(ctx, config, scope, &loader);
@@ -1575,7 +1551,7 @@ DP_API dp_status dp_loader_create(dp_ctx *ctx, const dp_loader_config *config, d
         *out = loader;
     else
         dp_scope_end(scope);
-    return dp__data_named(__func__, status);
+    return dp__named(__func__, status);
 }
 
 static dp_status dp__data_usable(const char *fn, const dp_loader *loader)
@@ -1644,7 +1620,7 @@ static dp_status dp__data_compose(const dp_loader *loader, const dp__data_slot *
     }
     dp_pair *pairs = dp_scope_alloc(slot->scope, (fields + more) * sizeof *pairs);
     if (pairs == NULL)
-        return dp__data_full();
+        return dp__no_memory();
     for (size_t i = 0; i < fields; i++)
         pairs[i] = (dp_pair){loader->config.fields[i].name, dp_of(slot->scope, &slot->tensors[i])};
     for (size_t i = 0; i < more; i++)
@@ -1728,7 +1704,7 @@ static dp_status dp__data_alive(const dp_loader *loader)
 DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *out)
 {
     DP_TRY(dp__data_usable(__func__, loader));
-    DP_TRY(dp__data_named(__func__, dp__data_alive(loader)));
+    DP_TRY(dp__named(__func__, dp__data_alive(loader)));
     DP_TRY(dp__check_scope(__func__, scope));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     if (loader->number >= loader->batch_count) {
@@ -1738,7 +1714,7 @@ DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *ou
     dp_trace_begin(__func__);
     dp_status status = dp__data_next(loader, scope, out);
     dp_trace_end();
-    return dp__data_named(__func__, status);
+    return dp__named(__func__, status);
 }
 
 /* ==== >>keeping ================================================================================
@@ -1781,8 +1757,8 @@ static dp_status dp__data_seek(dp_loader *loader, int64_t epoch, int64_t number)
 DP_API dp_status dp_loader_seek(dp_loader *loader, int64_t epoch, int64_t number)
 {
     DP_TRY(dp__data_usable(__func__, loader));
-    DP_TRY(dp__data_named(__func__, dp__data_alive(loader)));
-    return dp__data_named(__func__, dp__data_seek(loader, epoch, number));
+    DP_TRY(dp__named(__func__, dp__data_alive(loader)));
+    return dp__named(__func__, dp__data_seek(loader, epoch, number));
 }
 
 DP_API dp_status dp_loader_save(const dp_loader *loader, dp_scope *scope, dp_value *out)
@@ -1799,7 +1775,7 @@ DP_API dp_status dp_loader_save(const dp_loader *loader, dp_scope *scope, dp_val
         {"seed", dp_int((int64_t)sampler->seed)},
         {"in_order", dp_bool(sampler->in_order)},
         {"endless", dp_bool(sampler->sampling == DP_SAMPLE_ENDLESS)}};
-    return dp__data_named(
+    return dp__named(
         __func__, dp__data_made(dp_dict_make(scope, pairs, sizeof pairs / sizeof pairs[0]), out));
 }
 
@@ -1847,8 +1823,8 @@ static dp_status dp__data_load(dp_loader *loader, dp_value saved)
 DP_API dp_status dp_loader_load(dp_loader *loader, dp_value saved)
 {
     DP_TRY(dp__data_usable(__func__, loader));
-    DP_TRY(dp__data_named(__func__, dp__data_alive(loader)));
-    return dp__data_named(__func__, dp__data_load(loader, saved));
+    DP_TRY(dp__named(__func__, dp__data_alive(loader)));
+    return dp__named(__func__, dp__data_load(loader, saved));
 }
 #endif /* DP_IMPLEMENTATION && !DP_DATA_IMPLEMENTED */
 /* ------------------------------------------------------------------------------------------------

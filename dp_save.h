@@ -153,11 +153,6 @@ typedef struct dp__save_part { /* a file that is being written */
     int fd;
 } dp__save_part;
 
-static dp_status dp__save_full(void)
-{
-    return dp_error(DP_ERR_NO_MEMORY, "no memory");
-}
-
 static dp_status dp__save_refused(const char *verb, const char *path)
 {
     return dp_error(DP_ERR_FILE, "cannot %s '%.200s': %s", verb, path, strerror(errno));
@@ -293,7 +288,7 @@ static dp_status dp__save_map_open(dp_ctx *ctx, dp_scope *scope, const char *pat
 {
     dp__save_map *kept = dp_scope_alloc(scope, sizeof *kept);
     if (kept == NULL)
-        return dp__save_full();
+        return dp__no_memory();
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return dp_error(errno == ENOENT ? DP_ERR_NO_FILE : DP_ERR_FILE, "it cannot be opened: %s",
@@ -454,7 +449,7 @@ static dp_status dp__save_collect_in(dp__save_writer *writer, dp_value value, co
         snprintf(number, sizeof number, "%zu", i);
         const char *own = dp__save_join(writer->temp, path, key != NULL ? key : number);
         if (own == NULL)
-            return dp__save_full();
+            return dp__no_memory();
         if (key != NULL)
             DP_TRY(dp__save_check_text(own, key));
         if (path == NULL && dp_at(value, i).kind != DP_TENSOR)
@@ -495,7 +490,7 @@ static dp_status dp__save_leaves_differ(dp__save_writer *writer)
     bool same = true;
     dp__save_leaf **sorted = dp_scope_alloc(writer->temp, writer->leaf_count * sizeof *sorted);
     if (sorted == NULL)
-        return dp__save_full();
+        return dp__no_memory();
     for (size_t i = 0; i < writer->leaf_count; i++)
         sorted[i] = &writer->leaves[i];
     while (same) {
@@ -506,7 +501,7 @@ static dp_status dp__save_leaves_differ(dp__save_writer *writer)
                 size_t count = strlen(sorted[i]->name);
                 char *name = dp_scope_alloc(writer->temp, count + 2);
                 if (name == NULL)
-                    return dp__save_full();
+                    return dp__no_memory();
                 memcpy(name, sorted[i]->name, count);
                 memcpy(name + count, "~", 2);
                 sorted[i]->name = name;
@@ -558,7 +553,7 @@ static dp_status dp__save_leaves(dp__save_writer *writer)
     writer->leaves =
         dp_scope_alloc(writer->temp, dp__save_tensors_in(value) * sizeof *writer->leaves);
     if (writer->leaves == NULL)
-        return dp__save_full();
+        return dp__no_memory();
     writer->flat = true;
     DP_TRY(dp__save_check_notes(notes));
     DP_TRY(dp__save_collect_in(writer, value, NULL));
@@ -762,7 +757,7 @@ static dp_status dp__save_header_make(dp__save_writer *writer)
     writer->header_bytes = sizeof length + counted.count;
     writer->header = dp_scope_alloc(writer->temp, writer->header_bytes);
     if (writer->header == NULL)
-        return dp__save_full();
+        return dp__no_memory();
     memcpy(writer->header, &length, sizeof length);
     dp__save_sink sink = {.text = writer->header + sizeof length};
     dp__save_put_header(writer, &sink);
@@ -837,7 +832,7 @@ static dp_status dp__save_write_in(dp__save_writer *writer, const char *path)
     char *part = dp_scope_alloc(writer->temp, room), *spare = dp_scope_alloc(writer->temp, room);
     writer->chunk = dp_scope_alloc(writer->temp, DP__SAVE_CHUNK);
     if (part == NULL || spare == NULL || writer->chunk == NULL)
-        return dp__save_full();
+        return dp__no_memory();
     snprintf(part, room, "%s.part", path);
     DP_TRY(dp__save_leaves(writer));
     DP_TRY(dp__save_header_make(writer));
@@ -881,7 +876,7 @@ static dp_status dp__save_scan_begin(dp__save_scan *scan, dp_scope *temp, const 
                                      const char *text, size_t count)
 {
     *scan = (dp__save_scan){text, text, text + count, what, dp_scope_alloc(temp, count)};
-    return scan->strings != NULL ? DP_OK : dp__save_full();
+    return scan->strings != NULL ? DP_OK : dp__no_memory();
 }
 
 static dp_status dp__save_bad(const dp__save_scan *scan, const char *why)
@@ -1135,7 +1130,7 @@ static dp_status dp__save_notes_parse(dp__save_scan *scan, dp__save_reader *read
         reader->notes = dp__save_grow(reader->temp, reader->notes, reader->note_count,
                                       &reader->note_room, sizeof *reader->notes);
         if (reader->notes == NULL)
-            return dp__save_full();
+            return dp__no_memory();
         if (strcmp(key, dp__save_tree_name) != 0)
             reader->notes[reader->note_count++] = (dp_pair){key, dp_string(reader->scope, text)};
         else if (reader->tree == NULL)
@@ -1157,7 +1152,7 @@ static dp_status dp__save_header_member(dp__save_scan *scan, dp__save_reader *re
     reader->entries = dp__save_grow(reader->temp, reader->entries, reader->entry_count,
                                     &reader->entry_room, sizeof *reader->entries);
     if (reader->entries == NULL)
-        return dp__save_full();
+        return dp__no_memory();
     dp__save_entry *entry = &reader->entries[reader->entry_count++];
     *entry = (dp__save_entry){.name = name};
     return dp__save_entry_parse(scan, entry);
@@ -1265,7 +1260,7 @@ static dp_status dp__save_entries_check(dp__save_reader *reader)
     size_t count = reader->entry_count;
     reader->sorted = dp_scope_alloc(reader->temp, count * sizeof *reader->sorted);
     if (reader->sorted == NULL)
-        return dp__save_full();
+        return dp__no_memory();
     for (size_t i = 0; i < count; i++)
         DP_TRY(dp__save_entry_check(&reader->entries[i], reader->data_bytes));
     dp__save_sort(reader, dp__save_place_order);
@@ -1416,7 +1411,7 @@ static dp_status dp__save_tree_items(dp__save_tree *tree, int depth, dp_value *o
     while (more) {
         items = dp__save_grow(tree->reader->temp, items, count, &room, sizeof *items);
         if (items == NULL)
-            return dp__save_full();
+            return dp__no_memory();
         DP_TRY(dp__save_tree_value(tree, depth, &items[count++]));
         DP_TRY(dp__save_next(scan, ']', &more));
     }
@@ -1434,7 +1429,7 @@ static dp_status dp__save_tree_pairs(dp__save_tree *tree, int depth, dp_pair **o
         const char *key;
         *out = dp__save_grow(tree->reader->temp, *out, *count, &room, sizeof **out);
         if (*out == NULL)
-            return dp__save_full();
+            return dp__no_memory();
         DP_TRY(dp__save_string(scan, &key));
         DP_TRY(dp__save_expect(scan, ':'));
         dp_pair *pair = *out + (*count)++;
@@ -1443,7 +1438,7 @@ static dp_status dp__save_tree_pairs(dp__save_tree *tree, int depth, dp_pair **o
         DP_TRY(dp__save_next(scan, '}', &more));
     }
     *out = dp__save_grow(tree->reader->temp, *out, *count, &room, sizeof **out);
-    return *out != NULL ? DP_OK : dp__save_full();
+    return *out != NULL ? DP_OK : dp__no_memory();
 }
 
 static dp_status dp__save_tree_value(dp__save_tree *tree, int depth, dp_value *out)
@@ -1501,7 +1496,7 @@ static dp_status dp__save_pairs_of_entries(const dp__save_reader *reader, dp_pai
     *count = reader->entry_count;
     *out = dp_scope_alloc(reader->temp, (*count + 1) * sizeof **out);
     if (*out == NULL)
-        return dp__save_full();
+        return dp__no_memory();
     for (size_t i = 0; i < *count; i++)
         (*out)[i] = (dp_pair){reader->entries[i].name, reader->entries[i].value};
     return DP_OK;
@@ -1578,7 +1573,7 @@ static dp_status dp__save_read_in(dp_ctx *ctx, dp_scope *own, const char *path, 
     dp__save_map map;
     dp_scope *inner = own != NULL ? dp_scope_child(own) : NULL, *temp;
     DP_TRY(dp_scope_open(ctx, &temp));
-    dp_status status = inner != NULL ? DP_OK : dp__save_full();
+    dp_status status = inner != NULL ? DP_OK : dp__no_memory();
     if (status == DP_OK)
         status = dp__save_map_open(ctx, own, path, &map);
     if (status == DP_OK)
@@ -1673,7 +1668,7 @@ static dp_status dp__save_check_equal(dp__save_loader *loader, const dp_tensor *
     size_t bytes = (size_t)dp__save_bytes_of(a);
     dp_scope *temp = dp_scope_child(loader->temp);
     void *one = dp_scope_alloc(temp, bytes), *two = dp_scope_alloc(temp, bytes);
-    dp_status status = one != NULL && two != NULL ? DP_OK : dp__save_full();
+    dp_status status = one != NULL && two != NULL ? DP_OK : dp__no_memory();
     if (status == DP_OK)
         status = dp_read(loader->ctx, a, one, bytes);
     if (status == DP_OK)
@@ -1811,17 +1806,12 @@ static dp_status dp__save_load(dp__save_loader *loader, dp_value saved)
     loader->from = dp_scope_alloc(loader->temp, loader->count * sizeof *loader->from);
     loader->given = dp_scope_alloc(loader->temp, loader->count * sizeof *loader->given);
     if (loader->from == NULL || loader->given == NULL)
-        return dp__save_full();
+        return dp__no_memory();
     memset(loader->given, 0, loader->count * sizeof *loader->given);
     DP_TRY(dp__save_take_entries(loader, saved));
     DP_TRY(dp__save_verdict(loader));
     DP_TRY(dp__save_cast_all(loader));
     return loader->config.check_only ? DP_OK : dp__save_put_all(loader);
-}
-
-static dp_status dp__save_module_named(const char *fn, dp_status status)
-{
-    return status == DP_OK ? DP_OK : dp_error(status, "%s: %s", fn, dp_last_error());
 }
 
 static dp_status dp__save_check_module(const char *fn, const dp_module *module)
@@ -1850,7 +1840,7 @@ DP_API dp_status dp_module_load(dp_module *module, dp_value saved,
     dp_scope_end(loader.temp);
     if (status == DP_OK) /* which leaves sentences alone; that of a name unknown is not one */
         return dp_error(DP_OK, "%s", before);
-    return dp__save_module_named(__func__, status);
+    return dp__named(__func__, status);
 }
 
 static dp_status dp__save_module(dp_module *module, dp_scope *scope, dp_value *out)
@@ -1858,7 +1848,7 @@ static dp_status dp__save_module(dp_module *module, dp_scope *scope, dp_value *o
     size_t count = dp_module_param_count(module);
     dp_pair *pairs = dp_scope_alloc(scope, count * sizeof *pairs);
     if (pairs == NULL)
-        return dp__save_full();
+        return dp__no_memory();
     for (size_t i = 0; i < count; i++) {
         dp_param_info info;
         DP_TRY(dp_module_param(module, i, &info));
@@ -1873,7 +1863,7 @@ DP_API dp_status dp_module_save(dp_module *module, dp_scope *scope, dp_value *ou
     DP_TRY(dp__save_check_module(__func__, module));
     DP_TRY(dp__check_scope(__func__, scope));
     DP_TRY(dp__check_pointer(__func__, "out", out));
-    DP_TRY(dp__save_module_named(__func__, dp__save_module(module, scope, &made)));
+    DP_TRY(dp__named(__func__, dp__save_module(module, scope, &made)));
     *out = made;
     return DP_OK;
 }

@@ -336,11 +336,6 @@ DP_API void dp_progress_end(dp_progress *progress); /* leave the line */
 /* ==== >>stepping ================================================================================
    Those of the library are kernels of the devices.                                              */
 
-static dp_status dp__train_full(void)
-{
-    return dp_error(DP_ERR_NO_MEMORY, "no memory");
-}
-
 static int64_t dp__train_least(int64_t a, int64_t b)
 {
     return a < b ? a : b;
@@ -889,7 +884,7 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, bool s
     out->grad = dp_scope_alloc(scope, all * sizeof *out->grad);
     if (out->listed == NULL || out->used == NULL || out->ranks == NULL || out->runs == NULL ||
         out->spans == NULL || out->data == NULL || out->grad == NULL)
-        return dp__train_full();
+        return dp__no_memory();
     DP_TRY(dp_info_get(out->ctx, &out->job));
     DP_TRY(dp__train_list(out, shared));
     DP_TRY(dp__train_ask(out));
@@ -967,7 +962,7 @@ static dp_status dp__train_join(dp_ctx *ctx, dp_scope *temp, dp_op op, double *n
     DP_TRY(dp_info_get(ctx, &job));
     dp_part *parts = dp_scope_alloc(temp, (size_t)job.local_count * sizeof *parts);
     if (parts == NULL)
-        return dp__train_full();
+        return dp__no_memory();
     for (int r = job.local_count; r-- > 0;) {
         DP_TRY(dp_tensor_from(temp, dp_local_device(ctx, r), &numbers[r], DP_F64, 0, NULL, &first));
         parts[r] = (dp_part){.send = first.data, .recv = r == 0 ? first.data : NULL};
@@ -1018,7 +1013,7 @@ static dp_status dp__train_terms_make(const dp__train_views *views, dp_scope *te
                              .results = dp_scope_alloc(temp, ((size_t)views->job.local_count + 1) *
                                                                  sizeof *out->results)};
     if (out->grads == NULL || out->sums == NULL || out->results == NULL)
-        return dp__train_full();
+        return dp__no_memory();
     for (int i = 0; i <= views->job.local_count; i++)
         out->results[i] = 0;
     for (size_t owner = 0; owner < views->owner_count; owner++)
@@ -1060,7 +1055,7 @@ static dp_status dp__train_squares(const dp__train_terms *terms, dp_scope *temp)
     double *read = dp_scope_alloc(temp, 2 * terms->count * sizeof *read);
     dp_tensor *stats = dp_scope_alloc(temp, terms->count * sizeof *stats);
     if (read == NULL || stats == NULL)
-        return dp__train_full();
+        return dp__no_memory();
     while (end < terms->count)
         DP_TRY(dp__train_stats(terms, temp, end, &end, &stats[some++]));
     double *to = read;
@@ -1108,7 +1103,7 @@ static dp_status dp__train_all_powers(const dp__train_terms *terms, dp_scope *te
     dp_tensor wide = {0};
     double *read = dp_scope_alloc(temp, CHUNK * sizeof *read);
     if (read == NULL)
-        return dp__train_full();
+        return dp__no_memory();
     for (size_t i = 0; i < terms->count; i++) {
         const dp_tensor *grad = &terms->grads[i];
         if (wide.data == NULL || wide.device.index != grad->device.index)
@@ -1272,14 +1267,6 @@ static dp_status dp__train_scale_all(const dp__train_views *views, double factor
     return DP_OK;
 }
 
-/* A sentence begins with the function that was called. */
-static dp_status dp__train_named(const char *fn, dp_status status)
-{
-    if (status == DP_OK || strncmp(dp_last_error(), fn, strlen(fn)) == 0)
-        return status;
-    return dp_error(status, "%s: %s", fn, dp_last_error());
-}
-
 typedef struct dp__train_clipping { /* by one of the calls below */
     double p, most, norm;
     dp_status (*run)(const dp__train_views *views, struct dp__train_clipping *clipping);
@@ -1307,7 +1294,7 @@ static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_cli
 {
     bool asked = false;
     dp__train_views views;
-    DP_TRY(dp__train_named(fn, dp__train_clip_check(clipping->p, clipping->most, "most")));
+    DP_TRY(dp__named(fn, dp__train_clip_check(clipping->p, clipping->most, "most")));
     clipping->most = dp_or(clipping->most, 0);
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: not a module", fn);
@@ -1317,11 +1304,11 @@ static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_cli
     if (status == DP_OK)
         status = dp__train_seen(&views, &asked);
     if (status == DP_OK)
-        status = dp__train_named(fn, clipping->run(&views, clipping));
+        status = dp__named(fn, clipping->run(&views, clipping));
     if (asked)
         status = dp__train_alone(views.ctx, status);
     dp_scope_end(temp);
-    return dp__train_named(fn, status);
+    return dp__named(fn, status);
 }
 
 DP_API dp_status dp_grad_norm(dp_module *module, double p, double *out)
@@ -1842,7 +1829,7 @@ static dp_status dp__train_groups_copy(dp_scope *scope, dp_optim_config *config)
 {
     dp_param_group *own = dp_scope_alloc(scope, config->group_count * sizeof *own);
     if (own == NULL)
-        return dp__train_full();
+        return dp__no_memory();
     for (size_t i = 0; i < config->group_count; i++) {
         const dp_param_group *group = &config->groups[i];
         double *factors = dp_scope_alloc(scope, 2 * sizeof *factors);
@@ -1850,7 +1837,7 @@ static dp_status dp__train_groups_copy(dp_scope *scope, dp_optim_config *config)
         if (group->match == NULL)
             return dp_error(DP_ERR_INVALID, "groups[%zu].match is NULL", i);
         if (match == NULL || factors == NULL)
-            return dp__train_full();
+            return dp__no_memory();
         factors[0] = group->lr_factor != NULL ? *group->lr_factor : 1;
         factors[1] = group->decay_factor != NULL ? *group->decay_factor : 1;
         if (!(factors[0] >= 0 && factors[1] >= 0) || !isfinite(factors[0] + factors[1]))
@@ -1944,7 +1931,7 @@ static dp_status dp__train_milestones_copy(dp_scope *scope, dp_schedule *schedul
     size_t bytes = schedule->milestone_count * sizeof *schedule->milestones;
     int64_t *own = dp_scope_alloc(scope, bytes);
     if (own == NULL)
-        return dp__train_full();
+        return dp__no_memory();
     if (bytes > 0)
         memcpy(own, schedule->milestones, bytes);
     schedule->milestones = own;
@@ -2055,7 +2042,7 @@ static dp_status dp__train_store_make(dp__train_optimizer *optim, dp_scope *temp
     store->state =
         dp_scope_alloc(optim->scope, views->owner_count * store->slots * sizeof *store->state);
     if (store->state == NULL)
-        return dp__train_full();
+        return dp__no_memory();
     for (size_t owner = 0; owner < views->owner_count; owner++) {
         dp_tensor *state = &store->state[owner * store->slots];
         if (!dp__train_has(views, owner, all.first))
@@ -2101,7 +2088,7 @@ static dp_status dp__train_rooms_make(dp__train_optimizer *optim)
     optim->gates = dp_scope_alloc(optim->scope, bytes);
     optim->rooms = dp_scope_alloc(optim->scope, bytes);
     if (optim->gates == NULL || optim->rooms == NULL)
-        return dp__train_full();
+        return dp__no_memory();
     memset(optim->gates, 0, bytes);
     for (size_t owner = 0; owner < views->owner_count; owner++)
         for (size_t i = 0; i < views->count; i++)
@@ -2121,7 +2108,7 @@ static dp_status dp__train_stages_make(dp__train_optimizer *optim)
     optim->stages = dp_scope_alloc(optim->scope, local * sizeof *optim->stages);
     optim->all = dp_scope_alloc(optim->scope, views->owner_count * sizeof *optim->all);
     if (optim->parts == NULL || optim->stages == NULL || optim->all == NULL)
-        return dp__train_full();
+        return dp__no_memory();
     for (size_t r = 0; r < local && optim->staged; r++)
         DP_TRY(dp_tensor_new(optim->scope, dp_local_device(views->ctx, (int)r), DP_I64, 1, &room,
                              &optim->stages[r]));
@@ -2136,13 +2123,13 @@ static dp_status dp__train_names_make(dp__train_optimizer *optim)
     dp__train_views *views = &optim->views;
     optim->names = dp_scope_alloc(optim->scope, views->count * sizeof *optim->names);
     if (optim->names == NULL)
-        return dp__train_full();
+        return dp__no_memory();
     for (size_t i = 0; i < views->count; i++) {
         dp_param_info info;
         DP_TRY(dp_module_param(views->module, views->listed[i].param, &info));
         optim->names[i] = dp_text(dp_string(optim->scope, info.name));
         if (optim->names[i] == NULL)
-            return dp__train_full();
+            return dp__no_memory();
         views->listed[i].group = dp__train_group_of(&optim->config, optim->names[i]);
     }
     dp__train_cut(views, optim->config.rule->whole);
@@ -2206,7 +2193,7 @@ static dp_status dp__train_optim_fill(dp__train_optimizer *optim)
     size_t span_count = optim->views.span_count;
     optim->stores = dp_scope_alloc(optim->scope, span_count * sizeof *optim->stores);
     if (optim->stores == NULL)
-        return dp__train_full();
+        return dp__no_memory();
     dp_scope *temp;
     DP_TRY(dp_scope_open(optim->views.ctx, &temp));
     dp_status status = DP_OK;
@@ -2221,7 +2208,7 @@ static dp_status dp__train_optim_make(dp_module *module, const dp_optim_config *
 {
     dp__train_optimizer *optim = dp_scope_alloc(scope, sizeof *optim);
     if (optim == NULL)
-        return dp__train_full();
+        return dp__no_memory();
     *optim = (dp__train_optimizer){
         .base = {&dp__train_ops}, .scope = scope, .config = *config, .total = -1, .scale = 1};
     DP_TRY(dp__train_optim_check(&optim->config));
@@ -2253,7 +2240,7 @@ DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *confi
         *out = &optim->base;
     else
         dp_scope_end(scope);
-    return dp__train_named(__func__, status);
+    return dp__named(__func__, status);
 }
 
 DP_API void dp_optim_destroy(dp_optim *optim)
@@ -2275,7 +2262,7 @@ static dp_status dp__train_optim_valid(const char *fn, const dp_optim *optim)
 DP_API dp_status dp_optim_step(dp_optim *optim)
 {
     DP_TRY(dp__train_optim_valid(__func__, optim));
-    return dp__train_named(__func__, dp__train_optim_apply(dp__train_optimizer_of(optim)));
+    return dp__named(__func__, dp__train_optim_apply(dp__train_optimizer_of(optim)));
 }
 
 /* Those whose numbers, divided, are no longer what they were. */
@@ -2310,7 +2297,7 @@ static dp_status dp__train_optim_unscale(dp__train_optimizer *optim)
 DP_API dp_status dp_optim_unscale(dp_optim *optim)
 {
     DP_TRY(dp__train_optim_valid(__func__, optim));
-    return dp__train_named(__func__, dp__train_optim_unscale(dp__train_optimizer_of(optim)));
+    return dp__named(__func__, dp__train_optim_unscale(dp__train_optimizer_of(optim)));
 }
 
 DP_API dp_status dp_optim_progress(dp_optim *optim, int64_t done, int64_t total)
@@ -2477,7 +2464,7 @@ static dp_status dp__train_optim_save(const dp__train_optimizer *optim, dp_scope
         dp_scope_alloc(scope, views->count * (optim->state_count + 1) * sizeof *items);
     dp_value counts;
     if (pairs == NULL || items == NULL)
-        return dp__train_full();
+        return dp__no_memory();
     DP_TRY(dp__train_counts_save(optim, scope, pairs, &counts));
     for (size_t s = 0; s < views->span_count; s++) {
         const dp__train_span *span = &views->spans[s];
@@ -2504,8 +2491,7 @@ DP_API dp_status dp_optim_save(dp_optim *optim, dp_scope *scope, dp_value *out)
 {
     DP_TRY(dp__train_optim_valid(__func__, optim));
     DP_TRY(dp__train_wants(__func__, scope, out));
-    return dp__train_named(__func__,
-                           dp__train_optim_save(dp__train_optimizer_of(optim), scope, out));
+    return dp__named(__func__, dp__train_optim_save(dp__train_optimizer_of(optim), scope, out));
 }
 
 /* ---- brought back ---------------------------------------------------------------------------- */
@@ -2651,7 +2637,7 @@ static dp_status dp__train_states_load(const dp__train_optimizer *optim, dp_scop
     size_t most = views->count * (optim->state_count + 1); /* and a master copy */
     dp_tensor *saved = dp_scope_alloc(temp, most * sizeof *saved);
     if (saved == NULL)
-        return dp__train_full();
+        return dp__no_memory();
     DP_TRY(dp__train_saved_dense(optim, temp, state, saved));
     for (size_t s = 0; s < views->span_count; s++) {
         const dp__train_span *span = &views->spans[s];
@@ -2679,12 +2665,12 @@ DP_API dp_status dp_optim_load(dp_optim *base, dp_value saved)
 {
     DP_TRY(dp__train_optim_valid(__func__, base));
     dp__train_optimizer *optim = dp__train_optimizer_of(base);
-    DP_TRY(dp__train_named(__func__, dp__train_saved_check(optim, saved)));
+    DP_TRY(dp__named(__func__, dp__train_saved_check(optim, saved)));
     dp_scope *temp;
     DP_TRY(dp_scope_open(optim->views.ctx, &temp));
     dp_status status = dp__train_states_load(optim, temp, dp_get(saved, "state"));
     dp_scope_end(temp);
-    DP_TRY(dp__train_named(__func__, status));
+    DP_TRY(dp__named(__func__, status));
     optim->done = dp_get(saved, "done").as.i;
     optim->steps = dp_get(saved, "steps").as.i;
     optim->skipped = dp_get(saved, "skipped").as.i;
@@ -2730,12 +2716,12 @@ DP_API dp_status dp_optims_save(const dp_named_optim *optims, size_t count, dp_s
         return dp_optim_save(optims[0].optim, scope, out);
     dp_pair *pairs = dp_scope_alloc(scope, count * sizeof *pairs);
     if (pairs == NULL)
-        return dp__train_named(__func__, dp__train_full());
+        return dp__named(__func__, dp__no_memory());
     for (size_t i = 0; i < count; i++) {
         pairs[i].key = optims[i].name;
         DP_TRY(dp_optim_save(optims[i].optim, scope, &pairs[i].value));
     }
-    return dp__train_named(__func__, dp__train_dict(scope, pairs, count, out));
+    return dp__named(__func__, dp__train_dict(scope, pairs, count, out));
 }
 
 DP_API dp_status dp_optims_load(const dp_named_optim *optims, size_t count, dp_value saved)
@@ -2786,7 +2772,7 @@ static dp_status dp__train_log_one(dp_scope *scope, const dp_named_optim *named,
         pair->key = dp__train_key(scope, named->name != NULL ? named->name : "", all[i].what);
         pair->value = dp_float(all[i].number);
         if (pair->key == NULL)
-            return dp__train_full();
+            return dp__no_memory();
     }
     return DP_OK;
 }
@@ -2798,12 +2784,12 @@ DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t count, dp_sc
     DP_TRY(dp__train_optims_check(__func__, optims, count));
     DP_TRY(dp__train_wants(__func__, scope, out));
     dp_pair *pairs = dp_scope_alloc(scope, 3 * count * sizeof *pairs);
-    dp_status status = pairs != NULL ? DP_OK : dp__train_full();
+    dp_status status = pairs != NULL ? DP_OK : dp__no_memory();
     for (size_t i = 0; i < count && status == DP_OK; i++)
         status = dp__train_log_one(scope, &optims[i], pairs, &used);
     if (status == DP_OK)
         status = dp__train_dict(scope, pairs, used, out);
-    return dp__train_named(__func__, status);
+    return dp__named(__func__, status);
 }
 
 /* ==== >>means ===================================================================================
@@ -2849,7 +2835,7 @@ static dp_status dp__train_keys_differ(dp_ctx *ctx, dp_scope *temp, dp_value log
     int ranks = dp_rank_count(ctx);
     dp__train_entry *keys = dp_scope_alloc(temp, (size_t)ranks * sizeof *keys);
     if (keys == NULL)
-        return dp__train_full();
+        return dp__no_memory();
     for (size_t at = 0; at < count; at++) {
         int first = 0, other = 0;
         DP_TRY(dp__train_keys_at(ctx, log, at, keys));
@@ -2908,7 +2894,7 @@ static dp_status dp__train_log_sum(dp_ctx *ctx, dp_scope *scope, dp_scope *temp,
     double *numbers = dp_scope_alloc(temp, ((size_t)count + 1) * sizeof *numbers);
     dp_pair *pairs = dp_scope_alloc(temp, (size_t)count * sizeof *pairs);
     if (numbers == NULL || pairs == NULL)
-        return dp__train_full();
+        return dp__no_memory();
     for (int64_t i = 0; i <= count; i++)
         numbers[i] = log.kind != DP_DICT ? 0 : i < count ? own[i] : (double)samples;
     DP_TRY(dp_all_reduce_f64(ctx, numbers, (size_t)count + 1, DP_OP_SUM));
@@ -2926,13 +2912,13 @@ static dp_status dp__train_log_mean(dp_ctx *ctx, dp_scope *scope, dp_scope *temp
     int64_t count = -1; /* until all have agreed that there are numbers */
     double *own = dp_scope_alloc(temp, dp_count(log) * sizeof *own);
     dp_status status = own != NULL ? dp__train_log_numbers(ctx, log, samples, own)
-                                   : dp__train_full();
+                                   : dp__no_memory();
     status = dp__train_log_agree(ctx, temp, log, status, &count);
     if (count < 0 || status == DP_ERR_MISMATCH)
         return status;
     if (status == DP_OK)
         status = dp__train_log_sum(ctx, scope, temp, log, own, count, samples, out);
-    return dp__train_alone(ctx, dp__train_named("dp_log_mean", status));
+    return dp__train_alone(ctx, dp__named("dp_log_mean", status));
 }
 
 DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log, int64_t samples,
@@ -2943,7 +2929,7 @@ DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log, int64_t
     DP_TRY(dp_scope_open(ctx, &temp));
     dp_status status = dp__train_log_mean(ctx, scope, temp, log, samples, out);
     dp_scope_end(temp);
-    return dp__train_named(__func__, status);
+    return dp__named(__func__, status);
 }
 
 /* ==== >>line ====================================================================================

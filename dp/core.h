@@ -840,16 +840,28 @@ static void dp__job_end(dp_ctx *ctx, dp_status status, const char *text)
         dp__courier_report(courier);
 }
 
-/* On the way out of a public function that called deeper: the sentence begins with its name, and
-   failures of the JOB class stick, for the other processes too. */
+/* The sentence of a public function begins with its name. */
+DP__APART static dp_status dp__named(const char *fn, dp_status status)
+{
+    if (status == DP_OK || strncmp(dp__thread.text, fn, strlen(fn)) == 0)
+        return status;
+    return dp_error(status, "%s: %s", fn, dp__thread.text);
+}
+
+DP__COLD static dp_status dp__no_memory(void)
+{
+    return dp_error(DP_ERR_NO_MEMORY, "no memory");
+}
+
+/* On the way out of a public function that called deeper. Failures of the JOB class stick, for the
+   other processes too. */
 DP__APART static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status status)
 {
     if (status == DP_OK)
         return DP_OK;
     if (!dp__thread.fresh) /* a table that failed without a sentence */
-        dp_error(status, "%s: %s", fn, dp_status_text(status));
-    else if (strncmp(dp__thread.text, fn, strlen(fn)) != 0)
-        dp_error(status, "%s: %s", fn, dp__thread.text);
+        dp_error(status, "%s", dp_status_text(status));
+    dp__named(fn, status);
     dp__name_once(fn);
     if (dp_status_class(status) == DP_CLASS_JOB) {
         dp__job_end(ctx, status, dp_last_error());

@@ -2282,7 +2282,7 @@ DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *parts, size_t 
         return DP_OK;
     DP_TRY(dp__temp_begin(ctx, &temp));
     const dp_tensor **list = dp__scope_bytes(temp, part_count * sizeof *list, 8);
-    dp_status status = list != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "no memory");
+    dp_status status = list != NULL ? DP_OK : dp__no_memory();
     for (size_t i = 0; list != NULL && i < part_count; i++)
         list[i] = &parts[i];
     if (status == DP_OK)
