@@ -64,9 +64,9 @@ CFLAGS_gcc     = $(if $(PLAIN_TEST),-Og,-O2) $(DEBUG) $(WARNINGS) $(GCC_WARNINGS
 CFLAGS_checked = $(if $(filter test_%,$*),-O0,-O1) $(DEBUG)
 CFLAGS_asan    = -O0 $(DEBUG) -fsanitize=address $(if $(filter test_%,$*),,-fsanitize=undefined) \
     -fno-sanitize-recover=all -fno-omit-frame-pointer
-CFLAGS_tsan    = $(if $(PLAIN_TEST),-Og,-O1) $(DEBUG) -fsanitize=thread
+CFLAGS_tsan    = $(if $(PLAIN_TEST),-O0,-O1) $(DEBUG) -fsanitize=thread
 CFLAGS_aarch64 = $(CFLAGS_checked) -static
-CFLAGS_musl    = $(CFLAGS_checked) -static -isystem /usr/include/stb
+CFLAGS_musl    = -O0 $(DEBUG) -static -isystem /usr/include/stb
 
 # With dp_cuda.h and dp_nccl.h on the simulated GPUs of tests/sim.
 CC_sim     := $(CC)
@@ -74,7 +74,7 @@ CFLAGS_sim = $(CFLAGS_checked) -DTEST_CUDA -DTEST_SIM -Itests/sim
 
 # With dp_hip.h on the same GPUs, and the same objects of tests.
 CC_hip     := $(CC)
-CFLAGS_hip = $(subst -Itests/sim,-DTEST_HIP -Itests/sim/hip -Itests/sim,$(CFLAGS_sim))
+CFLAGS_hip = -O0 $(DEBUG) -DTEST_CUDA -DTEST_SIM -DTEST_HIP -Itests/sim/hip -Itests/sim
 
 # The suites for all tables, to be linked with the one that is on trial.
 CC_conform     := $(CC)
@@ -84,11 +84,11 @@ CFLAGS_conform = -O0 $(DEBUG) -DTEST_CONFORM
 CC_gpu     := $(CC)
 CFLAGS_gpu = $(CFLAGS_checked) -DTEST_CUDA -DDP_DYNAMIC_LOAD $(shell tests/gpu/gpu.sh flags)
 
-# With dp_mpi.h, once for each MPI: mpicc.NAME stands for the compiler.
+# With dp_mpi.h, once for each MPI: mpicc.NAME stands for the compiler. Frames are measured in one.
 CC_openmpi     := OMPI_CC=$(CC) mpicc.openmpi
 CC_mpich       := MPICH_CC=$(CC) mpicc.mpich
 CFLAGS_openmpi  = $(CFLAGS_checked) -DTEST_MPI
-CFLAGS_mpich    = $(CFLAGS_openmpi)
+CFLAGS_mpich    = -O0 $(DEBUG) -DTEST_MPI -Wno-frame-larger-than
 
 # Which files a binary is made of: tests/files says it.
 of             = $(shell awk '!/^\#/ && / ($(1))( |$$)/ { print $$1 }' tests/files)
@@ -133,6 +133,8 @@ lint: # shows too how many private names each room uses of each other one
 
 asan tsan sim hip mpi fuzz compile compilers musl:
 	$(RUN) steps $@
+
+compilers: export COMPILERS ?= all
 
 conform:
 	$(RUN) $(if $(BACKEND),conform,steps conform)
@@ -205,7 +207,7 @@ build/$(1)/tests: $(TESTS_mpi:%=build/$(1)/%.o)
 
 build/$(1)/%.o: tests/%.c Makefile build/config.mk
 	@mkdir -p $$(@D)
-	$$(CC_$(1)) -std=c11 $$(CFLAGS_$(1)) $$(if $$(filter dp,$$*),$(WARNINGS),$$(TEST_DEFINES)) \
+	$$(CC_$(1)) -std=c11 $$(if $$(filter dp,$$*),$(WARNINGS),$$(TEST_DEFINES)) $$(CFLAGS_$(1)) \
 	    $$(STB_CFLAGS) -MMD -MP -c $$< -o $$@
 endef
 $(foreach v,openmpi mpich,$(eval $(call mpi_variant,$(v))))

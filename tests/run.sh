@@ -61,6 +61,14 @@ tests_of() {
     return $status
 }
 
+# in_turn NAME...: one of them, the next one at the next commit
+in_turn() {
+    local turn
+    turn=$(git rev-list --count HEAD 2>/dev/null || date +%-j)
+    shift $((turn % $#))
+    echo "$1"
+}
+
 for steps_of in host gpus tables faults examples; do
     # shellcheck source=/dev/null
     . "tests/steps/$steps_of.sh"

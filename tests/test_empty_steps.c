@@ -230,7 +230,8 @@ static void idle_in(int process_count, int run)
 static void idle_under(dp_unused rule)
 {
     uint64_t state = test_seed() + (uint64_t)rule;
-    for (int run = 0; run < run_count(8); run++) {
+    int stride = test_stride() > 3 ? 7 : 1; /* a small one without a hook, a large one with one */
+    for (int run = 0; run < run_count(8); run += stride) {
         program = (drawn){.seed = test_random(&state), .rule = rule, .hook = run / 4 % 2 > 0};
         idle_in(2 + run % 3, run);
     }

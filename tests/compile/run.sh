@@ -204,7 +204,7 @@ one() { "$cc" -I$BUILD/one "${STB[@]}" "$@"; }
 
 # in_one_file EXAMPLE
 in_one_file() {
-    "$cc" -std=c11 -O1 "${STB[@]}" "$BUILD/one/examples/$1.c" -o "$program" "${LINK[@]}" &&
+    "$cc" -std=c11 "${STB[@]}" "$BUILD/one/examples/$1.c" -o "$program" "${LINK[@]}" &&
         timeout 300 "$program" >/dev/null
 }
 

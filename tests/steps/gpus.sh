@@ -60,7 +60,7 @@ step_ptx() {
             build "build/ptx/sm_$arch.c" && echo "ok - PTX for sm_$arch is understood"
         done
     else # a run has one of them, the next commit another one
-        archs=("${PTX_ARCHS:-${archs[$(git rev-list --count HEAD 2>/dev/null || date +%-j) % 2]}}")
+        archs=("${PTX_ARCHS:-$(in_turn "${archs[@]}")}")
     fi
     export SIM_SEED=${SIM_SEED:-1}
     for arch in "${archs[@]}"; do
