@@ -205,11 +205,13 @@ check_top_level() {
 
 words_of() { tr -s ' \n*/' ' ' <"$1"; }
 
+# What a program includes ends with the text; a room, which is a part of dp.h, says that it is there.
 check_licence() {
     local header bad=""
     words_of LICENSE | sed 's/^.*Permission is hereby/Permission is hereby/; s/ $//' >$BUILD/licence
     for header in "${HEADERS[@]}"; do
         tail -n 40 "$header" >$BUILD/tail
+        if [[ $header == dp/* ]] && grep -q 'licence is at the end of dp\.h' $BUILD/tail; then continue; fi
         if ! words_of $BUILD/tail | grep -qF -f $BUILD/licence; then
             bad+="$header does not end with the text of LICENSE"$'\n'
         fi

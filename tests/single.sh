@@ -18,7 +18,7 @@ names=" $* "
 body() {
     awk -v names="$names" '
         function inlined(name) { return index(names, " " name " ") > 0 }
-        /^\/\* --------/ { exit } # the licence
+        /^\/\* (--------|The licence)/ { exit }
         /^#ifndef DP__ROOMS/ { getline; getline; getline; next }
         /^#endif \/\* DP__ROOMS/ || /^#(define|undef) DP__(ROOMS|[A-Z]*_FIRST_DP)/ { next }
         /^#if defined\(DP_USE_[A-Z]*\) && !defined\(DP__[A-Z]*_FIRST_DP\)/ {
