@@ -20,7 +20,7 @@
      >>tensor       views and the work on them
      >>value        trees of tensors, numbers, strings, lists, dicts
      >>collate      samples become a batch
-     >>primitives   scatter, gather, replicate, reduce values
+     >>primitives   scatter cuts a batch; gather, replicate, reduce values
      >>collectives  all_reduce and its relatives on plain memory
      >>agreement    how it went on all ranks; numbers of all processes
      >>reducer      gradients made equal on all ranks, while backward still runs
@@ -43,11 +43,14 @@
      dp/ranks.h        collectives as a user calls them
      dp/reduce.h       the reducer: buckets that travel while backward runs
      dp/launch.h       how the processes of a job find each other; dp_spawn
-     dp/shm.h          collectives between processes of one machine
+     dp/shm.h          collectives between processes of one machine, and which of them has died
      dp/config.h       what a config means
      dp/module.h       modules: parameters, replicas, passes
      dp/parallel.h     wrappers of one process, dp_train_step
      dp/distributed.h  the wrapper for all ranks of a job
+   Beside them lie, each with its own manual: dp_train.h (optimizers; their formulas are in
+   the contract, and the arithmetic in a kernel of each device: dp_cpu.h, dp_cuda.h), dp_data.h,
+   dp_save.h, dp_average.h, dp_norm.h, dp_check.h; dp_cuda.h, dp_nccl.h, dp_hip.h, dp_mpi.h.
 
    WHAT IT IS
    A batch is cut into parts, one per device. Your model runs on all devices at the same time. The
