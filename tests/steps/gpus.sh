@@ -11,7 +11,8 @@ step_sim() {
     else
         echo "not ok - gpu-bench runs (log: $LOGS/sim-bench.txt)"
     fi
-    export SIM_SEED=${SIM_SEED:-1}
+    # Which calls fail changes from one commit to the next.
+    export SIM_SEED=${SIM_SEED:-1} TEST_STRIDE=${TEST_STRIDE:-$(in_turn 4 5 7)}
     T=${T:-cuda} TEST_GPUS=8 tests sim 6
     # What passes over all GPUs, in other orders and on other numbers of them.
     local seed
