@@ -241,8 +241,7 @@ DP_API dp_status dp_average_create(dp_module *module, const dp_average_config *c
                                    dp_average **out)
 {
     dp_average *average = NULL;
-    if (out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: not a module", __func__);
     dp_scope *scope;
@@ -345,7 +344,7 @@ static dp_status dp__average_update(const dp_average *average)
 
 static dp_status dp__average_given(const char *fn, const dp_average *average)
 {
-    return average != NULL ? DP_OK : dp_error(DP_ERR_INVALID, "%s: average is NULL", fn);
+    return dp__check_pointer(fn, "average", average);
 }
 
 DP_API dp_status dp_average_update(dp_average *average)
@@ -359,8 +358,7 @@ DP_API dp_status dp_average_update(dp_average *average)
 DP_API dp_status dp_average_info_get(const dp_average *average, dp_average_info *out)
 {
     DP_TRY(dp__average_given(__func__, average));
-    if (out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     *out = (dp_average_info){.updates = average->updates,
                              .begun = average->kept != NULL,
                              .momentum = dp__average_momentum(average)};
@@ -526,11 +524,7 @@ static dp_status dp__average_save(const dp_average *average, dp_scope *scope, dp
     const dp_pair all[] = {{"rule", dp_string(scope, dp__average_rules[average->config.rule])},
                            {"updates", dp_int(average->updates)},
                            {"average", dp_dict_make(scope, pairs, average->count)}};
-    dp_value made = dp_dict_make(scope, all, sizeof all / sizeof all[0]);
-    if (made.kind == DP_ERROR)
-        return dp_error((dp_status)made.status, "%s", made.as.s);
-    *out = made;
-    return DP_OK;
+    return dp__made(dp_dict_make(scope, all, sizeof all / sizeof all[0]), out);
 }
 
 DP_API dp_status dp_average_save(dp_average *average, dp_scope *scope, dp_value *out)

@@ -119,11 +119,6 @@ typedef struct dp__self {
     bool gives_grads;        /* the outputs that are compared now get gradients */
 } dp__self;
 
-static dp_status dp__self_made(dp_value value)
-{
-    return value.kind == DP_ERROR ? dp_error((dp_status)value.status, "%s", value.as.s) : DP_OK;
-}
-
 static bool dp__self_is_float(dp_dtype dtype)
 {
     return dtype <= DP_BF16;
@@ -171,7 +166,7 @@ static dp_status dp__self_write(const dp__self *check, const dp__self_numbers *n
         dp_tensor_new(check->scope, host, numbers->dtype, numbers->ndim, numbers->shape, &tensor));
     DP_TRY(dp_cast(check->ctx, &tensor, &wide));
     *out = dp_of(check->scope, &tensor);
-    return dp__self_made(*out);
+    return dp__made(*out, out);
 }
 
 static double dp__self_epsilon(dp_dtype dtype)
@@ -506,7 +501,7 @@ static dp_status dp__self_rebuild(const dp__self *check, dp_value like, const dp
         pairs[i] = (dp_pair){dp_key_at(like, i), items[i]};
     *out = like.kind == DP_DICT ? dp_dict_make(check->scope, pairs, count)
                                 : dp_list_make(check->scope, (dp_kind)like.kind, items, count);
-    return dp__self_made(*out);
+    return dp__made(*out, out);
 }
 
 static dp_status dp__self_entries(const dp__self *check, const char *name, dp__self_leaves *leaves)
@@ -1073,7 +1068,7 @@ static dp_status dp__self_config_check(dp__self *check, dp_value batch)
     dp_check_config *config = &check->config;
     dp_info info;
     DP_TRY(dp_info_get(check->ctx, &info));
-    DP_TRY(dp__self_made(batch));
+    DP_TRY(dp__made(batch, &batch));
     if (!(dp_or(config->tolerance, 0) >= 0) || !isfinite(config->tolerance))
         return dp_error(DP_ERR_INVALID, "tolerance is %g, not a finite number of 0 or more",
                         config->tolerance);

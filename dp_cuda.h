@@ -3846,8 +3846,7 @@ DP_API dp_status dp_cuda_adopt(dp_ctx *ctx, int local_rank, struct CUstream_st *
     if (ordinal < 0)
         return dp_error(DP_ERR_INVALID, "%s: local rank %d is not a device of " DP__CUDA_IS,
                         __func__, local_rank);
-    if (out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     if (native == NULL || native == cudaStreamLegacy || native == cudaStreamPerThread)
         return dp_error(DP_ERR_INVALID, "%s: native is NULL, or another default stream: create one",
                         __func__);

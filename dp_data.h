@@ -432,14 +432,6 @@ static const char *dp__data_where(const dp__data_path *path, char *text, size_t 
     return text;
 }
 
-static dp_status dp__data_made(dp_value made, dp_value *out)
-{
-    if (made.kind == DP_ERROR)
-        return dp_error((dp_status)made.status, "%s", made.as.s);
-    *out = made;
-    return DP_OK;
-}
-
 static dp_status dp__data_transpose(const dp__data_collator *collator, const dp_value *column,
                                     const dp__data_path *path, dp_value *out);
 
@@ -514,9 +506,9 @@ static dp_status dp__data_transpose(const dp__data_collator *collator, const dp_
         DP_TRY(dp__data_transpose(collator, inner, &own, &items[i]));
         pairs[i] = (dp_pair){own.key, items[i]};
     }
-    return dp__data_made(dict ? dp_dict_make(collator->scope, pairs, count)
-                              : dp_list_make(collator->scope, DP_LIST, items, count),
-                         out);
+    return dp__made(dict ? dp_dict_make(collator->scope, pairs, count)
+                         : dp_list_make(collator->scope, DP_LIST, items, count),
+                    out);
 }
 
 static dp_status dp__data_collate(const char *fn, const dp__data_collator *collator,
@@ -530,8 +522,7 @@ static dp_status dp__data_collate(const char *fn, const dp__data_collator *colla
                                           : "0 samples");
     /* which checks them, all the way down */
     DP_TRY(dp__named(
-        fn,
-        dp__data_made(dp_list_make(collator->scope, DP_LIST, samples, collator->count), &list)));
+        fn, dp__made(dp_list_make(collator->scope, DP_LIST, samples, collator->count), &list)));
     DP_TRY(dp__named(fn, dp__data_transpose(collator, samples, NULL, &made)));
     *out = made;
     return DP_OK;
@@ -540,7 +531,7 @@ static dp_status dp__data_collate(const char *fn, const dp__data_collator *colla
 static dp_status dp__data_leaf_list(const dp__data_collator *collator, const dp_value *column,
                                     dp_value *out)
 {
-    return dp__data_made(dp_list_make(collator->scope, DP_LIST, column, collator->count), out);
+    return dp__made(dp_list_make(collator->scope, DP_LIST, column, collator->count), out);
 }
 
 /* dp_collate stacks; its sentence loses the name, as this has one of its own. */
@@ -585,7 +576,7 @@ static dp_status dp__data_move_tensor(dp_ctx *ctx, dp_scope *scope, const dp_ten
     DP_TRY(
         dp_tensor_new(scope, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape, &own));
     DP_TRY(dp_copy(ctx, &own, tensor, NULL));
-    return dp__data_made(dp_of(scope, &own), out);
+    return dp__made(dp_of(scope, &own), out);
 }
 
 static dp_status dp__data_move_items(dp_ctx *ctx, dp_scope *scope, dp_value value, dp_device device,
@@ -601,9 +592,9 @@ static dp_status dp__data_move_items(dp_ctx *ctx, dp_scope *scope, dp_value valu
         DP_TRY(dp__data_move(ctx, scope, dp_at(value, i), device, &items[i]));
         pairs[i] = (dp_pair){dict ? dp_key_at(value, i) : NULL, items[i]};
     }
-    return dp__data_made(dict ? dp_dict_make(scope, pairs, count)
-                              : dp_list_make(scope, (dp_kind)value.kind, items, count),
-                         out);
+    return dp__made(dict ? dp_dict_make(scope, pairs, count)
+                         : dp_list_make(scope, (dp_kind)value.kind, items, count),
+                    out);
 }
 
 static dp_status dp__data_move_container(dp_ctx *ctx, dp_scope *scope, dp_value value,
@@ -611,7 +602,7 @@ static dp_status dp__data_move_container(dp_ctx *ctx, dp_scope *scope, dp_value 
 {
     dp_container own = *value.as.c;
     DP_TRY(dp__data_move(ctx, scope, value.as.c->data, device, &own.data));
-    return dp__data_made(dp_contain(scope, &own), out);
+    return dp__made(dp_contain(scope, &own), out);
 }
 
 static dp_status dp__data_move(dp_ctx *ctx, dp_scope *scope, dp_value value, dp_device device,
@@ -631,15 +622,14 @@ static dp_status dp__data_move(dp_ctx *ctx, dp_scope *scope, dp_value value, dp_
 static dp_status dp__data_check_value(dp_scope *scope, dp_value value)
 {
     dp_value list;
-    return dp__data_made(dp_list_make(scope, DP_LIST, &value, 1), &list);
+    return dp__made(dp_list_make(scope, DP_LIST, &value, 1), &list);
 }
 
 DP_API dp_status dp_to_device(dp_ctx *ctx, dp_scope *scope, dp_value value, dp_device device,
                               dp_value *out)
 {
     dp_value made;
-    if (out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     DP_TRY(dp__named(__func__, dp__data_check_value(scope, value)));
     DP_TRY(dp__named(__func__, dp__data_move(ctx, scope, value, device, &made)));
     *out = made;
@@ -745,7 +735,7 @@ static dp_status dp__data_stack(const dp__data_pile *pile, double pad_value, dp_
         DP_TRY(dp__data_pile_place(pile, &stack, i, &place));
         DP_TRY(dp_copy(pile->ctx, &place, pile->of[i], NULL));
     }
-    return dp__data_made(dp_of(pile->scope, &stack), out);
+    return dp__made(dp_of(pile->scope, &stack), out);
 }
 
 DP_API dp_status dp_stack_batch(dp_ctx *ctx, dp_scope *scope, dp_value tensors, int64_t pad_divisor,
@@ -753,8 +743,7 @@ DP_API dp_status dp_stack_batch(dp_ctx *ctx, dp_scope *scope, dp_value tensors, 
 {
     dp__data_pile pile;
     dp_value made;
-    if (out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     DP_TRY(dp__named(__func__, dp__data_check_value(scope, tensors)));
     DP_TRY(dp__named(__func__, dp__data_pile_of(ctx, scope, tensors, pad_divisor, &pile)));
     DP_TRY(dp__named(__func__, dp__data_stack(&pile, pad_value, &made)));
@@ -950,7 +939,7 @@ static dp_status dp__data_images_of(dp_scope *scope, dp_value images, dp_value *
         DP_TRY(dp_select(all, 0, i, &one));
         items[i] = dp_of(scope, &one);
     }
-    return dp__data_made(dp_list_make(scope, DP_LIST, items, (size_t)all->shape[0]), out);
+    return dp__made(dp_list_make(scope, DP_LIST, items, (size_t)all->shape[0]), out);
 }
 
 /* The batch of a process that has run out, of the shape that the others' has. */
@@ -967,7 +956,7 @@ static dp_status dp__data_no_images(dp_ctx *ctx, dp_scope *scope, const dp_image
     DP_TRY(dp__data_channels_check(config, &image, 0));
     DP_TRY(dp__data_pile_round(&pile, config->pad_divisor));
     DP_TRY(dp__data_pile_make(&pile, DP_F32, 0, &none));
-    return dp__data_made(dp_of(scope, &none), out);
+    return dp__made(dp_of(scope, &none), out);
 }
 
 static dp_status dp__data_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_image_config *config,
@@ -998,7 +987,7 @@ static dp_status dp__data_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_ima
         DP_TRY(dp__data_pile_place(&pile, &stack, i, &place));
         DP_TRY(dp__data_paint(&painter, pile.of[i], &place));
     }
-    return dp__data_made(dp_of(scope, &stack), out);
+    return dp__made(dp_of(scope, &stack), out);
 }
 
 static const dp_image_config dp__data_image_default;
@@ -1007,8 +996,7 @@ DP_API dp_status dp_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_image_con
                                 dp_value images, dp_value *out)
 {
     dp_value made;
-    if (out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     DP_TRY(dp__named(__func__, dp__data_image_batch(
                                    ctx, scope, config != NULL ? config : &dp__data_image_default,
                                    images, &made)));
@@ -1039,15 +1027,14 @@ static dp_status dp__data_image_dict(dp_ctx *ctx, dp_scope *scope, const dp_imag
         return dp_error(DP_ERR_INVALID, "not a dict with an entry 'inputs'");
     if (!samples)
         pairs[used++] = (dp_pair){"data_samples", dp_none()};
-    return dp__data_made(dp_dict_make(scope, pairs, used), out);
+    return dp__made(dp_dict_make(scope, pairs, used), out);
 }
 
 DP_API dp_status dp_image_preprocess(dp_ctx *ctx, dp_scope *scope, const dp_image_config *config,
                                      dp_device device, dp_value data, dp_value *out)
 {
     dp_value moved, made;
-    if (out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     DP_TRY(dp__named(__func__, dp_to_device(ctx, scope, data, device, &moved)));
     DP_TRY(dp__named(
         __func__, dp__data_image_dict(ctx, scope, config != NULL ? config : &dp__data_image_default,
@@ -1538,9 +1525,8 @@ DP_API dp_status dp_loader_create(dp_ctx *ctx, const dp_loader_config *config, d
 {
     dp_info info;
     dp_loader *loader = NULL;
-    if (config == NULL || out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
-                        config == NULL ? "config" : "out");
+    DP_TRY(dp__check_pointer(__func__, "config", config));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     DP_TRY(dp_info_get(ctx, &info));
     DP_TRY(dp__named(__func__, dp__data_numbers_check(config)));
     DP_TRY(dp__named(__func__, dp__data_fields_check(config)));
@@ -1556,8 +1542,7 @@ DP_API dp_status dp_loader_create(dp_ctx *ctx, const dp_loader_config *config, d
 
 static dp_status dp__data_usable(const char *fn, const dp_loader *loader)
 {
-    if (loader == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: loader is NULL", fn);
+    DP_TRY(dp__check_pointer(fn, "loader", loader));
     if (dp__data_is_inside(loader))
         return dp_error(DP_ERR_STATE, "%s: a function that the loader has called called this", fn);
     return DP_OK;
@@ -1611,7 +1596,7 @@ static dp_status dp__data_compose(const dp_loader *loader, const dp__data_slot *
     dp_value made = dp_none();
     if (fields == 0 || dp__data_has_values(slot)) {
         DP_TRY(dp__data_collate_slot(loader, slot, &made));
-        DP_TRY(dp__data_made(made, out));
+        DP_TRY(dp__made(made, out));
         if (fields == 0)
             return DP_OK;
         if (made.kind != DP_DICT)
@@ -1625,7 +1610,7 @@ static dp_status dp__data_compose(const dp_loader *loader, const dp__data_slot *
         pairs[i] = (dp_pair){loader->config.fields[i].name, dp_of(slot->scope, &slot->tensors[i])};
     for (size_t i = 0; i < more; i++)
         pairs[fields + i] = (dp_pair){dp_key_at(made, i), dp_at(made, i)};
-    return dp__data_made(dp_dict_make(slot->scope, pairs, fields + more), out);
+    return dp__made(dp_dict_make(slot->scope, pairs, fields + more), out);
 }
 
 /* The batch is lost, and the next one comes next. */
@@ -1722,9 +1707,8 @@ DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *ou
 
 DP_API dp_status dp_loader_info_get(const dp_loader *loader, dp_loader_info *out)
 {
-    if (loader == NULL || out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
-                        loader == NULL ? "loader" : "out");
+    DP_TRY(dp__check_pointer(__func__, "loader", loader));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     *out = (dp_loader_info){.epoch = loader->epoch,
                             .number = loader->number,
                             .batch_count = loader->batch_count,
@@ -1763,9 +1747,8 @@ DP_API dp_status dp_loader_seek(dp_loader *loader, int64_t epoch, int64_t number
 
 DP_API dp_status dp_loader_save(const dp_loader *loader, dp_scope *scope, dp_value *out)
 {
-    if (loader == NULL || out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
-                        loader == NULL ? "loader" : "out");
+    DP_TRY(dp__check_pointer(__func__, "loader", loader));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     const dp_sampler *sampler = &loader->deal.of;
     const dp_pair pairs[] = {
         {"epoch", dp_int(loader->epoch)},
@@ -1775,8 +1758,8 @@ DP_API dp_status dp_loader_save(const dp_loader *loader, dp_scope *scope, dp_val
         {"seed", dp_int((int64_t)sampler->seed)},
         {"in_order", dp_bool(sampler->in_order)},
         {"endless", dp_bool(sampler->sampling == DP_SAMPLE_ENDLESS)}};
-    return dp__named(
-        __func__, dp__data_made(dp_dict_make(scope, pairs, sizeof pairs / sizeof pairs[0]), out));
+    return dp__named(__func__,
+                     dp__made(dp_dict_make(scope, pairs, sizeof pairs / sizeof pairs[0]), out));
 }
 
 static dp_status dp__data_saved(dp_value saved, const char *key, dp_kind kind, int64_t *out)

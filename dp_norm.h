@@ -566,8 +566,7 @@ DP_API dp_status dp_norm_forward(dp_call *call, const dp_norm *norm, const dp_te
 {
     dp__norm_work work;
     DP_TRY(dp__named(__func__, dp__norm_check(call, norm, x)));
-    if (out_y == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: out_y is NULL", __func__);
+    DP_TRY(dp__check_pointer(__func__, "out_y", out_y));
     dp__norm_saved *saved = dp_scope_alloc(call->scope, sizeof *saved);
     if (saved == NULL)
         return dp__named(__func__, dp__no_memory());
@@ -679,11 +678,9 @@ DP_API dp_status dp_norm_backward(dp_call *call, const void *saved, const dp_ten
                                   const dp_tensor *bias_grad)
 {
     dp__norm_work work;
-    if (call == NULL || saved == NULL || dy == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
-                        call == NULL    ? "call"
-                        : saved == NULL ? "saved"
-                                        : "dy");
+    DP_TRY(dp__check_pointer(__func__, "call", call));
+    DP_TRY(dp__check_pointer(__func__, "saved", saved));
+    DP_TRY(dp__check_pointer(__func__, "dy", dy));
     DP_TRY(dp__named(__func__, dp__norm_check_grad(saved, dy)));
     dp_status status = dp__norm_begin(call, dy, &work);
     if (status == DP_OK)

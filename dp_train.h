@@ -1314,8 +1314,7 @@ static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_cli
 DP_API dp_status dp_grad_norm(dp_module *module, double p, double *out)
 {
     dp__train_clipping clipping = {.p = p, .most = 1, .run = dp__train_norm_only};
-    if (out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     DP_TRY(dp__train_clip(__func__, module, &clipping));
     *out = clipping.norm;
     return DP_OK;
@@ -2224,9 +2223,8 @@ static dp_status dp__train_optim_make(dp_module *module, const dp_optim_config *
 DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *config, dp_optim **out)
 {
     dp__train_optimizer *optim = NULL;
-    if (config == NULL || out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
-                        config == NULL ? "config" : "out");
+    DP_TRY(dp__check_pointer(__func__, "config", config));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: not a module", __func__);
     dp_scope *scope;
@@ -2323,8 +2321,7 @@ static size_t dp__train_state_bytes(const dp__train_optimizer *optim)
 DP_API dp_status dp_optim_info_get(const dp_optim *base, dp_optim_info *out)
 {
     DP_TRY(dp__train_optim_valid(__func__, base));
-    if (out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     const dp__train_optimizer *optim = (const dp__train_optimizer *)base;
     dp_hyper hyper = dp__train_hyper_now(optim, optim->config.group_count);
     *out = (dp_optim_info){.rule = optim->config.rule->name,
@@ -2362,15 +2359,6 @@ static dp_status dp__train_wants(const char *fn, const dp_scope *scope, const dp
 {
     DP_TRY(dp__check_scope(fn, scope));
     return dp__check_pointer(fn, "out", out);
-}
-
-static dp_status dp__train_dict(dp_scope *scope, const dp_pair *pairs, size_t count, dp_value *out)
-{
-    dp_value made = dp_dict_make(scope, pairs, count);
-    if (made.kind == DP_ERROR)
-        return dp_error((dp_status)made.status, "%s", made.as.s);
-    *out = made;
-    return DP_OK;
 }
 
 /* A span's state on the first owner's device, the other ranks' parts too. */
@@ -2452,7 +2440,7 @@ static dp_status dp__train_counts_save(const dp__train_optimizer *optim, dp_scop
         alike = alike && views->listed[i].steps == optim->steps;
     }
     *out = dp_none();
-    return alike ? DP_OK : dp__train_dict(scope, pairs, views->count, out);
+    return alike ? DP_OK : dp__made(dp_dict_make(scope, pairs, views->count), out);
 }
 
 static dp_status dp__train_optim_save(const dp__train_optimizer *optim, dp_scope *scope,
@@ -2484,7 +2472,7 @@ static dp_status dp__train_optim_save(const dp__train_optimizer *optim, dp_scope
                            {"state", dp_dict_make(scope, pairs, views->count)},
                            {"param_steps", counts}};
     size_t count = sizeof all / sizeof all[0];
-    return dp__train_dict(scope, all, counts.kind == DP_NONE ? count - 1 : count, out);
+    return dp__made(dp_dict_make(scope, all, counts.kind == DP_NONE ? count - 1 : count), out);
 }
 
 DP_API dp_status dp_optim_save(dp_optim *optim, dp_scope *scope, dp_value *out)
@@ -2721,7 +2709,7 @@ DP_API dp_status dp_optims_save(const dp_named_optim *optims, size_t count, dp_s
         pairs[i].key = optims[i].name;
         DP_TRY(dp_optim_save(optims[i].optim, scope, &pairs[i].value));
     }
-    return dp__named(__func__, dp__train_dict(scope, pairs, count, out));
+    return dp__named(__func__, dp__made(dp_dict_make(scope, pairs, count), out));
 }
 
 DP_API dp_status dp_optims_load(const dp_named_optim *optims, size_t count, dp_value saved)
@@ -2788,7 +2776,7 @@ DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t count, dp_sc
     for (size_t i = 0; i < count && status == DP_OK; i++)
         status = dp__train_log_one(scope, &optims[i], pairs, &used);
     if (status == DP_OK)
-        status = dp__train_dict(scope, pairs, used, out);
+        status = dp__made(dp_dict_make(scope, pairs, used), out);
     return dp__named(__func__, status);
 }
 
@@ -2901,7 +2889,7 @@ static dp_status dp__train_log_sum(dp_ctx *ctx, dp_scope *scope, dp_scope *temp,
     for (int64_t i = 0; i < count && log.kind == DP_DICT; i++)
         pairs[i] = (dp_pair){log.as.pairs[i].key, dp_float(numbers[i] / numbers[count])};
     if (log.kind == DP_DICT)
-        return dp__train_dict(scope, pairs, (size_t)count, out);
+        return dp__made(dp_dict_make(scope, pairs, (size_t)count), out);
     *out = dp_none();
     return DP_OK;
 }

@@ -321,6 +321,15 @@ DP_API dp_value dp_dict_make(dp_scope *scope, const dp_pair *pairs, size_t count
                            : dp__error_value(scope, status, "dp_dict_make: no scope, or no memory");
 }
 
+/* What a constructor made, or its error as a status. */
+DP__MAYBE_UNUSED static dp_status dp__made(dp_value made, dp_value *out)
+{
+    if (made.kind == DP_ERROR)
+        return dp_error((dp_status)made.status, "%s", made.as.s);
+    *out = made;
+    return DP_OK;
+}
+
 DP_API dp_value dp_get(dp_value dict, const char *key)
 {
     if (dict.kind == DP_ERROR)
