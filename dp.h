@@ -2277,12 +2277,17 @@ static dp_status dp__devices_open(dp_ctx *ctx, int place)
 static dp_status dp__threads_open(dp_ctx *ctx)
 {
     int count = ctx->info.local_count, cores = ctx->config.thread_count;
-    size_t slots = (size_t)count * sizeof *ctx->slots, parts = (size_t)count * sizeof *ctx->parts;
+    size_t slots = (size_t)count * sizeof *ctx->slots, parts = (size_t)count * sizeof(dp_part);
+    bool room = true;
     ctx->info.core_count = cores;
     ctx->info.threads_per_device = cores > count ? cores / count : 1;
     ctx->slots = dp__host_alloc(&ctx->host, slots, 64);
-    ctx->parts = dp__host_alloc(&ctx->host, parts, 64);
-    if (ctx->slots == NULL || ctx->parts == NULL)
+    for (int i = 0; i < DP__LANES; i++) {
+        ctx->lanes[i].ctx = ctx;
+        ctx->lanes[i].parts = dp__host_alloc(&ctx->host, parts, 64);
+        room = room && ctx->lanes[i].parts != NULL;
+    }
+    if (ctx->slots == NULL || !room)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d devices", count);
     if (count == 1)
         return DP_OK;
@@ -2397,7 +2402,6 @@ static dp_status dp__firsts_make(dp_ctx *ctx, const dp__meeting *meeting)
 static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
 {
     dp__choice choice = {.place = 0};
-    const dp_comm *carrier;
     for (int i = 0; meeting != NULL && i < meeting->boot->process_count; i++) {
         ctx->info.rank_first += i < meeting->boot->process ? meeting->all[i].local_count : 0;
         ctx->info.rank_count += i != meeting->boot->process ? meeting->all[i].local_count : 0;
@@ -2417,17 +2421,16 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
         DP_TRY(dp__agree(meeting, status));
     }
     if (status == DP_OK)
-        status = dp__comm_open(ctx, &choice, &carrier, &ctx->comm);
+        status = dp__lane_open(&ctx->lanes[DP__CALLER], &choice);
     if (status == DP_OK)
-        ctx->info.coll_backend = choice.staged ? ctx->comm->ops->name : choice.ops->name;
+        ctx->info.coll_backend = choice.staged ? ctx->lanes[DP__CALLER].comm->ops->name
+                                               : choice.ops->name;
     if (meeting == NULL)
         return status;
     if (status == DP_OK)
         status = dp__wires_open(ctx);
     DP_TRY(dp__agree(meeting, status));
-    /* The courier's collectives must not mix with those of the user's threads. */
-    return dp__agree(meeting,
-                     dp__comm_open(ctx, &choice, &ctx->courier_carrier, &ctx->courier_comm));
+    return dp__agree(meeting, dp__lane_open(&ctx->lanes[DP__COURIER], &choice));
 }
 
 static dp_status dp__open_local(dp_ctx *ctx, const dp__meeting *meeting)
@@ -2586,13 +2589,13 @@ DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int vers
 static void dp__release(dp_ctx *ctx, bool ask_devices)
 {
     if (ask_devices)
-        dp__courier_end(ctx);
+        dp__lane_end(&ctx->lanes[DP__COURIER]);
     while (ask_devices && ctx->scopes != NULL)
         dp__scope_end(ctx->scopes);
     for (int i = 0; ask_devices && i < ctx->info.local_count; i++) /* before memory is freed */
         (void)ctx->devices[i].dev->ops->stream_sync(ctx->devices[i].stream);
-    if (ask_devices && ctx->comm != NULL)
-        ctx->comm->ops->close(ctx->comm);
+    if (ask_devices && ctx->lanes[DP__CALLER].comm != NULL)
+        ctx->lanes[DP__CALLER].comm->ops->close(ctx->lanes[DP__CALLER].comm);
     dp__tree_close(ctx->tree, ask_devices);
     dp__line_close(ctx->line, ask_devices, ctx->failed != DP_OK);
     if (ask_devices && ctx->team != NULL)

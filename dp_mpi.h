@@ -220,7 +220,7 @@ struct dp__mpi_line {
     dp__shm_note doing;
     bool inside;          /* it has not ended */
     bool met;             /* all have begun it */
-    const dp__lane *lane; /* of the journal, from the first collective on */
+    const dp__ring *ring; /* of the journal, from the first collective on */
     dp__mpi_line *next;   /* a ring of the lines of a context: who waits on one hears all */
     dp__lock ear;         /* around receiving a note */
     dp__lock lock;        /* of doing, inside, and what follows: dp_abort comes from any thread */
@@ -544,9 +544,9 @@ static const char *dp__mpi_last_text(const dp__mpi_line *line, char *text)
     dp__entry entry;
     if (line->met)
         return "; it has begun that";
-    if (line->lane == NULL) /* contexts are still opened */
+    if (line->ring == NULL) /* contexts are still opened */
         return "";
-    if (!dp__lane_entry(line->lane, 1, &entry))
+    if (!dp__ring_entry(line->ring, 1, &entry))
         return "; it has begun none";
     snprintf(text, DP__MPI_DOING_BYTES + 32, "; its last one was %llu, %s",
              (unsigned long long)entry.seq, dp__issue_text(&entry.is, &entry.label, words));
@@ -1212,11 +1212,10 @@ static dp_status dp__mpi_run(dp__mpi_call *call, const dp__mpi_steps *run, size_
     if (atomic_load(&comm->line.failed) != DP_OK)
         return dp__mpi_failure(&comm->line);
     dp__lock_enter(&comm->line.lock);
-    comm->line.lane = dp__lane_of(&comm->base);
-    doing->is = dp__sign(comm->line.lane, call->asked.verb, call->asked.dtype, call->asked.op,
-                         call->asked.root, call->asked.count, call->asked.scale);
-    if (comm->line.lane != NULL)
-        doing->label = comm->line.lane->now.label;
+    comm->line.ring = dp__ring_of(&comm->base);
+    doing->is = dp__sign(comm->line.ring, &call->asked);
+    if (comm->line.ring != NULL)
+        doing->label = comm->line.ring->now.label;
     atomic_fetch_add(&doing->seq, 1);
     comm->line.inside = true;
     dp__lock_leave(&comm->line.lock);

@@ -1004,14 +1004,13 @@ static dp_status dp__nccl_marks(const dp__nccl_call *call, bool ended)
 static void dp__nccl_announce(const dp__nccl_call *call)
 {
     dp__nccl_comm *comm = call->comm;
-    const dp__lane *lane = dp__lane_of(&comm->base);
+    const dp__ring *ring = dp__ring_of(&comm->base);
     size_t place = comm->head % DP__NCCL_WATCHED;
-    const dp__signature is = dp__sign(lane, call->asked.verb, call->asked.dtype, call->asked.op,
-                                      call->asked.root, call->asked.count, call->asked.scale);
+    const dp__signature is = dp__sign(ring, &call->asked);
     dp__lock_enter(&comm->lock);
     comm->begun[place] = is;
-    if (lane != NULL)
-        comm->labels[place] = lane->now.label;
+    if (ring != NULL)
+        comm->labels[place] = ring->now.label;
     if (comm->board != NULL)
         comm->calls[place] = dp__nccl_announce_on(comm->board, is);
     comm->announced = true;

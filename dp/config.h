@@ -527,18 +527,15 @@ static dp_status dp__comm_choose(const dp_ctx *ctx, dp__choice *choice)
     return DP_OK;
 }
 
-/* out_carrier: what the table made, which may be the same. */
-static dp_status dp__comm_open(dp_ctx *ctx, const dp__choice *choice, const dp_comm **out_carrier,
-                               dp_comm **out)
+static dp_status dp__lane_open(dp__lane *lane, const dp__choice *choice)
 {
     dp_comm *comm = NULL;
-    DP_TRY(choice->ops->open(&ctx->host, &choice->config, &comm));
-    *out = comm;
-    if (choice->staged) {
-        *out = NULL;
-        DP_TRY(dp__staging_open(ctx, comm, out));
-    }
-    *out_carrier = comm;
+    DP_TRY(choice->ops->open(&lane->ctx->host, &choice->config, &comm));
+    if (choice->staged)
+        DP_TRY(dp__staging_open(lane, comm));
+    else
+        lane->comm = comm;
+    lane->carrier = comm;
     return DP_OK;
 }
 

@@ -173,6 +173,30 @@ typedef struct dp__slot { /* of one local rank under dp_run */
     char text[DP__TEXT_BYTES];
 } dp__slot;
 
+typedef struct dp__lane_rank { /* a local rank on a lane that has a thread */
+    dp_stream *stream;
+    dp_event *reported; /* what the stream has to come after; NULL: its work is done when a call
+                           returns, as the host reaches the memory */
+    dp_stream *last;    /* on which the rank has reported; it comes after those before */
+} dp__lane_rank;
+
+typedef struct dp__lane { /* where collectives travel: a communicator, for one thread at a time */
+    dp_ctx *ctx;
+    dp_comm *comm;          /* NULL: nothing travels here */
+    const dp_comm *carrier; /* the same, or what carries for it: see >>staging */
+    struct dp__ring *ring;  /* what was begun lately, with several processes; else NULL */
+    dp_part *parts;         /* local ranks, streams filled in */
+    dp__lane_rank *ranks;   /* local ranks; NULL: they travel on their compute streams */
+    dp__courier *courier;   /* its thread, started by the first reducer; NULL: the caller's */
+    dp_reducer *riding;     /* passes to reduce, the oldest first; under the context's lock, as is
+                               all state of a pass */
+} dp__lane;
+
+/* The courier's collectives must not mix with those of the user's threads. */
+enum { DP__CALLER, DP__COURIER, DP__LANES };
+
+enum { DP__TAG_BYTES = 40, DP__TAG_WORDS = DP__TAG_BYTES / sizeof(uint64_t) };
+
 struct dp_ctx {
     dp_host host; /* first: a backend's dp_host is the context's head */
     dp_config config;
@@ -186,25 +210,17 @@ struct dp_ctx {
     dp__pool host_pool, pinned_pool;
     dp__team *team; /* NULL in a world of one device */
     dp__slot *slots;
-    dp_comm *comm;               /* NULL in a world of one */
-    dp_part *parts;              /* local ranks, streams filled in */
-    struct dp__journal *journal; /* with several processes; else NULL */
-    dp_part *wires;              /* with several processes: room for what they tell each other */
-    size_t wire_bytes;           /* on each device */
+    dp__lane lanes[DP__LANES];
+    atomic_uint tags;                    /* how often dp_tag was called */
+    _Atomic uint64_t tag[DP__TAG_WORDS]; /* the last one, word by word: see >>journal */
+    dp_part *wires;        /* with several processes: room for what they tell each other */
+    size_t wire_bytes;     /* on each device */
     int *firsts;           /* the first rank of each process, and how many there are; else NULL */
     dp__lock far_lock;     /* of the next two, while the context is open */
     struct dp__tree *tree; /* to the other processes, where a launcher named them; else NULL */
     struct dp__mpi_line *line; /* the same, where MPI has brought them together */
-    dp_comm *courier_comm;     /* for the courier; NULL where nothing travels during backward */
-    const dp_comm *courier_carrier; /* the same, or what carries for it: see >>staging */
-    dp__courier *courier;           /* started by the first reducer */
-    dp_part *courier_parts;
-    dp_stream **courier_streams;
-    struct dp__reported *reported; /* local ranks: what the courier's streams have to come after */
-    dp_reducer *riding; /* passes to reduce, the oldest first, which the courier carries; under the
-                           lock, as is all state of a pass */
-    dp_scope *scopes;   /* live ones without a parent */
-    dp_scope *idle;     /* ended ones */
+    dp_scope *scopes;          /* live ones without a parent */
+    dp_scope *idle;            /* ended ones */
     dp_scope *all_scopes;
     dp__block *all_blocks;
     dp_module *idle_modules; /* destroyed, to be reused */
@@ -233,11 +249,11 @@ enum {
     DP__TRACE_LINE = 512,      /* of a line, at most */
     DP__TRACE_NAME = 240,      /* of a name in it, with what is escaped */
     DP__TRACE_OLD = 250000000, /* nanoseconds after which a line is written with the next one */
-    /* Rows are numbered from here on: streams of devices, streams of the courier, threads, of which
-       there may be any number in the end. */
+    /* Rows are numbered from here on: the streams of each lane, then threads, of which there may be
+       any number. */
     DP__TRACE_STREAMS = 1,
-    DP__TRACE_COURIER = 10000,
-    DP__TRACE_THREADS = 20000
+    DP__TRACE_LANE = 10000,
+    DP__TRACE_THREADS = DP__LANES * DP__TRACE_LANE
 };
 
 typedef struct dp__mark { /* what is to be written when a stream gets there */
@@ -549,15 +565,25 @@ static bool dp__trace_open(const char *path, const dp_ctx *ctx, uint64_t epoch)
     return true;
 }
 
-static void dp__trace_stream_row(int row, const char *what, int number)
+static int dp__lane_row(const dp__lane *lane, int local_rank)
+{
+    return DP__TRACE_STREAMS + (int)(lane - lane->ctx->lanes) * DP__TRACE_LANE + local_rank;
+}
+
+static void dp__trace_streams(const dp__lane *lane, const char *what)
 {
     char name[48];
-    snprintf(name, sizeof name, "%s %d", what, number);
-    dp__trace_row(row, DP__TRACE_COURIER + row, name);
+    for (int i = 0; i < lane->ctx->info.local_count; i++) {
+        int row = dp__lane_row(lane, i);
+        snprintf(name, sizeof name, "%s %d", what, i);
+        if (!lane->ctx->devices[i].info.host_memory)
+            dp__trace_row(row, DP__TRACE_LANE + row, name);
+    }
 }
 
 static void dp__trace_join(dp_ctx *ctx, uint64_t epoch)
 {
+    static const char *const streams[DP__LANES] = {"stream of device", "courier's stream, device"};
     const char *path = dp__os_env("DP_TRACE");
     if (path == NULL)
         return;
@@ -565,12 +591,8 @@ static void dp__trace_join(dp_ctx *ctx, uint64_t epoch)
     dp__trace_own();
     ctx->traced = dp__trace.contexts > 0 || dp__trace_open(path, ctx, epoch);
     dp__trace.contexts += ctx->traced;
-    for (int i = 0; ctx->traced && i < ctx->info.local_count; i++) {
-        if (ctx->devices[i].info.host_memory)
-            continue;
-        dp__trace_stream_row(DP__TRACE_STREAMS + i, "stream of device", i);
-        dp__trace_stream_row(DP__TRACE_COURIER + i, "courier's stream, device", i);
-    }
+    for (int i = 0; ctx->traced && i < DP__LANES; i++)
+        dp__trace_streams(&ctx->lanes[i], streams[i]);
     dp__lock_leave(&dp__trace.lock);
 }
 
@@ -594,7 +616,8 @@ static _Thread_local struct {
     bool fresh;                     /* the sentence is of the public call that is under way */
     dp_status scope_status;         /* why the last dp_scope_begin or dp_scope_child gave NULL */
     const struct dp__frame *frames; /* the innermost; see >>frames */
-    bool courier;                   /* it works alone: workers are the caller's */
+    const dp__lane
+        *lane;   /* that it alone serves: workers are the caller's; NULL: a user's thread */
     int culprit; /* where the failure that is on its way is known to come from: a rank + 1; or 0 */
 } dp__thread;
 
@@ -826,18 +849,20 @@ static void dp__comm_abort(dp_comm *comm)
 static void dp__job_end(dp_ctx *ctx, dp_status status, const char *text)
 {
     bool first = dp__job_failed(ctx, status, text);
-    dp__comm_abort(ctx->comm);
-    dp__comm_abort(ctx->courier_comm);
+    for (int i = 0; i < DP__LANES; i++)
+        dp__comm_abort(ctx->lanes[i].comm);
     if (first) {
         dp__far_pass_on(ctx);
         dp__journal_log(ctx);
         dp__trace_flush();
     }
-    dp__lock_enter(&ctx->lock);
-    dp__courier *courier = ctx->courier;
-    dp__lock_leave(&ctx->lock);
-    if (courier != NULL)
-        dp__courier_report(courier);
+    for (int i = 0; i < DP__LANES; i++) {
+        dp__lock_enter(&ctx->lock);
+        dp__courier *courier = ctx->lanes[i].courier;
+        dp__lock_leave(&ctx->lock);
+        if (courier != NULL)
+            dp__courier_report(courier);
+    }
 }
 
 /* The sentence of a public function begins with its name. */
@@ -963,13 +988,14 @@ static void dp__frame_trace(const dp__frame *frame, char phase)
         dp_trace_begin(name);
     if (frame->method != NULL)
         dp__trace_stream(ctx->devices[frame->local_rank].stream,
-                         DP__TRACE_STREAMS + frame->local_rank, phase, phase == 'B' ? name : "");
+                         dp__lane_row(&ctx->lanes[DP__CALLER], frame->local_rank), phase,
+                         phase == 'B' ? name : "");
 }
 
 static void dp__frame_enter(dp__frame *frame)
 {
     frame->outer = dp__thread.frames;
-    frame->counted = !frame->together && !dp__thread.courier &&
+    frame->counted = !frame->together && dp__thread.lane == NULL &&
                      (frame->outer == NULL || frame->outer->ctx != frame->ctx);
     if (frame->counted)
         atomic_fetch_add_explicit(&frame->ctx->inside, 1, memory_order_relaxed);
@@ -1183,7 +1209,8 @@ static void dp__host_parallel(const dp_host *host, int part_count, void (*fn)(in
                               void *user)
 {
     dp_ctx *ctx = dp__ctx_of(host);
-    if (ctx->team == NULL || part_count < 2 || dp__thread.courier || !dp__team_enter(ctx->team)) {
+    if (ctx->team == NULL || part_count < 2 || dp__thread.lane != NULL ||
+        !dp__team_enter(ctx->team)) {
         for (int part = 0; part < part_count; part++)
             fn(part, user);
         return;

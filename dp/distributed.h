@@ -317,15 +317,16 @@ static dp_status dp__range_spread(const char *fn, const dp__face *face, dp__sort
     for (size_t first = 0; first < range->count && !range->ignored; first += count) {
         count = range->count - first < most ? range->count - first : most;
         dp__range_parts(face, sort, i, first, aside, parts);
-        dp__coll coll = {.fn = fn,
-                         .ctx = face->ctx,
-                         .verb = mean && dp__is_float(range->dtype) ? DP_ALL_REDUCE : DP_BROADCAST,
-                         .local = parts,
-                         .count = count,
-                         .dtype = range->dtype,
-                         .op = DP_OP_MEAN,
-                         .scale = 1};
-        DP_TRY(dp__collective_entered(&coll));
+        const dp__coll coll = {
+            .fn = fn,
+            .lane = &face->ctx->lanes[DP__CALLER],
+            .call = {.verb = mean && dp__is_float(range->dtype) ? DP_ALL_REDUCE : DP_BROADCAST,
+                     .local = parts,
+                     .count = count,
+                     .dtype = range->dtype,
+                     .op = DP_OP_MEAN,
+                     .scale = 1}};
+        DP_TRY(dp__collective_run(&coll));
     }
     return DP_OK;
 }
@@ -340,11 +341,11 @@ static dp_status dp__ranges_spread(const char *fn, const dp__face *face, dp_scop
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu parts", fn, face->count);
     const dp_reducer *reducer = face->ranks->reducer; /* NULL: it is yet to be made */
     dp__purpose before = dp__journal_for(
-        face->ctx, false,
+        &face->ctx->lanes[DP__CALLER],
         (dp__purpose){face->ranks->labels[sort], reducer != NULL ? reducer->number : 0, 0});
     for (size_t i = 0; i < face->layouts[sort].range_count && status == DP_OK; i++)
         status = dp__range_spread(fn, face, sort, i, aside, mean, parts);
-    dp__journal_for(face->ctx, false, before);
+    dp__journal_for(&face->ctx->lanes[DP__CALLER], before);
     return status;
 }
 
@@ -437,7 +438,7 @@ static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request)
     if (pass->synced)
         pass->forward_ns = dp__os_now_ns();
     if (grads)
-        DP_TRY(dp__poll(pass->ctx));
+        DP_TRY(dp__poll(&pass->ctx->lanes[DP__CALLER]));
     return grads ? dp__ranks_buffers(request->fn, pass->face, pass->synced) : DP_OK;
 }
 
@@ -1543,14 +1544,14 @@ static void dp__page_job(dp__page *page, const dp_info *job)
 /* Of both communicators: the second one has carried buckets while backward ran. */
 static void dp__page_carried(dp__page *page, const dp_ctx *ctx)
 {
-    dp_comm *const comms[] = {ctx->comm, ctx->courier_comm};
+    static const char *const what[DP__LANES] = {"collectives", "buckets that travelled early"};
     char text[160];
-    for (int i = 0; i < 2; i++) {
-        if (comms[i] == NULL || !DP_HAS(dp_coll_ops, comms[i]->ops, describe))
+    for (int i = 0; i < DP__LANES; i++) {
+        dp_comm *comm = ctx->lanes[i].comm;
+        if (comm == NULL || !DP_HAS(dp_coll_ops, comm->ops, describe))
             continue;
-        comms[i]->ops->describe(comms[i], text, sizeof text);
-        dp__page_add(page, "%s: %s\n", i == 0 ? "collectives" : "buckets that travelled early",
-                     text);
+        comm->ops->describe(comm, text, sizeof text);
+        dp__page_add(page, "%s: %s\n", what[i], text);
     }
 }
 

@@ -36,7 +36,7 @@ static const dp__rule dp__rules[] = {
     [DP_GATHER_TO] = {.recv_all = true, .recv_at_root = true, .in_place = true},
     [DP_SCATTER_FROM] = {.send_all = true, .send_at_root = true, .in_place = true}};
 
-enum { DP__RECENT = 16, DP__LABEL_BYTES = 64, DP__TAG_BYTES = 40 };
+enum { DP__RECENT = 16, DP__LABEL_BYTES = 64 };
 
 typedef struct dp__signature { /* what has to be the same on all ranks */
     int32_t verb, dtype, op, root;
@@ -63,10 +63,7 @@ typedef struct dp__entry {
     dp__label label;
 } dp__entry;
 
-enum {
-    DP__ENTRY_WORDS = sizeof(dp__entry) / sizeof(uint64_t),
-    DP__TAG_WORDS = DP__TAG_BYTES / sizeof(uint64_t)
-};
+enum { DP__ENTRY_WORDS = sizeof(dp__entry) / sizeof(uint64_t) };
 _Static_assert(DP__ENTRY_WORDS * sizeof(uint64_t) == sizeof(dp__entry), "an entry is words");
 
 static const char *const dp__verb_names[] = {[DP_ALL_REDUCE] = "all_reduce",
@@ -152,7 +149,7 @@ static const char *dp__process_text(int process, int process_count, const int *f
    one thread that uses that communicator and read by any. Entries are stored word by word: reading
    one while it is written gives a mixture of two entries, and nothing worse.                   */
 
-typedef struct dp__lane {
+typedef struct dp__ring {
     dp__entry now;         /* the last one; like what follows, the writer's */
     const char *by;        /* what its label was made of */
     dp__purpose purpose;   /* what is to come is for */
@@ -160,20 +157,16 @@ typedef struct dp__lane {
     bool pieces;           /* of the last one are what tables get: see >>staging */
     atomic_uint begun, done;
     _Atomic uint64_t entries[DP__RECENT][DP__ENTRY_WORDS];
-} dp__lane;
-
-typedef struct dp__journal {
-    dp__lane lanes[2]; /* the caller's, the courier's */
-    atomic_uint tags;
-    _Atomic uint64_t tag[DP__TAG_WORDS];
-} dp__journal;
+} dp__ring;
 
 static dp_status dp__journal_open(dp_ctx *ctx)
 {
-    ctx->journal = dp__host_alloc(&ctx->host, sizeof *ctx->journal, 64);
-    if (ctx->journal == NULL)
+    dp__ring *rings = dp__host_alloc(&ctx->host, DP__LANES * sizeof *rings, 64);
+    if (rings == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a journal");
-    memset(ctx->journal, 0, sizeof *ctx->journal);
+    memset(rings, 0, DP__LANES * sizeof *rings);
+    for (int i = 0; i < DP__LANES; i++)
+        ctx->lanes[i].ring = &rings[i];
     return DP_OK;
 }
 
@@ -206,99 +199,104 @@ static void dp__label_put(char *out, size_t room, const char *text)
 DP_API void dp_tag(dp_ctx *ctx, const char *text)
 {
     char tag[DP__TAG_BYTES];
-    if (dp__check_open(__func__, ctx) != DP_OK || ctx->journal == NULL)
+    if (dp__check_open(__func__, ctx) != DP_OK)
         return;
     dp__label_put(tag, sizeof tag, text);
-    dp__words_store(ctx->journal->tag, tag, DP__TAG_WORDS);
-    atomic_fetch_add_explicit(&ctx->journal->tags, 1, memory_order_release);
+    dp__words_store(ctx->tag, tag, DP__TAG_WORDS);
+    atomic_fetch_add_explicit(&ctx->tags, 1, memory_order_release);
 }
 
 /* What the collectives to come are for, until this is called again. Returns what they were for. For
    the writer. */
-static dp__purpose dp__journal_for(dp_ctx *ctx, bool courier, dp__purpose purpose)
+static dp__purpose dp__journal_for(const dp__lane *lane, dp__purpose purpose)
 {
-    if (ctx->journal == NULL)
+    dp__ring *ring = lane->ring;
+    if (ring == NULL)
         return (dp__purpose){0};
-    dp__lane *lane = &ctx->journal->lanes[courier];
-    dp__purpose before = lane->purpose;
-    lane->purpose = purpose;
-    lane->by = NULL;
+    dp__purpose before = ring->purpose;
+    ring->purpose = purpose;
+    ring->by = NULL;
     return before;
 }
 
-static void dp__lane_label(dp__journal *journal, dp__lane *lane, const char *by)
+static void dp__ring_label(const dp_ctx *ctx, dp__ring *ring, const char *by)
 {
-    dp__label *label = &lane->now.label;
-    lane->tags = atomic_load_explicit(&journal->tags, memory_order_acquire);
-    lane->by = by;
-    lane->labels++;
-    dp__label_put(label->what, sizeof label->what, lane->purpose.what);
+    dp__label *label = &ring->now.label;
+    ring->tags = atomic_load_explicit(&ctx->tags, memory_order_acquire);
+    ring->by = by;
+    ring->labels++;
+    dp__label_put(label->what, sizeof label->what, ring->purpose.what);
     dp__label_put(label->by, sizeof label->by, by);
-    dp__words_load(label->tag, journal->tag, DP__TAG_WORDS);
-}
-
-/* A table is about to be called. The label is made anew only where it has changed. */
-static void dp__lane_begin(dp__journal *journal, dp__lane *lane, const char *by, dp__signature is)
-{
-    if (lane->by != by || lane->tags != atomic_load_explicit(&journal->tags, memory_order_relaxed))
-        dp__lane_label(journal, lane, by);
-    lane->now.seq++;
-    lane->now.is = is;
-    dp__words_store(lane->entries[lane->now.seq % DP__RECENT], &lane->now, DP__ENTRY_WORDS);
-    atomic_store_explicit(&lane->begun, (unsigned)lane->now.seq, memory_order_release);
-}
-
-static void dp__lane_done(dp__lane *lane)
-{
-    atomic_store_explicit(&lane->done, (unsigned)lane->now.seq, memory_order_release);
-}
-
-/* The table has refused it: it counts in no process, so that all count alike. */
-static void dp__lane_undo(dp__lane *lane)
-{
-    lane->now.seq--;
-    atomic_store_explicit(&lane->begun, (unsigned)lane->now.seq, memory_order_release);
-}
-
-/* What the journal keeps of a communicator, whose host is a context's; NULL: that keeps none. */
-static const dp__lane *dp__lane_of(const dp_comm *comm)
-{
-    const dp_ctx *ctx = dp__ctx_of(comm->host);
-    return ctx->journal != NULL ? &ctx->journal->lanes[comm == ctx->courier_carrier] : NULL;
+    dp__words_load(label->tag, ctx->tag, DP__TAG_WORDS);
 }
 
 /* Of what a table is asked for on a lane. Pieces have that of the whole. */
-static dp__signature dp__sign(const dp__lane *lane, dp_verb verb, dp_dtype dtype, dp_op op,
-                              int root, size_t count, double scale)
+static dp__signature dp__sign(const dp__ring *ring, const dp_coll_call *call)
 {
-    if (lane != NULL && lane->pieces) {
-        dp__signature whole = lane->now.is;
-        whole.number = lane->now.seq;
+    if (ring != NULL && ring->pieces) {
+        dp__signature whole = ring->now.is;
+        whole.number = ring->now.seq;
         return whole;
     }
-    return (dp__signature){.verb = (int32_t)verb,
-                           .dtype = (int32_t)dtype,
-                           .op = (int32_t)op,
-                           .root = root,
-                           .reducer = lane != NULL ? lane->purpose.reducer : 0,
-                           .bucket = lane != NULL ? lane->purpose.bucket : 0,
-                           .count = count,
-                           .scale = scale};
+    return (dp__signature){.verb = (int32_t)call->verb,
+                           .dtype = (int32_t)call->dtype,
+                           .op = (int32_t)call->op,
+                           .root = call->root,
+                           .reducer = ring != NULL ? ring->purpose.reducer : 0,
+                           .bucket = ring != NULL ? ring->purpose.bucket : 0,
+                           .count = call->count,
+                           .scale = call->scale};
+}
+
+/* A table is about to be called. The label is made anew only where it has changed. */
+static void dp__journal_begin(const dp__lane *lane, const char *by, const dp_coll_call *call)
+{
+    const dp_ctx *ctx = lane->ctx;
+    dp__ring *ring = lane->ring;
+    if (ring == NULL)
+        return;
+    if (ring->by != by || ring->tags != atomic_load_explicit(&ctx->tags, memory_order_relaxed))
+        dp__ring_label(ctx, ring, by);
+    ring->now.is = dp__sign(ring, call);
+    ring->now.seq++;
+    dp__words_store(ring->entries[ring->now.seq % DP__RECENT], &ring->now, DP__ENTRY_WORDS);
+    atomic_store_explicit(&ring->begun, (unsigned)ring->now.seq, memory_order_release);
+}
+
+/* The table has returned. What it has refused counts in no process, so that all count alike. */
+static void dp__journal_end(dp__ring *ring, dp_status status)
+{
+    if (ring == NULL)
+        return;
+    if (status == DP_OK)
+        atomic_store_explicit(&ring->done, (unsigned)ring->now.seq, memory_order_release);
+    else if (dp_status_class(status) == DP_CLASS_CALL)
+        atomic_store_explicit(&ring->begun, (unsigned)--ring->now.seq, memory_order_release);
+}
+
+/* What the journal keeps of a communicator, whose host is a context's; NULL: that keeps none. */
+static const dp__ring *dp__ring_of(const dp_comm *comm)
+{
+    const dp_ctx *ctx = dp__ctx_of(comm->host);
+    int lane = DP__LANES - 1;
+    while (lane > DP__CALLER && ctx->lanes[lane].carrier != comm)
+        lane--;
+    return ctx->lanes[lane].ring;
 }
 
 /* The entry that was begun so many before the last one; false: there is none. */
-static bool dp__lane_entry(const dp__lane *lane, unsigned age, dp__entry *out)
+static bool dp__ring_entry(const dp__ring *ring, unsigned age, dp__entry *out)
 {
-    unsigned begun = atomic_load_explicit(&lane->begun, memory_order_acquire);
+    unsigned begun = atomic_load_explicit(&ring->begun, memory_order_acquire);
     if (age >= begun || age >= DP__RECENT)
         return false;
-    dp__words_load(out, lane->entries[(begun - age) % DP__RECENT], DP__ENTRY_WORDS);
+    dp__words_load(out, ring->entries[(begun - age) % DP__RECENT], DP__ENTRY_WORDS);
     return true;
 }
 
-static bool dp__lane_ended(const dp__lane *lane, const dp__entry *entry)
+static bool dp__ring_ended(const dp__ring *ring, const dp__entry *entry)
 {
-    unsigned done = atomic_load_explicit(&lane->done, memory_order_acquire);
+    unsigned done = atomic_load_explicit(&ring->done, memory_order_acquire);
     return (int)(done - (unsigned)entry->seq) >= 0;
 }
 
@@ -311,23 +309,22 @@ static bool dp__all_are_host(const dp_ctx *ctx)
 }
 
 /* What it means that a table's call has returned: a device of its own may do the work later. */
-static const char *dp__ended_text(const dp_ctx *ctx)
+static const char *dp__ended_text(const dp__lane *lane)
 {
-    bool staged = ctx->courier_carrier != ctx->courier_comm;
-    return staged || dp__all_are_host(ctx) ? "ended" : "enqueued";
+    return lane->carrier != lane->comm || dp__all_are_host(lane->ctx) ? "ended" : "enqueued";
 }
 
 /* "collective 8 of the courier, all_reduce of ...: under way" */
-static bool dp__journal_line(const dp_ctx *ctx, int lane, unsigned age, char *text, size_t room)
+static bool dp__journal_line(const dp__lane *lane, unsigned age, char *text, size_t room)
 {
+    static const char *const whose[DP__LANES] = {"", " of the courier"};
     char words[DP__WORDS_BYTES];
     dp__entry entry;
-    const dp__lane *from = &ctx->journal->lanes[lane];
-    if (!dp__lane_entry(from, age, &entry))
+    if (lane->ring == NULL || !dp__ring_entry(lane->ring, age, &entry))
         return false;
     snprintf(text, room, "collective %llu%s, %s: %s", (unsigned long long)entry.seq,
-             lane > 0 ? " of the courier" : "", dp__issue_text(&entry.is, &entry.label, words),
-             dp__lane_ended(from, &entry) ? dp__ended_text(ctx) : "under way");
+             whose[lane - lane->ctx->lanes], dp__issue_text(&entry.is, &entry.label, words),
+             dp__ring_ended(lane->ring, &entry) ? dp__ended_text(lane) : "under way");
     return true;
 }
 
@@ -339,10 +336,10 @@ DP_API size_t dp_recent_collectives(const dp_ctx *ctx, char *text, size_t bytes)
     size_t used = 0;
     if (text != NULL && bytes > 0)
         text[0] = '\0';
-    if (dp__check_open(__func__, ctx) != DP_OK || ctx->journal == NULL)
+    if (dp__check_open(__func__, ctx) != DP_OK)
         return 0;
-    for (int lane = 0; lane < 2; lane++)
-        for (unsigned age = 0; dp__journal_line(ctx, lane, age, line, sizeof line); age++)
+    for (int i = 0; i < DP__LANES; i++)
+        for (unsigned age = 0; dp__journal_line(&ctx->lanes[i], age, line, sizeof line); age++)
             used = dp__append(text, text != NULL ? bytes : 0, used, "%s\n", line);
     return used;
 }
@@ -350,11 +347,11 @@ DP_API size_t dp_recent_collectives(const dp_ctx *ctx, char *text, size_t bytes)
 static void dp__journal_log(const dp_ctx *ctx)
 {
     char line[DP__LINE_ROOM];
-    if (ctx->journal == NULL || !dp__log_wants(ctx, DP_LOG_ERROR))
+    if (ctx->lanes[DP__CALLER].ring == NULL || !dp__log_wants(ctx, DP_LOG_ERROR))
         return;
     dp__log(ctx, DP_LOG_ERROR, "the job failed: %s", ctx->failed_text);
-    for (int lane = 0; lane < 2; lane++)
-        for (unsigned age = 0; dp__journal_line(ctx, lane, age, line, sizeof line); age++)
+    for (int i = 0; i < DP__LANES; i++)
+        for (unsigned age = 0; dp__journal_line(&ctx->lanes[i], age, line, sizeof line); age++)
             dp__log(ctx, DP_LOG_ERROR, "%s", line);
 }
 
@@ -362,11 +359,12 @@ static void dp__journal_log(const dp_ctx *ctx)
 static void dp__journal_here(const dp_ctx *ctx, char *text, size_t bytes)
 {
     text[0] = '\0';
-    for (int lane = 1; lane >= 0 && ctx->journal != NULL; lane--) {
+    for (int i = DP__LANES - 1; i >= 0; i--) {
         dp__entry entry;
-        bool some = dp__lane_entry(&ctx->journal->lanes[lane], 0, &entry);
-        if (some && (lane == 0 || !dp__lane_ended(&ctx->journal->lanes[lane], &entry))) {
-            dp__journal_line(ctx, lane, 0, text, bytes);
+        const dp__ring *ring = ctx->lanes[i].ring;
+        bool some = ring != NULL && dp__ring_entry(ring, 0, &entry);
+        if (some && (i == DP__CALLER || !dp__ring_ended(ring, &entry))) {
+            dp__journal_line(&ctx->lanes[i], 0, text, bytes);
             return;
         }
     }
@@ -375,11 +373,12 @@ static void dp__journal_here(const dp_ctx *ctx, char *text, size_t bytes)
 /* A call has failed, and others may come to wait for what it would have done. */
 static void dp__journal_say(dp_ctx *ctx, const char *text)
 {
-    dp_comm *comms[] = {ctx->comm, ctx->courier_comm};
     dp__lock_enter(&ctx->lock);
-    for (int i = 0; i < 2 && ctx->journal != NULL; i++)
-        if (comms[i] != NULL && DP_HAS(dp_coll_ops, comms[i]->ops, say))
-            comms[i]->ops->say(comms[i], text);
+    for (int i = 0; i < DP__LANES && ctx->info.process_count > 1; i++) {
+        dp_comm *comm = ctx->lanes[i].comm;
+        if (comm != NULL && DP_HAS(dp_coll_ops, comm->ops, say))
+            comm->ops->say(comm, text);
+    }
     dp__lock_leave(&ctx->lock);
 }
 

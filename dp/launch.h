@@ -1952,7 +1952,8 @@ static void dp__far_begin(dp_ctx *ctx, dp__tree *tree, dp__mpi_line *line)
 
 static bool dp__far_serves(const dp_ctx *ctx)
 {
-    return ctx->comm != NULL && ctx->firsts != NULL && !DP_HAS(dp_coll_ops, ctx->comm->ops, abort);
+    const dp_comm *comm = ctx->lanes[DP__CALLER].comm;
+    return comm != NULL && ctx->firsts != NULL && !DP_HAS(dp_coll_ops, comm->ops, abort);
 }
 
 /* The job has failed here, and the table of collectives has no way to tell the others why. What

@@ -2697,24 +2697,24 @@ static void dp__meet_leave(const dp__record *record)
 static void dp__meet_join(dp__meet *meet, dp__record *record, const dp__coll *want, bool ranks)
 {
     size_t replica = (size_t)(record - record->pass->records);
-    const dp__coll *first = &meet->want;
+    const dp_coll_call *first = &meet->want.call, *own = &want->call;
     if (meet->status != DP_OK)
         return;
     if (atomic_load(&meet->here) == 0) {
         meet->want = *want;
         meet->ranks = ranks;
         meet->first = replica;
-    } else if (first->count != want->count || first->dtype != want->dtype ||
-               first->op != want->op || meet->ranks != ranks) {
+    } else if (first->count != own->count || first->dtype != own->dtype || first->op != own->op ||
+               meet->ranks != ranks) {
         dp__meet_close(meet, DP_ERR_MISMATCH,
                        "replica %zu asks for %zu %s and dp_op %d%s, replica %zu for %zu %s and "
                        "dp_op %d%s",
                        meet->first, first->count, dp__dtype_names[first->dtype], (int)first->op,
-                       meet->ranks ? " of all ranks" : "", replica, want->count,
-                       dp__dtype_names[want->dtype], (int)want->op, ranks ? " of all ranks" : "");
+                       meet->ranks ? " of all ranks" : "", replica, own->count,
+                       dp__dtype_names[own->dtype], (int)own->op, ranks ? " of all ranks" : "");
         return;
     }
-    record->part = want->local[0];
+    record->part = own->local[0];
     atomic_fetch_add(&meet->here, 1); /* before it looks who is gone: see dp__meet_leave */
     size_t gone = atomic_load(&meet->gone);
     if (gone != 0)
@@ -2724,7 +2724,7 @@ static void dp__meet_join(dp__meet *meet, dp__record *record, const dp__coll *wa
 /* What one replica receives must not overlap what the others send and receive. */
 static dp_status dp__check_meet(const dp_pass *pass)
 {
-    const dp__coll *want = &pass->meet->want;
+    const dp_coll_call *want = &pass->meet->want.call;
     size_t bytes = want->count * dp__dtype_sizes[want->dtype];
     for (size_t r = 0; r < pass->count; r++) {
         const dp__record *to = &pass->records[r];
@@ -2744,7 +2744,7 @@ static dp_status dp__check_meet(const dp_pass *pass)
 /* Everything that the replicas sent is reduced on the first one's device, and copied to all. */
 static dp_status dp__meet_reduce(dp_pass *pass, dp_scope *temp)
 {
-    const dp__meet *meet = pass->meet;
+    const dp_coll_call *want = &pass->meet->want.call;
     dp__device *first = &pass->ctx->devices[pass->records[0].call.local_rank];
     const void **in = dp__array(temp, pass->count, sizeof *in);
     void **out = dp__array(temp, pass->count, sizeof *out);
@@ -2754,23 +2754,22 @@ static dp_status dp__meet_reduce(dp_pass *pass, dp_scope *temp)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", pass->count);
     for (size_t r = 0; r < pass->count; r++) {
         dp_tensor part = dp__flat((void *)(uintptr_t)pass->records[r].part.send,
-                                  pass->records[r].call.device, meet->want.dtype,
-                                  (int64_t)meet->want.count);
+                                  pass->records[r].call.device, want->dtype, (int64_t)want->count);
         DP_TRY(dp__bring(temp, &part, first, &in[r]));
         out[r] = pass->records[r].part.recv;
         near = near && dp__reaches(first, &pass->ctx->devices[pass->records[r].call.local_rank]);
     }
     if (!near) {
-        DP_TRY(dp__tensor_make(temp, first, meet->want.dtype, 1,
-                               &(int64_t){(int64_t)meet->want.count}, &sum));
+        DP_TRY(
+            dp__tensor_make(temp, first, want->dtype, 1, &(int64_t){(int64_t)want->count}, &sum));
         out[0] = sum.data;
     }
-    bool mean = meet->want.op == DP_OP_MEAN;
+    bool mean = want->op == DP_OP_MEAN;
     dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
-                           .op = mean ? DP_OP_SUM : meet->want.op,
-                           .dtype = meet->want.dtype,
-                           .in_dtype = meet->want.dtype,
-                           .count = meet->want.count,
+                           .op = mean ? DP_OP_SUM : want->op,
+                           .dtype = want->dtype,
+                           .in_dtype = want->dtype,
+                           .count = want->count,
                            .out = out,
                            .in = in,
                            .out_count = near ? pass->count : 1,
@@ -2780,7 +2779,7 @@ static dp_status dp__meet_reduce(dp_pass *pass, dp_scope *temp)
     DP_TRY(dp__kernel(pass->ctx, first, first->stream, &args));
     for (size_t r = 0; r < pass->count; r++) {
         dp_tensor part = dp__flat(pass->records[r].part.recv, pass->records[r].call.device,
-                                  meet->want.dtype, (int64_t)meet->want.count);
+                                  want->dtype, (int64_t)want->count);
         DP_TRY(near ? dp__give_back(pass->ctx, &part, first)
                     : dp__copy_tensor(pass->ctx, &part, &sum, NULL));
     }
@@ -2792,7 +2791,7 @@ static dp_status dp__meet_reduce(dp_pass *pass, dp_scope *temp)
 static dp_status dp__meet_ranks(const dp_pass *pass, dp_scope *temp, const dp__coll *want)
 {
     dp_ctx *ctx = pass->ctx;
-    const int64_t count = (int64_t)want->count;
+    const int64_t count = (int64_t)want->call.count;
     dp__coll all = *want;
     dp_tensor zeros;
     dp_part *parts = dp__array(temp, (size_t)ctx->info.local_count, sizeof *parts);
@@ -2804,14 +2803,12 @@ static dp_status dp__meet_ranks(const dp_pass *pass, dp_scope *temp, const dp__c
     for (int i = 0; i < ctx->info.local_count; i++) {
         if (parts[i].send != NULL)
             continue;
-        DP_TRY(dp__tensor_make(temp, &ctx->devices[i], want->dtype, 1, &count, &zeros));
+        DP_TRY(dp__tensor_make(temp, &ctx->devices[i], want->call.dtype, 1, &count, &zeros));
         DP_TRY(dp__zero_flat(ctx, &ctx->devices[i], &zeros));
         parts[i] = (dp_part){.send = zeros.data, .recv = zeros.data};
     }
-    all.local = parts;
-    all.verb = DP_ALL_REDUCE;
-    all.scale = 1;
-    return dp__collective_entered(&all);
+    all.call.local = parts;
+    return dp__collective_run(&all);
 }
 
 /* The last to arrive does the work; nobody else touches the meeting meanwhile. */
@@ -2822,7 +2819,7 @@ static dp_status dp__meet_work(dp_pass *pass)
     dp_status status = dp__check_meet(pass);
     if (status == DP_OK)
         status = dp__temp_begin(pass->ctx, &temp);
-    if (status == DP_OK && meet->want.count > 0)
+    if (status == DP_OK && meet->want.call.count > 0)
         status = meet->ranks ? dp__meet_ranks(pass, temp, &meet->want)
                              : dp__meet_reduce(pass, temp);
     status = dp__temp_end(temp, NULL, status);
@@ -2904,55 +2901,56 @@ static dp__record *dp__outermost_of_ranks(dp__record *record, bool *out_ranks)
 }
 
 /* Only the table could say where a pointer lies: that it is on the call's device is not checked. */
-static dp_status dp__check_buffers(const dp__coll *want)
+static dp_status dp__check_buffers(const char *fn, const dp_coll_call *want)
 {
     const dp_part *part = &want->local[0];
     size_t bytes = 0;
-    DP_TRY(dp__check_dtype(want->fn, want->dtype));
+    DP_TRY(dp__check_dtype(fn, want->dtype));
     if ((unsigned)want->op > DP_OP_MAX)
-        return dp_error(DP_ERR_INVALID, "%s: %d is not a dp_op", want->fn, (int)want->op);
+        return dp_error(DP_ERR_INVALID, "%s: %d is not a dp_op", fn, (int)want->op);
     if (!dp__mul(want->count, dp__dtype_sizes[want->dtype], &bytes) || bytes > INT64_MAX / 2)
-        return dp_error(DP_ERR_INVALID, "%s: count %zu is more than can be counted", want->fn,
+        return dp_error(DP_ERR_INVALID, "%s: count %zu is more than can be counted", fn,
                         want->count);
     if (want->count > 0 && (part->send == NULL || part->recv == NULL))
-        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", want->fn,
-                        part->send == NULL ? "send" : "recv");
+        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", fn, part->send == NULL ? "send" : "recv");
     if (part->send != part->recv && dp__ranges_overlap(part->send, bytes, part->recv, bytes))
-        return dp_error(DP_ERR_INVALID, "%s: send and recv overlap, but are not equal", want->fn);
+        return dp_error(DP_ERR_INVALID, "%s: send and recv overlap, but are not equal", fn);
     return DP_OK;
 }
 
 /* The only replica here, which meets those of other processes. */
 static dp_status dp__call_ranks(dp__record *record, const dp__coll *want)
 {
-    dp_ctx *ctx = want->ctx;
+    dp_ctx *ctx = want->lane->ctx;
     dp_scope *temp = NULL;
-    record->part = want->local[0];
+    record->part = want->call.local[0];
     DP_TRY(dp__enter(want->fn, ctx));
     dp_status status = dp__temp_begin(ctx, &temp);
-    if (status == DP_OK && want->count > 0)
+    if (status == DP_OK && want->call.count > 0)
         status = dp__meet_ranks(record->pass, temp, want);
     return dp__exit(want->fn, ctx, dp__temp_end(temp, NULL, status));
 }
 
-static dp_status dp__call_reduce(dp_call *call, const dp__coll *want, bool ranks)
+static dp_status dp__call_reduce(const char *fn, dp_call *call, const dp_coll_call *want,
+                                 bool ranks)
 {
     dp__record *record = ranks ? dp__outermost_of_ranks(call->record, &ranks)
                                : dp__outermost(call->record);
     const dp_part *part = &want->local[0];
     const dp__device *device = &call->ctx->devices[call->local_rank];
-    DP_TRY(dp__check_buffers(want));
+    const dp__coll coll = {fn, &call->ctx->lanes[DP__CALLER], *want};
+    DP_TRY(dp__check_buffers(fn, want));
     if (want->count > 0)
-        DP_TRY(dp__check_owned(want->fn, "send", device, part->send));
+        DP_TRY(dp__check_owned(fn, "send", device, part->send));
     if (want->count > 0)
-        DP_TRY(dp__check_owned(want->fn, "recv", device, part->recv));
+        DP_TRY(dp__check_owned(fn, "recv", device, part->recv));
     if (record->pass->meet != NULL)
-        return dp__leave(want->fn, call->ctx, dp__meet_enter(record, want, ranks));
+        return dp__leave(fn, call->ctx, dp__meet_enter(record, &coll, ranks));
     if (ranks && call->ctx->info.rank_count > 1)
-        return dp__call_ranks(record, want);
+        return dp__call_ranks(record, &coll);
     dp_tensor to = dp__flat(part->recv, call->device, want->dtype, (int64_t)want->count), from = to;
     from.data = (void *)(uintptr_t)part->send;
-    return dp__leave(want->fn, call->ctx,
+    return dp__leave(fn, call->ctx,
                      part->send != part->recv ? dp__copy_tensor(call->ctx, &to, &from, NULL)
                                               : DP_OK);
 }
@@ -2962,14 +2960,8 @@ DP_API dp_status dp_call_all_reduce(dp_call *call, const void *send, void *recv,
 {
     DP_TRY(dp__check_call(__func__, call));
     const dp_part part = {send, recv, NULL};
-    return dp__call_reduce(call,
-                           &(dp__coll){.fn = __func__,
-                                       .ctx = call->ctx,
-                                       .local = &part,
-                                       .count = count,
-                                       .dtype = dtype,
-                                       .op = op},
-                           false);
+    const dp_coll_call want = {DP_ALL_REDUCE, &part, count, dtype, op, 1, 0};
+    return dp__call_reduce(__func__, call, &want, false);
 }
 
 DP_API dp_status dp_call_sum_ranks(dp_call *call, const void *send, void *recv, size_t count,
@@ -2977,14 +2969,8 @@ DP_API dp_status dp_call_sum_ranks(dp_call *call, const void *send, void *recv, 
 {
     DP_TRY(dp__check_call(__func__, call));
     const dp_part part = {send, recv, NULL};
-    return dp__call_reduce(call,
-                           &(dp__coll){.fn = __func__,
-                                       .ctx = call->ctx,
-                                       .local = &part,
-                                       .count = count,
-                                       .dtype = dtype,
-                                       .op = DP_OP_SUM},
-                           true);
+    const dp_coll_call want = {DP_ALL_REDUCE, &part, count, dtype, DP_OP_SUM, 1, 0};
+    return dp__call_reduce(__func__, call, &want, true);
 }
 
 /* A tensor that can stand for a buffer of a call. */
@@ -3013,14 +2999,9 @@ DP_API dp_status dp_call_all_reduce_tensor(dp_call *call, const dp_tensor *send,
     if (send->dtype != recv->dtype || !dp__same_shape(send, recv))
         return dp_error(DP_ERR_MISMATCH, "%s: send and recv differ in dtype or shape", __func__);
     const dp_part part = {send->data, recv->data, NULL};
-    return dp__call_reduce(call,
-                           &(dp__coll){.fn = __func__,
-                                       .ctx = call->ctx,
-                                       .local = &part,
-                                       .count = (size_t)dp__count(send),
-                                       .dtype = (dp_dtype)send->dtype,
-                                       .op = op},
-                           false);
+    const dp_coll_call want = {
+        DP_ALL_REDUCE, &part, (size_t)dp__count(send), (dp_dtype)send->dtype, op, 1, 0};
+    return dp__call_reduce(__func__, call, &want, false);
 }
 
 #endif /* DP__ROOMS */

@@ -23,71 +23,54 @@
 
 typedef struct dp__coll { /* one call */
     const char *fn;
-    dp_ctx *ctx;
-    dp_verb verb;
-    const dp_part *local;
-    size_t count; /* elements of a block */
-    dp_dtype dtype;
-    dp_op op;
-    double scale;
-    int root;
-    bool courier; /* on its thread: over its communicator, on its streams */
+    dp__lane *lane;
+    dp_coll_call call; /* its parts may lack streams */
 } dp__coll;
 
-static dp_comm *dp__coll_comm(const dp__coll *coll)
+static dp_stream *dp__lane_stream(const dp__lane *lane, int local_rank)
 {
-    return coll->courier ? coll->ctx->courier_comm : coll->ctx->comm;
-}
-
-/* Where checked parts are stored, with their streams. */
-static dp_part *dp__coll_parts(const dp__coll *coll)
-{
-    return coll->courier ? coll->ctx->courier_parts : coll->ctx->parts;
-}
-
-static dp_stream *dp__coll_stream(const dp__coll *coll, int local_rank)
-{
-    const dp_ctx *ctx = coll->ctx;
-    return coll->courier ? ctx->courier_streams[local_rank] : ctx->devices[local_rank].stream;
+    return lane->ranks != NULL ? lane->ranks[local_rank].stream
+                               : lane->ctx->devices[local_rank].stream;
 }
 
 static bool dp__sends(const dp__coll *coll, int local_rank)
 {
-    return !dp__rules[coll->verb].send_at_root ||
-           coll->ctx->info.rank_first + local_rank == coll->root;
+    return !dp__rules[coll->call.verb].send_at_root ||
+           coll->lane->ctx->info.rank_first + local_rank == coll->call.root;
 }
 
 /* Whether local ranks may have one owner, who receives for all of them. */
 static bool dp__may_have_one_owner(const dp__coll *coll)
 {
-    return dp__rules[coll->verb].one_owner && dp__all_are_host(coll->ctx);
+    return dp__rules[coll->call.verb].one_owner && dp__all_are_host(coll->lane->ctx);
 }
 
 static bool dp__receives(const dp__coll *coll, int local_rank)
 {
-    const dp__rule *rule = &dp__rules[coll->verb];
-    if (coll->local[local_rank].recv == NULL &&
+    const dp__rule *rule = &dp__rules[coll->call.verb];
+    if (coll->call.local[local_rank].recv == NULL &&
         (rule->recv_optional || dp__may_have_one_owner(coll)))
         return false;
-    return !rule->recv_at_root || coll->ctx->info.rank_first + local_rank == coll->root;
+    return !rule->recv_at_root || coll->lane->ctx->info.rank_first + local_rank == coll->call.root;
 }
 
 /* Bytes of all blocks, or of one. */
 static size_t dp__blocks_bytes(const dp__coll *coll, bool all)
 {
-    size_t blocks = all ? (size_t)coll->ctx->info.rank_count : 1;
-    return coll->count * dp__dtype_sizes[coll->dtype] * blocks;
+    size_t blocks = all ? (size_t)coll->lane->ctx->info.rank_count : 1;
+    return coll->call.count * dp__dtype_sizes[coll->call.dtype] * blocks;
 }
 
 /* Whether what rank i receives lies where rank k sends the same. */
 static bool dp__is_in_place(const dp__coll *coll, int i, int k)
 {
-    const dp__rule *rule = &dp__rules[coll->verb];
-    size_t block = dp__blocks_bytes(coll, false), first = (size_t)coll->ctx->info.rank_first;
+    const dp__rule *rule = &dp__rules[coll->call.verb];
+    size_t block = dp__blocks_bytes(coll, false), first = (size_t)coll->lane->ctx->info.rank_first;
     size_t to_i = rule->send_all ? (first + (size_t)i) * block : 0;
     size_t from_k = rule->recv_all ? (first + (size_t)k) * block : 0;
     return rule->in_place && (i == k || dp__may_have_one_owner(coll)) &&
-           (const char *)coll->local[k].send + to_i == (const char *)coll->local[i].recv + from_k;
+           (const char *)coll->call.local[k].send + to_i ==
+               (const char *)coll->call.local[i].recv + from_k;
 }
 
 static bool dp__share_memory(const dp_ctx *ctx, int a, int b)
@@ -99,55 +82,50 @@ static bool dp__share_memory(const dp_ctx *ctx, int a, int b)
 /* Whether what rank i writes does not overlap what rank k reads or writes. */
 static bool dp__parts_apart(const dp__coll *coll, int i, int k)
 {
-    const void *recv = coll->local[i].recv;
-    size_t recv_bytes = dp__blocks_bytes(coll, dp__rules[coll->verb].recv_all);
-    size_t send_bytes = dp__blocks_bytes(coll, dp__rules[coll->verb].send_all);
-    if (!dp__receives(coll, i) || !dp__share_memory(coll->ctx, i, k))
+    const void *recv = coll->call.local[i].recv;
+    size_t recv_bytes = dp__blocks_bytes(coll, dp__rules[coll->call.verb].recv_all);
+    size_t send_bytes = dp__blocks_bytes(coll, dp__rules[coll->call.verb].send_all);
+    if (!dp__receives(coll, i) || !dp__share_memory(coll->lane->ctx, i, k))
         return true;
     if (i != k && dp__receives(coll, k) &&
-        dp__ranges_overlap(recv, recv_bytes, coll->local[k].recv, recv_bytes))
+        dp__ranges_overlap(recv, recv_bytes, coll->call.local[k].recv, recv_bytes))
         return false;
     return !dp__sends(coll, k) ||
-           !dp__ranges_overlap(recv, recv_bytes, coll->local[k].send, send_bytes) ||
+           !dp__ranges_overlap(recv, recv_bytes, coll->call.local[k].send, send_bytes) ||
            dp__is_in_place(coll, i, k);
 }
 
-/* Checks one local rank's part, and stores it with its stream filled in. */
 static dp_status dp__check_part(const dp__coll *coll, int local_rank)
 {
-    const dp_part *part = &coll->local[local_rank];
-    const dp__device *device = &coll->ctx->devices[local_rank];
-    dp_part *taken = &dp__coll_parts(coll)[local_rank];
-    if (coll->count > 0 && part->send == NULL && dp__sends(coll, local_rank))
+    const dp_part *part = &coll->call.local[local_rank];
+    const dp__device *device = &coll->lane->ctx->devices[local_rank];
+    if (coll->call.count > 0 && part->send == NULL && dp__sends(coll, local_rank))
         return dp_error(DP_ERR_INVALID, "%s: send of local rank %d is NULL", coll->fn, local_rank);
-    if (coll->count > 0 && part->recv == NULL && dp__receives(coll, local_rank))
+    if (coll->call.count > 0 && part->recv == NULL && dp__receives(coll, local_rank))
         return dp_error(DP_ERR_INVALID, "%s: recv of local rank %d is NULL", coll->fn, local_rank);
-    if (coll->count > 0 && dp__sends(coll, local_rank))
+    if (coll->call.count > 0 && dp__sends(coll, local_rank))
         DP_TRY(dp__check_owned(coll->fn, "send", device, part->send));
-    if (coll->count > 0 && dp__receives(coll, local_rank))
+    if (coll->call.count > 0 && dp__receives(coll, local_rank))
         DP_TRY(dp__check_owned(coll->fn, "recv", device, part->recv));
     if (part->stream != NULL && part->stream->dev != device->dev)
         return dp_error(DP_ERR_INVALID, "%s: the stream of local rank %d is of another device",
                         coll->fn, local_rank);
-    *taken = *part;
-    if (part->stream == NULL)
-        taken->stream = dp__coll_stream(coll, local_rank);
     return DP_OK;
 }
 
 static dp_status dp__check_coll(const dp__coll *coll)
 {
-    const dp_ctx *ctx = coll->ctx;
-    const dp__rule *rule = &dp__rules[coll->verb];
+    const dp_ctx *ctx = coll->lane->ctx;
+    const dp__rule *rule = &dp__rules[coll->call.verb];
     size_t bytes = 0;
-    DP_TRY(dp__check_pointer(coll->fn, "local", coll->local));
-    DP_TRY(dp__check_dtype(coll->fn, coll->dtype));
-    if (rule->reduces && (unsigned)coll->op > DP_OP_MAX)
-        return dp_error(DP_ERR_INVALID, "%s: %d is not a dp_op", coll->fn, (int)coll->op);
-    if (coll->root < 0 || coll->root >= ctx->info.rank_count)
-        return dp_error(DP_ERR_INVALID, "%s: root %d, there are %d ranks", coll->fn, coll->root,
-                        ctx->info.rank_count);
-    if (!dp__mul(coll->count, dp__dtype_sizes[coll->dtype], &bytes) ||
+    DP_TRY(dp__check_pointer(coll->fn, "local", coll->call.local));
+    DP_TRY(dp__check_dtype(coll->fn, coll->call.dtype));
+    if (rule->reduces && (unsigned)coll->call.op > DP_OP_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %d is not a dp_op", coll->fn, (int)coll->call.op);
+    if (coll->call.root < 0 || coll->call.root >= ctx->info.rank_count)
+        return dp_error(DP_ERR_INVALID, "%s: root %d, there are %d ranks", coll->fn,
+                        coll->call.root, ctx->info.rank_count);
+    if (!dp__mul(coll->call.count, dp__dtype_sizes[coll->call.dtype], &bytes) ||
         !dp__mul(bytes, (size_t)ctx->info.rank_count, &bytes) || bytes > INT64_MAX / 2)
         return dp_error(DP_ERR_INVALID, "%s: more elements than can be counted", coll->fn);
     for (int i = 0; i < ctx->info.local_count; i++)
@@ -166,27 +144,31 @@ static dp_status dp__check_coll(const dp__coll *coll)
    Collectives at the public edge. Arguments are checked. Then a job of one rank is served at once,
    any other by the table of functions, or by >>fallbacks for what the table lacks.             */
 
+static dp_status dp__scale_alone(const dp__coll *coll, const dp_part *part)
+{
+    dp_ctx *ctx = coll->lane->ctx;
+    const dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
+                                 .op = DP_OP_SUM,
+                                 .dtype = coll->call.dtype,
+                                 .in_dtype = coll->call.dtype,
+                                 .count = coll->call.count,
+                                 .out = &part->recv,
+                                 .in = &part->send,
+                                 .out_count = 1,
+                                 .in_count = 1,
+                                 .alpha = coll->call.scale,
+                                 .beta = 1};
+    return dp__kernel(ctx, &ctx->devices[0], part->stream, &args);
+}
+
 /* In a world of one every collective is a copy, which may be scaled. */
 static dp_status dp__copy_alone(const dp__coll *coll)
 {
-    dp_ctx *ctx = coll->ctx;
-    const dp_part *part = &ctx->parts[0];
-    bool plain = !(coll->scale < 1) && !(coll->scale > 1);
-    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
-                           .op = DP_OP_SUM,
-                           .dtype = coll->dtype,
-                           .in_dtype = coll->dtype,
-                           .count = coll->count,
-                           .out = &part->recv,
-                           .in = &part->send,
-                           .out_count = 1,
-                           .in_count = 1,
-                           .alpha = coll->scale,
-                           .beta = 1};
+    const dp_part *part = &coll->lane->parts[0];
     if (!dp__receives(coll, 0))
         return DP_OK;
-    if (!plain)
-        return dp__kernel(ctx, &ctx->devices[0], part->stream, &args);
+    if (coll->call.scale < 1 || coll->call.scale > 1)
+        return dp__scale_alone(coll, part);
     if (part->send == part->recv)
         return DP_OK;
     return part->stream->dev->ops->copy(part->stream, part->recv, part->send,
@@ -195,55 +177,41 @@ static dp_status dp__copy_alone(const dp__coll *coll)
 
 static dp_status dp__detour(const dp__coll *coll);
 
-/* `verb` of a table: what was asked for, or what takes its place. */
-static dp_status dp__comm_call(const dp__coll *coll, dp_comm *comm, const dp_part *parts,
-                               dp_verb verb, size_t count, double scale)
-{
-    return comm->ops->run(comm, &(dp_coll_call){.verb = verb,
-                                                .local = parts,
-                                                .count = count,
-                                                .dtype = coll->dtype,
-                                                .op = coll->op,
-                                                .scale = scale,
-                                                .root = coll->root});
-}
-
 /* In this thread's row of the timeline, and in those of the streams. */
-static void dp__coll_trace(const dp__coll *coll, const dp__signature *is, char phase)
+static void dp__coll_trace(const dp__coll *coll, const dp_coll_call *call, char phase)
 {
-    char name[DP__WORDS_BYTES] = "";
+    char name[DP__WORDS_BYTES];
     if (!dp__trace_is_on())
         return;
+    name[0] = '\0';
     if (phase == 'B') {
-        (void)dp__signature_text(is, name, sizeof name);
+        const dp__signature is = dp__sign(coll->lane->ring, call);
+        (void)dp__signature_text(&is, name, sizeof name);
         dp_trace_begin(name);
     } else {
         dp_trace_end();
     }
-    for (int i = 0; i < coll->ctx->info.local_count; i++)
-        dp__trace_stream(dp__coll_parts(coll)[i].stream,
-                         (coll->courier ? DP__TRACE_COURIER : DP__TRACE_STREAMS) + i, phase, name);
+    for (int i = 0; i < coll->lane->ctx->info.local_count; i++)
+        dp__trace_stream(coll->lane->parts[i].stream, dp__lane_row(coll->lane, i), phase, name);
 }
 
 static dp_status dp__far_reason(dp_ctx *ctx, dp_status status); /* see dp/launch.h */
 
-/* The same, in the journal and the timeline too. */
+/* `verb` of a table: what was asked for, or what takes its place. */
 static dp_status dp__table_run(const dp__coll *coll, dp_verb verb, size_t count, double scale)
 {
-    dp__journal *journal = coll->ctx->journal;
-    dp__lane *lane = journal != NULL ? &journal->lanes[coll->courier] : NULL;
-    dp__signature is = dp__sign(lane, verb, coll->dtype, coll->op, coll->root, count, scale);
-    if (lane != NULL)
-        dp__lane_begin(journal, lane, coll->fn, is);
-    dp__coll_trace(coll, &is, 'B');
-    dp_status status =
-        dp__comm_call(coll, dp__coll_comm(coll), dp__coll_parts(coll), verb, count, scale);
-    dp__coll_trace(coll, &is, 'E');
-    if (lane != NULL && status == DP_OK)
-        dp__lane_done(lane);
-    else if (lane != NULL && dp_status_class(status) == DP_CLASS_CALL)
-        dp__lane_undo(lane);
-    return status == DP_OK ? DP_OK : dp__far_reason(coll->ctx, status);
+    const dp__lane *lane = coll->lane;
+    dp_coll_call call = coll->call;
+    call.verb = verb;
+    call.local = lane->parts;
+    call.count = count;
+    call.scale = scale;
+    dp__journal_begin(lane, coll->fn, &call);
+    dp__coll_trace(coll, &call, 'B');
+    dp_status status = lane->comm->ops->run(lane->comm, &call);
+    dp__coll_trace(coll, &call, 'E');
+    dp__journal_end(lane->ring, status);
+    return status == DP_OK ? DP_OK : dp__far_reason(lane->ctx, status);
 }
 
 static bool dp__table_has(const dp_coll_ops *ops, dp_verb verb)
@@ -253,10 +221,10 @@ static bool dp__table_has(const dp_coll_ops *ops, dp_verb verb)
 
 static dp_status dp__collective_served(const dp__coll *coll)
 {
-    if (!dp__table_has(dp__coll_comm(coll)->ops, coll->verb))
+    if (!dp__table_has(coll->lane->comm->ops, coll->call.verb))
         return dp__detour(coll);
-    return dp__table_run(coll, coll->verb, coll->count,
-                         dp__rules[coll->verb].reduces ? coll->scale : 1);
+    return dp__table_run(coll, coll->call.verb, coll->call.count,
+                         dp__rules[coll->call.verb].reduces ? coll->call.scale : 1);
 }
 
 /* Whether the table can reduce the parts: only the host can if they are not aligned to their
@@ -265,19 +233,20 @@ static bool dp__parts_reduce(const dp__coll *coll)
 {
     uintptr_t off = 0;
     bool host = true;
-    for (int i = 0; i < coll->ctx->info.local_count; i++) {
-        off |= dp__sends(coll, i) ? (uintptr_t)coll->local[i].send : 0;
-        off |= dp__receives(coll, i) ? (uintptr_t)coll->local[i].recv : 0;
-        host = host && dp__is_host(&coll->ctx->devices[i]);
+    for (int i = 0; i < coll->lane->ctx->info.local_count; i++) {
+        off |= dp__sends(coll, i) ? (uintptr_t)coll->call.local[i].send : 0;
+        off |= dp__receives(coll, i) ? (uintptr_t)coll->call.local[i].recv : 0;
+        host = host && dp__is_host(&coll->lane->ctx->devices[i]);
     }
-    return host || !dp__rules[coll->verb].reduces || off % dp__dtype_sizes[coll->dtype] == 0;
+    return host || !dp__rules[coll->call.verb].reduces ||
+           off % dp__dtype_sizes[coll->call.dtype] == 0;
 }
 
 static dp_status dp__aligned(const dp__coll *coll);
 
 static dp_status dp__issue(const dp__coll *coll)
 {
-    if (coll->ctx->comm == NULL)
+    if (coll->lane->comm == NULL)
         return dp__copy_alone(coll);
     return dp__parts_reduce(coll) ? dp__collective_served(coll) : dp__aligned(coll);
 }
@@ -288,29 +257,38 @@ static dp_status dp__parts_drain(const dp__coll *coll, const dp_part *parts, dp_
 {
     if (dp_status_class(status) == DP_CLASS_CALL)
         return status;
-    for (int i = 0; i < coll->ctx->info.local_count && status != DP_OK; i++)
-        status = dp__drain(coll->ctx, parts[i].stream, status);
+    for (int i = 0; i < coll->lane->ctx->info.local_count && status != DP_OK; i++)
+        status = dp__drain(coll->lane->ctx, parts[i].stream, status);
     return status;
 }
 
-static dp_status dp__collective_entered(const dp__coll *coll)
+/* For the library's own, too: nothing of it is checked. */
+static dp_status dp__collective_run(const dp__coll *coll)
 {
-    DP_TRY(dp__check_coll(coll));
-    return dp__parts_drain(coll, dp__coll_parts(coll), coll->count > 0 ? dp__issue(coll) : DP_OK);
+    dp_part *parts = coll->lane->parts;
+    for (int i = 0; i < coll->lane->ctx->info.local_count; i++) {
+        parts[i] = coll->call.local[i];
+        if (parts[i].stream == NULL)
+            parts[i].stream = dp__lane_stream(coll->lane, i);
+    }
+    return dp__parts_drain(coll, parts, coll->call.count > 0 ? dp__issue(coll) : DP_OK);
 }
 
-static dp_status dp__collective(const dp__coll *coll)
+/* Its lane is the caller's, if there is a context. */
+static dp_status dp__collective(dp_ctx *ctx, dp__coll *coll)
 {
-    DP_TRY(dp__check_ctx(coll->fn, coll->ctx));
-    DP_TRY(dp__enter(coll->fn, coll->ctx));
-    return dp__exit(coll->fn, coll->ctx, dp__collective_entered(coll));
+    DP_TRY(dp__check_ctx(coll->fn, ctx));
+    DP_TRY(dp__enter(coll->fn, ctx));
+    coll->lane = &ctx->lanes[DP__CALLER];
+    dp_status status = dp__check_coll(coll);
+    return dp__exit(coll->fn, ctx, status == DP_OK ? dp__collective_run(coll) : status);
 }
 
 DP_API dp_status dp_all_reduce(dp_ctx *ctx, const dp_part *local, size_t count, dp_dtype dtype,
                                dp_op op)
 {
     return dp__collective(
-        &(dp__coll){__func__, ctx, DP_ALL_REDUCE, local, count, dtype, op, 1, 0, false});
+        ctx, &(dp__coll){__func__, NULL, {DP_ALL_REDUCE, local, count, dtype, op, 1, 0}});
 }
 
 static dp_status dp__check_float(const char *fn, dp_dtype dtype)
@@ -328,7 +306,7 @@ DP_API dp_status dp_all_reduce_scaled(dp_ctx *ctx, const dp_part *local, size_t 
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_float(__func__, dtype));
     return dp__collective(
-        &(dp__coll){__func__, ctx, DP_ALL_REDUCE, local, count, dtype, op, scale, 0, false});
+        ctx, &(dp__coll){__func__, NULL, {DP_ALL_REDUCE, local, count, dtype, op, scale, 0}});
 }
 
 static dp_status dp__check_local_weights(const char *fn, const dp_ctx *ctx, const double *weights)
@@ -364,8 +342,9 @@ static dp_status dp__weights_total(dp_ctx *ctx, dp_scope *temp, const double *we
         DP_TRY(dp__tensor_from(temp, &ctx->devices[i], &own, &sum));
         parts[i] = (dp_part){.send = sum.data, .recv = sum.data};
     }
-    DP_TRY(dp__collective_entered(&(dp__coll){"dp_all_reduce_weighted", ctx, DP_ALL_REDUCE, parts,
-                                              1, DP_F64, DP_OP_SUM, 1, 0, false}));
+    DP_TRY(dp__collective_run(&(dp__coll){"dp_all_reduce_weighted",
+                                          &ctx->lanes[DP__CALLER],
+                                          {DP_ALL_REDUCE, parts, 1, DP_F64, DP_OP_SUM, 1, 0}}));
     DP_TRY(dp__shared_failure(ctx, dp__copy_tensor(ctx, &host, &sum, NULL)));
     *out = *(const double *)host.data;
     return DP_OK;
@@ -374,26 +353,26 @@ static dp_status dp__weights_total(dp_ctx *ctx, dp_scope *temp, const double *we
 /* recv = send * share. A part with no weight is left out, whatever is in it. */
 static dp_status dp__weigh_part(const dp__coll *coll, int local_rank, double share)
 {
-    const dp__device *device = &coll->ctx->devices[local_rank];
-    const dp_part *part = &coll->local[local_rank];
+    const dp__device *device = &coll->lane->ctx->devices[local_rank];
+    const dp_part *part = &coll->call.local[local_rank];
     bool counts = share > 0;
     dp_kernel_args args = {.kernel = counts ? DP_KERNEL_AXPBY : DP_KERNEL_FILL,
-                           .dtype = coll->dtype,
-                           .in_dtype = coll->dtype,
-                           .count = coll->count,
+                           .dtype = coll->call.dtype,
+                           .in_dtype = coll->call.dtype,
+                           .count = coll->call.count,
                            .out = &part->recv,
                            .in = counts ? &part->send : NULL,
                            .out_count = 1,
                            .in_count = counts,
                            .alpha = share};
-    return dp__kernel(coll->ctx, device, part->stream != NULL ? part->stream : device->stream,
+    return dp__kernel(coll->lane->ctx, device, part->stream != NULL ? part->stream : device->stream,
                       &args);
 }
 
 /* Every part times its share of the whole, in the memory where it is received; then their sum. */
 static dp_status dp__weighted(const dp__coll *coll, dp_scope *temp, const double *weights)
 {
-    dp_ctx *ctx = coll->ctx;
+    dp_ctx *ctx = coll->lane->ctx;
     double total = 0;
     dp__coll sum = *coll;
     dp_status status = DP_OK;
@@ -406,23 +385,24 @@ static dp_status dp__weighted(const dp__coll *coll, dp_scope *temp, const double
                         total);
     for (int i = 0; i < ctx->info.local_count && status == DP_OK; i++) {
         status = dp__weigh_part(coll, i, weights[i] / total);
-        parts[i] = coll->local[i];
+        parts[i] = coll->call.local[i];
         parts[i].send = parts[i].recv;
     }
-    DP_TRY(dp__shared_failure(ctx, dp__parts_drain(coll, coll->local, status)));
-    sum.local = parts;
-    return dp__shared_failure(ctx, dp__collective_entered(&sum));
+    DP_TRY(dp__shared_failure(ctx, dp__parts_drain(coll, coll->call.local, status)));
+    sum.call.local = parts;
+    return dp__shared_failure(ctx, dp__collective_run(&sum));
 }
 
 DP_API dp_status dp_all_reduce_weighted(dp_ctx *ctx, const dp_part *local, const double *weights,
                                         size_t count, dp_dtype dtype)
 {
-    dp__coll coll = {__func__, ctx, DP_ALL_REDUCE, local, count, dtype, DP_OP_SUM, 1, 0, false};
     dp_scope *temp = NULL;
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_float(__func__, dtype));
     DP_TRY(dp__check_local_weights(__func__, ctx, weights));
     DP_TRY(dp__enter(__func__, ctx));
+    const dp__coll coll = {
+        __func__, &ctx->lanes[DP__CALLER], {DP_ALL_REDUCE, local, count, dtype, DP_OP_SUM, 1, 0}};
     dp_status status = dp__check_coll(&coll);
     for (int i = 0; i < ctx->info.local_count && count > 0 && status == DP_OK; i++)
         if (local[i].recv == NULL)
@@ -438,73 +418,77 @@ DP_API dp_status dp_broadcast(dp_ctx *ctx, const dp_part *local, size_t count, d
                               int root)
 {
     return dp__collective(
-        &(dp__coll){__func__, ctx, DP_BROADCAST, local, count, dtype, DP_OP_SUM, 1, root, false});
+        ctx, &(dp__coll){__func__, NULL, {DP_BROADCAST, local, count, dtype, DP_OP_SUM, 1, root}});
 }
 
 DP_API dp_status dp_all_gather(dp_ctx *ctx, const dp_part *local, size_t count_each, dp_dtype dtype)
 {
-    return dp__collective(&(dp__coll){__func__, ctx, DP_ALL_GATHER, local, count_each, dtype,
-                                      DP_OP_SUM, 1, 0, false});
+    return dp__collective(
+        ctx,
+        &(dp__coll){__func__, NULL, {DP_ALL_GATHER, local, count_each, dtype, DP_OP_SUM, 1, 0}});
 }
 
 DP_API dp_status dp_reduce_scatter(dp_ctx *ctx, const dp_part *local, size_t count_each,
                                    dp_dtype dtype, dp_op op)
 {
     return dp__collective(
-        &(dp__coll){__func__, ctx, DP_REDUCE_SCATTER, local, count_each, dtype, op, 1, 0, false});
+        ctx, &(dp__coll){__func__, NULL, {DP_REDUCE_SCATTER, local, count_each, dtype, op, 1, 0}});
 }
 
 DP_API dp_status dp_all_to_all(dp_ctx *ctx, const dp_part *local, size_t count_each, dp_dtype dtype)
 {
-    return dp__collective(&(dp__coll){__func__, ctx, DP_ALL_TO_ALL, local, count_each, dtype,
-                                      DP_OP_SUM, 1, 0, false});
+    return dp__collective(
+        ctx,
+        &(dp__coll){__func__, NULL, {DP_ALL_TO_ALL, local, count_each, dtype, DP_OP_SUM, 1, 0}});
 }
 
 DP_API dp_status dp_reduce_to(dp_ctx *ctx, const dp_part *local, size_t count, dp_dtype dtype,
                               dp_op op, int root)
 {
     return dp__collective(
-        &(dp__coll){__func__, ctx, DP_REDUCE_TO, local, count, dtype, op, 1, root, false});
+        ctx, &(dp__coll){__func__, NULL, {DP_REDUCE_TO, local, count, dtype, op, 1, root}});
 }
 
 DP_API dp_status dp_gather_to(dp_ctx *ctx, const dp_part *local, size_t count_each, dp_dtype dtype,
                               int root)
 {
-    return dp__collective(&(dp__coll){__func__, ctx, DP_GATHER_TO, local, count_each, dtype,
-                                      DP_OP_SUM, 1, root, false});
+    return dp__collective(
+        ctx,
+        &(dp__coll){__func__, NULL, {DP_GATHER_TO, local, count_each, dtype, DP_OP_SUM, 1, root}});
 }
 
 DP_API dp_status dp_scatter_from(dp_ctx *ctx, const dp_part *local, size_t count_each,
                                  dp_dtype dtype, int root)
 {
-    return dp__collective(&(dp__coll){__func__, ctx, DP_SCATTER_FROM, local, count_each, dtype,
-                                      DP_OP_SUM, 1, root, false});
+    return dp__collective(
+        ctx, &(dp__coll){
+                 __func__, NULL, {DP_SCATTER_FROM, local, count_each, dtype, DP_OP_SUM, 1, root}});
 }
 
 /* Whether the table has heard of a failure. */
-static dp_status dp__poll(dp_ctx *ctx)
+static dp_status dp__poll(const dp__lane *lane)
 {
-    bool asks = ctx->comm != NULL && DP_HAS(dp_coll_ops, ctx->comm->ops, poll);
-    return asks ? ctx->comm->ops->poll(ctx->comm) : DP_OK;
+    dp_comm *comm = lane->comm;
+    return comm != NULL && DP_HAS(dp_coll_ops, comm->ops, poll) ? comm->ops->poll(comm) : DP_OK;
 }
 
 static dp_status dp__sync_all(dp_ctx *ctx)
 {
     for (int i = 0; i < ctx->info.local_count; i++)
         DP_TRY(dp__sync(ctx->devices[i].stream));
-    return dp__poll(ctx);
+    return dp__poll(&ctx->lanes[DP__CALLER]);
 }
 
 /* A reduction of one byte per rank: nobody leaves before everybody has given theirs. */
 static dp_status dp__barrier(dp_ctx *ctx, dp_scope *temp)
 {
-    dp__coll coll = {
-        .fn = "dp_barrier", .ctx = ctx, .count = 1, .dtype = DP_BOOL, .op = DP_OP_MAX, .scale = 1};
+    dp__lane *lane = &ctx->lanes[DP__CALLER];
+    const dp__coll coll = {"dp_barrier", lane, {DP_ALL_REDUCE, NULL, 1, DP_BOOL, DP_OP_MAX, 1, 0}};
     for (int i = 0; i < ctx->info.local_count; i++) {
         dp_tensor byte;
         DP_TRY(dp__tensor_make(temp, &ctx->devices[i], DP_BOOL, 0, NULL, &byte));
         DP_TRY(dp__fill_tensor(ctx, &ctx->devices[i], &byte, 0));
-        ctx->parts[i] = (dp_part){byte.data, byte.data, ctx->devices[i].stream};
+        lane->parts[i] = (dp_part){byte.data, byte.data, ctx->devices[i].stream};
     }
     DP_TRY(dp__collective_served(&coll));
     return dp__sync_all(ctx);
@@ -515,7 +499,7 @@ DP_API dp_status dp_barrier(dp_ctx *ctx)
     dp_scope *temp = NULL;
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__enter(__func__, ctx));
-    if (ctx->comm == NULL)
+    if (ctx->lanes[DP__CALLER].comm == NULL)
         return dp__exit(__func__, ctx, dp__sync_all(ctx));
     dp_status status = dp__temp_begin(ctx, &temp);
     if (status == DP_OK)
@@ -558,34 +542,36 @@ static dp_status dp__wires_make(const char *fn, dp_ctx *ctx, dp_scope *scope, si
 /* Copy between host memory and the wire of a local rank. */
 static dp_status dp__exchange_move(const dp__coll *coll, int local_rank, void *data, bool out)
 {
-    int64_t count = (int64_t)coll->count;
-    void *wire = coll->local[local_rank].recv;
-    if (coll->courier) { /* of a hook: on the host; its other streams belong to the caller */
+    dp_ctx *ctx = coll->lane->ctx;
+    const dp__device *device = &ctx->devices[local_rank];
+    int64_t count = (int64_t)coll->call.count;
+    void *wire = coll->call.local[local_rank].recv;
+    if (dp__is_host(device)) { /* whose stream may be another thread's: a hook runs on any */
         memcpy(out ? wire : data, out ? data : wire, dp__blocks_bytes(coll, false));
         return DP_OK;
     }
-    dp_tensor own = dp_wrap(data, coll->dtype, 1, &count), sent = own;
-    sent.device = coll->ctx->devices[local_rank].id;
+    dp_tensor own = dp_wrap(data, coll->call.dtype, 1, &count), sent = own;
+    sent.device = device->id;
     sent.data = wire;
-    return dp__copy_tensor(coll->ctx, out ? &sent : &own, out ? &own : &sent, NULL);
+    return dp__copy_tensor(ctx, out ? &sent : &own, out ? &own : &sent, NULL);
 }
 
 static dp_status dp__exchange_run(const dp__coll *coll, void *data, size_t stride)
 {
-    for (int i = 0; i < coll->ctx->info.local_count; i++)
+    for (int i = 0; i < coll->lane->ctx->info.local_count; i++)
         DP_TRY(dp__exchange_move(coll, i, (char *)data + (size_t)i * stride, true));
-    DP_TRY(dp__collective_entered(coll));
+    DP_TRY(dp__collective_run(coll));
     return dp__exchange_move(coll, 0, data, false);
 }
 
-/* All ranks tell each other something small with a collective: `data` has that of local rank i at
-   i * stride bytes, and gets what the first of them received. */
-static dp_status dp__exchange(dp_ctx *ctx, const dp_part *wires, dp__coll coll, void *data,
-                              size_t stride)
+/* All processes tell each other something small with a collective on wires: `data` has that of
+   local rank i at i * stride bytes, and gets what the first of them received. */
+static dp_status dp__exchange(dp__coll coll, void *data, size_t stride)
 {
-    coll.ctx = ctx;
-    coll.local = wires;
-    coll.scale = 1;
+    const dp_ctx *ctx = coll.lane->ctx;
+    coll.call.scale = 1;
+    if (ctx->info.process_count == 1)
+        return DP_OK;
     return dp__shared_failure(ctx, dp__exchange_run(&coll, data, stride));
 }
 
@@ -605,11 +591,10 @@ static dp_status dp__wires_open(dp_ctx *ctx)
 }
 
 /* What a process says in words, or in one number, becomes what all get. */
-static dp_status dp__tell(dp__coll coll, void *data)
+static dp_status dp__tell(const char *fn, dp_ctx *ctx, dp_coll_call call, void *data)
 {
-    if (coll.ctx->wires == NULL)
-        return DP_OK;
-    return dp__exchange(coll.ctx, coll.ctx->wires, coll, data, 0);
+    call.local = ctx->wires;
+    return dp__exchange((dp__coll){fn, &ctx->lanes[DP__CALLER], call}, data, 0);
 }
 
 /* What changes no number that it is added to, or multiplied by: -0.0 is that for -0.0, too. */
@@ -625,45 +610,44 @@ static uint64_t dp__neutral_bits(dp_op op, dp_dtype dtype)
    same. */
 static dp_status dp__numbers_send(const dp__coll *coll, int local_rank, const void *own)
 {
-    dp_ctx *ctx = coll->ctx;
+    dp_ctx *ctx = coll->lane->ctx;
     const dp__device *device = &ctx->devices[local_rank];
-    const int64_t count = (int64_t)coll->count;
+    const int64_t count = (int64_t)coll->call.count;
     size_t rank = (size_t)(ctx->info.rank_first + local_rank);
     dp_part *wire = &ctx->wires[local_rank];
-    bool places = coll->verb == DP_ALL_GATHER;
+    bool places = coll->call.verb == DP_ALL_GATHER;
     wire->send = (char *)wire->recv + (places ? rank * dp__blocks_bytes(coll, false) : 0);
-    dp_tensor from = dp_wrap_const(own, coll->dtype, 1, &count), to = from;
+    dp_tensor from = dp_wrap_const(own, coll->call.dtype, 1, &count), to = from;
     to.data = (void *)(uintptr_t)wire->send;
     to.device = device->id;
     to.read_only = false;
-    if (local_rank == 0 || coll->verb != DP_ALL_REDUCE || coll->op > DP_OP_PROD)
+    if (local_rank == 0 || coll->call.verb != DP_ALL_REDUCE || coll->call.op > DP_OP_PROD)
         return dp__copy_tensor(ctx, &to, &from, NULL);
-    return dp__fill_tensor(ctx, device, &to, dp__neutral_bits(coll->op, coll->dtype));
+    return dp__fill_tensor(ctx, device, &to, dp__neutral_bits(coll->call.op, coll->call.dtype));
 }
 
 /* Of each of `block_count` blocks a part, whose places are `count` numbers apart. */
 static dp_status dp__numbers_get(const dp__coll *coll, size_t block_count, size_t count, void *out)
 {
-    const int64_t shape[] = {(int64_t)block_count, (int64_t)coll->count};
-    dp_tensor to = dp_wrap(out, coll->dtype, 2, shape), from = to;
+    const int64_t shape[] = {(int64_t)block_count, (int64_t)coll->call.count};
+    dp_tensor to = dp_wrap(out, coll->call.dtype, 2, shape), from = to;
     to.stride[0] = (int64_t)count;
-    from.data = coll->local[0].recv;
-    from.device = coll->ctx->devices[0].id;
-    return dp__copy_tensor(coll->ctx, &to, &from, NULL);
+    from.data = coll->call.local[0].recv;
+    from.device = coll->lane->ctx->devices[0].id;
+    return dp__copy_tensor(coll->lane->ctx, &to, &from, NULL);
 }
 
 /* As many at a time as there is room for. */
 static dp_status dp__numbers_run(dp__coll coll, const char *own, char *out)
 {
-    dp_ctx *ctx = coll.ctx;
-    size_t blocks = coll.verb == DP_ALL_GATHER ? (size_t)ctx->info.rank_count : 1;
-    size_t count = coll.count, most = ctx->wire_bytes / (blocks * sizeof(int64_t));
-    coll.local = ctx->wires;
-    for (size_t done = 0; done < count; done += coll.count) {
-        coll.count = count - done < most ? count - done : most;
+    dp_ctx *ctx = coll.lane->ctx;
+    size_t blocks = coll.call.verb == DP_ALL_GATHER ? (size_t)ctx->info.rank_count : 1;
+    size_t count = coll.call.count, most = ctx->wire_bytes / (blocks * sizeof(int64_t));
+    for (size_t done = 0; done < count; done += coll.call.count) {
+        coll.call.count = count - done < most ? count - done : most;
         for (int i = 0; i < ctx->info.local_count; i++)
             DP_TRY(dp__numbers_send(&coll, i, own + done * sizeof(int64_t)));
-        DP_TRY(dp__collective_entered(&coll));
+        DP_TRY(dp__collective_run(&coll));
         for (int i = 0; i < ctx->info.local_count; i++) /* where all else sends from */
             ctx->wires[i].send = ctx->wires[i].recv;
         DP_TRY(dp__numbers_get(&coll, blocks, count, out + done * sizeof(int64_t)));
@@ -674,53 +658,58 @@ static dp_status dp__numbers_run(dp__coll coll, const char *own, char *out)
 /* With no other process. */
 static void dp__numbers_alone(const dp__coll *coll, const void *own, char *out)
 {
-    size_t bytes = coll->count * sizeof(int64_t);
-    for (int r = 0; r < coll->ctx->info.rank_count && coll->verb == DP_ALL_GATHER && bytes > 0; r++)
+    size_t bytes = coll->call.count * sizeof(int64_t);
+    int ranks = coll->lane->ctx->info.rank_count;
+    for (int r = 0; r < ranks && coll->call.verb == DP_ALL_GATHER && bytes > 0; r++)
         memcpy(out + (size_t)r * bytes, own, bytes);
 }
 
-static dp_status dp__check_numbers(const dp__coll *coll, const void *own, const void *out)
+static dp_status dp__check_numbers(const char *fn, const dp_ctx *ctx, const dp_coll_call *call,
+                                   const void *own, const void *out)
 {
     size_t bytes;
-    DP_TRY(dp__check_ctx(coll->fn, coll->ctx));
-    const dp_info *info = &coll->ctx->info;
-    if (coll->count > 0)
-        DP_TRY(dp__check_pointer(coll->fn, "numbers", own));
-    if (coll->count > 0)
-        DP_TRY(dp__check_pointer(coll->fn, "out", out));
-    if ((unsigned)coll->op > DP_OP_MAX)
-        return dp_error(DP_ERR_INVALID, "%s: %d is not a dp_op", coll->fn, (int)coll->op);
-    if (coll->root < 0 || coll->root >= info->rank_count)
-        return dp_error(DP_ERR_INVALID, "%s: root %d, there are %d ranks", coll->fn, coll->root,
+    DP_TRY(dp__check_ctx(fn, ctx));
+    const dp_info *info = &ctx->info;
+    if (call->count > 0)
+        DP_TRY(dp__check_pointer(fn, "numbers", own));
+    if (call->count > 0)
+        DP_TRY(dp__check_pointer(fn, "out", out));
+    if ((unsigned)call->op > DP_OP_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %d is not a dp_op", fn, (int)call->op);
+    if (call->root < 0 || call->root >= info->rank_count)
+        return dp_error(DP_ERR_INVALID, "%s: root %d, there are %d ranks", fn, call->root,
                         info->rank_count);
-    if (!dp__mul(coll->count, (size_t)info->rank_count * sizeof(int64_t), &bytes) ||
+    if (!dp__mul(call->count, (size_t)info->rank_count * sizeof(int64_t), &bytes) ||
         bytes > INT64_MAX)
-        return dp_error(DP_ERR_INVALID, "%s: more numbers than can be counted", coll->fn);
-    if (coll->verb == DP_ALL_GATHER &&
-        dp__ranges_overlap(own, coll->count * sizeof(int64_t), out, bytes))
-        return dp_error(DP_ERR_INVALID, "%s: numbers and out overlap", coll->fn);
+        return dp_error(DP_ERR_INVALID, "%s: more numbers than can be counted", fn);
+    if (call->verb == DP_ALL_GATHER &&
+        dp__ranges_overlap(own, call->count * sizeof(int64_t), out, bytes))
+        return dp_error(DP_ERR_INVALID, "%s: numbers and out overlap", fn);
     return DP_OK;
 }
 
 /* Numbers of 8 bytes. `out` may be `own`, unless they are gathered. */
-static dp_status dp__numbers(dp__coll coll, const void *own, void *out)
+static dp_status dp__numbers(const char *fn, dp_ctx *ctx, dp_coll_call call, const void *own,
+                             void *out)
 {
-    DP_TRY(dp__check_numbers(&coll, own, out));
-    coll.scale = 1;
-    coll.op = coll.op == DP_OP_MEAN ? DP_OP_SUM : coll.op; /* whose divisor is not that of ranks */
-    DP_TRY(dp__enter(coll.fn, coll.ctx));
+    DP_TRY(dp__check_numbers(fn, ctx, &call, own, out));
+    call.local = ctx->wires;
+    call.scale = 1;
+    call.op = call.op == DP_OP_MEAN ? DP_OP_SUM : call.op; /* whose divisor is not that of ranks */
+    const dp__coll coll = {fn, &ctx->lanes[DP__CALLER], call};
+    DP_TRY(dp__enter(fn, ctx));
     dp_status status = DP_OK;
-    if (coll.ctx->wires != NULL)
-        status = dp__shared_failure(coll.ctx, dp__numbers_run(coll, own, out));
+    if (ctx->wires != NULL)
+        status = dp__shared_failure(ctx, dp__numbers_run(coll, own, out));
     else
         dp__numbers_alone(&coll, own, out);
-    return dp__exit(coll.fn, coll.ctx, status);
+    return dp__exit(fn, ctx, status);
 }
 
 DP_API dp_status dp_all_reduce_i64(dp_ctx *ctx, int64_t *numbers, size_t count, dp_op op)
 {
-    dp__coll coll = {.fn = __func__, .ctx = ctx, .count = count, .dtype = DP_I64, .op = op};
-    DP_TRY(dp__numbers(coll, numbers, numbers));
+    const dp_coll_call call = {.count = count, .dtype = DP_I64, .op = op};
+    DP_TRY(dp__numbers(__func__, ctx, call, numbers, numbers));
     for (size_t i = 0; i < count && op == DP_OP_MEAN; i++)
         numbers[i] /= ctx->info.process_count;
     return DP_OK;
@@ -728,8 +717,8 @@ DP_API dp_status dp_all_reduce_i64(dp_ctx *ctx, int64_t *numbers, size_t count, 
 
 DP_API dp_status dp_all_reduce_f64(dp_ctx *ctx, double *numbers, size_t count, dp_op op)
 {
-    dp__coll coll = {.fn = __func__, .ctx = ctx, .count = count, .dtype = DP_F64, .op = op};
-    DP_TRY(dp__numbers(coll, numbers, numbers));
+    const dp_coll_call call = {.count = count, .dtype = DP_F64, .op = op};
+    DP_TRY(dp__numbers(__func__, ctx, call, numbers, numbers));
     for (size_t i = 0; i < count && op == DP_OP_MEAN; i++)
         numbers[i] /= ctx->info.process_count;
     return DP_OK;
@@ -738,48 +727,36 @@ DP_API dp_status dp_all_reduce_f64(dp_ctx *ctx, double *numbers, size_t count, d
 DP_API dp_status dp_all_gather_i64(dp_ctx *ctx, const int64_t *numbers, size_t count_each,
                                    int64_t *out)
 {
-    dp__coll coll = {
-        .fn = __func__, .ctx = ctx, .verb = DP_ALL_GATHER, .count = count_each, .dtype = DP_I64};
-    return dp__numbers(coll, numbers, out);
+    const dp_coll_call call = {.verb = DP_ALL_GATHER, .count = count_each, .dtype = DP_I64};
+    return dp__numbers(__func__, ctx, call, numbers, out);
 }
 
 DP_API dp_status dp_all_gather_f64(dp_ctx *ctx, const double *numbers, size_t count_each,
                                    double *out)
 {
-    dp__coll coll = {
-        .fn = __func__, .ctx = ctx, .verb = DP_ALL_GATHER, .count = count_each, .dtype = DP_F64};
-    return dp__numbers(coll, numbers, out);
+    const dp_coll_call call = {.verb = DP_ALL_GATHER, .count = count_each, .dtype = DP_F64};
+    return dp__numbers(__func__, ctx, call, numbers, out);
 }
 
 DP_API dp_status dp_broadcast_i64(dp_ctx *ctx, int64_t *numbers, size_t count, int root)
 {
-    dp__coll coll = {.fn = __func__,
-                     .ctx = ctx,
-                     .verb = DP_BROADCAST,
-                     .count = count,
-                     .dtype = DP_I64,
-                     .root = root};
-    return dp__numbers(coll, numbers, numbers);
+    const dp_coll_call call = {.verb = DP_BROADCAST, .count = count, .dtype = DP_I64, .root = root};
+    return dp__numbers(__func__, ctx, call, numbers, numbers);
 }
 
 DP_API dp_status dp_broadcast_f64(dp_ctx *ctx, double *numbers, size_t count, int root)
 {
-    dp__coll coll = {.fn = __func__,
-                     .ctx = ctx,
-                     .verb = DP_BROADCAST,
-                     .count = count,
-                     .dtype = DP_F64,
-                     .root = root};
-    return dp__numbers(coll, numbers, numbers);
+    const dp_coll_call call = {.verb = DP_BROADCAST, .count = count, .dtype = DP_F64, .root = root};
+    return dp__numbers(__func__, ctx, call, numbers, numbers);
 }
 
 DP_API dp_status dp_any(dp_ctx *ctx, bool mine, bool *out)
 {
-    dp__coll coll = {.fn = __func__, .ctx = ctx, .count = 1, .dtype = DP_I64, .op = DP_OP_MAX};
+    const dp_coll_call call = {.count = 1, .dtype = DP_I64, .op = DP_OP_MAX};
     int64_t any = mine;
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_pointer(__func__, "out", out));
-    DP_TRY(dp__numbers(coll, &any, &any));
+    DP_TRY(dp__numbers(__func__, ctx, call, &any, &any));
     *out = any != 0;
     return DP_OK;
 }
@@ -808,20 +785,14 @@ static dp__excuse dp__excuse_of(dp_status status)
 /* The lowest of all processes' numbers. */
 static dp_status dp__lowest(const char *fn, dp_ctx *ctx, int64_t *number)
 {
-    return dp__tell((dp__coll){.fn = fn, .ctx = ctx, .count = 1, .dtype = DP_I64, .op = DP_OP_MIN},
-                    number);
+    return dp__tell(fn, ctx, (dp_coll_call){.count = 1, .dtype = DP_I64, .op = DP_OP_MIN}, number);
 }
 
 /* What one rank says, on all. */
 static dp_status dp__words_of(const char *fn, dp_ctx *ctx, int rank, void *words, size_t bytes)
 {
-    return dp__tell((dp__coll){.fn = fn,
-                               .ctx = ctx,
-                               .verb = DP_BROADCAST,
-                               .count = bytes,
-                               .dtype = DP_U8,
-                               .root = rank},
-                    words);
+    const dp_coll_call call = {.verb = DP_BROADCAST, .count = bytes, .dtype = DP_U8, .root = rank};
+    return dp__tell(fn, ctx, call, words);
 }
 
 /* The first rank whose process has an excuse, and that; INT64_MAX: none has. */
@@ -873,17 +844,17 @@ DP_API dp_status dp_agree(dp_ctx *ctx, dp_status status)
 /* Elements that a rank receives in temporary memory; 0: it receives where the caller wants them. */
 static size_t dp__detour_count(const dp__coll *coll, int local_rank)
 {
-    size_t ranks = (size_t)coll->ctx->info.rank_count;
-    switch (coll->verb) {
+    size_t ranks = (size_t)coll->lane->ctx->info.rank_count;
+    switch (coll->call.verb) {
     case DP_REDUCE_SCATTER:
     case DP_SCATTER_FROM:
-        return coll->count * ranks;
+        return coll->call.count * ranks;
     case DP_ALL_TO_ALL:
-        return coll->count * ranks * ranks;
+        return coll->call.count * ranks * ranks;
     case DP_REDUCE_TO:
-        return dp__receives(coll, local_rank) ? 0 : coll->count;
+        return dp__receives(coll, local_rank) ? 0 : coll->call.count;
     case DP_GATHER_TO:
-        return dp__receives(coll, local_rank) ? 0 : coll->count * ranks;
+        return dp__receives(coll, local_rank) ? 0 : coll->call.count * ranks;
     case DP_ALL_REDUCE:
     case DP_BROADCAST:
     case DP_ALL_GATHER:
@@ -894,58 +865,61 @@ static size_t dp__detour_count(const dp__coll *coll, int local_rank)
 
 static dp_status dp__detour_verb(const dp__coll *coll)
 {
-    size_t all = coll->count * (size_t)coll->ctx->info.rank_count;
-    if (coll->verb == DP_REDUCE_SCATTER)
-        return dp__table_run(coll, DP_ALL_REDUCE, all, coll->scale);
-    if (coll->verb == DP_REDUCE_TO)
-        return dp__table_run(coll, DP_ALL_REDUCE, coll->count, coll->scale);
-    if (coll->verb == DP_SCATTER_FROM)
+    size_t all = coll->call.count * (size_t)coll->lane->ctx->info.rank_count;
+    if (coll->call.verb == DP_REDUCE_SCATTER)
+        return dp__table_run(coll, DP_ALL_REDUCE, all, coll->call.scale);
+    if (coll->call.verb == DP_REDUCE_TO)
+        return dp__table_run(coll, DP_ALL_REDUCE, coll->call.count, coll->call.scale);
+    if (coll->call.verb == DP_SCATTER_FROM)
         return dp__table_run(coll, DP_BROADCAST, all, 1);
-    return dp__table_run(coll, DP_ALL_GATHER, coll->verb == DP_ALL_TO_ALL ? all : coll->count, 1);
+    return dp__table_run(coll, DP_ALL_GATHER,
+                         coll->call.verb == DP_ALL_TO_ALL ? all : coll->call.count, 1);
 }
 
 /* Take from what a rank received what it wants: its own block, or its own block of every rank. */
 static dp_status dp__detour_take(const dp__coll *coll, const dp_part *part, int local_rank)
 {
     size_t bytes = dp__blocks_bytes(coll, false), all = dp__blocks_bytes(coll, true);
-    size_t own = (size_t)(coll->ctx->info.rank_first + local_rank) * bytes;
-    size_t from_count = coll->verb == DP_ALL_TO_ALL ? (size_t)coll->ctx->info.rank_count : 1;
-    if (coll->verb == DP_REDUCE_TO || coll->verb == DP_GATHER_TO || !dp__receives(coll, local_rank))
+    size_t own = (size_t)(coll->lane->ctx->info.rank_first + local_rank) * bytes;
+    size_t from_count = coll->call.verb == DP_ALL_TO_ALL ? (size_t)coll->lane->ctx->info.rank_count
+                                                         : 1;
+    if (coll->call.verb == DP_REDUCE_TO || coll->call.verb == DP_GATHER_TO ||
+        !dp__receives(coll, local_rank))
         return DP_OK;
     for (size_t from = 0; from < from_count; from++)
-        DP_TRY(part->stream->dev->ops->copy(part->stream,
-                                            (char *)coll->local[local_rank].recv + from * bytes,
-                                            (const char *)part->recv + from * all + own, bytes));
+        DP_TRY(part->stream->dev->ops->copy(
+            part->stream, (char *)coll->call.local[local_rank].recv + from * bytes,
+            (const char *)part->recv + from * all + own, bytes));
     return DP_OK;
 }
 
 static dp_status dp__detour_run(const dp__coll *coll, dp_scope *temp)
 {
-    dp_ctx *ctx = coll->ctx;
+    dp_ctx *ctx = coll->lane->ctx;
     for (int i = 0; i < ctx->info.local_count; i++) {
         int64_t count = (int64_t)dp__detour_count(coll, i);
         dp_tensor own;
         if (count == 0)
             continue;
-        DP_TRY(dp__tensor_make(temp, &ctx->devices[i], coll->dtype, 1, &count, &own));
-        DP_TRY(dp__order_after(&ctx->devices[i], ctx->parts[i].stream));
-        ctx->parts[i].recv = own.data;
+        DP_TRY(dp__tensor_make(temp, &ctx->devices[i], coll->call.dtype, 1, &count, &own));
+        DP_TRY(dp__order_after(&ctx->devices[i], coll->lane->parts[i].stream));
+        coll->lane->parts[i].recv = own.data;
     }
     DP_TRY(dp__detour_verb(coll));
     for (int i = 0; i < ctx->info.local_count; i++)
-        DP_TRY(dp__detour_take(coll, &ctx->parts[i], i));
+        DP_TRY(dp__detour_take(coll, &coll->lane->parts[i], i));
     return DP_OK;
 }
 
 static dp_status dp__with_temp(const dp__coll *coll,
                                dp_status (*run)(const dp__coll *coll, dp_scope *temp))
 {
-    dp_ctx *ctx = coll->ctx;
+    dp_ctx *ctx = coll->lane->ctx;
     dp_scope *temp = NULL;
     DP_TRY(dp__temp_begin(ctx, &temp));
     dp_status status = run(coll, temp);
     for (int i = 0; i < ctx->info.local_count && status == DP_OK; i++)
-        status = dp__sync(ctx->parts[i].stream);
+        status = dp__sync(coll->lane->parts[i].stream);
     return dp__temp_end(temp, NULL, status);
 }
 
@@ -957,9 +931,9 @@ static dp_status dp__detour(const dp__coll *coll)
 /* A local rank's part in memory that is aligned, with a copy of what it sends. */
 static dp_status dp__aligned_part(const dp__coll *coll, dp_scope *temp, int local_rank)
 {
-    const dp__rule *rule = &dp__rules[coll->verb];
-    const dp__device *device = &coll->ctx->devices[local_rank];
-    dp_part *part = &coll->ctx->parts[local_rank];
+    const dp__rule *rule = &dp__rules[coll->call.verb];
+    const dp__device *device = &coll->lane->ctx->devices[local_rank];
+    dp_part *part = &coll->lane->parts[local_rank];
     int64_t send_bytes = (int64_t)dp__blocks_bytes(coll, rule->send_all);
     int64_t recv_bytes = (int64_t)dp__blocks_bytes(coll, rule->recv_all);
     dp_tensor send, recv;
@@ -976,22 +950,23 @@ static dp_status dp__aligned_part(const dp__coll *coll, dp_scope *temp, int loca
 
 static dp_status dp__aligned_run(const dp__coll *coll, dp_scope *temp)
 {
-    dp_ctx *ctx = coll->ctx;
+    dp_ctx *ctx = coll->lane->ctx;
     size_t count = (size_t)ctx->info.local_count;
-    size_t bytes = dp__blocks_bytes(coll, dp__rules[coll->verb].recv_all);
+    size_t bytes = dp__blocks_bytes(coll, dp__rules[coll->call.verb].recv_all);
     dp_part *aligned = dp__scope_bytes(temp, count * sizeof *aligned, _Alignof(dp_part));
     dp__coll again = *coll;
     if (aligned == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for aligned parts");
     for (size_t i = 0; i < count; i++)
         DP_TRY(dp__aligned_part(coll, temp, (int)i));
-    memcpy(aligned, ctx->parts, count * sizeof *aligned);
-    again.local = aligned;
+    memcpy(aligned, coll->lane->parts, count * sizeof *aligned);
+    again.call.local = aligned;
     DP_TRY(dp__collective_served(&again));
     for (size_t i = 0; i < count; i++) {
         dp_stream *stream = aligned[i].stream;
         if (dp__receives(coll, (int)i))
-            DP_TRY(stream->dev->ops->copy(stream, coll->local[i].recv, aligned[i].recv, bytes));
+            DP_TRY(
+                stream->dev->ops->copy(stream, coll->call.local[i].recv, aligned[i].recv, bytes));
     }
     return DP_OK;
 }
@@ -1018,6 +993,7 @@ typedef struct dp__staging {
     dp_comm base;
     dp_coll_ops ops; /* what the carrier has */
     char name[64];
+    dp__lane *lane;
     dp_comm *carrier;
     int count; /* local ranks */
     bool reached;
@@ -1042,14 +1018,14 @@ static size_t dp__carried_slot(const dp__carried *piece, int local_rank)
 
 static size_t dp__carried_bytes(const dp__carried *piece)
 {
-    return piece->count * dp__dtype_sizes[piece->coll->dtype];
+    return piece->count * dp__dtype_sizes[piece->coll->call.dtype];
 }
 
 /* Where in its piece a rank has what it sends, or receives. What may be in place is. */
 static char *dp__carried_at(const dp__carried *piece, int local_rank, bool sends)
 {
-    const dp__rule *rule = &dp__rules[piece->coll->verb];
-    const dp_info *info = &piece->coll->ctx->info;
+    const dp__rule *rule = &dp__rules[piece->coll->call.verb];
+    const dp_info *info = &piece->coll->lane->ctx->info;
     size_t blocks = 0;
     if (rule->in_place && (sends ? rule->recv_all : rule->send_all))
         blocks = (size_t)(info->rank_first + local_rank);
@@ -1063,13 +1039,13 @@ static char *dp__carried_at(const dp__carried *piece, int local_rank, bool sends
 static dp_status dp__carried_copy(const dp__carried *piece, int local_rank, bool sends)
 {
     const dp__coll *coll = piece->coll;
-    const dp__rule *rule = &dp__rules[coll->verb];
-    const dp_part *part = &coll->local[local_rank];
+    const dp__rule *rule = &dp__rules[coll->call.verb];
+    const dp_part *part = &coll->call.local[local_rank];
     const dp_device_ops *ops = part->stream->dev->ops;
-    size_t blocks = (sends ? rule->send_all : rule->recv_all) ? (size_t)coll->ctx->info.rank_count
-                                                              : 1;
+    size_t blocks =
+        (sends ? rule->send_all : rule->recv_all) ? (size_t)coll->lane->ctx->info.rank_count : 1;
     size_t bytes = dp__carried_bytes(piece), stride = dp__blocks_bytes(coll, false);
-    size_t at = piece->first * dp__dtype_sizes[coll->dtype];
+    size_t at = piece->first * dp__dtype_sizes[coll->call.dtype];
     char *near = dp__carried_at(piece, local_rank, sends);
     if (bytes == stride) { /* all of it lies together */
         bytes *= blocks;
@@ -1084,7 +1060,7 @@ static dp_status dp__carried_copy(const dp__carried *piece, int local_rank, bool
 static dp_status dp__carried_out(const dp__carried *piece)
 {
     for (int i = 0; i < piece->by->count; i++) {
-        dp_stream *stream = piece->coll->local[i].stream;
+        dp_stream *stream = piece->coll->call.local[i].stream;
         dp_event *copied = piece->by->copied[dp__carried_slot(piece, i)];
         if (dp__sends(piece->coll, i))
             DP_TRY(dp__carried_copy(piece, i, true));
@@ -1105,14 +1081,16 @@ static dp_status dp__carried_in(const dp__carried *piece)
 /* The carrier's call, of parts in host memory. */
 static dp_status dp__carried_call(const dp__carried *piece)
 {
-    const dp__coll *coll = piece->coll;
-    dp__journal *journal = coll->ctx->journal;
-    if (journal != NULL)
-        journal->lanes[coll->courier].pieces = true;
-    dp_status status = dp__comm_call(coll, piece->by->carrier, piece->by->parts, coll->verb,
-                                     piece->count, coll->scale);
-    if (journal != NULL)
-        journal->lanes[coll->courier].pieces = false;
+    dp_comm *carrier = piece->by->carrier;
+    dp__ring *ring = piece->by->lane->ring;
+    dp_coll_call call = piece->coll->call;
+    call.local = piece->by->parts;
+    call.count = piece->count;
+    if (ring != NULL)
+        ring->pieces = true;
+    dp_status status = carrier->ops->run(carrier, &call);
+    if (ring != NULL)
+        ring->pieces = false;
     return status;
 }
 
@@ -1125,7 +1103,7 @@ static dp_status dp__carried_carry(const dp__carried *piece)
         piece->by->parts[i] =
             (dp_part){.send = dp__carried_at(piece, i, true),
                       .recv = dp__receives(coll, i) ? dp__carried_at(piece, i, false) : NULL,
-                      .stream = coll->ctx->host_device.stream};
+                      .stream = coll->lane->ctx->host_device.stream};
     }
     return dp__carried_call(piece);
 }
@@ -1133,22 +1111,23 @@ static dp_status dp__carried_carry(const dp__carried *piece)
 static dp_status dp__staging_wait(const dp__staging *by, const dp__coll *coll)
 {
     for (int i = 0; i < by->count; i++)
-        DP_TRY(dp__sync(coll->local[i].stream));
+        DP_TRY(dp__sync(coll->call.local[i].stream));
     return DP_OK;
 }
 
 /* All in pieces: one is copied out before the one in front of it is carried. */
 static dp_status dp__staging_pieces(const dp__staging *by, const dp__coll *coll)
 {
-    const dp__rule *rule = &dp__rules[coll->verb];
-    size_t blocks = rule->send_all || rule->recv_all ? (size_t)coll->ctx->info.rank_count : 1;
-    size_t most = by->room / dp__dtype_sizes[coll->dtype] / (rule->in_place ? blocks : 2 * blocks);
-    size_t steps = (coll->count + most - 1) / most;
+    const dp__rule *rule = &dp__rules[coll->call.verb];
+    size_t blocks = rule->send_all || rule->recv_all ? (size_t)coll->lane->ctx->info.rank_count : 1;
+    size_t most = by->room / dp__dtype_sizes[coll->call.dtype] /
+                  (rule->in_place ? blocks : 2 * blocks);
+    size_t steps = (coll->call.count + most - 1) / most;
     dp__carried pair[DP__STAGE_PIECES];
     for (size_t k = 0; k <= steps; k++) {
         dp__carried *piece = &pair[k % DP__STAGE_PIECES];
         const dp__carried *before = &pair[(k + 1) % DP__STAGE_PIECES];
-        size_t first = k * most, left = coll->count > first ? coll->count - first : 0;
+        size_t first = k * most, left = coll->call.count > first ? coll->call.count - first : 0;
         *piece = (dp__carried){by, coll, first, left < most ? left : most, k % DP__STAGE_PIECES};
         if (k < steps)
             DP_TRY(dp__carried_out(piece));
@@ -1163,10 +1142,10 @@ static dp_status dp__staging_pieces(const dp__staging *by, const dp__coll *coll)
 /* All at once, where it is. */
 static dp_status dp__staging_views(const dp__staging *by, const dp__coll *coll)
 {
-    const dp__carried all = {.by = by, .coll = coll, .count = coll->count};
+    const dp__carried all = {.by = by, .coll = coll, .count = coll->call.count};
     for (int i = 0; i < by->count; i++) {
-        by->parts[i] = coll->local[i];
-        by->parts[i].stream = coll->ctx->host_device.stream;
+        by->parts[i] = coll->call.local[i];
+        by->parts[i].stream = coll->lane->ctx->host_device.stream;
     }
     return dp__carried_call(&all);
 }
@@ -1176,20 +1155,12 @@ static dp_status dp__staging_views(const dp__staging *by, const dp__coll *coll)
 static dp_status dp__staging_run(dp_comm *comm, const dp_coll_call *call)
 {
     const dp__staging *by = (dp__staging *)comm;
-    dp_ctx *ctx = dp__ctx_of(comm->host);
-    const dp__coll coll = {.ctx = ctx,
-                           .verb = call->verb,
-                           .local = call->local,
-                           .count = call->count,
-                           .dtype = call->dtype,
-                           .op = call->op,
-                           .scale = call->scale,
-                           .root = call->root,
-                           .courier = comm == ctx->courier_comm};
+    dp_ctx *ctx = by->lane->ctx;
+    const dp__coll coll = {.lane = by->lane, .call = *call};
     DP_TRY(dp__staging_wait(by, &coll));
     dp_status status = by->reached ? dp__staging_views(by, &coll) : dp__staging_pieces(by, &coll);
     for (int i = 0; i < by->count && dp_status_class(status) == DP_CLASS_CALL; i++)
-        status = dp__drain(ctx, coll.local[i].stream, status);
+        status = dp__drain(ctx, coll.call.local[i].stream, status);
     return dp__shared_failure(ctx, status);
 }
 
@@ -1247,8 +1218,9 @@ static dp_coll_ops dp__staging_ops(const dp_coll_ops *carrier)
 }
 
 /* A piece has at least one element of every block. */
-static dp_status dp__staging_make_room(dp_ctx *ctx, dp__staging *staging)
+static dp_status dp__staging_make_room(dp__staging *staging)
 {
+    dp_ctx *ctx = staging->lane->ctx;
     const dp_host *host = &ctx->host;
     size_t slots = (size_t)(DP__STAGE_PIECES * staging->count);
     size_t least = 2 * (size_t)ctx->info.rank_count * sizeof(double);
@@ -1270,8 +1242,9 @@ static dp_status dp__staging_make_room(dp_ctx *ctx, dp__staging *staging)
     return DP_OK;
 }
 
-static dp_status dp__staging_make(dp_ctx *ctx, dp_comm *carrier, dp__staging **out)
+static dp_status dp__staging_make(dp__lane *lane, dp_comm *carrier, dp__staging **out)
 {
+    const dp_ctx *ctx = lane->ctx;
     const dp_host *host = &ctx->host;
     int count = ctx->info.local_count;
     dp__staging *staging = host->alloc(host, sizeof *staging, _Alignof(dp__staging));
@@ -1279,6 +1252,7 @@ static dp_status dp__staging_make(dp_ctx *ctx, dp_comm *carrier, dp__staging **o
         return dp_error(DP_ERR_NO_MEMORY, "no memory to stage collectives");
     *staging = (dp__staging){.base = {&staging->ops, host},
                              .ops = dp__staging_ops(carrier->ops),
+                             .lane = lane,
                              .carrier = carrier,
                              .count = count,
                              .reached = true};
@@ -1288,20 +1262,21 @@ static dp_status dp__staging_make(dp_ctx *ctx, dp_comm *carrier, dp__staging **o
         return dp_error(DP_ERR_NO_MEMORY, "no memory to stage collectives");
     for (int i = 0; i < count; i++)
         staging->reached = staging->reached && dp__is_reached(&ctx->devices[i]);
-    return staging->reached ? DP_OK : dp__staging_make_room(ctx, staging);
+    return staging->reached ? DP_OK : dp__staging_make_room(staging);
 }
 
 /* The carrier is open. It is closed with what is made of it, also where that fails. */
-static dp_status dp__staging_open(dp_ctx *ctx, dp_comm *carrier, dp_comm **out)
+static dp_status dp__staging_open(dp__lane *lane, dp_comm *carrier)
 {
+    const dp_ctx *ctx = lane->ctx;
     dp__staging *staging = NULL;
-    dp_status status = dp__staging_make(ctx, carrier, &staging);
+    dp_status status = dp__staging_make(lane, carrier, &staging);
     if (status == DP_OK) {
         snprintf(staging->name, sizeof staging->name, "%s%sthrough the host",
                  ctx->info.process_count > 1 ? carrier->ops->name : "",
                  ctx->info.process_count > 1 ? ", " : "");
         staging->ops.name = staging->name;
-        *out = &staging->base;
+        lane->comm = &staging->base;
     } else if (staging != NULL) {
         dp__staging_close(&staging->base);
     } else {

@@ -66,7 +66,7 @@ typedef struct dp__bucket {
 
 typedef struct dp__trip { /* the bucket that travels */
     dp_bucket bucket;
-    bool courier;
+    dp__lane *lane;
     const dp__frame *frame;    /* of the hook, while it runs */
     size_t collective_count;   /* that the hook has called */
     char said[DP__LINE_BYTES]; /* why the hook has failed here */
@@ -82,6 +82,7 @@ struct dp_reducer {
     uint32_t magic;
     bool full; /* there was no memory for something */
     dp_ctx *ctx;
+    dp__lane *lane; /* where its passes ride */
     dp_scope *scope;
     char *name, **unit_names;
     char label[DP__LABEL_BYTES]; /* for sentences */
@@ -127,7 +128,7 @@ struct dp_reducer {
     uint8_t *unused;          /* units that no rank uses in this reduction, and DP__BESIDE more */
     dp_stream **streams;      /* local ranks by units: where they were reported */
     /* The rest is under the context's lock. */
-    dp_reducer *behind; /* the one whose pass travels after this one: see dp_ctx.riding */
+    dp_reducer *behind; /* the one whose pass travels after this one: see dp__lane.riding */
     bool open, sync;
     bool released;     /* finish was called: what was not reported travels too */
     uint8_t *marks;    /* local ranks by units */
@@ -719,7 +720,7 @@ static bool dp__may_be_flat(const dp_reducer *reducer)
         dp_dtype dtype = reducer->blocks[reducer->ranges[i].block].dtype;
         size_t bytes = reducer->ranges[i].count * dp__dtype_sizes[dtype];
         flat = dp__travel_dtype(reducer, dtype) != dtype ||
-               (reducer->ctx->courier_comm != NULL && bytes < DP__SHORT_RUN_BYTES);
+               (reducer->lane->comm != NULL && bytes < DP__SHORT_RUN_BYTES);
     }
     return flat;
 }
@@ -759,31 +760,30 @@ static bool dp__is_flat(const dp_reducer *reducer, const dp__bucket *bucket, boo
 }
 
 /* Reduce each span where it lies, on every local rank: for all of them, or to each its share. */
-static dp_status dp__spans_reduce(dp__spans *spans, bool courier)
+static dp_status dp__spans_reduce(dp__spans *spans, dp__lane *lane)
 {
     dp_reducer *reducer = spans->reducer;
     dp_ctx *ctx = reducer->ctx;
     bool shares = spans->of == DP__WHAT_IS_SHARED;
     dp__coll coll = {.fn = "dp_reducer_finish",
-                     .ctx = ctx,
-                     .verb = shares ? DP_REDUCE_SCATTER : DP_ALL_REDUCE,
-                     .local = reducer->parts,
-                     .op = dp__reduction_op(reducer),
-                     .scale = reducer->scale,
-                     .courier = courier};
+                     .lane = lane,
+                     .call = {.verb = shares ? DP_REDUCE_SCATTER : DP_ALL_REDUCE,
+                              .local = reducer->parts,
+                              .op = dp__reduction_op(reducer),
+                              .scale = reducer->scale}};
     while (dp__spans_next(spans)) {
         const dp_block *block = &reducer->blocks[spans->block];
         size_t size = dp__dtype_sizes[block->dtype];
-        coll.count = shares ? spans->length / (size_t)ctx->info.rank_count : spans->length;
-        coll.dtype = block->dtype;
+        coll.call.count = shares ? spans->length / (size_t)ctx->info.rank_count : spans->length;
+        coll.call.dtype = block->dtype;
         for (int i = 0; i < ctx->info.local_count; i++) {
-            size_t own = shares ? (size_t)(ctx->info.rank_first + i) * coll.count * size : 0;
+            size_t own = shares ? (size_t)(ctx->info.rank_first + i) * coll.call.count * size : 0;
             bool wants = i == 0 || !reducer->to_first || shares;
             char *data = (char *)block->local[i] + spans->first * size;
             char *to = (char *)block->local[reducer->to_first ? 0 : i] + spans->first * size;
             reducer->parts[i] = (dp_part){.send = data, .recv = wants ? to + own : NULL};
         }
-        DP_TRY(dp__collective_entered(&coll));
+        DP_TRY(dp__collective_run(&coll));
         reducer->carried += dp__blocks_bytes(&coll, shares);
     }
     return DP_OK;
@@ -833,7 +833,8 @@ static dp_status dp__flat_clear(const dp_reducer *reducer)
     return DP_OK;
 }
 
-static void dp__trip_begin(dp_reducer *reducer, size_t index, size_t count, bool flat, bool courier)
+static void dp__trip_begin(dp_reducer *reducer, size_t index, size_t count, bool flat,
+                           dp__lane *lane)
 {
     dp_ctx *ctx = reducer->ctx;
     const dp_bucket_info *info = &reducer->buckets[index].info;
@@ -843,11 +844,10 @@ static void dp__trip_begin(dp_reducer *reducer, size_t index, size_t count, bool
     for (int i = 0; i < ctx->info.local_count; i++) {
         char *own = (char *)reducer->blocks[run.block].local[i] + run.first * size;
         void *data = flat ? reducer->flats[i] : own;
-        dp_stream *stream = courier ? ctx->courier_streams[i] : ctx->devices[i].stream;
         bool wants = i == 0 || !reducer->to_first || reducer->hook != NULL;
-        reducer->parts[i] = (dp_part){data, wants ? data : NULL, stream};
+        reducer->parts[i] = (dp_part){data, wants ? data : NULL, dp__lane_stream(lane, i)};
     }
-    reducer->trip = (dp__trip){.courier = courier,
+    reducer->trip = (dp__trip){.lane = lane,
                                .bucket = {.ctx = ctx,
                                           .reducer = reducer,
                                           .index = index,
@@ -863,16 +863,15 @@ static void dp__trip_begin(dp_reducer *reducer, size_t index, size_t count, bool
 static dp_status dp__trip_reduce(dp_reducer *reducer)
 {
     const dp_bucket *bucket = &reducer->trip.bucket;
-    dp__coll coll = {.fn = "dp_reducer_finish",
-                     .ctx = reducer->ctx,
-                     .local = bucket->local,
-                     .count = bucket->count,
-                     .dtype = bucket->dtype,
-                     .op = bucket->op,
-                     .scale = bucket->scale,
-                     .courier = reducer->trip.courier};
+    const dp__coll coll = {.fn = "dp_reducer_finish",
+                           .lane = reducer->trip.lane,
+                           .call = {.local = bucket->local,
+                                    .count = bucket->count,
+                                    .dtype = bucket->dtype,
+                                    .op = bucket->op,
+                                    .scale = bucket->scale}};
     reducer->carried += dp__blocks_bytes(&coll, false);
-    return dp__collective_entered(&coll);
+    return dp__collective_run(&coll);
 }
 
 static dp_status dp__hook_run(dp_reducer *reducer);
@@ -888,33 +887,33 @@ static dp_status dp__trip_run(dp_reducer *reducer, dp__spans spans, bool flat, b
 }
 
 /* What ranks do not share out; its short runs are flat, as those of a bucket are. */
-static dp_status dp__rest_travel(dp_reducer *reducer, size_t index, dp__spans rest, bool courier)
+static dp_status dp__rest_travel(dp_reducer *reducer, size_t index, dp__spans rest, dp__lane *lane)
 {
     dp__spans all = rest;
     size_t size = dp__dtype_sizes[reducer->buckets[index].info.dtype], run_count = 0, count = 0;
     for (all.skips = false; dp__spans_next(&all); count += all.length)
         run_count++;
     if (!dp__has_short_runs(reducer, count * size, run_count))
-        return dp__spans_reduce(&rest, courier);
-    dp__trip_begin(reducer, index, count, true, courier);
+        return dp__spans_reduce(&rest, lane);
+    dp__trip_begin(reducer, index, count, true, lane);
     return dp__trip_run(reducer, rest, true, !rest.skips);
 }
 
 /* Span by span, of a bucket, or of all of them where none is flat. */
-static dp_status dp__spans_travel(dp_reducer *reducer, size_t index, dp__spans spans, bool courier)
+static dp_status dp__spans_travel(dp_reducer *reducer, size_t index, dp__spans spans,
+                                  dp__lane *lane)
 {
     dp__spans rest = spans;
     if (!reducer->scatters)
-        return dp__spans_reduce(&spans, courier);
+        return dp__spans_reduce(&spans, lane);
     spans.of = DP__WHAT_IS_SHARED;
     rest.of = DP__THE_REST;
-    DP_TRY(dp__spans_reduce(&spans, courier));
-    return dp__rest_travel(reducer, index, rest, courier);
+    DP_TRY(dp__spans_reduce(&spans, lane));
+    return dp__rest_travel(reducer, index, rest, lane);
 }
 
-/* Over the courier's communicator, or the caller's. In a pass that is lost nothing travels any
-   more. */
-static dp_status dp__bucket_travel(dp_reducer *reducer, size_t index, bool courier, bool skips)
+/* In a pass that is lost nothing travels any more. */
+static dp_status dp__bucket_travel(dp_reducer *reducer, size_t index, dp__lane *lane, bool skips)
 {
     const dp__bucket *bucket = &reducer->buckets[index];
     dp__spans spans = dp__bucket_spans(reducer, bucket, skips);
@@ -924,19 +923,19 @@ static dp_status dp__bucket_travel(dp_reducer *reducer, size_t index, bool couri
     if (bucket->info.bytes == 0 || used == 0 || reducer->lost != DP_OK)
         return DP_OK;
     bool whole = used == bucket->info.unit_count, flat = dp__is_flat(reducer, bucket, whole);
-    dp__purpose before = dp__journal_for(
-        reducer->ctx, courier, (dp__purpose){bucket->label, reducer->number, (uint32_t)index + 1});
+    dp__purpose before =
+        dp__journal_for(lane, (dp__purpose){bucket->label, reducer->number, (uint32_t)index + 1});
     dp_trace_begin(bucket->label);
     dp_status status;
     if (!flat && reducer->hook == NULL) {
-        status = dp__spans_travel(reducer, index, spans, courier);
+        status = dp__spans_travel(reducer, index, spans, lane);
     } else {
         size_t count = bucket->info.bytes / dp__dtype_sizes[bucket->info.dtype];
-        dp__trip_begin(reducer, index, count, flat, courier);
+        dp__trip_begin(reducer, index, count, flat, lane);
         status = dp__trip_run(reducer, spans, flat, whole);
     }
     dp_trace_end();
-    dp__journal_for(reducer->ctx, courier, before);
+    dp__journal_for(lane, before);
     return status;
 }
 
@@ -971,11 +970,11 @@ enum { DP__ACT_WORDS = 2 }; /* what is done, and the scale; each has to be the s
 
 static const uint64_t dp__act_counts = ((uint64_t)1 << 52) - 1; /* no memory holds more */
 
-static void dp__act_words(dp__act act, const dp__coll *coll, int64_t *out)
+static void dp__act_words(dp__act act, const dp_coll_call *call, int64_t *out)
 {
-    out[0] = (int64_t)((uint64_t)act << 60 | (uint64_t)coll->op << 56 |
-                       (uint64_t)coll->dtype << 52 | (coll->count & dp__act_counts));
-    memcpy(&out[1], &coll->scale, sizeof *out);
+    out[0] = (int64_t)((uint64_t)act << 60 | (uint64_t)call->op << 56 |
+                       (uint64_t)call->dtype << 52 | (call->count & dp__act_counts));
+    memcpy(&out[1], &call->scale, sizeof *out);
 }
 
 /* "all-reduces 7 f32" */
@@ -1006,29 +1005,26 @@ static dp_status dp__lose(dp_reducer *reducer, dp_status status, const char *wha
     return dp_error(status, "%s", reducer->lost_text);
 }
 
-/* The least of all processes' words; count 4 at most. */
-static dp_status dp__hook_tell(dp_reducer *reducer, int64_t *words, size_t count)
+/* Over the hook's own lane. */
+static dp_status dp__hook_tell(dp_reducer *reducer, dp_coll_call call, void *data)
 {
-    dp__coll coll = {.fn = "dp_reducer_finish",
-                     .count = count,
-                     .dtype = DP_I64,
-                     .op = DP_OP_MIN,
-                     .courier = reducer->trip.courier};
-    if (reducer->ctx->info.process_count == 1)
-        return DP_OK;
-    return dp__exchange(reducer->ctx, reducer->hook_wires, coll, words, 0);
+    call.local = reducer->hook_wires;
+    return dp__exchange((dp__coll){"dp_reducer_finish", reducer->trip.lane, call}, data, 0);
+}
+
+/* The least of all processes' words; count 4 at most. */
+static dp_status dp__hook_least(dp_reducer *reducer, int64_t *words, size_t count)
+{
+    return dp__hook_tell(reducer, (dp_coll_call){.count = count, .dtype = DP_I64, .op = DP_OP_MIN},
+                         words);
 }
 
 /* Why the hook has failed on this rank, on all. */
 static dp_status dp__hook_said(dp_reducer *reducer, int rank)
 {
-    dp__coll coll = {.fn = "dp_reducer_finish",
-                     .verb = DP_BROADCAST,
-                     .count = sizeof reducer->trip.said,
-                     .dtype = DP_U8,
-                     .root = rank,
-                     .courier = reducer->trip.courier};
-    return dp__exchange(reducer->ctx, reducer->hook_wires, coll, reducer->trip.said, 0);
+    const dp_coll_call call = {
+        .verb = DP_BROADCAST, .count = DP__LINE_BYTES, .dtype = DP_U8, .root = rank};
+    return dp__hook_tell(reducer, call, reducer->trip.said);
 }
 
 /* For the word that differs, or says that all fail: which rank has the least, and which the
@@ -1039,7 +1035,7 @@ static dp_status dp__hook_differs(dp_reducer *reducer, int64_t own, int64_t leas
     int64_t rank = reducer->ctx->info.rank_first;
     int64_t ranks[2] = {own == least ? rank : INT64_MAX, own == most ? rank : INT64_MAX};
     char what[DP__LINE_BYTES + 64], a[64], b[64];
-    DP_TRY(dp__hook_tell(reducer, ranks, 2));
+    DP_TRY(dp__hook_least(reducer, ranks, 2));
     if (!scale && least >> 60 == DP__FAILS) {
         DP_TRY(dp__hook_said(reducer, (int)ranks[0]));
         snprintf(what, sizeof what, "it failed on rank %d: %s", (int)ranks[0], reducer->trip.said);
@@ -1052,15 +1048,15 @@ static dp_status dp__hook_differs(dp_reducer *reducer, int64_t own, int64_t leas
 }
 
 /* Whether all ranks do the same next. */
-static dp_status dp__hook_agree(dp_reducer *reducer, dp__act act, const dp__coll *coll)
+static dp_status dp__hook_agree(dp_reducer *reducer, dp__act act, const dp_coll_call *call)
 {
     int64_t own[DP__ACT_WORDS], all[2 * DP__ACT_WORDS];
-    dp__act_words(act, coll, own);
+    dp__act_words(act, call, own);
     for (int i = 0; i < DP__ACT_WORDS; i++) {
         all[2 * i] = own[i];
         all[2 * i + 1] = ~own[i];
     }
-    DP_TRY(dp__hook_tell(reducer, all, 2 * DP__ACT_WORDS));
+    DP_TRY(dp__hook_least(reducer, all, 2 * DP__ACT_WORDS));
     for (int i = 0; i < DP__ACT_WORDS; i++)
         if (all[2 * i] != ~all[2 * i + 1] || (i == 0 && act == DP__FAILS))
             return dp__hook_differs(reducer, own[i], all[2 * i], ~all[2 * i + 1], i > 0);
@@ -1073,7 +1069,7 @@ static dp_status dp__hook_end(dp_reducer *reducer, dp_status status)
     snprintf(reducer->trip.said, sizeof reducer->trip.said, "%.*s", DP__LINE_BYTES - 1,
              dp_last_error());
     dp_status told =
-        dp__hook_agree(reducer, status == DP_OK ? DP__RETURNS : DP__FAILS, &(dp__coll){0});
+        dp__hook_agree(reducer, status == DP_OK ? DP__RETURNS : DP__FAILS, &(dp_coll_call){0});
     if (dp_status_class(told) == DP_CLASS_JOB)
         return told;
     if (told == DP_OK && reducer->trip.collective_count == 0)
@@ -1110,20 +1106,20 @@ static dp_status dp__check_in_hook(const char *fn, const dp_bucket *bucket)
     return DP_OK;
 }
 
-static dp_status dp__hook_collective(const dp_bucket *bucket, dp__act act, dp__coll coll)
+static dp_status dp__hook_collective(const char *fn, const dp_bucket *bucket, dp__act act,
+                                     dp_coll_call call)
 {
     dp_reducer *reducer = bucket->reducer;
     dp_ctx *ctx = reducer->ctx;
-    coll.ctx = ctx;
-    coll.courier = reducer->trip.courier;
+    const dp__coll coll = {fn, reducer->trip.lane, call};
     DP_TRY(dp__check_coll(&coll));
-    DP_TRY(dp__leave(coll.fn, ctx, dp__hook_agree(reducer, act, &coll)));
+    DP_TRY(dp__leave(fn, ctx, dp__hook_agree(reducer, act, &call)));
     reducer->trip.collective_count++;
     reducer->carried += dp__blocks_bytes(&coll, false);
-    dp_status status = dp__shared_failure(ctx, dp__collective_entered(&coll));
+    dp_status status = dp__shared_failure(ctx, dp__collective_run(&coll));
     if (status != DP_OK) /* even if the hook goes on after it */
         dp__lose(reducer, status, dp_last_error());
-    return dp__leave(coll.fn, ctx, status);
+    return dp__leave(fn, ctx, status);
 }
 
 DP_API dp_status dp_bucket_all_reduce(const dp_bucket *bucket, const dp_part *local, size_t count,
@@ -1133,26 +1129,17 @@ DP_API dp_status dp_bucket_all_reduce(const dp_bucket *bucket, const dp_part *lo
     DP_TRY(dp__check_in_hook(__func__, bucket));
     if (scales)
         DP_TRY(dp__check_float(__func__, dtype));
-    return dp__hook_collective(bucket, DP__REDUCES,
-                               (dp__coll){.fn = __func__,
-                                          .local = local,
-                                          .count = count,
-                                          .dtype = dtype,
-                                          .op = op,
-                                          .scale = scale});
+    return dp__hook_collective(__func__, bucket, DP__REDUCES,
+                               (dp_coll_call){DP_ALL_REDUCE, local, count, dtype, op, scale, 0});
 }
 
 DP_API dp_status dp_bucket_all_gather(const dp_bucket *bucket, const dp_part *local,
                                       size_t count_each, dp_dtype dtype)
 {
     DP_TRY(dp__check_in_hook(__func__, bucket));
-    return dp__hook_collective(bucket, DP__GATHERS,
-                               (dp__coll){.fn = __func__,
-                                          .verb = DP_ALL_GATHER,
-                                          .local = local,
-                                          .count = count_each,
-                                          .dtype = dtype,
-                                          .scale = 1});
+    return dp__hook_collective(
+        __func__, bucket, DP__GATHERS,
+        (dp_coll_call){DP_ALL_GATHER, local, count_each, dtype, DP_OP_SUM, 1, 0});
 }
 
 /* ==== >>times ==================================================================================
@@ -1175,7 +1162,7 @@ static void dp__bucket_timed(dp_reducer *reducer, size_t index, uint64_t start, 
 static dp_status dp__bucket_carry(dp_reducer *reducer, size_t index, bool skips)
 {
     uint64_t start = dp__os_now_ns();
-    DP_TRY(dp__bucket_travel(reducer, index, false, skips));
+    DP_TRY(dp__bucket_travel(reducer, index, &reducer->ctx->lanes[DP__CALLER], skips));
     dp__lock_enter(&reducer->ctx->lock);
     dp__bucket_timed(reducer, index, start, dp__os_now_ns());
     dp__lock_leave(&reducer->ctx->lock);
@@ -1225,35 +1212,29 @@ static dp_reduce_times dp__times_mean(const dp_reduce_times *total, uint64_t cou
    while an older one is open, the caller reduces it over the caller's communicator: nothing may
    wait for what the same thread does later. So no order depends on timing.                     */
 
-/* What a local rank has reported so far: its last stream has come after the ones before. NULL where
-   the host reaches the device's memory, as its work is done when a call returns. */
-typedef struct dp__reported {
-    dp_event *done;
-    dp_stream *stream;
-} dp__reported;
-
-/* Under the lock. */
-static dp_status dp__reported_mark(dp_ctx *ctx, int local_rank, dp_stream *stream)
+/* Under the lock. What a local rank has reported by now, its lane's stream comes after. */
+static dp_status dp__reported_mark(const dp__lane *lane, int local_rank, dp_stream *stream)
 {
-    dp__reported *reported = ctx->reported != NULL ? &ctx->reported[local_rank] : NULL;
-    const dp_device_ops *ops = ctx->devices[local_rank].dev->ops;
-    if (reported == NULL || reported->done == NULL)
+    dp__lane_rank *rank = lane->ranks != NULL ? &lane->ranks[local_rank] : NULL;
+    const dp__device *device = &lane->ctx->devices[local_rank];
+    const dp_device_ops *ops = device->dev->ops;
+    if (rank == NULL || rank->reported == NULL)
         return DP_OK;
-    stream = stream != NULL ? stream : ctx->devices[local_rank].stream;
-    if (reported->stream != NULL && reported->stream != stream)
-        DP_TRY(ops->event_wait(stream, reported->done));
-    reported->stream = stream;
-    return ops->event_record(reported->done, stream);
+    stream = stream != NULL ? stream : device->stream;
+    if (rank->last != NULL && rank->last != stream)
+        DP_TRY(ops->event_wait(stream, rank->reported));
+    rank->last = stream;
+    return ops->event_record(rank->reported, stream);
 }
 
-/* The courier's streams come after what was reported; or are waited for. */
-static dp_status dp__courier_order(const dp_ctx *ctx, bool wait)
+/* The lane's streams come after what was reported; or are waited for. */
+static dp_status dp__lane_order(const dp__lane *lane, bool wait)
 {
-    for (int i = 0; i < ctx->info.local_count; i++) {
-        dp_stream *stream = ctx->courier_streams[i];
-        if (ctx->reported[i].done != NULL)
-            DP_TRY(wait ? dp__sync(stream)
-                        : stream->dev->ops->event_wait(stream, ctx->reported[i].done));
+    for (int i = 0; i < lane->ctx->info.local_count; i++) {
+        const dp__lane_rank *rank = &lane->ranks[i];
+        if (rank->reported != NULL)
+            DP_TRY(wait ? dp__sync(rank->stream)
+                        : rank->stream->dev->ops->event_wait(rank->stream, rank->reported));
     }
     return DP_OK;
 }
@@ -1265,10 +1246,11 @@ typedef struct dp__transfer {
 } dp__transfer;
 
 /* The next bucket to carry, if any. The pass cannot end before a bucket taken here has arrived. */
-static bool dp__transfer_take(dp_ctx *ctx, dp__transfer *out)
+static bool dp__transfer_take(const dp__lane *lane, dp__transfer *out)
 {
+    dp_ctx *ctx = lane->ctx;
     dp__lock_enter(&ctx->lock);
-    dp_reducer *reducer = ctx->riding;
+    dp_reducer *reducer = lane->riding;
     bool some = reducer != NULL && reducer->next < reducer->bucket_count &&
                 (reducer->released || reducer->buckets[reducer->next].owed == 0);
     if (some)
@@ -1282,12 +1264,11 @@ static bool dp__transfer_take(dp_ctx *ctx, dp__transfer *out)
 static dp_status dp__transfer_run(const dp__transfer *transfer)
 {
     dp_reducer *reducer = transfer->reducer;
-    dp_comm *comm = reducer->ctx->courier_comm;
-    DP_TRY(dp__courier_order(reducer->ctx, false));
-    DP_TRY(
-        dp__bucket_travel(reducer, transfer->bucket, true, transfer->released || reducer->fixed));
-    DP_TRY(dp__courier_order(reducer->ctx, true));
-    return DP_HAS(dp_coll_ops, comm->ops, poll) ? comm->ops->poll(comm) : DP_OK;
+    DP_TRY(dp__lane_order(reducer->lane, false));
+    DP_TRY(dp__bucket_travel(reducer, transfer->bucket, reducer->lane,
+                             transfer->released || reducer->fixed));
+    DP_TRY(dp__lane_order(reducer->lane, true));
+    return dp__poll(reducer->lane);
 }
 
 /* The rest of a trip after dp_reducer_finish was called is not hidden. */
@@ -1308,11 +1289,12 @@ static void dp__transfer_done(const dp__transfer *transfer, uint64_t start)
 
 static void dp__courier_carry(void *user)
 {
-    dp_ctx *ctx = user;
+    const dp__lane *lane = user;
+    dp_ctx *ctx = lane->ctx;
     dp__transfer transfer;
-    dp__thread.courier = true;
+    dp__thread.lane = lane;
     dp__trace_who(DP__TRACE_THREADS - 1, "courier");
-    while (dp__transfer_take(ctx, &transfer)) {
+    while (dp__transfer_take(lane, &transfer)) {
         uint64_t start = dp__os_now_ns();
         dp__thread.fresh = false;
         dp__thread.culprit = 0;
@@ -1322,75 +1304,71 @@ static void dp__courier_carry(void *user)
             return;
         }
         dp__transfer_done(&transfer, start);
-        dp__courier_report(ctx->courier);
+        dp__courier_report(lane->courier);
     }
 }
 
-/* Memory and streams, for the first reducer; if something fails, what was made stays. */
-static dp_status dp__courier_equip(const char *fn, dp_ctx *ctx)
+/* Streams, for the first reducer; if something fails, what was made stays. */
+static dp_status dp__lane_equip(const char *fn, dp__lane *lane)
 {
-    size_t count = (size_t)ctx->info.local_count;
-    size_t bytes = count * sizeof *ctx->courier_streams;
-    if (ctx->courier_parts == NULL)
-        ctx->courier_parts = dp__host_alloc(&ctx->host, count * sizeof(dp_part), 64);
-    if (ctx->courier_streams == NULL) {
-        ctx->courier_streams = dp__host_alloc(&ctx->host, bytes, 64);
-        if (ctx->courier_streams != NULL)
-            memset(ctx->courier_streams, 0, bytes);
+    dp_ctx *ctx = lane->ctx;
+    size_t count = (size_t)ctx->info.local_count, bytes = count * sizeof *lane->ranks;
+    if (lane->ranks == NULL) {
+        lane->ranks = dp__host_alloc(&ctx->host, bytes, 64);
+        if (lane->ranks == NULL)
+            return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu streams", fn, count);
+        memset(lane->ranks, 0, bytes);
     }
-    if (ctx->reported == NULL) {
-        ctx->reported = dp__host_alloc(&ctx->host, count * sizeof *ctx->reported, 64);
-        if (ctx->reported != NULL)
-            memset(ctx->reported, 0, count * sizeof *ctx->reported);
-    }
-    if (ctx->courier_parts == NULL || ctx->courier_streams == NULL || ctx->reported == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu parts", fn, count);
     for (size_t i = 0; i < count; i++) {
+        dp__lane_rank *rank = &lane->ranks[i];
         dp_dev *dev = ctx->devices[i].dev;
-        if (ctx->courier_streams[i] == NULL)
-            DP_TRY(dev->ops->stream_create(dev, 0, &ctx->courier_streams[i]));
-        if (ctx->reported[i].done == NULL && !dp__is_host(&ctx->devices[i]))
-            DP_TRY(dev->ops->event_create(dev, &ctx->reported[i].done));
+        if (rank->stream == NULL)
+            DP_TRY(dev->ops->stream_create(dev, 0, &rank->stream));
+        if (rank->reported == NULL && !dp__is_host(&ctx->devices[i]))
+            DP_TRY(dev->ops->event_create(dev, &rank->reported));
     }
     return DP_OK;
 }
 
 /* For the first reducer; does nothing where no pass can ride. */
-static dp_status dp__courier_begin(const char *fn, dp_ctx *ctx)
+static dp_status dp__lane_begin(const char *fn, dp__lane *lane)
 {
+    dp_ctx *ctx = lane->ctx;
     dp__courier *courier = NULL;
-    if (ctx->courier_comm == NULL || ctx->courier != NULL)
+    if (lane->comm == NULL || lane->courier != NULL)
         return DP_OK;
-    DP_TRY(dp__courier_equip(fn, ctx));
+    DP_TRY(dp__lane_equip(fn, lane));
     bool spin = ctx->config.thread_count > ctx->info.local_count;
-    DP_TRY(dp__courier_open(&ctx->host, spin, dp__courier_carry, ctx, &courier));
+    DP_TRY(dp__courier_open(&ctx->host, spin, dp__courier_carry, lane, &courier));
     dp__lock_enter(&ctx->lock);
-    ctx->courier = courier;
+    lane->courier = courier;
     dp__lock_leave(&ctx->lock);
     return DP_OK;
 }
 
 /* When a context closes. A pass that is still open will not be finished: the collective that the
    courier is in must not wait for others, and they must not wait for it. */
-static void dp__courier_end(dp_ctx *ctx)
+static void dp__lane_end(dp__lane *lane)
 {
-    if (ctx->riding != NULL) {
+    dp_ctx *ctx = lane->ctx;
+    if (lane->riding != NULL) {
         dp__thread.culprit = 0;
         if (dp__job_failed(ctx, DP_ERR_ABORTED, "dp_close: in an open pass"))
             dp__far_pass_on(ctx);
-        dp__comm_abort(ctx->courier_comm);
+        dp__comm_abort(lane->comm);
     }
-    if (ctx->courier != NULL)
-        dp__courier_close(&ctx->host, ctx->courier);
-    ctx->courier = NULL;
-    for (int i = 0; ctx->courier_streams != NULL && i < ctx->info.local_count; i++)
-        if (ctx->courier_streams[i] != NULL)
-            ctx->devices[i].dev->ops->stream_destroy(ctx->courier_streams[i]);
-    for (int i = 0; ctx->reported != NULL && i < ctx->info.local_count; i++)
-        if (ctx->reported[i].done != NULL)
-            ctx->devices[i].dev->ops->event_destroy(ctx->reported[i].done);
-    if (ctx->courier_comm != NULL)
-        ctx->courier_comm->ops->close(ctx->courier_comm);
+    if (lane->courier != NULL)
+        dp__courier_close(&ctx->host, lane->courier);
+    lane->courier = NULL;
+    for (int i = 0; lane->ranks != NULL && i < ctx->info.local_count; i++) {
+        const dp__lane_rank *rank = &lane->ranks[i];
+        if (rank->stream != NULL)
+            rank->stream->dev->ops->stream_destroy(rank->stream);
+        if (rank->reported != NULL)
+            rank->reported->dev->ops->event_destroy(rank->reported);
+    }
+    if (lane->comm != NULL)
+        lane->comm->ops->close(lane->comm);
 }
 
 /* ==== >>alike ==================================================================================
@@ -1433,9 +1411,8 @@ static dp_status dp__lines_add(dp__lines *lines, const char *text)
 static dp_status dp__other_number(const dp__lines *lines, uint64_t own, int64_t *out_rank)
 {
     uint64_t first = own;
-    dp__coll coll = {
-        .fn = lines->fn, .ctx = lines->ctx, .verb = DP_BROADCAST, .count = 1, .dtype = DP_I64};
-    DP_TRY(dp__tell(coll, &first));
+    const dp_coll_call call = {.verb = DP_BROADCAST, .count = 1, .dtype = DP_I64};
+    DP_TRY(dp__tell(lines->fn, lines->ctx, call, &first));
     *out_rank = own != first ? lines->ctx->info.rank_first : INT64_MAX;
     return dp__lowest(lines->fn, lines->ctx, out_rank);
 }
@@ -1549,7 +1526,8 @@ static dp_status dp__reducer_enter(const char *fn, const dp_reducer *reducer)
 /* What the caller's collectives are for. */
 static dp__purpose dp__reducer_journal(const dp_reducer *reducer)
 {
-    return dp__journal_for(reducer->ctx, false, (dp__purpose){reducer->label, reducer->number, 0});
+    return dp__journal_for(&reducer->ctx->lanes[DP__CALLER],
+                           (dp__purpose){reducer->label, reducer->number, 0});
 }
 
 static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
@@ -1576,7 +1554,7 @@ static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
     for (size_t i = 0; i < reducer->unit_count; i++)
         reducer->order[i] = (uint32_t)i;
     dp__buckets_make(reducer);
-    return dp__courier_begin(fn, reducer->ctx);
+    return dp__lane_begin(fn, reducer->lane);
 }
 
 static dp_status dp__reducer_make(const char *fn, dp_ctx *ctx, const dp_reducer_config *config,
@@ -1587,7 +1565,7 @@ static dp_status dp__reducer_make(const char *fn, dp_ctx *ctx, const dp_reducer_
     dp_reducer *reducer = dp__scope_bytes(scope, sizeof *reducer, _Alignof(dp_reducer));
     if (reducer == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for a reducer", fn);
-    *reducer = (dp_reducer){.ctx = ctx, .scope = scope};
+    *reducer = (dp_reducer){.ctx = ctx, .lane = &ctx->lanes[DP__COURIER], .scope = scope};
     DP_TRY(dp__reducer_fill(fn, reducer, config, wrapped));
     *out = reducer;
     return DP_OK;
@@ -1663,14 +1641,13 @@ DP_API dp_status dp_reducer_destroy(dp_reducer *reducer)
    reduced for all; a table without the verb would take memory of the caller's thread. */
 static const char *dp__unscattered_for(const dp_reducer *reducer)
 {
-    const dp_ctx *ctx = reducer->ctx;
-    const dp_comm *comms[] = {ctx->comm, ctx->courier_comm};
+    const dp__lane *lanes = reducer->ctx->lanes;
     if (reducer->hook != NULL)
         return "a hook";
     if (reducer->wire != DP_F32)
         return "a wire dtype";
-    for (int i = 0; i < 2; i++)
-        if (comms[i] != NULL && !dp__table_has(comms[i]->ops, DP_REDUCE_SCATTER))
+    for (int i = 0; i < DP__LANES; i++)
+        if (lanes[i].comm != NULL && !dp__table_has(lanes[i].comm->ops, DP_REDUCE_SCATTER))
             return "collectives without a reduce_scatter";
     return NULL;
 }
@@ -1721,13 +1698,21 @@ DP_API dp_status dp_reducer_bucket_get(const dp_reducer *reducer, size_t bucket,
     return DP_OK;
 }
 
+/* Between all processes, on the caller's thread. */
+static dp_status dp__pass_tell(const char *fn, const dp_reducer *reducer, dp_coll_call call,
+                               void *data, size_t stride)
+{
+    call.local = reducer->wires;
+    return dp__exchange((dp__coll){fn, &reducer->ctx->lanes[DP__CALLER], call}, data, stride);
+}
+
 /* `rank` has excused itself: its words, on all ranks. */
 static dp_status dp__excused(const char *fn, dp_reducer *reducer, int rank)
 {
     dp__excuse excuse = reducer->excuse;
-    dp__coll coll = {
-        .fn = fn, .verb = DP_BROADCAST, .count = sizeof excuse, .dtype = DP_U8, .root = rank};
-    DP_TRY(dp__exchange(reducer->ctx, reducer->wires, coll, &excuse, 0));
+    const dp_coll_call call = {
+        .verb = DP_BROADCAST, .count = sizeof excuse, .dtype = DP_U8, .root = rank};
+    DP_TRY(dp__pass_tell(fn, reducer, call, &excuse, 0));
     return dp_error((dp_status)excuse.status, "%s: rank %d: %.*s: gradients of '%s' are void", fn,
                     rank, DP__TEXT_BYTES - 160, dp__unnamed(fn, excuse.text), reducer->name);
 }
@@ -1771,11 +1756,11 @@ static dp_status dp__samples_all(const char *fn, dp_reducer *reducer, dp_status 
         reducer->totals[i] = 0;
     }
     if (ctx->info.process_count > 1) {
-        dp__coll coll = {.fn = fn, .count = 1, .dtype = DP_F64, .op = DP_OP_SUM};
+        const dp_coll_call call = {.count = 1, .dtype = DP_F64, .op = DP_OP_SUM};
         char text[DP__TEXT_BYTES];
         memcpy(text, dp__thread.text, sizeof text);
         reducer->totals[0] = own == DP_OK ? reducer->totals[0] : (double)NAN;
-        DP_TRY(dp__exchange(ctx, reducer->wires, coll, reducer->totals, sizeof(double)));
+        DP_TRY(dp__pass_tell(fn, reducer, call, reducer->totals, sizeof(double)));
         if (own != DP_OK)
             return dp_error(own, "%s", text);
     }
@@ -1800,7 +1785,7 @@ static dp_status dp__samples_begin(const char *fn, dp_reducer *reducer, const dp
     }
     dp__purpose before = dp__reducer_journal(reducer);
     status = dp__samples_all(fn, reducer, status, &all);
-    dp__journal_for(reducer->ctx, false, before);
+    dp__journal_for(&reducer->ctx->lanes[DP__CALLER], before);
     DP_TRY(status);
     memset(reducer->samples, 0, bytes);
     reducer->scale = 1 / all;
@@ -1808,9 +1793,9 @@ static dp_status dp__samples_begin(const char *fn, dp_reducer *reducer, const dp
 }
 
 /* Under the context's lock: where in the queue a pass is, or the end of it. */
-static dp_reducer **dp__pass_place(dp_ctx *ctx, const dp_reducer *reducer)
+static dp_reducer **dp__pass_place(dp__lane *lane, const dp_reducer *reducer)
 {
-    dp_reducer **place = &ctx->riding;
+    dp_reducer **place = &lane->riding;
     while (*place != NULL && *place != reducer)
         place = &(*place)->behind;
     return place;
@@ -1819,7 +1804,7 @@ static dp_reducer **dp__pass_place(dp_ctx *ctx, const dp_reducer *reducer)
 /* Under the context's lock. */
 static void dp__pass_leave(dp_reducer *reducer)
 {
-    dp_reducer **place = dp__pass_place(reducer->ctx, reducer);
+    dp_reducer **place = dp__pass_place(reducer->lane, reducer);
     if (*place != NULL)
         *place = reducer->behind;
     reducer->behind = NULL;
@@ -1858,7 +1843,7 @@ static dp_status dp__pass_open(dp_reducer *reducer, bool sync)
     dp_status status = DP_OK;
     dp__lock_enter(&ctx->lock);
     for (int i = 0; i < ctx->info.local_count && reducer->fixed && status == DP_OK; i++)
-        status = dp__reported_mark(ctx, i, NULL);
+        status = dp__reported_mark(reducer->lane, i, NULL);
     for (size_t i = 0; i < reducer->unit_count * (size_t)ctx->info.local_count; i++) {
         reducer->marks[i] &= DP__USED | DP__EXPECTED;
         reducer->streams[i] = NULL;
@@ -1873,8 +1858,8 @@ static dp_status dp__pass_open(dp_reducer *reducer, bool sync)
     reducer->sync = sync;
     reducer->released = false;
     reducer->arrived = reducer->next = reducer->done = 0;
-    if (sync && ctx->courier != NULL && dp__may_ride(reducer))
-        *dp__pass_place(ctx, NULL) = reducer;
+    if (sync && reducer->lane->courier != NULL && dp__may_ride(reducer))
+        *dp__pass_place(reducer->lane, NULL) = reducer;
     dp__lock_leave(&ctx->lock);
     return status;
 }
@@ -1961,7 +1946,7 @@ static dp_status dp__reducer_absent(dp_reducer *reducer, int local_rank)
     dp_ctx *ctx = reducer->ctx;
     bool full = false;
     dp__lock_enter(&ctx->lock);
-    dp_status status = dp__reported_mark(ctx, local_rank, NULL);
+    dp_status status = dp__reported_mark(reducer->lane, local_rank, NULL);
     for (size_t unit = 0; unit < reducer->unit_count && status == DP_OK; unit++) {
         uint8_t *mark = &reducer->marks[(size_t)local_rank * reducer->unit_count + unit];
         if ((*mark & DP__EXPECTED) == 0)
@@ -1971,10 +1956,10 @@ static dp_status dp__reducer_absent(dp_reducer *reducer, int local_rank)
     }
     reducer->idle = true;
     reducer->clock.reported = dp__os_now_ns();
-    full = full && ctx->riding == reducer;
+    full = full && reducer->lane->riding == reducer;
     dp__lock_leave(&ctx->lock);
     if (full)
-        dp__courier_wake(ctx->courier);
+        dp__courier_wake(reducer->lane->courier);
     return status;
 }
 
@@ -1989,15 +1974,15 @@ static dp_status dp__units_ready(const char *fn, dp_reducer *reducer, int local_
     uint64_t now = dp__os_now_ns();
     dp__lock_enter(&ctx->lock);
     if (reducer->open && reducer->sync)
-        status = dp__reported_mark(ctx, local_rank, stream);
+        status = dp__reported_mark(reducer->lane, local_rank, stream);
     for (size_t i = 0; i < count && status == DP_OK; i++)
         status = dp__unit_mark(fn, reducer, local_rank, units[i], stream, &full);
     if (status == DP_OK)
         reducer->clock.reported = now;
-    full = full && ctx->riding == reducer;
+    full = full && reducer->lane->riding == reducer;
     dp__lock_leave(&ctx->lock);
     if (full)
-        dp__courier_wake(ctx->courier);
+        dp__courier_wake(reducer->lane->courier);
     return status;
 }
 
@@ -2043,11 +2028,9 @@ static int64_t dp__surprise_here(const dp_reducer *reducer)
 /* The least of all ranks. */
 static dp_status dp__surprise_anywhere(const char *fn, const dp_reducer *reducer, int64_t *out)
 {
-    dp__coll coll = {.fn = fn, .count = 1, .dtype = DP_I64, .op = DP_OP_MIN};
     *out = dp__surprise_here(reducer);
-    if (reducer->ctx->info.process_count == 1)
-        return DP_OK;
-    return dp__exchange(reducer->ctx, reducer->wires, coll, out, 0);
+    return dp__pass_tell(fn, reducer, (dp_coll_call){.count = 1, .dtype = DP_I64, .op = DP_OP_MIN},
+                         out, 0);
 }
 
 static dp_status dp__surprise_error(const char *fn, const dp_reducer *reducer, int64_t surprise)
@@ -2071,13 +2054,12 @@ static dp_status dp__unused_find(const char *fn, dp_reducer *reducer, int64_t *o
 {
     size_t units = reducer->unit_count;
     uint8_t *beside = reducer->unused + units;
-    dp__coll coll = {.fn = fn, .count = units + DP__BESIDE, .dtype = DP_U8, .op = DP_OP_MAX};
+    const dp_coll_call call = {.count = units + DP__BESIDE, .dtype = DP_U8, .op = DP_OP_MAX};
     for (size_t unit = 0; unit < units; unit++)
         reducer->unused[unit] = dp__is_used_here(reducer, unit);
     beside[DP__EXCUSED] = reducer->excuse.status != DP_OK;
     beside[DP__IDLE] = reducer->idle;
-    if (reducer->ctx->info.process_count > 1)
-        DP_TRY(dp__exchange(reducer->ctx, reducer->wires, coll, reducer->unused, 0));
+    DP_TRY(dp__pass_tell(fn, reducer, call, reducer->unused, 0));
     for (size_t i = 0; i < units; i++)
         reducer->unused[i] = !reducer->unused[i];
     return beside[DP__EXCUSED] ? dp__surprise_anywhere(fn, reducer, out_surprise) : DP_OK;
@@ -2105,17 +2087,17 @@ static dp_status dp__streams_join(const dp_reducer *reducer)
 /* By the caller: if no bucket has to be flat, all at once, in as few spans as possible. */
 static dp_status dp__reduce_all(dp_reducer *reducer)
 {
-    dp_ctx *ctx = reducer->ctx;
+    dp__lane *caller = &reducer->ctx->lanes[DP__CALLER];
     bool skips = reducer->unused_units != DP_UNUSED_ERROR;
     dp__spans spans = {.reducer = reducer,
                        .ranges = reducer->ranges,
                        .count = reducer->range_count,
                        .skips = skips};
     DP_TRY(dp__streams_join(reducer));
-    if (reducer->flats == NULL && ctx->comm == NULL && reducer->reduction != DP_MEAN_SAMPLES)
+    if (reducer->flats == NULL && caller->comm == NULL && reducer->reduction != DP_MEAN_SAMPLES)
         return DP_OK;
     if (reducer->flats == NULL)
-        return dp__spans_travel(reducer, 0, spans, false);
+        return dp__spans_travel(reducer, 0, spans, caller);
     for (size_t b = 0; b < reducer->bucket_count; b++)
         DP_TRY(dp__bucket_carry(reducer, b, skips));
     return DP_OK;
@@ -2130,22 +2112,22 @@ static dp_status dp__ride_out(const char *fn, dp_reducer *reducer)
     dp__lock_enter(&ctx->lock);
     reducer->released = true;
     dp__lock_leave(&ctx->lock);
-    dp__courier_wake(ctx->courier);
+    dp__courier_wake(reducer->lane->courier);
     for (bool all = false; !all;) {
-        unsigned seen = dp__courier_ticket(ctx->courier);
+        unsigned seen = dp__courier_ticket(reducer->lane->courier);
         dp__lock_enter(&ctx->lock);
         all = reducer->done == reducer->bucket_count;
         dp__lock_leave(&ctx->lock);
         DP_TRY(dp__check_ctx(fn, ctx));
         if (!all)
-            dp__courier_await(ctx->courier, seen);
+            dp__courier_await(reducer->lane->courier, seen);
     }
     dp__lock_enter(&ctx->lock);
     dp__pass_leave(reducer);
-    bool more = ctx->riding != NULL;
+    bool more = reducer->lane->riding != NULL;
     dp__lock_leave(&ctx->lock);
     if (more)
-        dp__courier_wake(ctx->courier);
+        dp__courier_wake(reducer->lane->courier);
     return DP_OK;
 }
 
@@ -2175,14 +2157,13 @@ static dp_status dp__regroup(const char *fn, dp_reducer *reducer)
 {
     const uint32_t none = UINT32_MAX;
     size_t count = reducer->arrived, units = reducer->unit_count;
-    dp__coll coll = {.fn = fn, .verb = DP_BROADCAST, .count = units, .dtype = DP_I32};
+    const dp_coll_call call = {.verb = DP_BROADCAST, .count = units, .dtype = DP_I32};
     if (reducer->regrouped || units == 0)
         return DP_OK;
     for (size_t unit = 0; count < units; unit++)
         if ((reducer->marks[unit] & DP__REPORTED) == 0 || reducer->arrived == 0)
             reducer->arrival[count++] = reducer->arrived == 0 ? none : (uint32_t)unit;
-    if (reducer->ctx->info.process_count > 1)
-        DP_TRY(dp__exchange(reducer->ctx, reducer->wires, coll, reducer->arrival, 0));
+    DP_TRY(dp__pass_tell(fn, reducer, call, reducer->arrival, 0));
     if (reducer->arrival[0] == none)
         return DP_OK;
     memcpy(reducer->order, reducer->arrival, units * sizeof *reducer->order);
@@ -2209,7 +2190,7 @@ static dp_status dp__pass_reduce(const char *fn, dp_reducer *reducer)
     int64_t surprise = INT64_MAX;
     dp_ctx *ctx = reducer->ctx;
     dp__lock_enter(&ctx->lock);
-    bool rides = ctx->riding == reducer;
+    bool rides = reducer->lane->riding == reducer;
     dp__lock_leave(&ctx->lock);
     if (dp__unused_is_known(reducer))
         DP_TRY(dp__surprise_anywhere(fn, reducer, &surprise));
@@ -2244,7 +2225,7 @@ static dp_status dp__pass_finish(const char *fn, dp_reducer *reducer)
         return DP_OK;
     dp__purpose before = dp__reducer_journal(reducer);
     dp_status status = dp__pass_reduce(fn, reducer);
-    dp__journal_for(ctx, false, before);
+    dp__journal_for(&ctx->lanes[DP__CALLER], before);
     for (size_t i = 0; i < reducer->unit_count * (size_t)ctx->info.local_count; i++)
         reducer->marks[i] &= DP__EXPECTED;
     dp__lock_enter(&ctx->lock);

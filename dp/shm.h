@@ -533,11 +533,11 @@ static dp_status dp__shm_differs(const dp__shm_comm *comm)
 /* What the journal says of the collective that begins. */
 static void dp__shm_label(dp__shm_comm *comm, dp__shm_note *note)
 {
-    const dp__lane *lane = dp__lane_of(comm->face);
-    if (lane == NULL || comm->labels[comm->seq % 2] == lane->labels)
+    const dp__ring *ring = dp__ring_of(comm->face);
+    if (ring == NULL || comm->labels[comm->seq % 2] == ring->labels)
         return;
-    note->label = lane->now.label;
-    comm->labels[comm->seq % 2] = lane->labels;
+    note->label = ring->now.label;
+    comm->labels[comm->seq % 2] = ring->labels;
 }
 
 /* What this process begins is written down, for all to read. */
@@ -555,9 +555,7 @@ static dp_status dp__shm_meet(const dp__shm_call *call)
 {
     dp__shm_comm *comm = call->comm;
     int word = comm->seq % 2 == 0 ? DP__SHM_NOTE_0 : DP__SHM_NOTE_1;
-    const dp__signature is = dp__sign(dp__lane_of(comm->face), call->asked.verb, call->asked.dtype,
-                                      call->asked.op, call->asked.root, call->asked.count,
-                                      call->asked.scale);
+    const dp__signature is = dp__sign(dp__ring_of(comm->face), &call->asked);
     const dp__shm_note *note = dp__shm_note_down(comm, is);
     bool same = true;
     DP_TRY(dp__shm_wait_all(comm, word, comm->seq));
