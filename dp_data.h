@@ -1,9 +1,8 @@
 /* dp_data.h - v0.1.0 - what brings data to the wrappers of dp.h in a training program - MIT licence
 
-   Include it after dp.h, or instead. It uses only the public API of dp.h, so it works with every
-   device and any number of processes. The one exception is threads: dp.h runs devices in parallel,
-   but a loader's threads wait for disks. They come from dp/os.h, the file that a port to another
-   system replaces.
+   Include it after dp.h, or instead. It works with every device and any number of processes. Beside
+   the public API it uses two things of dp.h: walks over trees (dp/value.h), and threads (dp/os.h),
+   as dp.h runs devices in parallel, but a loader's threads wait for disks.
 
        static dp_status read(dp_sample *sample, void *user)          on several threads at once
        {
@@ -40,7 +39,7 @@
    and of the implementation
      >>order       a permutation that is computed, not stored
      >>dealing     what is whose
-     >>transposing structures of samples
+     >>columns     what becomes of a field of all samples
      >>stacking    tensors of several sizes
      >>images      numbers of pixels
      >>slots       batches on their way
@@ -398,240 +397,82 @@ DP_API int64_t dp_sampler_index(const dp_sampler *sampler, int64_t epoch, int64_
     return dp__data_index(&deal, epoch, position);
 }
 
-/* ==== >>transposing ============================================================================
-   Both ways to collate walk down alike, and differ in what they make of a leaf.                 */
+/* ==== >>columns ================================================================================
+   Both ways to collate differ from dp_collate in what they make of a leaf's column.             */
 
-typedef struct dp__data_path { /* where in the samples; NULL: at the top */
-    const struct dp__data_path *outer;
-    const char *key; /* NULL: an index */
-    size_t index;
-} dp__data_path;
-
-typedef struct dp__data_collator {
-    dp_scope *scope;
-    size_t count;
-    dp_status (*leaf)(const struct dp__data_collator *collator, const dp_value *column,
-                      dp_value *out);
-} dp__data_collator;
-
-static size_t dp__data_path_text(const dp__data_path *path, char *text, size_t bytes)
+static dp_status dp__data_column_list(dp__zipper *zipper, const dp_value *column,
+                                      const dp__path *path, dp_value *out)
 {
-    size_t at = path != NULL ? dp__data_path_text(path->outer, text, bytes) : 0;
-    if (path == NULL || at >= bytes)
-        return at;
-    int more = path->key != NULL ? snprintf(text + at, bytes - at, "['%s']", path->key)
-                                 : snprintf(text + at, bytes - at, "[%zu]", path->index);
-    return more > 0 ? at + (size_t)more : at;
+    (void)path;
+    return dp__made(dp_list_make(zipper->scope, DP_LIST, column, zipper->count), out);
 }
 
-/* What the path says, or "a sample". */
-static const char *dp__data_where(const dp__data_path *path, char *text, size_t bytes)
+/* Structures may be mixed, leaves may not. */
+static dp_status dp__data_column_stack(dp__zipper *zipper, const dp_value *column,
+                                       const dp__path *path, dp_value *out)
 {
-    snprintf(text, bytes, "a sample");
-    (void)dp__data_path_text(path, text, bytes);
-    return text;
-}
-
-static dp_status dp__data_transpose(const dp__data_collator *collator, const dp_value *column,
-                                    const dp__data_path *path, dp_value *out);
-
-/* All samples have the structure of the first one. */
-static dp_status dp__data_agree(const dp__data_collator *collator, const dp_value *column,
-                                const dp__data_path *path)
-{
-    char where[160];
-    bool dict = column[0].kind == DP_DICT;
-    for (size_t i = 1; i < collator->count; i++) {
-        if (dict ? column[i].kind != DP_DICT : !dp__is_sequence(column[i]))
-            return dp_error(DP_ERR_MISMATCH, "%s is a %s in sample 0, and none in sample %zu",
-                            dp__data_where(path, where, sizeof where), dict ? "dict" : "list", i);
-        if (dp_count(column[i]) != dp_count(column[0]))
-            return dp_error(DP_ERR_MISMATCH, "%s has %zu entries in sample 0 and %zu in sample %zu",
-                            dp__data_where(path, where, sizeof where), dp_count(column[0]),
-                            dp_count(column[i]), i);
-    }
-    return DP_OK;
-}
-
-/* Most often all dicts have their keys in the same order. */
-static bool dp__data_entry(dp_value dict, const char *key, size_t likely, dp_value *out)
-{
-    size_t count = dp_count(dict);
-    for (size_t i = 0; i < count; i++) {
-        size_t at = (likely + i) % count;
-        *out = dp_at(dict, at);
-        if (strcmp(dp_key_at(dict, at), key) == 0)
-            return true;
-    }
-    return false;
-}
-
-/* The `index`th entry of the first sample, and what belongs to it in all others. */
-static dp_status dp__data_column(const dp__data_collator *collator, const dp_value *column,
-                                 const dp__data_path *path, dp_value *inner)
-{
-    char where[160];
-    for (size_t i = 0; i < collator->count; i++) {
-        if (path->key == NULL)
-            inner[i] = dp_at(column[i], path->index);
-        else if (!dp__data_entry(column[i], path->key, path->index, &inner[i]))
-            return dp_error(DP_ERR_MISMATCH, "%s is missing in sample %zu",
-                            dp__data_where(path, where, sizeof where), i);
-    }
-    return DP_OK;
-}
-
-static dp_status dp__data_transpose(const dp__data_collator *collator, const dp_value *column,
-                                    const dp__data_path *path, dp_value *out)
-{
-    char where[160];
-    bool dict = column[0].kind == DP_DICT;
-    size_t count = dp_count(column[0]);
-    if (!dict && !dp__is_sequence(column[0])) {
-        dp_status status = collator->leaf(collator, column, out);
-        if (status != DP_OK)
-            return dp_error(status, "%s: %s", dp__data_where(path, where, sizeof where),
-                            dp_last_error());
-        return DP_OK;
-    }
-    DP_TRY(dp__data_agree(collator, column, path));
-    dp_value *inner = dp_scope_alloc(collator->scope, collator->count * sizeof *inner);
-    dp_pair *pairs = dp_scope_alloc(collator->scope, count * sizeof *pairs);
-    dp_value *items = dp_scope_alloc(collator->scope, count * sizeof *items);
-    if (inner == NULL || pairs == NULL || items == NULL)
-        return dp__no_memory();
-    for (size_t i = 0; i < count; i++) {
-        dp__data_path own = {path, dict ? dp_key_at(column[0], i) : NULL, i};
-        DP_TRY(dp__data_column(collator, column, &own, inner));
-        DP_TRY(dp__data_transpose(collator, inner, &own, &items[i]));
-        pairs[i] = (dp_pair){own.key, items[i]};
-    }
-    return dp__made(dict ? dp_dict_make(collator->scope, pairs, count)
-                         : dp_list_make(collator->scope, DP_LIST, items, count),
-                    out);
-}
-
-static dp_status dp__data_collate(const char *fn, const dp__data_collator *collator,
-                                  const dp_value *samples, dp_value *out)
-{
-    dp_value list, made;
-    if (out == NULL || samples == NULL || collator->count == 0)
-        return dp_error(DP_ERR_INVALID, "%s: %s", fn,
-                        out == NULL       ? "out is NULL"
-                        : samples == NULL ? "samples is NULL"
-                                          : "0 samples");
-    /* which checks them, all the way down */
-    DP_TRY(dp__named(
-        fn, dp__made(dp_list_make(collator->scope, DP_LIST, samples, collator->count), &list)));
-    DP_TRY(dp__named(fn, dp__data_transpose(collator, samples, NULL, &made)));
-    *out = made;
-    return DP_OK;
-}
-
-static dp_status dp__data_leaf_list(const dp__data_collator *collator, const dp_value *column,
-                                    dp_value *out)
-{
-    return dp__made(dp_list_make(collator->scope, DP_LIST, column, collator->count), out);
-}
-
-/* dp_collate stacks; its sentence loses the name, as this has one of its own. */
-static dp_status dp__data_leaf_stack(const dp__data_collator *collator, const dp_value *column,
-                                     dp_value *out)
-{
-    static const char name[] = "dp_collate: ";
     if (column[0].kind == DP_OPAQUE)
-        return dp__data_leaf_list(collator, column, out);
-    dp_status status = dp_collate(collator->scope, column, collator->count, 1, out);
-    if (status != DP_OK && strncmp(dp_last_error(), name, sizeof name - 1) == 0)
-        return dp_error(status, "%s", dp_last_error() + sizeof name - 1);
-    return status;
+        return dp__data_column_list(zipper, column, path, out);
+    zipper->mixed = false;
+    dp_status status = dp__zip_check(zipper, column, path);
+    zipper->mixed = true;
+    return status == DP_OK ? dp__collate_leaf(zipper, column, path, out) : status;
 }
 
 DP_API dp_status dp_pseudo_collate(dp_scope *scope, const dp_value *samples, size_t count,
                                    dp_value *out, void *user)
 {
     (void)user;
-    const dp__data_collator collator = {scope, count, dp__data_leaf_list};
-    return dp__data_collate(__func__, &collator, samples, out);
+    dp__collator collator = {{scope, count, .leaf = dp__data_column_list, .mixed = true}, 1};
+    return dp__collate(__func__, &collator, samples, out);
 }
 
 DP_API dp_status dp_default_collate(dp_scope *scope, const dp_value *samples, size_t count,
                                     dp_value *out, void *user)
 {
     (void)user;
-    const dp__data_collator collator = {scope, count, dp__data_leaf_stack};
-    return dp__data_collate(__func__, &collator, samples, out);
+    dp__collator collator = {{scope, count, .leaf = dp__data_column_stack, .mixed = true}, 1};
+    return dp__collate(__func__, &collator, samples, out);
 }
 
 /* ==== >>stacking ===============================================================================
    Tensors go to other devices, and become one.                                                  */
 
-static dp_status dp__data_move(dp_ctx *ctx, dp_scope *scope, dp_value value, dp_device device,
-                               dp_value *out);
+typedef struct dp__data_mover {
+    dp__mapper mapper;
+    dp_ctx *ctx;
+    dp_device device;
+} dp__data_mover;
 
-static dp_status dp__data_move_tensor(dp_ctx *ctx, dp_scope *scope, const dp_tensor *tensor,
-                                      dp_device device, dp_value *out)
+static dp_status dp__data_move(dp__mapper *mapper, dp_value value, dp_value *out)
 {
-    dp_tensor own;
-    DP_TRY(
-        dp_tensor_new(scope, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape, &own));
-    DP_TRY(dp_copy(ctx, &own, tensor, NULL));
-    return dp__made(dp_of(scope, &own), out);
-}
-
-static dp_status dp__data_move_items(dp_ctx *ctx, dp_scope *scope, dp_value value, dp_device device,
-                                     dp_value *out)
-{
-    size_t count = dp_count(value);
-    bool dict = value.kind == DP_DICT;
-    dp_pair *pairs = dp_scope_alloc(scope, count * sizeof *pairs);
-    dp_value *items = dp_scope_alloc(scope, count * sizeof *items);
-    if (pairs == NULL || items == NULL)
-        return dp__no_memory();
-    for (size_t i = 0; i < count; i++) {
-        DP_TRY(dp__data_move(ctx, scope, dp_at(value, i), device, &items[i]));
-        pairs[i] = (dp_pair){dict ? dp_key_at(value, i) : NULL, items[i]};
-    }
-    return dp__made(dict ? dp_dict_make(scope, pairs, count)
-                         : dp_list_make(scope, (dp_kind)value.kind, items, count),
-                    out);
-}
-
-static dp_status dp__data_move_container(dp_ctx *ctx, dp_scope *scope, dp_value value,
-                                         dp_device device, dp_value *out)
-{
-    dp_container own = *value.as.c;
-    DP_TRY(dp__data_move(ctx, scope, value.as.c->data, device, &own.data));
-    return dp__made(dp_contain(scope, &own), out);
-}
-
-static dp_status dp__data_move(dp_ctx *ctx, dp_scope *scope, dp_value value, dp_device device,
-                               dp_value *out)
-{
+    const dp__data_mover *mover = (const dp__data_mover *)mapper;
     *out = value;
-    if (value.kind == DP_TENSOR && !dp__same_device(value.as.t->device, device))
-        return dp__data_move_tensor(ctx, scope, value.as.t, device, out);
-    if (value.kind == DP_CONTAINER && !value.as.c->cpu_only)
-        return dp__data_move_container(ctx, scope, value, device, out);
-    if (value.kind == DP_DICT || dp__is_sequence(value))
-        return dp__data_move_items(ctx, scope, value, device, out);
+    if (value.kind == DP_TENSOR && !dp__same_device(value.as.t->device, mover->device)) {
+        const dp_tensor *from = value.as.t;
+        dp_tensor own;
+        DP_TRY(dp_tensor_new(mapper->scope, mover->device, (dp_dtype)from->dtype, from->ndim,
+                             from->shape, &own));
+        DP_TRY(dp_copy(mover->ctx, &own, from, NULL));
+        return dp__made(dp_of(mapper->scope, &own), out);
+    }
+    if (value.kind == DP_CONTAINER && !value.as.c->cpu_only) {
+        dp_container own = *value.as.c;
+        DP_TRY(dp__map(mapper, value.as.c->data, &own.data));
+        return dp__made(dp_contain(mapper->scope, &own), out);
+    }
     return DP_OK;
-}
-
-/* A value that is well made, all the way down: a list of it says so. */
-static dp_status dp__data_check_value(dp_scope *scope, dp_value value)
-{
-    dp_value list;
-    return dp__made(dp_list_make(scope, DP_LIST, &value, 1), &list);
 }
 
 DP_API dp_status dp_to_device(dp_ctx *ctx, dp_scope *scope, dp_value value, dp_device device,
                               dp_value *out)
 {
+    dp__data_mover mover = {{scope, dp__data_move, .keys = true}, ctx, device};
     dp_value made;
     DP_TRY(dp__check_pointer(__func__, "out", out));
-    DP_TRY(dp__named(__func__, dp__data_check_value(scope, value)));
-    DP_TRY(dp__named(__func__, dp__data_move(ctx, scope, value, device, &made)));
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_value(__func__, "value", value));
+    DP_TRY(dp__named(__func__, dp__map(&mover.mapper, value, &made)));
     *out = made;
     return DP_OK;
 }
@@ -744,7 +585,8 @@ DP_API dp_status dp_stack_batch(dp_ctx *ctx, dp_scope *scope, dp_value tensors, 
     dp__data_pile pile;
     dp_value made;
     DP_TRY(dp__check_pointer(__func__, "out", out));
-    DP_TRY(dp__named(__func__, dp__data_check_value(scope, tensors)));
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_value(__func__, "tensors", tensors));
     DP_TRY(dp__named(__func__, dp__data_pile_of(ctx, scope, tensors, pad_divisor, &pile)));
     DP_TRY(dp__named(__func__, dp__data_stack(&pile, pad_value, &made)));
     *out = made;
@@ -967,7 +809,6 @@ static dp_status dp__data_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_ima
     dp_value list;
     dp_tensor stack, place;
     DP_TRY(dp__data_image_check(config));
-    DP_TRY(dp__data_check_value(scope, images));
     if (images.kind == DP_TENSOR && images.as.t->ndim == 4 && images.as.t->shape[0] == 0)
         return dp__data_no_images(ctx, scope, config, images.as.t, out);
     DP_TRY(dp__data_images_of(scope, images, &list));
@@ -997,6 +838,8 @@ DP_API dp_status dp_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_image_con
 {
     dp_value made;
     DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_value(__func__, "images", images));
     DP_TRY(dp__named(__func__, dp__data_image_batch(
                                    ctx, scope, config != NULL ? config : &dp__data_image_default,
                                    images, &made)));

@@ -464,6 +464,7 @@ typedef struct dp__zipper {
     size_t count;
     const char *noun; /* what each tree is */
     bool lists;       /* tuples become lists */
+    bool mixed;       /* tuples may stand beside lists, and anything beside a leaf of tree 0 */
     dp_value *beside; /* where the walk is in other trees, as far as they have the same structure */
     size_t beside_count;
     dp_status (*leaf)(struct dp__zipper *zipper, const dp_value *values, const dp__path *path,
@@ -496,14 +497,15 @@ static dp_status dp__zip_check(const dp__zipper *zipper, const dp_value *values,
     dp__finder keys = {.dict = *first};
     for (size_t i = 0; i < zipper->count; i++) {
         const dp_value *own = &values[i];
-        if (own->kind != first->kind)
+        bool fits = dp__is_sequence(*first) ? dp__is_sequence(*own) : first->kind != DP_DICT;
+        if (own->kind != first->kind && !(zipper->mixed && fits))
             return dp__path_error(DP_ERR_MISMATCH, path, " is %s in %s 0 and %s in %s %zu",
                                   dp__a_kind(first->kind), zipper->noun, dp__a_kind(own->kind),
                                   zipper->noun, i);
         keys.next = 0;
-        if (own->kind == DP_DICT && i > 0)
+        if (first->kind == DP_DICT && i > 0)
             DP_TRY(dp__zip_keys(zipper, &keys, i, *own, path));
-        if (own->count != first->count && own->kind != DP_DICT)
+        if (own->count != first->count && dp__is_sequence(*first))
             return dp__path_error(DP_ERR_MISMATCH, path, " has %u entries in %s 0 and %u in %s %zu",
                                   (unsigned)first->count, zipper->noun, (unsigned)own->count,
                                   zipper->noun, i);
@@ -921,28 +923,32 @@ static dp_status dp__collate_leaf(dp__zipper *zipper, const dp_value *column, co
                           dp__a_kind(column[0].kind));
 }
 
+static dp_status dp__collate(const char *fn, dp__collator *collator, const dp_value *samples,
+                             dp_value *out)
+{
+    dp__zipper *zipper = &collator->zipper;
+    dp_value batch = dp_none();
+    DP_TRY(dp__check_scope(fn, zipper->scope));
+    DP_TRY(dp__check_ctx(fn, zipper->scope->ctx));
+    DP_TRY(dp__check_pointer(fn, "out", out));
+    if (zipper->count == 0)
+        return dp_error(DP_ERR_INVALID, "%s: 0 samples", fn);
+    DP_TRY(dp__check_items(&(dp__holder){.fn = fn, .what = "samples", .limit = DP_MAX_DEPTH + 1},
+                           samples, zipper->count));
+    zipper->noun = "sample";
+    zipper->lists = true;
+    dp_status status = dp__zip(zipper, samples, NULL, &batch);
+    if (status == DP_OK)
+        *out = batch;
+    return dp__leave(fn, zipper->scope->ctx, status);
+}
+
 DP_API dp_status dp_collate(dp_scope *scope, const dp_value *samples, size_t count,
                             size_t samples_per_device, dp_value *out)
 {
-    DP_TRY(dp__check_scope(__func__, scope));
-    DP_TRY(dp__check_ctx(__func__, scope->ctx));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
-    if (count == 0)
-        return dp_error(DP_ERR_INVALID, "%s: 0 samples", __func__);
-    DP_TRY(
-        dp__check_items(&(dp__holder){.fn = __func__, .what = "samples", .limit = DP_MAX_DEPTH + 1},
-                        samples, count));
-    dp__collator collator = {.zipper = {.scope = scope,
-                                        .count = count,
-                                        .noun = "sample",
-                                        .lists = true,
-                                        .leaf = dp__collate_leaf},
+    dp__collator collator = {.zipper = {.scope = scope, .count = count, .leaf = dp__collate_leaf},
                              .group = samples_per_device > 0 ? samples_per_device : 1};
-    dp_value batch = dp_none();
-    dp_status status = dp__zip(&collator.zipper, samples, NULL, &batch);
-    if (status == DP_OK)
-        *out = batch;
-    return dp__leave(__func__, scope->ctx, status);
+    return dp__collate(__func__, &collator, samples, out);
 }
 
 /* ==== >>splitting ================================================================================

@@ -1464,16 +1464,20 @@ TEST_BACKENDS(pseudo_collate_stacks_nothing)
         {"[{}, {}]", "{}", DP_OK},
         {"[7]", "[7]", DP_OK},
         {"[1, [2]]", "[1, [2]]", DP_OK}, /* the first one says what they are */
-        {"[[1, 2], [3]]", "dp_pseudo_collate: a sample has 2 entries in sample 0 and 1 in sample 1",
+        {"[[1, 2], [3]]",
+         "dp_pseudo_collate: the value has 2 entries in sample 0 and 1 in sample 1",
          DP_ERR_MISMATCH},
         {"[{'a': [(1, 2)]}, {'a': [(1)]}, {'a': [(1, 2)]}]",
          "['a'][0] has 2 entries in sample 0 and 1 in sample 1", DP_ERR_MISMATCH},
-        {"[{'a': [1]}, {'a': 1}]", "['a'] is a list in sample 0, and none in sample 1",
+        {"[{'a': [1]}, {'a': 1}]", "['a'] is a list in sample 0 and an int in sample 1",
          DP_ERR_MISMATCH},
-        {"[{'a': 1}, 2]", "a sample is a dict in sample 0, and none in sample 1", DP_ERR_MISMATCH},
-        {"[{'a': 1}, {'b': 1}]", "['a'] is missing in sample 1", DP_ERR_MISMATCH},
+        {"[{'a': 1}, 2]", "the value is a dict in sample 0 and an int in sample 1",
+         DP_ERR_MISMATCH},
+        {"[{'a': 1}, {'b': 1}]", "the value has key 'b' in sample 1, not in sample 0",
+         DP_ERR_MISMATCH},
+        {"[{'a': 1, 'b': 1}, {'a': 1}]", "['b'] is missing in sample 1", DP_ERR_MISMATCH},
         {"[{'a': 1}, {'a': 1}, {'a': 1, 'b': 1}]",
-         "a sample has 1 entries in sample 0 and 2 in sample 2", DP_ERR_MISMATCH},
+         "the value has key 'b' in sample 2, not in sample 0", DP_ERR_MISMATCH},
     };
     check_collate(ctx, scope, dp_pseudo_collate, rows, sizeof rows / sizeof rows[0]);
 }
@@ -1492,10 +1496,12 @@ TEST_BACKENDS(default_collate_stacks_tensors)
          "'data_samples': &, 'name': 'y'}]",
          "{'inputs': u8[2,1]=1 2, 'data_samples': [&, &], 'name': ['x', 'y']}", DP_OK},
         {"[{'a': [f32[1]=1]}, {'a': [f32[2]=1 2]}]",
-         "dp_default_collate: ['a'][0]: the value of sample 1 is f32 (2), which does not stack "
+         "dp_default_collate: ['a'][0] of sample 1 is f32 (2), which does not stack "
          "with f32 (1)",
          DP_ERR_MISMATCH},
-        {"[None, None]", "dp_default_collate: a sample: ", DP_ERR_INVALID},
+        {"[None, None]", "dp_default_collate: the value is none: put it in", DP_ERR_INVALID},
+        {"[(1, 'a'), [2, 'b']]", "[i64[2]=1 2, ['a', 'b']]", DP_OK},
+        {"[1, [2]]", "is an int in sample 0 and a list in sample 1", DP_ERR_MISMATCH},
         {"[1, 'a']", "is an int in sample 0 and a string in sample 1", DP_ERR_MISMATCH},
         {"[[1], [2, 3]]", "1 entries in sample 0 and 2 in sample 1", DP_ERR_MISMATCH},
     };
