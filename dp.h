@@ -2454,9 +2454,19 @@ static dp_status dp__open_local(dp_ctx *ctx, const dp__meeting *meeting)
 
 static void dp__release(dp_ctx *ctx, bool ask_devices);
 
+/* In a child, whose contexts are its parent's. */
+static void dp__in_child(void)
+{
+    for (int i = 0; i < DP__LIVE_MAX; i++)
+        if (atomic_load(&dp__live[i]) != NULL)
+            dp__tree_unclaim(atomic_load(&dp__live[i])->tree);
+}
+
 /* A context with its hooks and nothing else; NULL when there is no memory. */
 static dp_ctx *dp__ctx_new(const dp_config *config)
 {
+    static const dp__failing failing = {dp__journal_here, dp__journal_log, dp__journal_say,
+                                        dp__far_pass_on, dp__far_reason};
     dp_allocator allocator = config->allocator;
     if (allocator.alloc == NULL)
         allocator = (dp_allocator){dp__os_alloc, dp__os_free, NULL};
@@ -2467,6 +2477,7 @@ static dp_ctx *dp__ctx_new(const dp_config *config)
     }
     dp__os_init(dp__before_fork, dp__after_fork, dp__in_child);
     *ctx = (dp_ctx){.host = dp__host_make(),
+                    .failing = &failing,
                     .config = *config,
                     .lock = DP__LOCK_INITIALIZER,
                     .far_lock = DP__LOCK_INITIALIZER};

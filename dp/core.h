@@ -173,6 +173,16 @@ typedef struct dp__slot { /* of one local rank under dp_run */
     char text[DP__TEXT_BYTES];
 } dp__slot;
 
+/* What rooms above do when a call or the job fails: the front door hands it in. */
+typedef struct dp__failing {
+    /* What this process has begun, for the sentence, and for the log. */
+    void (*here)(const dp_ctx *ctx, char *text, size_t bytes);
+    void (*log)(const dp_ctx *ctx);
+    void (*say)(dp_ctx *ctx, const char *text); /* a call has failed, and the job has not */
+    void (*pass_on)(dp_ctx *ctx); /* to others, where the table of collectives says nothing */
+    dp_status (*reason)(dp_ctx *ctx, dp_status status); /* that another process gave */
+} dp__failing;
+
 typedef struct dp__lane_rank { /* a local rank on a lane that has a thread */
     dp_stream *stream;
     dp_event *reported; /* what the stream has to come after; NULL: its work is done when a call
@@ -199,6 +209,7 @@ enum { DP__TAG_BYTES = 40, DP__TAG_WORDS = DP__TAG_BYTES / sizeof(uint64_t) };
 
 struct dp_ctx {
     dp_host host; /* first: a backend's dp_host is the context's head */
+    const dp__failing *failing;
     dp_config config;
     dp_info info;
     unsigned fork_count;
@@ -742,16 +753,6 @@ static void dp__before_fork(void)
     dp__lock_enter(&dp__trace.lock);
 }
 
-static void dp__tree_unclaim(struct dp__tree *tree);
-
-/* In a child, whose contexts are its parent's. */
-static void dp__in_child(void)
-{
-    for (int i = 0; i < DP__LIVE_MAX; i++)
-        if (atomic_load(&dp__live[i]) != NULL)
-            dp__tree_unclaim(atomic_load(&dp__live[i])->tree);
-}
-
 static void dp__after_fork(void)
 {
     dp__lock_leave(&dp__trace.lock);
@@ -816,14 +817,6 @@ DP__APART static dp_status dp__check_pointer(const char *fn, const char *what, c
     return DP_OK;
 }
 
-/* What this process has begun, told by its journal; see dp/job.h. */
-static void dp__journal_here(const dp_ctx *ctx, char *text, size_t bytes);
-static void dp__journal_log(const dp_ctx *ctx);
-static void dp__journal_say(dp_ctx *ctx, const char *text);
-
-/* What others hear of this process where the table of collectives says nothing; see dp/launch.h. */
-static void dp__far_pass_on(dp_ctx *ctx);
-
 /* True: it is the first failure. */
 static bool dp__job_failed(dp_ctx *ctx, dp_status status, const char *text)
 {
@@ -832,7 +825,7 @@ static bool dp__job_failed(dp_ctx *ctx, dp_status status, const char *text)
     if (first) {
         ctx->failed_rank = dp__thread.culprit > 0 ? dp__thread.culprit - 1 : ctx->info.rank_first;
         snprintf(ctx->failed_text, sizeof ctx->failed_text, "%s", text);
-        dp__journal_here(ctx, ctx->failed_here, sizeof ctx->failed_here);
+        ctx->failing->here(ctx, ctx->failed_here, sizeof ctx->failed_here);
         atomic_store_explicit(&ctx->failed, (int)status, memory_order_release);
     }
     dp__lock_leave(&ctx->lock);
@@ -852,8 +845,8 @@ static void dp__job_end(dp_ctx *ctx, dp_status status, const char *text)
     for (int i = 0; i < DP__LANES; i++)
         dp__comm_abort(ctx->lanes[i].comm);
     if (first) {
-        dp__far_pass_on(ctx);
-        dp__journal_log(ctx);
+        ctx->failing->pass_on(ctx);
+        ctx->failing->log(ctx);
         dp__trace_flush();
     }
     for (int i = 0; i < DP__LANES; i++) {
@@ -891,7 +884,7 @@ DP__APART static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status stat
     if (dp_status_class(status) == DP_CLASS_JOB) {
         dp__job_end(ctx, status, dp_last_error());
     } else {
-        dp__journal_say(ctx, dp_last_error());
+        ctx->failing->say(ctx, dp_last_error());
     }
     return status;
 }
@@ -949,9 +942,9 @@ DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...)
 typedef struct dp__frame {
     const char *what, *name, *method; /* "the method", the names of module and method, or NULL */
     dp_ctx *ctx;
-    const dp_scope *scope;           /* has to stay as long as this runs; NULL: none */
-    const dp_module *module;         /* so does its tree, with what it wraps; NULL: none */
-    const struct dp__record *record; /* of a method */
+    const dp_scope *scope;   /* has to stay as long as this runs; NULL: none */
+    const dp_module *module; /* so does its tree, with what it wraps; NULL: none */
+    const dp_call *call;     /* of a method */
     int local_rank;
     bool together;    /* others like it run at the same time */
     bool owns_device; /* but none of them on this device */
@@ -2117,23 +2110,14 @@ DP__COLD static dp_status dp__value_error(const char *fn, const char *what, dp_v
                     value.as.s != NULL ? value.as.s : "an error value");
 }
 
-static dp_status dp__check_inside(const char *fn, const char *what, dp_value value,
-                                  const dp__path *path);
-
-static dp_status dp__check_place(const char *fn, const char *what, dp_value value,
-                                 const dp__path *path)
+/* All of it, but for what is in a container, list, tuple or dict. */
+static dp_status dp__check_leaf(const char *fn, const char *what, dp_value value,
+                                const dp__path *path)
 {
     bool good = value.kind != DP_ERROR && dp__is_whole(value) && value.depth <= DP_MAX_DEPTH;
     if (!good || (value.kind == DP_TENSOR && dp__check_tensor(fn, what, value.as.t) != DP_OK))
         return dp__value_error(fn, what, value, path);
-    return dp__check_inside(fn, what, value, path);
-}
-
-/* The public edge of every function that takes a value. What a constructor made was checked then;
-   what was made by hand is checked now, down to its leaves. Behind the edge values are sound. */
-static dp_status dp__check_value(const char *fn, const char *what, dp_value value)
-{
-    return dp__is_marked(value) ? DP_OK : dp__check_place(fn, what, value, NULL);
+    return DP_OK;
 }
 
 static bool dp__same_device(dp_device a, dp_device b)
@@ -3587,7 +3571,7 @@ DP_API dp_status dp_fill(dp_ctx *ctx, const dp_tensor *dst, dp_value number)
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_placed(__func__, ctx, "dst", dst, &device));
     DP_TRY(dp__check_writable(__func__, "dst", dst));
-    DP_TRY(dp__check_value(__func__, "number", number));
+    DP_TRY(dp__check_leaf(__func__, "number", number, NULL));
     DP_TRY(dp__number_bits(ctx, __func__, number, (dp_dtype)dst->dtype, &bits));
     return dp__leave(__func__, ctx, dp__fill_tensor(ctx, device, dst, bits));
 }
@@ -3675,7 +3659,7 @@ DP_API dp_status dp_item(dp_ctx *ctx, dp_value scalar, double *out)
 {
     dp__device *device = NULL;
     DP_TRY(dp__check_ctx(__func__, ctx));
-    DP_TRY(dp__check_value(__func__, "scalar", scalar));
+    DP_TRY(dp__check_leaf(__func__, "scalar", scalar, NULL));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     if (scalar.kind == DP_TENSOR) {
         DP_TRY(dp__check_device(__func__, ctx, scalar.as.t->device, &device));

@@ -811,10 +811,27 @@ static dp_status dp__check_distributed(const char *fn, const dp_distributed_conf
     return DP_OK;
 }
 
+/* One without elements is no unit. */
+static void dp__ranks_reduces(const dp__face *face, size_t slot, dp_param_info *out)
+{
+    const dp__distributed *ranks = face->ranks;
+    const dp__param *root = dp__root(face->inner->slots[slot]);
+    if (dp__ignores(face, face->inner->homes[slot]) || !dp__is_of_sort(root, DP__GRADS))
+        return;
+    out->reduced = true;
+    out->reduction = ranks->reduction;
+    if (ranks->units[slot] == DP__NO_UNIT)
+        return;
+    out->unseen = root->scattered && root->adder != ranks->number;
+    out->share = ranks->shares[ranks->units[slot]].each;
+    out->share_at = ranks->shares[ranks->units[slot]].at;
+}
+
 static const dp__face_ops dp__distributed_face = {.cut = dp__pass_cut,
                                                   .backward = dp__ranks_backward,
                                                   .args_grad = dp__args_gather,
                                                   .over_ranks = true,
+                                                  .reduces = dp__ranks_reduces,
                                                   .prepare = dp__ranks_ignore,
                                                   .before = dp__ranks_forward,
                                                   .after = dp__ranks_ran,
@@ -1066,51 +1083,6 @@ DP_API dp_status dp_owner_grad(dp_module *module, size_t owner, size_t param, dp
         dp__owner_view(face, r, face->inner->listed[param], &data, out);
     out->read_only = true;
     return DP_OK;
-}
-
-/* Which child of a module has a slot; child_count: none, it is the module's own. */
-static size_t dp__child_of_slot(const dp_module *module, size_t slot)
-{
-    size_t child = module->child_count;
-    while (child > 0 && slot < module->children[child - 1].slot_first)
-        child--;
-    return child > 0 ? child - 1 : module->child_count;
-}
-
-/* The wrapper by dp_distributed in a tree that holds a slot, *out_slot there; NULL: none does. */
-static dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size_t *out_slot)
-{
-    while (!dp__is_over_ranks(module->face)) {
-        dp_module *const *separate = module->separate;
-        module = separate != NULL ? module->wraps : module; /* whose slots are the same */
-        size_t child = dp__child_of_slot(module, slot);
-        if (child == module->child_count)
-            return NULL;
-        slot -= module->children[child].slot_first;
-        bool apart = separate != NULL && separate[child] != NULL;
-        module = apart ? separate[child] : module->children[child].module;
-    }
-    *out_slot = slot;
-    return module->face;
-}
-
-/* By a wrapper in the module's tree, under any of its names. One without elements is no unit. */
-static void dp__slot_reduced(const dp_module *module, size_t slot, dp_param_info *out)
-{
-    const dp__param *root = dp__root(module->slots[slot]);
-    out->unseen = root->scattered;
-    for (; slot != DP__NO_SLOT && !out->reduced; slot = module->next_tied[slot]) {
-        size_t own = 0;
-        const dp__face *face = dp__slot_ranks(module, slot, &own);
-        out->reduced = face != NULL && !dp__ignores(face, face->inner->homes[own]) &&
-                       dp__is_of_sort(root, DP__GRADS);
-        out->reduction = out->reduced ? face->ranks->reduction : (dp_reduction)0;
-        if (!out->reduced || face->ranks->units[own] == DP__NO_UNIT)
-            continue;
-        out->unseen = root->scattered && root->adder != face->ranks->number;
-        out->share = face->ranks->shares[face->ranks->units[own]].each;
-        out->share_at = face->ranks->shares[face->ranks->units[own]].at;
-    }
 }
 
 /* Numbers on the host are read where they are. */

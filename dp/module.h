@@ -1725,6 +1725,7 @@ struct dp__face_ops {
 
     /* All ranks have the same passes; all that follows is there then, and only then. */
     bool over_ranks;
+    void (*reduces)(const dp__face *face, size_t slot, dp_param_info *out); /* whether, and how */
     /* When the wrapper is made, before its replicas have memory. */
     dp_status (*prepare)(const char *fn, dp__face *face, const void *config);
     /* Before the replicas run a forward, and after it, with how it went. */
@@ -1744,6 +1745,44 @@ struct dp__face_ops {
 static bool dp__is_over_ranks(const dp__face *face)
 {
     return face != NULL && face->ops->over_ranks;
+}
+
+/* Which child of a module has a slot; child_count: none, it is the module's own. */
+static size_t dp__child_of_slot(const dp_module *module, size_t slot)
+{
+    size_t child = module->child_count;
+    while (child > 0 && slot < module->children[child - 1].slot_first)
+        child--;
+    return child > 0 ? child - 1 : module->child_count;
+}
+
+/* The wrapper by dp_distributed in a tree that holds a slot, *out_slot there; NULL: none does. */
+static dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size_t *out_slot)
+{
+    while (!dp__is_over_ranks(module->face)) {
+        dp_module *const *separate = module->separate;
+        module = separate != NULL ? module->wraps : module; /* whose slots are the same */
+        size_t child = dp__child_of_slot(module, slot);
+        if (child == module->child_count)
+            return NULL;
+        slot -= module->children[child].slot_first;
+        bool apart = separate != NULL && separate[child] != NULL;
+        module = apart ? separate[child] : module->children[child].module;
+    }
+    *out_slot = slot;
+    return module->face;
+}
+
+/* By a wrapper in the module's tree, under any of its names. */
+static void dp__slot_reduced(const dp_module *module, size_t slot, dp_param_info *out)
+{
+    out->unseen = dp__root(module->slots[slot])->scattered;
+    for (; slot != DP__NO_SLOT && !out->reduced; slot = module->next_tied[slot]) {
+        size_t own = 0;
+        const dp__face *face = dp__slot_ranks(module, slot, &own);
+        if (face != NULL)
+            face->ops->reduces(face, own, out);
+    }
 }
 
 /* Whether other processes have the same pass, and reduce what it gives. */
@@ -2091,7 +2130,7 @@ static dp_status dp__record_call(dp__record *record, const dp_method *method)
                        .ctx = pass->ctx,
                        .scope = call->scope,
                        .module = pass->module,
-                       .record = record,
+                       .call = &record->call,
                        .local_rank = call->local_rank,
                        .together = pass->count > 1,
                        .owns_device = pass->count > 1 && pass->face->own_devices};
@@ -2179,9 +2218,6 @@ static uint64_t dp__pass_number(dp_ctx *ctx)
     return atomic_fetch_add_explicit(&ctx->forwards, 1, memory_order_relaxed) + 1;
 }
 
-static dp_status dp__record_step(dp__record *record);
-static dp_status dp__invoke(const dp__request *request, dp_value *out, dp_pass **out_pass);
-
 /* `face` NULL: the module runs in one record. */
 static dp_status dp__pass_make(const dp__request *request, dp_module *runs, const dp__face *face,
                                size_t count, dp_pass **out)
@@ -2231,54 +2267,6 @@ static size_t dp__layers(const dp_module *from, const dp_module *to)
     for (; from != to; from = from->wraps)
         count++;
     return count;
-}
-
-/* A module where it is: in the replica of the method that asked for it, or on its own device. */
-static dp_status dp__invoke_plain(const dp__request *request, dp_module *runs, dp_value *out,
-                                  dp_pass **out_pass)
-{
-    dp_ctx *ctx = runs->ctx;
-    dp_pass *pass = NULL;
-    dp__record *outer = request->outer;
-    if (outer == NULL) /* else it is ready, and replicas are here at the same time */
-        DP_TRY(dp__module_ready(runs));
-    if (outer != NULL && runs->mean_grads && request->wants_pass)
-        return dp_error(DP_ERR_UNSUPPORTED,
-                        "'%s' has mean_grads and is run by a method of '%s', whose other gradients "
-                        "are not weighted by samples",
-                        runs->name, outer->call.module->name);
-    DP_TRY(dp__pass_make(request, runs, NULL, 1, &pass));
-    dp__record *record = pass->records;
-    record->memory = outer != NULL ? outer->memory : &runs->memory;
-    if (outer != NULL) {
-        record->slot_first = outer->slot_first + request->child->slot_first;
-        record->place = outer->place + request->child->place_first +
-                        dp__layers(request->child->module, runs);
-    }
-    bool apart = outer != NULL &&
-                 outer->memory->grad_groups != NULL; /* in a replica, on its device */
-    int rank = apart ? outer->call.local_rank : runs->local_rank;
-    dp__call_begin(record, request, runs, &ctx->devices[rank]);
-    *out_pass = pass;
-    DP_TRY(request->mode != NULL ? dp__record_step(record)
-                                 : dp__record_forward(record, pass->method));
-    *out = record->call.out;
-    pass->number = dp__pass_number(ctx);
-    return DP_OK;
-}
-
-static dp_status dp__record_grads(dp__record *record);
-
-static dp_status dp__backward_plain(dp_pass *pass, dp_input_grad *out)
-{
-    dp__record *record = pass->records;
-    dp_call *call = &record->call;
-    call->input_grad_wanted = out != NULL;
-    dp_status status = dp__record_grads(record);
-    DP_TRY(record->outer == NULL ? dp__torn_by(pass->runs, status) : status);
-    if (out != NULL)
-        *out = (dp_input_grad){call->args_grad, call->kwargs_grad};
-    return DP_OK;
 }
 
 /* ==== >>asking ===================================================================================
@@ -2587,54 +2575,6 @@ DP_API dp_status dp_call_arg_view(const dp_call *call, size_t index, dp_dtype dt
 }
 
 /* `name` NULL: what the module wraps, which is its last child. */
-static const dp__child *dp__child_find(const dp_module *module, const char *name)
-{
-    if (name == NULL)
-        return module->wraps != NULL ? &module->children[module->child_count - 1] : NULL;
-    size_t at = 0;
-    bool found = dp__index_find(&module->child_names, name, strlen(name), &at);
-    return found ? &module->children[at] : NULL;
-}
-
-/* The child, or what dp_separate_distributed has put around it. */
-static dp_module *dp__child_through(const dp_call *call, const dp__child *child)
-{
-    const dp_module *through = call->record->pass->module;
-    dp_module *wrapper = NULL;
-    if (through->separate != NULL && through->wraps == call->module)
-        wrapper = through->separate[child - call->module->children];
-    return wrapper != NULL ? wrapper : child->module;
-}
-
-DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *method, dp_value args,
-                               dp_value kwargs, dp_value *out, dp_pass **out_pass)
-{
-    DP_TRY(dp__check_call(__func__, call));
-    const dp__child *found = dp__child_find(call->module, child);
-    if (found == NULL && child == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: child is NULL, and '%s' wraps nothing", __func__,
-                        call->module->name);
-    if (found == NULL) {
-        dp__names names = {.count = 0};
-        for (size_t i = 0; i < call->module->child_count; i++)
-            dp__names_add(&names, call->module->children[i].module->name);
-        return dp__no_such(DP_ERR_INVALID, &names, "%s: '%s' has no child '%s'", __func__,
-                           call->module->name, child);
-    }
-    dp__request request = {
-        .fn = __func__,
-        .module = dp__child_through(call, found),
-        .method = method,
-        .scope = call->scope,
-        .args = args,
-        .kwargs = kwargs,
-        .config = {.no_sync = call->record->pass->no_sync, .compute_dtype = call->compute_dtype},
-        .wants_pass = out_pass != NULL,
-        .outer = call->record,
-        .child = found};
-    return dp__invoke(&request, out, out_pass);
-}
-
 /* ==== >>meeting ==================================================================================
    dp_call_all_reduce: the replicas of a pass come together on their threads. The last to arrive
    does the work. If one fails, or returns, the others fail too: nobody waits for ever.          */

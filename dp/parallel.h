@@ -5,6 +5,7 @@
 
    CONTENTS (search for the tag)
      >>parallel   arguments are cut, replicas run, outputs are gathered
+     >>invoking   a module behind its face or by itself; children of a call
      >>outgrads   gradients of outputs: each replica gets its own
      >>backward   replicas run; gradients of inputs, and of parameters
      >>criterion  losses where the outputs are
@@ -32,6 +33,8 @@ static void dp__stage_forward(dp__record *record)
 {
     record->status = dp__record_forward(record, record->pass->method);
 }
+
+static dp_status dp__record_step(dp__record *record);
 
 static void dp__stage_step(dp__record *record)
 {
@@ -364,6 +367,9 @@ static dp_status dp__invoke_face(const dp__request *request, dp__face *face, dp_
     return face->ops->over_ranks ? face->ops->after(pass, request, status) : status;
 }
 
+/* ==== >>invoking ===============================================================================
+   A module runs behind its face, or by itself; a method runs children of its module.            */
+
 static dp_status dp__check_request(const dp__request *request, const dp_value *out)
 {
     const char *fn = request->fn;
@@ -391,9 +397,43 @@ static dp_status dp__check_runs(const char *fn, dp_module *module)
                 dp__is_over_ranks(module->face);
     dp_status status = wide ? dp__check_alone(fn, module->ctx) : dp__check_unshared(fn, module);
     const dp__frame *frame = status != DP_OK ? dp__frame_of(module->ctx, true) : NULL;
-    if (frame != NULL && frame->record != NULL)
+    if (frame != NULL && frame->call != NULL)
         return dp_error(status, "%s; dp_call_child runs a child in the replica", dp_last_error());
     return status;
+}
+
+/* A module where it is: in the replica of the method that asked for it, or on its own device. */
+static dp_status dp__invoke_plain(const dp__request *request, dp_module *runs, dp_value *out,
+                                  dp_pass **out_pass)
+{
+    dp_ctx *ctx = runs->ctx;
+    dp_pass *pass = NULL;
+    dp__record *outer = request->outer;
+    if (outer == NULL) /* else it is ready, and replicas are here at the same time */
+        DP_TRY(dp__module_ready(runs));
+    if (outer != NULL && runs->mean_grads && request->wants_pass)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "'%s' has mean_grads and is run by a method of '%s', whose other gradients "
+                        "are not weighted by samples",
+                        runs->name, outer->call.module->name);
+    DP_TRY(dp__pass_make(request, runs, NULL, 1, &pass));
+    dp__record *record = pass->records;
+    record->memory = outer != NULL ? outer->memory : &runs->memory;
+    if (outer != NULL) {
+        record->slot_first = outer->slot_first + request->child->slot_first;
+        record->place = outer->place + request->child->place_first +
+                        dp__layers(request->child->module, runs);
+    }
+    bool apart = outer != NULL &&
+                 outer->memory->grad_groups != NULL; /* in a replica, on its device */
+    int rank = apart ? outer->call.local_rank : runs->local_rank;
+    dp__call_begin(record, request, runs, &ctx->devices[rank]);
+    *out_pass = pass;
+    DP_TRY(request->mode != NULL ? dp__record_step(record)
+                                 : dp__record_forward(record, pass->method));
+    *out = record->call.out;
+    pass->number = dp__pass_number(ctx);
+    return DP_OK;
 }
 
 /* The module of a request behind a face, or by itself if the face is NULL. */
@@ -437,6 +477,54 @@ DP_API dp_status dp_invoke(dp_module *module, const char *method, dp_scope *scop
                            .kwargs = kwargs,
                            .config = config != NULL ? *config : zero,
                            .wants_pass = out_pass != NULL};
+    return dp__invoke(&request, out, out_pass);
+}
+
+static const dp__child *dp__child_find(const dp_module *module, const char *name)
+{
+    if (name == NULL)
+        return module->wraps != NULL ? &module->children[module->child_count - 1] : NULL;
+    size_t at = 0;
+    bool found = dp__index_find(&module->child_names, name, strlen(name), &at);
+    return found ? &module->children[at] : NULL;
+}
+
+/* The child, or what dp_separate_distributed has put around it. */
+static dp_module *dp__child_through(const dp_call *call, const dp__child *child)
+{
+    const dp_module *through = call->record->pass->module;
+    dp_module *wrapper = NULL;
+    if (through->separate != NULL && through->wraps == call->module)
+        wrapper = through->separate[child - call->module->children];
+    return wrapper != NULL ? wrapper : child->module;
+}
+
+DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *method, dp_value args,
+                               dp_value kwargs, dp_value *out, dp_pass **out_pass)
+{
+    DP_TRY(dp__check_call(__func__, call));
+    const dp__child *found = dp__child_find(call->module, child);
+    if (found == NULL && child == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: child is NULL, and '%s' wraps nothing", __func__,
+                        call->module->name);
+    if (found == NULL) {
+        dp__names names = {.count = 0};
+        for (size_t i = 0; i < call->module->child_count; i++)
+            dp__names_add(&names, call->module->children[i].module->name);
+        return dp__no_such(DP_ERR_INVALID, &names, "%s: '%s' has no child '%s'", __func__,
+                           call->module->name, child);
+    }
+    dp__request request = {
+        .fn = __func__,
+        .module = dp__child_through(call, found),
+        .method = method,
+        .scope = call->scope,
+        .args = args,
+        .kwargs = kwargs,
+        .config = {.no_sync = call->record->pass->no_sync, .compute_dtype = call->compute_dtype},
+        .wants_pass = out_pass != NULL,
+        .outer = call->record,
+        .child = found};
     return dp__invoke(&request, out, out_pass);
 }
 
@@ -798,6 +886,18 @@ static dp_status dp__backward_face(const char *fn, dp_pass *pass, dp_input_grad 
     return out != NULL ? dp__input_grad(pass, out) : DP_OK;
 }
 
+static dp_status dp__backward_plain(dp_pass *pass, dp_input_grad *out)
+{
+    dp__record *record = pass->records;
+    dp_call *call = &record->call;
+    call->input_grad_wanted = out != NULL;
+    dp_status status = dp__record_grads(record);
+    DP_TRY(record->outer == NULL ? dp__torn_by(pass->runs, status) : status);
+    if (out != NULL)
+        *out = (dp_input_grad){call->args_grad, call->kwargs_grad};
+    return DP_OK;
+}
+
 /* The gradients of outputs are in the calls already. */
 static dp_status dp__backward_run(const char *fn, dp_pass *pass, dp_input_grad *out)
 {
@@ -820,7 +920,7 @@ static dp_status dp__check_turn(const char *fn, const dp_pass *pass)
         return dp__check_alone(fn, pass->ctx);
     if (record->pass->count == 1)
         return dp__check_runs(fn, pass->module);
-    if (frame == NULL || frame->record != record || !record->in_backward)
+    if (frame == NULL || frame->call != &record->call || !record->in_backward)
         return dp_error(DP_ERR_STATE,
                         "%s: this pass of '%s' is part of replica %zu of '%s': call dp_backward in "
                         "that one's backward",

@@ -195,8 +195,6 @@ static void dp__coll_trace(const dp__coll *coll, const dp_coll_call *call, char 
         dp__trace_stream(coll->lane->parts[i].stream, dp__lane_row(coll->lane, i), phase, name);
 }
 
-static dp_status dp__far_reason(dp_ctx *ctx, dp_status status); /* see dp/launch.h */
-
 /* `verb` of a table: what was asked for, or what takes its place. */
 static dp_status dp__table_run(const dp__coll *coll, dp_verb verb, size_t count, double scale)
 {
@@ -211,7 +209,7 @@ static dp_status dp__table_run(const dp__coll *coll, dp_verb verb, size_t count,
     dp_status status = lane->comm->ops->run(lane->comm, &call);
     dp__coll_trace(coll, &call, 'E');
     dp__journal_end(lane->ring, status);
-    return status == DP_OK ? DP_OK : dp__far_reason(lane->ctx, status);
+    return status == DP_OK ? DP_OK : lane->ctx->failing->reason(lane->ctx, status);
 }
 
 static bool dp__table_has(const dp_coll_ops *ops, dp_verb verb)

@@ -136,6 +136,9 @@ static dp_status dp__deepen(const char *fn, dp_value member, uint8_t limit, uint
     return DP_OK;
 }
 
+static dp_status dp__check_place(const char *fn, const char *what, dp_value value,
+                                 const dp__path *path);
+
 /* Depths decrease from member to member, so walks end. */
 static dp_status dp__check_member(dp__holder *holder, dp_value value, const char *key, size_t index)
 {
@@ -267,16 +270,24 @@ static dp_status dp__check_dict(dp__holder *holder, dp_value dict)
     return status;
 }
 
-/* Checks that the members of a value made by hand are as a constructor would accept them. */
-static dp_status dp__check_inside(const char *fn, const char *what, dp_value value,
-                                  const dp__path *path)
+/* Checks that a value made by hand, with its members, is as a constructor would accept it. */
+static dp_status dp__check_place(const char *fn, const char *what, dp_value value,
+                                 const dp__path *path)
 {
     dp__holder holder = {.fn = fn, .what = what, .path = path, .limit = value.depth};
+    DP_TRY(dp__check_leaf(fn, what, value, path));
     if (value.kind == DP_CONTAINER)
         return dp__check_container(&holder, value.as.c);
     if (value.kind == DP_LIST || value.kind == DP_TUPLE)
         return dp__check_items(&holder, value.as.items, value.count);
     return value.kind == DP_DICT ? dp__check_dict(&holder, value) : DP_OK;
+}
+
+/* The public edge of every function that takes a value. What a constructor made was checked then;
+   what was made by hand is checked now, down to its leaves. Behind the edge values are sound. */
+static dp_status dp__check_value(const char *fn, const char *what, dp_value value)
+{
+    return dp__is_marked(value) ? DP_OK : dp__check_place(fn, what, value, NULL);
 }
 
 static dp_value dp__dict_of(const dp_pair *pairs, size_t count, uint8_t depth)

@@ -3,7 +3,8 @@
 #   awk -f tests/rooms.awk HEADER...   the headers in the order in which dp.h includes them
 #
 # Prints "FROM TO COUNT" for each pair, how many names of TO are in FROM, and before that "FROM TO
-# NAME up" for each name that is defined in a later header than the one it is in.
+# NAME up" for each name that is defined in a later header than the one it is in. A pointer to a
+# struct, written as such, uses nothing of it.
 
 # A line without comments and texts. `inside`: a comment that began before it has not ended.
 function code(line,    at, kept) {
@@ -38,8 +39,9 @@ function statement_ends(text) {
 FNR == 1 { place[FILENAME] = ++count; inside = enums = 0; statement = "" }
 
 {
-    line = code($0)
-    for (rest = line; match(rest, /(dp|DP)__[A-Za-z0-9_]+/); rest = substr(rest, RSTART + RLENGTH))
+    line = rest = code($0)
+    gsub(/struct dp__[a-z0-9_]+ \*/, "", rest)
+    for (; match(rest, /(dp|DP)__[A-Za-z0-9_]+/); rest = substr(rest, RSTART + RLENGTH))
         used[FILENAME, substr(rest, RSTART, RLENGTH)]
     define_in(line, "^#define +DP__[A-Za-z0-9_]+")
     if (line ~ /^#/) next
