@@ -342,14 +342,9 @@ static dp_status dp__average_update(const dp_average *average)
     return DP_OK;
 }
 
-static dp_status dp__average_given(const char *fn, const dp_average *average)
-{
-    return dp__check_pointer(fn, "average", average);
-}
-
 DP_API dp_status dp_average_update(dp_average *average)
 {
-    DP_TRY(dp__average_given(__func__, average));
+    DP_TRY(dp__check_pointer(__func__, "average", average));
     DP_TRY(dp__named(__func__, dp__average_update(average)));
     average->updates++;
     return DP_OK;
@@ -357,7 +352,7 @@ DP_API dp_status dp_average_update(dp_average *average)
 
 DP_API dp_status dp_average_info_get(const dp_average *average, dp_average_info *out)
 {
-    DP_TRY(dp__average_given(__func__, average));
+    DP_TRY(dp__check_pointer(__func__, "average", average));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     *out = (dp_average_info){.updates = average->updates,
                              .begun = average->kept != NULL,
@@ -403,7 +398,7 @@ static dp_status dp__average_put(const dp_average *average, bool kept)
 
 DP_API dp_status dp_average_begin(dp_average *average)
 {
-    DP_TRY(dp__average_given(__func__, average));
+    DP_TRY(dp__check_pointer(__func__, "average", average));
     DP_TRY(dp__named(__func__, dp__average_not_begun(average, "another one")));
     dp_scope *scope;
     DP_TRY(dp_scope_open(average->ctx, &scope));
@@ -430,7 +425,7 @@ static dp_status dp__average_end(dp_average *average)
 
 DP_API dp_status dp_average_end(dp_average *average)
 {
-    DP_TRY(dp__average_given(__func__, average));
+    DP_TRY(dp__check_pointer(__func__, "average", average));
     return dp__named(__func__, dp__average_end(average));
 }
 
@@ -446,16 +441,13 @@ DP_API void dp_average_destroy(dp_average *average)
 /* What a module has under the name of an entry; `out` is its number there. */
 static dp_status dp__average_find(const dp__average_entry *entry, dp_module *module, size_t *out)
 {
-    const dp_tensor *own = &entry->own[0];
     dp_param_info info;
     DP_TRY(dp_module_find(module, entry->name, out));
     DP_TRY(dp_module_param(module, *out, &info));
-    bool alike = info.data.dtype == entry->dtype && info.data.ndim == own->ndim;
-    for (int d = 0; d < own->ndim && alike; d++)
-        alike = info.data.shape[d] == own->shape[d];
-    return alike ? DP_OK
-                 : dp_error(DP_ERR_MISMATCH, "'%s' of '%s' has another dtype or shape", entry->name,
-                            dp_module_name(module));
+    if (info.data.dtype != entry->dtype || !dp__same_shape(&info.data, &entry->own[0]))
+        return dp_error(DP_ERR_MISMATCH, "'%s' of '%s' has another dtype or shape", entry->name,
+                        dp_module_name(module));
+    return DP_OK;
 }
 
 /* In the dtype that the module has, wherever that is. */
@@ -493,7 +485,7 @@ static dp_status dp__average_copy(const dp_average *average, dp_scope *temp, dp_
 
 DP_API dp_status dp_average_copy(dp_average *average, dp_module *module)
 {
-    DP_TRY(dp__average_given(__func__, average));
+    DP_TRY(dp__check_pointer(__func__, "average", average));
     if (dp_module_ctx(module) != average->ctx)
         return dp_error(DP_ERR_INVALID, "%s: not a module of the same context", __func__);
     if (average->kept != NULL)
@@ -529,7 +521,7 @@ static dp_status dp__average_save(const dp_average *average, dp_scope *scope, dp
 
 DP_API dp_status dp_average_save(dp_average *average, dp_scope *scope, dp_value *out)
 {
-    DP_TRY(dp__average_given(__func__, average));
+    DP_TRY(dp__check_pointer(__func__, "average", average));
     DP_TRY(dp__check_scope(__func__, scope));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     return dp__named(__func__, dp__average_save(average, scope, out));
@@ -572,7 +564,7 @@ static dp_status dp__average_saved_check(const dp_average *average, dp_value sav
 
 DP_API dp_status dp_average_load(dp_average *average, dp_value saved)
 {
-    DP_TRY(dp__average_given(__func__, average));
+    DP_TRY(dp__check_pointer(__func__, "average", average));
     DP_TRY(dp__named(__func__, dp__average_saved_check(average, saved)));
     for (size_t i = 0; i < average->count; i++)
         for (size_t owner = 0; owner < average->owner_count; owner++) {

@@ -665,14 +665,6 @@ static dp_status dp__norm_backward(const dp__norm_work *work, const dp__norm_sav
     return dp__norm_input_grad(work, saved, &product, sums + channels, sums, out_dx);
 }
 
-static dp_status dp__norm_check_grad(const dp__norm_saved *saved, const dp_tensor *dy)
-{
-    bool alike = dy->dtype == saved->dtype && dy->ndim == saved->x.ndim;
-    for (int d = 0; d < dy->ndim && alike; d++)
-        alike = dy->shape[d] == saved->x.shape[d];
-    return alike ? DP_OK : dp_error(DP_ERR_INVALID, "dy does not have the dtype and shape of x");
-}
-
 DP_API dp_status dp_norm_backward(dp_call *call, const void *saved, const dp_tensor *dy,
                                   dp_tensor *out_dx, const dp_tensor *weight_grad,
                                   const dp_tensor *bias_grad)
@@ -681,7 +673,9 @@ DP_API dp_status dp_norm_backward(dp_call *call, const void *saved, const dp_ten
     DP_TRY(dp__check_pointer(__func__, "call", call));
     DP_TRY(dp__check_pointer(__func__, "saved", saved));
     DP_TRY(dp__check_pointer(__func__, "dy", dy));
-    DP_TRY(dp__named(__func__, dp__norm_check_grad(saved, dy)));
+    const dp__norm_saved *own = saved;
+    if (dy->dtype != own->dtype || !dp__same_shape(dy, &own->x))
+        return dp_error(DP_ERR_INVALID, "%s: dy does not have the dtype and shape of x", __func__);
     dp_status status = dp__norm_begin(call, dy, &work);
     if (status == DP_OK)
         status = dp__norm_backward(&work, saved, out_dx, weight_grad, bias_grad);

@@ -1654,11 +1654,8 @@ static dp__save_shown dp__save_form(const dp_tensor *tensor)
 static bool dp__save_fits(const dp__save_loader *loader, const dp_tensor *to, const dp_tensor *from)
 {
     bool floats = to->dtype <= DP_BF16 && from->dtype <= DP_BF16;
-    bool fits = to->ndim == from->ndim &&
-                (to->dtype == from->dtype || (loader->config.cast && floats));
-    for (int d = 0; d < to->ndim && fits; d++)
-        fits = to->shape[d] == from->shape[d];
-    return fits;
+    return dp__same_shape(to, from) &&
+           (to->dtype == from->dtype || (loader->config.cast && floats));
 }
 
 /* Two names of one memory. */
