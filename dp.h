@@ -203,7 +203,8 @@
             dp_average.h: averaged models; dp_check.h: wrong gradients;
             a timeline: $DP_TRACE; dp_agree, and numbers of all processes (>>agreement): where one
             process cannot make a wrapper, a reducer or a sharded optimizer, all have its status
-     names that have changed: DP_SUM is DP_SUM_RANKS, as DP_OP_SUM is another enum's;
+     names that have changed: dp_scope_open(ctx, &scope) is dp_scope_begin(ctx), and dp_scope_check
+            says why there is none; DP_SUM is DP_SUM_RANKS, as DP_OP_SUM is another enum's;
             dp_grads_scatter is dp_grads_scatter_set; first_bucket_bytes, bucket_bytes, wire, hook
             and hook_user are buckets.first_bytes, .bytes, .wire, .hook, .hook_user, and has_hook of
             dp_reducer_info is buckets.hook; dim, split, sizes, weights and split_count are cut.dim
@@ -710,8 +711,8 @@ DP_MUST_USE DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), vo
 
 DP_API dp_scope *dp_scope_begin(dp_ctx *ctx);      /* NULL: dp_last_error; calls report it. [any] */
 DP_API dp_scope *dp_scope_child(dp_scope *parent); /* ends with its parent, or earlier */
-/* As dp_scope_begin, for those who return why there is none. [any] */
-DP_MUST_USE DP_API dp_status dp_scope_open(dp_ctx *ctx, dp_scope **out);
+/* DP_OK; or why it cannot be used, or could not be begun, for those who return that. [any] */
+DP_MUST_USE DP_API dp_status dp_scope_check(const dp_scope *scope);
 
 /* End it and its children, the newest or last attached first. Waits only for copies that still read
    host memory. NULL is fine. Refused (see dp_last_error) in a function that was called for this

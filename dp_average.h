@@ -244,8 +244,8 @@ DP_API dp_status dp_average_create(dp_module *module, const dp_average_config *c
     DP_TRY(dp__check_pointer(__func__, "out", out));
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: not a module", __func__);
-    dp_scope *scope;
-    DP_TRY(dp_scope_open(dp_module_ctx(module), &scope));
+    dp_scope *scope = dp_scope_begin(dp_module_ctx(module));
+    DP_TRY(dp_scope_check(scope));
     dp_status status = dp__average_make(scope, module, config, &average);
     if (status == DP_OK)
         *out = average;
@@ -400,8 +400,8 @@ DP_API dp_status dp_average_begin(dp_average *average)
 {
     DP_TRY(dp__check_pointer(__func__, "average", average));
     DP_TRY(dp__named(__func__, dp__average_not_begun(average, "another one")));
-    dp_scope *scope;
-    DP_TRY(dp_scope_open(average->ctx, &scope));
+    dp_scope *scope = dp_scope_begin(average->ctx);
+    DP_TRY(dp_scope_check(scope));
     dp_status status = dp__average_keep(average, scope);
     if (status == DP_OK)
         status = dp__average_put(average, false);
@@ -490,8 +490,8 @@ DP_API dp_status dp_average_copy(dp_average *average, dp_module *module)
         return dp_error(DP_ERR_INVALID, "%s: not a module of the same context", __func__);
     if (average->kept != NULL)
         DP_TRY(dp__named(__func__, dp__average_not_begun(average, "a copy")));
-    dp_scope *temp;
-    DP_TRY(dp_scope_open(average->ctx, &temp));
+    dp_scope *temp = dp_scope_begin(average->ctx);
+    DP_TRY(dp_scope_check(temp));
     dp_status status = dp__average_copy(average, temp, module);
     dp_scope_end(temp);
     return dp__named(__func__, status);

@@ -606,7 +606,8 @@ static dp_status dp__self_run_make(const dp__self *check, bool replicas, dp__sel
     size_t count = replicas ? (size_t)check->config.replicas : 1;
     int *ranks;
     *out = (dp__self_run){.replicas = replicas, .inputs = {dp_none(), dp_none()}};
-    DP_TRY(dp_scope_open(check->ctx, &out->scope));
+    out->scope = dp_scope_begin(check->ctx);
+    DP_TRY(dp_scope_check(out->scope));
     DP_TRY(dp__self_ranks(check, count, &ranks));
     DP_TRY(dp_module_copy(check->module, ranks[0], &out->copy));
     return dp_model_parallel(out->copy,
@@ -868,8 +869,8 @@ static dp_status dp__self_evaluate(const dp__self_move *move, dp__self_sum *out)
     dp_value value;
     *out = (dp__self_sum){.sum = 0};
     DP_TRY(dp__self_buffers(check, move->run->copy));
-    dp_scope *temp;
-    DP_TRY(dp_scope_open(check->ctx, &temp));
+    dp_scope *temp = dp_scope_begin(check->ctx);
+    DP_TRY(dp_scope_check(temp));
     dp_status status = dp_invoke(move->run->wrapper, check->config.method, temp, check->args,
                                  check->kwargs, NULL, &value, NULL);
     if (status == DP_OK)
@@ -1135,7 +1136,8 @@ DP_API dp_status dp_self_check(dp_module *module, dp_value batch, const dp_check
     if (check.ctx == NULL)
         return dp_error(DP_ERR_INVALID, "%s: not a module", __func__);
     check.exact = check.config.exact;
-    DP_TRY(dp_scope_open(check.ctx, &check.scope));
+    check.scope = dp_scope_begin(check.ctx);
+    DP_TRY(dp_scope_check(check.scope));
     dp_status status = dp__self_run_all(&check, batch);
     dp_scope_end(check.scope);
     if (out_report != NULL)

@@ -1373,8 +1373,8 @@ DP_API dp_status dp_loader_create(dp_ctx *ctx, const dp_loader_config *config, d
     DP_TRY(dp_info_get(ctx, &info));
     DP_TRY(dp__named(__func__, dp__data_numbers_check(config)));
     DP_TRY(dp__named(__func__, dp__data_fields_check(config)));
-    dp_scope *scope;
-    DP_TRY(dp_scope_open(ctx, &scope));
+    dp_scope *scope = dp_scope_begin(ctx);
+    DP_TRY(dp_scope_check(scope));
     dp_status status = dp__data_loader_make(ctx, config, scope, &loader);
     if (status == DP_OK)
         *out = loader;

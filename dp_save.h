@@ -848,7 +848,8 @@ static dp_status dp__save_write(dp_ctx *ctx, const char *path, dp_value value,
                                 dp_status (*beat)(void *user), void *user)
 {
     dp__save_writer writer = {.ctx = ctx, .value = value, .beat = beat, .user = user};
-    DP_TRY(dp_scope_open(ctx, &writer.temp));
+    writer.temp = dp_scope_begin(ctx);
+    DP_TRY(dp_scope_check(writer.temp));
     dp_status status = dp__save_write_in(&writer, path);
     dp_scope_end(writer.temp);
     return status;
@@ -1571,9 +1572,10 @@ static dp_status dp__save_read_in(dp_ctx *ctx, dp_scope *own, const char *path, 
                                   uint64_t *out_mark)
 {
     dp__save_map map;
-    dp_scope *inner = own != NULL ? dp_scope_child(own) : NULL, *temp;
-    DP_TRY(dp_scope_open(ctx, &temp));
-    dp_status status = inner != NULL ? DP_OK : dp__no_memory();
+    dp_scope *inner = dp_scope_child(own);
+    DP_TRY(dp_scope_check(inner));
+    dp_scope *temp = dp_scope_begin(ctx);
+    dp_status status = dp_scope_check(temp);
     if (status == DP_OK)
         status = dp__save_map_open(ctx, own, path, &map);
     if (status == DP_OK)
@@ -1832,7 +1834,8 @@ DP_API dp_status dp_module_load(dp_module *module, dp_value saved,
     if (config != NULL)
         loader.config = *config;
     snprintf(before, sizeof before, "%s", dp_last_error());
-    DP_TRY(dp_scope_open(loader.ctx, &loader.temp));
+    loader.temp = dp_scope_begin(loader.ctx);
+    DP_TRY(dp_scope_check(loader.temp));
     dp_status status = dp__save_load(&loader, saved);
     dp_scope_end(loader.temp);
     if (status == DP_OK) /* which leaves sentences alone; that of a name unknown is not one */

@@ -1138,8 +1138,8 @@ static dp_status dp__train_norm_in(const dp__train_views *views, dp_scope *temp,
 
 static dp_status dp__train_norm(const dp__train_views *views, double p, double *out)
 {
-    dp_scope *temp;
-    DP_TRY(dp_scope_open(views->ctx, &temp));
+    dp_scope *temp = dp_scope_begin(views->ctx);
+    DP_TRY(dp_scope_check(temp));
     dp_status status = dp__train_norm_in(views, temp, p, out);
     dp_scope_end(temp);
     return status;
@@ -1248,8 +1248,8 @@ static dp_status dp__train_clip_runs(const dp__train_views *views, dp_scope *tem
 
 static dp_status dp__train_clip_value(const dp__train_views *views, double most)
 {
-    dp_scope *temp;
-    DP_TRY(dp_scope_open(views->ctx, &temp));
+    dp_scope *temp = dp_scope_begin(views->ctx);
+    DP_TRY(dp_scope_check(temp));
     dp_status status = dp__train_clip_runs(views, temp, most);
     dp_scope_end(temp);
     return status;
@@ -1298,8 +1298,8 @@ static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_cli
     clipping->most = dp_or(clipping->most, 0);
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: not a module", fn);
-    dp_scope *temp;
-    DP_TRY(dp_scope_open(dp_module_ctx(module), &temp));
+    dp_scope *temp = dp_scope_begin(dp_module_ctx(module));
+    DP_TRY(dp_scope_check(temp));
     dp_status status = dp__train_views_make(module, temp, dp_grads_are_scattered(module), &views);
     if (status == DP_OK)
         status = dp__train_seen(&views, &asked);
@@ -2193,8 +2193,8 @@ static dp_status dp__train_optim_fill(dp__train_optimizer *optim)
     optim->stores = dp_scope_alloc(optim->scope, span_count * sizeof *optim->stores);
     if (optim->stores == NULL)
         return dp__no_memory();
-    dp_scope *temp;
-    DP_TRY(dp_scope_open(optim->views.ctx, &temp));
+    dp_scope *temp = dp_scope_begin(optim->views.ctx);
+    DP_TRY(dp_scope_check(temp));
     dp_status status = DP_OK;
     for (size_t s = 0; s < span_count && status == DP_OK; s++)
         status = dp__train_store_make(optim, temp, s);
@@ -2227,8 +2227,8 @@ DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *confi
     DP_TRY(dp__check_pointer(__func__, "out", out));
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: not a module", __func__);
-    dp_scope *scope;
-    DP_TRY(dp_scope_open(dp_module_ctx(module), &scope));
+    dp_scope *scope = dp_scope_begin(dp_module_ctx(module));
+    DP_TRY(dp_scope_check(scope));
     dp_status status = dp__train_optim_make(module, config, scope, &optim);
     if (config->sharded)
         status = dp__train_sharded_begin(dp_module_ctx(module), optim, status);
@@ -2412,8 +2412,8 @@ static dp_status dp__train_span_save(const dp__train_optimizer *optim, dp_scope 
 {
     const dp__train_span *span = &optim->views.spans[s];
     size_t slots = optim->stores[s].slots;
-    dp_scope *temp;
-    DP_TRY(dp_scope_open(optim->views.ctx, &temp));
+    dp_scope *temp = dp_scope_begin(optim->views.ctx);
+    DP_TRY(dp_scope_check(temp));
     dp_status status = DP_OK;
     for (size_t k = 0; k < slots && status == DP_OK; k++) {
         size_t first = 0;
@@ -2654,8 +2654,8 @@ DP_API dp_status dp_optim_load(dp_optim *base, dp_value saved)
     DP_TRY(dp__train_optim_valid(__func__, base));
     dp__train_optimizer *optim = dp__train_optimizer_of(base);
     DP_TRY(dp__named(__func__, dp__train_saved_check(optim, saved)));
-    dp_scope *temp;
-    DP_TRY(dp_scope_open(optim->views.ctx, &temp));
+    dp_scope *temp = dp_scope_begin(optim->views.ctx);
+    DP_TRY(dp_scope_check(temp));
     dp_status status = dp__train_states_load(optim, temp, dp_get(saved, "state"));
     dp_scope_end(temp);
     DP_TRY(dp__named(__func__, status));
@@ -2913,8 +2913,8 @@ DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log, int64_t
                              dp_value *out)
 {
     DP_TRY(dp__train_wants(__func__, scope, out));
-    dp_scope *temp;
-    DP_TRY(dp_scope_open(ctx, &temp));
+    dp_scope *temp = dp_scope_begin(ctx);
+    DP_TRY(dp_scope_check(temp));
     dp_status status = dp__train_log_mean(ctx, scope, temp, log, samples, out);
     dp_scope_end(temp);
     return dp__named(__func__, status);

@@ -1544,15 +1544,9 @@ DP_API dp_scope *dp_scope_begin(dp_ctx *ctx)
     return dp__scope_try_open(__func__, ctx, NULL);
 }
 
-DP_API dp_status dp_scope_open(dp_ctx *ctx, dp_scope **out)
+DP_API dp_status dp_scope_check(const dp_scope *scope)
 {
-    DP_TRY(dp__check_ctx(__func__, ctx));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
-    dp_scope *scope = dp__scope_try_open(__func__, ctx, NULL);
-    if (scope == NULL)
-        return dp__thread.scope_status;
-    *out = scope;
-    return DP_OK;
+    return dp__check_scope(__func__, scope);
 }
 
 DP_API dp_scope *dp_scope_child(dp_scope *parent)

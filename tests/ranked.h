@@ -225,7 +225,8 @@ static inline void take_what_is_kept(dp_ctx *ctx, const test_allocator *counter)
     size_t before;
     do {
         before = counter->call_count;
-        CHECK_OK(dp_scope_open(ctx, &scope));
+        scope = dp_scope_begin(ctx);
+        CHECK_OK(dp_scope_check(scope));
     } while (counter->call_count == before);
     for (int64_t bytes = 16; bytes < 1 << 17; bytes += bytes / 16)
         for (int what = -1; what < info_here(ctx).local_count; what++)

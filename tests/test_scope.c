@@ -206,10 +206,12 @@ TEST(a_null_scope_for_want_of_memory_says_so)
     CHECK_ERROR(dp_tensor_new(scope, (dp_device){0, 0}, DP_F32, 0, NULL, &tensor), DP_ERR_NO_MEMORY,
                 "dp_tensor_new: ");
     CHECK_INT(dp_string(scope, "text").status, DP_ERR_NO_MEMORY);
+    CHECK_ERROR(dp_scope_check(scope), DP_ERR_NO_MEMORY, "dp_scope_check: scope is NULL");
 
     counter.fail_at = 0;
     counter.keep_failing = false;
     scope = begin(ctx);
+    CHECK_OK(dp_scope_check(scope));
     CHECK_ERROR(dp_tensor_new(NULL, (dp_device){0, 0}, DP_F32, 0, NULL, &tensor), DP_ERR_INVALID,
                 "dp_tensor_new: ");
     dp_scope_end(scope);

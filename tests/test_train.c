@@ -1282,8 +1282,8 @@ TEST_BACKENDS(nothing_to_train_with_a_scale)
 
 static dp_status tidy_failure(dp_module *module)
 {
-    dp_scope *temp;
-    TRY(dp_scope_open(dp_module_ctx(module), &temp));
+    dp_scope *temp = dp_scope_begin(dp_module_ctx(module));
+    TRY(dp_scope_check(temp));
     dp_status status = dp_error(DP_ERR_USER, "the learning rate is out of paper");
     dp_scope_end(temp);
     return status;

@@ -595,7 +595,7 @@ CALL(dp_wait, a->ctx)
 CALL(dp_run, a->ctx, a->scope, run_nothing, NULL)
 FAILS(dp_local_share, dp_local_share(a->ctx, a->rank, ROWS, OUT(first)) < 0)
 FAILS(dp_scope_begin, dp_scope_begin(a->ctx) == NULL)
-CALL(dp_scope_open, a->ctx, OUT(scope))
+CALL(dp_scope_check, a->scope)
 FAILS(dp_scope_child, dp_scope_child(a->scope) == NULL)
 FAILS(dp_scope_end, (dp_scope_end(a->scope), has_spoken()))
 FAILS(dp_scope_alloc, dp_scope_alloc(a->scope, a->count) == NULL)
@@ -784,7 +784,7 @@ static const row table[] = {
     ROW(dp_local_device, "cr", GOES_ON), ROW(dp_local_stream, "cr", GOES_ON),
     ROW(dp_use_stream, "cr", GOES_ON), ROW(dp_wait, "c", 0), ROW(dp_run, "cx", 0),
     ROW(dp_local_share, "cr", GOES_ON), ROW(dp_scope_begin, "c", 0),
-    ROW(dp_scope_open, "cO", 0),
+    ROW(dp_scope_check, "T", GOES_ON),
     ROW(dp_scope_child, "T", GOES_ON), ROW(dp_scope_end, "S", NOT_RIGHTLY),
     ROW(dp_scope_alloc, "Tz", GOES_ON), ROW(dp_scope_defer, "T", GOES_ON),
     ROW(dp_scope_attach, "T", GOES_ON), ROW(dp_keep, "TvO", 0), ROW(dp_tensor_new, "TehO", 0),
