@@ -31,10 +31,10 @@ extern "C" {
 #endif
 
 /* ==== >>average ================================================================================
-   Averages lie beside the parameters that they are of, on every owner, so that an update sends
-   nothing: ranks with the same parameters have the same averages. Those of f16 and bf16 are f32, as
-   a half would lose what a small momentum adds. Weights of old and new are rounded so that they add
-   up to 1: an average of equal numbers is that number, after however many updates.              */
+   Every owner keeps the averages of its parameters, so an update sends nothing: ranks with equal
+   parameters have equal averages. Averages of f16 and bf16 are f32, as a half would lose what a
+   small momentum adds. The weights of old and new add up to exactly 1, so the average of equal
+   numbers is that number after any number of updates.                                           */
 
 typedef struct dp_average dp_average;
 
@@ -47,14 +47,14 @@ typedef enum dp_average_rule {
 typedef struct dp_average_config { /* zero: as mmengine's ExponentialMovingAverage */
     dp_average_rule rule;
     double momentum;  /* below 1; 0: 0.0002, DP_ZERO: 0. SWA has none */
-    double gamma;     /* above 0; 0: 100. The annealed one alone has it */
-    int64_t interval; /* every so many updates are averaged; 0: 1 */
+    double gamma;     /* above 0; 0: 100. Only for DP_AVERAGE_ANNEALED */
+    int64_t interval; /* average every so many updates; 0: 1 */
     bool buffers;     /* averaged like parameters; else each update copies them */
 } dp_average_config;
 
-/* Of all parameters and buffers of a module or wrapper, frozen ones too, which it begins with
-   copies of. What is no floating dtype is copied where others are averaged. It ends with the
-   context; or earlier, and before its module. */
+/* Begins with copies of all parameters and buffers of a module or wrapper, frozen ones too. Dtypes
+   that are not floating are copied, not averaged. Ends with the context, or by dp_average_destroy,
+   before its module. */
 DP_MUST_USE DP_API dp_status dp_average_create(dp_module *module, const dp_average_config *config,
                                                dp_average **out);
 /* Ends what was begun. NULL is fine. */
@@ -71,22 +71,22 @@ typedef struct dp_average_info {
 } dp_average_info;
 DP_MUST_USE DP_API dp_status dp_average_info_get(const dp_average *average, dp_average_info *out);
 
-/* From here to the end the module has the averages, on every owner. What it had is kept, and comes
-   back bit by bit, whatever happens to it meanwhile; updates are refused. Of several averages of
-   one module the last to begin is the first to end. */
+/* Between begin and end the module has the averages, on every owner, and updates are refused. Its
+   own numbers come back bit by bit, whatever is written to it meanwhile. With several averages of
+   one module, the last to begin is the first to end. */
 DP_MUST_USE DP_API dp_status dp_average_begin(dp_average *average);
 DP_MUST_USE DP_API dp_status dp_average_end(dp_average *average);
 
-/* Into a module, for good: one that has parameters of these names and shapes, on any device; the
-   module itself, a copy of it (dp_module_copy). If it has not, or has tied two of them, nothing is
-   changed. What else it has stays as it is. [host] */
+/* Into a module, for good: the same module, a copy of it (dp_module_copy), or any other that has
+   parameters of these names and shapes, on any device. If it lacks one, or ties two of them,
+   nothing changes. Its other parameters stay as they are. [host] */
 DP_MUST_USE DP_API dp_status dp_average_copy(dp_average *average, dp_module *module);
 
-/* All that is needed to go on later, as a dict on the host: "rule", "updates", and "average", a
-   dict of tensors by the names of parameters. */
+/* A dict on the host, from which to go on later: "rule", "updates", and "average", a dict of
+   tensors by the names of parameters. */
 DP_MUST_USE DP_API dp_status dp_average_save(dp_average *average, dp_scope *scope, dp_value *out);
-/* Of an average by the same rule, of a module with the same parameters; else an error names what
-   differs, and nothing is changed. [host] */
+/* Rule and parameters must be the same; else an error names what differs, and nothing changes.
+   [host] */
 DP_MUST_USE DP_API dp_status dp_average_load(dp_average *average, dp_value saved);
 
 #ifdef __cplusplus
@@ -130,7 +130,7 @@ static dp_dtype dp__average_dtype(dp_dtype dtype)
     return dtype == DP_F16 || dtype == DP_BF16 ? DP_F32 : dtype;
 }
 
-/* To read it. What has several owners is asked of each: an edit, but the same for all. */
+/* For reading; with several owners dp_owner_edit is the only way to each. */
 static dp_status dp__average_source(const dp_average *average, size_t owner, size_t i,
                                     dp_tensor *out)
 {
@@ -171,7 +171,7 @@ static dp_status dp__average_entry_make(const dp_average *average, size_t i)
     return DP_OK;
 }
 
-/* Room for a half as f32, on the device of each owner. */
+/* Room for the largest half as f32, for each owner. */
 static dp_status dp__average_wide_make(dp_average *average)
 {
     int64_t most = 0;
@@ -309,8 +309,8 @@ static dp_status dp__average_entry_update(const dp_average *average, size_t owne
                   : dp__average_blend(average, owner, &from, own);
 }
 
-/* The module has what it had when the average was made. Where its job has failed it lists no
-   parameters; asking for one tells why. */
+/* The module has the parameters it had when the average was made. After a job failure it lists
+   none; asking for one tells why. */
 static dp_status dp__average_same(const dp_average *average)
 {
     dp_module *module = average->module;
@@ -450,7 +450,7 @@ static dp_status dp__average_find(const dp__average_entry *entry, dp_module *mod
     return DP_OK;
 }
 
-/* In the dtype that the module has, wherever that is. */
+/* In the module's dtype, to the module's device. */
 static dp_status dp__average_send(const dp_average *average, dp_scope *temp, size_t i,
                                   dp_module *module, size_t param)
 {
@@ -540,7 +540,6 @@ static dp_status dp__average_entry_check(const dp__average_entry *entry, dp_valu
     return DP_OK;
 }
 
-/* One more can be counted, for as long as anybody will wait. */
 #define DP__AVERAGE_UPDATES_MAX ((int64_t)1 << 62)
 
 static dp_status dp__average_saved_check(const dp_average *average, dp_value saved)

@@ -30,53 +30,52 @@ extern "C" {
 #endif
 
 /* ==== >>check ==================================================================================
-   The batch goes through copies of the module, with the same numbers, as dp_module_copy makes them:
-   what the module has stays as it is, bit by bit. Of a wrapper, what it wraps is checked; other
-   processes are not asked. One device gets the batch as a wrapper of one device gives it, so that a
-   container has one group there, or there are no replicas. In this order:
+   The batch goes through copies of the module (dp_module_copy), which itself stays the same, bit by
+   bit. A wrapper is checked for what it wraps; other processes take no part. One device gets the
+   batch as a wrapper of one device gives it, so that a container has one group there, or there are
+   no replicas. In this order:
 
-     twice       The same on one device again. What differs there is random, or reads memory that
-                 nobody wrote, and nothing else can be said about it. A model with dropout needs a
-                 seed that comes from the sample, or from dp_call.row_first.
+     twice       The same again on one device. If it differs, the model is random or reads memory
+                 that nobody wrote, and nothing else can be checked. Dropout needs a seed from the
+                 sample, or from dp_call.row_first.
      replicas    Cut over several devices, as by dp_data_parallel. Tensors are joined along dim 0,
-                 and lists appended, where that gives as many as on one device. Anything else, a
-                 loss without dims say, has to be the mean over the replicas, weighted by their
-                 rows, or their sum. Then gradients, of parameters and of the batch.
-     differences Some elements of each f32 and f64 parameter, and of each such tensor in the batch
-                 for which backward gives a gradient, are moved a little, and the gradient is
-                 compared with what the output does. Where moves of several sizes disagree (a kink
-                 of ReLU, digits that run out) nothing is said. The largest gradient is among
-                 them.
+                 and lists appended, if that gives as many as on one device. Anything else, such as
+                 a loss without dims, must be the mean over the replicas, weighted by their rows, or
+                 their sum. Then the gradients of parameters and of the batch.
+     differences Some elements of each f32 and f64 parameter, and of each such tensor of the batch
+                 that gets a gradient, are moved a little, among them that of the largest gradient.
+                 The gradient is compared with the change of the output. If moves of several sizes
+                 disagree (a kink of ReLU, too few digits), the element counts as undecided.
 
-   Backward is given numbers between -1 and 1 for tensors, and 1 for numbers and tensors without
-   dims. If the output is a dict with keys that contain "loss", only these have a gradient. With
-   dp_module_config.mean_grads it is 1 for all.                                                  */
+   Backward gets numbers between -1 and 1 for tensors, and 1 for numbers and tensors without dims.
+   If the output is a dict with keys that contain "loss", only these get a gradient. With
+   dp_module_config.mean_grads all get 1.                                                        */
 
 typedef struct dp_check_config { /* zero: all of it */
     const char *method;          /* NULL: "forward" */
     int replicas;                /* 0: as many as there are devices, but at least 2 */
-    bool exact;                  /* replicas give the very numbers of one device */
-    double tolerance;            /* beside the largest number of a tensor; 0: 1e-9 for f64, 1e-4 for
-                                    f32, 1e-2 for f16, 5e-2 for bf16; that of parameters, if they
-                                    are coarser */
-    size_t samples;              /* elements of a tensor that are moved; 0: 8 */
-    bool only_outputs;           /* no gradients: there is no backward */
+    bool exact;                  /* replicas must give the very numbers of one device */
+    double tolerance;            /* relative to a tensor's largest number; 0: by the coarser dtype,
+                                    its own or the parameters': 1e-9 for f64, 1e-4 for f32, 1e-2 for
+                                    f16, 5e-2 for bf16 */
+    size_t samples;              /* elements moved in each tensor; 0: 8 */
+    bool only_outputs;           /* the model has no backward */
     bool no_replicas, no_differences;
 } dp_check_config;
 
 typedef struct dp_check_report {
     size_t compared;  /* numbers of replicas */
-    size_t moved;     /* elements whose gradient is what the output does */
-    size_t undecided; /* and of which nothing can be said */
-    /* What differs, if something does. */
+    size_t moved;     /* elements whose gradient agrees with the output's change */
+    size_t undecided; /* elements of which nothing can be said */
+    /* The first difference, if there is one. */
     char name[128]; /* "output", "output 'y'", "gradient of 'w'", "gradient of argument 0" */
     int ndim;
     int64_t position[DP_MAX_DIMS];
     double expected, found; /* on one device and elsewhere; the difference and the gradient */
 } dp_check_report;
 
-/* `batch`: the method's arguments, a dict (kwargs) or a list or tuple (args). DP_OK: nothing was
-   found. DP_ERR_MISMATCH: the sentence names what differs first. out_report may be NULL. [host] */
+/* `batch`: the method's arguments, a dict (kwargs) or a list or tuple (args). DP_ERR_MISMATCH: the
+   sentence names the first difference. out_report may be NULL. [host] */
 DP_MUST_USE DP_API dp_status dp_self_check(dp_module *module, dp_value batch,
                                            const dp_check_config *config,
                                            dp_check_report *out_report);
@@ -94,7 +93,7 @@ DP_MUST_USE DP_API dp_status dp_self_check(dp_module *module, dp_value batch,
 #include <string.h>
 
 /* ==== >>numbers =================================================================================
-   Whatever is compared is read into doubles first.                                              */
+   Everything is compared as doubles.                                                            */
 
 typedef struct dp__self_numbers {
     double *data;
@@ -181,7 +180,7 @@ static dp_dtype dp__self_coarser(dp_dtype a, dp_dtype b)
     return dp__self_epsilon(a) > dp__self_epsilon(b) ? a : b;
 }
 
-/* A loss that is a double was computed in what parameters are. */
+/* A loss that is a double was computed in the parameters' dtype. */
 static double dp__self_tolerance(const dp__self *check, dp_dtype dtype)
 {
     static const double usual[] = {
@@ -283,8 +282,8 @@ static dp_status dp__self_compare(const dp__self *check, const char *name,
 }
 
 /* ==== >>outputs =================================================================================
-   Trees of one device and of each replica are gone through together. On the way gradients are made
-   for both: for the same elements, the same numbers.                                            */
+   The trees of one device and of each replica are walked side by side. On the way both get the same
+   gradients for the same elements.                                                              */
 
 typedef struct dp__self_leaves { /* at one place of the trees */
     dp_value one;
@@ -379,7 +378,7 @@ static dp_status dp__self_grads(const dp__self *check, dp__self_leaves *leaves,
     return DP_OK;
 }
 
-/* What is no batch of rows is a mean, or a sum, over the replicas. */
+/* Outputs that are not rows must be a mean, or a sum, over the replicas. */
 static dp_status dp__self_shared(const dp__self *check, const char *name, dp__self_leaves *leaves,
                                  const dp__self_numbers *one, dp__self_numbers *parts)
 {
@@ -535,7 +534,7 @@ static dp_status dp__self_entries(const dp__self *check, const char *name, dp__s
     return dp__self_rebuild(check, leaves->one, grads[check->count], &leaves->one_grad);
 }
 
-/* What is neither a number nor holds any: strings are compared, pointers are not. */
+/* Leaves that are no numbers: strings are compared, pointers are not. */
 static dp_status dp__self_words(const dp__self *check, const char *name,
                                 const dp__self_leaves *leaves)
 {
@@ -577,7 +576,7 @@ static dp_status dp__self_values(const dp__self *check, const char *name, dp__se
 }
 
 /* ==== >>runs ====================================================================================
-   Each run has a copy of the module for itself, so that states of replicas begin anew too.      */
+   Each run has its own copy of the module, so that replicas' states begin anew too.             */
 
 typedef struct dp__self_run {
     dp_scope *scope;
@@ -623,7 +622,7 @@ static dp_status dp__self_run_begin(const dp__self *check, bool replicas, dp__se
                      &out->out, config->only_outputs ? NULL : &out->pass);
 }
 
-/* The status is `status`, or that of what cannot be destroyed. */
+/* Returns `status`, or that of what could not be destroyed. */
 static dp_status dp__self_run_end(dp__self_run *run, dp_status status)
 {
     char text[512];
@@ -675,7 +674,7 @@ static dp_status dp__self_cut(dp__self *check, size_t count)
     return DP_OK;
 }
 
-/* Backward, by a number if the module takes nothing else: with mean_grads. */
+/* Backward; with mean_grads, by a number. */
 static dp_status dp__self_backward(dp__self_run *run, dp_value *grad)
 {
     char text[512];
@@ -789,8 +788,8 @@ static dp_status dp__self_replicas(const dp__self *check, dp__self_run *one, dp_
 }
 
 /* ==== >>differences =============================================================================
-   The sum of outputs times their gradients, as a function of one number. What its digits are good
-   for follows from those of the outputs.                                                        */
+   The sum of outputs times their gradients, as a function of one element. Its noise follows from
+   the roundings of the outputs.                                                                 */
 
 typedef struct dp__self_move {
     const dp__self *check;
@@ -933,9 +932,9 @@ static dp_status dp__self_wrong(const dp__self_move *move, int64_t at, const dp_
                     rate->rate);
 }
 
-/* Smaller and smaller moves, as long as there are digits left. A gradient is right if one of them
-   says so: larger ones may go over a kink. It is wrong if they come to agree with each other, and
-   there is no kink at the very place: a move up and a move down agree too. */
+/* Smaller and smaller moves, while digits last. A gradient is right if one move confirms it, as
+   larger ones may cross a kink. It is wrong if moves agree with each other but not with it, and
+   moves up and down agree too: there is no kink. */
 static dp_status dp__self_element(const dp__self_move *move, int64_t at)
 {
     double grad = move->grads->data[at], was = fabs(move->values->data[at]);
@@ -1062,7 +1061,7 @@ static dp_status dp__self_moves(const dp__self *check, const dp__self_run *one, 
 }
 
 /* ==== >>asking ==================================================================================
-   One run on one device is what all others are compared with.                                   */
+   All runs are compared with one run on one device.                                             */
 
 static dp_status dp__self_config_check(dp__self *check, dp_value batch)
 {

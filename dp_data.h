@@ -59,35 +59,32 @@ extern "C" {
 #endif
 
 /* ==== >>samplers ===============================================================================
-   A sampler is a few numbers, and a function that says which sample is at which position of an
-   epoch. It computes a permutation instead of storing one. So it takes no memory, starts anywhere
-   at once, and is the same on every machine.
+   A sampler says which sample is at which position of an epoch. It computes the permutation instead
+   of storing it: it takes no memory, starts anywhere at once, and is the same on every machine.
 
-   Positions are dealt to the ranks as by torch's DistributedSampler, one after another: rank r gets
-   r, r + world, and so on. With blocks each rank gets so many in a row. If a block is the batch of
-   a rank, the batches of all ranks together are the same samples, in the same order, as one batch
-   for all. Training with the same bits on any number of processes needs that (dp_config.shards). */
+   As with torch's DistributedSampler, rank r gets positions r, r + world, and so on; with blocks,
+   `block` of them in a row. If a block is a rank's batch, the batches of all ranks together are the
+   same samples, in the same order, as one batch for all: training with the same bits on any number
+   of processes needs that (dp_config.shards).                                                   */
 
 typedef enum dp_sampling {
-    DP_SAMPLE_PADDED, /* DistributedSampler: all ranks have equally many, samples from the beginning
-                         are repeated at the end */
-    DP_SAMPLE_DROP,   /* with drop_last: equally many, what is left over is left out */
-    DP_SAMPLE_EXACT,  /* for evaluation: each sample once, ranks differ by one at most */
-    DP_SAMPLE_ENDLESS /* mmengine's InfiniteSampler: one order behind another, in one epoch */
+    DP_SAMPLE_PADDED, /* DistributedSampler: equally many for each rank; the first samples are
+                         repeated at the end */
+    DP_SAMPLE_DROP,   /* with drop_last: equally many for each rank; the rest is left out */
+    DP_SAMPLE_EXACT,  /* for evaluation: each sample once; ranks differ by one at most */
+    DP_SAMPLE_ENDLESS /* mmengine's InfiniteSampler: one order after another, in one epoch */
 } dp_sampling;
 
 typedef struct dp_sampler {
-    int64_t count;   /* samples there are */
-    int rank, world; /* world 0: one rank that has all; for a loader: this process among those of
-                        the job */
+    int64_t count;   /* samples */
+    int rank, world; /* world 0: one rank; for a loader: this process among those of the job */
     dp_sampling sampling;
     bool in_order; /* not shuffled */
-    uint64_t seed; /* and the epoch: an order of its own for each pair */
+    uint64_t seed; /* each pair of seed and epoch has its own order */
     int64_t block; /* 0 = 1 */
 } dp_sampler;
 
-/* How many positions the rank has in an epoch: INT64_MAX when it is endless. -1: dp_last_error.
-   [any] */
+/* Positions of the rank in an epoch; INT64_MAX: endless. -1: dp_last_error. [any] */
 DP_API int64_t dp_sampler_count(const dp_sampler *sampler);
 /* The sample at a position of the rank. -1: dp_last_error. [any] */
 DP_API int64_t dp_sampler_index(const dp_sampler *sampler, int64_t epoch, int64_t position);
@@ -98,30 +95,28 @@ DP_API int64_t dp_sampler_index(const dp_sampler *sampler, int64_t epoch, int64_
    batch, in memory from which devices copy fast (pinned, for GPUs).
 
    Up to `ahead` batches are read while earlier ones are computed. Each batch belongs to the scope
-   that it is given to, and its memory is reused when that has ended: a loop that repeats itself
-   allocates nothing. Eight threads that take 1 ms for a sample give batches as fast as eight
-   threads that do nothing else.
+   that it is given to, and its memory is reused after that: a steady loop allocates nothing. Eight
+   threads that need 1 ms for a sample deliver batches as fast as they would without a loader.
 
-   A function that fails spoils its batch. When that batch's turn comes, dp_loader_next returns the
-   function's error with the number of the sample; the next call gives the batch after it. If
-   several samples of a batch fail, the first is named.
+   If the function fails, its batch is lost: when it is due, dp_loader_next returns the function's
+   error with the number of the first sample that failed. The next call gives the batch after it.
 
    One thread at a time uses a loader.                                                          */
 
 typedef struct dp_loader dp_loader;
 
-typedef struct dp_sample { /* one that is to be read */
-    int64_t index;         /* as the sampler says */
+typedef struct dp_sample { /* to be read */
+    int64_t index;         /* from the sampler */
     int64_t epoch;
-    uint64_t seed;     /* for what is random about it: the same in every run of the same seed */
-    void *const *rows; /* where its fields go, in the order of the config: not cleared */
+    uint64_t seed;     /* for augmentation: the same in every run with the sampler's seed */
+    void *const *rows; /* where to write its fields, in the config's order; not cleared */
     dp_scope *scope;   /* ends with the batch */
-    dp_value value;    /* none: set it to what is to be collated */
+    dp_value value;    /* none; set it to have it collated */
 } dp_sample;
 
-/* Several threads are in it at once; none is one of yours. It may use sample->scope, and make
-   values, views and tensors in host memory there; everything else of the context is the caller's.
-   With no workers it is called in dp_loader_next. */
+/* Called on several of the loader's threads at once, or, without workers, in dp_loader_next. It may
+   make values, views and tensors of the host in sample->scope, and use nothing else of the
+   context. */
 typedef dp_status (*dp_read_fn)(dp_sample *sample, void *user);
 
 typedef dp_status (*dp_collate_fn)(dp_scope *scope, const dp_value *samples, size_t count,
@@ -136,41 +131,41 @@ typedef struct dp_field { /* a tensor of each sample, of one size */
 
 typedef struct dp_loader_config {
     dp_sampler sampler;
-    int64_t batch;  /* samples in one; 0 = 1. A multiple of the sampler's block */
-    bool drop_last; /* a batch that would be shorter */
+    int64_t batch;  /* samples; 0 = 1. A multiple of the sampler's block */
+    bool drop_last; /* leave out a shorter last batch */
     dp_read_fn read;
     void *user; /* for both functions */
     const dp_field *fields;
     size_t field_count;
-    /* What becomes of the values of samples. NULL: dp_collate, in groups for the local devices. The
-       caller's thread does it, in dp_loader_next, as it may use all cores for that. */
+    /* Collates the values of samples; NULL: dp_collate, in groups for the local devices. Called in
+       dp_loader_next, where all cores may help. */
     dp_collate_fn collate;
     int worker_count; /* threads; 0: none, and nothing is read ahead */
     int ahead;        /* batches; 0 = 2 */
-    /* How many epochs there will be: the next one is begun before this one has ended. 0: nobody
-       knows, and nothing is read for an epoch that has not been asked for. */
+    /* If known, reading ahead goes on into the next epoch. 0: not known; an epoch is read only once
+       it is asked for. */
     int64_t epoch_count;
 } dp_loader_config;
 
 typedef struct dp_batch {
-    dp_value value; /* a dict of the fields, and of what collate made; without fields only that */
-    int64_t count;  /* samples in it; 0: the epoch has ended, and value is none */
-    int64_t real_count;     /* without those that the sampler repeats, which come last */
+    dp_value value; /* a dict of the fields and of what collate made; without fields only that */
+    int64_t count;  /* samples; 0: the epoch has ended, and value is none */
+    int64_t real_count;     /* without padding, which comes last */
     const int64_t *indices; /* of its samples; lives as long as the batch */
-    int64_t epoch, number;  /* of the epoch; of the batch in it, from 0 on */
+    int64_t epoch, number;  /* the batch's number in its epoch, from 0 on */
 } dp_batch;
 
-/* Strings and arrays are copied; what `user` points to has to last as long as the loader. It ends
-   with the context, or earlier. Nothing is read before the first dp_loader_next. */
+/* Strings and arrays are copied; `user` must outlive the loader, which ends with the context, or
+   earlier. Nothing is read before the first dp_loader_next. */
 DP_MUST_USE DP_API dp_status dp_loader_create(dp_ctx *ctx, const dp_loader_config *config,
                                               dp_loader **out);
-/* Waits for samples that are being read just now, and forgets them; so does dp_close. NULL is
-   fine. Batches that were given stay. */
+/* Waits until the samples that are being read are done, and drops them; so does dp_close. Batches
+   that were given stay. NULL is fine. */
 DP_API void dp_loader_destroy(dp_loader *loader);
 
-/* The next batch, for `scope`; waits until it has been read. Once after the last one of each epoch
-   it gives an empty one; the call after that gives the first of the next epoch, unless that was the
-   last of epoch_count. A scope that cannot have it, or no memory: nothing is lost, call again. */
+/* The next batch, for `scope`; waits until it has been read. After the last batch of an epoch it
+   gives an empty one, then the first of the next epoch; after the last of epoch_count, empty ones.
+   If the scope is wrong or there is no memory, nothing is lost: call again. */
 DP_MUST_USE DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *out);
 
 typedef struct dp_loader_info {
@@ -180,46 +175,45 @@ typedef struct dp_loader_info {
 } dp_loader_info;
 DP_MUST_USE DP_API dp_status dp_loader_info_get(const dp_loader *loader, dp_loader_info *out);
 
-/* Go on from there; what was read ahead is forgotten. */
+/* Goes on from there; batches read ahead are dropped. */
 DP_MUST_USE DP_API dp_status dp_loader_seek(dp_loader *loader, int64_t epoch, int64_t number);
 
-/* Where it stands, for a checkpoint: a dict of numbers. It can be loaded by a loader for the same
-   samples in the same order, with any world and any batch, as long as batches of all ranks together
-   begin at that sample; else an error names what differs, and nothing is changed. */
+/* The loader's place, for a checkpoint: a dict of numbers. A loader of the same samples in the same
+   order can load it, with any world and batch, if the batches of all ranks together begin at that
+   sample; else an error names what differs, and nothing changes. */
 DP_MUST_USE DP_API dp_status dp_loader_save(const dp_loader *loader, dp_scope *scope,
                                             dp_value *out);
 DP_MUST_USE DP_API dp_status dp_loader_load(dp_loader *loader, dp_value saved);
 
 /* ==== >>collating ==============================================================================
-   Two more ways beside dp_collate (mmcv's), both mmengine's. Lists, tuples and dicts of samples
-   become a list or a dict of batches, all the way down; they have to agree in that, and an error
-   names the place and both sizes. `user` is not looked at: they are of the type dp_collate_fn.  */
+   mmengine's two ways beside dp_collate (mmcv's). Lists, tuples and dicts of samples become a list
+   or a dict of batches, all the way down. If samples differ in that, an error names the place. Both
+   are dp_collate_fn; `user` is not used.                                                        */
 
-/* Nothing is stacked: each field is the list of what the samples have there. It shares memory with
-   them. */
+/* Stacks nothing: each field is the list of the samples' values, whose memory it shares. */
 DP_MUST_USE DP_API dp_status dp_pseudo_collate(dp_scope *scope, const dp_value *samples,
                                                size_t count, dp_value *out, void *user);
 /* Tensors are stacked, numbers become a tensor, strings and opaque pointers a list; containers are
-   as dp_collate has them, with a sample for each device. */
+   collated by dp_collate, with one sample for each device. */
 DP_MUST_USE DP_API dp_status dp_default_collate(dp_scope *scope, const dp_value *samples,
                                                 size_t count, dp_value *out, void *user);
 
 /* ==== >>preparing ==============================================================================
    What mmengine's data preprocessors do, before a batch goes to a model.                        */
 
-/* The same structure with all tensors on `device` ({0}: the host). What is there already, and what
-   is no tensor, is shared with `value`; containers that are cpu_only stay as they are. */
+/* The same structure with all tensors on `device` ({0}: the host). Tensors that are there already,
+   and everything else, are shared with `value`. Containers that are cpu_only stay as they are. */
 DP_MUST_USE DP_API dp_status dp_to_device(dp_ctx *ctx, dp_scope *scope, dp_value value,
                                           dp_device device, dp_value *out);
 
-/* One tensor of a list of tensors. Dim 0 (the channels) has to agree; all others are padded at
-   their end, to the largest, and to a multiple of the divisor (0 = 1). */
+/* Stacks a list of tensors. Dim 0 (the channels) must agree; all others are padded at their end, to
+   the largest, and to a multiple of the divisor (0 = 1). */
 DP_MUST_USE DP_API dp_status dp_stack_batch(dp_ctx *ctx, dp_scope *scope, dp_value tensors,
                                             int64_t pad_divisor, double pad_value, dp_value *out);
 
 typedef struct dp_image_config {
-    const double *mean, *std; /* of each channel, or one for all; both or none */
-    size_t channel_count;     /* how many numbers they are: 1 or 3 */
+    const double *mean, *std; /* for each channel, or one for all; both or neither */
+    size_t channel_count;     /* numbers in each: 1 or 3 */
     bool swap_channels;       /* BGR becomes RGB, or RGB BGR */
     int64_t pad_divisor;      /* 0 = 1 */
     double pad_value;
@@ -227,13 +221,13 @@ typedef struct dp_image_config {
 
 /* Images {C, H, W} of any size and dtype in a list, or a tensor {N, C, H, W}, become an f32 tensor
    {N, C, H, W} on the same device: channels swapped, (x - mean) / std, padded right and below. A
-   tensor of no images, N = 0, becomes another. NULL: only that. */
+   tensor may have N = 0. config NULL: only the conversion. */
 DP_MUST_USE DP_API dp_status dp_image_batch(dp_ctx *ctx, dp_scope *scope,
                                             const dp_image_config *config, dp_value images,
                                             dp_value *out);
 
-/* ImgDataPreprocessor: a dict goes to the device; its entry "inputs" are images, and
-   "data_samples" is none where it is missing. */
+/* ImgDataPreprocessor: a dict goes to the device; its entry "inputs" goes through dp_image_batch,
+   and "data_samples" is none if it is missing. */
 DP_MUST_USE DP_API dp_status dp_image_preprocess(dp_ctx *ctx, dp_scope *scope,
                                                  const dp_image_config *config, dp_device device,
                                                  dp_value data, dp_value *out);
@@ -251,10 +245,10 @@ DP_MUST_USE DP_API dp_status dp_image_preprocess(dp_ctx *ctx, dp_scope *scope,
 #include <string.h>
 
 /* ==== >>order ==================================================================================
-   A Feistel network permutes the numbers of 2 * half bits, the fewest that hold `count`; whoever
-   lands at or above it is sent through again until it lands below, which keeps it a permutation.
-   The key comes from seed and epoch, each mixed before they meet: with a plain sum, as torch has
-   it, epoch 1 of seed 0 would be epoch 0 of seed 1.                                             */
+   A Feistel network permutes the numbers of 2 * half bits, the fewest that hold `count`. A number
+   not below count is sent through again until it is, which keeps it a permutation. Seed and epoch
+   are mixed before they are added: with torch's plain sum, epoch 1 of seed 0 would be epoch 0 of
+   seed 1.                                                                                       */
 
 enum { DP__DATA_ROUNDS = 8 };
 
@@ -345,7 +339,7 @@ static dp_status dp__data_deal_of(const dp_sampler *sampler, dp__data_deal *out)
     return DP_OK;
 }
 
-/* In the world. The position is one that the rank has. */
+/* A position of the rank, among those of all ranks. */
 static int64_t dp__data_position(const dp__data_deal *deal, int64_t position)
 {
     int64_t rank = deal->of.rank, world = deal->of.world, block = deal->of.block;
@@ -524,7 +518,7 @@ static dp_status dp__data_pile_round(dp__data_pile *pile, int64_t divisor)
     return DP_OK;
 }
 
-/* What the tensors in a list become: their number, and the shape that holds each. */
+/* The number of tensors in a list, and the shape that holds each. */
 static dp_status dp__data_pile_of(dp_ctx *ctx, dp_scope *scope, dp_value list, int64_t divisor,
                                   dp__data_pile *out)
 {
@@ -681,7 +675,7 @@ static const void *dp__data_row(const dp_tensor *image, int64_t channel, int64_t
     return (const char *)image->data + at * (int64_t)dp_dtype_bytes((dp_dtype)image->dtype);
 }
 
-/* Any strides, as pictures often come with their channels last. */
+/* Any strides: images often have their channels last. */
 static void dp__data_paint_host(const dp__data_painter *painter, const dp_tensor *image,
                                 const dp_tensor *place)
 {
@@ -784,7 +778,7 @@ static dp_status dp__data_images_of(dp_scope *scope, dp_value images, dp_value *
     return dp__made(dp_list_make(scope, DP_LIST, items, (size_t)all->shape[0]), out);
 }
 
-/* The batch of a process that has run out, of the shape that the others' has. */
+/* The empty batch of a process without data, in the shape of the others'. */
 static dp_status dp__data_no_images(dp_ctx *ctx, dp_scope *scope, const dp_image_config *config,
                                     const dp_tensor *images, dp_value *out)
 {
@@ -887,13 +881,11 @@ DP_API dp_status dp_image_preprocess(dp_ctx *ctx, dp_scope *scope, const dp_imag
 }
 
 /* ==== >>slots ==================================================================================
-   A slot is a batch on its way: a scope with all that belongs to it, and one inside it for each
-   thread that reads, as one thread at a time uses a scope. The thread that calls the loader makes
-   slots and puts them in a ring; workers take samples from the oldest that has some left. When a
-   batch is given its scope moves into the caller's.
-
-   The loader's lock guards what changes while workers run: begun, done, failed and what follows it,
-   forgotten, the ring, closing.                                                                 */
+   A slot is a batch that is being read: a scope, with one inside it for each reader, as only one
+   thread at a time may use a scope. The caller puts slots into a ring; workers take samples from
+   the oldest that has some left. When the batch is given, its scope moves into the caller's. The
+   loader's lock guards what changes while workers run: begun, done, failed_at to forgotten, the
+   ring, closing.                                                                                */
 
 enum {
     DP__DATA_WORKERS_MAX = 1024,
@@ -957,7 +949,6 @@ static bool dp__data_is_inside(const dp_loader *loader)
     return frame != NULL;
 }
 
-/* How many samples the batch has that stands there. */
 static int64_t dp__data_batch_size(const dp_loader *loader, int64_t number)
 {
     int64_t batch = loader->config.batch, left = loader->deal.count - number * batch;
@@ -1024,7 +1015,7 @@ static void dp__data_wake_readers(dp_loader *loader)
         dp__gate_open(&loader->readers[i].gate);
 }
 
-/* Scopes inside another end the newest first, so the guard is made the newest again. */
+/* Inner scopes end newest first, so the guard becomes the newest again. */
 static dp_status dp__data_slot_make(dp_loader *loader)
 {
     dp__data_slot *slot = NULL;
@@ -1073,9 +1064,9 @@ static void dp__data_pop(dp_loader *loader)
 }
 
 /* ==== >>reading ================================================================================
-   Workers take few samples at a time, so that all of them work on the batch that is wanted next. */
+   Workers take few samples at a time, so that all of them work on the batch that is due next.   */
 
-/* Whether nobody reads for the slot, nor will. Under the lock. */
+/* Whether no reader is in the slot, or will be. Under the lock. */
 static bool dp__data_is_done(const dp__data_slot *slot)
 {
     return slot->done == slot->begun && (slot->begun == slot->count || slot->forgotten);
@@ -1100,8 +1091,8 @@ static dp__data_slot *dp__data_take(dp_loader *loader, int64_t *out_first, int64
     return NULL;
 }
 
-/* What is kept is the sentence of the sample that stands first. A failure of the job is not for a
-   function of the user's to say. */
+/* The sentence of the first sample that failed is kept. A function of the user's cannot report a
+   failure of the job. */
 static void dp__data_failed(dp_loader *loader, dp__data_slot *slot, int64_t at, dp_status status)
 {
     dp_class class_ = dp_status_class(status);
@@ -1131,7 +1122,7 @@ static void dp__data_read(dp__data_reader *reader, dp__data_slot *slot, int64_t 
         reader->rows[i] = (char *)slot->tensors[i].data + (size_t)at * loader->row_bytes[i];
     const dp__data_frame frame = {loader, dp__data_frames};
     dp__data_frames = &frame;
-    (void)dp_error(DP_OK, "%s", ""); /* so that what is there afterwards is about this sample */
+    (void)dp_error(DP_OK, "%s", ""); /* what is there afterwards is about this sample */
     dp_status status = loader->config.read(&sample, loader->config.user);
     dp__data_frames = frame.outer;
     if (status == DP_OK && sample.value.kind == DP_ERROR)
@@ -1191,7 +1182,7 @@ static void dp__data_await(dp_loader *loader, const dp__data_slot *slot)
     }
 }
 
-/* What is in the ring is given up, when nobody reads for it any more. */
+/* Drops all slots, each once no reader is in it. */
 static void dp__data_forget(dp_loader *loader)
 {
     dp__lock_enter(&loader->lock);
@@ -1398,9 +1389,9 @@ DP_API void dp_loader_destroy(dp_loader *loader)
 }
 
 /* ==== >>giving =================================================================================
-   The caller's side of it: what the ring has first is what is given next.                       */
+   The first slot of the ring is given next.                                                     */
 
-/* What the caller's thread reads itself leaves its sentence alone unless it fails. */
+/* Without workers. The thread's sentence is kept; those of samples are in the slot. */
 static void dp__data_read_here(dp_loader *loader)
 {
     char text[DP__DATA_TEXT];
@@ -1432,7 +1423,7 @@ static dp_status dp__data_collate_slot(const dp_loader *loader, const dp__data_s
     return status;
 }
 
-/* The value of a batch: fields, and behind them what became of the samples' values. */
+/* The value of a batch: the fields, then what collate made. */
 static dp_status dp__data_compose(const dp_loader *loader, const dp__data_slot *slot, dp_value *out)
 {
     size_t fields = loader->config.field_count, more = 0;
@@ -1472,8 +1463,7 @@ static dp_status dp__data_spoilt(dp_loader *loader, dp__data_slot *slot, dp_stat
     return dp_error(status, "epoch %lld, batch %lld: %s", epoch, number, text);
 }
 
-/* A new batch is begun for the one that was given. If there is no memory for it now there may be
-   when it is wanted. */
+/* Begins a batch in place of the one that was given. Without memory it is tried again later. */
 static void dp__data_go_on(dp_loader *loader)
 {
     char text[DP__DATA_TEXT];
@@ -1518,7 +1508,6 @@ static void dp__data_end(dp_loader *loader, dp_batch *out)
     loader->number = 0;
 }
 
-/* Threads do not survive a fork, and what the job cannot use is not read. */
 static dp_status dp__data_alive(const dp_loader *loader)
 {
     dp_failure_info failure;
@@ -1546,7 +1535,7 @@ DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *ou
 }
 
 /* ==== >>keeping ================================================================================
-   A place is kept as samples of all ranks, so that it means the same to any number of them.     */
+   A place is counted in samples of all ranks, so that it fits any number of them.               */
 
 DP_API dp_status dp_loader_info_get(const dp_loader *loader, dp_loader_info *out)
 {

@@ -35,16 +35,16 @@
 
    WHO TAKES PART
    All replicas of the pass and, under dp_distributed, those of all processes: they exchange sums
-   twice in a forward and once in a backward (dp_call_sum_ranks). A part without rows takes part
-   too; a process that has run out of data gives a batch of no rows. Evaluation uses the running
-   statistics and exchanges nothing; neither does a part that is the only one. A device without rows
-   has no replica. Under dp_distributed it keeps its old running statistics until buffers are made
-   equal, before the next forward with a pass.
+   twice in a forward and once in a backward (dp_call_sum_ranks). Parts without rows take part too;
+   a process without data passes a batch of no rows. Evaluation uses the running statistics and
+   exchanges nothing; neither does a single part. A device without rows has no replica: under
+   dp_distributed its running statistics stay old until buffers are made equal, before the next
+   forward with a pass.
 
    NUMBERS
    Elements are f32, f64, f16 or bf16; halves are computed in f32. Sums are f64, first for the mean,
-   then for the variance around it, so that a large mean costs no digits. They are made in the order
-   that THE SAME BITS of dp.h promises: with dp_config.shards, on any number of devices. */
+   then for the variance around it, so that a large mean costs no digits. With dp_config.shards they
+   have the same bits on any number of devices (dp.h, THE SAME BITS). */
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
@@ -59,41 +59,40 @@ extern "C" {
    x has the shape (rows, channels, any other dims); each channel has a mean and a variance.     */
 
 typedef enum dp_norm_weights {
-    DP_NORM_SAMPLES, /* every value counts alike; the running variance is the unbiased one: torch's
+    DP_NORM_SAMPLES, /* weight every value equally; the running variance is unbiased: torch's
                         SyncBatchNorm */
-    DP_NORM_DEVICES  /* every part that has rows counts alike, whatever it has; the running variance
-                        is the biased one: PyTorch-Encoding's */
+    DP_NORM_DEVICES  /* weight every part that has rows equally; the running variance is biased:
+                        PyTorch-Encoding */
 } dp_norm_weights;
 
 typedef struct dp_norm { /* zero: as torch has it, without weight, bias and running statistics */
     dp_norm_weights weights;
-    bool alone;      /* each part by itself: nobody meets */
-    double eps;      /* 0: 1e-5, DP_ZERO: 0 */
-    double momentum; /* of the running statistics, up to 1; 0: 0.1, DP_ZERO: they stay */
-    bool cumulative; /* instead they are those of all batches so far, which `steps` counts */
-    const dp_tensor *weight;     /* NULL: 1; as many elements as there are channels */
-    const dp_tensor *bias;       /* NULL: 0 */
-    const dp_tensor *mean, *var; /* running; NULL: there are none, and an evaluation is normalised
-                                    by its own part */
+    bool alone;              /* each part by itself: nothing is exchanged */
+    double eps;              /* 0: 1e-5, DP_ZERO: 0 */
+    double momentum;         /* of the running statistics, up to 1; 0: 0.1, DP_ZERO: they stay */
+    bool cumulative;         /* average all batches so far instead, which `steps` counts */
+    const dp_tensor *weight; /* NULL: 1; as many elements as there are channels */
+    const dp_tensor *bias;   /* NULL: 0 */
+    const dp_tensor *mean, *var; /* running; NULL: an evaluation is normalised by its own part */
     const dp_tensor *steps; /* NULL, or an i64: counts the batches that running statistics saw */
 } dp_norm;
 
-/* y = (x - mean) / sqrt(variance + eps) * weight + bias, of the dtype of x. In training mean and
-   variance are those of the batch of all ranks, and the running ones follow; a batch without rows
-   changes nothing, and one value for a channel is an error on all ranks. out_saved: for the
-   backward; NULL: there will be none. [host] */
+/* y = (x - mean) / sqrt(variance + eps) * weight + bias, in the dtype of x. In training, mean and
+   variance are those of the batch of all ranks, and the running ones are updated; a batch without
+   rows changes nothing, and a single value for a channel is an error on all ranks. out_saved is for
+   the backward; NULL: there will be none. [host] */
 DP_MUST_USE DP_API dp_status dp_norm_forward(dp_call *call, const dp_norm *norm, const dp_tensor *x,
                                              dp_tensor *out_y, void **out_saved);
-/* dy is of the dtype and shape of x. The gradients of weight and bias are this replica's, as of any
-   parameter, and are added to what is there; NULL: not wanted. out_dx NULL: not wanted, on no rank,
-   and then nobody meets. [host] */
+/* dy has the dtype and shape of x. This replica's gradients of weight and bias are added to what is
+   there; NULL: not wanted. out_dx NULL: not wanted, on all ranks alike; nothing is exchanged.
+   [host] */
 DP_MUST_USE DP_API dp_status dp_norm_backward(dp_call *call, const void *saved, const dp_tensor *dy,
                                               dp_tensor *out_dx, const dp_tensor *weight_grad,
                                               const dp_tensor *bias_grad);
 
-/* For layers of another kind: mean and biased variance of each channel over all ranks, and by how
-   many values; 0: there are none, and neither mean nor variance. `norm` says how parts count. Its
-   gradient wants the sums of dy and dy * (x - mean) over all ranks: dp_call_sum_ranks. [host] */
+/* For other kinds of layers: mean and biased variance of each channel over all ranks, and of how
+   many values; 0: there are none. `norm` says how parts are weighted. Their gradient needs the sums
+   of dy and dy * (x - mean) over all ranks: dp_call_sum_ranks. [host] */
 DP_MUST_USE DP_API dp_status dp_norm_moments(dp_call *call, const dp_norm *norm, const dp_tensor *x,
                                              double *out_mean, double *out_var, double *out_count);
 
@@ -109,7 +108,7 @@ DP_MUST_USE DP_API dp_status dp_norm_moments(dp_call *call, const dp_norm *norm,
 #include <string.h>
 
 /* ==== >>channels ================================================================================
-   Small numbers are made on the host, in f64. Elements are worked on by kernels of the device: some
+   The numbers of channels are computed on the host, in f64; elements by kernels of the device, some
    rows at a time, beside which the numbers of the channels are laid out. */
 
 enum { DP__NORM_CHUNK = 1 << 18 }; /* elements of those rows: few enough to stay in a cache */
@@ -135,7 +134,7 @@ static int64_t dp__norm_count(const dp__norm_work *work)
     return work->rows * work->channels * work->inner;
 }
 
-/* The tensor on this device: arguments of a plain module are where the caller has them. */
+/* The tensor on this device: a plain module gets its arguments wherever they are. */
 static dp_status dp__norm_bring(const dp__norm_work *work, const dp_tensor *tensor, dp_tensor *out)
 {
     dp_device here = work->call->device;
@@ -277,9 +276,8 @@ static dp_status dp__norm_get(const dp__norm_work *work, const dp_tensor *tensor
 }
 
 /* ==== >>moments =================================================================================
-   Ranks add up what they have: first the values, then the squares of what differs from the mean.
-   `shift` is the mean as it was subtracted, which is rounded to the dtype of x; `rest` is what that
-   leaves of the mean.                                                                           */
+   Ranks add up the values, then the squares of their distance from the mean. `shift` is the mean as
+   it was subtracted, rounded to the dtype of x; `rest` is the mean minus `shift`.               */
 
 typedef struct dp__norm_moments {
     double values;      /* of a channel, on all ranks */
@@ -290,7 +288,7 @@ typedef struct dp__norm_moments {
     dp_tensor centred; /* x - shift */
 } dp__norm_moments;
 
-/* Where nobody else is, or is to be met, numbers stay as they are. */
+/* Adds numbers up over all parts, if there are others. */
 static dp_status dp__norm_meet(const dp__norm_work *work, bool meets, double *numbers,
                                int64_t count)
 {
@@ -377,7 +375,7 @@ static dp_status dp__norm_var(const dp__norm_work *work, const dp_norm *norm, dp
     return DP_OK;
 }
 
-/* Of the batch. All ranks know how many values there are, and stop here or go on together. */
+/* Of the batch. All ranks know the number of values, so they fail or go on together. */
 static dp_status dp__norm_of_batch(const dp__norm_work *work, const dp_norm *norm,
                                    dp__norm_moments *out)
 {
@@ -622,7 +620,7 @@ static dp_status dp__norm_input_grad(const dp__norm_work *work, const dp__norm_s
     return saved->dtype != work->dtype ? dp_cast(call->ctx, &flat, &wide) : DP_OK;
 }
 
-/* Sums over all ranks become what an element's gradient loses of them. */
+/* The sums over all ranks become coefficients of each element's gradient. */
 static void dp__norm_slopes(const dp__norm_work *work, const dp__norm_saved *saved, double *sums)
 {
     const dp__norm_moments *moments = &saved->moments;

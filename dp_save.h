@@ -64,60 +64,56 @@ extern "C" {
    as its dtype and shape say. Anything else is a DP_ERR_FILE that says what is wrong where. A dtype
    that dp.h does not have is UNSUPPORTED.                                                      */
 
-/* The file is there as a whole or not at all: it is written beside its place, as path.part, waited
-   for until the disk has it, and renamed. Whatever fails, the old file stays, and nothing is left
-   but what a process that was killed had of path.part, which the next to write there uses. Two that
-   write to one path at the same time: one of them is refused. A path that is a symbolic link gets a
-   file in place of the link. Tensors are read in pieces, in this process, which need not be alone:
-   it is a dp_read of each. [host] */
+/* The file is written as path.part, synced to disk, and renamed. If anything fails, the old file
+   stays; only a process that was killed leaves a path.part, which the next write reuses. Of two
+   writers to one path at the same time, one is refused. A symbolic link is replaced by the file.
+   Tensors are read by dp_read, piece by piece, in this process only. [host] */
 DP_MUST_USE DP_API dp_status dp_file_write(dp_ctx *ctx, const char *path, dp_value value);
 
-/* Tensors are read-only views of the file, which is mapped until the scope ends, and of which
-   nothing is read before it is used: the file may be larger than memory. It may be replaced
-   meanwhile, as dp_file_write does, but not changed or cut: the system kills who reads what is no
-   more there. Only tensors whose place is not aligned to their elements are copied. DP_ERR_NO_FILE:
-   there is none of this name. */
+/* Tensors are read-only views of the file, which stays mapped until the scope ends. Nothing is read
+   before it is used, so the file may be larger than memory. Meanwhile it may be replaced, as
+   dp_file_write does, but not changed or cut: the system kills a process that reads bytes which are
+   gone. Only tensors that are not aligned to their elements are copied. DP_ERR_NO_FILE: there is no
+   file of this name. */
 DP_MUST_USE DP_API dp_status dp_file_read(dp_ctx *ctx, dp_scope *scope, const char *path,
                                           dp_value *out);
 
 /* ==== >>models =================================================================================
    Of modules and wrappers. Wrappers add nothing to the names of parameters.                    */
 
-/* A dict of all parameters and buffers of a module: its first owner's, as dp_module_param gives
-   them. They are views, not copies, so write them out before the next step, or dp_keep them. */
+/* A dict of all parameters and buffers of a module, from its first owner. They are views, not
+   copies: write them out, or dp_keep them, before the next step. */
 DP_MUST_USE DP_API dp_status dp_module_save(dp_module *module, dp_scope *scope, dp_value *out);
 
 typedef struct dp_module_load_config { /* zero: all that the module has, and nothing else */
-    const char *prefix; /* only entries that begin with this count, as if they had it not: "module."
-                               of torch's DistributedDataParallel, or "backbone." for a part */
-    bool allow_missing; /* what has no entry stays as it is */
-    bool allow_unknown; /* entries that the module has no parameter for are not used */
+    const char *prefix; /* use only entries that begin with it, and strip it: "module." of torch's
+                               DistributedDataParallel, or "backbone." for a part */
+    bool allow_missing; /* parameters without an entry stay as they are */
+    bool allow_unknown; /* entries without a parameter are ignored */
     bool cast;          /* from one floating dtype to another */
-    bool check_only;    /* say whether it would do, and change nothing: before an optimizer, which
-                           checks itself, is loaded, so that none or both are */
+    bool check_only;    /* say whether it fits, and change nothing: so that a model and its
+                           optimizer, which checks itself, are loaded both or not at all */
 } dp_module_load_config;
 
-/* Into every owner. First all is checked: what is missing, unknown, or of another shape or dtype is
-   a MISMATCH that counts it and names some, and nothing has changed. Where several names share
-   memory one is enough; if there are more, they have to agree. [host] */
+/* Into every owner. Everything is checked first: if entries are missing, unknown, or of another
+   shape or dtype, a MISMATCH counts them and names some, and nothing changes. For names that share
+   memory one entry is enough; several must agree. [host] */
 DP_MUST_USE DP_API dp_status dp_module_load(dp_module *module, dp_value saved,
                                             const dp_module_load_config *config);
 
 /* ==== >>checkpoints ============================================================================
-   Like dp_file_write and dp_file_read, for all processes of a job. All processes make the call, as
-   they do for a collective, and each learns whether it succeeded. In a job of one process they are
-   the same.                                                                                    */
+   dp_file_write and dp_file_read for all processes of a job. All processes make the call, like a
+   collective, and each learns whether it succeeded.                                            */
 
-/* Process 0 writes its value; those of the others do not matter, and may be none. All return when
-   it is written, or could not be, with the same status. However long that takes, nobody times out
-   as long as every 64 MiB of it take less than timeout_ms. */
+/* Process 0 writes its value; the others' values are ignored and may be none. All return the same
+   status when the write has ended. Nobody times out as long as each 64 MiB take less than
+   timeout_ms. */
 DP_MUST_USE DP_API dp_status dp_checkpoint_save(dp_ctx *ctx, const char *path, dp_value value);
 
-/* Every process reads the file by itself, so all need to have it: on a disk that they share, or a
-   copy of each machine's own. If one cannot, none does, and all say which and why. DP_ERR_NO_FILE
-   means that nobody has one; if only some have, or not the same, that is a MISMATCH: one that
-   begins anew while others go on would spoil them. (Files are compared by size, header and samples
-   of their bytes.) */
+/* Every process reads the file itself: from a shared disk, or from a copy on its machine. If one
+   cannot, all fail, and say which and why. DP_ERR_NO_FILE means that no process has the file. If
+   only some have it, or the files differ, that is a MISMATCH, so that none starts over while others
+   resume. (Files are compared by size, header and samples of their bytes.) */
 DP_MUST_USE DP_API dp_status dp_checkpoint_load(dp_ctx *ctx, dp_scope *scope, const char *path,
                                                 dp_value *out);
 
@@ -158,9 +154,8 @@ static dp_status dp__save_refused(const char *verb, const char *path)
     return dp_error(DP_ERR_FILE, "cannot %s '%.200s': %s", verb, path, strerror(errno));
 }
 
-/* DP_PENDING: a file of this name was put in place, or taken away, before it was ours. The lock is
-   the file's, so it goes with a process that is killed. Some file systems have no locks, and do
-   without. */
+/* DP_PENDING: the name got another file before this one was locked. A lock belongs to the file, so
+   it ends with a process that is killed. Some file systems have no locks, and do without. */
 static dp_status dp__save_part_try(dp__save_part *part)
 {
     struct stat own, there;
@@ -185,7 +180,7 @@ static void dp__save_part_close(dp__save_part *part)
     part->fd = -1;
 }
 
-/* A place that holds no plain file is seen before anything is written. */
+/* A target that is no regular file is refused before anything is written. */
 static dp_status dp__save_part_open(dp__save_part *part)
 {
     enum { TRIES = 16 };
@@ -217,8 +212,8 @@ static dp_status dp__save_part_sync(const dp__save_part *part)
     return fsync(part->fd) == 0 ? DP_OK : dp__save_refused("write", part->path);
 }
 
-/* That a file has a new name is known to the disk once the directory is. One that may not be read
-   cannot be waited for, nor can one of a system that has no such thing. */
+/* The new name is on disk once the directory is. A directory that may not be read, or a system
+   that cannot sync one, is passed over. */
 static dp_status dp__save_directory_sync(dp__save_part *part, char *room)
 {
     const char *slash = strrchr(part->target, '/');
@@ -235,8 +230,8 @@ static dp_status dp__save_directory_sync(dp__save_part *part, char *room)
     return dp__save_refused("make sure of the name in", room);
 }
 
-/* Into its place, or away. Others may have the part's name as soon as it is free, and its lock as
-   soon as the file is closed: this is the order. */
+/* Renames or removes the part. Others may take its name as soon as it is free, and its lock as soon
+   as the file is closed: hence this order. */
 static dp_status dp__save_part_end(dp__save_part *part, char *room, dp_status status)
 {
     bool moved = false;
@@ -258,7 +253,7 @@ typedef struct dp__save_map { /* a file as memory */
     size_t count;
 } dp__save_map;
 
-/* After a failure of the job a device may still read it. */
+/* After a job failure a device may still be reading it. */
 static void dp__save_unmap(void *user)
 {
     const dp__save_map *map = user;
@@ -266,7 +261,6 @@ static void dp__save_unmap(void *user)
         munmap(map->bytes, map->count);
 }
 
-/* What is not a file at all, a pipe say, is not waited for. */
 static dp_status dp__save_map_fd(int fd, dp__save_map *map)
 {
     struct stat there;
@@ -305,8 +299,8 @@ static dp_status dp__save_map_open(dp_ctx *ctx, dp_scope *scope, const char *pat
 }
 
 /* ==== >>words ===================================================================================
-   Names come from files of anybody: sentences show no more of them than helps, and nothing that a
-   terminal obeys.                                                                               */
+   Names come from untrusted files: sentences show only their beginning, without control
+   characters.                                                                                   */
 
 enum { DP__SAVE_SENTENCE = 512 }; /* bytes */
 
@@ -475,7 +469,7 @@ static dp_status dp__save_collect(dp__save_writer *writer, dp_value value, const
     return DP_OK;
 }
 
-/* Of one name the first in the tree comes first. */
+/* By name, then by place in the tree. */
 static int dp__save_leaf_order(const void *a, const void *b)
 {
     const dp__save_leaf *const *one = a, *const *two = b;
@@ -483,8 +477,8 @@ static int dp__save_leaf_order(const void *a, const void *b)
     return order != 0 ? order : (*one > *two) - (*one < *two);
 }
 
-/* "a.b" and "c" lead to the name that "a" and "b.c" lead to. Those that get a "~" may meet another
-   one who has it by nature, so this goes on until all differ. */
+/* "a.b" and "c" give the same name as "a" and "b.c". A name with a "~" may equal another one, so
+   this goes on until all differ. */
 static dp_status dp__save_leaves_differ(dp__save_writer *writer)
 {
     bool same = true;
@@ -542,7 +536,7 @@ static dp_status dp__save_check_notes(dp_value notes)
     return DP_OK;
 }
 
-/* A value made by hand is checked by dp_get. */
+/* dp_get checks a value made by hand. */
 static dp_status dp__save_leaves(dp__save_writer *writer)
 {
     dp_value value = writer->value, notes = dp_get(value, dp__save_notes_name);
@@ -562,7 +556,7 @@ static dp_status dp__save_leaves(dp__save_writer *writer)
 }
 
 /* ==== >>headers =================================================================================
-   Put down twice: first to count.                                                               */
+   Written twice: first only to count.                                                           */
 
 enum { DP__SAVE_HEADER_MOST = 100000000, DP__SAVE_HEADER_ALIGN = 8 };
 
@@ -599,8 +593,7 @@ static void dp__save_put_number(dp__save_sink *sink, long long number)
     dp__save_put(sink, text);
 }
 
-/* 17 digits, which say all of it. What stands between the first and the others differs from one
-   country to the next. */
+/* 17 digits are exact. The decimal point depends on the locale. */
 static void dp__save_put_float(dp__save_sink *sink, double number)
 {
     char text[48], *rest = text;
@@ -723,7 +716,7 @@ static void dp__save_put_leaf(dp__save_sink *sink, const dp__save_leaf *leaf)
     dp__save_put(sink, "]}");
 }
 
-/* Blanks at the end let tensors begin at a multiple of 8. */
+/* Padded with blanks, so that tensors begin at a multiple of 8. */
 static void dp__save_put_header(dp__save_writer *writer, dp__save_sink *sink)
 {
     const char *comma = "";
@@ -769,8 +762,8 @@ static dp_status dp__save_header_make(dp__save_writer *writer)
 
 enum { DP__SAVE_CHUNK = 1 << 20, DP__SAVE_BEAT = 64 << 20 };
 
-/* Those who wait are told that it goes on: once the disk has what there is, so that no wait for it
-   grows long. */
+/* Other processes are told that the write goes on, after a sync, so that no later sync takes
+   long. */
 static dp_status dp__save_flush(dp__save_writer *writer)
 {
     DP_TRY(dp__save_part_write(&writer->part, writer->chunk, writer->filled));
@@ -825,7 +818,7 @@ static dp_status dp__save_put_tensors(dp__save_writer *writer)
     return dp__save_flush(writer);
 }
 
-/* All that is needed is there before a file is. */
+/* All memory is there before the file is. */
 static dp_status dp__save_write_in(dp__save_writer *writer, const char *path)
 {
     size_t room = strlen(path) + sizeof ".part";
@@ -864,8 +857,8 @@ DP_API dp_status dp_file_write(dp_ctx *ctx, const char *path, dp_value value)
 }
 
 /* ==== >>json ====================================================================================
-   Strict: what two readers might understand differently is refused. Strings are decoded into one
-   piece of memory, as none gets longer by that: a header needs as much memory as it has bytes.  */
+   Strict: what two readers might understand differently is refused. Decoded strings are never
+   longer than their JSON, so all of a header fit into as many bytes as it has.                  */
 
 typedef struct dp__save_scan {
     const char *begin, *at, *end;
@@ -1241,7 +1234,7 @@ static dp_status dp__save_places_check(const dp__save_reader *reader)
     return DP_OK;
 }
 
-/* From the order in which they came: most files have one or the other. */
+/* Most files are already in one of the two orders. */
 static void dp__save_sort(dp__save_reader *reader, int (*order)(const void *a, const void *b))
 {
     dp__save_entry **list = reader->sorted;
@@ -1255,7 +1248,7 @@ static void dp__save_sort(dp__save_reader *reader, int (*order)(const void *a, c
         qsort(list, count, sizeof *list, order);
 }
 
-/* Sorted by name when it is done. */
+/* Leaves them sorted by name. */
 static dp_status dp__save_entries_check(dp__save_reader *reader)
 {
     size_t count = reader->entry_count;
@@ -1274,7 +1267,7 @@ static dp_status dp__save_entries_check(dp__save_reader *reader)
     return DP_OK;
 }
 
-/* What a constructor made. What it does not like was in the file. */
+/* What a constructor made; what it refuses is the file's fault. */
 static dp_status dp__save_made(dp_value made, dp_value *out)
 {
     char text[DP__SAVE_SENTENCE] = "";
@@ -1287,7 +1280,6 @@ static dp_status dp__save_made(dp_value made, dp_value *out)
                     text);
 }
 
-/* A bool is 0 or 1, and a program may count on it. */
 static dp_status dp__save_check_bools(const dp__save_entry *entry, const char *bytes)
 {
     for (uint64_t i = 0; i < entry->end - entry->first; i++)
@@ -1419,7 +1411,7 @@ static dp_status dp__save_tree_items(dp__save_tree *tree, int depth, dp_value *o
     return dp__save_made(dp_list_make(tree->reader->scope, kind, items, count), out);
 }
 
-/* There is room for one more pair than there are. */
+/* With room for one more pair. */
 static dp_status dp__save_tree_pairs(dp__save_tree *tree, int depth, dp_pair **out, size_t *count)
 {
     dp__save_scan *scan = &tree->scan;
@@ -1566,8 +1558,8 @@ static uint64_t dp__save_mark(const char *bytes, size_t count)
     return mark;
 }
 
-/* The map is given back by `own`. What is made lies in a child of that, which ends before it, and
-   waits for devices that still read. */
+/* `own` ends the mapping. The values lie in a child scope, which ends first, and waits for devices
+   that still read. */
 static dp_status dp__save_read_in(dp_ctx *ctx, dp_scope *own, const char *path, dp_value *out,
                                   uint64_t *out_mark)
 {
@@ -1784,7 +1776,7 @@ static dp_status dp__save_cast_all(dp__save_loader *loader)
     return DP_OK;
 }
 
-/* What was saved may be a view of the parameter itself. */
+/* A saved tensor may be a view of the parameter itself. */
 static dp_status dp__save_put_all(const dp__save_loader *loader)
 {
     for (size_t owner = 0; owner < dp_owner_count(loader->module); owner++)
@@ -1796,7 +1788,7 @@ static dp_status dp__save_put_all(const dp__save_loader *loader)
             if (data.data != loader->from[i].data)
                 DP_TRY(dp_copy(loader->ctx, &data, &loader->from[i], NULL));
         }
-    return dp_wait(loader->ctx); /* what was saved may go */
+    return dp_wait(loader->ctx); /* the saved value may end now */
 }
 
 static dp_status dp__save_load(dp__save_loader *loader, dp_value saved)
