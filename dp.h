@@ -209,7 +209,8 @@
             and hook_user are buckets.first_bytes, .bytes, .wire, .hook, .hook_user, and has_hook of
             dp_reducer_info is buckets.hook; dim, split, sizes, weights and split_count are cut.dim
             and so on, but for dp_gather_config, and dp_split_rows takes a dp_cut; the collectives
-            of dp_coll_ops are verbs and run */
+            of dp_coll_ops are verbs and run; share of dp_param_info is that of a dp_stretch, and
+            unseen is dp_grads_are_unseen */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -1359,13 +1360,6 @@ typedef struct dp_param_info {
     dp_tensor data;         /* read-only */
     bool reduced;           /* it has a gradient that a backward here makes equal on all ranks */
     dp_reduction reduction; /* and how; 0 if it does not */
-    /* Where gradients are scattered (dp_grads_scatter_set), parameters side by side in memory are
-       cut together, as one run. The run starts share_at elements before this parameter; rank r owns
-       elements r * share up to (r + 1) * share of the run, and all ranks get the rest behind the
-       last share. share is 0 if all ranks get all of it, as where a share would have fewer than 256
-       elements. */
-    size_t share, share_at;
-    bool unseen; /* its gradient is scattered by a wrapper that is not in this tree: void here */
 } dp_param_info;
 
 /* Parameters and buffers of the whole tree, each piece of memory once: first the module's own, then
@@ -1374,6 +1368,25 @@ DP_API size_t dp_module_param_count(const dp_module *module);
 DP_MUST_USE DP_API dp_status dp_module_param(dp_module *module, size_t param, dp_param_info *out);
 DP_MUST_USE DP_API dp_status dp_module_find(const dp_module *module, const char *name,
                                             size_t *out_param);
+
+/* Parameters side by side in memory, and so are their gradients, for every owner (dp_owner_count).
+   What is done to each element can be done to all of them at once: they begin where dp_owner_edit
+   and dp_owner_grad of params[0] do. Every parameter with a gradient is in one stretch; one without
+   elements is alone. */
+typedef struct dp_stretch {
+    const size_t *params; /* in the order of memory: in the library's the last one comes first */
+    size_t param_count, count; /* count: elements */
+    dp_dtype dtype;
+    bool reduced; /* see dp_param_info: all of them are, or none */
+    /* Where gradients are scattered (dp_grads_scatter_set), rank r owns elements r * share up to
+       (r + 1) * share, and all own the rest. 0, as where it would be below 256: all own all. */
+    size_t share;
+    size_t before, after; /* stretches beside it that ranks reduce or share apart; or SIZE_MAX */
+} dp_stretch;
+
+/* All of the tree, in the order of their first parameters. They go with the module. */
+DP_MUST_USE DP_API dp_status dp_module_stretches(dp_module *module, const dp_stretch **out,
+                                                 size_t *out_count);
 
 /* Views for writing. Replicas get the change at the next forward. Ask again for every change.
    Frozen parameters and buffers have no gradient: count 0. out_grad may be NULL; asking for it
@@ -1697,7 +1710,7 @@ DP_MUST_USE DP_API dp_status dp_owner_grad(dp_module *module, size_t owner, size
 DP_MUST_USE DP_API dp_status dp_grads_used(dp_module *module, bool *out_used, size_t count);
 
 /* From the next backward on, whether reduced gradients are scattered: each rank gets only its share
-   of them (dp_param_info), so half as much is sent. Other ranks' shares are void here, and for
+   of them (dp_stretch), so half as much is sent. Other ranks' shares are void here, and for
    another wrapper of the same parameters all of it is. This is for optimizers that step shares;
    those of dp_train.h with `sharded` set it. Nothing is added to shares, whatever the reduction:
    call dp_zero_grad before the next backward. `true` works for wrappers by dp_distributed and
@@ -1708,6 +1721,8 @@ DP_MUST_USE DP_API dp_status dp_grads_used(dp_module *module, bool *out_used, si
 DP_MUST_USE DP_API dp_status dp_grads_scatter_set(dp_module *module, bool scatter);
 /* Whether some gradients here hold shares since they were reduced, and have not been zeroed. */
 DP_API bool dp_grads_are_scattered(const dp_module *module);
+/* Whether some are void here, as a wrapper outside of the module's tree has scattered them. */
+DP_API bool dp_grads_are_unseen(const dp_module *module);
 
 /* What a wrapper made by dp_distributed reduces with, to ask for buckets and times; NULL for other
    modules. */
@@ -2454,14 +2469,6 @@ static dp_status dp__open_local(dp_ctx *ctx, const dp__meeting *meeting)
 }
 
 static void dp__release(dp_ctx *ctx, bool ask_devices);
-
-/* In a child, whose contexts are its parent's. */
-static void dp__in_child(void)
-{
-    for (int i = 0; i < DP__LIVE_MAX; i++)
-        if (atomic_load(&dp__live[i]) != NULL)
-            dp__tree_unclaim(atomic_load(&dp__live[i])->tree);
-}
 
 /* A context with its hooks and nothing else; NULL when there is no memory. */
 static dp_ctx *dp__ctx_new(const dp_config *config)

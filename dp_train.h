@@ -573,7 +573,7 @@ static dp_status dp__train_schedule_check(const dp_schedule *schedule)
 
 /* ==== >>views ==================================================================================
    All parameters that have a gradient, of every owner. To ask for them is an edit, and owners that
-   are edited equally stay equal. Neighbours in memory are listed one after another and are one
+   are edited equally stay equal. They are listed stretch by stretch; stretches side by side are one
    span: a module is one, if nothing lies between its parameters. Those of a span that are of one
    group are one run, which a kernel passes at once. Where ranks share parameters out each has a
    part of every span, and what cannot be cut evenly, at the end.                                */
@@ -596,13 +596,12 @@ typedef struct dp__train_piece {
 
 typedef struct dp__train_listed { /* a parameter */
     size_t param;                 /* its number in the module */
-    size_t number, lead;          /* among those listed here; of the first of its neighbours */
+    size_t number;                /* among those listed here, as the module has them */
     size_t group;
-    const char *data, *end; /* the first owner's */
-    const char *begin;      /* of the first of those that ranks share out together */
-    size_t share, place;    /* see dp_param_info.share and share_at; 0 where ranks do not */
-    bool reduced;           /* likewise; the first owner alone steps what is not */
-    int64_t steps;          /* how often it was stepped */
+    size_t share;  /* dp_stretch.share; 0 where ranks do not share parameters out */
+    bool goes_on;  /* the span of the one before */
+    bool reduced;  /* see dp_param_info; the first owner alone steps what is not */
+    int64_t steps; /* how often it was stepped */
 } dp__train_listed;
 
 typedef struct dp__train_views {
@@ -658,80 +657,52 @@ static bool dp__train_has(const dp__train_views *views, size_t owner, size_t i)
     return owner == 0 || views->listed[i].reduced;
 }
 
-/* How many there are is added to `count`. */
-static dp_status dp__train_count(dp_module *module, size_t *count)
+/* Whether a stretch is listed after the one before. What ranks share out together is a span; what
+   follows it is part of what they cannot cut evenly. shared: ranks share parameters out. */
+static bool dp__train_follows(const dp_stretch *stretch, bool shared)
 {
-    for (size_t i = 0; i < dp_module_param_count(module); i++) {
-        dp_param_info info;
-        DP_TRY(dp_module_param(module, i, &info));
-        *count += !info.frozen && !info.buffer;
-    }
-    return DP_OK;
+    return stretch->before != SIZE_MAX && !(shared && stretch->share > 0);
 }
 
-/* Of those in the order of memory: whether a parameter adjoins the one before, or ranks share them
-   out together. */
-static bool dp__train_follows(const dp__train_listed *before, const dp__train_listed *own)
-{
-    return own->share > 0 ? before->begin == own->begin : before->end == own->data;
-}
-
-static int dp__train_by_data(const void *a, const void *b)
-{
-    const dp__train_listed *x = a, *y = b;
-    if (x->data != y->data)
-        return x->data < y->data ? -1 : 1;
-    return x->number < y->number ? -1 : 1;
-}
-
-static int dp__train_by_lead(const void *a, const void *b)
-{
-    const dp__train_listed *x = a, *y = b;
-    return x->lead == y->lead ? dp__train_by_data(a, b) : x->lead < y->lead ? -1 : 1;
-}
-
-/* As they lie in memory: last parameters usually come first, and one that has another name above
-   its wrapper is listed there. Where blocks of memory lie differs from process to process, but not
-   whose parameters are in them. */
-static void dp__train_order(dp__train_listed *listed, size_t count)
-{
-    qsort(listed, count, sizeof *listed, dp__train_by_data);
-    for (size_t i = 0; i < count; i++) {
-        bool follows = i > 0 && dp__train_follows(&listed[i - 1], &listed[i]);
-        listed[i].lead = follows ? listed[i - 1].lead : listed[i].number;
-    }
-    qsort(listed, count, sizeof *listed, dp__train_by_lead);
-}
-
-/* shared: ranks share parameters out. */
-static dp_status dp__train_list(dp__train_views *views, bool shared)
+/* numbers: of each of the module's parameters, among those that are listed. */
+static dp_status dp__train_number(dp__train_views *views, size_t *numbers)
 {
     size_t count = 0, reduced = 0;
     for (size_t i = 0; i < dp_module_param_count(views->module); i++) {
         dp_param_info info;
         DP_TRY(dp_module_param(views->module, i, &info));
+        numbers[i] = count;
         if (info.frozen || info.buffer)
             continue;
         if (info.data.dtype > DP_BF16)
             return dp_error(DP_ERR_INVALID, "parameter '%s' is %s, not a floating dtype", info.name,
                             dp_dtype_name((dp_dtype)info.data.dtype));
-        const char *data = info.data.data;
-        size_t before = info.share_at * dp_dtype_bytes((dp_dtype)info.data.dtype);
-        views->listed[count] = (dp__train_listed){.param = i,
-                                                  .number = count,
-                                                  .data = data,
-                                                  .end = data + dp__train_bytes(&info.data),
-                                                  .begin = data - before,
-                                                  .share = shared ? info.share : 0,
-                                                  .place = shared ? info.share_at : 0,
-                                                  .reduced = info.reduced};
         count++;
         views->sampled += info.reduction == DP_MEAN_SAMPLES;
         reduced += info.reduced;
     }
-    dp__train_order(views->listed, count);
     views->spread = reduced > 0 && reduced < count;
     return DP_OK;
+}
+
+/* From each stretch that follows none, those that do. */
+static void dp__train_list(dp__train_views *views, const dp_stretch *all, size_t stretch_count,
+                           const size_t *numbers, bool shared)
+{
+    size_t count = 0;
+    for (size_t first = 0; first < stretch_count; first++) {
+        size_t s = dp__train_follows(&all[first], shared) ? SIZE_MAX : first;
+        for (; s != SIZE_MAX && (s == first || dp__train_follows(&all[s], shared));
+             s = all[s].after) {
+            bool goes_on = s != first && all[s].reduced == views->listed[count - 1].reduced;
+            for (size_t i = 0; i < all[s].param_count; i++)
+                views->listed[count++] = (dp__train_listed){.param = all[s].params[i],
+                                                            .number = numbers[all[s].params[i]],
+                                                            .share = shared ? all[s].share : 0,
+                                                            .goes_on = goes_on || i > 0,
+                                                            .reduced = all[s].reduced};
+        }
+    }
 }
 
 /* Only parameters are edited: who asks for a gradient to edit it gives the parameter one. */
@@ -778,28 +749,6 @@ static void dp__train_rank_all(dp__train_views *views)
     }
 }
 
-static bool dp__train_adjoins(const dp_tensor *before, const dp_tensor *tensor)
-{
-    return before->dtype == tensor->dtype && before->device.index == tensor->device.index &&
-           (char *)before->data + dp__train_bytes(before) == tensor->data;
-}
-
-/* Whether a parameter comes right after the one before, wherever it is. Those that ranks share out
-   together do. What follows them is part of what they cannot cut evenly. */
-static bool dp__train_goes_on(const dp__train_views *views, size_t i)
-{
-    if (views->listed[i].share > 0)
-        return views->listed[i].place > 0;
-    bool on = i > 0 && views->listed[i - 1].reduced == views->listed[i].reduced;
-    for (size_t owner = 0; owner < views->owner_count && on; owner++)
-        on = !dp__train_has(views, owner, i) ||
-             (dp__train_adjoins(dp__train_data(views, owner, i - 1),
-                                dp__train_data(views, owner, i)) &&
-              dp__train_adjoins(dp__train_grad(views, owner, i - 1),
-                                dp__train_grad(views, owner, i)));
-    return on;
-}
-
 static size_t dp__train_elements(const dp__train_views *views, size_t i)
 {
     return (size_t)dp_tensor_count(dp__train_data(views, 0, i));
@@ -810,7 +759,7 @@ static void dp__train_cut(dp__train_views *views, bool alone)
 {
     views->run_count = views->span_count = 0;
     for (size_t i = 0; i < views->count; i++) {
-        bool on = !alone && dp__train_goes_on(views, i);
+        bool on = !alone && views->listed[i].goes_on;
         if (!on)
             views->spans[views->span_count++] =
                 (dp__train_span){.first = i, .each = views->listed[i].share};
@@ -871,22 +820,28 @@ static dp_tensor dp__train_part(const dp_tensor *first, const dp__train_piece *p
 static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, bool shared,
                                       dp__train_views *out)
 {
+    size_t param_count = dp_module_param_count(module);
     *out = (dp__train_views){
         .module = module, .ctx = dp_module_ctx(module), .owner_count = dp_owner_count(module)};
-    DP_TRY(dp__train_count(module, &out->count));
+    const dp_stretch *stretches;
+    size_t stretch_count, *numbers = dp_scope_alloc(scope, param_count * sizeof *numbers);
+    DP_TRY(dp_module_stretches(module, &stretches, &stretch_count));
+    for (size_t s = 0; s < stretch_count; s++)
+        out->count += stretches[s].param_count;
     size_t all = out->owner_count * out->count;
     out->listed = dp_scope_alloc(scope, out->count * sizeof *out->listed);
-    out->used = dp_scope_alloc(scope, dp_module_param_count(module) * sizeof *out->used);
+    out->used = dp_scope_alloc(scope, param_count * sizeof *out->used);
     out->ranks = dp_scope_alloc(scope, (out->owner_count + 1) * sizeof *out->ranks);
     out->runs = dp_scope_alloc(scope, out->count * sizeof *out->runs);
     out->spans = dp_scope_alloc(scope, out->count * sizeof *out->spans);
     out->data = dp_scope_alloc(scope, all * sizeof *out->data);
     out->grad = dp_scope_alloc(scope, all * sizeof *out->grad);
-    if (out->listed == NULL || out->used == NULL || out->ranks == NULL || out->runs == NULL ||
-        out->spans == NULL || out->data == NULL || out->grad == NULL)
+    if (numbers == NULL || out->listed == NULL || out->used == NULL || out->ranks == NULL ||
+        out->runs == NULL || out->spans == NULL || out->data == NULL || out->grad == NULL)
         return dp__no_memory();
     DP_TRY(dp_info_get(out->ctx, &out->job));
-    DP_TRY(dp__train_list(out, shared));
+    DP_TRY(dp__train_number(out, numbers));
+    dp__train_list(out, stretches, stretch_count, numbers, shared);
     DP_TRY(dp__train_ask(out));
     dp__train_rank_all(out);
     dp__train_cut(out, false);
@@ -906,17 +861,6 @@ static dp_status dp__train_hides(const dp__train_views *views, bool *out)
     return DP_OK;
 }
 
-/* True is set where a wrapper elsewhere has scattered gradients. */
-static dp_status dp__train_unseen(const dp__train_views *views, bool *out)
-{
-    for (size_t i = 0; i < views->count && !*out; i++) {
-        dp_param_info info;
-        DP_TRY(dp_module_param(views->module, views->listed[i].param, &info));
-        *out = info.unseen;
-    }
-    return DP_OK;
-}
-
 /* Of a wrapper below with several owners a module sees the first alone, and of shares on others
    nothing; and nothing of those of a wrapper elsewhere. All processes ask, and none goes on if one
    cannot. out_asked: all go on. */
@@ -926,8 +870,7 @@ static dp_status dp__train_seen(const dp__train_views *views, bool *out_asked)
     if (views->job.rank_count == 1 || !dp_grads_are_scattered(views->module))
         return DP_OK;
     DP_TRY(dp__train_hides(views, &unseen));
-    DP_TRY(dp__train_unseen(views, &unseen));
-    DP_TRY(dp_any(views->ctx, unseen, &unseen));
+    DP_TRY(dp_any(views->ctx, unseen || dp_grads_are_unseen(views->module), &unseen));
     *out_asked = !unseen;
     if (!unseen)
         return DP_OK;
@@ -1721,8 +1664,7 @@ static dp_status dp__train_is_ours(const dp__train_optimizer *optim)
     bool others = !optim->config.sharded || optim->staged;
     if (!dp_grads_are_scattered(optim->views.module))
         return DP_OK;
-    DP_TRY(dp__train_unseen(&optim->views, &others));
-    if (!others)
+    if (!others && !dp_grads_are_unseen(optim->views.module))
         return DP_OK;
     return dp_error(DP_ERR_STATE,
                     "gradients of '%s' are scattered, for another optimizer: "

@@ -6,6 +6,7 @@
      >>units        a face of all ranks: its parameters become units of a reducer
      >>rounds       forward and backward of all ranks
      >>distributed  dp_distributed, and what can be asked
+     >>stretches    which parameters are stepped at once
      >>shares       whether gradients are scattered
      >>buffers      made equal when the user says so
      >>separate     children on all ranks, each by itself
@@ -45,8 +46,8 @@ typedef enum dp__met { /* how far a pass has come in meeting the other ranks */
                        DP__MET_FOR_GRADS
 } dp__met;
 
-typedef struct dp__unit_share { /* see dp_param_info */
-    size_t each, at;
+typedef struct dp__unit_share {
+    size_t each, at; /* see dp_stretch.share; elements before it in its stretch */
 } dp__unit_share;
 
 struct dp__distributed {
@@ -811,20 +812,11 @@ static dp_status dp__check_distributed(const char *fn, const dp_distributed_conf
     return DP_OK;
 }
 
-/* One without elements is no unit. */
-static void dp__ranks_reduces(const dp__face *face, size_t slot, dp_param_info *out)
+static dp_reduction dp__ranks_reduces(const dp__face *face, size_t slot)
 {
-    const dp__distributed *ranks = face->ranks;
-    const dp__param *root = dp__root(face->inner->slots[slot]);
-    if (dp__ignores(face, face->inner->homes[slot]) || !dp__is_of_sort(root, DP__GRADS))
-        return;
-    out->reduced = true;
-    out->reduction = ranks->reduction;
-    if (ranks->units[slot] == DP__NO_UNIT)
-        return;
-    out->unseen = root->scattered && root->adder != ranks->number;
-    out->share = ranks->shares[ranks->units[slot]].each;
-    out->share_at = ranks->shares[ranks->units[slot]].at;
+    bool grads = dp__is_of_sort(dp__root(face->inner->slots[slot]), DP__GRADS);
+    bool reduces = grads && !dp__ignores(face, face->inner->homes[slot]);
+    return reduces ? face->ranks->reduction : (dp_reduction)0;
 }
 
 static const dp__face_ops dp__distributed_face = {.cut = dp__pass_cut,
@@ -1182,6 +1174,122 @@ DP_API dp_status dp_buffers_compare(dp_module *module)
     return dp__numbers_compare(__func__, module, true);
 }
 
+/* ==== >>stretches ==============================================================================
+   Gradients that lie side by side, cut where their parameters do not, or an owner's, or where ranks
+   begin to share anew. They are found when somebody asks first.                               */
+
+/* A parameter by itself, which is put into `params`; *out_at: see dp__unit_share. */
+static dp_stretch dp__stretch_of(const dp_module *module, size_t home, size_t *params,
+                                 size_t *out_at)
+{
+    size_t slot = 0;
+    const dp_tensor *data = &dp__root(module->slots[module->listed[home]])->data;
+    const dp__face *face = dp__slot_reducer(module, module->listed[home], &slot);
+    uint32_t unit = face != NULL ? face->ranks->units[slot] : DP__NO_UNIT;
+    *params = home;
+    *out_at = unit != DP__NO_UNIT ? face->ranks->shares[unit].at : 0;
+    return (dp_stretch){.params = params,
+                        .param_count = 1,
+                        .dtype = (dp_dtype)data->dtype,
+                        .count = (size_t)dp__count(data),
+                        .reduced = face != NULL,
+                        .share = unit != DP__NO_UNIT ? face->ranks->shares[unit].each : 0,
+                        .before = SIZE_MAX,
+                        .after = SIZE_MAX};
+}
+
+/* Whether a parameter and its gradient begin where those of a region end, for each owner that ranks
+   reduce both for; for the first one in any case. */
+static bool dp__home_follows(dp_module *module, const dp__region *before, size_t home, bool owned)
+{
+    const dp__face *face = dp__is_over_ranks(module->face) ? module->face : NULL;
+    const dp__memory *memory = face != NULL ? face->replicas : &dp__runs_of(module)->memory;
+    size_t count = face != NULL && owned ? face->count : 1;
+    size_t last = module->listed[before->home], slot = module->listed[home];
+    bool follows = true;
+    for (size_t r = 0; r < count && follows; r++)
+        follows = (r > 0 && dp__replica_sees(face, r)) ||
+                  ((char *)memory[r].data[last] + before->bytes == memory[r].data[slot] &&
+                   (char *)memory[r].grad[last] + before->bytes == memory[r].grad[slot]);
+    return follows;
+}
+
+/* How many there are. Their numbers are so far those of their first parameters. */
+static size_t dp__stretches_find(dp_module *module, size_t *params, dp_stretch *out)
+{
+    const dp__layout *layout = &dp__runs_of(module)->layouts[DP__GRADS];
+    size_t count = 0, at = 0;
+    for (size_t i = 0; i < layout->region_count; i++) {
+        const dp__region *region = &layout->regions[i];
+        dp_stretch own = dp__stretch_of(module, region->home, params++, &at),
+                   *last = out + count - (i > 0);
+        bool alike = i > 0 && own.reduced == last->reduced;
+        bool follows = i > 0 && region->range == region[-1].range &&
+                       dp__home_follows(module, &region[-1], region->home, own.reduced && alike);
+        if (own.share > 0 ? at > 0 : follows && alike && last->share == 0) {
+            last->param_count++;
+            last->count += own.count;
+            continue;
+        }
+        own.before = follows ? last->params[0] : SIZE_MAX;
+        if (follows)
+            last->after = region->home;
+        out[count++] = own;
+    }
+    for (size_t home = 0; home < module->listed_count; home++) {
+        const dp__param *root = dp__root(module->slots[module->listed[home]]);
+        if (dp__is_of_sort(root, DP__GRADS) && dp__count(&root->data) == 0)
+            out[count++] = dp__stretch_of(module, home, params++, &at);
+    }
+    return count;
+}
+
+static int dp__stretch_order(const void *a, const void *b)
+{
+    const dp_stretch *x = a, *y = b;
+    return x->params[0] < y->params[0] ? -1 : x->params[0] > y->params[0];
+}
+
+/* `numbers`: room, by parameter. */
+static void dp__stretches_number(dp_stretch *all, size_t count, size_t *numbers)
+{
+    if (count > 0)
+        qsort(all, count, sizeof *all, dp__stretch_order);
+    for (size_t s = 0; s < count; s++)
+        numbers[all[s].params[0]] = s;
+    for (size_t s = 0; s < count; s++) {
+        all[s].before = all[s].before != SIZE_MAX ? numbers[all[s].before] : SIZE_MAX;
+        all[s].after = all[s].after != SIZE_MAX ? numbers[all[s].after] : SIZE_MAX;
+    }
+}
+
+static dp_status dp__module_stretches(dp_module *module)
+{
+    size_t most = module->listed_count;
+    DP_TRY(dp__module_ready(dp__runs_of(module)));
+    size_t *params = dp__array(module->scope, most, sizeof *params);
+    size_t *numbers = dp__array(module->scope, most, sizeof *numbers);
+    dp_stretch *all = dp__array(module->scope, most, sizeof *all);
+    if (params == NULL || numbers == NULL || all == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", most);
+    module->stretch_count = dp__stretches_find(module, params, all);
+    dp__stretches_number(all, module->stretch_count, numbers);
+    module->stretches = all;
+    return DP_OK;
+}
+
+DP_API dp_status dp_module_stretches(dp_module *module, const dp_stretch **out, size_t *out_count)
+{
+    DP_TRY(dp__check_unshared(__func__, module));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_pointer(__func__, "out_count", out_count));
+    if (module->stretches == NULL)
+        DP_TRY(dp__leave(__func__, module->ctx, dp__module_stretches(module)));
+    *out = module->stretches;
+    *out_count = module->stretch_count;
+    return DP_OK;
+}
+
 /* ==== >>shares =================================================================================
    Whether gradients are scattered. All wrappers in a module's tree do it, or none. A wrapper with
    several parameters is asked, or told, once for each.                                         */
@@ -1250,6 +1358,21 @@ DP_API bool dp_grads_are_scattered(const dp_module *module)
     for (size_t home = 0; home < module->listed_count && !scattered; home++)
         scattered = dp__root(module->slots[module->listed[home]])->scattered;
     return scattered;
+}
+
+DP_API bool dp_grads_are_unseen(const dp_module *module)
+{
+    bool unseen = false;
+    if (dp__check_module(__func__, module) != DP_OK)
+        return false;
+    for (size_t home = 0; home < module->listed_count && !unseen; home++) {
+        size_t slot = 0;
+        const dp__param *root = dp__root(module->slots[module->listed[home]]);
+        const dp__face *face =
+            root->scattered ? dp__slot_reducer(module, module->listed[home], &slot) : NULL;
+        unseen = root->scattered && (face == NULL || root->adder != face->ranks->number);
+    }
+    return unseen;
 }
 
 /* ==== >>buffers ================================================================================

@@ -958,6 +958,14 @@ static void dp__tree_unclaim(dp__tree *tree)
     tree->claim = -1;
 }
 
+/* In a child, whose contexts are its parent's. */
+static void dp__in_child(void)
+{
+    for (int i = 0; i < DP__LIVE_MAX; i++)
+        if (atomic_load(&dp__live[i]) != NULL)
+            dp__tree_unclaim(atomic_load(&dp__live[i])->tree);
+}
+
 /* Waits for nobody. A child of fork closes its copies silently: the connection is the parent's. */
 static void dp__tree_close(dp__tree *tree, bool politely)
 {

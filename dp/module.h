@@ -123,6 +123,8 @@ struct dp_module {
     size_t slot_count, listed_count, place_count;
     dp__memory memory; /* the original's */
     dp__layout layouts[DP__SORT_COUNT];
+    dp_stretch *stretches; /* NULL: nobody has asked yet */
+    size_t stretch_count;
     const void *state;
     dp_status (*replica_create)(const dp_replica_info *info, void **own);
     void (*replica_destroy)(void *own);
@@ -1292,7 +1294,7 @@ static dp_status dp__check_param(const char *fn, dp_module *module, size_t param
     return dp__leave(fn, module->ctx, dp__module_ready(module));
 }
 
-static void dp__slot_reduced(const dp_module *module, size_t slot, dp_param_info *out);
+static dp_reduction dp__slot_reduction(const dp_module *module, size_t slot);
 
 DP_API dp_status dp_module_param(dp_module *module, size_t param, dp_param_info *out)
 {
@@ -1303,9 +1305,10 @@ DP_API dp_status dp_module_param(dp_module *module, size_t param, dp_param_info 
     *out = (dp_param_info){.name = module->names[slot],
                            .frozen = root->frozen,
                            .buffer = root->buffer,
-                           .data = root->data};
+                           .data = root->data,
+                           .reduction = dp__slot_reduction(module, slot)};
     out->data.read_only = true;
-    dp__slot_reduced(module, slot, out);
+    out->reduced = out->reduction != 0;
     return DP_OK;
 }
 
@@ -1548,10 +1551,8 @@ DP__COLD static dp_status dp__unreduced_error(dp_module *module, size_t param)
 static bool dp__is_unreduced(const dp_module *module, size_t slot)
 {
     const dp__param *root = dp__root(module->slots[slot]);
-    dp_param_info info = {.reduced = false};
-    if (root->adder == DP__ONE_PROCESS && module->ctx->info.rank_count > 1)
-        dp__slot_reduced(module, slot, &info);
-    return root->unreduced || info.reduced;
+    bool alone = root->adder == DP__ONE_PROCESS && module->ctx->info.rank_count > 1;
+    return root->unreduced || (alone && dp__slot_reduction(module, slot) != 0);
 }
 
 /* Ranks that step by gradients of their own come apart. */
@@ -1725,7 +1726,7 @@ struct dp__face_ops {
 
     /* All ranks have the same passes; all that follows is there then, and only then. */
     bool over_ranks;
-    void (*reduces)(const dp__face *face, size_t slot, dp_param_info *out); /* whether, and how */
+    dp_reduction (*reduces)(const dp__face *face, size_t slot); /* how, or 0 */
     /* When the wrapper is made, before its replicas have memory. */
     dp_status (*prepare)(const char *fn, dp__face *face, const void *config);
     /* Before the replicas run a forward, and after it, with how it went. */
@@ -1773,16 +1774,25 @@ static dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size_t *ou
     return module->face;
 }
 
-/* By a wrapper in the module's tree, under any of its names. */
-static void dp__slot_reduced(const dp_module *module, size_t slot, dp_param_info *out)
+/* The wrapper in the module's tree that reduces a gradient, under any of its names; NULL: none
+   does. *out_slot is the name's there. */
+static dp__face *dp__slot_reducer(const dp_module *module, size_t slot, size_t *out_slot)
 {
-    out->unseen = dp__root(module->slots[slot])->scattered;
-    for (; slot != DP__NO_SLOT && !out->reduced; slot = module->next_tied[slot]) {
-        size_t own = 0;
-        const dp__face *face = dp__slot_ranks(module, slot, &own);
-        if (face != NULL)
-            face->ops->reduces(face, own, out);
+    dp__face *found = NULL;
+    for (; slot != DP__NO_SLOT && found == NULL; slot = module->next_tied[slot]) {
+        dp__face *face = dp__slot_ranks(module, slot, out_slot);
+        if (face != NULL && face->ops->reduces(face, *out_slot) != 0)
+            found = face;
     }
+    return found;
+}
+
+/* How it does, or 0. */
+static dp_reduction dp__slot_reduction(const dp_module *module, size_t slot)
+{
+    size_t own = 0;
+    const dp__face *face = dp__slot_reducer(module, slot, &own);
+    return face != NULL ? face->ops->reduces(face, own) : (dp_reduction)0;
 }
 
 /* Whether other processes have the same pass, and reduce what it gives. */

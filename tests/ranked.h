@@ -165,6 +165,35 @@ static inline dp_status forward_and_backward(dp_module *par, double k, bool no_s
     return status;
 }
 
+/* Of a parameter: dp_stretch.share, and how many elements of the stretch come before it. */
+static inline size_t share_of(dp_module *module, size_t param, size_t *out_at)
+{
+    const dp_stretch *all;
+    size_t count = 0;
+    dp_param_info info;
+    CHECK_OK(dp_module_stretches(module, &all, &count));
+    for (size_t s = 0; s < count; s++) {
+        *out_at = 0;
+        for (size_t i = 0; i < all[s].param_count; i++) {
+            if (all[s].params[i] == param)
+                return all[s].share;
+            CHECK_OK(dp_module_param(module, all[s].params[i], &info));
+            *out_at += (size_t)dp_tensor_count(&info.data);
+        }
+    }
+    return 0;
+}
+
+/* Whether a rank has what was reduced of an element of a parameter, if gradients are scattered. */
+static inline bool has_share(dp_module *module, size_t param, int rank, size_t index)
+{
+    dp_info job;
+    size_t at = 0, share = share_of(module, param, &at);
+    CHECK_OK(dp_info_get(dp_module_ctx(module), &job));
+    at += index;
+    return share == 0 || at >= share * (size_t)job.rank_count || at / share == (size_t)rank;
+}
+
 static inline float element(dp_module *net, size_t param, bool grad, size_t index)
 {
     dp_param_info info;

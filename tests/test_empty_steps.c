@@ -138,12 +138,11 @@ static double wanted(const dp_info *info, int first, int param)
 /* Whether this process holds what was reduced of an element: all, or the shares of its ranks. */
 static bool is_held(dp_module *par, int param, size_t element)
 {
-    dp_param_info info;
     dp_info job = info_here(dp_module_ctx(par));
-    CHECK_OK(dp_module_param(par, (size_t)param, &info));
-    size_t rank = info.share > 0 ? (info.share_at + element) / info.share : SIZE_MAX;
-    return !dp_grads_are_scattered(par) || rank >= (size_t)job.rank_count ||
-           (int)rank / program.devices == job.process;
+    bool held = !dp_grads_are_scattered(par);
+    for (int r = 0; r < job.local_count && !held; r++)
+        held = has_share(par, (size_t)param, job.rank_first + r, element);
+    return held;
 }
 
 static void check_gradient(dp_module *par, int param, double want)

@@ -26,6 +26,7 @@ static struct outs { /* all that a call may write to: 0x5a before, and so it mus
     dp_input_grad grads;
     dp_reducer_info reducer_info;
     dp_bucket_info bucket;
+    const dp_stretch *stretches;
     dp_report report;
     dp_reducer *reducer;
     dp_module *module;
@@ -699,6 +700,7 @@ FAILS(dp_module_ctx, dp_module_ctx(a->module) == NULL)
 FAILS(dp_module_param_count, dp_module_param_count(a->module) == 0)
 CALL(dp_module_param, a->module, a->index, OUT(param))
 CALL(dp_module_find, a->module, a->known, OUT(count))
+CALL(dp_module_stretches, a->module, OUT(stretches), OUT(count))
 CALL(dp_params_edit, a->module, a->index, OUT(tensor), OUT(grad))
 CALL(dp_params_write, a->module, a->index, a->memory, sizeof(float[ROWS]))
 CALL(dp_params_changed, a->module)
@@ -735,6 +737,7 @@ CALL(dp_separate_distributed, a->module, NULL, OUT(module))
 FAILS(dp_wrapper_reducer, dp_wrapper_reducer(a->wrapper) == NULL)
 FAILS(dp_owner_count, dp_owner_count(a->module) == 0)
 FAILS(dp_grads_are_scattered, !dp_grads_are_scattered(a->module))
+FAILS(dp_grads_are_unseen, !dp_grads_are_unseen(a->module))
 CALL(dp_owner_edit, a->module, 0, a->index, OUT(tensor), OUT(grad))
 CALL(dp_owner_grad, a->module, 0, a->index, OUT(tensor))
 CALL(dp_grads_used, a->module, a->outs != NULL ? a->outs->used : NULL,
@@ -823,7 +826,8 @@ static const row table[] = {
     ROW(dp_module_destroy, "M", NOT_RIGHTLY), ROW(dp_module_train, "m", 0),
     ROW(dp_module_name, "m", 0), ROW(dp_module_rank, "m", 0), ROW(dp_module_ctx, "m", GOES_ON),
     ROW(dp_module_param_count, "m", 0), ROW(dp_module_param, "miO", 0),
-    ROW(dp_module_find, "mKO", 0), ROW(dp_params_edit, "miO", 0), ROW(dp_params_write, "miH", 0),
+    ROW(dp_module_find, "mKO", 0), ROW(dp_module_stretches, "mO", 0),
+    ROW(dp_params_edit, "miO", 0), ROW(dp_params_write, "miH", 0),
     ROW(dp_params_changed, "m", 0), ROW(dp_zero_grad, "m", 0), ROW(dp_param, "ki", INSIDE),
     ROW(dp_buffer, "ki", INSIDE), ROW(dp_grad, "ki", INSIDE), ROW(dp_param_tensor, "ki", INSIDE),
     ROW(dp_buffer_tensor, "ki", INSIDE), ROW(dp_grad_tensor, "ki", INSIDE),
@@ -842,6 +846,7 @@ static const row table[] = {
     ROW(dp_owner_count, "m", 0), ROW(dp_owner_edit, "miO", 0),
     ROW(dp_owner_grad, "miO", 0), ROW(dp_grads_used, "mO", 0),
     ROW(dp_grads_scatter_set, "m", 0), ROW(dp_grads_are_scattered, "m", NOT_RIGHTLY),
+    ROW(dp_grads_are_unseen, "m", NOT_RIGHTLY),
     ROW(dp_separate_distributed, "mO", NOT_RIGHTLY), ROW(dp_wrapper_reducer, "m", NOT_RIGHTLY),
     ROW(dp_report_get, "mO", NOT_RIGHTLY), ROW(dp_report_text, "mO", 0),
     ROW(dp_params_compare, "m", 0), ROW(dp_buffers_compare, "m", 0),
