@@ -41,7 +41,7 @@
 #include <cpuid.h>
 #endif
 
-/* The user's memory may lie at any address; allowing that costs nothing when it is aligned. */
+/* The user's memory may be unaligned; allowing that costs nothing when it is aligned. */
 #define DP__CPU_ANYWHERE      __attribute__((aligned(1), may_alias))
 #define DP__V(bytes)          __attribute__((vector_size(bytes))) DP__CPU_ANYWHERE
 #define DP__CPU_INLINE(isa)   DP__CPU_TARGET_##isa static inline __attribute__((always_inline))
@@ -257,11 +257,10 @@ typedef struct dp__simd {
    largest first. At the end the heads (dp_kernel_args.heads), from the right.
 
    All inputs of a block are read before any output is written, since an output may be an input.
-   Every input is asked for early, which the processor does well by itself for two of them, not for
-   four or eight: those then took 1.15 to 1.3 times as long as a loop that asks. (Tried on them as
-   well, and of no use: 64-byte vectors, pinned threads, halves in place of slices, buffers that
-   begin elsewhere in a page. Huge pages give a twentieth to either loop.) What is beyond the slice
-   is left to the thread that writes it. */
+   Inputs are prefetched up to the end of the slice. The processor does it well for two of them, but
+   four or eight took 1.15 to 1.3 times as long without. (Of no use: 64-byte vectors, pinned threads,
+   halves in place of slices, buffers that begin elsewhere in a page. Huge pages give a twentieth
+   with and without.) */
 
 #define DP__CPU_EACH(N) DP__CPU_UNROLL for (size_t u = 0; u < N; ++u)
 #define DP__CPU_FETCH(p, bytes)                                                                    \
@@ -928,7 +927,7 @@ static void dp__cpu_plane_part(dp__cpu_plane *part, const dp__cpu_plane *plane, 
     part->cols = plane->cols - col < cols ? plane->cols - col : cols;
 }
 
-/* The columns after this part; no hardware predicts jumps that long. */
+/* The columns after this part: no hardware predicts jumps that long. */
 static void dp__cpu_plane_prefetch(const dp__cpu_plane *part, size_t cols_left)
 {
     const size_t end = cols_left < 2 * part->cols ? cols_left : 2 * part->cols;

@@ -105,9 +105,9 @@ static const char *dp__os_env(const char *name)
     return text != NULL && text[0] != '\0' ? text : NULL;
 }
 
-/* Writing may raise a signal: SIGPIPE when nobody reads any more, SIGXFSZ beyond the largest file
-   that this process may make. Between these two calls it is an error alone. Both signals go to the
-   thread that wrote: it holds them back, and takes those that were not there before. */
+/* Between these two calls a failing write returns an error and raises no signal: no SIGPIPE when
+   nobody reads any more, no SIGXFSZ beyond the file size limit. Both go to the thread that wrote,
+   which blocks them and takes those that were not pending before. */
 typedef struct dp__os_calm {
     sigset_t mask, pending; /* before */
 } dp__os_calm;
@@ -162,8 +162,7 @@ static uint64_t dp__os_wall_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* To be appended to, by several processes: what is put at once stays in one piece. -1: errno says
-   why not. */
+/* For several processes to append to; each put stays in one piece. -1: errno says why not. */
 static int dp__os_file_append(const char *path, bool anew)
 {
     return open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | (anew ? O_TRUNC : 0), 0666);
@@ -184,7 +183,7 @@ static bool dp__os_file_put(int file, const void *data, size_t bytes)
     return done == bytes;
 }
 
-/* All of it, however the system cuts it; false: it cannot be read, or ends before. */
+/* All of it; false: it cannot be read, or ends before. */
 DP__MAYBE_UNUSED static bool dp__os_file_get(int file, void *data, size_t bytes)
 {
     size_t done = 0;
@@ -217,8 +216,7 @@ static int dp__os_affinity_count(void)
     return online > 0 ? (int)online : 1;
 }
 
-/* "QUOTA PERIOD" in cores, 0 if it limits nothing. Rounded up: the time of half a core can be used
-   by one more thread, and is lost without it. */
+/* "QUOTA PERIOD" in cores; 0: no limit. Rounded up, so that a fraction of a core gets a thread. */
 static int dp__quota_cores(const char *text)
 {
     char *end, *last;
@@ -268,7 +266,7 @@ static bool dp__quota_read(const char *directory, const char *name, char *text, 
     return bytes > 0;
 }
 
-/* Version 2 has both numbers in one file, version 1 has two files. */
+/* Version 2 has both numbers in one file, version 1 in two. */
 static int dp__quota_here(const char *directory)
 {
     char text[128];
@@ -300,7 +298,7 @@ static int dp__quota_least(const char *lines, const char *controller, const char
     return least;
 }
 
-/* The cores that the quotas of groups leave this process, 0 if there are none. */
+/* The cores that the quotas of groups leave this process; 0: no limit. */
 static int dp__quota_count(const char *proc, const char *mount)
 {
     char lines[3072], cpu[128];
@@ -411,7 +409,7 @@ static void dp__lock_leave(dp__lock *lock)
     pthread_mutex_unlock(lock);
 }
 
-/* Lets others have the core, if somebody waits for it. Some builds of the library never call it. */
+/* Lets a waiting thread have the core. */
 DP__MAYBE_UNUSED static void dp__os_yield(void)
 {
     sched_yield();
@@ -428,7 +426,7 @@ static void dp__os_in_child(void)
     dp__os_fork_after();
 }
 
-/* A count in memory: getpid would be a system call in each call of the user. */
+/* A count in memory: getpid would be a system call in every public call. */
 static unsigned dp__os_fork_count(void)
 {
     return atomic_load_explicit(&dp__os_forks, memory_order_relaxed);
@@ -450,9 +448,8 @@ static void dp__os_init(void (*before)(void), void (*after)(void), void (*child)
 }
 
 /* ==== >>sockets ================================================================================
-   Connections to other processes, over a network or inside this machine. Nothing here waits except
-   dp__os_poll: the others say so if they cannot do it now. No descriptor outlives exec, and a
-   connection that the other side has closed never raises SIGPIPE.                               */
+   Connections to other processes, over a network or inside this machine. Only dp__os_poll waits; no
+   other call blocks. No descriptor outlives exec, and no closed connection raises SIGPIPE.      */
 
 typedef struct dp__os_address {
     struct sockaddr_storage at;
@@ -471,7 +468,7 @@ static void dp__os_close(int fd)
         close(fd);
 }
 
-/* Wait until one of them can be read, or written, or has ended; returns how many can. */
+/* Waits until one can be read or written, or has ended; returns how many. */
 static int dp__os_poll(dp__os_watch *list, int count, int timeout_ms)
 {
     int ready = poll(list, (nfds_t)count, timeout_ms);
@@ -495,8 +492,7 @@ static void dp__os_no_signal(int fd)
 }
 #endif
 
-/* For every connection of ours: small messages are sent at once, and a machine that has silently
-   gone is noticed eventually. */
+/* Small messages are sent at once, and a machine that is silently gone is noticed eventually. */
 static void dp__os_prepare(int fd, int family)
 {
     (void)fcntl(fd, F_SETFL, O_NONBLOCK);
@@ -522,8 +518,8 @@ typedef struct dp__os_owner {
 } dp__os_owner;
 
 #if defined(__linux__)
-/* A name that is no file: `path` is all zeros, and it begins behind the first one. It goes with the
-   last descriptor, whatever happens to the process. */
+/* A name that is no file: it begins behind the first zero of `path`, and goes with the last
+   descriptor. */
 static size_t dp__os_path(const char *name, char *path, size_t room)
 {
     return 1 + (size_t)snprintf(path + 1, room - 1, "%s", name);
@@ -593,7 +589,7 @@ static dp__os_address dp__os_local(const char *name)
     return address;
 }
 
-/* All interfaces of this machine: first for both families, then for machines without IPv6. */
+/* All interfaces: first for both families, then for machines without IPv6. */
 static int dp__os_everywhere(int port, dp__os_address out[2])
 {
     struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
@@ -640,8 +636,7 @@ static int dp__os_accept(int listener, bool *out_full)
     return fd;
 }
 
-/* Begin to connect: the connection is there once it can be written to and dp__os_connected says so.
-   -1: refused at once. */
+/* Begins to connect; done once it can be written to and dp__os_connected says so. -1: refused. */
 static int dp__os_connect(const dp__os_address *to)
 {
     int fd = dp__os_socket(to->at.ss_family);
@@ -687,7 +682,7 @@ typedef struct dp__os_found { /* the addresses of a host; count 0: why it has no
 
 typedef void dp__os_looker(const char *host, int port, int flags, dp__os_found *out);
 
-/* Asks whom the machine is set up to ask, for as long as they take. */
+/* The system's look-up, for as long as it takes. */
 static void dp__os_look_up(const char *host, int port, int flags, dp__os_found *out)
 {
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags};
@@ -715,7 +710,7 @@ typedef struct dp__os_question { /* its thread's own */
     char host[];
 } dp__os_question;
 
-/* Whoever asked may have left, and then nobody hears the answer. */
+/* Nobody may be waiting for the answer any more. */
 static void *dp__os_answer(void *user)
 {
     dp__os_question *question = user;
@@ -757,8 +752,8 @@ static int dp__os_ask(dp__os_looker *look_up, const char *host, int port)
     return -1;
 }
 
-/* The addresses of a host within timeout_ms. A number needs nobody; a name is looked up by a thread
-   that is left behind if it takes longer, as nothing else can end a look-up. */
+/* The addresses of a host within timeout_ms. A name is looked up by a thread, which is left behind
+   if it takes longer, as nothing can end a look-up. */
 static void dp__os_resolve(dp__os_looker *look_up, const char *host, int port, int timeout_ms,
                            dp__os_found *out)
 {
@@ -790,8 +785,8 @@ static dp__os_address dp__os_at_port(const dp__os_address *at, int port)
     return other;
 }
 
-/* The address of who is at the other end, as text that dp__os_resolve takes; "" inside the machine,
-   where it would mean something else to a third one. */
+/* The other end's address, as text for dp__os_resolve; "" inside the machine, where a third process
+   could not use it. */
 static void dp__os_peer(int fd, char *text, size_t room)
 {
     struct sockaddr_storage at;
@@ -807,7 +802,7 @@ static void dp__os_peer(int fd, char *text, size_t room)
 }
 
 /* ==== >>processes ==============================================================================
-   Who this process is among others, and processes of our own: started, ended and waited for.    */
+   Who this process is among others, and children: started, ended and waited for.               */
 
 #if defined(__linux__)
 /* The cores that this process may run on, hashed into one number. */
@@ -823,8 +818,7 @@ static uint64_t dp__os_affinity(void)
 }
 #endif
 
-/* Distinguishes one boot of one machine from all others, and the containers on it from each
-   other. */
+/* Differs for each boot of each machine, and for each container on it. */
 #if defined(__linux__)
 static void dp__os_whereabouts(char *text, size_t room)
 {
@@ -842,7 +836,7 @@ static void dp__os_whereabouts(char *text, size_t room)
 }
 #endif
 
-/* Equal in processes that can share memory. $DP_MACHINE can make processes look like strangers. */
+/* Equal in processes that can share memory. $DP_MACHINE makes processes look apart. */
 static uint64_t dp__os_machine(void)
 {
     const char *other = dp__os_env("DP_MACHINE");
@@ -864,7 +858,7 @@ static bool dp__os_secret(void *out, size_t bytes)
     return got;
 }
 
-/* A number that is used once; nobody need be unable to guess it. */
+/* A number that is used once; it may be guessed. */
 static uint64_t dp__os_random(void)
 {
     static atomic_uint count;
@@ -925,7 +919,7 @@ static void dp__os_signals_give_back(void)
         sigaction(dp__os_signals[i], &dp__os_signal_before[i], NULL);
 }
 
-/* A signal that came meanwhile goes to the handler from before: by default it ends this process. */
+/* A signal that came meanwhile goes to the program's handler, or ends this process. */
 static void dp__os_signal_again(void)
 {
     if (dp__os_signal != 0)
@@ -973,10 +967,9 @@ static bool dp__os_has_threads(void)
     return stat("/proc/self/task", &tasks) == 0 && tasks.st_nlink > 3;
 }
 
-/* Before a fork: why its child would wait for ever for threads that only its parent has; NULL: it
-   would not. gcc's OpenMP keeps the threads of a region for the next one, and does not notice that
-   a fork has left them behind. They are let go here, and it makes new ones when it needs them. What
-   others have, such as clang's OpenMP and OpenBLAS, survives a fork. */
+/* Before a fork: why its child would wait for ever for threads of its parent; NULL: it would not.
+   gcc's OpenMP keeps its threads, and does not notice that a fork leaves them behind. They are let
+   go here; it makes new ones when it needs them. clang's OpenMP and OpenBLAS survive a fork. */
 static const char *dp__os_let_threads_go(void)
 {
     if (dp__omp_level != NULL && dp__omp_level() > 0)
@@ -997,8 +990,8 @@ static const char *dp__os_let_threads_go(void)
 }
 #endif
 
-/* 1 in the parent, 0 in the child, -1 when there is none. A signal that comes in between reaches
-   the child with its own handlers. */
+/* 1 in the parent, 0 in the child, -1: there is none. A signal meanwhile reaches the child's own
+   handlers. */
 static int dp__os_fork(dp__os_child *child)
 {
     int ends[2];
@@ -1027,7 +1020,7 @@ static int dp__os_fork(dp__os_child *child)
     return child->pid != 0;
 }
 
-/* The end of a child: its last words, and none of the exit handlers that the parent registered. */
+/* Ends a child with its last words, without the exit handlers of its parent. */
 static _Noreturn void dp__os_leave(const dp__os_child *child, const void *words, size_t bytes,
                                    bool good)
 {
@@ -1045,7 +1038,7 @@ static bool dp__os_words(const dp__os_child *child, void *words, size_t bytes)
     return got == (ssize_t)bytes;
 }
 
-/* Whether it has ended; then nothing is left of it but its last words. */
+/* Whether it has ended; if so, its last words are there. */
 static bool dp__os_ended(dp__os_child *child)
 {
     int status = 0;
@@ -1065,11 +1058,10 @@ static void dp__os_end(const dp__os_child *child, bool at_once)
 }
 
 /* ==== >>team ===================================================================================
-   D devices are D-1 workers and the caller. Two kinds of work: `run` (thread i does part i, every
-   part on its own thread) and `share` (a thread begins with parts of its own, the same ones in
-   every call, so that it finds them in its cache, and goes on with what others have not begun; a
-   worker that wakes up too late owes nothing any more, and nobody waits for it). One job at a time:
-   dp__team_enter takes the team.
+   D devices are D-1 workers and the caller. There are two kinds of work. `run`: thread i does part
+   i. `share`: a thread begins with its own parts, the same in every call, which are in its cache,
+   and goes on with parts that nobody has begun; a worker that wakes up too late is not waited for.
+   dp__team_enter takes the team for one job.
 
    A wait spins for a while, if there is a core for every thread, and then sleeps. If other programs
    compute, the thread that is waited for may need the very core on which the wait spins; so waits
@@ -1137,11 +1129,10 @@ static unsigned dp__gate_word(dp__gate *gate)
     return atomic_load_explicit(&gate->word, memory_order_acquire);
 }
 
-/* How long to spin after this many spins that ran out. A few in a row say little: on a quiet
-   machine the caller may be busy with something else. A spin that pays off is believed at once, and
-   when spinning was given up, it is still tried now and then. (Measured: without these trials, or
-   with only half a microsecond of them, threads of a quiet machine that have once begun to sleep go
-   on doing so, each because the other one wakes up late.) */
+/* How long to spin after this many spins that ran out. A few in a row say little: the caller may be
+   busy with something else. One spin that pays off restores them all, and after giving up, spinning
+   is tried now and then. (Measured: without these trials, or with half a microsecond of them,
+   threads that have once begun to sleep go on doing so, each because the other wakes up late.) */
 static uint64_t dp__gate_patience(unsigned missed)
 {
     const unsigned most = DP__SPIN_QUARTERS, turn = missed % DP__SPIN_RETRY;
@@ -1178,8 +1169,8 @@ static void dp__gate_wait(dp__gate *gate, unsigned seen, bool spin)
     pthread_mutex_unlock(&gate->mutex);
 }
 
-/* After the word was changed. Either the sleeper sees the new one, or this sees the sleeper: both
-   are sequentially ordered. The mutex is free again when the sleeper wakes up and wants it. */
+/* After the word has changed: as both are sequentially ordered, either the sleeper sees the new word
+   or this sees the sleeper. */
 static void dp__gate_call(dp__gate *gate)
 {
     if (!atomic_load(&gate->asleep))
@@ -1212,8 +1203,8 @@ static int dp__team_sharers(const dp__team *team)
     return team->share_count < team->part_count ? team->share_count : team->part_count;
 }
 
-/* If everybody has one part, the work is short, and looking at the cache line of another thread
-   costs a tenth of it: only the caller, who waits for all, looks whether one is late. */
+/* With one part each the work is short, and a look at another thread's cache line costs a tenth of
+   it: only the caller, who waits for all, looks for late ones. */
 static void dp__team_take_parts(dp__team *team, int thread)
 {
     int sharers = dp__team_sharers(team);
@@ -1229,8 +1220,7 @@ static void dp__team_take_parts(dp__team *team, int thread)
     }
 }
 
-/* A worker claims what it owes, or the caller does, if it is a share that the worker came too late
-   for. */
+/* A worker claims its work, or the caller does if the worker is late for a share. */
 static bool dp__team_claim(dp__worker *worker, int owed)
 {
     return atomic_load_explicit(&worker->owed, memory_order_relaxed) == owed &&
@@ -1503,7 +1493,7 @@ static void dp__os_cores(uint64_t *out)
 
 enum { DP__FUTEX_WAIT = 0, DP__FUTEX_WAKE = 1 }; /* musl comes without <linux/futex.h> */
 
-/* Wait until the word has changed, somebody wakes us, or the time is up: the caller has to look. */
+/* Waits until the word has changed, a wake-up, or the time-out; the caller must look. */
 static void dp__os_word_wait(atomic_uint *word, unsigned seen, uint64_t ns)
 {
     struct timespec most = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
@@ -1584,7 +1574,7 @@ static dp_status dp__shared_map(dp__shared *shared, size_t bytes)
     return DP_OK;
 }
 
-/* Make sure that there are pages for this part. */
+/* Makes sure of the pages of this part. */
 static dp_status dp__os_shared_reserve(const dp__shared *shared, size_t first, size_t bytes)
 {
     struct statvfs room;
@@ -1616,7 +1606,7 @@ static int dp__shared_named(char *path, size_t room)
     return fd;
 }
 
-/* Make it, and return the name by which others can open it. */
+/* Makes it, with the name by which others can open it. */
 static dp_status dp__os_shared_make(bool named, size_t bytes, dp__shared *out,
                                     dp__shared_name *out_name)
 {
@@ -1636,7 +1626,7 @@ static dp_status dp__os_shared_make(bool named, size_t bytes, dp__shared *out,
     return dp__shared_map(out, bytes);
 }
 
-/* Open what another process has made, and nothing else that may have taken its place. */
+/* Opens what another process has made, and nothing that has taken its place. */
 static dp_status dp__os_shared_find(const dp__shared_name *name, size_t bytes, dp__shared *out)
 {
     struct stat file;
@@ -1653,8 +1643,8 @@ static dp_status dp__os_shared_find(const dp__shared_name *name, size_t bytes, d
     return dp__shared_map(out, bytes);
 }
 
-/* From now on others see that this process is alive: the kernel drops the lock when it ends, before
-   anybody has waited for it. Each process has a place of its own. */
+/* From here on others see that this process is alive: the kernel drops the lock when it ends. Each
+   process has its own place. */
 static dp_status dp__os_shared_hold(const dp__shared *shared, int place)
 {
     struct flock lock = {
@@ -1665,7 +1655,7 @@ static dp_status dp__os_shared_hold(const dp__shared *shared, int place)
     return DP_OK;
 }
 
-/* Whether the process that held it is alive. Where the system does not say, it is. */
+/* Whether the process that held it is alive; if the system cannot say, it is. */
 static bool dp__os_shared_held(const dp__shared *shared, int place)
 {
     struct flock lock = {
@@ -1707,7 +1697,7 @@ static void dp__courier_report(dp__courier *courier)
     dp__gate_open(&courier->news);
 }
 
-/* To wait for news: note the ticket, look whether all is done, sleep until it is out of date. */
+/* To wait: note the ticket, look whether all is done, sleep until it is out of date. */
 static unsigned dp__courier_ticket(dp__courier *courier)
 {
     return dp__gate_word(&courier->news);

@@ -119,7 +119,7 @@ DP_API dp_value dp_array(dp_scope *scope, const void *data, dp_dtype dtype, int 
                            : dp__error_value(scope, status, "dp_array: no scope, or no memory");
 }
 
-/* What holds values, or will hold them: a constructor's arguments, or a value made by hand. */
+/* What holds values: a constructor's arguments, or a value made by hand. */
 typedef struct dp__holder {
     const char *fn, *what;
     const dp__path *path;
@@ -524,7 +524,6 @@ static dp_status dp__zip_check(const dp__zipper *zipper, const dp_value *values,
     return DP_OK;
 }
 
-/* The values at one index of every tree. */
 static dp_status dp__zip_items(dp__zipper *zipper, const dp_value *values, const dp__path *path,
                                dp_value *column)
 {
@@ -534,7 +533,6 @@ static dp_status dp__zip_items(dp__zipper *zipper, const dp_value *values, const
     return zipper->fill != NULL ? zipper->fill(zipper, column) : DP_OK;
 }
 
-/* The values at one key of every tree. */
 static dp_status dp__zip_entries(dp__zipper *zipper, dp__finder *finders, const dp__path *path,
                                  dp_value *column)
 {
@@ -728,7 +726,7 @@ static dp_status dp__stack_run(dp__stack *stack, size_t count)
     return (dp_status)atomic_load(&stack->status);
 }
 
-/* Check that a sample can be stacked with the first of its group, and let `shape` grow for it. */
+/* Checks that a sample stacks with the first of its group; `shape` grows for it. */
 static dp_status dp__stack_fit(const dp_tensor *first, const dp_tensor *tensor, int pad_dims,
                                size_t sample, const dp__path *path, int64_t *shape)
 {
@@ -874,7 +872,6 @@ static dp_status dp__collate_containers(const dp__collator *collator, const dp_v
     return dp__contain(collator->zipper.scope, &batch, out);
 }
 
-/* Numbers become one tensor with as many elements. */
 static dp_status dp__collate_numbers(const dp__collator *collator, const dp_value *column,
                                      dp_value *out)
 {
@@ -1008,7 +1005,7 @@ static dp_status dp__check_weights(const char *fn, const double *weights, size_t
     return DP_OK;
 }
 
-/* Checks that the split exists, and has what it needs: an entry for each of `count` parts. */
+/* The split exists, and has an entry for each of `count` parts. */
 static dp_status dp__check_split(const char *fn, const dp_cut *cut, size_t count)
 {
     bool sizes = cut->split == DP_SPLIT_SIZES, weights = cut->split == DP_SPLIT_WEIGHTS;
@@ -1038,7 +1035,6 @@ static dp_status dp__check_split(const char *fn, const dp_cut *cut, size_t count
     return weights ? dp__check_weights(fn, cut->weights, count) : DP_OK;
 }
 
-/* None of the sizes is negative. */
 static dp_status dp__check_sizes(const char *fn, const int64_t *sizes, int64_t rows, size_t count)
 {
     int64_t total = 0;
@@ -1394,7 +1390,7 @@ static dp_status dp__plan_make(dp__plan *plan, const dp_value *values, size_t co
     return DP_OK;
 }
 
-/* Rows of each part; NULL: nothing has any. */
+/* Rows of each part; NULL: no field has rows. */
 static dp_status dp__plan_sizes(dp__plan *plan, int64_t **out)
 {
     *out = plan->rows_of != NULL ? plan->sizes : NULL;
@@ -1425,7 +1421,7 @@ static dp_status dp__plan_begin(dp__plan *plan)
    Each part of a planned tree is built by itself. On devices that the host reaches a part is a
    view; elsewhere it is copied there.                                                           */
 
-/* Make a tensor visible to a device: a view if the host reaches both, else a copy. */
+/* Makes a tensor visible to a device: as a view if the host reaches both, else as a copy. */
 static dp_status dp__place(dp_scope *scope, dp_tensor *tensor, dp__device *device)
 {
     const dp__device *from = dp__device_of(scope->ctx, tensor->device);
@@ -1650,7 +1646,7 @@ static dp_status dp__check_join(const dp__path *path, const dp_tensor *const *pa
     return DP_OK;
 }
 
-/* Copy one part's rows into or out of the whole; *first moves on. */
+/* Copies one part's rows into or out of the whole; *first moves on. */
 static dp_status dp__copy_rows(dp_ctx *ctx, const dp_tensor *whole, int dim, const dp_tensor *part,
                                bool into_whole, int64_t *first)
 {
@@ -1688,7 +1684,7 @@ static dp_status dp__gather_scalars(dp__gatherer *gatherer, const dp__path *path
     return DP_OK;
 }
 
-/* Look at the tensors of a leaf: whether all are channels-last, or without dims. */
+/* Whether all tensors of a leaf are channels-last, or without dims. */
 static dp_status dp__gather_look(dp__gatherer *gatherer, const dp_value *values,
                                  const dp__path *path, bool *channels_last)
 {
@@ -1897,7 +1893,7 @@ typedef struct dp__flats {
     size_t next;           /* the member that a walk comes to next */
 } dp__flats;
 
-/* Count the tensors of a tree, and list them if there is room for a list. */
+/* Counts the tensors of a tree, and lists them if there is a list. */
 static void dp__flats_collect(dp__flats *flats, dp_value value)
 {
     if (value.kind == DP_TENSOR && flats->members != NULL)
@@ -2063,7 +2059,7 @@ static dp_status dp__replicate_copy(dp__flats *flats, dp_value value, const dp__
     return dp__swap(flats, value, flat, device, out);
 }
 
-/* Whether the first device can simply use the tensors as they are. */
+/* Whether the first device can use the tensors as they are. */
 static bool dp__flats_near(const dp__flats *flats, const dp__device *device)
 {
     for (size_t i = 0; i < flats->count; i++) {
@@ -2145,7 +2141,7 @@ static dp_status dp__bring(dp_scope *temp, const dp_tensor *part, dp__device *de
     return DP_OK;
 }
 
-/* What the part's own device does next comes after what `device` did with it. */
+/* The part's own device waits for what `device` did with it. */
 static dp_status dp__give_back(dp_ctx *ctx, const dp_tensor *part, const dp__device *device)
 {
     const dp__device *from = dp__device_of(ctx, part->device);
@@ -2206,7 +2202,7 @@ static dp_status dp__add_leaf(dp__zipper *zipper, const dp_value *values, const 
     return DP_OK;
 }
 
-/* If the host reaches all, each leaf is added by itself: packing would only cost time. */
+/* Leaf by leaf: if the host reaches all, packing would only cost time. */
 static dp_status dp__add_each(dp__adder *adder, dp_ctx *ctx, dp__device *device)
 {
     for (size_t leaf = 0; leaf < adder->leaf_count; leaf++) {
