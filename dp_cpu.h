@@ -258,9 +258,9 @@ typedef struct dp__simd {
 
    All inputs of a block are read before any output is written, since an output may be an input.
    Inputs are prefetched up to the end of the slice. The processor does it well for two of them, but
-   four or eight took 1.15 to 1.3 times as long without. (Of no use: 64-byte vectors, pinned threads,
-   halves in place of slices, buffers that begin elsewhere in a page. Huge pages give a twentieth
-   with and without.) */
+   four or eight took 1.15 to 1.3 times as long without. (Of no use: 64-byte vectors, pinned
+   threads, halves in place of slices, buffers that begin elsewhere in a page. Huge pages give a
+   twentieth with and without.) */
 
 #define DP__CPU_EACH(N) DP__CPU_UNROLL for (size_t u = 0; u < N; ++u)
 #define DP__CPU_FETCH(p, bytes)                                                                    \

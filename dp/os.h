@@ -1169,8 +1169,8 @@ static void dp__gate_wait(dp__gate *gate, unsigned seen, bool spin)
     pthread_mutex_unlock(&gate->mutex);
 }
 
-/* After the word has changed: as both are sequentially ordered, either the sleeper sees the new word
-   or this sees the sleeper. */
+/* After the word has changed. Both are sequentially ordered, so either the sleeper sees the new
+   word or this sees the sleeper. */
 static void dp__gate_call(dp__gate *gate)
 {
     if (!atomic_load(&gate->asleep))
