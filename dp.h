@@ -38,7 +38,7 @@
      dp/os.h           the operating system: threads, sockets, processes, shared memory
      dp_cpu.h          the host as devices, and its collectives inside a process
      dp/core.h         private structs, sentences, scopes, the timeline, work on tensors
-     dp/job.h          processes and collectives in words; a record of the last ones
+     dp/job.h          the processes of a job: what each has begun, who failed first
      dp/value.h        trees: collate, scatter, gather, replicate
      dp/ranks.h        collectives as a user calls them
      dp/reduce.h       the reducer: buckets that travel while backward runs
@@ -985,13 +985,17 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    A call that is refused (>>status: CALL) changes nothing, here or elsewhere. You can correct and
    repeat it: the others wait for it. If you will not, call dp_abort or dp_close.
 
-   CPU devices of several processes of one machine use shared memory. If a process dies, stops, or
-   issues another collective, all others fail with the same sentence. It names the rank at fault,
-   the collective, what the collective was for (a bucket, buffers, dp_tag), and the last thing the
-   rank did. No process waits for another longer than timeout_ms plus a few seconds, in which it may
-   ask which one is missing. Several machines use MPI, if dp_mpi.h is compiled in. There, too, a
-   different collective is noticed, and a dead process after timeout_ms; the ranks of one process
-   are always added first. Without dp_mpi.h, CPU devices of several machines are UNSUPPORTED.
+   If a process dies, stops, closes its context, or issues another collective, all others fail with
+   the same sentence, whatever carries the bytes. It names the rank at fault, the collective, what
+   the collective was for (a bucket, buffers, dp_tag), and the last thing the rank did. Processes of
+   one machine see at once what another one does. Those of several machines tell each other over the
+   connections of the launcher, where a dead one is noticed too, or over MPI, where it is missed
+   after timeout_ms. If dp_config.bootstrap is yours, only those of one machine know more than that
+   others did not come. No process waits for another longer than timeout_ms plus a few seconds.
+
+   CPU devices of several processes of one machine use shared memory. Several machines use MPI, if
+   dp_mpi.h is compiled in; the ranks of one process are always added first. Without dp_mpi.h, CPU
+   devices of several machines are UNSUPPORTED.
 
    Devices with memory of their own that no table of collectives serves go through the host: the
    table that serves CPU devices carries copies, with the same sums, sentences and time-outs. Copies
@@ -1002,11 +1006,8 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    GPUs of several processes use NCCL, if dp_nccl.h is compiled in (dp_hip.h: RCCL takes NCCL's
    place). Without it they go through the host, with a warning. With NCCL, sums have the order above
    if dp_config.shards is set. Otherwise NCCL adds floats in an order of its own, the same each time
-   on the same GPUs, and rounds halves on the way. On one machine, a process that dies, closes or
-   does something else is named at once. On several machines, a failing process tells the others
-   over their connections, and the connections of a dead one break (unless dp_config.bootstrap is
-   yours). Otherwise NCCL notices, or timeout_ms passes. Then whatever a GPU still waits for is
-   given up: dp_wait and dp_read return the failure.                                            */
+   on the same GPUs, and rounds halves on the way. When the job fails, whatever a GPU still waits
+   for is given up: dp_wait and dp_read return the failure.                                     */
 
 typedef enum dp_op { DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD, DP_OP_MIN, DP_OP_MAX } dp_op;
 
@@ -1877,10 +1878,8 @@ DP_API void dp_trace_end(void);
    and of the collectives
      DP_REDUCE_SCATTER       all_reduce into a temporary, then the own part
      DP_ALL_TO_ALL           all_gather into a temporary, then the own parts
-     abort                   other processes learn the failure over the connections of the
-                             launcher, or MPI; those that wait in the table, when it gives up
+     abort                   those that wait in the table hear of it from dp_host.aborted
      poll                    failures are noticed at the next call
-     say                     a process that waits for this one in vain is not told why
      describe                dp_report_text does not mention it
 
    Order. Methods that take a stream enqueue and return; only *_sync waits. A table may do the work
@@ -2000,7 +1999,9 @@ typedef struct dp_host { /* what the runtime lends a backend; lives as long as t
     void (*parallel)(const struct dp_host *host, int part_count, void (*fn)(int part, void *user),
                      void *user);
     int (*thread_count)(const struct dp_host *host); /* how many parts can run at the same time */
-    bool (*aborted)(const struct dp_host *host); /* check it in every wait for other processes */
+    /* Whether the job has failed, here or elsewhere. Ask it in every wait for other processes,
+       every few milliseconds: it looks whether they are still there, and in the same collective. */
+    bool (*aborted)(const struct dp_host *host);
 } dp_host;
 
 typedef struct dp_dev {
@@ -2127,13 +2128,10 @@ struct dp_coll_ops {
                        first three may not be missing; the core makes the rest of these */
     dp_status (*run)(dp_comm *comm, const dp_coll_call *call);
     /* -------------------------------------------------------------------------- optional -- */
-    /* The job has failed here: release those who wait, in other processes too, and tell them why.
-       Called from any thread, perhaps more than once. */
+    /* The job has failed here, and other processes have been told: release those who wait. Called
+       from any thread, perhaps more than once. */
     void (*abort)(dp_comm *comm);
     dp_status (*poll)(dp_comm *comm); /* what went wrong since */
-    /* A call has failed here, and the job has not: a sentence for those who come to wait for this
-       process in vain. From one thread at a time. */
-    void (*say)(dp_comm *comm, const char *text);
     /* What it has carried so far, in a few words for dp_report_text, from any thread. */
     void (*describe)(dp_comm *comm, char *text, size_t bytes);
 };
@@ -2318,10 +2316,10 @@ static dp_status dp__threads_open(dp_ctx *ctx)
 typedef struct dp__hello {   /* what every process tells the others while it opens */
     uint64_t machine, epoch; /* epoch: when it opened, by the clock on the wall */
     int32_t version, status;
-    int32_t local_count;
+    int32_t local_count, process_id;
     int32_t coll;   /* place of the table that it chose; -1: none yet */
     int32_t staged; /* that carries copies in host memory */
-    int32_t shards;
+    int32_t shards, reserved;
 } dp__hello;
 
 typedef struct dp__meeting { /* the processes of a job */
@@ -2400,16 +2398,13 @@ static dp_status dp__comm_config(dp_ctx *ctx, const dp__meeting *meeting, dp_com
     return DP_OK;
 }
 
-static dp_status dp__firsts_make(dp_ctx *ctx, const dp__meeting *meeting)
+static dp_status dp__members_make(dp_ctx *ctx, const dp__meeting *meeting, dp__job **out)
 {
-    size_t count = (size_t)meeting->boot->process_count;
-    int *firsts = dp__host_alloc(&ctx->host, (count + 1) * sizeof *firsts, sizeof *firsts);
-    if (firsts == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %zu processes", count);
-    firsts[0] = 0;
-    for (size_t i = 0; i < count; i++)
-        firsts[i + 1] = firsts[i] + meeting->all[i].local_count;
-    ctx->firsts = firsts;
+    DP_TRY(dp__job_make(ctx, &ctx->config.bootstrap, dp__boot_gather, out));
+    for (int i = 0; i < meeting->boot->process_count; i++) {
+        (*out)->firsts[i + 1] = (*out)->firsts[i] + meeting->all[i].local_count;
+        (*out)->ids[i] = meeting->all[i].process_id;
+    }
     return DP_OK;
 }
 
@@ -2418,6 +2413,7 @@ static dp_status dp__firsts_make(dp_ctx *ctx, const dp__meeting *meeting)
 static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
 {
     dp__choice choice = {.place = 0};
+    dp__job *job = NULL;
     for (int i = 0; meeting != NULL && i < meeting->boot->process_count; i++) {
         ctx->info.rank_first += i < meeting->boot->process ? meeting->all[i].local_count : 0;
         ctx->info.rank_count += i != meeting->boot->process ? meeting->all[i].local_count : 0;
@@ -2426,15 +2422,14 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
         return DP_OK;
     dp_status status = dp__comm_config(ctx, meeting, &choice.config);
     if (status == DP_OK && meeting != NULL)
-        status = dp__firsts_make(ctx, meeting);
-    if (status == DP_OK && meeting != NULL)
-        status = dp__journal_open(ctx);
+        status = dp__members_make(ctx, meeting, &job);
     if (status == DP_OK)
         status = dp__comm_choose(ctx, &choice);
     if (meeting != NULL) {
         meeting->own.coll = choice.place;
         meeting->own.staged = choice.staged;
         DP_TRY(dp__agree(meeting, status));
+        status = dp__job_seat(job, choice.config.one_machine, &dp__far_mail);
     }
     if (status == DP_OK)
         status = dp__lane_open(&ctx->lanes[DP__CALLER], &choice);
@@ -2473,8 +2468,8 @@ static void dp__release(dp_ctx *ctx, bool ask_devices);
 /* A context with its hooks and nothing else; NULL when there is no memory. */
 static dp_ctx *dp__ctx_new(const dp_config *config)
 {
-    static const dp__failing failing = {dp__journal_here, dp__journal_log, dp__journal_say,
-                                        dp__far_pass_on, dp__far_reason};
+    static const dp__failing failing = {dp__journal_here, dp__journal_log, dp__job_say,
+                                        dp__job_tell};
     dp_allocator allocator = config->allocator;
     if (allocator.alloc == NULL)
         allocator = (dp_allocator){dp__os_alloc, dp__os_free, NULL};
@@ -2545,6 +2540,7 @@ static dp_status dp__open_job(const dp_config *config, const dp__launch *launch,
     const dp_bootstrap *boot = &config->bootstrap;
     dp__meeting meeting = {.boot = boot,
                            .own = {.machine = dp__os_machine(),
+                                   .process_id = dp__os_process_id(),
                                    .epoch = dp__os_wall_ns(),
                                    .version = DP_VERSION,
                                    .coll = -1,
@@ -2608,6 +2604,8 @@ DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int vers
 static void dp__release(dp_ctx *ctx, bool ask_devices)
 {
     if (ask_devices)
+        dp__job_leave(ctx); /* what follows may take a while */
+    if (ask_devices)
         dp__lane_end(&ctx->lanes[DP__COURIER]);
     while (ask_devices && ctx->scopes != NULL)
         dp__scope_end(ctx->scopes);
@@ -2636,6 +2634,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
     if (ask_devices)
         dp__trace_leave(ctx);
     dp_allocator allocator = ctx->config.allocator;
+    dp__job_close(ctx);
     while (ctx->tracked != NULL)
         dp__tracked_free(ctx, ctx->tracked);
     allocator.free(ctx, sizeof *ctx, allocator.user);

@@ -33,9 +33,9 @@
    and none has failed; otherwise never. After a failure nothing waits for MPI. The buffers of a
    collective, and shared memory, stay in use until the process ends. mpirun then ends all
    processes, as it does when one dies. If it is told not to (--enable-recovery of Open MPI), the
-   others name the dead process after timeout_ms. If you have initialised MPI, the error handler of
-   MPI_COMM_WORLD is yours, and Open MPI calls it for failures in our collectives too. With
-   MPI_ERRORS_RETURN this library reports them.
+   others name the dead process: on one machine at once, on several after timeout_ms. If you have
+   initialised MPI, the error handler of MPI_COMM_WORLD is yours, and Open MPI calls it for failures
+   in our collectives too. With MPI_ERRORS_RETURN this library reports them.
 
    BITS
    The ranks of a process are added in a binary tree, then the processes in another, whatever
@@ -184,29 +184,31 @@ static dp_status dp__mpi_begin(void)
 }
 
 /* ==== >>line ===================================================================================
-   A communicator of our own, on which one thread at a time issues collectives. When something is
-   wrong, notes also go from one process to another: the first failure in words; the question of a
-   process that has waited too long, which collective each other one is in; and the answers. Waiting
+   A communicator of our own, over which a context opens, one thread at a time. When something is
+   wrong, and where there is no board, notes also go from one process to another: the first failure
+   in words; letters about what each has begun; and, while a context opens, the question of a
+   process that has waited too long, in which step each other one is, and the answers. Waiting
    processes listen to them. They are small: MPI sends small messages at once. A line that has
    failed is never freed, as MPI may still read and write what it was given.                     */
 
 enum {
     DP__MPI_NOTES = 0x6470, /* the tag */
-    DP__MPI_FLUSH_MS = 200,
-    DP__MPI_DOING_BYTES = DP__WORDS_BYTES + 32
+    DP__MPI_FLUSH_MS = 200
 };
 
 typedef enum dp__mpi_kind {
     DP__MPI_SILENT, /* nothing was heard */
     DP__MPI_FAILED,
+    DP__MPI_LETTER,
     DP__MPI_ASKS,
     DP__MPI_ANSWERS
 } dp__mpi_kind;
 
 typedef struct dp__mpi_note {
     int32_t kind, status, culprit;
-    int32_t inside;     /* the collective that the process has begun last has not ended */
-    dp__shm_note doing; /* that collective; verb -1: dp_open */
+    int32_t step; /* of opening */
+    uint64_t run; /* of which line a letter is: another one may have been here before */
+    dp__letter letter;
     char text[DP__TEXT_BYTES];
 } dp__mpi_note;
 
@@ -215,24 +217,19 @@ struct dp__mpi_line {
     MPI_Comm coming; /* MPI writes here when they have */
     MPI_Comm notes;  /* where notes go: before that the communicator from which it is made */
     int process, process_count, timeout_ms;
-    const int *firsts;   /* the first rank of every process; NULL while a context opens */
-    const dp_host *host; /* NULL then too */
-    dp__shm_note doing;
-    bool inside;          /* it has not ended */
-    bool met;             /* all have begun it */
-    const dp__ring *ring; /* of the journal, from the first collective on */
-    dp__mpi_line *next;   /* a ring of the lines of a context: who waits on one hears all */
-    dp__lock ear;         /* around receiving a note */
-    dp__lock lock;        /* of doing, inside, and what follows: dp_abort comes from any thread */
-    atomic_int failed;    /* a dp_status; what follows is complete */
-    int culprit;          /* a rank; -1: unknown */
+    uint64_t run;      /* process 0 draws it */
+    int step;          /* of opening, which this process has begun last */
+    dp__lock ear;      /* around receiving a note */
+    dp__lock lock;     /* of what follows: dp_abort comes from any thread */
+    atomic_int failed; /* a dp_status; what follows is complete */
+    int culprit;       /* a process; -1: unknown */
     char text[DP__TEXT_BYTES];
     dp__mpi_note *heard; /* one from every process */
     dp__mpi_note *out;   /* one to every process, then those of the failure: MPI may hold a note */
     MPI_Request *sends;  /* until the other side has read it */
 };
 
-static bool dp__mpi_send(dp__mpi_line *line, int kind, int to)
+static bool dp__mpi_send(dp__mpi_line *line, int kind, int to, const dp__letter *letter)
 {
     int sent = 0, place = to + (kind == DP__MPI_FAILED ? line->process_count : 0);
     dp__mpi_note *note = &line->out[place];
@@ -241,12 +238,13 @@ static bool dp__mpi_send(dp__mpi_line *line, int kind, int to)
     memset(note, 0, sizeof *note);
     note->kind = kind;
     note->status = (int32_t)atomic_load(&line->failed);
-    if (kind != DP__MPI_FAILED) {
-        note->doing = line->doing;
-        note->inside = line->inside;
+    note->step = line->step;
+    note->run = line->run;
+    if (letter != NULL)
+        note->letter = *letter;
+    if (kind != DP__MPI_FAILED)
         return MPI_Isend(note, (int)sizeof *note, MPI_BYTE, to, DP__MPI_NOTES, line->notes,
                          &line->sends[place]) == MPI_SUCCESS;
-    }
     note->culprit = line->culprit;
     memcpy(note->text, line->text, sizeof note->text); /* done when it was read: see flush */
     return MPI_Issend(note, (int)sizeof *note, MPI_BYTE, to, DP__MPI_NOTES, line->notes,
@@ -254,13 +252,13 @@ static bool dp__mpi_send(dp__mpi_line *line, int kind, int to)
 }
 
 /* To a process, or (-1) to all others. */
-static void dp__mpi_tell(dp__mpi_line *line, int kind, int to)
+static void dp__mpi_tell(dp__mpi_line *line, int kind, int to, const dp__letter *letter)
 {
     dp__lock_enter(&line->lock);
     dp__mpi_enter();
     for (int p = 0; p < line->process_count; p++)
         if (p != line->process && (to < 0 || p == to))
-            (void)dp__mpi_send(line, kind, p); /* one that does not hear it will time out */
+            (void)dp__mpi_send(line, kind, p, letter); /* one that does not hear it will time out */
     dp__mpi_leave();
     dp__lock_leave(&line->lock);
 }
@@ -292,7 +290,6 @@ static void dp__mpi_flush(dp__mpi_line *line)
 
 static dp_status dp__mpi_failure(const dp__mpi_line *line)
 {
-    dp__thread.culprit = line->culprit + 1;
     return dp_error((dp_status)atomic_load(&line->failed), "%s", line->text);
 }
 
@@ -323,65 +320,26 @@ static bool dp__mpi_note_failure(dp__mpi_line *line, dp_status status, int culpr
 static void dp__mpi_spread(dp__mpi_line *line, dp_status status, int culprit, const char *text)
 {
     if (dp__mpi_note_failure(line, status, culprit, text) && line->notes != MPI_COMM_NULL) {
-        dp__mpi_tell(line, DP__MPI_FAILED, -1);
+        dp__mpi_tell(line, DP__MPI_FAILED, -1, NULL);
         dp__mpi_flush(line);
     }
 }
 
 /* What dp_last_error says becomes the line's failure, because of `process`; -1: nobody is known to
-   be at fault, so it is of the process where it happened. */
+   be at fault. */
 static dp_status dp__mpi_fail(dp__mpi_line *line, dp_status status, int process)
 {
-    int home = process >= 0 ? process : line->process;
-    int culprit = line->firsts != NULL ? line->firsts[home] : -1;
-    dp__mpi_spread(line, status, culprit, dp_last_error());
+    dp__mpi_spread(line, status, process, dp_last_error());
     return dp__mpi_failure(line);
-}
-
-static const char *dp__mpi_who(const dp__mpi_line *line, int process, char *text)
-{
-    return dp__process_text(process, line->process_count, line->firsts, text, DP__SHM_WORDS_BYTES);
-}
-
-/* "collective 8, all_reduce of 25 f32 (sum)" */
-static const char *dp__mpi_doing(const dp__shm_note *note, char *text, size_t room)
-{
-    char words[DP__WORDS_BYTES];
-    unsigned seq = atomic_load(&note->seq);
-    if (note->is.verb < 0)
-        snprintf(text, room, "step %u of meeting", seq);
-    else
-        snprintf(text, room, "collective %u, %s", dp__shm_number(note),
-                 dp__shm_note_text(note, words));
-    return text;
 }
 
 static dp_status dp__mpi_broken(dp__mpi_line *line, const char *call, int code)
 {
-    char what[DP__MPI_DOING_BYTES], said[DP__TEXT_BYTES];
+    char said[DP__TEXT_BYTES];
     (void)dp__mpi_error(call, code);
-    snprintf(said, sizeof said, "%.*s", (int)sizeof said - 320, dp_last_error());
-    return dp__mpi_fail(
-        line,
-        dp_error(DP_ERR_REMOTE, "%s: %s", dp__mpi_doing(&line->doing, what, sizeof what), said),
-        -1);
-}
-
-/* The job of this process has failed, by dp_abort or otherwise: the others hear why. What another
-   process is to blame for names that one already. */
-static void dp__mpi_pass_on(dp__mpi_line *line)
-{
-    char who[DP__SHM_WORDS_BYTES], text[DP__TEXT_BYTES];
-    const dp_ctx *ctx = dp__ctx_of(line->host);
-    int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
-    if (failed == DP_OK || atomic_load(&line->failed) != DP_OK)
-        return;
-    if (ctx->failed_rank == ctx->info.rank_first)
-        snprintf(text, sizeof text, "%s failed: %.*s", dp__mpi_who(line, line->process, who),
-                 DP__TEXT_BYTES - 120, ctx->failed_text);
-    else
-        snprintf(text, sizeof text, "%s", ctx->failed_text);
-    dp__mpi_spread(line, (dp_status)failed, ctx->failed_rank, text);
+    snprintf(said, sizeof said, "%.*s", (int)sizeof said - 64, dp_last_error());
+    return dp__mpi_fail(line, dp_error(DP_ERR_REMOTE, "step %d of meeting: %s", line->step, said),
+                        -1);
 }
 
 /* One note, if there is one. Before all have come others than we may send something there. */
@@ -406,8 +364,8 @@ static int dp__mpi_receive(dp__mpi_line *line, dp__mpi_note *note, int *out_from
     return code;
 }
 
-/* Read what others have sent. */
-static dp_status dp__mpi_hear_one(dp__mpi_line *line)
+/* Read what others have sent. Letters are for `job`; NULL: a context still opens. */
+static dp_status dp__mpi_hear(dp__mpi_line *line, const dp__job *job)
 {
     dp__mpi_note note;
     int from = line->notes != MPI_COMM_NULL ? 0 : -1;
@@ -417,6 +375,14 @@ static dp_status dp__mpi_hear_one(dp__mpi_line *line)
             return dp__mpi_broken(line, "MPI_Iprobe", code);
         if (from < 0)
             break;
+        if (note.kind == DP__MPI_LETTER) {
+            bool asks = job != NULL && note.run == line->run &&
+                        dp__letter_read(job, from, &note.letter);
+            note.letter = asks ? dp__letter_of(job) : note.letter;
+            if (asks)
+                dp__mpi_tell(line, DP__MPI_LETTER, from, &note.letter);
+            continue;
+        }
         if (note.kind == DP__MPI_FAILED) {
             note.text[sizeof note.text - 1] = '\0';
             dp__mpi_note_failure(line, (dp_status)note.status, note.culprit, note.text);
@@ -426,28 +392,15 @@ static dp_status dp__mpi_hear_one(dp__mpi_line *line)
         line->heard[from] = note;
         dp__lock_leave(&line->lock);
         if (note.kind == DP__MPI_ASKS)
-            dp__mpi_tell(line, DP__MPI_ANSWERS, from);
+            dp__mpi_tell(line, DP__MPI_ANSWERS, from, NULL);
     }
-    return DP_OK;
-}
-
-/* On this line, and on the others of its context: the caller may wait for the courier, and is asked
-   about its own collectives meanwhile. */
-static dp_status dp__mpi_hear(dp__mpi_line *line)
-{
-    dp__mpi_line *at = line;
-    do {
-        DP_TRY(dp__mpi_hear_one(at));
-        at = at->next;
-    } while (at != line);
     return DP_OK;
 }
 
 /* ==== >>patience ===============================================================================
    Nothing blocks. A waiting thread asks MPI again and again, as MPI makes progress only while it is
    called: first without a pause, then yielding the core in between, and after a while with short
-   sleeps between bursts. Every few milliseconds it looks whether it still makes sense to wait. Time
-   for which this process itself was stopped does not count.                                     */
+   sleeps between bursts. Every few milliseconds it looks whether it still makes sense to wait.  */
 
 enum {
     DP__MPI_TRIES = 64, /* without a pause */
@@ -455,14 +408,13 @@ enum {
     DP__MPI_AWAKE_NS = 1000000,
     DP__MPI_NAP_NS = 50000,   /* at first */
     DP__MPI_REST_NS = 500000, /* at most */
-    DP__MPI_LOOK_NS = 2000000,
-    DP__MPI_LATE_NS = 100000000, /* the most that goes by between two looks */
-    DP__MPI_GRACE_MS = 1000      /* for answers */
+    DP__MPI_GRACE_MS = 1000   /* for answers */
 };
 
 typedef struct dp__mpi_wait {
     unsigned tries;
-    uint64_t begun, looked, waited;
+    uint64_t begun;
+    dp__wait look;
 } dp__mpi_wait;
 
 static void dp__mpi_nap(uint64_t ns)
@@ -478,15 +430,14 @@ static uint64_t dp__mpi_nap_ns(uint64_t waited)
     return nap < DP__MPI_REST_NS ? nap : DP__MPI_REST_NS;
 }
 
-/* How many others have said nothing, or (elsewhere) that they are in no collective of this line and
-   wait for one of another; the first of them. */
-static int dp__mpi_missing(dp__mpi_line *line, bool elsewhere, int *out_first)
+/* The first of so many others that have said nothing (step -1), or are in another step. */
+static int dp__mpi_missing(dp__mpi_line *line, int step, int *out_first)
 {
     int count = 0;
     dp__lock_enter(&line->lock);
     for (int p = line->process_count - 1; p >= 0; p--) {
         bool silent = line->heard[p].kind == DP__MPI_SILENT;
-        if (p != line->process && (elsewhere ? !silent && !line->heard[p].inside : silent)) {
+        if (p != line->process && (step < 0 ? silent : !silent && line->heard[p].step != step)) {
             *out_first = p;
             count++;
         }
@@ -495,117 +446,62 @@ static int dp__mpi_missing(dp__mpi_line *line, bool elsewhere, int *out_first)
     return count;
 }
 
-/* The first process that says that it is in a different one; -1: none. */
-static int dp__mpi_astray(dp__mpi_line *line)
-{
-    int astray = -1;
-    dp__lock_enter(&line->lock);
-    for (int p = line->process_count - 1; p >= 0; p--) {
-        const dp__shm_note *other = &line->heard[p].doing;
-        if (line->heard[p].kind != DP__MPI_SILENT && line->heard[p].inside &&
-            (atomic_load(&other->seq) != atomic_load(&line->doing.seq) ||
-             !dp__shm_same(other, &line->doing)))
-            astray = p;
-    }
-    dp__lock_leave(&line->lock);
-    return astray;
-}
-
 /* A process that does not answer computes, sleeps, or is gone. One that has asked has answered. */
 static dp_status dp__mpi_ask(dp__mpi_line *line)
 {
     int first;
     uint64_t until = dp__after_ms(DP__MPI_GRACE_MS);
-    dp__mpi_tell(line, DP__MPI_ASKS, -1);
+    dp__mpi_tell(line, DP__MPI_ASKS, -1, NULL);
     do {
         dp__mpi_nap(DP__MPI_NAP_NS);
-        DP_TRY(dp__mpi_hear(line));
-    } while (dp__mpi_missing(line, false, &first) > 0 && dp__ms_until(until) > 0);
+        DP_TRY(dp__mpi_hear(line, NULL));
+    } while (dp__mpi_missing(line, -1, &first) > 0 && dp__ms_until(until) > 0);
     return DP_OK;
 }
 
-/* `why` is why an answer was wanted: "after 60000 ms", or what MPI says. */
-static dp_status dp__mpi_differs(dp__mpi_line *line, dp_status status, int astray, const char *why)
+/* While a context opens: who is missing, or else in another step? `why` is said about the first. */
+static dp_status dp__mpi_accuse(dp__mpi_line *line, dp_status status, const char *why)
 {
-    char own[DP__MPI_DOING_BYTES], who[DP__SHM_WORDS_BYTES], what[DP__MPI_DOING_BYTES];
-    dp__lock_enter(&line->lock);
-    dp__mpi_doing(&line->heard[astray].doing, what, sizeof what);
-    dp__lock_leave(&line->lock);
-    dp_error(status, "%s: %s %s is in %s: all must make the same calls in the same order",
-             dp__mpi_doing(&line->doing, own, sizeof own), why, dp__mpi_who(line, astray, who),
-             what);
-    return dp__mpi_fail(line, status, astray);
-}
-
-/* Of one that is silent: what it has begun last, as all met in that. */
-static const char *dp__mpi_last_text(const dp__mpi_line *line, char *text)
-{
-    char words[DP__WORDS_BYTES];
-    dp__entry entry;
-    if (line->met)
-        return "; it has begun that";
-    if (line->ring == NULL) /* contexts are still opened */
-        return "";
-    if (!dp__ring_entry(line->ring, 1, &entry))
-        return "; it has begun none";
-    snprintf(text, DP__MPI_DOING_BYTES + 32, "; its last one was %llu, %s",
-             (unsigned long long)entry.seq, dp__issue_text(&entry.is, &entry.label, words));
-    return text;
-}
-
-/* `why` is said about the first of so many. */
-static dp_status dp__mpi_miss(dp__mpi_line *line, dp_status status, int first, int count,
-                              const char *why)
-{
-    char own[DP__MPI_DOING_BYTES], who[DP__SHM_WORDS_BYTES], more[32] = "";
-    char last[DP__MPI_DOING_BYTES + 32];
-    if (count > 1)
-        snprintf(more, sizeof more, " and %d more", count - 1);
-    dp_error(status, "%s: %s%s %s%s", dp__mpi_doing(&line->doing, own, sizeof own),
-             dp__mpi_who(line, first, who), more, why, dp__mpi_last_text(line, last));
+    char more[32] = "";
+    int first = -1;
+    DP_TRY(dp__mpi_ask(line));
+    int missing = dp__mpi_missing(line, -1, &first);
+    missing = missing > 0 ? missing : dp__mpi_missing(line, line->step, &first);
+    if (missing > 1)
+        snprintf(more, sizeof more, " and %d more", missing - 1);
+    if (missing > 0)
+        dp_error(status, "step %d of meeting: process %d of %d%s %s", line->step, first,
+                 line->process_count, more, why);
+    else
+        dp_error(status, "step %d of meeting: all processes are in it: MPI %s", line->step, why);
     return dp__mpi_fail(line, status, first);
 }
 
-/* The time is up. */
-static dp_status dp__mpi_accuse(dp__mpi_line *line)
+/* MPI says that a collective has failed: often because others are gone. */
+static dp_status dp__mpi_suspect(dp__mpi_line *line, dp__ring *ring, int code)
 {
-    char own[DP__MPI_DOING_BYTES], text[64];
-    int first = 0, missing, astray;
-    DP_TRY(dp__mpi_ask(line));
-    missing = dp__mpi_missing(line, false, &first);
-    astray = missing == 0 ? dp__mpi_astray(line) : -1;
-    snprintf(text, sizeof text, "after %d ms", line->timeout_ms);
-    if (astray >= 0)
-        return dp__mpi_differs(line, DP_ERR_TIMEOUT, astray, text);
-    missing = missing > 0 ? missing : dp__mpi_missing(line, true, &first);
-    snprintf(text, sizeof text, "did not come within %d ms", line->timeout_ms);
-    if (missing > 0)
-        return dp__mpi_miss(line, DP_ERR_TIMEOUT, first, missing, text);
-    dp_error(DP_ERR_TIMEOUT, "%s: all processes are in it, and MPI did not end it within %d ms",
-             dp__mpi_doing(&line->doing, own, sizeof own), line->timeout_ms);
-    return dp__mpi_fail(line, DP_ERR_TIMEOUT, -1);
+    char text[200];
+    (void)dp__mpi_error(line->comm == MPI_COMM_NULL ? "MPI_Comm_idup" : "MPI_Test", code);
+    snprintf(text, sizeof text, "does not answer (%.140s)", dp_last_error());
+    return ring != NULL ? DP_ERR_REMOTE : dp__mpi_accuse(line, DP_ERR_REMOTE, text);
 }
 
-/* MPI says that a collective has failed: often because others are in a different one, or gone. */
-static dp_status dp__mpi_suspect(dp__mpi_line *line, int code)
+/* While a context opens there is no job yet to look at. */
+static dp_status dp__mpi_look(dp__mpi_line *line, dp__wait *wait)
 {
-    char said[160], text[200];
-    int first;
-    const char *call = line->comm == MPI_COMM_NULL ? "MPI_Comm_idup" : "MPI_Test";
-    DP_TRY(dp__mpi_ask(line));
-    int astray = dp__mpi_astray(line), missing = dp__mpi_missing(line, false, &first);
-    if (astray < 0 && missing == 0)
-        return dp__mpi_broken(line, call, code);
-    (void)dp__mpi_error(call, code);
-    snprintf(said, sizeof said, "%.140s;", dp_last_error());
-    if (astray >= 0)
-        return dp__mpi_differs(line, DP_ERR_REMOTE, astray, said);
-    snprintf(text, sizeof text, "does not answer (%.140s)", dp_last_error());
-    return dp__mpi_miss(line, DP_ERR_REMOTE, first, missing, text);
+    char text[64];
+    uint64_t waited_ns;
+    if (!dp__wait_looks(wait, &waited_ns))
+        return DP_OK;
+    DP_TRY(dp__mpi_hear(line, NULL));
+    if (waited_ns < (uint64_t)line->timeout_ms * 1000000)
+        return DP_OK;
+    snprintf(text, sizeof text, "did not come within %d ms", line->timeout_ms);
+    return dp__mpi_accuse(line, DP_ERR_TIMEOUT, text);
 }
 
 /* Between two questions to MPI. */
-static dp_status dp__mpi_rest(dp__mpi_line *line, dp__mpi_wait *wait)
+static dp_status dp__mpi_rest(dp__mpi_line *line, dp__ring *ring, dp__mpi_wait *wait)
 {
     if (wait->tries++ < DP__MPI_TRIES) {
         dp__os_pause();
@@ -613,27 +509,16 @@ static dp_status dp__mpi_rest(dp__mpi_line *line, dp__mpi_wait *wait)
     }
     uint64_t now = dp__os_now_ns();
     if (wait->begun == 0)
-        wait->begun = wait->looked = now;
+        wait->begun = now;
     if (now - wait->begun < DP__MPI_AWAKE_NS || wait->tries % DP__MPI_BURST != 0)
         dp__os_yield();
     else
         dp__mpi_nap(dp__mpi_nap_ns(now - wait->begun));
-    uint64_t since = now - wait->looked;
-    if (since < DP__MPI_LOOK_NS)
-        return DP_OK;
-    wait->waited += since < DP__MPI_LATE_NS ? since : DP__MPI_LATE_NS;
-    wait->looked = now;
-    DP_TRY(dp__mpi_hear(line));
-    if (line->host != NULL && line->host->aborted(line->host)) {
-        dp__mpi_pass_on(line);
-        return dp__mpi_failure(line);
-    }
-    if (wait->waited < (uint64_t)line->timeout_ms * 1000000)
-        return DP_OK;
-    return dp__mpi_accuse(line);
+    return ring != NULL ? dp__ring_rest(ring, &wait->look) : dp__mpi_look(line, &wait->look);
 }
 
-static dp_status dp__mpi_await(dp__mpi_line *line, MPI_Request *request)
+/* `ring`: of the collective that waits; NULL: a context opens. */
+static dp_status dp__mpi_await(dp__mpi_line *line, dp__ring *ring, MPI_Request *request)
 {
     dp__mpi_wait wait = {0};
     for (;;) {
@@ -642,10 +527,10 @@ static dp_status dp__mpi_await(dp__mpi_line *line, MPI_Request *request)
         int code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         dp__mpi_leave();
         if (code != MPI_SUCCESS)
-            return dp__mpi_suspect(line, code);
+            return dp__mpi_suspect(line, ring, code);
         if (done)
             return DP_OK;
-        DP_TRY(dp__mpi_rest(line, &wait));
+        DP_TRY(dp__mpi_rest(line, ring, &wait));
     }
 }
 
@@ -671,7 +556,7 @@ static dp_status dp__mpi_line_alloc(dp__mpi_line *line, int process, int process
     line->process = process;
     line->process_count = process_count;
     line->timeout_ms = timeout_ms;
-    line->next = line;
+    line->culprit = -1;
     line->ear = line->lock = (dp__lock)DP__LOCK_INITIALIZER;
     line->out = dp__os_alloc(2 * notes, 64, NULL);
     line->heard = dp__os_alloc(notes, 64, NULL);
@@ -687,68 +572,53 @@ static dp_status dp__mpi_line_alloc(dp__mpi_line *line, int process, int process
     return DP_OK;
 }
 
-static void dp__mpi_count_line(int step)
+static void dp__mpi_tally(int step)
 {
     dp__lock_enter(&dp__mpi.lock);
     dp__mpi.open += step;
     dp__lock_leave(&dp__mpi.lock);
 }
 
-/* Make a copy of `of`: all its processes wait for that on the line `by`, or (NULL) on this one. */
-static dp_status dp__mpi_line_copy(dp__mpi_line *line, MPI_Comm of, dp__mpi_line *by)
+/* Make a copy of `of`, which all its processes do: they wait for that on the line. */
+static dp_status dp__mpi_copy(dp__mpi_line *line, MPI_Comm of, MPI_Comm *coming)
 {
     MPI_Request request;
     dp__mpi_enter();
-    int code = MPI_Comm_idup(of, &line->coming, &request);
+    int code = MPI_Comm_idup(of, coming, &request);
     dp__mpi_leave();
     if (code != MPI_SUCCESS)
         return dp__mpi_error("MPI_Comm_idup", code);
-    DP_TRY(dp__mpi_await(by != NULL ? by : line, &request));
-    DP_TRY(dp__mpi_hear(line)); /* who comes after the others have given up */
-    line->comm = line->notes = line->coming;
+    DP_TRY(dp__mpi_await(line, NULL, &request));
     dp__mpi_enter();
-    MPI_Comm_set_errhandler(line->comm, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(*coming, MPI_ERRORS_RETURN);
     dp__mpi_leave();
-    dp__mpi_count_line(1);
+    dp__mpi_tally(1);
     return DP_OK;
 }
 
-/* The counterpart; collective in name only, in any MPI that we know. A failed line stays. */
-static void dp__mpi_line_close(dp__mpi_line *line)
+/* The counterpart; collective in name only, in any MPI that we know. */
+static void dp__mpi_drop(MPI_Comm *comm)
 {
-    dp__mpi_line *before = line;
-    while (before->next != line)
-        before = before->next;
-    before->next = line->next;
-    line->next = line;
-    if (atomic_load(&line->failed) != DP_OK)
+    if (*comm == MPI_COMM_NULL)
         return;
-    if (line->comm != MPI_COMM_NULL) {
-        dp__mpi_enter();
-        if (dp__mpi_is_there())
-            MPI_Comm_free(&line->comm);
-        dp__mpi_leave();
-        dp__mpi_count_line(-1);
-    }
-    dp__mpi_line_free(line);
+    dp__mpi_enter();
+    if (dp__mpi_is_there())
+        MPI_Comm_free(comm);
+    dp__mpi_leave();
+    dp__mpi_tally(-1);
 }
 
-/* The job may have failed where MPI had no part in it. */
+/* The job may have failed where MPI had no part in it. A failed line stays. */
 static void dp__mpi_line_leave(dp__mpi_line *line, bool job_failed)
 {
     bool good = atomic_load(&line->failed) == DP_OK;
     if (job_failed)
         dp__mpi_lose();
-    dp__mpi_line_close(line);
-    if (good)
-        dp__os_free(line, 0, NULL);
-}
-
-static void dp__mpi_go_outside(dp__mpi_line *line)
-{
-    dp__lock_enter(&line->lock);
-    line->inside = false;
-    dp__lock_leave(&line->lock);
+    if (!good)
+        return;
+    dp__mpi_drop(&line->comm);
+    dp__mpi_line_free(line);
+    dp__os_free(line, 0, NULL);
 }
 
 /* dp_bootstrap.all_gather over a line. Its memory is its own, as MPI may write there after a
@@ -763,9 +633,7 @@ static dp_status dp__mpi_line_gather(const void *in, void *out, size_t bytes_eac
         return dp__mpi_fail(line, dp_error(DP_ERR_REMOTE, "no memory for %zu bytes", all), -1);
     memcpy(room + all, in, bytes_each);
     dp__lock_enter(&line->lock);
-    line->doing.is.count = bytes_each;
-    atomic_fetch_add(&line->doing.seq, 1);
-    line->inside = true;
+    line->step++;
     dp__lock_leave(&line->lock);
     dp__mpi_enter();
     int code = MPI_Iallgather(room + all, (int)bytes_each, MPI_BYTE, room, (int)bytes_each,
@@ -773,8 +641,7 @@ static dp_status dp__mpi_line_gather(const void *in, void *out, size_t bytes_eac
     dp__mpi_leave();
     if (code != MPI_SUCCESS)
         return dp__mpi_broken(line, "MPI_Iallgather", code);
-    DP_TRY(dp__mpi_await(line, &request));
-    dp__mpi_go_outside(line);
+    DP_TRY(dp__mpi_await(line, NULL, &request));
     memcpy(out, room, all);
     dp__os_free(room, 0, NULL);
     return DP_OK;
@@ -782,12 +649,12 @@ static dp_status dp__mpi_line_gather(const void *in, void *out, size_t bytes_eac
 
 /* What was said on the line over which a context was opened, while others than MPI's collectives
    carry its bytes. Where MPI serves one thread only nothing is heard: who asks is another one. */
-static dp_status dp__mpi_line_hear(dp__mpi_line *line, int *out_process)
+static dp_status dp__mpi_line_hear(dp__mpi_line *line, const dp__job *job, int *out_process)
 {
     if (dp__mpi_level() < MPI_THREAD_SERIALIZED)
         return DP_OK;
     dp_status status = atomic_load(&line->failed) != DP_OK ? dp__mpi_failure(line)
-                                                           : dp__mpi_hear(line);
+                                                           : dp__mpi_hear(line, job);
     *out_process = line->culprit < line->process_count ? line->culprit : -1;
     return status;
 }
@@ -796,6 +663,12 @@ static void dp__mpi_line_tell(dp__mpi_line *line, dp_status status, int process,
 {
     if (dp__mpi_level() >= MPI_THREAD_SERIALIZED)
         dp__mpi_spread(line, status, process, text);
+}
+
+static void dp__mpi_line_send(dp__mpi_line *line, const dp__letter *letter)
+{
+    if (dp__mpi_level() >= MPI_THREAD_SERIALIZED)
+        dp__mpi_tell(line, DP__MPI_LETTER, -1, letter);
 }
 
 /* The same on a communicator of the user, in case they call it; dp_open makes a line from it. */
@@ -865,18 +738,22 @@ static dp_status dp__mpi_check_size(const dp__launch *launch, bool found, int si
 /* Check first that all mean the same job. */
 static dp_status dp__mpi_same_job(dp__mpi_line *line, const char *job)
 {
-    uint64_t own = job != NULL ? dp__hash(dp__hash_first, job, strlen(job)) : dp__hash_first;
+    const struct dp__mpi_name {
+        uint64_t job, run;
+    } own = {job != NULL ? dp__hash(dp__hash_first, job, strlen(job)) : dp__hash_first,
+             dp__os_random()};
     size_t count = (size_t)line->process_count;
-    uint64_t *all = dp__os_alloc(count * sizeof own, sizeof own, NULL);
+    struct dp__mpi_name *all = dp__os_alloc(count * sizeof own, sizeof own, NULL);
     if (all == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %zu processes", count);
     dp_status status = dp__mpi_line_gather(&own, all, sizeof own, line);
     for (size_t p = 0; p < count && status == DP_OK; p++)
-        if (all[p] != own)
+        if (all[p].job != own.job)
             status = dp_error(DP_ERR_MISMATCH,
                               "dp_open: process %d opens a context for job '%s', process %zu one "
                               "for another: all open them in the same order",
                               line->process, job != NULL ? job : "", p);
+    line->run = all[0].run;
     dp__os_free(all, 0, NULL);
     return status;
 }
@@ -893,10 +770,12 @@ static dp_status dp__mpi_line_open(MPI_Comm of, const dp_config *config, int tim
     MPI_Comm_size(of, &process_count);
     dp_status status = dp__mpi_line_alloc(line, process, process_count, timeout_ms);
     line->notes = of;
-    line->doing.is.verb = -1;
-    line->inside = true;
     if (status == DP_OK)
-        status = dp__mpi_line_copy(line, of, NULL);
+        status = dp__mpi_copy(line, of, &line->coming);
+    if (status == DP_OK)
+        status = dp__mpi_hear(line, NULL); /* who comes after the others have given up */
+    if (status == DP_OK)
+        line->comm = line->notes = line->coming;
     if (status == DP_OK)
         status = dp__mpi_same_job(line, config->job);
     if (status == DP_OK)
@@ -985,7 +864,10 @@ typedef struct dp__mpi_group { /* of processes that share memory: see >>groups *
 
 typedef struct dp__mpi_comm {
     dp_comm base;
-    dp__mpi_line line;
+    dp__ring *ring;
+    dp__mpi_line *line; /* over which its context has opened */
+    MPI_Comm native;
+    int process, process_count;
     const dp__simd *simd;
     int rank_first, local_count, rank_count;
     int most;            /* local ranks of any process */
@@ -995,10 +877,11 @@ typedef struct dp__mpi_comm {
     char *heads;       /* of every process, and behind them the own */
     size_t head_bytes; /* of each */
     MPI_Request meeting;
+    bool broken; /* MPI may still write where it was told to */
     dp__mpi_group group;
     char *wide;      /* one buffer more: halves on the way, in f32 */
     char *buffers;   /* all of them */
-    int *numbers;    /* all of them, and line.firsts */
+    int *numbers;    /* all of them */
     const void **in; /* of every process, and of local ranks */
     void **out;
 } dp__mpi_comm;
@@ -1030,7 +913,7 @@ static dp__mpi_slot *dp__mpi_slot_of(const dp__mpi_call *call, size_t step)
 
 static int dp__mpi_ranks(const dp__mpi_comm *comm, int process)
 {
-    return comm->line.firsts[process + 1] - comm->line.firsts[process];
+    return comm->ring->job->firsts[process + 1] - comm->ring->job->firsts[process];
 }
 
 /* Elements of a piece: the last one may have fewer. */
@@ -1050,10 +933,10 @@ static size_t dp__mpi_wire_bytes(const dp__mpi_call *call) /* of an element that
     return call->wide ? sizeof(float) : call->size;
 }
 
-static dp_status dp__mpi_given(const dp__mpi_call *call, const char *name, int code)
+static dp_status dp__mpi_given(const char *name, int code)
 {
     dp__mpi_leave();
-    return code == MPI_SUCCESS ? DP_OK : dp__mpi_broken(&call->comm->line, name, code);
+    return code == MPI_SUCCESS ? DP_OK : dp__mpi_error(name, code);
 }
 
 /* ---- what all begin ---------------------------------------------------------------------------
@@ -1068,13 +951,13 @@ static dp__mpi_head *dp__mpi_head_of(const dp__mpi_comm *comm, int process)
 
 static bool dp__mpi_is_small(const dp__mpi_call *call)
 {
-    size_t processes = (size_t)call->comm->line.process_count;
+    size_t processes = (size_t)call->comm->process_count;
     return call->asked.count <= DP__MPI_SMALL_BYTES / dp__mpi_wire_bytes(call) / processes;
 }
 
 static bool dp__mpi_is_tiny(const dp__mpi_call *call)
 {
-    size_t locals = (size_t)call->comm->most, processes = (size_t)call->comm->line.process_count;
+    size_t locals = (size_t)call->comm->most, processes = (size_t)call->comm->process_count;
     if (call->asked.verb == DP_ALL_GATHER)
         return call->asked.count <= DP__MPI_TINY_BYTES / call->size / locals &&
                call->asked.count <= DP__MPI_SMALL_BYTES / call->size / locals / processes;
@@ -1085,64 +968,37 @@ static bool dp__mpi_is_tiny(const dp__mpi_call *call)
 static dp_status dp__mpi_tell_all(const dp__mpi_call *call, const void *data, size_t bytes)
 {
     dp__mpi_comm *comm = call->comm;
-    dp__mpi_head *own = dp__mpi_head_of(comm, comm->line.process_count);
-    own->entry = (dp__entry){.seq = atomic_load(&comm->line.doing.seq),
-                             .is = comm->line.doing.is,
-                             .label = comm->line.doing.label};
+    dp__mpi_head *own = dp__mpi_head_of(comm, comm->process_count);
+    own->entry = comm->ring->now;
     if (bytes > 0)
         memcpy(own->data, data, bytes);
-    comm->line.met = false;
     dp__mpi_enter();
-    return dp__mpi_given(call, "MPI_Iallgather",
-                         MPI_Iallgather(own, (int)comm->head_bytes, MPI_BYTE, comm->heads,
-                                        (int)comm->head_bytes, MPI_BYTE, comm->line.comm,
-                                        &comm->meeting));
+    return dp__mpi_given("MPI_Iallgather", MPI_Iallgather(own, (int)comm->head_bytes, MPI_BYTE,
+                                                          comm->heads, (int)comm->head_bytes,
+                                                          MPI_BYTE, comm->native, &comm->meeting));
 }
 
-static bool dp__mpi_same(const dp__mpi_comm *comm, int p, int q)
+/* All see that they have not begun the same, and say so alike. */
+static dp_status dp__mpi_differs(const dp__mpi_comm *comm)
 {
-    const dp__entry *a = &dp__mpi_head_of(comm, p)->entry, *b = &dp__mpi_head_of(comm, q)->entry;
-    return a->seq == b->seq && memcmp(&a->is, &b->is, sizeof a->is) == 0;
-}
-
-/* How many ranks have begun what this process has. */
-static int dp__mpi_votes(const dp__mpi_comm *comm, int process)
-{
-    int votes = 0;
-    for (int p = 0; p < comm->line.process_count; p++)
-        votes += dp__mpi_same(comm, p, process) ? dp__mpi_ranks(comm, p) : 0;
-    return votes;
-}
-
-/* To blame is the first one that does not do what most do. All see it, and say the same. */
-static dp_status dp__mpi_strays(dp__mpi_comm *comm)
-{
-    char who[2][DP__SHM_WORDS_BYTES], what[2][DP__WORDS_BYTES];
-    int most = 0, odd = 0;
-    for (int p = 1; p < comm->line.process_count; p++)
-        if (dp__mpi_votes(comm, p) > dp__mpi_votes(comm, most))
-            most = p;
-    while (dp__mpi_same(comm, odd, most))
-        odd++;
-    const dp__entry *a = &dp__mpi_head_of(comm, odd)->entry;
-    const dp__entry *b = &dp__mpi_head_of(comm, most)->entry;
-    dp_error(DP_ERR_REMOTE,
-             "collective %llu: %s has issued %s, and %s %s: all must make the same calls in the "
-             "same order",
-             (unsigned long long)(b->is.number != 0 ? b->is.number : b->seq),
-             dp__mpi_who(&comm->line, odd, who[0]), dp__issue_text(&a->is, &a->label, what[0]),
-             dp__mpi_who(&comm->line, most, who[1]), dp__issue_text(&b->is, &b->label, what[1]));
-    return dp__mpi_fail(&comm->line, DP_ERR_REMOTE, odd);
+    dp__entry *all = dp__os_alloc((size_t)comm->process_count * sizeof *all, 64, NULL);
+    if (all == NULL)
+        return dp_error(DP_ERR_REMOTE, "the processes have issued different calls");
+    for (int p = 0; p < comm->process_count; p++)
+        all[p] = dp__mpi_head_of(comm, p)->entry;
+    dp_status status = dp__entries_differ(comm->ring->job, (unsigned)comm->ring->now.seq, all);
+    dp__os_free(all, 0, NULL);
+    return status;
 }
 
 static dp_status dp__mpi_hear_all(const dp__mpi_call *call)
 {
     dp__mpi_comm *comm = call->comm;
-    DP_TRY(dp__mpi_await(&comm->line, &comm->meeting));
-    for (int p = 0; p < comm->line.process_count; p++)
-        if (!dp__mpi_same(comm, p, comm->line.process_count))
-            return dp__mpi_strays(comm);
-    comm->line.met = true;
+    const dp__entry *own = &dp__mpi_head_of(comm, comm->process_count)->entry;
+    DP_TRY(dp__mpi_await(comm->line, comm->ring, &comm->meeting));
+    for (int p = 0; p < comm->process_count; p++)
+        if (!dp__entries_same(&dp__mpi_head_of(comm, p)->entry, own))
+            return dp__mpi_differs(comm);
     return DP_OK;
 }
 
@@ -1153,9 +1009,9 @@ static dp_status dp__mpi_arrive(const dp__mpi_call *call, size_t step)
     dp__mpi_comm *comm = call->comm;
     const dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     if (!dp__mpi_is_tiny(call))
-        return dp__mpi_await(&comm->line, &dp__mpi_slot_of(call, step)->request);
+        return dp__mpi_await(comm->line, comm->ring, &dp__mpi_slot_of(call, step)->request);
     DP_TRY(dp__mpi_hear_all(call));
-    for (int p = 0; p < comm->line.process_count; p++)
+    for (int p = 0; p < comm->process_count; p++)
         memcpy(slot->in + slot->from.places[p], dp__mpi_head_of(comm, p)->data,
                (size_t)slot->from.counts[p]);
     return DP_OK;
@@ -1166,24 +1022,24 @@ static dp_status dp__mpi_give_all_to_all(const dp__mpi_call *call, const void *o
 {
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     dp__mpi_enter();
-    return dp__mpi_given(call, "MPI_Ialltoallv",
+    return dp__mpi_given("MPI_Ialltoallv",
                          MPI_Ialltoallv(out, slot->to.counts, slot->to.places, MPI_BYTE, in,
                                         slot->from.counts, slot->from.places, MPI_BYTE,
-                                        call->comm->line.comm, &slot->request));
+                                        call->comm->native, &slot->request));
 }
 
 /* `out` NULL: it is in its place already. */
 static dp_status dp__mpi_give_all(const dp__mpi_call *call, const void *out, void *in, size_t step)
 {
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    int own = slot->from.counts[call->comm->line.process];
+    int own = slot->from.counts[call->comm->process];
     if (dp__mpi_is_tiny(call))
         return dp__mpi_tell_all(call, out, (size_t)own);
     dp__mpi_enter();
-    return dp__mpi_given(call, "MPI_Iallgatherv",
+    return dp__mpi_given("MPI_Iallgatherv",
                          MPI_Iallgatherv(out != NULL ? out : MPI_IN_PLACE, own, MPI_BYTE, in,
                                          slot->from.counts, slot->from.places, MPI_BYTE,
-                                         call->comm->line.comm, &slot->request));
+                                         call->comm->native, &slot->request));
 }
 
 static dp_status dp__mpi_run_steps(const dp__mpi_call *call, const dp__mpi_steps *run)
@@ -1207,22 +1063,10 @@ static dp_status dp__mpi_run_steps(const dp__mpi_call *call, const dp__mpi_steps
 /* `piece`: elements of a block that fit into what they go through. */
 static dp_status dp__mpi_run(dp__mpi_call *call, const dp__mpi_steps *run, size_t piece)
 {
-    dp__mpi_comm *comm = call->comm;
-    dp__shm_note *doing = &comm->line.doing;
-    if (atomic_load(&comm->line.failed) != DP_OK)
-        return dp__mpi_failure(&comm->line);
-    dp__lock_enter(&comm->line.lock);
-    comm->line.ring = dp__ring_of(&comm->base);
-    doing->is = dp__sign(comm->line.ring, &call->asked);
-    if (comm->line.ring != NULL)
-        doing->label = comm->line.ring->now.label;
-    atomic_fetch_add(&doing->seq, 1);
-    comm->line.inside = true;
-    dp__lock_leave(&comm->line.lock);
     call->piece = piece;
-    DP_TRY(dp__mpi_run_steps(call, run));
-    dp__mpi_go_outside(&comm->line);
-    return DP_OK;
+    dp_status status = dp__mpi_run_steps(call, run);
+    call->comm->broken = call->comm->broken || status != DP_OK;
+    return status;
 }
 
 /* ==== >>adding =================================================================================
@@ -1349,7 +1193,7 @@ static const char *dp__mpi_own(const dp__mpi_call *call, size_t step, bool make)
 /* Which part of a piece of `count` elements a process adds up. */
 static size_t dp__mpi_slice(const dp__mpi_comm *comm, size_t count, int process, size_t *out_first)
 {
-    size_t each = (count + (size_t)comm->line.process_count - 1) / (size_t)comm->line.process_count;
+    size_t each = (count + (size_t)comm->process_count - 1) / (size_t)comm->process_count;
     each = (each + DP__MPI_SLICE - 1) / DP__MPI_SLICE * DP__MPI_SLICE;
     size_t first = (size_t)process * each;
     *out_first = first < count ? first : count;
@@ -1361,9 +1205,9 @@ static dp_status dp__mpi_slices_begin(const dp__mpi_call *call, size_t step)
     const dp__mpi_comm *comm = call->comm;
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     size_t count = dp__mpi_count(call, step), wire = dp__mpi_wire_bytes(call), first;
-    size_t own = dp__mpi_slice(comm, count, comm->line.process, &first);
-    for (int p = 0; p < comm->line.process_count; p++) {
-        bool other = p != comm->line.process;
+    size_t own = dp__mpi_slice(comm, count, comm->process, &first);
+    for (int p = 0; p < comm->process_count; p++) {
+        bool other = p != comm->process;
         slot->to.counts[p] = other ? (int)(dp__mpi_slice(comm, count, p, &first) * wire) : 0;
         slot->to.places[p] = other ? (int)(first * wire) : 0;
         slot->from.counts[p] = other ? (int)(own * wire) : 0;
@@ -1385,14 +1229,14 @@ static dp_status dp__mpi_slices_turn(const dp__mpi_call *call, size_t step)
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     char *sums = dp__mpi_sums(call, step);
     size_t count = dp__mpi_count(call, step), wire = dp__mpi_wire_bytes(call), first;
-    size_t own = dp__mpi_slice(comm, count, comm->line.process, &first);
+    size_t own = dp__mpi_slice(comm, count, comm->process, &first);
     DP_TRY(dp__mpi_arrive(call, step));
-    for (int p = 0; p < comm->line.process_count; p++)
+    for (int p = 0; p < comm->process_count; p++)
         comm->in[p] = slot->in + (size_t)p * own * wire;
-    comm->in[comm->line.process] = dp__mpi_own(call, step, false) + first * wire;
+    comm->in[comm->process] = dp__mpi_own(call, step, false) + first * wire;
     comm->out[0] = sums + first * call->size;
-    dp__mpi_add_all(call, (size_t)comm->line.process_count, own, 1);
-    for (int p = 0; p < comm->line.process_count; p++) {
+    dp__mpi_add_all(call, (size_t)comm->process_count, own, 1);
+    for (int p = 0; p < comm->process_count; p++) {
         slot->from.counts[p] = (int)(dp__mpi_slice(comm, count, p, &first) * call->size);
         slot->from.places[p] = (int)(first * call->size);
     }
@@ -1415,7 +1259,7 @@ static dp_status dp__mpi_small_begin(const dp__mpi_call *call, size_t step)
     const dp__mpi_comm *comm = call->comm;
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     size_t bytes = call->asked.count * dp__mpi_wire_bytes(call);
-    for (int p = 0; p < comm->line.process_count; p++) {
+    for (int p = 0; p < comm->process_count; p++) {
         slot->from.counts[p] = (int)bytes;
         slot->from.places[p] = (int)((size_t)p * bytes);
     }
@@ -1428,10 +1272,9 @@ static dp_status dp__mpi_small_turn(const dp__mpi_call *call, size_t step)
     const dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     size_t bytes = call->asked.count * dp__mpi_wire_bytes(call);
     DP_TRY(dp__mpi_arrive(call, step));
-    for (int p = 0; p < comm->line.process_count; p++)
+    for (int p = 0; p < comm->process_count; p++)
         comm->in[p] = slot->in + (size_t)p * bytes;
-    dp__mpi_add_all(call, (size_t)comm->line.process_count, call->asked.count,
-                    dp__mpi_wanted(call, 0));
+    dp__mpi_add_all(call, (size_t)comm->process_count, call->asked.count, dp__mpi_wanted(call, 0));
     return DP_OK;
 }
 
@@ -1475,7 +1318,7 @@ static int dp__mpi_group_of(const dp__mpi_comm *comm, int process)
 static int dp__mpi_group_first(const dp__mpi_comm *comm, int group)
 {
     int first = group * comm->group.each;
-    return first < comm->line.process_count ? first : comm->line.process_count;
+    return first < comm->process_count ? first : comm->process_count;
 }
 
 static int dp__mpi_group_size(const dp__mpi_comm *comm, int group)
@@ -1499,7 +1342,7 @@ static dp__mpi_mark *dp__mpi_mark_of(const dp__mpi_comm *comm, int process)
 static size_t dp__mpi_input_at(const dp__mpi_comm *comm, int place)
 {
     size_t marks = (size_t)comm->group.each * sizeof(dp__mpi_mark);
-    return dp__shm_pages(marks) + (size_t)place * DP__MPI_SLOTS * DP__MPI_INPUT_BYTES;
+    return (marks + 4095) / 4096 * 4096 + (size_t)place * DP__MPI_SLOTS * DP__MPI_INPUT_BYTES;
 }
 
 static char *dp__mpi_shared_at(const dp__mpi_call *call, int place, size_t step)
@@ -1534,8 +1377,7 @@ static dp_status dp__mpi_await_group(const dp__mpi_call *call, bool landed, size
         atomic_uint *word = landed ? &mark->landed : &mark->put;
         dp__mpi_wait wait = {0};
         while ((int)(atomic_load_explicit(word, memory_order_acquire) - value) < 0) {
-            DP_TRY(dp__mpi_hear(&comm->line));
-            DP_TRY(dp__mpi_rest(&comm->line, &wait));
+            DP_TRY(dp__mpi_rest(comm->line, comm->ring, &wait));
         }
     }
     return DP_OK;
@@ -1563,11 +1405,11 @@ static void dp__mpi_group_counts(const dp__mpi_call *call, size_t step, bool bac
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     const dp__mpi_counts *sent = back ? &slot->from : &slot->to;
     const dp__mpi_counts *added = back ? &slot->to : &slot->from;
-    int self = comm->line.process;
+    int self = comm->process;
     size_t size = back ? call->size : dp__mpi_wire_bytes(call), first;
     size_t count = dp__mpi_count(call, step);
     size_t own = dp__mpi_slice(comm, count, self, &first);
-    for (int p = 0; p < comm->line.process_count; p++) {
+    for (int p = 0; p < comm->process_count; p++) {
         int group = dp__mpi_group_of(comm, p);
         bool away = group != comm->group.own;
         bool mine = away && dp__mpi_sender(comm, comm->group.own, p) == self;
@@ -1585,14 +1427,14 @@ static dp_status dp__mpi_group_begin(const dp__mpi_call *call, size_t step)
 {
     dp__mpi_comm *comm = call->comm;
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    int self = comm->line.process;
+    int self = comm->process;
     dp__mpi_add_own(call, dp__mpi_at(call, step), dp__mpi_count(call, step),
                     dp__mpi_input(call, self, step));
     atomic_store_explicit(&dp__mpi_mark_of(comm, self)->put,
                           comm->group.pieces + (unsigned)step + 1, memory_order_release);
     DP_TRY(dp__mpi_await_group(call, false, step));
     dp__mpi_group_counts(call, step, false);
-    for (int p = 0; p < comm->line.process_count; p++)
+    for (int p = 0; p < comm->process_count; p++)
         if (slot->to.counts[p] > 0)
             dp__mpi_add_group(call, step, p, slot->out);
     return dp__mpi_give_all_to_all(call, slot->out, slot->in, step);
@@ -1604,7 +1446,7 @@ static dp_status dp__mpi_group_turn(const dp__mpi_call *call, size_t step)
     const dp__mpi_group *group = &comm->group;
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     char *result = dp__mpi_result(call, step);
-    int self = comm->line.process;
+    int self = comm->process;
     size_t wire = dp__mpi_wire_bytes(call), first;
     size_t own = dp__mpi_slice(comm, dp__mpi_count(call, step), self, &first);
     DP_TRY(dp__mpi_arrive(call, step));
@@ -1624,7 +1466,7 @@ static dp_status dp__mpi_group_end(const dp__mpi_call *call, size_t step)
     dp__mpi_comm *comm = call->comm;
     size_t wanted = dp__mpi_wanted(call, dp__mpi_at(call, step));
     DP_TRY(dp__mpi_arrive(call, step));
-    atomic_store_explicit(&dp__mpi_mark_of(comm, comm->line.process)->landed,
+    atomic_store_explicit(&dp__mpi_mark_of(comm, comm->process)->landed,
                           comm->group.pieces + (unsigned)step + 1, memory_order_release);
     DP_TRY(dp__mpi_await_group(call, true, step));
     for (size_t i = 0; i < wanted; i++)
@@ -1652,7 +1494,7 @@ static dp_status dp__mpi_all_reduce(dp__mpi_call *call)
                                         dp__mpi_slices_end};
     const dp__mpi_comm *comm = call->comm;
     call->wide = comm->most > 1 && dp__mpi_is_half(call->asked.dtype);
-    size_t wire = dp__mpi_wire_bytes(call), processes = (size_t)comm->line.process_count;
+    size_t wire = dp__mpi_wire_bytes(call), processes = (size_t)comm->process_count;
     if (dp__mpi_is_small(call))
         return dp__mpi_run(call, &small, comm->buffer_bytes / wire / processes);
     if (comm->group.each > 1)
@@ -1669,9 +1511,9 @@ static dp_status dp__mpi_scatter_begin(const dp__mpi_call *call, size_t step)
     size_t each = call->asked.count * call->size, at = dp__mpi_at(call, step);
     for (size_t r = 0; r < (size_t)comm->rank_count; r++)
         dp__mpi_add_own(call, r * each + at, count, slot->out + r * bytes);
-    for (int p = 0; p < comm->line.process_count; p++) {
+    for (int p = 0; p < comm->process_count; p++) {
         slot->to.counts[p] = (int)((size_t)dp__mpi_ranks(comm, p) * bytes);
-        slot->to.places[p] = (int)((size_t)comm->line.firsts[p] * bytes);
+        slot->to.places[p] = (int)((size_t)comm->ring->job->firsts[p] * bytes);
         slot->from.counts[p] = (int)((size_t)comm->local_count * bytes);
         slot->from.places[p] = (int)((size_t)(p * comm->local_count) * bytes);
     }
@@ -1687,10 +1529,10 @@ static dp_status dp__mpi_scatter_turn(const dp__mpi_call *call, size_t step)
     for (int i = 0; i < comm->local_count; i++) {
         if (call->asked.local[i].recv == NULL)
             continue;
-        for (int p = 0; p < comm->line.process_count; p++)
+        for (int p = 0; p < comm->process_count; p++)
             comm->in[p] = slot->in + (size_t)(p * comm->local_count + i) * bytes;
         comm->out[0] = (char *)call->asked.local[i].recv + dp__mpi_at(call, step);
-        dp__mpi_add_all(call, (size_t)comm->line.process_count, count, 1);
+        dp__mpi_add_all(call, (size_t)comm->process_count, count, 1);
     }
     return DP_OK;
 }
@@ -1700,9 +1542,9 @@ static dp_status dp__mpi_reduce_scatter(dp__mpi_call *call)
     static const dp__mpi_steps steps = {dp__mpi_scatter_begin, dp__mpi_scatter_turn, NULL};
     const dp__mpi_comm *comm = call->comm;
     call->wide = comm->most > 1 && dp__mpi_is_half(call->asked.dtype);
-    size_t blocks = (size_t)comm->rank_count > (size_t)(comm->line.process_count * comm->most)
+    size_t blocks = (size_t)comm->rank_count > (size_t)(comm->process_count * comm->most)
                         ? (size_t)comm->rank_count
-                        : (size_t)(comm->line.process_count * comm->most);
+                        : (size_t)(comm->process_count * comm->most);
     return dp__mpi_run(call, &steps, comm->buffer_bytes / dp__mpi_wire_bytes(call) / blocks);
 }
 
@@ -1717,18 +1559,18 @@ static dp_status dp__mpi_broadcast_begin(const dp__mpi_call *call, size_t step)
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
     int root = call->asked.root - comm->rank_first, process = 0;
-    while (comm->line.firsts[process + 1] <= call->asked.root)
+    while (comm->ring->job->firsts[process + 1] <= call->asked.root)
         process++;
-    for (int i = 0; i < comm->local_count && process == comm->line.process; i++) {
+    for (int i = 0; i < comm->local_count && process == comm->process; i++) {
         const char *from = (const char *)call->asked.local[root].send + at;
         char *to = (char *)call->asked.local[i].recv + at;
         if (from != to)
             memcpy(to, from, bytes);
     }
     dp__mpi_enter();
-    return dp__mpi_given(call, "MPI_Ibcast",
+    return dp__mpi_given("MPI_Ibcast",
                          MPI_Ibcast((char *)call->asked.local[0].recv + at, (int)bytes, MPI_BYTE,
-                                    process, comm->line.comm, &slot->request));
+                                    process, comm->native, &slot->request));
 }
 
 static dp_status dp__mpi_broadcast_turn(const dp__mpi_call *call, size_t step)
@@ -1755,9 +1597,9 @@ static dp_status dp__mpi_gather_begin(const dp__mpi_call *call, size_t step)
     const dp__mpi_comm *comm = call->comm;
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
-    for (int p = 0; p < comm->line.process_count; p++) {
+    for (int p = 0; p < comm->process_count; p++) {
         slot->from.counts[p] = (int)((size_t)dp__mpi_ranks(comm, p) * bytes);
-        slot->from.places[p] = (int)((size_t)comm->line.firsts[p] * bytes);
+        slot->from.places[p] = (int)((size_t)comm->ring->job->firsts[p] * bytes);
     }
     if (comm->local_count == 1)
         return dp__mpi_give_all(call, (const char *)call->asked.local[0].send + at, slot->in, step);
@@ -1794,8 +1636,8 @@ static dp_status dp__mpi_exchange_begin(const dp__mpi_call *call, size_t step)
     size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
     size_t each = call->asked.count * call->size, locals = (size_t)comm->local_count;
     char *out = slot->out;
-    for (int p = 0; p < comm->line.process_count; p++) {
-        size_t first = (size_t)comm->line.firsts[p], ranks = (size_t)dp__mpi_ranks(comm, p);
+    for (int p = 0; p < comm->process_count; p++) {
+        size_t first = (size_t)comm->ring->job->firsts[p], ranks = (size_t)dp__mpi_ranks(comm, p);
         slot->to.counts[p] = slot->from.counts[p] = (int)(locals * ranks * bytes);
         slot->to.places[p] = slot->from.places[p] = (int)(locals * first * bytes);
         for (size_t i = 0; i < locals; i++)
@@ -1854,32 +1696,10 @@ static dp_status dp__mpi_coll_run(dp_comm *base, const dp_coll_call *asked)
    From a line to a communicator. Every step is agreed upon by all processes, including those that
    failed in it, so that all fail together.                                                      */
 
-typedef struct dp__mpi_card { /* what a process tells the others */
-    uint64_t machine;
-    dp__shared_name name;
-    int32_t status, local_count;
-    char text[200];
-} dp__mpi_card;
-
 static bool dp__mpi_fits(const dp_comm_config *config)
 {
     return config->bootstrap != NULL && config->host_memory &&
            config->bootstrap->all_gather == dp__mpi_line_gather;
-}
-
-static dp_status dp__mpi_agree(dp__mpi_line *by, dp__mpi_card *card, dp__mpi_card *all,
-                               dp_status own)
-{
-    card->status = (int32_t)own;
-    snprintf(card->text, sizeof card->text, "%.199s", own != DP_OK ? dp__open_error() : "");
-    dp_status status = dp__mpi_line_gather(card, all, sizeof *card, by);
-    if (own != DP_OK)
-        return dp_error(own, "%s", card->text);
-    DP_TRY(status);
-    for (int p = 0; p < by->process_count; p++)
-        if (all[p].status != DP_OK)
-            return dp_error(DP_ERR_REMOTE, "process %d: %.199s", p, all[p].text);
-    return DP_OK;
 }
 
 static void dp__mpi_free(dp__mpi_comm *comm)
@@ -1901,7 +1721,6 @@ static dp_status dp__mpi_full(void)
 /* The part that depends on this process alone. */
 static dp_status dp__mpi_new(const dp_host *host, const dp_comm_config *config, dp__mpi_comm **out)
 {
-    const dp__mpi_line *by = config->bootstrap->user;
     const dp__simd *simd = NULL;
     if (dp__mpi_level() < MPI_THREAD_SERIALIZED)
         return dp_error(DP_ERR_UNSUPPORTED,
@@ -1917,15 +1736,15 @@ static dp_status dp__mpi_new(const dp_host *host, const dp_comm_config *config, 
     comm->base = (dp_comm){dp_mpi_coll(), host};
     comm->simd = simd;
     comm->group.shared.fd = -1;
+    comm->ring = dp__ring_opening(dp__job_of(host));
+    comm->ring->compared = true;
+    comm->line = config->bootstrap->user;
+    comm->native = MPI_COMM_NULL;
+    comm->process = comm->ring->job->process;
+    comm->process_count = comm->ring->job->process_count;
     comm->rank_first = config->rank_first;
     comm->local_count = config->local_count;
     comm->rank_count = config->rank_count;
-    dp_status status =
-        dp__mpi_line_alloc(&comm->line, by->process, by->process_count, config->timeout_ms);
-    if (status != DP_OK) {
-        dp__mpi_free(comm);
-        return status;
-    }
     *out = comm;
     return DP_OK;
 }
@@ -1933,8 +1752,8 @@ static dp_status dp__mpi_new(const dp_host *host, const dp_comm_config *config, 
 /* A piece has at least one element of every block. */
 static void dp__mpi_place_buffers(dp__mpi_comm *comm)
 {
-    size_t processes = (size_t)comm->line.process_count, stride = comm->stride;
-    int *numbers = comm->numbers + processes + 1;
+    size_t processes = (size_t)comm->process_count, stride = comm->stride;
+    int *numbers = comm->numbers;
     char *at = comm->buffers;
     for (int i = 0; i < DP__MPI_SLOTS; i++) {
         dp__mpi_slot *slot = &comm->slots[i];
@@ -1951,31 +1770,27 @@ static void dp__mpi_place_buffers(dp__mpi_comm *comm)
 
 /* The largest power of two that divides the place of every process that another machine begins at.
    Where there is one machine, MPI was asked for by name: nothing is shared. */
-static void dp__mpi_group_learn(dp__mpi_comm *comm, const dp__mpi_card *all)
+static void dp__mpi_group_learn(dp__mpi_comm *comm)
 {
     dp__mpi_group *group = &comm->group;
-    int processes = comm->line.process_count, begins = 0;
+    const dp__card *all = comm->ring->job->cards;
+    int processes = comm->process_count, begins = 0;
     for (int p = 1; p < processes; p++)
         begins |= all[p].machine != all[p - 1].machine ? p : 0;
     group->each = begins > 0 ? begins & -begins : 1;
-    group->own = comm->line.process / group->each;
+    group->own = comm->process / group->each;
     group->count = (processes + group->each - 1) / group->each;
 }
 
 /* The part that depends on all processes. */
-static dp_status dp__mpi_learn(dp__mpi_comm *comm, const dp__mpi_card *all)
+static dp_status dp__mpi_learn(dp__mpi_comm *comm)
 {
-    size_t processes = (size_t)comm->line.process_count;
-    comm->numbers =
-        dp__os_alloc((1 + processes + 4 * processes * DP__MPI_SLOTS) * sizeof(int), 64, NULL);
+    size_t processes = (size_t)comm->process_count;
+    comm->numbers = dp__os_alloc(4 * processes * DP__MPI_SLOTS * sizeof(int), 64, NULL);
     if (comm->numbers == NULL)
         return dp__mpi_full();
-    comm->numbers[0] = 0;
-    for (size_t p = 0; p < processes; p++) {
-        comm->numbers[p + 1] = comm->numbers[p] + all[p].local_count;
-        comm->most = all[p].local_count > comm->most ? all[p].local_count : comm->most;
-    }
-    comm->line.firsts = comm->numbers;
+    for (int p = 0; p < comm->process_count; p++)
+        comm->most = dp__mpi_ranks(comm, p) > comm->most ? dp__mpi_ranks(comm, p) : comm->most;
     size_t least = processes * (size_t)comm->most * (size_t)comm->most * sizeof(double);
     comm->buffer_bytes = least > DP__MPI_BUFFER_BYTES ? least : DP__MPI_BUFFER_BYTES;
     comm->stride = comm->buffer_bytes + processes * DP__MPI_SLICE * sizeof(double);
@@ -1990,97 +1805,62 @@ static dp_status dp__mpi_learn(dp__mpi_comm *comm, const dp__mpi_card *all)
     if (comm->buffers == NULL || comm->in == NULL || comm->out == NULL || comm->heads == NULL)
         return dp__mpi_full();
     dp__mpi_place_buffers(comm);
-    dp__mpi_group_learn(comm, all);
+    dp__mpi_group_learn(comm);
     return DP_OK;
 }
 
-/* The first process of a group makes the memory, the others open it, and each reserves the pages of
-   its own input, so that they are near it. */
-static dp_status dp__mpi_group_enter(dp__mpi_comm *comm, dp__mpi_card *own, const dp__mpi_card *all,
-                                     bool named)
+/* The first process of a group makes the memory, and each has its own input. */
+static dp_status dp__mpi_group_open(dp__mpi_comm *comm)
 {
     dp__shared *shared = &comm->group.shared;
-    int first = dp__mpi_group_first(comm, comm->group.own), self = comm->line.process;
-    int members = dp__mpi_group_size(comm, comm->group.own);
-    size_t input = dp__mpi_input_at(comm, 1) - dp__mpi_input_at(comm, 0);
-    size_t bytes = dp__mpi_input_at(comm, 1 + members);
-    if (all == NULL && self == first) {
-        DP_TRY(dp__os_shared_make(named, bytes, shared, &own->name));
-        return dp__os_shared_reserve(shared, 0, dp__mpi_input_at(comm, 1));
-    }
-    if (all == NULL)
-        return DP_OK;
-    if (self != first)
-        DP_TRY(dp__os_shared_find(&all[first].name, bytes, shared));
-    return dp__os_shared_reserve(shared, dp__mpi_input_at(comm, 1 + self - first), input);
-}
-
-static dp_status dp__mpi_group_try(dp__mpi_comm *comm, dp__mpi_line *by, dp__mpi_card *own,
-                                   dp__mpi_card *all, bool named)
-{
-    dp_status status = dp__mpi_agree(by, own, all, dp__mpi_group_enter(comm, own, NULL, named));
-    if (status == DP_OK)
-        status = dp__mpi_agree(by, own, all, dp__mpi_group_enter(comm, own, all, named));
-    if (own->name.path[0] != '\0')
-        dp__os_shared_unlink(own->name.path);
-    if (status != DP_OK)
-        dp__os_shared_close(&comm->group.shared);
-    dp__os_shared_close(&(dp__shared){.fd = comm->group.shared.fd}); /* the memory stays */
-    comm->group.shared.fd = -1;
-    return status;
+    int first = dp__mpi_group_first(comm, comm->group.own);
+    size_t members = (size_t)dp__mpi_group_size(comm, comm->group.own);
+    const dp__area area = {.maker = first,
+                           .bytes = dp__mpi_input_at(comm, 1 + (int)members),
+                           .head = dp__mpi_input_at(comm, 1),
+                           .first = dp__mpi_input_at(comm, 1 + comm->process - first),
+                           .each = dp__mpi_input_at(comm, 1) - dp__mpi_input_at(comm, 0)};
+    DP_TRY(dp__area_open(comm->ring->job, &area, shared));
+    dp__os_shared_close(&(dp__shared){.fd = shared->fd}); /* the memory stays */
+    shared->fd = -1;
+    return DP_OK;
 }
 
 /* Where there is no such memory MPI carries everything. */
-static dp_status dp__mpi_share(dp__mpi_comm *comm, dp__mpi_line *by, dp__mpi_card *own,
-                               dp__mpi_card *all)
+static dp_status dp__mpi_share(dp__mpi_comm *comm)
 {
     const dp_host *host = comm->base.host;
     dp__mpi_group *group = &comm->group;
-    dp_status status = DP_ERR_UNSUPPORTED;
+    dp_status status = group->each > 1 ? dp__mpi_group_open(comm) : DP_OK;
     char text[96];
-    for (int named = 0; group->each > 1 && status != DP_OK && named < 2; named++) {
-        status = dp__mpi_group_try(comm, by, own, all, named == 1);
-        if (status != DP_OK && atomic_load(&by->failed) != DP_OK)
-            return status;
-        if (status != DP_OK)
-            host->log(host, DP_LOG_INFO, dp_last_error());
-    }
+    if (status != DP_OK && atomic_load(&comm->line->failed) != DP_OK)
+        return status;
+    if (status != DP_OK)
+        host->log(host, DP_LOG_INFO, dp_last_error());
     group->each = status == DP_OK ? group->each : 1;
     snprintf(text, sizeof text, "MPI: %d processes, which share memory in groups of %d",
-             comm->line.process_count, group->each);
+             comm->process_count, group->each);
     host->log(host, DP_LOG_INFO, text);
     return DP_OK;
 }
 
-static dp_status dp__mpi_open_all(dp__mpi_comm *comm, dp__mpi_line *by, dp__mpi_card *own,
-                                  dp__mpi_card *all)
+static dp_status dp__mpi_open_all(dp__mpi_comm *comm)
 {
-    DP_TRY(dp__mpi_agree(by, own, all, dp__mpi_learn(comm, all)));
-    DP_TRY(dp__mpi_share(comm, by, own, all));
-    DP_TRY(dp__mpi_line_copy(&comm->line, by->comm, by));
-    comm->line.host = comm->base.host;
-    comm->line.next = by->next;
-    by->next = &comm->line;
-    return DP_OK;
+    DP_TRY(dp__job_agree(comm->ring->job, dp__mpi_learn(comm)));
+    DP_TRY(dp__mpi_share(comm));
+    return dp__mpi_copy(comm->line, comm->line->comm, &comm->native);
 }
 
 static dp_status dp__mpi_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
 {
     dp__mpi_comm *comm = NULL;
-    dp__mpi_line *by = config->bootstrap->user;
-    size_t processes = (size_t)by->process_count;
-    dp__mpi_card own = {.machine = dp__os_machine(), .local_count = config->local_count};
-    dp__mpi_card *all = dp__os_alloc(processes * sizeof *all, _Alignof(dp__mpi_card), NULL);
-    if (all == NULL)
-        return dp__mpi_full();
-    dp_status status = dp__mpi_new(host, config, &comm);
-    status = dp__mpi_agree(by, &own, all, status);
+    const dp__mpi_line *line = config->bootstrap->user;
+    dp_status status = dp__job_agree(dp__job_of(host), dp__mpi_new(host, config, &comm));
     if (status == DP_OK && comm != NULL)
-        status = dp__mpi_open_all(comm, by, &own, all);
-    dp__os_free(all, 0, NULL);
+        status = dp__mpi_open_all(comm);
     if (status == DP_OK)
         *out = &comm->base;
-    else if (comm != NULL && atomic_load(&by->failed) == DP_OK) /* or MPI may still write there */
+    else if (comm != NULL && atomic_load(&line->failed) == DP_OK) /* or MPI may still write there */
         comm->base.ops->close(&comm->base);
     return status;
 }
@@ -2088,21 +1868,10 @@ static dp_status dp__mpi_open(const dp_host *host, const dp_comm_config *config,
 static void dp__mpi_close(dp_comm *base)
 {
     dp__mpi_comm *comm = dp__mpi_of(base);
-    bool good = atomic_load(&comm->line.failed) == DP_OK;
-    dp__mpi_line_close(&comm->line);
-    if (good)
-        dp__mpi_free(comm);
-}
-
-static void dp__mpi_abort(dp_comm *comm)
-{
-    dp__mpi_pass_on(&dp__mpi_of(comm)->line);
-}
-
-static dp_status dp__mpi_poll(dp_comm *comm)
-{
-    dp__mpi_line *line = &dp__mpi_of(comm)->line;
-    return atomic_load(&line->failed) != DP_OK ? dp__mpi_failure(line) : dp__mpi_hear(line);
+    if (comm->broken)
+        return;
+    dp__mpi_drop(&comm->native);
+    dp__mpi_free(comm);
 }
 
 DP_API const dp_coll_ops *dp_mpi_coll(void)
@@ -2113,14 +1882,13 @@ DP_API const dp_coll_ops *dp_mpi_coll(void)
                                     .open = dp__mpi_open,
                                     .close = dp__mpi_close,
                                     .verbs = DP_COLL_VERBS,
-                                    .run = dp__mpi_coll_run,
-                                    .abort = dp__mpi_abort,
-                                    .poll = dp__mpi_poll};
+                                    .run = dp__mpi_coll_run};
     return &ops;
 }
 
-static const dp__mpi_place dp__mpi_here = {dp__mpi_join, dp__mpi_line_leave, dp__mpi_line_gather,
-                                           dp_mpi_coll,  dp__mpi_line_hear,  dp__mpi_line_tell};
+static const dp__mpi_place dp__mpi_here = {
+    dp__mpi_join,      dp__mpi_line_leave, dp__mpi_line_gather, dp_mpi_coll,
+    dp__mpi_line_hear, dp__mpi_line_tell,  dp__mpi_line_send};
 static const dp__mpi_place *dp__backend_mpi = &dp__mpi_here; /* dp.h asks for it */
 
 #endif /* MPI 3 */

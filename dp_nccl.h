@@ -38,7 +38,6 @@
      >>library    what is called of NCCL, and how it is found
      >>ranks      which rank is on which GPU
      >>failing    the first failure stays
-     >>board      processes of one machine see what the others have begun
      >>keeper     a thread that watches what has been begun
      >>groups     calls that begin together, and streams around them
      >>natively   sums that NCCL makes
@@ -280,9 +279,8 @@ typedef enum dp__nccl_order { DP__NCCL_WATCH, DP__NCCL_ABORT, DP__NCCL_CLOSE } d
 /* In memory of its own: a keeper that hangs in NCCL outlives the context. */
 typedef struct dp__nccl_comm {
     dp_comm base;
-    dp_comm *near;              /* dp_cuda_coll(), for one process */
-    dp_comm *board;             /* see >>board; NULL: there is none */
-    int process_count, *firsts; /* the first rank of each, and one past the last of all */
+    dp_comm *near;  /* dp_cuda_coll(), for one process */
+    dp__ring *ring; /* NULL: there are no other processes */
     int rank_first, rank_count, local_count, timeout_ms;
     int gpu_first, gpu_count, job_gpu_count; /* local GPUs; all GPUs of the job */
     bool ordered;
@@ -297,9 +295,7 @@ typedef struct dp__nccl_comm {
     dp_status failed;
     int culprit;
     char text[DP__TEXT_BYTES];
-    dp__signature begun[DP__NCCL_WATCHED];
-    dp__label labels[DP__NCCL_WATCHED];
-    unsigned calls[DP__NCCL_WATCHED]; /* their numbers on the board */
+    unsigned calls[DP__NCCL_WATCHED]; /* their numbers on the lane */
     unsigned head, tail;              /* begun, ended */
     bool announced;                   /* what `head` is going to count: others may be waited for */
     uint64_t since_ns; /* since then the oldest one under way has kept all GPUs here waiting */
@@ -383,34 +379,10 @@ static dp_status dp__nccl_status(ncclResult_t code)
     }
 }
 
-/* What others have said, on the board or over the connections of the launcher. */
+/* What others have said. */
 static dp_status dp__nccl_news(const dp__nccl_comm *comm)
 {
-    int process = -1;
-    if (comm->board != NULL)
-        return comm->board->ops->poll(comm->board);
-    dp_status status = dp__far_hear(dp__ctx_of(comm->base.host), &process);
-    if (status != DP_OK && process >= 0)
-        dp__thread.culprit = comm->firsts[process] + 1;
-    return status;
-}
-
-/* Others hear of a failure, unless there was one before. Where another process is to blame, the
-   sentence says so already. */
-static void dp__nccl_spread(const dp__nccl_comm *comm, dp_status status, int rank, const char *text)
-{
-    char who[DP__SHM_WORDS_BYTES], said[DP__TEXT_BYTES];
-    int process = dp__process_of(comm->firsts, rank);
-    if (comm->board != NULL) {
-        dp__shm_tell_failure(dp__shm_of(comm->board), status, rank, text);
-        return;
-    }
-    dp__process_text(process, comm->process_count, comm->firsts, who, sizeof who);
-    if (rank == comm->rank_first)
-        snprintf(said, sizeof said, "%s failed: %.*s", who, DP__TEXT_BYTES - 120, text);
-    else
-        snprintf(said, sizeof said, "%s", text);
-    dp__far_tell(dp__ctx_of(comm->base.host), status, process, said);
+    return comm->ring != NULL ? dp__job_heard(comm->ring->job) : DP_OK;
 }
 
 static dp_status dp__nccl_doubt(const dp__nccl_comm *comm, uint64_t waited_ns); /* see >>keeper */
@@ -437,7 +409,8 @@ static dp_status dp__nccl_tell(const dp__nccl_comm *comm, dp_status status)
     dp_status first = status == DP_ERR_REMOTE ? dp__nccl_late_news(comm) : dp__nccl_news(comm);
     if (first != DP_OK)
         return first;
-    dp__nccl_spread(comm, status, rank, text);
+    if (comm->ring != NULL)
+        dp__job_spread_own(comm->ring->job, status, rank, text);
     first = dp__nccl_news(comm);
     return first != DP_OK ? first : dp_error(status, "%s", text);
 }
@@ -485,28 +458,16 @@ static dp_status dp__nccl_usable(dp__nccl_comm *comm)
     return comm->failed == DP_OK ? DP_OK : dp__nccl_fail(comm, comm->failed);
 }
 
-/* Others hear why the context of this process has failed, if it has: here somebody knows. */
-static void dp__nccl_spread_own(const dp__nccl_comm *comm)
-{
-    const dp_ctx *ctx = dp__ctx_of(comm->base.host);
-    int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
-    if (failed != DP_OK)
-        dp__nccl_spread(comm, (dp_status)failed, ctx->failed_rank, ctx->failed_text);
-}
-
 /* Under the lock: what others, or NCCL, have found out. out_busy: NCCL still works at what it was
    given last. */
 static dp_status dp__nccl_heard(dp__nccl_comm *comm, bool *out_busy)
 {
-    const dp_host *host = comm->base.host;
     dp_status status = DP_OK;
     *out_busy = false;
     if (comm->failed == DP_OK)
         status = dp__nccl_news(comm);
-    if (status == DP_OK && (host->aborted(host) || atomic_load(&comm->order) == DP__NCCL_ABORT)) {
-        dp__nccl_spread_own(comm); /* who has aborted it may not have come to say so yet */
+    if (status == DP_OK && atomic_load(&comm->order) == DP__NCCL_ABORT)
         status = dp_error(DP_ERR_ABORTED, "nccl: the context was aborted");
-    }
     if (status != DP_OK)
         return dp__nccl_fail(comm, status);
     for (int g = 0; g < comm->gpu_count && comm->failed == DP_OK; g++) {
@@ -520,100 +481,6 @@ static dp_status dp__nccl_heard(dp__nccl_comm *comm, bool *out_busy)
         *out_busy = *out_busy || state == ncclInProgress;
     }
     return dp__nccl_usable(comm);
-}
-
-/* ==== >>board ====================================================================================
-   Where all processes are on one machine they have a communicator in shared memory too, as a board:
-   each writes down what it begins, and does not wait. Who waits too long reads what the others have
-   written, or that one has died. What has ended was the same for all, or it is the job's failure:
-   NCCL itself adds up what has the same size. The board's buffers hold only notes. No process is
-   further ahead of another than what both have under way, but for what is captured. */
-
-enum { DP__NCCL_KEPT = 4 * DP__NCCL_WATCHED };
-_Static_assert(DP__NCCL_KEPT * sizeof(dp__shm_note) <=
-                   2 * DP__SHM_SMALL_BYTES + DP__SHM_SLOTS * DP__SHM_SLOT_BYTES,
-               "a buffer has room for them");
-
-static unsigned dp__nccl_announce_on(dp_comm *board, dp__signature is)
-{
-    dp__shm_comm *comm = dp__shm_of(board);
-    comm->seq++;
-    const dp__shm_note *note = dp__shm_note_down(comm, is);
-    dp__shm_note *kept = dp__shm_note_of(comm, comm->process);
-    kept->is = note->is;
-    kept->label = note->label;
-    atomic_store(&kept->seq, comm->seq);
-    return comm->seq;
-}
-
-/* Whether a process has begun this collective. */
-static bool dp__nccl_came(const dp__shm_comm *comm, int process)
-{
-    const dp__shm_note *last = dp__shm_last_note(&comm->control->members[process]);
-    return (int)(atomic_load(&last->seq) - comm->seq) >= 0;
-}
-
-/* Whether all have just this one on the board, and not the same. */
-static bool dp__nccl_clashes(const dp__shm_comm *comm)
-{
-    bool same = true;
-    for (int p = 0; p < comm->process_count; p++) {
-        if (atomic_load(&dp__shm_note_of(comm, p)->seq) != comm->seq)
-            return false;
-        same = same && dp__shm_same(dp__shm_note_of(comm, p), dp__shm_note_of(comm, 0));
-    }
-    return !same;
-}
-
-/* Up to this collective all has ended here. */
-static dp_status dp__nccl_ended_on(const dp_comm *board, unsigned seq)
-{
-    dp__shm_comm view = *(const dp__shm_comm *)board;
-    view.seq = seq;
-    atomic_store(&dp__shm_own(&view)->done, seq);
-    return dp__nccl_clashes(&view) ? dp__shm_differs(&view) : DP_OK;
-}
-
-/* The first process that is gone and has not come; out_late: the first that has not come yet, or
-   -1. */
-static dp_status dp__nccl_missing(const dp__shm_comm *comm, const char *collective, int *out_late)
-{
-    *out_late = -1;
-    for (int p = comm->process_count - 1; p >= 0; p--) {
-        bool came = dp__nccl_came(comm, p);
-        bool left = atomic_load(&comm->control->members[p].state) == DP__SHM_LEFT;
-        *out_late = came ? *out_late : p;
-        if (left && !came)
-            return dp__shm_blame_for(comm, collective, DP_ERR_REMOTE, p, "has closed its context");
-        if (!left && p != comm->process && !dp__shm_alive(comm, p))
-            return dp__shm_blame_for(comm, collective, DP_ERR_REMOTE, p, "has died");
-    }
-    return DP_OK;
-}
-
-/* Whether it makes sense to go on waiting for the end of what was announced as `seq`: `words`. What
-   others have told already is not asked for here, but in dp__nccl_news. */
-static dp_status dp__nccl_doubt_on(const dp_comm *board, unsigned seq, const char *words,
-                                   uint64_t waited_ns)
-{
-    char collective[DP__WORDS_BYTES + 32], late[64];
-    dp__shm_comm view = *(const dp__shm_comm *)board; /* sentences are about this collective */
-    int behind = -1;
-    view.seq = seq;
-    if (dp__nccl_clashes(&view))
-        return dp__shm_differs(&view);
-    snprintf(collective, sizeof collective, "collective %u, %s", seq, words);
-    DP_TRY(dp__nccl_missing(&view, collective, &behind));
-    if (waited_ns < (uint64_t)view.timeout_ms * 1000000)
-        return DP_OK;
-    snprintf(late, sizeof late, "did not come within %d ms", view.timeout_ms);
-    if (behind >= 0)
-        return dp__shm_blame_for(&view, collective, DP_ERR_TIMEOUT, behind, late);
-    dp__shm_fail(&view, DP_ERR_TIMEOUT, view.rank_first,
-                 "%s: all processes have begun it, and it did not end within %d ms: a GPU has much "
-                 "else to do, or hangs",
-                 collective, view.timeout_ms);
-    return dp__shm_failed(&view);
 }
 
 /* ==== >>keeper ===================================================================================
@@ -655,14 +522,11 @@ static dp_status dp__nccl_all_passed(const dp__nccl_comm *comm, bool ended, bool
 /* It is not sure that others will come to collective `number`; why, if they will not. */
 static dp_status dp__nccl_doubt_of(const dp__nccl_comm *comm, unsigned number, uint64_t waited_ns)
 {
-    char words[DP__WORDS_BYTES];
-    size_t place = number % DP__NCCL_WATCHED;
-    dp__issue_text(&comm->begun[place], &comm->labels[place], words);
-    if (comm->board != NULL)
-        return dp__nccl_doubt_on(comm->board, comm->calls[place], words, waited_ns);
+    if (comm->ring != NULL)
+        return dp__ring_look(comm->ring, comm->calls[number % DP__NCCL_WATCHED], waited_ns);
     if (waited_ns < (uint64_t)comm->timeout_ms * 1000000)
         return DP_OK;
-    return dp_error(DP_ERR_TIMEOUT, "%s: others did not come within %d ms", words,
+    return dp_error(DP_ERR_TIMEOUT, "nccl: what was begun did not end within %d ms",
                     comm->timeout_ms);
 }
 
@@ -680,8 +544,8 @@ static dp_status dp__nccl_look(dp__nccl_comm *comm)
         DP_TRY(dp__nccl_all_passed(comm, true, &passed));
         if (!passed)
             break;
-        if (comm->board != NULL)
-            DP_TRY(dp__nccl_ended_on(comm->board, comm->calls[comm->tail % DP__NCCL_WATCHED]));
+        if (comm->ring != NULL)
+            DP_TRY(dp__ring_end(comm->ring, comm->calls[comm->tail % DP__NCCL_WATCHED]));
         comm->tail++;
         comm->since_ns = 0;
     }
@@ -764,7 +628,6 @@ static bool dp__nccl_destroy_all(dp__nccl_comm *comm)
 
 static void dp__nccl_free(dp__nccl_comm *comm)
 {
-    dp__os_free(comm->firsts, 0, NULL);
     dp__os_free(comm->job_gpus, 0, NULL);
     dp__os_free(comm->gpus, 0, NULL);
     dp__os_free(comm->slices, 0, NULL);
@@ -999,20 +862,13 @@ static dp_status dp__nccl_marks(const dp__nccl_call *call, bool ended)
     return DP_OK;
 }
 
-/* The others may read on the board what is begun here. The journal goes on to what comes next while
-   the keeper looks at this one, so it gets the label now. */
+/* Others may be waited for from now on. */
 static void dp__nccl_announce(const dp__nccl_call *call)
 {
     dp__nccl_comm *comm = call->comm;
-    const dp__ring *ring = dp__ring_of(&comm->base);
-    size_t place = comm->head % DP__NCCL_WATCHED;
-    const dp__signature is = dp__sign(ring, &call->asked);
     dp__lock_enter(&comm->lock);
-    comm->begun[place] = is;
-    if (ring != NULL)
-        comm->labels[place] = ring->now.label;
-    if (comm->board != NULL)
-        comm->calls[place] = dp__nccl_announce_on(comm->board, is);
+    if (comm->ring != NULL)
+        comm->calls[comm->head % DP__NCCL_WATCHED] = (unsigned)comm->ring->now.seq;
     comm->announced = true;
     dp__lock_leave(&comm->lock);
 }
@@ -1900,8 +1756,7 @@ typedef struct dp__nccl_tag { /* which GPU a rank is on */
 } dp__nccl_tag;
 
 typedef struct dp__nccl_card { /* what a process tells the others */
-    int32_t status, local_count;
-    char text[200];
+    int32_t local_count;
     dp__nccl_tag tags[DP__NCCL_LOCAL];
     ncclUniqueId id; /* of process 0 */
 } dp__nccl_card;
@@ -1912,7 +1767,7 @@ typedef struct dp__nccl_join {
     int process, process_count;
     dp__nccl_comm *comm;
     dp__nccl_card own, *all; /* of each process */
-    dp__shm_card *board;     /* the same, for the board */
+    dp__job *job;            /* NULL: there are no other processes */
     dp__nccl_proof proof;
 } dp__nccl_join;
 
@@ -1942,24 +1797,18 @@ static bool dp__nccl_fits(const dp_comm_config *config)
            dp__nccl_ready() == DP_OK && dp_cuda_coll()->fits(config);
 }
 
-/* The cards of all; with one process its own. */
-static dp_status dp__nccl_agree(dp__nccl_join *join, dp_status status)
+static dp_status dp__nccl_agree(const dp__nccl_join *join, dp_status status)
 {
-    const dp_bootstrap *boot = join->config->bootstrap;
-    dp_status heard = DP_OK;
-    join->own.status = (int32_t)status;
-    snprintf(join->own.text, sizeof join->own.text, "%.199s",
-             status != DP_OK ? dp__open_error() : "");
-    if (boot != NULL)
-        heard = dp__boot_gather(boot, &join->own, join->all, sizeof join->own);
-    else
-        join->all[0] = join->own;
-    if (status != DP_OK)
-        return dp_error(status, "%s", join->own.text);
-    for (int p = 0; p < join->process_count && heard == DP_OK; p++)
-        if (join->all[p].status != DP_OK)
-            heard = dp_error(DP_ERR_REMOTE, "process %d: %.199s", p, join->all[p].text);
-    return heard;
+    return join->job != NULL ? dp__job_agree(join->job, status) : status;
+}
+
+/* The cards of all; with one process its own. */
+static dp_status dp__nccl_show(dp__nccl_join *join)
+{
+    if (join->job != NULL)
+        return dp__boot_gather(join->config->bootstrap, &join->own, join->all, sizeof join->own);
+    join->all[0] = join->own;
+    return DP_OK;
 }
 
 /* NCCL tells machines apart by NCCL_HOSTID where that is set. */
@@ -1996,27 +1845,19 @@ static void *dp__nccl_room(int count, size_t size, bool *full)
     return room;
 }
 
-/* Room for what all processes tell. Who has none could take no part in what follows, and the others
-   would wait for it, so they ask each other about that first. */
+/* Room for what all processes tell. */
 static dp_status dp__nccl_prepare_to_ask(dp__nccl_join *join)
 {
     const dp_comm_config *config = join->config;
-    bool full = false, are_full[DP__NCCL_RANKS] = {false}; /* no more processes than ranks */
-    dp_status heard = DP_OK;
+    bool full = false;
     if (config->rank_count > DP__NCCL_RANKS)
         return dp_error(DP_ERR_UNSUPPORTED, "nccl: %d ranks, at most %d", config->rank_count,
                         DP__NCCL_RANKS);
     join->all = dp__nccl_room(join->process_count, sizeof *join->all, &full);
-    join->board = dp__nccl_room(join->process_count, sizeof *join->board, &full);
-    if (config->bootstrap != NULL)
-        heard = dp__boot_gather(config->bootstrap, &full, are_full, sizeof full);
-    if (full)
-        return dp_error(DP_ERR_NO_MEMORY, "nccl: no memory to ask %d processes",
-                        join->process_count);
-    for (int p = 0; p < join->process_count && heard == DP_OK; p++)
-        if (are_full[p])
-            heard = dp_error(DP_ERR_REMOTE, "nccl: process %d has no memory to ask the others", p);
-    return heard;
+    return dp__nccl_agree(join,
+                          full ? dp_error(DP_ERR_NO_MEMORY, "nccl: no memory to ask %d processes",
+                                          join->process_count)
+                               : DP_OK);
 }
 
 /* A communicator with nothing in it. */
@@ -2034,8 +1875,10 @@ static dp_status dp__nccl_new(dp__nccl_join *join)
     comm->timeout_ms = config->timeout_ms;
     comm->ordered = config->ordered;
     comm->lock = (dp__lock)DP__LOCK_INITIALIZER;
-    comm->process_count = join->process_count;
-    comm->firsts = dp__nccl_room(join->process_count + 1, sizeof *comm->firsts, &full);
+    if (join->job != NULL) {
+        comm->ring = dp__ring_opening(join->job);
+        comm->ring->ends_later = true;
+    }
     comm->job_gpus = dp__nccl_room(config->rank_count, sizeof *comm->job_gpus, &full);
     comm->slices = dp__nccl_room(config->rank_count, sizeof *comm->slices, &full);
     comm->gpus = dp__nccl_room(config->local_count, sizeof *comm->gpus, &full);
@@ -2108,8 +1951,6 @@ static dp_status dp__nccl_number_gpus(const dp__nccl_join *join, const dp__nccl_
 static dp_status dp__nccl_sit(const dp__nccl_join *join)
 {
     bool full = false;
-    for (int p = 0; p < join->process_count; p++)
-        join->comm->firsts[p + 1] = join->comm->firsts[p] + join->all[p].local_count;
     const dp__nccl_tag **tags = dp__nccl_room(join->comm->rank_count, sizeof *tags, &full);
     int *owners = dp__nccl_room(join->comm->rank_count, sizeof *owners, &full);
     dp_status status = full ? dp_error(DP_ERR_NO_MEMORY, "nccl: no memory for ranks")
@@ -2203,24 +2044,6 @@ static dp_status dp__nccl_equip(const dp__nccl_join *join)
     return dp__nccl_check_pairs(join);
 }
 
-/* The board is a help: without it failures are noticed later. */
-static void dp__nccl_board(const dp__nccl_join *join)
-{
-    dp__nccl_comm *comm = join->comm;
-    char text[DP__TEXT_BYTES];
-    if (join->config->bootstrap == NULL || !join->config->one_machine)
-        return;
-    if (dp__shm_open_with(join->board, join->host, join->config, &comm->board) == DP_OK) {
-        dp__shm_of(comm->board)->face = &comm->base;
-        dp__shm_of(comm->board)->kept = DP__NCCL_KEPT;
-        return;
-    }
-    comm->board = NULL;
-    snprintf(text, sizeof text, "nccl: processes do not see what others do: %.400s",
-             dp_last_error());
-    join->host->log(join->host, DP_LOG_INFO, text);
-}
-
 /* All local GPUs at once. */
 static dp_status dp__nccl_init_turns(dp__nccl_comm *comm, const ncclUniqueId *id)
 {
@@ -2259,13 +2082,14 @@ static dp_status dp__nccl_name(dp__nccl_join *join)
 static dp_status dp__nccl_join_all(dp__nccl_join *join)
 {
     DP_TRY(dp__nccl_agree(join, dp__nccl_new(join)));
+    DP_TRY(dp__nccl_show(join));
     dp_status status = dp__nccl_sit(join);
     if (status == DP_OK)
         status = dp__nccl_equip(join);
     if (status == DP_OK)
         status = dp__nccl_name(join);
     DP_TRY(dp__nccl_agree(join, status));
-    dp__nccl_board(join);
+    DP_TRY(dp__nccl_show(join));
     int failed = dp__thread_start(&join->comm->thread, dp__nccl_keep, join->comm);
     join->comm->kept = failed == 0;
     if (failed == 0)
@@ -2289,12 +2113,12 @@ static dp_status dp__nccl_open(const dp_host *host, const dp_comm_config *config
     dp__nccl_join join = {.host = host,
                           .config = config,
                           .process = boot != NULL ? boot->process : 0,
-                          .process_count = boot != NULL ? boot->process_count : 1};
+                          .process_count = boot != NULL ? boot->process_count : 1,
+                          .job = dp__job_of(host)};
     dp_status status = dp__nccl_prepare_to_ask(&join);
     if (status == DP_OK)
         status = dp__nccl_join_all(&join);
     dp__os_free(join.all, 0, NULL);
-    dp__os_free(join.board, 0, NULL);
     host->free(host, join.proof.wrong);
     if (status == DP_OK)
         *out = &join.comm->base;
@@ -2338,8 +2162,6 @@ static void dp__nccl_clear(dp__nccl_comm *comm)
         dp__nccl_gpu_close(&comm->gpus[g]);
     if (comm->near != NULL)
         comm->near->ops->close(comm->near);
-    if (comm->board != NULL)
-        comm->board->ops->close(comm->board);
 }
 
 /* True: the keeper is done. */
@@ -2383,8 +2205,6 @@ static void dp__nccl_close(dp_comm *base)
     char text[128], line[160];
     dp__nccl_comm *comm = dp__nccl_of(base);
     const dp_host *host = base->host;
-    if (comm->board != NULL)
-        dp__shm_leave(comm->board);
     dp__nccl_list(comm, false);
     bool done = !comm->kept || dp__nccl_dismiss(comm);
     dp__nccl_describe(base, text, sizeof text);
@@ -2397,12 +2217,10 @@ static void dp__nccl_close(dp_comm *base)
         dp__nccl_free(comm);
 }
 
-/* What went wrong here the others hear; the keeper aborts. */
+/* The keeper aborts. */
 static void dp__nccl_abort(dp_comm *base)
 {
-    dp__nccl_comm *comm = dp__nccl_of(base);
-    dp__nccl_spread_own(comm);
-    dp__nccl_bid(comm, DP__NCCL_ABORT);
+    dp__nccl_bid(dp__nccl_of(base), DP__NCCL_ABORT);
 }
 
 static dp_status dp__nccl_poll(dp_comm *base)
@@ -2416,13 +2234,6 @@ static dp_status dp__nccl_poll(dp_comm *base)
     }
     dp__lock_leave(&comm->lock);
     return status;
-}
-
-static void dp__nccl_say(dp_comm *base, const char *text)
-{
-    const dp__nccl_comm *comm = dp__nccl_of(base);
-    if (comm->board != NULL)
-        comm->board->ops->say(comm->board, text);
 }
 
 /* Whether the GPUs of one process do it among themselves: what is small, or captured, what not all
@@ -2486,7 +2297,6 @@ DP_API const dp_coll_ops *dp_nccl_coll(void)
                                     .run = dp__nccl_coll_run,
                                     .abort = dp__nccl_abort,
                                     .poll = dp__nccl_poll,
-                                    .say = dp__nccl_say,
                                     .describe = dp__nccl_describe};
     return &ops;
 }

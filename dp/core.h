@@ -179,8 +179,7 @@ typedef struct dp__failing {
     void (*here)(const dp_ctx *ctx, char *text, size_t bytes);
     void (*log)(const dp_ctx *ctx);
     void (*say)(dp_ctx *ctx, const char *text); /* a call has failed, and the job has not */
-    void (*pass_on)(dp_ctx *ctx); /* to others, where the table of collectives says nothing */
-    dp_status (*reason)(dp_ctx *ctx, dp_status status); /* that another process gave */
+    void (*tell)(dp_ctx *ctx); /* to other processes, why the job has failed here */
 } dp__failing;
 
 typedef struct dp__lane_rank { /* a local rank on a lane that has a thread */
@@ -223,12 +222,12 @@ struct dp_ctx {
     dp__slot *slots;
     dp__lane lanes[DP__LANES];
     atomic_uint tags;                    /* how often dp_tag was called */
-    _Atomic uint64_t tag[DP__TAG_WORDS]; /* the last one, word by word: see >>journal */
-    dp_part *wires;        /* with several processes: room for what they tell each other */
-    size_t wire_bytes;     /* on each device */
-    int *firsts;           /* the first rank of each process, and how many there are; else NULL */
-    dp__lock far_lock;     /* of the next two, while the context is open */
-    struct dp__tree *tree; /* to the other processes, where a launcher named them; else NULL */
+    _Atomic uint64_t tag[DP__TAG_WORDS]; /* the last one, word by word: see dp/job.h */
+    dp_part *wires;            /* with several processes: room for what they tell each other */
+    size_t wire_bytes;         /* on each device */
+    struct dp__job *job;       /* with several processes; else NULL */
+    dp__lock far_lock;         /* of the next two, while the context is open */
+    struct dp__tree *tree;     /* to the other processes, where a launcher named them; else NULL */
     struct dp__mpi_line *line; /* the same, where MPI has brought them together */
     dp_scope *scopes;          /* live ones without a parent */
     dp_scope *idle;            /* ended ones */
@@ -842,10 +841,11 @@ static void dp__comm_abort(dp_comm *comm)
 static void dp__job_end(dp_ctx *ctx, dp_status status, const char *text)
 {
     bool first = dp__job_failed(ctx, status, text);
+    if (first)
+        ctx->failing->tell(ctx);
     for (int i = 0; i < DP__LANES; i++)
         dp__comm_abort(ctx->lanes[i].comm);
     if (first) {
-        ctx->failing->pass_on(ctx);
         ctx->failing->log(ctx);
         dp__trace_flush();
     }

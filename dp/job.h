@@ -1,12 +1,16 @@
-/* dp/job.h - v0.1.0 - the processes of a job: what each has begun - MIT licence
+/* dp/job.h - v0.1.0 - the processes of a job: what each has begun, who failed first - MIT licence
 
    Part of dp.h, which includes it. It knows no table of functions: those that carry collectives
-   between processes are made of it.
+   between processes use it. They carry bytes, and have one wait loop each, which looks here every
+   few milliseconds.
 
    CONTENTS (search for the tag)
      >>entries  what a collective is, to compare, and in words
-     >>members  processes in words
-     >>journal  what was begun lately, for when it fails
+     >>members  what each process says of itself
+     >>failing  the first failure, in words, for all
+     >>looking  whether it makes sense to wait for others
+     >>journal  what this process begins
+     >>opening  from a bootstrap to a job
 */
 
 #ifndef DP__ROOMS
@@ -43,7 +47,6 @@ typedef struct dp__signature { /* what has to be the same on all ranks */
     uint32_t reducer, bucket; /* see dp__purpose */
     uint64_t count;
     double scale;
-    uint64_t number; /* a table gets it in pieces: as the journal counts the whole; else 0 */
 } dp__signature;
 
 /* What collectives are for: for which reducer, and for which bucket of it, each counted from 1; 0:
@@ -58,12 +61,15 @@ typedef struct dp__label { /* the same in words */
 } dp__label;
 
 typedef struct dp__entry {
-    uint64_t seq; /* as the table counts */
+    uint64_t seq; /* its number on its lane */
     dp__signature is;
     dp__label label;
 } dp__entry;
 
-enum { DP__ENTRY_WORDS = sizeof(dp__entry) / sizeof(uint64_t) };
+enum {
+    DP__ENTRY_WORDS = sizeof(dp__entry) / sizeof(uint64_t),
+    DP__HEAD_WORDS = offsetof(dp__entry, label) / sizeof(uint64_t) /* a line of a cache */
+};
 _Static_assert(DP__ENTRY_WORDS * sizeof(uint64_t) == sizeof(dp__entry), "an entry is words");
 
 static const char *const dp__verb_names[] = {[DP_ALL_REDUCE] = "all_reduce",
@@ -72,6 +78,32 @@ static const char *const dp__verb_names[] = {[DP_ALL_REDUCE] = "all_reduce",
                                              [DP_REDUCE_SCATTER] = "reduce_scatter",
                                              [DP_ALL_TO_ALL] = "all_to_all"};
 static const char *const dp__op_names[] = {"sum", "mean", "prod", "min", "max"};
+
+static void dp__words_store(_Atomic uint64_t *to, const void *from, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint64_t word;
+        memcpy(&word, (const char *)from + i * sizeof word, sizeof word);
+        atomic_store_explicit(&to[i], word, memory_order_relaxed);
+    }
+}
+
+static void dp__words_load(void *to, const _Atomic uint64_t *from, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint64_t word = atomic_load_explicit(&from[i], memory_order_relaxed);
+        memcpy((char *)to + i * sizeof word, &word, sizeof word);
+    }
+}
+
+static void dp__label_put(char *out, size_t room, const char *text)
+{
+    size_t bytes = text != NULL ? strlen(text) : 0;
+    bytes = bytes < room ? bytes : room - 1;
+    memset(out, 0, room);
+    if (bytes > 0)
+        memcpy(out, text, bytes);
+}
 
 /* More of a text that has `used` bytes already; how many it has now. */
 DP_PRINTF(4, 5)
@@ -116,85 +148,654 @@ static const char *dp__issue_text(const dp__signature *is, const dp__label *labe
 }
 
 /* ==== >>members ================================================================================
-   Who is who.                                                                                   */
+   Every process has a record, which only it writes: what it has begun and what has ended on each of
+   its lanes, the caller's and the courier's, and whether it is still there. Where all processes are
+   on one machine the records are on a board in shared memory. Otherwise each process has all of
+   them, with its own one, and of the others what it has heard.
+
+   Entries are stored word by word: reading one while it is written gives a mixture of two entries,
+   and nothing worse. The board keeps as many as no process can be behind another one: NCCL has up
+   to 128 under way in each.                                                                     */
+
+enum {
+    DP__KEPT = 512,
+    DP__COMPLAINT_BYTES = 160,
+    DP__WHO_BYTES = 96,
+    DP__DOING_BYTES = DP__WORDS_BYTES + 32,
+    DP__LAST_BYTES = DP__WORDS_BYTES + 224
+};
+
+typedef enum dp__presence { DP__OUTSIDE, DP__INSIDE, DP__LEFT, DP__DEAD } dp__presence;
+
+typedef struct dp__track {                       /* of a lane */
+    _Alignas(128) atomic_uint begun;             /* neighbours of a line are fetched with it */
+    _Alignas(128) atomic_uint ended, said_after; /* said_after: begun last when it said something */
+} dp__track;
+
+typedef struct dp__progress {
+    dp__track tracks[DP__LANES];
+    atomic_int presence;
+    _Atomic uint64_t looked_ns;     /* when it last looked around while it waited */
+    char said[DP__COMPLAINT_BYTES]; /* of a call that failed; "": none did */
+} dp__progress;
+
+typedef struct dp__board {
+    atomic_uint failed;   /* 1: the text is being written, 2: it is there */
+    int32_t status, rank; /* of the first failure: where it is from */
+    char text[DP__TEXT_BYTES];
+    dp__progress members[]; /* and behind them the entries: see dp__entry_of */
+} dp__board;
+
+typedef struct dp__wait { /* for others, of any thread */
+    _Atomic uint64_t looked_ns, waited_ns;
+} dp__wait;
+
+typedef struct dp__ring {
+    struct dp__job *job;
+    int place;
+    dp__entry now;       /* the last one; like what follows, the writer's */
+    const char *by;      /* what its label was made of */
+    dp__purpose purpose; /* what is to come is for */
+    unsigned tags;       /* seen */
+    bool ends_later;     /* the table says what has ended */
+    bool compared;       /* and whether all have begun the same */
+    uint64_t begun_ns;   /* where it says neither, and may end its wait by itself */
+    atomic_uint done;    /* calls that have returned */
+    atomic_uint odd;     /* in which others seemed to differ */
+    atomic_uint asked;   /* and in which they were asked */
+    dp__wait wait;       /* of the table's threads */
+} dp__ring;
+
+typedef dp_status dp__gather_fn(const dp_bootstrap *boot, const void *own, void *all, size_t bytes);
+
+typedef struct dp__card { /* what a process tells the others while it opens */
+    int32_t status;
+    char text[200];
+    dp__shared_name name;
+    uint64_t machine, cores[DP__SHARED_CPU_WORDS];
+} dp__card;
+
+typedef struct dp__letter { /* a process' record as it travels where there is no board */
+    int32_t presence, asks; /* asks: whoever gets it answers with his own */
+    uint32_t ended[DP__LANES], said_after[DP__LANES];
+    dp__entry last[DP__LANES];
+    char said[DP__COMPLAINT_BYTES];
+} dp__letter;
+
+typedef struct dp__mail { /* how processes hear of each other without a board */
+    dp_status (*hear)(dp_ctx *ctx, int *out_process); /* the first failure; -1: unknown */
+    void (*tell)(dp_ctx *ctx, dp_status status, int process, const char *text); /* with one, too */
+    bool (*send)(dp_ctx *ctx, const dp__letter *letter); /* to all; false: there is no way */
+} dp__mail;
+
+typedef struct dp__job {
+    dp_ctx *ctx;
+    const dp_bootstrap *boot;
+    dp__gather_fn *gather;
+    dp__card card, *cards; /* the own one, of all */
+    int process, process_count, timeout_ms;
+    int *firsts, *ids; /* of each process: its first rank, and at the end how many ranks there are;
+                          what the system calls it */
+    dp__board *board;
+    dp__shared shared; /* data NULL: the board is this process' own, */
+    char why[200];     /* and why */
+    const dp__mail *mail;
+    dp__ring rings[DP__LANES];
+} dp__job;
+
+static dp__progress *dp__progress_of(const dp__job *job, int process)
+{
+    return &job->board->members[process];
+}
+
+static dp__track *dp__track_of(const dp__ring *ring, int process)
+{
+    return &dp__progress_of(ring->job, process)->tracks[ring->place];
+}
+
+static dp__track *dp__own_track(const dp__ring *ring)
+{
+    return dp__track_of(ring, ring->job->process);
+}
 
 /* Of which process a rank is. */
-DP__MAYBE_UNUSED static int dp__process_of(const int *firsts, int rank)
+static int dp__process_of(const dp__job *job, int rank)
 {
     int process = 0;
-    while (firsts[process + 1] <= rank)
+    while (job->firsts[process + 1] <= rank)
         process++;
     return process;
 }
 
-/* "process 2 of 4 (ranks 4 to 5)". firsts: the first rank of every process, and one past the last
-   of all; NULL: unknown. */
-static const char *dp__process_text(int process, int process_count, const int *firsts, char *text,
-                                    size_t bytes)
+static int dp__rank_count_of(const dp__job *job, int process)
 {
-    int used = snprintf(text, bytes, "process %d of %d", process, process_count);
-    int first = firsts != NULL ? firsts[process] : 0;
-    int last = firsts != NULL ? firsts[process + 1] - 1 : 0;
-    size_t room = bytes - (size_t)used;
-    if (firsts != NULL && first == last)
-        snprintf(text + used, room, " (rank %d)", first);
-    else if (firsts != NULL)
-        snprintf(text + used, room, " (ranks %d to %d)", first, last);
+    return job->firsts[process + 1] - job->firsts[process];
+}
+
+static size_t dp__board_bytes(int process_count)
+{
+    return (sizeof(dp__board) + (size_t)process_count * sizeof(dp__progress) + 63) / 64 * 64;
+}
+
+/* A board in shared memory has all entries. One of a process' own has its own ones, and behind them
+   the last one of each other. */
+static _Atomic uint64_t *dp__entry_of(const dp__ring *ring, int process, unsigned seq)
+{
+    const dp__job *job = ring->job;
+    bool seen = job->shared.data != NULL;
+    size_t kept = (size_t)(DP__LANES * (seen ? process : 0) + ring->place);
+    size_t place = kept * DP__KEPT + seq % DP__KEPT;
+    _Atomic uint64_t *first = (void *)((char *)job->board + dp__board_bytes(job->process_count));
+    if (!seen && process != job->process)
+        place = (size_t)(DP__LANES * (DP__KEPT + process) + ring->place);
+    return first + place * DP__ENTRY_WORDS;
+}
+
+/* What a process has begun as number `seq`; false: it is not known. */
+static bool dp__entry_get(const dp__ring *ring, int process, unsigned seq, dp__entry *out)
+{
+    unsigned begun =
+        atomic_load_explicit(&dp__track_of(ring, process)->begun, memory_order_acquire);
+    if (seq == 0 || (int)(begun - seq) < 0)
+        return false;
+    dp__words_load(out, dp__entry_of(ring, process, seq), DP__ENTRY_WORDS);
+    return (unsigned)out->seq == seq;
+}
+
+static bool dp__entries_same(const dp__entry *a, const dp__entry *b)
+{
+    return a->seq == b->seq && memcmp(&a->is, &b->is, sizeof a->is) == 0;
+}
+
+/* Whether a process has begun this as number `seq`, which is at most so long ago as is kept. */
+static bool dp__entry_matches(const dp__ring *ring, int process, unsigned seq, const dp__entry *own)
+{
+    uint64_t head[DP__HEAD_WORDS];
+    dp__words_load(head, dp__entry_of(ring, process, seq), DP__HEAD_WORDS);
+    return memcmp(head, own, sizeof head) == 0;
+}
+
+static bool dp__has_begun(const dp__ring *ring, int process, unsigned seq)
+{
+    return (int)(atomic_load(&dp__track_of(ring, process)->begun) - seq) >= 0;
+}
+
+static bool dp__has_ended(const dp__ring *ring, int process, unsigned seq)
+{
+    return (int)(atomic_load(&dp__track_of(ring, process)->ended) - seq) >= 0;
+}
+
+/* One with the id of this process is alive, and so is one that has left its lock to another
+   context. */
+static bool dp__is_alive(const dp__job *job, int process)
+{
+    for (int p = 0; p < job->process_count; p++) {
+        bool same = p == job->process ||
+                    atomic_load(&dp__progress_of(job, p)->presence) == DP__LEFT;
+        if (p != process && same && job->ids[p] == job->ids[process])
+            return true;
+    }
+    return job->shared.data != NULL
+               ? dp__os_shared_held(&job->shared, process)
+               : atomic_load(&dp__progress_of(job, process)->presence) != DP__DEAD;
+}
+
+/* ---- in words -------------------------------------------------------------------------------- */
+
+/* "rank 3 (process 1, pid 4242)" */
+static const char *dp__who(const dp__job *job, int process, char *text)
+{
+    int first = job->firsts[process], last = job->firsts[process + 1] - 1;
+    size_t used = dp__append(text, DP__WHO_BYTES, 0, first == last ? "rank %d" : "ranks %d to %d",
+                             first, last);
+    (void)dp__append(text, DP__WHO_BYTES, used, " (process %d, pid %d)", process,
+                     job->ids[process]);
     return text;
 }
 
-/* ==== >>journal ================================================================================
-   With several processes each process records the collectives that it has begun lately, for the
-   error sentences of a failed job. There is a ring for each of its communicators, written by the
-   one thread that uses that communicator and read by any. Entries are stored word by word: reading
-   one while it is written gives a mixture of two entries, and nothing worse.                   */
-
-typedef struct dp__ring {
-    dp__entry now;         /* the last one; like what follows, the writer's */
-    const char *by;        /* what its label was made of */
-    dp__purpose purpose;   /* what is to come is for */
-    unsigned tags, labels; /* tags seen, labels made */
-    bool pieces;           /* of the last one are what tables get: see >>staging */
-    atomic_uint begun, done;
-    _Atomic uint64_t entries[DP__RECENT][DP__ENTRY_WORDS];
-} dp__ring;
-
-static dp_status dp__journal_open(dp_ctx *ctx)
+/* "collective 8, all_reduce of 25 f32 (sum)" */
+static const char *dp__doing(const dp__ring *ring, unsigned seq, char *text)
 {
-    dp__ring *rings = dp__host_alloc(&ctx->host, DP__LANES * sizeof *rings, 64);
-    if (rings == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for a journal");
-    memset(rings, 0, DP__LANES * sizeof *rings);
+    char words[DP__WORDS_BYTES] = "";
+    dp__entry own;
+    if (dp__entry_get(ring, ring->job->process, seq, &own))
+        (void)dp__issue_text(&own.is, &own.label, words);
+    snprintf(text, DP__DOING_BYTES, "collective %u, %s", seq, words);
+    return text;
+}
+
+/* "its last one was 7, all_reduce of 25 f32 (sum)", by one that waits for number `seq` */
+static const char *dp__last_text(const dp__ring *ring, unsigned seq, int process, char *text)
+{
+    char words[DP__WORDS_BYTES] = "";
+    size_t used;
+    const dp__progress *member = dp__progress_of(ring->job, process);
+    unsigned begun = atomic_load(&member->tracks[ring->place].begun);
+    bool ended = dp__has_ended(ring, process, begun);
+    dp__entry last, own;
+    if (dp__entry_get(ring, process, begun, &last))
+        (void)dp__issue_text(&last.is, &last.label, words);
+    if (begun == 0)
+        used = dp__append(text, DP__LAST_BYTES, 0, "it has begun none");
+    else if (!ended && begun == seq && dp__entry_get(ring, ring->job->process, seq, &own) &&
+             dp__entries_same(&last, &own))
+        used = dp__append(text, DP__LAST_BYTES, 0, "it is in that one");
+    else
+        used = dp__append(text, DP__LAST_BYTES, 0, "%s %u, %s",
+                          ended ? "its last one was" : "it is in", begun, words);
+    if (member->said[0] != '\0' && ended &&
+        atomic_load(&member->tracks[ring->place].said_after) == begun)
+        (void)dp__append(text, DP__LAST_BYTES, used, ", and then a call failed: %.159s",
+                         member->said);
+    return text;
+}
+
+/* ==== >>failing ================================================================================
+   The first process to find a failure says so for all, so that every process returns the same
+   sentence. The sentence names the rank at fault, the collective, and what that rank did last.  */
+
+/* True: it is the first. */
+static bool dp__board_fail(dp__board *board, dp_status status, int rank, const char *text)
+{
+    unsigned none = 0;
+    if (!atomic_compare_exchange_strong(&board->failed, &none, 1))
+        return false;
+    snprintf(board->text, sizeof board->text, "%s", text);
+    board->status = status;
+    board->rank = rank;
+    atomic_store(&board->failed, 2);
+    dp__os_word_wake(&board->failed);
+    return true;
+}
+
+static bool dp__job_is_lost(const dp__job *job)
+{
+    return atomic_load_explicit(&job->board->failed, memory_order_acquire) != 0;
+}
+
+/* Why the job has failed, if this process can know. */
+static dp_status dp__job_heard(dp__job *job)
+{
+    dp__board *board = job->board;
+    int process = -1;
+    dp_status status = DP_OK;
+    if (!dp__job_is_lost(job) && job->shared.data == NULL)
+        status = job->mail->hear(job->ctx, &process);
+    if (status != DP_OK)
+        (void)dp__board_fail(board, status, job->firsts[process >= 0 ? process : job->process],
+                             dp_last_error());
+    if (!dp__job_is_lost(job))
+        return DP_OK;
+    for (int i = 0; i < 100 && atomic_load(&board->failed) != 2; i++)
+        dp__os_word_wait(&board->failed, 1, 2000000);
+    if (atomic_load(&board->failed) != 2)
+        return dp_error(DP_ERR_REMOTE, "another process failed and died before it could report the "
+                                       "reason");
+    dp__thread.culprit = board->rank + 1;
+    return dp_error((dp_status)board->status, "%s", board->text);
+}
+
+/* Because of `rank`, unless another failure was first. dp_last_error stays. */
+static void dp__job_spread(dp__job *job, dp_status status, int rank, const char *text)
+{
+    if (dp__board_fail(job->board, status, rank, text))
+        job->mail->tell(job->ctx, status, dp__process_of(job, rank), text);
+}
+
+/* The same, with the first failure's sentence. */
+DP_PRINTF(4, 5)
+static dp_status dp__job_fail(dp__job *job, dp_status status, int process, const char *format, ...)
+{
+    char text[DP__TEXT_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    dp__job_spread(job, status, job->firsts[process], text);
+    return dp__job_heard(job);
+}
+
+/* "collective 8, all_reduce of 25 f32 (sum): rank 1 (process 1, pid 4242) has died; ..." */
+static dp_status dp__job_blame(const dp__ring *ring, unsigned seq, dp_status status, int process,
+                               const char *what)
+{
+    char doing[DP__DOING_BYTES], who[DP__WHO_BYTES], last[DP__LAST_BYTES];
+    return dp__job_fail(ring->job, status, process, "%s: %s %s; %s", dp__doing(ring, seq, doing),
+                        dp__who(ring->job, process, who), what,
+                        dp__last_text(ring, seq, process, last));
+}
+
+/* This process has failed: the others hear why. What another one is to blame for names that one
+   already. */
+static void dp__job_spread_own(dp__job *job, dp_status status, int rank, const char *why)
+{
+    char who[DP__WHO_BYTES], text[DP__TEXT_BYTES];
+    bool own = rank == job->firsts[job->process];
+    (void)dp__who(job, job->process, who);
+    snprintf(text, sizeof text, "%s%s%.*s", own ? who : "", own ? " failed: " : "",
+             DP__TEXT_BYTES - 120, why);
+    dp__job_spread(job, status, rank, text);
+}
+
+/* The job has failed here: the others hear why. */
+static void dp__job_tell(dp_ctx *ctx)
+{
+    if (ctx->job != NULL)
+        dp__job_spread_own(ctx->job, (dp_status)atomic_load(&ctx->failed), ctx->failed_rank,
+                           ctx->failed_text);
+}
+
+/* ---- letters --------------------------------------------------------------------------------- */
+
+/* The own one. */
+static dp__letter dp__letter_of(const dp__job *job)
+{
+    const dp__progress *own = dp__progress_of(job, job->process);
+    dp__letter letter = {.presence = atomic_load(&own->presence)};
+    for (int i = 0; i < DP__LANES; i++) {
+        unsigned begun = atomic_load(&own->tracks[i].begun);
+        (void)dp__entry_get(&job->rings[i], job->process, begun, &letter.last[i]);
+        letter.ended[i] = atomic_load(&own->tracks[i].ended);
+        letter.said_after[i] = atomic_load(&own->tracks[i].said_after);
+    }
+    memcpy(letter.said, own->said, sizeof letter.said);
+    return letter;
+}
+
+/* What another one has sent. True: it asks. */
+static bool dp__letter_read(const dp__job *job, int process, const dp__letter *letter)
+{
+    dp__progress *other = dp__progress_of(job, process);
+    memcpy(other->said, letter->said, sizeof other->said);
+    other->said[sizeof other->said - 1] = '\0';
+    for (int i = 0; i < DP__LANES; i++) {
+        const dp__entry *last = &letter->last[i];
+        dp__words_store(dp__entry_of(&job->rings[i], process, 0), last, DP__ENTRY_WORDS);
+        atomic_store(&other->tracks[i].said_after, letter->said_after[i]);
+        atomic_store(&other->tracks[i].ended, letter->ended[i]);
+        atomic_store(&other->tracks[i].begun, (unsigned)last->seq);
+    }
+    atomic_store(&other->looked_ns, dp__os_now_ns());
+    atomic_store(&other->presence, letter->presence);
+    return letter->asks != 0;
+}
+
+/* It is not there any more, and has not said that it goes. */
+static void dp__job_miss(const dp__job *job, int process)
+{
+    atomic_int *presence = &dp__progress_of(job, process)->presence;
+    if (atomic_load(presence) != DP__LEFT)
+        atomic_store(presence, DP__DEAD);
+}
+
+/* Of one that has not been heard of since: it has begun what has ended here, but for what goes from
+   one to the others. */
+static void dp__track_guess(const dp__ring *ring, int process)
+{
+    dp__track *track = dp__track_of(ring, process);
+    unsigned ended = atomic_load(&dp__own_track(ring)->ended);
+    dp__entry last;
+    if ((int)(ended - atomic_load(&track->begun)) <= 0 ||
+        !dp__entry_get(ring, ring->job->process, ended, &last) || last.is.verb == DP_BROADCAST)
+        return;
+    dp__words_store(dp__entry_of(ring, process, 0), &last, DP__ENTRY_WORDS);
+    atomic_store(&track->ended, ended);
+    atomic_store(&track->begun, ended);
+}
+
+/* Where there is no board the others are told what may not wait until they ask. */
+static void dp__letter_send(const dp__job *job)
+{
+    const dp__letter own = dp__letter_of(job);
+    if (job->shared.data == NULL)
+        (void)job->mail->send(job->ctx, &own);
+}
+
+/* A call has failed, and the job has not: for those who may come to wait for this process. */
+static void dp__job_say(dp_ctx *ctx, const char *text)
+{
+    if (ctx->job == NULL)
+        return;
+    dp__lock_enter(&ctx->lock);
+    dp__progress *own = dp__progress_of(ctx->job, ctx->job->process);
+    dp__label_put(own->said, sizeof own->said, text);
     for (int i = 0; i < DP__LANES; i++)
-        ctx->lanes[i].ring = &rings[i];
+        atomic_store(&own->tracks[i].said_after, atomic_load(&own->tracks[i].begun));
+    dp__lock_leave(&ctx->lock);
+    dp__letter_send(ctx->job);
+}
+
+/* It takes part in nothing more. */
+static void dp__job_leave(const dp_ctx *ctx)
+{
+    dp__job *job = ctx->job;
+    if (job == NULL)
+        return;
+    atomic_store(&dp__progress_of(job, job->process)->presence, DP__LEFT);
+    dp__letter_send(job);
+}
+
+/* ==== >>looking ================================================================================
+   Who waits looks here every few milliseconds whether another process has failed, has closed its
+   context, has died, or does something else; and who is missing when the time is up. Time for which
+   this process itself was stopped does not count.                                               */
+
+enum {
+    DP__LOOK_NS = 4000000,
+    DP__LATE_NS = 100000000,    /* the most that goes by between two looks */
+    DP__SILENT_NS = 1000000000, /* who waits has looked since, and answers within */
+    DP__ASK_NS = 200000000      /* after which others are asked, where there is no board */
+};
+
+/* Where there is no board: what have the others begun? Who is silent computes, sleeps, or is
+   gone. */
+static dp_status dp__ring_ask(dp__ring *ring, unsigned seq, bool waits)
+{
+    char doing[DP__DOING_BYTES];
+    dp__job *job = ring->job;
+    dp__letter letter = dp__letter_of(job);
+    uint64_t asked_ns = dp__os_now_ns();
+    bool silent = waits;
+    atomic_store(&ring->asked, seq);
+    letter.asks = 1;
+    if (!job->mail->send(job->ctx, &letter))
+        return waits ? dp__job_fail(job, DP_ERR_TIMEOUT, job->process,
+                                    "%s: others did not come within %d ms",
+                                    dp__doing(ring, seq, doing), job->timeout_ms)
+                     : DP_OK;
+    while (silent && dp__os_now_ns() - asked_ns < DP__SILENT_NS) {
+        dp__os_sleep_ms(1);
+        DP_TRY(dp__job_heard(job));
+        silent = false;
+        for (int p = 0; p < job->process_count; p++)
+            silent = silent || (p != job->process && dp__is_alive(job, p) &&
+                                atomic_load(&dp__progress_of(job, p)->looked_ns) < asked_ns);
+    }
     return DP_OK;
 }
 
-static void dp__words_store(_Atomic uint64_t *to, const void *from, size_t count)
+/* Whether all are known to have begun number `seq`, and not the same. */
+static bool dp__ring_clashes(const dp__ring *ring, unsigned seq)
 {
-    for (size_t i = 0; i < count; i++) {
-        uint64_t word;
-        memcpy(&word, (const char *)from + i * sizeof word, sizeof word);
-        atomic_store_explicit(&to[i], word, memory_order_relaxed);
+    dp__entry own, other;
+    bool same = true, all = dp__entry_get(ring, ring->job->process, seq, &own);
+    for (int p = 0; p < ring->job->process_count && all; p++) {
+        bool matches = dp__has_begun(ring, p, seq) && dp__entry_matches(ring, p, seq, &own);
+        all = matches || dp__entry_get(ring, p, seq, &other);
+        same = same && matches;
     }
+    return all && !same;
 }
 
-static void dp__words_load(void *to, const _Atomic uint64_t *from, size_t count)
+/* How many ranks have begun what this process has. */
+static int dp__votes(const dp__job *job, const dp__entry *entries, int process)
 {
-    for (size_t i = 0; i < count; i++) {
-        uint64_t word = atomic_load_explicit(&from[i], memory_order_relaxed);
-        memcpy((char *)to + i * sizeof word, &word, sizeof word);
-    }
+    int votes = 0;
+    for (int p = 0; p < job->process_count; p++)
+        votes += dp__entries_same(&entries[p], &entries[process]) ? dp__rank_count_of(job, p) : 0;
+    return votes;
 }
 
-static void dp__label_put(char *out, size_t room, const char *text)
+/* The first process that does not do what most do is to blame. */
+static dp_status dp__entries_differ(dp__job *job, unsigned seq, const dp__entry *entries)
 {
-    size_t bytes = text != NULL ? strlen(text) : 0;
-    bytes = bytes < room ? bytes : room - 1;
-    memset(out, 0, room);
-    if (bytes > 0)
-        memcpy(out, text, bytes);
+    char who[2][DP__WHO_BYTES], what[2][DP__WORDS_BYTES];
+    int most = 0, odd = 0;
+    for (int p = 1; p < job->process_count; p++)
+        if (dp__votes(job, entries, p) > dp__votes(job, entries, most))
+            most = p;
+    while (odd < job->process_count - 1 && dp__entries_same(&entries[odd], &entries[most]))
+        odd++;
+    return dp__job_fail(
+        job, DP_ERR_REMOTE, odd,
+        "collective %u: %s has issued %s, and %s %s: all must make the same calls in the same "
+        "order",
+        seq, dp__who(job, odd, who[0]),
+        dp__issue_text(&entries[odd].is, &entries[odd].label, what[0]), dp__who(job, most, who[1]),
+        dp__issue_text(&entries[most].is, &entries[most].label, what[1]));
 }
+
+/* Of what clashes. `seqs`: the number of each process' call; NULL: `seq`. */
+static dp_status dp__ring_differs(const dp__ring *ring, unsigned seq, const unsigned *seqs)
+{
+    dp__job *job = ring->job;
+    size_t bytes = (size_t)job->process_count * sizeof(dp__entry);
+    dp__entry *entries = dp__os_alloc(bytes, _Alignof(dp__entry), NULL);
+    if (entries == NULL)
+        return dp__job_fail(job, DP_ERR_REMOTE, job->process,
+                            "collective %u: the processes have issued different calls", seq);
+    for (int p = 0; p < job->process_count; p++)
+        (void)dp__entry_get(ring, p, seqs != NULL ? seqs[p] : seq, &entries[p]);
+    dp_status status = dp__entries_differ(job, seq, entries);
+    dp__os_free(entries, bytes, NULL);
+    return status;
+}
+
+/* The process for which all wait in the end: it has not begun this one, or has and does not go on,
+   and is not seen to wait. -1: all are in it, and wait. */
+static int dp__ring_missing(const dp__ring *ring, unsigned seq)
+{
+    const dp__job *job = ring->job;
+    uint64_t now = dp__os_now_ns(), half = (uint64_t)job->timeout_ms * 500000;
+    uint64_t silent_ns = half < DP__SILENT_NS ? half : DP__SILENT_NS;
+    int missing[3] = {-1, -1, -1};
+    for (int p = job->process_count - 1; p >= 0; p--) {
+        uint64_t looked_ns = atomic_load(&dp__progress_of(job, p)->looked_ns);
+        bool begun = dp__has_begun(ring, p, seq);
+        bool silent = looked_ns < now && now - looked_ns > silent_ns;
+        if (p != job->process && !dp__has_ended(ring, p, seq) && (silent || !begun))
+            missing[silent ? begun : 2] = p;
+    }
+    return missing[0] >= 0 ? missing[0] : missing[1] >= 0 ? missing[1] : missing[2];
+}
+
+/* The time is up. */
+static dp_status dp__ring_late(dp__ring *ring, unsigned seq)
+{
+    char doing[DP__DOING_BYTES], text[64];
+    if (ring->job->shared.data == NULL)
+        DP_TRY(dp__ring_ask(ring, seq, true));
+    int missing = dp__ring_missing(ring, seq), ms = ring->job->timeout_ms;
+    snprintf(text, sizeof text, "did not come within %d ms", ms);
+    if (dp__ring_clashes(ring, seq))
+        return dp__ring_differs(ring, seq, NULL);
+    if (missing >= 0)
+        return dp__job_blame(ring, seq, DP_ERR_TIMEOUT, missing, text);
+    return dp__job_fail(ring->job, DP_ERR_TIMEOUT, ring->job->process,
+                        "%s: all processes have begun it, and it did not end within %d ms",
+                        dp__doing(ring, seq, doing), ms);
+}
+
+/* Whether it makes sense to wait for the end of number `seq`, for which this process has waited so
+   long. What two looks find different is: a call that the table refuses is on the board for a
+   moment. */
+static dp_status dp__ring_look(dp__ring *ring, unsigned seq, uint64_t waited_ns)
+{
+    dp__job *job = ring->job;
+    atomic_store(&dp__progress_of(job, job->process)->looked_ns, dp__os_now_ns());
+    DP_TRY(dp__job_heard(job));
+    for (int p = 0; p < job->process_count && job->shared.data == NULL; p++)
+        dp__track_guess(ring, p);
+    if (job->shared.data == NULL && waited_ns > DP__ASK_NS && atomic_load(&ring->asked) != seq)
+        DP_TRY(dp__ring_ask(ring, seq, false));
+    for (int p = 0; p < job->process_count; p++) {
+        bool left = atomic_load(&dp__progress_of(job, p)->presence) == DP__LEFT;
+        bool dead = !left && p != job->process && !dp__is_alive(job, p);
+        if (left && !dp__has_begun(ring, p, seq)) /* else it got there before it ended */
+            return dp__job_blame(ring, seq, DP_ERR_REMOTE, p, "has closed its context");
+        if (dead && !dp__has_ended(ring, p, seq))
+            return dp__job_blame(ring, seq, DP_ERR_REMOTE, p, "has died");
+    }
+    bool clashes = dp__ring_clashes(ring, seq);
+    if (clashes && atomic_exchange(&ring->odd, seq) == seq)
+        return dp__ring_differs(ring, seq, NULL);
+    return waited_ns < (uint64_t)job->timeout_ms * 1000000 ? DP_OK : dp__ring_late(ring, seq);
+}
+
+/* Every few milliseconds of a wait: true, and how long it has taken. */
+static bool dp__wait_looks(dp__wait *wait, uint64_t *out_waited_ns)
+{
+    uint64_t now = dp__os_now_ns(), before = atomic_load(&wait->looked_ns), since = now - before;
+    if ((before != 0 && since < DP__LOOK_NS) ||
+        !atomic_compare_exchange_strong(&wait->looked_ns, &before, now) || before == 0)
+        return false;
+    since = since < DP__LATE_NS ? since : DP__LATE_NS;
+    *out_waited_ns = atomic_fetch_add(&wait->waited_ns, since) + since;
+    return true;
+}
+
+/* In a loop that waits for the end of what was begun last. */
+static dp_status dp__ring_rest(dp__ring *ring, dp__wait *wait)
+{
+    uint64_t waited_ns;
+    if (!dp__wait_looks(wait, &waited_ns))
+        return DP_OK;
+    return dp__ring_look(ring, atomic_load(&dp__own_track(ring)->begun), waited_ns);
+}
+
+/* dp_host.aborted: a table of anybody's looks around where it asks that. */
+static bool dp__job_aborted(const dp_host *host)
+{
+    const dp_ctx *ctx = dp__ctx_of(host);
+    if (ctx->job == NULL || dp__host_aborted(host))
+        return dp__host_aborted(host);
+    const dp__lane *lane = dp__thread.lane;
+    dp__ring *ring = lane != NULL && lane->ctx == ctx ? lane->ring : ctx->lanes[DP__CALLER].ring;
+    bool waits = atomic_load(&ring->done) != atomic_load(&dp__own_track(ring)->begun);
+    return waits && dp__ring_rest(ring, &ring->wait) != DP_OK;
+}
+
+/* A table has failed here, perhaps since another process has. Somebody may be able to say why, if
+   he is given some time; what has failed here by itself stays the reason here. */
+static dp_status dp__ring_reason(dp__ring *ring, dp_status status)
+{
+    bool echo = status == DP_ERR_REMOTE || status == DP_ERR_TIMEOUT || status == DP_ERR_ABORTED;
+    bool fresh = dp__thread.fresh;
+    int culprit = dp__thread.culprit;
+    char said[DP__TEXT_BYTES];
+    dp__job *job = ring->job;
+    unsigned seq = (unsigned)ring->now.seq;
+    if (dp_status_class(status) != DP_CLASS_JOB)
+        return status;
+    memcpy(said, dp_last_error(), sizeof said);
+    uint64_t now = dp__os_now_ns(), until_ns = now + (uint64_t)(echo ? DP__SILENT_NS : 0);
+    uint64_t waited_ns = status == DP_ERR_TIMEOUT && ring->begun_ns > 0 ? now - ring->begun_ns : 0;
+    dp_status heard = echo ? dp__ring_look(ring, seq, waited_ns) : dp__job_heard(job);
+    while (heard == DP_OK && !dp__has_failed(job->ctx) && dp__os_now_ns() < until_ns) {
+        dp__os_sleep_ms(10);
+        heard = dp__ring_look(ring, seq, 0);
+    }
+    if (heard != DP_OK && (echo || strcmp(said, dp_last_error()) == 0))
+        return heard;
+    (void)dp_error(status, "%s", said);
+    dp__thread.fresh = fresh;
+    dp__thread.culprit = culprit;
+    return status;
+}
+
+/* ==== >>journal ================================================================================
+   What this process begins on each lane. It is written by the one thread that uses the lane, and
+   read by any.                                                                                  */
 
 DP_API void dp_tag(dp_ctx *ctx, const char *text)
 {
@@ -219,25 +820,19 @@ static dp__purpose dp__journal_for(const dp__lane *lane, dp__purpose purpose)
     return before;
 }
 
-static void dp__ring_label(const dp_ctx *ctx, dp__ring *ring, const char *by)
+static void dp__ring_label(dp__ring *ring, const char *by)
 {
     dp__label *label = &ring->now.label;
-    ring->tags = atomic_load_explicit(&ctx->tags, memory_order_acquire);
+    ring->tags = atomic_load_explicit(&ring->job->ctx->tags, memory_order_acquire);
     ring->by = by;
-    ring->labels++;
     dp__label_put(label->what, sizeof label->what, ring->purpose.what);
     dp__label_put(label->by, sizeof label->by, by);
-    dp__words_load(label->tag, ctx->tag, DP__TAG_WORDS);
+    dp__words_load(label->tag, ring->job->ctx->tag, DP__TAG_WORDS);
 }
 
-/* Of what a table is asked for on a lane. Pieces have that of the whole. */
+/* Of what a table is asked for on a lane. */
 static dp__signature dp__sign(const dp__ring *ring, const dp_coll_call *call)
 {
-    if (ring != NULL && ring->pieces) {
-        dp__signature whole = ring->now.is;
-        whole.number = ring->now.seq;
-        return whole;
-    }
     return (dp__signature){.verb = (int32_t)call->verb,
                            .dtype = (int32_t)call->dtype,
                            .op = (int32_t)call->op,
@@ -249,49 +844,69 @@ static dp__signature dp__sign(const dp__ring *ring, const dp_coll_call *call)
 }
 
 /* A table is about to be called. The label is made anew only where it has changed. */
-static void dp__journal_begin(const dp__lane *lane, const char *by, const dp_coll_call *call)
+static void dp__journal_begin(dp__ring *ring, const char *by, const dp_coll_call *call)
 {
-    const dp_ctx *ctx = lane->ctx;
-    dp__ring *ring = lane->ring;
-    if (ring == NULL)
-        return;
-    if (ring->by != by || ring->tags != atomic_load_explicit(&ctx->tags, memory_order_relaxed))
-        dp__ring_label(ctx, ring, by);
-    ring->now.is = dp__sign(ring, call);
+    if (ring->by != by ||
+        ring->tags != atomic_load_explicit(&ring->job->ctx->tags, memory_order_relaxed))
+        dp__ring_label(ring, by);
     ring->now.seq++;
-    dp__words_store(ring->entries[ring->now.seq % DP__RECENT], &ring->now, DP__ENTRY_WORDS);
-    atomic_store_explicit(&ring->begun, (unsigned)ring->now.seq, memory_order_release);
+    ring->now.is = dp__sign(ring, call);
+    unsigned seq = (unsigned)ring->now.seq;
+    if (!ring->compared && !ring->ends_later)
+        ring->begun_ns = dp__os_now_ns();
+    atomic_store_explicit(&ring->wait.looked_ns, 0, memory_order_relaxed);
+    atomic_store_explicit(&ring->wait.waited_ns, 0, memory_order_relaxed);
+    dp__words_store(dp__entry_of(ring, ring->job->process, seq), &ring->now, DP__ENTRY_WORDS);
+    atomic_store_explicit(&dp__own_track(ring)->begun, seq, memory_order_release);
 }
 
-/* The table has returned. What it has refused counts in no process, so that all count alike. */
-static void dp__journal_end(dp__ring *ring, dp_status status)
+/* Up to number `seq` all has ended here, so that others have begun it. */
+static dp_status dp__ring_end(dp__ring *ring, unsigned seq)
 {
-    if (ring == NULL)
-        return;
-    if (status == DP_OK)
-        atomic_store_explicit(&ring->done, (unsigned)ring->now.seq, memory_order_release);
-    else if (dp_status_class(status) == DP_CLASS_CALL)
-        atomic_store_explicit(&ring->begun, (unsigned)--ring->now.seq, memory_order_release);
+    atomic_store_explicit(&dp__own_track(ring)->ended, seq, memory_order_release);
+    return dp__ring_clashes(ring, seq) ? dp__ring_differs(ring, seq, NULL) : DP_OK;
 }
 
-/* What the journal keeps of a communicator, whose host is a context's; NULL: that keeps none. */
-static const dp__ring *dp__ring_of(const dp_comm *comm)
+/* The table has returned. What it refuses counts in no process, so that all count alike. */
+static dp_status dp__journal_end(dp__ring *ring, dp_status status)
 {
-    const dp_ctx *ctx = dp__ctx_of(comm->host);
-    int lane = DP__LANES - 1;
-    while (lane > DP__CALLER && ctx->lanes[lane].carrier != comm)
-        lane--;
-    return ctx->lanes[lane].ring;
+    bool refused = status != DP_OK && dp_status_class(status) == DP_CLASS_CALL;
+    ring->now.seq -= refused;
+    unsigned seq = (unsigned)ring->now.seq;
+    if (refused)
+        atomic_store_explicit(&dp__own_track(ring)->begun, seq, memory_order_release);
+    if (status != DP_OK)
+        return dp__ring_reason(ring, status);
+    atomic_store_explicit(&ring->done, seq, memory_order_release);
+    if (ring->ends_later)
+        return DP_OK;
+    if (!ring->compared)
+        return dp__ring_end(ring, seq);
+    atomic_store_explicit(&dp__own_track(ring)->ended, seq, memory_order_release);
+    return DP_OK;
+}
+
+/* NULL: there are no other processes. */
+static dp__job *dp__job_of(const dp_host *host)
+{
+    return dp__ctx_of(host)->job;
+}
+
+/* Of the lane that is opened. */
+static dp__ring *dp__ring_opening(dp__job *job)
+{
+    int lane = DP__CALLER;
+    while (lane < DP__LANES - 1 && job->ctx->lanes[lane].comm != NULL)
+        lane++;
+    return &job->rings[lane];
 }
 
 /* The entry that was begun so many before the last one; false: there is none. */
 static bool dp__ring_entry(const dp__ring *ring, unsigned age, dp__entry *out)
 {
-    unsigned begun = atomic_load_explicit(&ring->begun, memory_order_acquire);
-    if (age >= begun || age >= DP__RECENT)
-        return false;
-    dp__words_load(out, ring->entries[(begun - age) % DP__RECENT], DP__ENTRY_WORDS);
-    return true;
+    unsigned begun = atomic_load_explicit(&dp__own_track(ring)->begun, memory_order_acquire);
+    return age < begun && age < DP__RECENT &&
+           dp__entry_get(ring, ring->job->process, begun - age, out);
 }
 
 static bool dp__ring_ended(const dp__ring *ring, const dp__entry *entry)
@@ -347,7 +962,7 @@ DP_API size_t dp_recent_collectives(const dp_ctx *ctx, char *text, size_t bytes)
 static void dp__journal_log(const dp_ctx *ctx)
 {
     char line[DP__LINE_ROOM];
-    if (ctx->lanes[DP__CALLER].ring == NULL || !dp__log_wants(ctx, DP_LOG_ERROR))
+    if (ctx->job == NULL || !dp__log_wants(ctx, DP_LOG_ERROR))
         return;
     dp__log(ctx, DP_LOG_ERROR, "the job failed: %s", ctx->failed_text);
     for (int i = 0; i < DP__LANES; i++)
@@ -370,16 +985,162 @@ static void dp__journal_here(const dp_ctx *ctx, char *text, size_t bytes)
     }
 }
 
-/* A call has failed, and others may come to wait for what it would have done. */
-static void dp__journal_say(dp_ctx *ctx, const char *text)
+/* ==== >>opening ================================================================================
+   From a bootstrap to a job. Every step is agreed upon by all processes, including those that
+   failed in it, so that all fail together.                                                      */
+
+/* The last sentence as others are told it: they know which function is under way. */
+static const char *dp__open_error(void)
 {
-    dp__lock_enter(&ctx->lock);
-    for (int i = 0; i < DP__LANES && ctx->info.process_count > 1; i++) {
-        dp_comm *comm = ctx->lanes[i].comm;
-        if (comm != NULL && DP_HAS(dp_coll_ops, comm->ops, say))
-            comm->ops->say(comm, text);
+    return dp__unnamed("dp_open", dp_last_error());
+}
+
+static dp_status dp__job_agree(dp__job *job, dp_status own)
+{
+    dp__card *card = &job->card;
+    card->status = (int32_t)own;
+    snprintf(card->text, sizeof card->text, "%.199s", own != DP_OK ? dp__open_error() : "");
+    dp_status status = job->gather(job->boot, card, job->cards, sizeof *card);
+    if (own != DP_OK)
+        return dp_error(own, "%s", card->text);
+    DP_TRY(status);
+    for (int p = 0; p < job->process_count; p++)
+        if (job->cards[p].status != DP_OK)
+            return dp_error(DP_ERR_REMOTE, "process %d: %.199s", p, job->cards[p].text);
+    return DP_OK;
+}
+
+typedef struct dp__area { /* memory that some processes share */
+    int maker;            /* makes it, the others open it */
+    size_t bytes;
+    size_t head;        /* of all: the maker reserves it */
+    size_t first, each; /* a process reserves `each` from `first` on, so that this is near it */
+} dp__area;
+
+static dp_status dp__area_enter(dp__job *job, const dp__area *area, bool named, bool made,
+                                dp__shared *out)
+{
+    bool maker = job->process == area->maker;
+    if (!made && maker)
+        DP_TRY(dp__os_shared_make(named, area->bytes, out, &job->card.name));
+    if (!made)
+        return maker ? dp__os_shared_reserve(out, 0, area->head) : DP_OK;
+    if (!maker)
+        DP_TRY(dp__os_shared_find(&job->cards[area->maker].name, area->bytes, out));
+    DP_TRY(dp__os_shared_hold(out, job->process));
+    return dp__os_shared_reserve(out, area->first, area->each);
+}
+
+/* One way to get it. */
+static dp_status dp__area_try(dp__job *job, const dp__area *area, bool named, dp__shared *out)
+{
+    job->card.name = (dp__shared_name){.fd = -1};
+    dp_status status = dp__job_agree(job, dp__area_enter(job, area, named, false, out));
+    if (status == DP_OK)
+        status = dp__job_agree(job, dp__area_enter(job, area, named, true, out));
+    if (job->card.name.path[0] != '\0')
+        dp__os_shared_unlink(job->card.name.path);
+    if (status != DP_OK)
+        dp__os_shared_close(out);
+    return status;
+}
+
+static dp_status dp__area_open(dp__job *job, const dp__area *area, dp__shared *out)
+{
+    *out = (dp__shared){.fd = -1};
+    dp_status status = dp__area_try(job, area, false, out);
+    if (status == DP_OK)
+        return DP_OK;
+    dp__log(job->ctx, DP_LOG_INFO, "%s", dp_last_error());
+    return dp__area_try(job, area, true, out);
+}
+
+/* Before the others know it. */
+static dp_status dp__job_make(dp_ctx *ctx, const dp_bootstrap *boot, dp__gather_fn *gather,
+                              dp__job **out)
+{
+    size_t count = (size_t)boot->process_count;
+    size_t numbers = (2 * count + 1) * sizeof(int);
+    dp__job *job = dp__host_alloc(&ctx->host, sizeof *job, 64);
+    int *firsts = dp__host_alloc(&ctx->host, numbers, sizeof(int));
+    dp__card *cards = dp__host_alloc(&ctx->host, count * sizeof *cards, _Alignof(dp__card));
+    if (job == NULL || firsts == NULL || cards == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %zu processes", count);
+    memset(job, 0, sizeof *job);
+    memset(firsts, 0, numbers);
+    job->ctx = ctx;
+    job->boot = boot;
+    job->gather = gather;
+    job->cards = cards;
+    job->card.machine = dp__os_machine();
+    dp__os_cores(job->card.cores);
+    job->process = boot->process;
+    job->process_count = boot->process_count;
+    job->timeout_ms = ctx->config.timeout_ms;
+    job->firsts = firsts;
+    job->ids = firsts + count + 1;
+    job->shared.fd = -1;
+    for (int i = 0; i < DP__LANES; i++) {
+        job->rings[i].job = job;
+        job->rings[i].place = i;
     }
-    dp__lock_leave(&ctx->lock);
+    *out = job;
+    return DP_OK;
+}
+
+/* Pages of its own for what each process writes. */
+static dp_status dp__board_share(dp__job *job)
+{
+    size_t rings = (size_t)DP__LANES * DP__KEPT * sizeof(dp__entry);
+    size_t head = dp__board_bytes(job->process_count);
+    const dp__area area = {.bytes = head + (size_t)job->process_count * rings,
+                           .head = head,
+                           .first = head + (size_t)job->process * rings,
+                           .each = rings};
+    DP_TRY(dp__area_open(job, &area, &job->shared));
+    job->board = job->shared.data;
+    return DP_OK;
+}
+
+/* Without a board that all see, failures are noticed later. */
+static dp_status dp__job_seat(dp__job *job, bool one_machine, const dp__mail *mail)
+{
+    size_t head = dp__board_bytes(job->process_count);
+    size_t entries = (size_t)(DP__LANES * (DP__KEPT + job->process_count));
+    size_t bytes = head + entries * sizeof(dp__entry);
+    dp_status status = one_machine ? dp__board_share(job) : DP_ERR_UNSUPPORTED;
+    if (one_machine && status != DP_OK) {
+        snprintf(job->why, sizeof job->why, "%.199s", dp_last_error());
+        dp__log(job->ctx, DP_LOG_INFO, "processes do not see what others do: %s", job->why);
+    }
+    job->mail = mail;
+    if (status != DP_OK) {
+        job->board = dp__host_alloc(&job->ctx->host, bytes, 128);
+        if (job->board != NULL)
+            memset(job->board, 0, head);
+    }
+    status = job->board != NULL ? DP_OK
+                                : dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for a job");
+    if (job->board != NULL)
+        atomic_store(&dp__progress_of(job, job->process)->presence, DP__INSIDE);
+    status = dp__job_agree(job, status);
+    if (status != DP_OK) {
+        dp__os_shared_close(&job->shared);
+        return status;
+    }
+    job->ctx->job = job;
+    for (int i = 0; i < DP__LANES; i++)
+        job->ctx->lanes[i].ring = &job->rings[i];
+    job->ctx->host.aborted = dp__job_aborted;
+    return DP_OK;
+}
+
+/* Others may still read what this process has begun: the memory is theirs too. A child of fork has
+   it from its parent. */
+static void dp__job_close(dp_ctx *ctx)
+{
+    if (ctx->job != NULL)
+        dp__os_shared_close(&ctx->job->shared);
 }
 
 #endif /* DP__ROOMS */

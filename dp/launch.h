@@ -444,6 +444,7 @@ typedef enum dp__kind {
     DP__BYE,     /* closed in good order */
     DP__ASK,     /* are you there? */
     DP__HERE,    /* yes, and waiting too */
+    DP__LETTER,  /* dp__letter: what a process has begun; passed on to all */
     DP__KINDS
 } dp__kind;
 
@@ -538,6 +539,7 @@ static bool dp__note_is_sound(const dp__note *note)
         return false;
     bool of_call = note->kind == DP__GATHER || note->kind == DP__SPREAD;
     return note->kind == DP__WELCOME  ? note->bytes == sizeof(dp__welcome)
+           : note->kind == DP__LETTER ? note->bytes == sizeof(dp__letter)
            : note->kind == DP__FAILED ? note->bytes < DP__TEXT_BYTES
                                       : of_call || note->bytes == 0;
 }
@@ -610,9 +612,10 @@ typedef struct dp__link {
 
 typedef struct dp__tree {
     int process, process_count, timeout_ms;
-    int calls;         /* of all_gather, so far */
-    uint64_t until_ns; /* then somebody's patience is over */
-    int claim;         /* process 0: what no other one can have meanwhile; else -1 */
+    const dp__job *job; /* once a context is open: where letters go */
+    int calls;          /* of all_gather, so far */
+    uint64_t until_ns;  /* then somebody's patience is over */
+    int claim;          /* process 0: what no other one can have meanwhile; else -1 */
     dp__os_address claimed;
     int first_child, link_count; /* the parent's link is before, unless this is process 0 */
     dp__link links[DP__LINKS_MAX];
@@ -741,11 +744,42 @@ static void dp__tree_answer(dp__tree *tree, dp__link *link)
     }
 }
 
+/* To all but the one that brought it. */
+static void dp__tree_post(const dp__tree *tree, const dp__link *bringer, int from,
+                          const dp__letter *letter)
+{
+    const dp__note note = {DP__NOTE_MAGIC, DP__LETTER, DP_OK, from, sizeof *letter};
+    for (int i = 0; i < tree->link_count; i++)
+        if (&tree->links[i] != bringer && !tree->links[i].left)
+            (void)dp__note_send(tree->links[i].fd, &note, letter, dp__after_ms(100));
+}
+
+static dp_status dp__tree_letter(dp__tree *tree, dp__link *link)
+{
+    dp__letter letter;
+    int from = link->note.process;
+    link->got = 0;
+    if (dp__wire_receive(link->fd, &letter, sizeof letter, dp__after_ms(DP__GRACE_MS)) != DP_OK ||
+        from < 0 || from >= tree->process_count || from == tree->process)
+        return dp__tree_lost(tree, link, DP_ERR_REMOTE, "ended while it was sending");
+    dp__tree_post(tree, link, from, &letter);
+    if (tree->job == NULL || !dp__letter_read(tree->job, from, &letter))
+        return DP_OK;
+    letter = dp__letter_of(tree->job);
+    dp__tree_post(tree, NULL, tree->process, &letter);
+    return DP_OK;
+}
+
 /* As much of a note as there is. What is no part of a call is dealt with here. */
-static dp_status dp__tree_hear(dp__tree *tree, dp__link *link)
+static dp_status dp__tree_hear(dp__tree *tree, dp__link *link, bool listens)
 {
     dp__note *note = &link->note;
     ptrdiff_t got = dp__os_receive(link->fd, (char *)note + link->got, sizeof *note - link->got);
+    if (got < 0 && listens && tree->job != NULL) {
+        link->left = true;
+        dp__job_miss(tree->job, link->process);
+        return DP_OK;
+    }
     if (got < 0)
         return dp__tree_lost(tree, link, DP_ERR_REMOTE, "ended, or the connection to it broke");
     link->got += (size_t)got;
@@ -758,6 +792,8 @@ static dp_status dp__tree_hear(dp__tree *tree, dp__link *link)
         dp_status status = dp__failure_shared(link->fd, note);
         return dp__tree_fail(tree, link, status, note->process);
     }
+    if (note->kind == DP__LETTER)
+        return dp__tree_letter(tree, link);
     if (note->kind == DP__BYE || note->kind == DP__ASK || note->kind == DP__HERE)
         dp__tree_answer(tree, link);
     return DP_OK;
@@ -773,14 +809,15 @@ static int dp__tree_watch(const dp__tree *tree, dp__os_watch *watch)
     return count;
 }
 
-static dp_status dp__tree_hear_all(dp__tree *tree, const dp__os_watch *watch, int count)
+static dp_status dp__tree_hear_all(dp__tree *tree, const dp__os_watch *watch, int count,
+                                   bool listens)
 {
     for (int i = 0, k = 0; i < tree->link_count && k < count; i++) {
         dp__link *link = &tree->links[i];
         if (link->fd != watch[k].fd)
             continue;
         if (watch[k++].revents != 0)
-            DP_TRY(dp__tree_hear(tree, link));
+            DP_TRY(dp__tree_hear(tree, link, listens));
     }
     return DP_OK;
 }
@@ -813,10 +850,9 @@ static dp_status dp__tree_look(dp__tree *tree, uint32_t missing, bool answered, 
     return DP_OK;
 }
 
-/* Until one of those who are missing has said something. All others are heard meanwhile: they may
-   fail, and they may ask. Who has answered is asked again. That ends, as no two wait for each
-   other: a parent waits for its children before it gives them the whole, and they wait for it only
-   after they gave their part. */
+/* Until one of those who are missing has said something. All others are heard meanwhile. Who has
+   answered is asked again. That ends, as no two wait for each other: a parent waits for its children
+   before it gives them the whole, and they wait for it only after they gave their part. */
 DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__link **out)
 {
     dp__os_watch watch[DP__LINKS_MAX];
@@ -834,7 +870,7 @@ DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__l
         }
         int count = dp__tree_watch(tree, watch);
         dp__os_poll(watch, count, ms < DP__TREE_LOOK_MS ? ms : DP__TREE_LOOK_MS);
-        DP_TRY(dp__tree_hear_all(tree, watch, count));
+        DP_TRY(dp__tree_hear_all(tree, watch, count, false));
     }
 }
 
@@ -862,13 +898,12 @@ static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link)
 {
     dp__os_watch watch = {.fd = link->fd, .events = POLLIN};
     while (!link->left && link->got < sizeof link->note && dp__os_poll(&watch, 1, 0) > 0)
-        DP_TRY(dp__tree_hear(tree, link));
+        DP_TRY(dp__tree_hear(tree, link, false));
     return DP_OK;
 }
 
-/* Who speaks cannot ask, nor answer: it waits longer than those who can, and may be named for one
-   that has stopped listening. If it gives up, half a note may have been sent, so that nothing can
-   follow on that link. */
+/* Who speaks cannot ask, nor answer: it waits longer than those who can. If it gives up, half a note
+   may have been sent, so that nothing can follow on that link. */
 static dp_status dp__tree_give(dp__tree *tree, dp__link *link, dp__kind kind, const void *data,
                                size_t bytes)
 {
@@ -933,15 +968,14 @@ static dp_status dp__tree_all_gather(const void *in, void *out, size_t bytes_eac
     return status;
 }
 
-/* Between calls, and without waiting: why the job has failed, if it has. Who has closed its context
-   is not missed. */
+/* Between calls, and without waiting: why the job has failed, if it has. */
 static dp_status dp__tree_listen(dp__tree *tree, int *out_process)
 {
     dp__os_watch watch[DP__LINKS_MAX];
     if (dp__tree_enter(tree, false)) {
         int count = dp__tree_failure(tree) == DP_OK ? dp__tree_watch(tree, watch) : 0;
         if (count > 0 && dp__os_poll(watch, count, 0) > 0)
-            (void)dp__tree_hear_all(tree, watch, count);
+            (void)dp__tree_hear_all(tree, watch, count, true);
         dp__tree_leave(tree);
     }
     dp_status status = dp__tree_failure(tree);
@@ -1353,7 +1387,7 @@ static int dp__server_watch(const dp__server *server, dp__os_watch *watch)
 static dp_status dp__server_receive_all(dp__server *server, const dp__os_watch *watch, int count)
 {
     if (!server->all)
-        return dp__tree_hear_all(server->tree, watch, count);
+        return dp__tree_hear_all(server->tree, watch, count, false);
     for (int i = 0, k = 0; i < server->peer_count && k < count; i++)
         if (server->peers[i].taken && watch[k++].revents != 0)
             DP_TRY(dp__server_receive(server, i));
@@ -1910,8 +1944,9 @@ typedef struct dp__mpi_place { /* what dp_mpi.h has for processes that meet thro
     void (*leave)(dp__mpi_line *line, bool job_failed);
     dp_status (*all_gather)(const void *in, void *out, size_t bytes_each, void *user);
     const dp_coll_ops *(*coll)(void);
-    dp_status (*hear)(dp__mpi_line *line, int *out_process);
+    dp_status (*hear)(dp__mpi_line *line, const dp__job *job, int *out_process);
     void (*tell)(dp__mpi_line *line, dp_status status, int process, const char *text);
+    void (*send)(dp__mpi_line *line, const dp__letter *letter);
 } dp__mpi_place;
 
 static const dp__mpi_place *dp__backend_mpi; /* dp_mpi.h defines it */
@@ -1926,7 +1961,7 @@ static void dp__line_close(dp__mpi_line *line, bool own, bool job_failed)
 /* Once a context is open it has no more to say over these connections. Whoever waits for other
    processes, and does not see them, asks here whether one of them has failed, and because of which
    process (-1: unknown). */
-DP__MAYBE_UNUSED static dp_status dp__far_hear(dp_ctx *ctx, int *out_process)
+static dp_status dp__far_hear(dp_ctx *ctx, int *out_process)
 {
     dp_status status = DP_OK;
     *out_process = -1;
@@ -1934,7 +1969,7 @@ DP__MAYBE_UNUSED static dp_status dp__far_hear(dp_ctx *ctx, int *out_process)
     if (ctx->tree != NULL)
         status = dp__tree_listen(ctx->tree, out_process);
     if (dp__backend_mpi != NULL && ctx->line != NULL)
-        status = dp__backend_mpi->hear(ctx->line, out_process);
+        status = dp__backend_mpi->hear(ctx->line, ctx->job, out_process);
     dp__lock_leave(&ctx->far_lock);
     return status;
 }
@@ -1950,65 +1985,32 @@ static void dp__far_tell(dp_ctx *ctx, dp_status status, int process, const char 
     dp__lock_leave(&ctx->far_lock);
 }
 
+/* What this process has begun, for all others; false: there is no way to them. Another thread that
+   has the links says the same. */
+static bool dp__far_send(dp_ctx *ctx, const dp__letter *letter)
+{
+    dp__lock_enter(&ctx->far_lock);
+    if (ctx->tree != NULL && dp__tree_enter(ctx->tree, false)) {
+        dp__tree_post(ctx->tree, NULL, ctx->tree->process, letter);
+        dp__tree_leave(ctx->tree);
+    }
+    if (dp__backend_mpi != NULL && ctx->line != NULL)
+        dp__backend_mpi->send(ctx->line, letter);
+    bool some = ctx->tree != NULL || ctx->line != NULL;
+    dp__lock_leave(&ctx->far_lock);
+    return some;
+}
+
+static const dp__mail dp__far_mail = {dp__far_hear, dp__far_tell, dp__far_send};
+
 static void dp__far_begin(dp_ctx *ctx, dp__tree *tree, dp__mpi_line *line)
 {
     dp__lock_enter(&ctx->far_lock);
+    if (tree != NULL)
+        tree->job = ctx->job;
     ctx->tree = tree;
     ctx->line = line;
     dp__lock_leave(&ctx->far_lock);
-}
-
-static bool dp__far_serves(const dp_ctx *ctx)
-{
-    const dp_comm *comm = ctx->lanes[DP__CALLER].comm;
-    return comm != NULL && ctx->firsts != NULL && !DP_HAS(dp_coll_ops, comm->ops, abort);
-}
-
-/* The job has failed here, and the table of collectives has no way to tell the others why. What
-   another process is to blame for was heard there, so that it is known. */
-static void dp__far_pass_on(dp_ctx *ctx)
-{
-    char who[80], text[DP__TEXT_BYTES];
-    int process = ctx->info.process;
-    if (!dp__far_serves(ctx))
-        return;
-    dp__process_text(process, ctx->info.process_count, ctx->firsts, who, sizeof who);
-    snprintf(text, sizeof text, "%s failed: %.*s", who, DP__TEXT_BYTES - 120, ctx->failed_text);
-    dp__far_tell(ctx, (dp_status)atomic_load(&ctx->failed), process, text);
-}
-
-/* The same from the other side: such a table has failed here, perhaps since another process has,
-   which may have said why, or somebody else has who knows. */
-static dp_status dp__far_reason(dp_ctx *ctx, dp_status status)
-{
-    bool echo = status == DP_ERR_REMOTE || status == DP_ERR_TIMEOUT, fresh = dp__thread.fresh;
-    char said[DP__TEXT_BYTES];
-    int process = -1;
-    if (dp_status_class(status) != DP_CLASS_JOB || !dp__far_serves(ctx) ||
-        (ctx->tree == NULL && ctx->line == NULL))
-        return status;
-    memcpy(said, dp_last_error(), sizeof said);
-    uint64_t until_ns = dp__after_ms(echo ? DP__GRACE_MS : 0);
-    dp_status heard = dp__far_hear(ctx, &process);
-    while (heard == DP_OK && !dp__has_failed(ctx) && dp__ms_until(until_ns) > 0) {
-        dp__os_sleep_ms(10);
-        heard = dp__far_hear(ctx, &process);
-    }
-    bool explains = heard != DP_OK && (echo || strcmp(said, dp_last_error()) == 0);
-    if (heard != DP_OK && !explains) {
-        (void)dp_error(status, "%s", said);
-        dp__thread.fresh = fresh;
-    }
-    if (explains && process >= 0)
-        dp__thread.culprit = ctx->firsts[process] + 1;
-    return explains ? heard : status;
-}
-
-/* The last sentence as others are told it: they know which function is under way. */
-static const char *dp__open_error(void)
-{
-    const char *text = dp_last_error();
-    return strncmp(text, "dp_open: ", 9) == 0 ? text + 9 : text;
 }
 
 /* Join the world that the environment names, unless the config has another, or wants none. */

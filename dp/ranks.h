@@ -204,12 +204,14 @@ static dp_status dp__table_run(const dp__coll *coll, dp_verb verb, size_t count,
     call.local = lane->parts;
     call.count = count;
     call.scale = scale;
-    dp__journal_begin(lane, coll->fn, &call);
+    if (lane->ring != NULL && dp__job_is_lost(lane->ring->job))
+        return dp__job_heard(lane->ring->job);
+    if (lane->ring != NULL)
+        dp__journal_begin(lane->ring, coll->fn, &call);
     dp__coll_trace(coll, &call, 'B');
     dp_status status = lane->comm->ops->run(lane->comm, &call);
     dp__coll_trace(coll, &call, 'E');
-    dp__journal_end(lane->ring, status);
-    return status == DP_OK ? DP_OK : lane->ctx->failing->reason(lane->ctx, status);
+    return lane->ring != NULL ? dp__journal_end(lane->ring, status) : status;
 }
 
 static bool dp__table_has(const dp_coll_ops *ops, dp_verb verb)
@@ -463,10 +465,12 @@ DP_API dp_status dp_scatter_from(dp_ctx *ctx, const dp_part *local, size_t count
                  __func__, NULL, {DP_SCATTER_FROM, local, count_each, dtype, DP_OP_SUM, 1, root}});
 }
 
-/* Whether the table has heard of a failure. */
+/* Whether other processes, or the table, say that something has failed. */
 static dp_status dp__poll(const dp__lane *lane)
 {
     dp_comm *comm = lane->comm;
+    if (lane->ring != NULL)
+        DP_TRY(dp__job_heard(lane->ring->job));
     return comm != NULL && DP_HAS(dp_coll_ops, comm->ops, poll) ? comm->ops->poll(comm) : DP_OK;
 }
 
@@ -1080,16 +1084,10 @@ static dp_status dp__carried_in(const dp__carried *piece)
 static dp_status dp__carried_call(const dp__carried *piece)
 {
     dp_comm *carrier = piece->by->carrier;
-    dp__ring *ring = piece->by->lane->ring;
     dp_coll_call call = piece->coll->call;
     call.local = piece->by->parts;
     call.count = piece->count;
-    if (ring != NULL)
-        ring->pieces = true;
-    dp_status status = carrier->ops->run(carrier, &call);
-    if (ring != NULL)
-        ring->pieces = false;
-    return status;
+    return carrier->ops->run(carrier, &call);
 }
 
 static dp_status dp__carried_carry(const dp__carried *piece)
@@ -1173,12 +1171,6 @@ static dp_status dp__staging_poll(dp_comm *comm)
     return carrier->ops->poll(carrier);
 }
 
-static void dp__staging_say(dp_comm *comm, const char *text)
-{
-    dp_comm *carrier = ((dp__staging *)comm)->carrier;
-    carrier->ops->say(carrier, text);
-}
-
 static void dp__staging_describe(dp_comm *comm, char *text, size_t bytes)
 {
     dp_comm *carrier = ((dp__staging *)comm)->carrier;
@@ -1210,7 +1202,6 @@ static dp_coll_ops dp__staging_ops(const dp_coll_ops *carrier)
                          .run = dp__staging_run,
                          .abort = DP_HAS(dp_coll_ops, carrier, abort) ? dp__staging_abort : NULL,
                          .poll = DP_HAS(dp_coll_ops, carrier, poll) ? dp__staging_poll : NULL,
-                         .say = DP_HAS(dp_coll_ops, carrier, say) ? dp__staging_say : NULL,
                          .describe = DP_HAS(dp_coll_ops, carrier, describe) ? dp__staging_describe
                                                                             : NULL};
 }

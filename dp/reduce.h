@@ -1354,7 +1354,7 @@ static void dp__lane_end(dp__lane *lane)
     if (lane->riding != NULL) {
         dp__thread.culprit = 0;
         if (dp__job_failed(ctx, DP_ERR_ABORTED, "dp_close: in an open pass"))
-            ctx->failing->pass_on(ctx);
+            dp__job_tell(ctx);
         dp__comm_abort(lane->comm);
     }
     if (lane->courier != NULL)

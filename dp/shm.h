@@ -4,9 +4,8 @@
    are CPU devices of processes of one machine. Its calls to the system are in dp/os.h.
 
    CONTENTS (search for the tag)
-     >>control  the memory that the processes share
-     >>failing  the first failure, in words, for all
-     >>waiting  for another process, but not for one that is gone
+     >>buffers  the memory that the processes share
+     >>waiting  for another process
      >>meeting  whether all issue the same collective
      >>folding  reductions
      >>moving   broadcast, all_gather, all_to_all
@@ -17,18 +16,16 @@
 #error "dp/shm.h is a part of dp.h: include dp.h"
 #else
 
-/* ==== >>control ================================================================================
-   Every process has a record in the shared memory (a few cache lines that only it writes) and a
-   buffer, through which its bytes go to others. Lines that are written at different times lie
-   apart.
+/* ==== >>buffers ================================================================================
+   Every process has words in the shared memory, which only it writes, and a buffer, through which
+   its bytes go to others. Words that are written at different times lie on lines of their own.
 
-   A collective begins with a note in every record, which says what the collective is. No process
-   goes on before all have written the same. Each record has two notes, used in turn, because a
-   process may begin the next collective while another still reads this one's note. It cannot begin
-   the one after that, for which it needs the slow process. For the same reason each buffer has two
-   places for small data, which is written before the note and needs no other step. Large data goes
-   in pieces through the slots of the buffer, which are all free when a collective begins. `made`
-   and `taken` count pieces over all collectives and never decrease.
+   No process goes on in a collective before all have come to it and have begun the same. Each
+   buffer has two places for small data, used in turn, which is written before a process comes and
+   needs no other step: a process may come to the next collective while another still reads what it
+   wrote for this one. It cannot come to the one after that, for which it needs the slow process.
+   Large data goes in pieces through the slots of the buffer, which are all free when a collective
+   begins. `came`, `made` and `taken` count over all collectives and never decrease.
 
    The limit: an all-reduce of N bytes over R ranks reads and writes every rank's buffer once, which
    takes at least 2 N R bytes divided by the bandwidth of memory. The traffic through the shared
@@ -47,39 +44,17 @@ enum {
     DP__SHM_PAGES = 64 << 10 /* a multiple of every system's page */
 };
 
-typedef enum dp__shm_word {
-    DP__SHM_NOTE_0,
-    DP__SHM_NOTE_1,
-    DP__SHM_MADE,
-    DP__SHM_TAKEN
-} dp__shm_word;
-
-typedef struct dp__shm_note {     /* what a process begins */
-    _Alignas(64) atomic_uint seq; /* written last */
-    dp__signature is;
-    dp__label label; /* for sentences; written when it changes */
-} dp__shm_note;
-
-typedef enum dp__shm_state { DP__SHM_OUTSIDE, DP__SHM_INSIDE, DP__SHM_LEFT } dp__shm_state;
+typedef enum dp__shm_word { DP__SHM_CAME, DP__SHM_MADE, DP__SHM_TAKEN, DP__SHM_WORDS } dp__shm_word;
 
 typedef struct dp__shm_member {
-    dp__shm_note notes[2];
-    _Alignas(128) atomic_uint made; /* neighbours of a line are fetched with it */
-    _Alignas(128) atomic_uint taken;
-    _Alignas(128) atomic_uint done; /* the last collective that it has finished */
-    atomic_int state;
-    atomic_int process_id;
-    atomic_int waits_for, waits_word; /* while it sleeps; -1: it does not */
-    atomic_uint waits_value;
-    atomic_uint said_after; /* the collective that was begun last when it said what is below */
-    char said[160];         /* of a call that failed; "": none did */
+    struct {
+        _Alignas(128) atomic_uint at; /* neighbours of a line are fetched with it */
+        atomic_uint seqs[2];          /* of what it came to, in turn: the number on its lane */
+    } words[DP__SHM_WORDS];
 } dp__shm_member;
 
 typedef struct dp__shm_control {
     _Alignas(128) atomic_uint sleepers; /* too many, once a process has died in its sleep */
-    _Alignas(128) atomic_uint failed;   /* 1: the text is being written, 2: it is there */
-    int32_t status, rank;               /* of the first failure: where it is from */
-    char text[DP__TEXT_BYTES];
     dp__shm_member members[];
 } dp__shm_control;
 
@@ -103,22 +78,20 @@ typedef struct dp__shm_tree { /* what a process does of it: see >>folding */
 
 typedef struct dp__shm_comm {
     dp_comm base;
-    const dp_comm *face; /* the communicator that the context knows: mostly this one */
+    dp__ring *ring;
     const dp__simd *simd;
     dp__shared shared;
     dp__shm_control *control;
     int process, process_count;
     int rank_first, local_count, rank_count;
-    int *firsts;     /* the first rank of every process, and rank_count at the end */
-    unsigned seq;    /* collectives so far */
-    unsigned steps;  /* pieces of all of them, for the process that had the most */
-    unsigned missed; /* spins in a row that ran out */
+    const int *firsts; /* of the job */
+    unsigned seq;      /* collectives so far */
+    unsigned steps;    /* pieces of all of them, for the process that had the most */
+    unsigned missed;   /* spins in a row that ran out */
     bool spin;
-    int timeout_ms;
     dp__shm_tree tree;
-    unsigned labels[2]; /* of the own notes, as the journal counts them */
-    unsigned kept;      /* notes that a buffer keeps, where it is for nothing else; else 0 */
-    const void **in;    /* rank_count + 1 */
+    unsigned *seqs;  /* of each process */
+    const void **in; /* rank_count + 1 */
     void **out;
     float *wide; /* a slot for each local rank: halves under way, in f32 */
 } dp__shm_comm;
@@ -173,11 +146,6 @@ static dp__shm_comm *dp__shm_of(dp_comm *comm)
     return (dp__shm_comm *)comm;
 }
 
-static dp__shm_member *dp__shm_own(const dp__shm_comm *comm)
-{
-    return &comm->control->members[comm->process];
-}
-
 static int dp__shm_ranks(const dp__shm_comm *comm, int process)
 {
     return comm->firsts[process + 1] - comm->firsts[process];
@@ -185,181 +153,28 @@ static int dp__shm_ranks(const dp__shm_comm *comm, int process)
 
 static atomic_uint *dp__shm_word_of(const dp__shm_comm *comm, int process, int word)
 {
-    dp__shm_member *member = &comm->control->members[process];
-    if (word == DP__SHM_MADE)
-        return &member->made;
-    return word == DP__SHM_TAKEN ? &member->taken : &member->notes[word == DP__SHM_NOTE_1].seq;
+    return &comm->control->members[process].words[word].at;
+}
+
+static atomic_uint *dp__shm_seq_of(const dp__shm_comm *comm, int process)
+{
+    return &comm->control->members[process].words[DP__SHM_CAME].seqs[comm->seq % 2];
 }
 
 /* A word counts up. A sleeper is counted before it looks at the word for the last time, and the
    count is read after the word was written: so one of the two sees the other. */
-static void dp__shm_tell(const dp__shm_comm *comm, atomic_uint *word, unsigned value)
+static void dp__shm_tell(const dp__shm_comm *comm, dp__shm_word which, unsigned value)
 {
+    atomic_uint *word = dp__shm_word_of(comm, comm->process, which);
     atomic_store(word, value);
     if (atomic_load(&comm->control->sleepers) != 0)
         dp__os_word_wake(word);
 }
 
-/* ==== >>failing ================================================================================
-   The first process to find a failure writes it for all into the shared memory, so that every
-   process returns the same sentence. The sentence names the rank at fault, the collective, and what
-   that rank did last.                                                                          */
-
-enum { DP__SHM_WORDS_BYTES = 96, DP__SHM_LAST_BYTES = DP__WORDS_BYTES + 224 };
-
-static const char *dp__shm_note_text(const dp__shm_note *note, char *text)
-{
-    return dp__issue_text(&note->is, &note->label, text);
-}
-
-/* "rank 3 (process 1, pid 4242)" */
-static const char *dp__shm_who(const dp__shm_comm *comm, int process, char *text)
-{
-    int first = comm->firsts[process], last = comm->firsts[process + 1] - 1, used = 0;
-    int pid = atomic_load(&comm->control->members[process].process_id);
-    if (first == last)
-        used = snprintf(text, DP__SHM_WORDS_BYTES, "rank %d", first);
-    else
-        used = snprintf(text, DP__SHM_WORDS_BYTES, "ranks %d to %d", first, last);
-    snprintf(text + used, DP__SHM_WORDS_BYTES - (size_t)used, " (process %d, pid %d)", process,
-             pid);
-    return text;
-}
-
-static bool dp__shm_same(const dp__shm_note *a, const dp__shm_note *b)
-{
-    return memcmp(&a->is, &b->is, sizeof a->is) == 0;
-}
-
-/* As its user counts: the pieces of a collective have one number. */
-static unsigned dp__shm_number(const dp__shm_note *note)
-{
-    return note->is.number != 0 ? (unsigned)note->is.number : atomic_load(&note->seq);
-}
-
-/* The note of the collective that a process began last. */
-static const dp__shm_note *dp__shm_last_note(const dp__shm_member *member)
-{
-    unsigned a = atomic_load(&member->notes[0].seq), b = atomic_load(&member->notes[1].seq);
-    return &member->notes[(int)(b - a) > 0];
-}
-
-/* "it is in 7, all_reduce of 25 f32 (sum)" */
-static void dp__shm_last_text(const dp__shm_comm *comm, int process, char *text, size_t room)
-{
-    char words[DP__WORDS_BYTES];
-    size_t used;
-    const dp__shm_member *member = &comm->control->members[process];
-    const dp__shm_note *note = dp__shm_last_note(member);
-    const dp__shm_note *own = &dp__shm_own(comm)->notes[comm->seq % 2];
-    unsigned seq = atomic_load(&note->seq);
-    bool piece = note->is.number != 0 && seq != comm->seq; /* another one than this process has */
-    bool here = (piece || seq == comm->seq) && comm->seq == atomic_load(&own->seq) &&
-                dp__shm_same(note, own);
-    bool done = atomic_load(&member->done) == seq && !(here && piece);
-    if (seq == 0)
-        used = dp__append(text, room, 0, "it has begun none");
-    else if (here && !done)
-        used = dp__append(text, room, 0, "it is in that one");
-    else
-        used = dp__append(text, room, 0, "%s %u, %s", done ? "its last one was" : "it is in",
-                          dp__shm_number(note), dp__shm_note_text(note, words));
-    if (member->said[0] != '\0' && atomic_load(&member->said_after) == seq && (done || seq == 0))
-        (void)dp__append(text, room, used, ", and then a call failed: %.159s", member->said);
-}
-
-static dp_status dp__shm_failed(const dp__shm_comm *comm)
-{
-    dp__shm_control *control = comm->control;
-    for (int i = 0; i < 100 && atomic_load(&control->failed) != 2; i++)
-        dp__os_word_wait(&control->failed, 1, 2000000);
-    if (atomic_load(&control->failed) != 2)
-        return dp_error(DP_ERR_REMOTE, "another process failed and died before it could report the "
-                                       "reason");
-    dp__thread.culprit = control->rank + 1;
-    return dp_error((dp_status)control->status, "%s", control->text);
-}
-
-static void dp__shm_wake_all(const dp__shm_comm *comm)
-{
-    dp__os_word_wake(&comm->control->failed);
-    for (int p = 0; p < comm->process_count; p++)
-        for (int word = DP__SHM_NOTE_0; word <= DP__SHM_TAKEN; word++)
-            dp__os_word_wake(dp__shm_word_of(comm, p, word));
-}
-
-/* Because of `rank`, unless another failure was first. */
-DP_PRINTF(4, 5)
-static void dp__shm_fail(const dp__shm_comm *comm, dp_status status, int rank, const char *format,
-                         ...)
-{
-    dp__shm_control *control = comm->control;
-    unsigned none = 0;
-    va_list args;
-    if (!atomic_compare_exchange_strong(&control->failed, &none, 1))
-        return;
-    va_start(args, format);
-    vsnprintf(control->text, sizeof control->text, format, args);
-    va_end(args);
-    control->status = status;
-    control->rank = rank;
-    atomic_store(&control->failed, 2);
-    dp__shm_wake_all(comm);
-}
-
-/* "collective 8, all_reduce of 25 f32 (sum): rank 1 (process 1, pid 4242) died; ..." */
-static dp_status dp__shm_blame_for(const dp__shm_comm *comm, const char *collective,
-                                   dp_status status, int process, const char *what)
-{
-    char who[DP__SHM_WORDS_BYTES], last[DP__SHM_LAST_BYTES];
-    dp__shm_last_text(comm, process, last, sizeof last);
-    dp__shm_fail(comm, status, comm->firsts[process], "%s: %s %s; %s", collective,
-                 dp__shm_who(comm, process, who), what, last);
-    return dp__shm_failed(comm);
-}
-
-static dp_status dp__shm_blame(const dp__shm_comm *comm, dp_status status, int process,
-                               const char *what)
-{
-    char own[DP__WORDS_BYTES], collective[DP__WORDS_BYTES + 32];
-    const dp__shm_note *note = &dp__shm_own(comm)->notes[comm->seq % 2];
-    snprintf(collective, sizeof collective, "collective %u, %s", dp__shm_number(note),
-             dp__shm_note_text(note, own));
-    return dp__shm_blame_for(comm, collective, status, process, what);
-}
-
-/* This process has failed: the others hear why. What another one is to blame for names that one
-   already. */
-static void dp__shm_tell_failure(const dp__shm_comm *comm, dp_status status, int rank,
-                                 const char *text)
-{
-    char who[DP__SHM_WORDS_BYTES];
-    if (rank == comm->rank_first)
-        dp__shm_fail(comm, status, rank, "%s failed: %s", dp__shm_who(comm, comm->process, who),
-                     text);
-    else
-        dp__shm_fail(comm, status, rank, "%s", text);
-}
-
-/* The job of this process has failed, by dp_abort or otherwise. */
-static void dp__shm_pass_on(const dp__shm_comm *comm)
-{
-    const dp_ctx *ctx = dp__ctx_of(comm->base.host);
-    int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
-    if (failed != DP_OK)
-        dp__shm_tell_failure(comm, (dp_status)failed, ctx->failed_rank, ctx->failed_text);
-}
-
 /* ==== >>waiting ================================================================================
    A wait spins if there is a core for every thread of all the processes, and sleeps otherwise; as
    in a team, it learns how long to spin. A sleeper wakes up every few milliseconds and looks
-   whether it still makes sense to wait. Time for which this process itself was stopped does not
-   count. */
-
-enum {
-    DP__SHM_LOOK_NS = 4000000,
-    DP__SHM_LATE_NS = 100000000 /* the most that one sleep counts for */
-};
+   whether it still makes sense to wait.                                                         */
 
 typedef struct dp__shm_need {
     int process;
@@ -390,85 +205,20 @@ static bool dp__shm_spin(dp__shm_comm *comm, const dp__shm_need *need)
     return false;
 }
 
-/* The process that all wait for in the end: it waits for nobody, or could go on and does not. */
-static int dp__shm_culprit(const dp__shm_comm *comm, int process)
-{
-    int at = process;
-    for (int hops = 0; hops < comm->process_count; hops++) {
-        const dp__shm_member *member = &comm->control->members[at];
-        dp__shm_need need = {atomic_load(&member->waits_for), atomic_load(&member->waits_word),
-                             atomic_load(&member->waits_value)};
-        if (need.process < 0 || dp__shm_reached(comm, &need))
-            return at;
-        at = need.process;
-    }
-    return process;
-}
-
-/* One with the id of this process is alive, and so is one that has left its lock to another
-   context. */
-static bool dp__shm_alive(const dp__shm_comm *comm, int process)
-{
-    int pid = atomic_load(&comm->control->members[process].process_id);
-    for (int p = 0; p < comm->process_count; p++) {
-        const dp__shm_member *member = &comm->control->members[p];
-        bool same = p == comm->process || atomic_load(&member->state) == DP__SHM_LEFT;
-        if (p != process && same && atomic_load(&member->process_id) == pid)
-            return true;
-    }
-    return dp__os_shared_held(&comm->shared, process);
-}
-
-/* Whether it makes sense to go on waiting. */
-static dp_status dp__shm_look(const dp__shm_comm *comm, const dp__shm_need *need, uint64_t waited)
-{
-    char text[64];
-    bool left = atomic_load(&comm->control->members[need->process].state) == DP__SHM_LEFT;
-    bool dead = !left && !dp__shm_alive(comm, need->process);
-    if (dp__shm_reached(comm, need)) /* it got there before it ended */
-        return DP_OK;
-    if (atomic_load(&comm->control->failed) != 0) /* also where this process was aborted */
-        return dp__shm_failed(comm);
-    if (left)
-        return dp__shm_blame(comm, DP_ERR_REMOTE, need->process, "has closed its context");
-    if (dead)
-        return dp__shm_blame(comm, DP_ERR_REMOTE, need->process, "has died");
-    if (waited < (uint64_t)comm->timeout_ms * 1000000)
-        return DP_OK;
-    snprintf(text, sizeof text, "did not come within %d ms", comm->timeout_ms);
-    return dp__shm_blame(comm, DP_ERR_TIMEOUT, dp__shm_culprit(comm, need->process), text);
-}
-
-static void dp__shm_say_wait(const dp__shm_comm *comm, const dp__shm_need *need)
-{
-    dp__shm_member *member = dp__shm_own(comm);
-    atomic_store(&member->waits_for, -1);
-    atomic_store(&member->waits_word, need->word);
-    atomic_store(&member->waits_value, need->value);
-    atomic_store(&member->waits_for, need->process);
-}
-
 static dp_status dp__shm_sleep(const dp__shm_comm *comm, const dp__shm_need *need)
 {
     atomic_uint *word = dp__shm_word_of(comm, need->process, need->word);
-    uint64_t waited = 0, last = dp__os_now_ns();
-    dp_status status = DP_OK;
-    dp__shm_say_wait(comm, need);
+    dp__wait wait = {0};
+    dp_status status = dp__ring_rest(comm->ring, &wait);
     atomic_fetch_add(&comm->control->sleepers, 1);
     while (status == DP_OK) {
         unsigned seen = atomic_load(word);
         if (dp__shm_reached(comm, need))
             break;
-        dp__os_word_wait(word, seen, DP__SHM_LOOK_NS);
-        uint64_t now = dp__os_now_ns(), slept = now - last;
-        if (slept < DP__SHM_LOOK_NS / 2)
-            continue;
-        waited += slept < DP__SHM_LATE_NS ? slept : DP__SHM_LATE_NS;
-        last = now;
-        status = dp__shm_look(comm, need, waited);
+        dp__os_word_wait(word, seen, DP__LOOK_NS);
+        status = dp__shm_reached(comm, need) ? DP_OK : dp__ring_rest(comm->ring, &wait);
     }
     atomic_fetch_sub(&comm->control->sleepers, 1);
-    atomic_store(&dp__shm_own(comm)->waits_for, -1);
     return status;
 }
 
@@ -489,79 +239,24 @@ static dp_status dp__shm_wait_all(dp__shm_comm *comm, int word, unsigned value)
 }
 
 /* ==== >>meeting ================================================================================
-   How a collective begins: each process writes its small data, then its note. When all notes are
-   written they are compared. After that every process knows that all do the same.              */
+   How a collective begins: each process writes its small data, and then it comes. When all are here
+   they compare what each has begun. After that every process knows that all do the same.        */
 
-static dp__shm_note *dp__shm_note_of(const dp__shm_comm *comm, int process)
-{
-    if (comm->kept > 0)
-        return (void *)(dp__shm_buffer(comm, process) +
-                        comm->seq % comm->kept * sizeof(dp__shm_note));
-    return &comm->control->members[process].notes[comm->seq % 2];
-}
-
-/* How many ranks have written the same as this process. */
-static int dp__shm_votes(const dp__shm_comm *comm, int process)
-{
-    int votes = 0;
-    for (int p = 0; p < comm->process_count; p++)
-        if (dp__shm_same(dp__shm_note_of(comm, p), dp__shm_note_of(comm, process)))
-            votes += dp__shm_ranks(comm, p);
-    return votes;
-}
-
-/* The first process that does not do what most do is to blame. */
-static dp_status dp__shm_differs(const dp__shm_comm *comm)
-{
-    char who[2][DP__SHM_WORDS_BYTES], what[2][DP__WORDS_BYTES];
-    int most = 0, odd = 0;
-    for (int p = 1; p < comm->process_count; p++)
-        if (dp__shm_votes(comm, p) > dp__shm_votes(comm, most))
-            most = p;
-    while (dp__shm_same(dp__shm_note_of(comm, odd), dp__shm_note_of(comm, most)))
-        odd++;
-    dp__shm_fail(
-        comm, DP_ERR_REMOTE, comm->firsts[odd],
-        "collective %u: %s has issued %s, and %s %s: all must make the same calls in the "
-        "same order",
-        dp__shm_number(dp__shm_note_of(comm, comm->process)), dp__shm_who(comm, odd, who[0]),
-        dp__shm_note_text(dp__shm_note_of(comm, odd), what[0]), dp__shm_who(comm, most, who[1]),
-        dp__shm_note_text(dp__shm_note_of(comm, most), what[1]));
-    return dp__shm_failed(comm);
-}
-
-/* What the journal says of the collective that begins. */
-static void dp__shm_label(dp__shm_comm *comm, dp__shm_note *note)
-{
-    const dp__ring *ring = dp__ring_of(comm->face);
-    if (ring == NULL || comm->labels[comm->seq % 2] == ring->labels)
-        return;
-    note->label = ring->now.label;
-    comm->labels[comm->seq % 2] = ring->labels;
-}
-
-/* What this process begins is written down, for all to read. */
-static const dp__shm_note *dp__shm_note_down(dp__shm_comm *comm, dp__signature is)
-{
-    dp__shm_note *note = &dp__shm_own(comm)->notes[comm->seq % 2];
-    note->is = is;
-    dp__shm_label(comm, note);
-    dp__shm_tell(comm, &note->seq, comm->seq);
-    return note;
-}
-
-/* Until all have begun this collective; DP_OK: it is the same one. */
+/* Until all have come to this collective; DP_OK: it is the same one. */
 static dp_status dp__shm_meet(const dp__shm_call *call)
 {
     dp__shm_comm *comm = call->comm;
-    int word = comm->seq % 2 == 0 ? DP__SHM_NOTE_0 : DP__SHM_NOTE_1;
-    const dp__signature is = dp__sign(dp__ring_of(comm->face), &call->asked);
-    const dp__shm_note *note = dp__shm_note_down(comm, is);
+    const dp__entry *own = &comm->ring->now;
     bool same = true;
-    DP_TRY(dp__shm_wait_all(comm, word, comm->seq));
-    for (int p = 0; p < comm->process_count; p++)
-        same = same && dp__shm_same(note, dp__shm_note_of(comm, p));
-    return same ? DP_OK : dp__shm_differs(comm);
+    atomic_store_explicit(dp__shm_seq_of(comm, comm->process), (unsigned)own->seq,
+                          memory_order_relaxed);
+    dp__shm_tell(comm, DP__SHM_CAME, comm->seq);
+    DP_TRY(dp__shm_wait_all(comm, DP__SHM_CAME, comm->seq));
+    for (int p = 0; p < comm->process_count; p++) {
+        comm->seqs[p] = atomic_load_explicit(dp__shm_seq_of(comm, p), memory_order_relaxed);
+        same = same && dp__entry_matches(comm->ring, p, comm->seqs[p], own);
+    }
+    return same ? DP_OK : dp__ring_differs(comm->ring, (unsigned)own->seq, comm->seqs);
 }
 
 /* A process has a row of blocks for the others. */
@@ -634,8 +329,6 @@ static bool dp__shm_is_small(const dp__shm_call *call)
 static dp_status dp__shm_begin(const dp__shm_call *call)
 {
     dp__shm_comm *comm = call->comm;
-    if (atomic_load(&comm->control->failed) != 0)
-        return dp__shm_failed(comm);
     comm->seq++;
     size_t own = dp__shm_blocks(call, comm->process) * dp__shm_block_bytes(call);
     if (dp__shm_is_small(call))
@@ -657,13 +350,10 @@ static size_t dp__shm_piece(size_t bytes)
 static void dp__shm_end(const dp__shm_call *call, size_t steps)
 {
     dp__shm_comm *comm = call->comm;
-    dp__shm_member *member = dp__shm_own(comm);
     comm->steps += (unsigned)steps;
-    atomic_store_explicit(&member->done, comm->seq, memory_order_relaxed);
-    if (steps > 0) {
-        atomic_store_explicit(&member->made, comm->steps, memory_order_release);
-        atomic_store_explicit(&member->taken, comm->steps, memory_order_release);
-    }
+    for (int word = DP__SHM_MADE; word <= DP__SHM_TAKEN && steps > 0; word++)
+        atomic_store_explicit(dp__shm_word_of(comm, comm->process, word), comm->steps,
+                              memory_order_release);
 }
 
 /* ==== >>folding ================================================================================
@@ -966,7 +656,7 @@ static dp_status dp__shm_fold_make(const dp__shm_fold *fold, size_t step)
     else if (step >= DP__SHM_SLOTS)
         DP_TRY(dp__shm_wait(comm, comm->tree.next, DP__SHM_MADE, freed));
     dp__shm_fold_piece(fold, step);
-    dp__shm_tell(comm, &dp__shm_own(comm)->made, now);
+    dp__shm_tell(comm, DP__SHM_MADE, now);
     if (fold->last && (fold->wide || fold->call->asked.verb != DP_ALL_REDUCE))
         dp__shm_fold_out(fold, step);
     return DP_OK;
@@ -980,7 +670,7 @@ static dp_status dp__shm_fold_take(const dp__shm_fold *fold, size_t step)
         return DP_OK;
     DP_TRY(dp__shm_wait(comm, comm->process_count - 1, DP__SHM_MADE, now));
     dp__shm_fold_out(fold, step);
-    dp__shm_tell(comm, &dp__shm_own(comm)->taken, now);
+    dp__shm_tell(comm, DP__SHM_TAKEN, now);
     return DP_OK;
 }
 
@@ -1097,7 +787,7 @@ static dp_status dp__shm_give(const dp__shm_rows *rows, size_t step)
     if (step >= DP__SHM_SLOTS)
         DP_TRY(dp__shm_wait_all(comm, DP__SHM_TAKEN, now - DP__SHM_SLOTS));
     dp__shm_pack(rows->call, step * rows->piece, bytes, dp__shm_slot(comm, comm->process, step));
-    dp__shm_tell(comm, &dp__shm_own(comm)->made, now);
+    dp__shm_tell(comm, DP__SHM_MADE, now);
     return DP_OK;
 }
 
@@ -1114,7 +804,7 @@ static dp_status dp__shm_take(const dp__shm_rows *rows, size_t step)
         DP_TRY(dp__shm_wait(comm, from, DP__SHM_MADE, now));
         dp__shm_unpack(rows->call, from, step * rows->piece, bytes, dp__shm_slot(comm, from, step));
     }
-    dp__shm_tell(comm, &dp__shm_own(comm)->taken, now);
+    dp__shm_tell(comm, DP__SHM_TAKEN, now);
     return DP_OK;
 }
 
@@ -1162,47 +852,18 @@ static dp_status dp__shm_coll_run(dp_comm *comm, const dp_coll_call *asked)
 }
 
 /* ==== >>joining ================================================================================
-   From a config to a communicator. Every step is agreed upon by all processes, including those that
-   failed in it, so that all fail together. */
-
-typedef struct dp__shm_card { /* what a process tells the others */
-    uint64_t cores[DP__SHARED_CPU_WORDS];
-    dp__shared_name name;
-    int32_t status, local_count;
-    char text[200];
-} dp__shm_card;
-
-typedef struct dp__shm_join {
-    const dp_bootstrap *boot;
-    dp__shm_comm *comm;
-    dp__shm_card own, *all;
-} dp__shm_join;
+   From a config to a communicator.                                                              */
 
 static bool dp__shm_fits(const dp_comm_config *config)
 {
     return config->bootstrap != NULL && config->host_memory && config->one_machine;
 }
 
-static dp_status dp__shm_agree(dp__shm_join *join, dp_status own)
-{
-    const dp_bootstrap *boot = join->boot;
-    join->own.status = (int32_t)own;
-    snprintf(join->own.text, sizeof join->own.text, "%.199s", own != DP_OK ? dp__open_error() : "");
-    dp_status status = dp__boot_gather(boot, &join->own, join->all, sizeof join->own);
-    if (own != DP_OK)
-        return dp_error(own, "%s", join->own.text);
-    DP_TRY(status);
-    for (int p = 0; p < boot->process_count; p++)
-        if (join->all[p].status != DP_OK)
-            return dp_error(DP_ERR_REMOTE, "process %d: %.199s", p, join->all[p].text);
-    return DP_OK;
-}
-
 static void dp__shm_free(dp__shm_comm *comm)
 {
     const dp_host *host = comm->base.host;
     dp__os_shared_close(&comm->shared);
-    host->free(host, comm->firsts);
+    host->free(host, comm->seqs);
     host->free(host, comm->in);
     host->free(host, comm->out);
     host->free(host, comm->wide);
@@ -1212,32 +873,34 @@ static void dp__shm_free(dp__shm_comm *comm)
 static dp_status dp__shm_new(const dp_host *host, const dp_comm_config *config, dp__shm_comm **out)
 {
     size_t ranks = (size_t)config->rank_count, local = (size_t)config->local_count;
-    size_t processes = (size_t)config->bootstrap->process_count;
+    dp__ring *ring = dp__ring_opening(dp__job_of(host));
     const dp__simd *simd = NULL;
     DP_TRY(dp__simd_choose(&simd));
+    if (ring->job->shared.data == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s", ring->job->why);
     dp__shm_comm *comm = host->alloc(host, sizeof *comm, _Alignof(dp__shm_comm));
     if (comm == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "shared memory: no memory for a communicator");
-    *comm =
-        (dp__shm_comm){.base = {dp_shm_coll(), host},
-                       .simd = simd,
-                       .shared = {.fd = -1},
-                       .process = config->bootstrap->process,
-                       .process_count = config->bootstrap->process_count,
-                       .rank_first = config->rank_first,
-                       .local_count = config->local_count,
-                       .rank_count = config->rank_count,
-                       .timeout_ms = config->timeout_ms,
-                       .firsts = host->alloc(host, (processes + 1) * sizeof(int), _Alignof(int)),
-                       .in = host->alloc(host, (ranks + 1) * sizeof(void *), _Alignof(void *)),
-                       .out = host->alloc(host, (local + 1) * sizeof(void *), _Alignof(void *)),
-                       .wide = host->alloc(host, local * DP__SHM_SLOT_BYTES, 64)};
-    if (comm->firsts == NULL || comm->in == NULL || comm->out == NULL || comm->wide == NULL) {
-        dp__shm_free(comm);
-        return dp_error(DP_ERR_NO_MEMORY, "shared memory: no memory for a communicator");
-    }
-    comm->face = &comm->base;
+    *comm = (dp__shm_comm){.base = {dp_shm_coll(), host},
+                           .ring = ring,
+                           .simd = simd,
+                           .shared = {.fd = -1},
+                           .process = ring->job->process,
+                           .process_count = ring->job->process_count,
+                           .rank_first = config->rank_first,
+                           .local_count = config->local_count,
+                           .rank_count = config->rank_count,
+                           .firsts = ring->job->firsts,
+                           .seqs = host->alloc(host,
+                                               (size_t)ring->job->process_count * sizeof(unsigned),
+                                               _Alignof(unsigned)),
+                           .in = host->alloc(host, (ranks + 1) * sizeof(void *), _Alignof(void *)),
+                           .out = host->alloc(host, (local + 1) * sizeof(void *), _Alignof(void *)),
+                           .wide = host->alloc(host, local * DP__SHM_SLOT_BYTES, 64)};
     *out = comm;
+    if (comm->seqs == NULL || comm->in == NULL || comm->out == NULL || comm->wide == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: no memory for a communicator");
+    ring->compared = true;
     return DP_OK;
 }
 
@@ -1250,140 +913,57 @@ static int dp__shm_count_bits(const uint64_t *words)
     return count;
 }
 
-/* Learn from what all have told which ranks each has, and whether there is a core for every thread.
-   If a quota leaves this process fewer cores than its mask has, all processes share that quota. */
-static void dp__shm_learn(const dp__shm_join *join)
+/* Whether there is a core for every thread. If a quota leaves this process fewer cores than its
+   mask has, all processes share that quota. */
+static void dp__shm_learn(dp__shm_comm *comm)
 {
-    dp__shm_comm *comm = join->comm;
+    const dp__job *job = comm->ring->job;
+    const dp_host *host = comm->base.host;
     uint64_t cores[DP__SHARED_CPU_WORDS] = {0};
-    int first = 0, quota = dp__os_core_count(), threads = 0;
-    for (int p = 0; p < comm->process_count; p++) {
-        comm->firsts[p] = first;
-        first += join->all[p].local_count;
-        threads += join->all[p].local_count;
+    int quota = dp__os_core_count(), threads = comm->rank_count;
+    for (int p = 0; p < comm->process_count; p++)
         for (int i = 0; i < DP__SHARED_CPU_WORDS; i++)
-            cores[i] |= join->all[p].cores[i];
-    }
-    comm->firsts[comm->process_count] = first;
+            cores[i] |= job->cards[p].cores[i];
     dp__shm_plan(comm);
-    bool own = comm->base.host->thread_count(comm->base.host) >= comm->local_count;
-    bool limited = quota < dp__shm_count_bits(join->own.cores) && threads > quota;
+    bool own = host->thread_count(host) >= comm->local_count;
+    bool limited = quota < dp__shm_count_bits(job->card.cores) && threads > quota;
     comm->spin = own && !limited && threads <= dp__shm_count_bits(cores);
 }
 
-static void dp__shm_sit(dp__shm_comm *comm)
+static dp_status dp__shm_join(dp__shm_comm *comm)
 {
+    dp__job *job = comm->ring->job;
+    size_t control = dp__shm_control_bytes(job->process_count), buffer = dp__shm_buffer_bytes();
+    const dp__area area = {.bytes = dp__shm_bytes(job->process_count),
+                           .head = control,
+                           .first = control + (size_t)job->process * buffer,
+                           .each = buffer};
+    DP_TRY(dp__area_open(job, &area, &comm->shared));
     comm->control = comm->shared.data;
-    dp__shm_member *member = dp__shm_own(comm);
-    atomic_store(&member->waits_for, -1);
-    atomic_store(&member->process_id, dp__os_process_id());
-    atomic_store(&member->state, DP__SHM_INSIDE);
-}
-
-/* Each process reserves the pages of its own buffer, so that they are near it. */
-static dp_status dp__shm_enter(dp__shm_join *join, bool named, bool made)
-{
-    dp__shm_comm *comm = join->comm;
-    size_t control = dp__shm_control_bytes(comm->process_count), buffer = dp__shm_buffer_bytes();
-    size_t all = dp__shm_bytes(comm->process_count);
-    if (made && comm->process == 0) {
-        DP_TRY(dp__os_shared_make(named, all, &comm->shared, &join->own.name));
-        return dp__os_shared_reserve(&comm->shared, 0, control);
-    }
-    if (made)
-        return DP_OK;
-    if (comm->process != 0)
-        DP_TRY(dp__os_shared_find(&join->all[0].name, all, &comm->shared));
-    DP_TRY(dp__os_shared_hold(&comm->shared, comm->process));
-    DP_TRY(dp__os_shared_reserve(&comm->shared, control + (size_t)comm->process * buffer, buffer));
-    dp__shm_sit(comm);
+    dp__shm_learn(comm);
     return DP_OK;
-}
-
-/* One way to get shared memory: the first process makes it, the others open it. */
-static dp_status dp__shm_try(dp__shm_join *join, bool named)
-{
-    join->own.name = (dp__shared_name){.fd = -1};
-    dp_status status = dp__shm_agree(join, dp__shm_enter(join, named, true));
-    if (status == DP_OK)
-        status = dp__shm_agree(join, dp__shm_enter(join, named, false));
-    if (join->own.name.path[0] != '\0')
-        dp__os_shared_unlink(join->own.name.path);
-    if (status != DP_OK)
-        dp__os_shared_close(&join->comm->shared);
-    return status;
-}
-
-static dp_status dp__shm_join_all(dp__shm_join *join, const dp_host *host,
-                                  const dp_comm_config *config)
-{
-    join->own.local_count = config->local_count;
-    dp__os_cores(join->own.cores);
-    DP_TRY(dp__shm_agree(join, dp__shm_new(host, config, &join->comm)));
-    dp__shm_learn(join);
-    dp_status status = dp__shm_try(join, false);
-    if (status == DP_OK)
-        return DP_OK;
-    host->log(host, DP_LOG_INFO, dp_last_error());
-    return dp__shm_try(join, true);
-}
-
-/* With room for the cards of all: without that this process could not tell the others that it has
-   no memory. */
-static dp_status dp__shm_open_with(dp__shm_card *room, const dp_host *host,
-                                   const dp_comm_config *config, dp_comm **out)
-{
-    dp__shm_join join = {.boot = config->bootstrap, .all = room};
-    dp_status status = dp__shm_join_all(&join, host, config);
-    if (status == DP_OK)
-        *out = &join.comm->base;
-    else if (join.comm != NULL)
-        dp__shm_free(join.comm);
-    return status;
 }
 
 static dp_status dp__shm_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
 {
-    size_t bytes = (size_t)config->bootstrap->process_count * sizeof(dp__shm_card);
-    dp__shm_card *room = dp__os_alloc(bytes, _Alignof(dp__shm_card), NULL);
-    if (room == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "shared memory: no memory to ask the others");
-    dp_status status = dp__shm_open_with(room, host, config, out);
-    dp__os_free(room, bytes, NULL);
+    dp__shm_comm *comm = NULL;
+    dp__job *job = dp__job_of(host);
+    if (job == NULL)
+        return dp_error(DP_ERR_UNSUPPORTED, "shared memory: there are no other processes");
+    dp_status status = dp__job_agree(job, dp__shm_new(host, config, &comm));
+    if (status == DP_OK && comm != NULL)
+        status = dp__shm_join(comm);
+    if (status == DP_OK)
+        *out = &comm->base;
+    else if (comm != NULL)
+        dp__shm_free(comm);
     return status;
-}
-
-/* It takes part in nothing more. */
-static void dp__shm_leave(dp_comm *comm)
-{
-    dp__shm_comm *own = dp__shm_of(comm);
-    atomic_store(&dp__shm_own(own)->state, DP__SHM_LEFT);
-    dp__shm_wake_all(own);
 }
 
 /* Others may still read what this process has made: the memory is theirs too. */
 static void dp__shm_close(dp_comm *comm)
 {
-    dp__shm_leave(comm);
     dp__shm_free(dp__shm_of(comm));
-}
-
-static void dp__shm_abort(dp_comm *comm)
-{
-    dp__shm_pass_on(dp__shm_of(comm));
-}
-
-static dp_status dp__shm_poll(dp_comm *comm)
-{
-    const dp__shm_comm *own = dp__shm_of(comm);
-    return atomic_load(&own->control->failed) != 0 ? dp__shm_failed(own) : DP_OK;
-}
-
-static void dp__shm_say(dp_comm *comm, const char *text)
-{
-    dp__shm_member *member = dp__shm_own(dp__shm_of(comm));
-    dp__label_put(member->said, sizeof member->said, text);
-    atomic_store(&member->said_after, atomic_load(&dp__shm_last_note(member)->seq));
 }
 
 DP_API const dp_coll_ops *dp_shm_coll(void)
@@ -1394,10 +974,7 @@ DP_API const dp_coll_ops *dp_shm_coll(void)
                                     .open = dp__shm_open,
                                     .close = dp__shm_close,
                                     .verbs = DP_COLL_VERBS,
-                                    .run = dp__shm_coll_run,
-                                    .abort = dp__shm_abort,
-                                    .poll = dp__shm_poll,
-                                    .say = dp__shm_say};
+                                    .run = dp__shm_coll_run};
     return &ops;
 }
 

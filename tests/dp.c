@@ -27,9 +27,6 @@
 #if defined(TEST_HIP)
 #include "sim/hip/as_cuda.h"
 #endif
-#if defined(TEST_MPI)
-#include "mpi/far.h"
-#endif
 #if defined(TEST_TRAIN) || !defined(TEST_ALONE)
 #include "../dp_average.h"
 #include "../dp_check.h"

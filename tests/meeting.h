@@ -20,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "boot_coll.h"
+#include "ends.h"
 #include "process.h"
 #if defined(TEST_SIM)
 #include "../dp_cuda.h"
@@ -120,12 +121,22 @@ static inline dp_status meeting_send(int fd, const void *data, size_t bytes)
     return DP_OK;
 }
 
+static const dp_host *meeting_host; /* whose table waits here, as meeting_coll() does */
+
 static inline dp_status meeting_receive(int fd, void *data, size_t bytes)
 {
+    int left_ms = (int)(PATIENCE_MS * test_timeout_scale());
     for (size_t done = 0; done < bytes;) {
         struct pollfd ready = {.fd = fd, .events = POLLIN};
-        if (poll(&ready, 1, (int)(PATIENCE_MS * test_timeout_scale())) == 0) {
+        if (meeting_host != NULL && meeting_host->aborted(meeting_host)) {
+            return dp_error(DP_ERR_ABORTED, "meeting: the job has failed");
+        }
+        if (left_ms <= 0) {
             return dp_error(DP_ERR_TIMEOUT, "meeting: a process does not come");
+        }
+        if (poll(&ready, 1, 5) == 0) {
+            left_ms -= 5;
+            continue;
         }
         ssize_t got = read(fd, (char *)data + done, bytes - done);
         if (got == 0 || (got < 0 && errno != EINTR)) {
@@ -242,6 +253,14 @@ static inline dp_status meeting_coll_open(const dp_host *host, const dp_comm_con
     return status;
 }
 
+static inline dp_status meeting_coll_run(dp_comm *comm, const dp_coll_call *call)
+{
+    meeting_host = comm->host;
+    dp_status status = boot_coll()->run(comm, call);
+    meeting_host = NULL;
+    return status;
+}
+
 static inline void meeting_coll_close(dp_comm *comm)
 {
     meeting_met = NULL;
@@ -255,6 +274,7 @@ static inline const dp_coll_ops *meeting_coll(void)
         ops = *boot_coll();
         ops.open = meeting_coll_open;
         ops.close = meeting_coll_close;
+        ops.run = meeting_coll_run;
     }
     return &ops;
 }
@@ -394,6 +414,29 @@ static inline void check_names(int before)
     for (int i = 0; i < 300 && count_names("/dev/shm", "dp-") > before; i++)
         rest(10);
     CHECK(count_names("/dev/shm", "dp-") <= before);
+}
+
+/* ---- how a job ends -------------------------------------------------------------------------- */
+
+static dp_ctx *(*end_open)(meeting *m);
+static const end_case *end_want;
+
+/* What a simulator finds where processes differ is meant. */
+static inline void one_ends(meeting *m)
+{
+    expect_findings();
+    run_end(end_open(m), m->process, end_want);
+    forget_findings();
+}
+
+/* All rows of the table, over one carrier. */
+static inline void check_ends_over(dp_ctx *(*carrier)(meeting *m))
+{
+    end_open = carrier;
+    for (end_want = end_cases; end_want < end_cases + END_CASES; end_want++) {
+        bool lost = end_want->cause == end_die || end_want->cause == end_stop;
+        in_processes_but(END_PROCESSES, lost ? 1 : -1, one_ends);
+    }
 }
 
 #endif /* MEETING_H */

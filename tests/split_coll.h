@@ -1,5 +1,5 @@
 /* split_coll.h - the table dp_shm_coll() on trial in one process: the ranks of a context are dealt
-   out to members, each of which is a thread with a communicator of its own, as a process would be.
+   out to members, each of which is a thread with a context of its own, as a process would have one.
    So every suite for tables runs over it. */
 
 #ifndef SPLIT_COLL_H
@@ -9,16 +9,14 @@
 #include <string.h>
 #include "test.h"
 
-enum { SPLIT_MEMBERS = 8, SPLIT_CARD = 1024 };
+enum { SPLIT_MEMBERS = 8, SPLIT_RANKS = 64, SPLIT_CARD = 1024 };
 
 typedef struct split_comm split_comm;
 
 typedef struct split_member {
     split_comm *all;
     int place, first, count; /* its ranks */
-    dp_comm_config config;
-    dp_bootstrap boot;
-    dp_comm *comm;
+    dp_ctx *ctx;
     pthread_t thread;
     dp_status status;
     char text[512];
@@ -74,15 +72,20 @@ static inline dp_status split_run(split_comm *all, dp_status (*run)(split_member
 
 static inline dp_status split_open_one(split_member *m)
 {
-    return dp_shm_coll()->open(m->all->base.host, &m->config, &m->comm);
+    const dp_device_ops *const backends[] = {dp_cpu(), NULL};
+    const dp_coll_ops *const colls[] = {dp_shm_coll(), NULL};
+    return dp_open(&(dp_config){.backends = backends,
+                                .colls = colls,
+                                .device_count = m->count,
+                                .bootstrap = {split_gather, m, m->place, m->all->members}},
+                   &m->ctx);
 }
 
 static inline void split_close(dp_comm *comm)
 {
     split_comm *all = (split_comm *)comm;
     for (int i = 0; i < all->members; i++)
-        if (all->member[i].comm != NULL)
-            dp_shm_coll()->close(all->member[i].comm);
+        dp_close(all->member[i].ctx);
     pthread_barrier_destroy(&all->meet);
     comm->host->free(comm->host, comm);
 }
@@ -105,15 +108,6 @@ static inline dp_status split_open(const dp_host *host, const dp_comm_config *co
         count = first == 0 ? 1 : left < split_ranks_each ? left : split_ranks_each;
         *m = (split_member){.all = all, .place = all->members++, .first = first, .count = count};
     }
-    for (int i = 0; i < all->members; i++) {
-        split_member *m = &all->member[i];
-        m->boot = (dp_bootstrap){split_gather, m, i, all->members};
-        m->config = *config;
-        m->config.local = config->local + m->first;
-        m->config.local_count = m->count;
-        m->config.rank_first = m->first;
-        m->config.bootstrap = &m->boot;
-    }
     pthread_barrier_init(&all->meet, NULL, (unsigned)all->members);
     dp_status status = split_run(all, split_open_one);
     *out = &all->base;
@@ -124,9 +118,24 @@ static inline dp_status split_open(const dp_host *host, const dp_comm_config *co
 
 static inline dp_status split_one(split_member *m)
 {
-    dp_coll_call own = *m->all->call;
-    own.local += m->first;
-    return m->comm->ops->run(m->comm, &own);
+    const dp_coll_call *call = m->all->call;
+    dp_part parts[SPLIT_RANKS];
+    for (int i = 0; i < m->count; i++) {
+        parts[i] = call->local[m->first + i];
+        parts[i].stream = NULL;
+    }
+    CHECK(call->verb == DP_ALL_REDUCE || (call->scale >= 1 && call->scale <= 1));
+    if (call->verb == DP_BROADCAST)
+        return dp_broadcast(m->ctx, parts, call->count, call->dtype, call->root);
+    if (call->verb == DP_ALL_GATHER)
+        return dp_all_gather(m->ctx, parts, call->count, call->dtype);
+    if (call->verb == DP_REDUCE_SCATTER)
+        return dp_reduce_scatter(m->ctx, parts, call->count, call->dtype, call->op);
+    if (call->verb == DP_ALL_TO_ALL)
+        return dp_all_to_all(m->ctx, parts, call->count, call->dtype);
+    if (call->scale >= 1 && call->scale <= 1)
+        return dp_all_reduce(m->ctx, parts, call->count, call->dtype, call->op);
+    return dp_all_reduce_scaled(m->ctx, parts, call->count, call->dtype, call->op, call->scale);
 }
 
 static inline dp_status split_coll_run(dp_comm *comm, const dp_coll_call *call)

@@ -385,6 +385,16 @@ TEST_SLOW(a_process_that_is_stopped_is_named, 60)
     }
 }
 
+static dp_ctx *open_for_an_end(meeting *m)
+{
+    return shm_open_with(m, 1, END_TIMEOUT_MS);
+}
+
+TEST_SLOW(ends_are_the_same_over_shared_memory, 60)
+{
+    check_ends_over(open_for_an_end);
+}
+
 /* Slow is not dead. */
 static void one_is_slow(meeting *m)
 {

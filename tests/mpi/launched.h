@@ -9,10 +9,6 @@
 
 extern int mpi_process, mpi_process_count; /* as the launcher says */
 
-/* What the library has for tables that do not hear of other processes by themselves. */
-dp_status test_far_hear(dp_ctx *ctx, int *out_process);
-void test_far_tell(dp_ctx *ctx, dp_status status, int process, const char *text);
-
 typedef struct mpi_suite {
     const char *name;
     void (*run)(void);

@@ -17,6 +17,7 @@
 #include <unistd.h>
 #include "../../dp_train.h"
 #include "../boot_coll.h"
+#include "../ends.h"
 #include "launched.h"
 
 /* ---- under mpirun ---------------------------------------------------------------------------- */
@@ -702,19 +703,6 @@ static int count_shared(void)
     return count;
 }
 
-/* The context's collectives share memory, and so do its courier's; a group of one shares none. */
-static void check_shared(const char *machine, int group)
-{
-    said all;
-    dp_ctx *ctx = open_on(machine, 1, &all);
-    CHECK_INT(all.groups[group], 2);
-    CHECK_INT(all.refusals, 0);
-    CHECK_INT(count_shared(), group > 1 ? 2 : 0);
-    check_reducer(ctx);
-    dp_close(ctx);
-    CHECK_INT(count_shared(), 0);
-}
-
 /* Machines, a letter for each process. */
 static const char *machine_of(const char *machines)
 {
@@ -723,14 +711,29 @@ static const char *machine_of(const char *machines)
     return machine;
 }
 
+/* The context's collectives share memory, and so do its courier's; a group of one shares none.
+   Processes of one machine see each other on a board. */
+static void check_shared(const char *machines, int group)
+{
+    said all;
+    bool one = strspn(machines, (char[]){machines[0], '\0'}) == strlen(machines);
+    dp_ctx *ctx = open_on(machine_of(machines), 1, &all);
+    CHECK_INT(all.groups[group], 2);
+    CHECK_INT(all.refusals, 0);
+    CHECK_INT(count_shared(), group > 1 ? 2 : one);
+    check_reducer(ctx);
+    dp_close(ctx);
+    CHECK_INT(count_shared(), 0);
+}
+
 MPI_TEST(two_machines_of_two, 4)
 {
-    check_shared(machine_of("aabb"), 2);
-    check_shared(machine_of("aaaa"), 1);
-    check_shared(machine_of("abab"), 1);
-    check_shared(machine_of("abbb"), 1);
-    check_shared(machine_of("aaab"), 1);
-    check_shared(machine_of("abcd"), 1);
+    check_shared("aabb", 2);
+    check_shared("aaaa", 1);
+    check_shared("abab", 1);
+    check_shared("abbb", 1);
+    check_shared("aaab", 1);
+    check_shared("abcd", 1);
     setenv("DP_MACHINE", machine_of("aabb"), 1);
     mpi_run_sums_of_several_pieces();
     mpi_run_sums_that_some_want();
@@ -742,9 +745,9 @@ MPI_TEST(two_machines_of_two, 4)
 /* The last group has one process. Groups are as large as all machines allow, and change no bit. */
 MPI_TEST(machines_of_several_groups, 7)
 {
-    check_shared(machine_of("aaaabbb"), 4);
-    check_shared(machine_of("aaaaaab"), 2);
-    check_shared(machine_of("aabbbbc"), 2);
+    check_shared("aaaabbb", 4);
+    check_shared("aaaaaab", 2);
+    check_shared("aabbbbc", 2);
     setenv("DP_MACHINE", machine_of("aabbbbc"), 1);
     mpi_run_halves_of_several_pieces();
     mpi_run_ranks_are_added_in_one_tree();
@@ -854,6 +857,34 @@ static dp_status add_up(dp_ctx *ctx, size_t count)
     return dp_all_reduce(ctx, &part, count, DP_F32, DP_OP_SUM);
 }
 
+/* All rows of the table but the first: mpirun ends all if a process dies. Process 0 wakes up the
+   one that has stopped. */
+static void check_ends(void)
+{
+    for (int i = 1; i < END_CASES; i++) {
+        long pid = run_end(open_by_mpi(1, END_TIMEOUT_MS), mpi_process, &end_cases[i]);
+        if (mpi_process == 0 && end_cases[i].cause == end_stop) {
+            CHECK_INT(kill((pid_t)pid, SIGCONT), 0);
+        }
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+}
+
+MPI_TEST_UNDER(ends_are_the_same_on_one_machine, 3, mpi_launch_broken)
+{
+    atexit(say_through);
+    check_ends();
+    exit(EXIT_SUCCESS);
+}
+
+MPI_TEST_UNDER(ends_are_the_same_on_several_machines, 3, mpi_launch_broken)
+{
+    atexit(say_through);
+    setenv("DP_MACHINE", machine_of("abc"), 1);
+    check_ends();
+    exit(EXIT_SUCCESS);
+}
+
 /* Also a large one, of which some pieces have been given to MPI. */
 MPI_TEST_UNDER(missing_process_is_named, 3, mpi_launch_broken)
 {
@@ -865,8 +896,8 @@ MPI_TEST_UNDER(missing_process_is_named, 3, mpi_launch_broken)
         a_while(3000);
     }
     CHECK_ERROR(add_up(ctx, 1 << 20), DP_ERR_TIMEOUT,
-                "collective 2, all_reduce of 1048576 f32 (sum): process 1 of 3 (rank 1) did not "
-                "come within 400 ms");
+                "collective 2, all_reduce of 1048576 f32 (sum): rank 1 (process 1, pid ");
+    CHECK_SAYS(dp_last_error(), ") did not come within 400 ms; its last one was 1, all_reduce of ");
     CHECK_STATUS(dp_barrier(ctx), DP_ERR_TIMEOUT);
     CHECK(dp_failure(ctx, &failure));
     dp_close(ctx);
@@ -886,8 +917,8 @@ MPI_TEST_UNDER(missing_process_of_another_host_is_named, 2, mpi_launch_apart_bro
         CHECK(status == DP_OK || status == DP_ERR_TIMEOUT);
     }
     CHECK_ERROR(add_up(ctx, 25), DP_ERR_TIMEOUT,
-                "collective 2, all_reduce of 25 f32 (sum): process 1 of 2 (rank 1) did not come "
-                "within 400 ms");
+                "collective 2, all_reduce of 25 f32 (sum): rank 1 (process 1, pid ");
+    CHECK_SAYS(dp_last_error(), ") did not come within 400 ms; its last one was 1, all_reduce of ");
     dp_close(ctx);
     exit(EXIT_SUCCESS);
 }
@@ -901,29 +932,33 @@ MPI_TEST_UNDER(present_process_is_not_named, 3, mpi_launch_broken)
     if (mpi_process > 0) {
         a_while(mpi_process == 1 ? 4000 : 1600);
     }
-    CHECK_ERROR(add_up(ctx, 1 << 20), DP_ERR_TIMEOUT,
-                "process 1 of 3 (rank 1) did not come within 1500 ms");
+    CHECK_ERROR(add_up(ctx, 1 << 20), DP_ERR_TIMEOUT, ": rank 1 (process 1, pid ");
+    CHECK_SAYS(dp_last_error(), ") did not come within 1500 ms");
     dp_close(ctx);
     exit(EXIT_SUCCESS);
 }
 
-/* A context has several lines: who waits on one of them answers on all. */
-MPI_TEST_UNDER(a_process_that_waits_on_another_line_is_not_named, 3, mpi_launch_broken)
+/* Who waits for the courier waits too. */
+MPI_TEST_UNDER(process_that_waits_for_the_courier_is_not_named, 3, mpi_launch_broken)
 {
+    float number = 1;
+    void *local[] = {&number};
+    const dp_block block = {DP_F32, 1, local};
+    dp_reducer *reducer;
     atexit(say_through);
     dp_ctx *ctx = open_by_mpi(1, 1000);
-    dp_status status = DP_OK;
-    int process;
-    CHECK_OK(add_up(ctx, 25));
+    CHECK_OK(dp_reducer_create(
+        ctx, &(dp_reducer_config){.blocks = &block, .block_count = 1, .reduction = DP_SUM_RANKS},
+        &reducer));
     if (mpi_process == 2) {
         a_while(4000);
     }
-    for (int i = 0; i < 2000 && mpi_process == 1 && status == DP_OK; i++) {
-        a_while(5);
-        status = test_far_hear(ctx, &process);
+    if (mpi_process == 1) {
+        CHECK_OK(dp_reducer_begin(reducer, NULL));
+        CHECK_OK(dp_reducer_ready(reducer, 0, 0, NULL));
     }
-    CHECK_ERROR(mpi_process == 1 ? status : add_up(ctx, 25), DP_ERR_TIMEOUT,
-                ": process 2 of 3 (rank 2) did not come within 1000 ms");
+    CHECK_ERROR(mpi_process == 1 ? dp_reducer_finish(reducer) : add_up(ctx, 25), DP_ERR_TIMEOUT,
+                ": rank 2 (process 2, pid ");
     dp_close(ctx);
     exit(EXIT_SUCCESS);
 }
@@ -967,53 +1002,30 @@ MPI_TEST_UNDER(aborting_process_gives_the_reason, 3, mpi_launch_broken)
         dp_abort(ctx, DP_ERR_ABORTED, "the %s is full", "disk");
         CHECK_ERROR(add_up(ctx, 25), DP_ERR_ABORTED, "the disk is full");
     } else {
-        CHECK_ERROR(add_up(ctx, 25), DP_ERR_ABORTED,
-                    "process 2 of 3 (rank 2) failed: the disk is full");
+        CHECK_ERROR(add_up(ctx, 25), DP_ERR_ABORTED, ": rank 2 (process 2, pid ");
+        CHECK_SAYS(dp_last_error(), ") failed: the disk is full");
     }
     dp_close(ctx);
     exit(EXIT_SUCCESS);
 }
 
-/* Where MPI has brought the processes together, and something else carries their collectives. */
-MPI_TEST_UNDER(failures_travel_beside_another_table, 3, mpi_launch_broken)
-{
-    const dp_coll_ops *colls[] = {boot_coll(), NULL};
-    dp_ctx *ctx = NULL;
-    dp_status status = DP_OK;
-    int process = 7;
-    atexit(say_through);
-    CHECK_OK(dp_open(&(dp_config){.colls = colls, .device_count = 1, .timeout_ms = 20000}, &ctx));
-    CHECK_OK(test_far_hear(ctx, &process));
-    CHECK_OK(dp_barrier(ctx)); /* before that nobody has anything to say */
-    if (mpi_process == 1) {
-        test_far_tell(ctx, DP_ERR_ABORTED, 1, "the disk is full");
-        test_far_tell(ctx, DP_ERR_REMOTE, 1, "what comes of it");
-    }
-    for (int i = 0; i < 2000 && status == DP_OK; i++) {
-        a_while(5);
-        status = test_far_hear(ctx, &process);
-    }
-    CHECK_ERROR(status, DP_ERR_ABORTED, "the disk is full");
-    CHECK_INT(process, 1);
-    dp_close(ctx);
-    exit(EXIT_SUCCESS);
-}
-
-/* The table has no way to say it. */
+/* Where MPI has brought the processes together, and a table that has no way to say it carries their
+   collectives on several machines. */
 MPI_TEST_UNDER(abort_beside_another_table_gives_the_reason, 3, mpi_launch_broken)
 {
     const dp_coll_ops *colls[] = {boot_coll(), NULL};
     dp_ctx *ctx = NULL;
     dp_failure_info failure;
     atexit(say_through);
+    setenv("DP_MACHINE", machine_of("abc"), 1);
     CHECK_OK(dp_open(&(dp_config){.colls = colls, .device_count = 1, .timeout_ms = 20000}, &ctx));
     CHECK_OK(dp_barrier(ctx));
     if (mpi_process == 1) {
+        a_while(100); /* the others come out of the barrier */
         dp_abort(ctx, DP_ERR_ABORTED, "the disk is full");
     }
     CHECK_ERROR(dp_barrier(ctx), DP_ERR_ABORTED,
-                mpi_process == 1 ? "the disk is full"
-                                 : "process 1 of 3 (rank 1) failed: the disk is full");
+                mpi_process == 1 ? "the disk is full" : ") failed: the disk is full");
     CHECK(dp_failure(ctx, &failure));
     CHECK_INT(failure.rank, 1);
     dp_close(ctx);
@@ -1083,7 +1095,7 @@ static const char *const differences[KINDS] = {
 /* At once: the time-out is far away. */
 static void check_strays(int kind, bool large)
 {
-    char says[300];
+    char one[200], other[200];
     dp_ctx *ctx = open_by_mpi(1, 60000);
     dp_failure_info failure;
     time_t start = time(NULL);
@@ -1091,13 +1103,15 @@ static void check_strays(int kind, bool large)
     dp_tag(ctx, "epoch 3");
     dp_status status = mpi_process == 1 ? something_else(ctx, kind)
                                         : add_up(ctx, large ? 1 << 19 : 25);
-    snprintf(
-        says, sizeof says,
-        "collective 2: process 1 of 3 (rank 1) has issued %s, at 'epoch 3', and process 0 of 3 "
-        "(rank 0) all_reduce of %d f32 (sum), at 'epoch 3': all must make the same calls in "
-        "the same order",
-        differences[kind], large ? 1 << 19 : 25);
-    CHECK_ERROR(status, DP_ERR_REMOTE, says);
+    snprintf(one, sizeof one, ") has issued %s, at 'epoch 3', and rank 0 (process 0, pid ",
+             differences[kind]);
+    snprintf(other, sizeof other,
+             ") all_reduce of %d f32 (sum), at 'epoch 3': all must make the same calls in the same "
+             "order",
+             large ? 1 << 19 : 25);
+    CHECK_ERROR(status, DP_ERR_REMOTE, "collective 2: rank 1 (process 1, pid ");
+    CHECK_SAYS(dp_last_error(), one);
+    CHECK_SAYS(dp_last_error(), other);
     CHECK(time(NULL) - start < 10);
     CHECK(dp_failure(ctx, &failure));
     CHECK_INT(failure.rank, 1);
@@ -1137,7 +1151,7 @@ static void check_mix_up(dp_ctx *ctx, dp_status status, const char *one, const c
 {
     CHECK_ERROR(status, DP_ERR_REMOTE, one);
     CHECK_SAYS(dp_last_error(), other);
-    CHECK_SAYS(dp_last_error(), "process 1 of 2 (rank 1) has issued all_reduce of ");
+    CHECK_SAYS(dp_last_error(), ") has issued all_reduce of ");
     CHECK_SAYS(dp_last_error(), "all must make the same calls in the same order");
     dp_close(ctx);
 }
@@ -1197,7 +1211,7 @@ static void other_root(void)
     float data[3] = {0};
     const dp_part part = {.send = data, .recv = data};
     CHECK_ERROR(dp_broadcast(ctx, &part, 3, DP_F32, mpi_process == 1), DP_ERR_REMOTE,
-                "process 1 of 3 (rank 1) has issued broadcast of 3 f32 (root 1)");
+                ") has issued broadcast of 3 f32 (root 1), and rank 0 (process 0, pid ");
     dp_close(ctx);
 }
 
@@ -1257,13 +1271,11 @@ static void *die_soon(void *user)
 /* Process 1 dies, at once, or while it adds up with others. */
 static void one_is_killed(size_t count, bool soon)
 {
-    char who[40];
     pthread_t thread;
     dp_ctx *ctx = open_by_mpi(1, 2000);
     dp_failure_info failure;
     dp_status status = add_up(ctx, 25);
     CHECK_OK(status);
-    snprintf(who, sizeof who, "process 1 of %d (rank 1)", mpi_process_count);
     if (mpi_process == 1) {
         leave_file(); /* it will not be able to say that it is through */
         CHECK_INT(soon ? pthread_create(&thread, NULL, die_soon, NULL) : raise(SIGKILL), 0);
@@ -1274,7 +1286,7 @@ static void one_is_killed(size_t count, bool soon)
         status = add_up(ctx, count);
     }
     CHECK_INT(dp_status_class(status), DP_CLASS_JOB);
-    CHECK_ERROR(status, status, who);
+    CHECK_ERROR(status, status, ": rank 1 (process 1, pid ");
     CHECK(dp_failure(ctx, &failure));
     CHECK_INT(failure.rank, 1);
     dp_close(ctx);
@@ -1283,7 +1295,13 @@ static void one_is_killed(size_t count, bool soon)
 
 MPI_TEST_UNDER(killed_process_is_named, 3, mpi_launch_to_go_on)
 {
-    one_is_killed(25, false);
+    if (mpi_process == 1) {
+        leave_file(); /* it will not be able to say that it is through */
+    } else {
+        atexit(say_through);
+    }
+    run_end(open_by_mpi(1, END_TIMEOUT_MS), mpi_process, &end_cases[0]);
+    exit(EXIT_SUCCESS);
 }
 
 MPI_TEST_UNDER(process_killed_in_a_group_sum_is_named, 4, mpi_launch_to_go_on)
