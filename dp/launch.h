@@ -850,9 +850,9 @@ static dp_status dp__tree_look(dp__tree *tree, uint32_t missing, bool answered, 
     return DP_OK;
 }
 
-/* Until one of those who are missing has said something. All others are heard meanwhile. Who has
-   answered is asked again. That ends, as no two wait for each other: a parent waits for its children
-   before it gives them the whole, and they wait for it only after they gave their part. */
+/* Until one of those who are missing has said something; all others are heard. Who has answered is
+   asked again. That ends, as no two wait for each other: a parent waits for its children before it
+   gives them the whole, and they wait for it only after they gave their part. */
 DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__link **out)
 {
     dp__os_watch watch[DP__LINKS_MAX];
@@ -902,8 +902,8 @@ static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link)
     return DP_OK;
 }
 
-/* Who speaks cannot ask, nor answer: it waits longer than those who can. If it gives up, half a note
-   may have been sent, so that nothing can follow on that link. */
+/* Who speaks cannot ask, nor answer: it waits longer than those who can. If it gives up, half a
+   note may have been sent, so that nothing can follow on that link. */
 static dp_status dp__tree_give(dp__tree *tree, dp__link *link, dp__kind kind, const void *data,
                                size_t bytes)
 {
