@@ -2854,6 +2854,7 @@ static dp_status dp__train_log_mean(dp_ctx *ctx, dp_scope *scope, dp_scope *temp
 DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log, int64_t samples,
                              dp_value *out)
 {
+    DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__train_wants(__func__, scope, out));
     dp_scope *temp = dp_scope_begin(ctx);
     DP_TRY(dp_scope_check(temp));
