@@ -205,12 +205,13 @@
             process cannot make a wrapper, a reducer or a sharded optimizer, all have its status
      names that have changed: dp_scope_open(ctx, &scope) is dp_scope_begin(ctx), and dp_scope_check
             says why there is none; DP_SUM is DP_SUM_RANKS, as DP_OP_SUM is another enum's;
-            dp_grads_scatter is dp_grads_scatter_set; first_bucket_bytes, bucket_bytes, wire, hook
-            and hook_user are buckets.first_bytes, .bytes, .wire, .hook, .hook_user, and has_hook of
-            dp_reducer_info is buckets.hook; dim, split, sizes, weights and split_count are cut.dim
-            and so on, but for dp_gather_config, and dp_split_rows takes a dp_cut; the collectives
-            of dp_coll_ops are verbs and run; share of dp_param_info is that of a dp_stretch, and
-            unseen is dp_grads_are_unseen */
+            dp_grads_scatter is dp_grads_scatter_set; first_bucket_bytes and bucket_bytes are
+            first_bytes and bytes of buckets, which has wire, hook and hook_user, too; has_hook is
+            buckets.hook; dim, split, sizes, weights and split_count are in cut, but for
+            dp_gather_config; the collectives of dp_coll_ops are verbs and run; share of
+            dp_param_info is that of a dp_stretch, unseen is dp_grads_are_unseen
+     orders: module, scope, method in dp_invoke and dp_data_parallel_once; rows, parts, cut in
+            dp_split_rows; data, device, config in dp_image_batch and dp_image_preprocess */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -927,7 +928,7 @@ typedef struct dp_gather_config {
 
 /* How `rows` rows are divided among `part_count` parts: out_rows[part_count] and the number of
    parts made. `cut`: NULL = all zero; split_count is part_count, dim does not matter. */
-DP_MUST_USE DP_API dp_status dp_split_rows(const dp_cut *cut, int64_t rows, size_t part_count,
+DP_MUST_USE DP_API dp_status dp_split_rows(int64_t rows, size_t part_count, const dp_cut *cut,
                                            int64_t *out_rows, size_t *out_part_count);
 
 /* A list with one value per part. Where there are containers they decide the cut: group i goes to
@@ -1512,7 +1513,7 @@ typedef struct dp_pass_config {
 } dp_pass_config;
 
 /* Run a method of a module, or of what it wraps. out_pass NULL: no backward will follow. */
-DP_MUST_USE DP_API dp_status dp_invoke(dp_module *module, const char *method, dp_scope *scope,
+DP_MUST_USE DP_API dp_status dp_invoke(dp_module *module, dp_scope *scope, const char *method,
                                        dp_value args, dp_value kwargs, const dp_pass_config *config,
                                        dp_value *out, dp_pass **out_pass);
 
@@ -1585,8 +1586,9 @@ typedef struct
 DP_MUST_USE DP_API dp_status dp_data_parallel(dp_module *module, const dp_parallel_config *config,
                                               dp_module **out);
 /* The same for one pass, without a lasting wrapper; arguments as for dp_invoke. */
-DP_MUST_USE DP_API dp_status dp_data_parallel_once(dp_module *module, const char *method,
-                                                   dp_scope *scope, dp_value args, dp_value kwargs,
+DP_MUST_USE DP_API dp_status dp_data_parallel_once(dp_module *module, dp_scope *scope,
+                                                   const char *method, dp_value args,
+                                                   dp_value kwargs,
                                                    const dp_parallel_config *config, dp_value *out,
                                                    dp_pass **out_pass);
 DP_MUST_USE DP_API dp_status dp_container_parallel(dp_module *module,
@@ -2292,16 +2294,13 @@ static dp_status dp__threads_open(dp_ctx *ctx)
 {
     int count = ctx->info.local_count, cores = ctx->config.thread_count;
     size_t slots = (size_t)count * sizeof *ctx->slots, parts = (size_t)count * sizeof(dp_part);
-    bool room = true;
     ctx->info.core_count = cores;
     ctx->info.threads_per_device = cores > count ? cores / count : 1;
     ctx->slots = dp__host_alloc(&ctx->host, slots, 64);
-    for (int i = 0; i < DP__LANES; i++) {
-        ctx->lanes[i].ctx = ctx;
-        ctx->lanes[i].parts = dp__host_alloc(&ctx->host, parts, 64);
-        room = room && ctx->lanes[i].parts != NULL;
-    }
-    if (ctx->slots == NULL || !room)
+    dp_part *lanes = dp__host_alloc(&ctx->host, DP__LANES * parts, 64);
+    for (int i = 0; i < DP__LANES && lanes != NULL; i++)
+        ctx->lanes[i] = (dp__lane){.ctx = ctx, .parts = &lanes[i * count]};
+    if (ctx->slots == NULL || lanes == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d devices", count);
     if (count == 1)
         return DP_OK;

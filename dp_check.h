@@ -618,7 +618,7 @@ static dp_status dp__self_run_begin(const dp__self *check, bool replicas, dp__se
 {
     const dp_check_config *config = &check->config;
     DP_TRY(dp__self_run_make(check, replicas, out));
-    return dp_invoke(out->wrapper, config->method, out->scope, check->args, check->kwargs, NULL,
+    return dp_invoke(out->wrapper, out->scope, config->method, check->args, check->kwargs, NULL,
                      &out->out, config->only_outputs ? NULL : &out->pass);
 }
 
@@ -870,7 +870,7 @@ static dp_status dp__self_evaluate(const dp__self_move *move, dp__self_sum *out)
     DP_TRY(dp__self_buffers(check, move->run->copy));
     dp_scope *temp = dp_scope_begin(check->ctx);
     DP_TRY(dp_scope_check(temp));
-    dp_status status = dp_invoke(move->run->wrapper, check->config.method, temp, check->args,
+    dp_status status = dp_invoke(move->run->wrapper, temp, check->config.method, check->args,
                                  check->kwargs, NULL, &value, NULL);
     if (status == DP_OK)
         status = dp__self_dot(check, temp, value, move->grad, out);

@@ -222,15 +222,14 @@ typedef struct dp_image_config {
 /* Images {C, H, W} of any size and dtype in a list, or a tensor {N, C, H, W}, become an f32 tensor
    {N, C, H, W} on the same device: channels swapped, (x - mean) / std, padded right and below. A
    tensor may have N = 0. config NULL: only the conversion. */
-DP_MUST_USE DP_API dp_status dp_image_batch(dp_ctx *ctx, dp_scope *scope,
-                                            const dp_image_config *config, dp_value images,
-                                            dp_value *out);
+DP_MUST_USE DP_API dp_status dp_image_batch(dp_ctx *ctx, dp_scope *scope, dp_value images,
+                                            const dp_image_config *config, dp_value *out);
 
 /* ImgDataPreprocessor: a dict goes to the device; its entry "inputs" goes through dp_image_batch,
    and "data_samples" is none if it is missing. */
-DP_MUST_USE DP_API dp_status dp_image_preprocess(dp_ctx *ctx, dp_scope *scope,
-                                                 const dp_image_config *config, dp_device device,
-                                                 dp_value data, dp_value *out);
+DP_MUST_USE DP_API dp_status dp_image_preprocess(dp_ctx *ctx, dp_scope *scope, dp_value data,
+                                                 dp_device device, const dp_image_config *config,
+                                                 dp_value *out);
 
 #ifdef __cplusplus
 }
@@ -827,8 +826,8 @@ static dp_status dp__data_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_ima
 
 static const dp_image_config dp__data_image_default;
 
-DP_API dp_status dp_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_image_config *config,
-                                dp_value images, dp_value *out)
+DP_API dp_status dp_image_batch(dp_ctx *ctx, dp_scope *scope, dp_value images,
+                                const dp_image_config *config, dp_value *out)
 {
     dp_value made;
     DP_TRY(dp__check_pointer(__func__, "out", out));
@@ -867,8 +866,8 @@ static dp_status dp__data_image_dict(dp_ctx *ctx, dp_scope *scope, const dp_imag
     return dp__made(dp_dict_make(scope, pairs, used), out);
 }
 
-DP_API dp_status dp_image_preprocess(dp_ctx *ctx, dp_scope *scope, const dp_image_config *config,
-                                     dp_device device, dp_value data, dp_value *out)
+DP_API dp_status dp_image_preprocess(dp_ctx *ctx, dp_scope *scope, dp_value data, dp_device device,
+                                     const dp_image_config *config, dp_value *out)
 {
     dp_value moved, made;
     DP_TRY(dp__check_pointer(__func__, "out", out));

@@ -463,7 +463,7 @@ static dp_status dp__invoke(const dp__request *request, dp_value *out, dp_pass *
     return dp__invoke_by(request, inside ? NULL : request->module->face, out, out_pass);
 }
 
-DP_API dp_status dp_invoke(dp_module *module, const char *method, dp_scope *scope, dp_value args,
+DP_API dp_status dp_invoke(dp_module *module, dp_scope *scope, const char *method, dp_value args,
                            dp_value kwargs, const dp_pass_config *config, dp_value *out,
                            dp_pass **out_pass)
 {
@@ -1561,7 +1561,7 @@ DP_API dp_status dp_meta_test_parallel(dp_module *module, dp_module **out)
     return dp__wrap(__func__, "meta_test_parallel", module, &dp__data_face, &config, out);
 }
 
-DP_API dp_status dp_data_parallel_once(dp_module *module, const char *method, dp_scope *scope,
+DP_API dp_status dp_data_parallel_once(dp_module *module, dp_scope *scope, const char *method,
                                        dp_value args, dp_value kwargs,
                                        const dp_parallel_config *config, dp_value *out,
                                        dp_pass **out_pass)

@@ -1077,7 +1077,7 @@ static dp_status dp__split(const char *fn, const dp_cut *cut, int64_t rows, size
     return DP_OK;
 }
 
-DP_API dp_status dp_split_rows(const dp_cut *cut, int64_t rows, size_t part_count,
+DP_API dp_status dp_split_rows(int64_t rows, size_t part_count, const dp_cut *cut,
                                int64_t *out_rows, size_t *out_part_count)
 {
     size_t made = 0;

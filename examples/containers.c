@@ -98,7 +98,7 @@ static void look_at(dp_module *par, const picture *pictures, size_t count)
     for (size_t i = 0; i < count; i++)
         samples[i] = sample(step, &pictures[i]);
     DP_CHECK(dp_collate(step, samples, count, 2, &batch)); /* two samples per device */
-    DP_CHECK(dp_invoke(par, "forward", step, dp_none(), batch, NULL, &out, NULL));
+    DP_CHECK(dp_invoke(par, step, "forward", dp_none(), batch, NULL, &out, NULL));
     DP_CHECK(dp_read(ctx, out.as.t, means, count * sizeof *means));
     printf("batch of %zu\n%s\n%s\nbrightness:", count, lines[0], lines[1]);
     for (size_t i = 0; i < count; i++)

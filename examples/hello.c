@@ -52,7 +52,7 @@ static void show_cut(void)
 {
     int64_t rows[DEVICES], first = 0;
     size_t count;
-    DP_CHECK(dp_split_rows(NULL, ROWS, DEVICES, rows, &count));
+    DP_CHECK(dp_split_rows(ROWS, DEVICES, NULL, rows, &count));
     for (size_t i = 0; i < count; first += rows[i++])
         printf("device %zu has rows %d to %d\n", i, (int)first, (int)(first + rows[i] - 1));
 }

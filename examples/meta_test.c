@@ -48,7 +48,7 @@ static dp_status learn(const meta *m, dp_module *test, dp_scope *scope, dp_value
     dp_pass *pass;
     dp_value out;
     dp_tensor w, grad;
-    DP_TRY(dp_invoke(test, "forward", scope, dp_none(), support, NULL, &out, &pass));
+    DP_TRY(dp_invoke(test, scope, "forward", dp_none(), support, NULL, &out, &pass));
     DP_TRY(dp_backward(pass, dp_float(1), NULL));
     DP_TRY(dp_params_edit(test, 0, &w, &grad));
     DP_TRY(dp_axpby(m->ctx, 1, &w, -1, &grad, &w));
@@ -66,12 +66,12 @@ static dp_status run_task(meta *m, unsigned task, dp_module *test, dp_scope *sco
     draw(task, SHOTS, task, x, label);
     dp_value support = samples(scope, "support", SHOTS * WAYS, x, label);
     DP_TRY(
-        dp_invoke(test, "before_forward_support", scope, dp_none(), dp_none(), NULL, &out, NULL));
+        dp_invoke(test, scope, "before_forward_support", dp_none(), dp_none(), NULL, &out, NULL));
     for (int i = 0; i < STEPS; i++)
         DP_TRY(learn(m, test, scope, support));
     draw(task, QUERIES, ~task, x, label);
     dp_value query = samples(scope, "query", QUERIES * WAYS, x, label);
-    DP_TRY(dp_invoke(test, "forward", scope, dp_none(), query, NULL, &out, NULL));
+    DP_TRY(dp_invoke(test, scope, "forward", dp_none(), query, NULL, &out, NULL));
     DP_TRY(dp_item(m->ctx, out, &m->right[task]));
     m->right[task] /= QUERIES * WAYS;
     return DP_OK;

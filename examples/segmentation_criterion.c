@@ -58,11 +58,11 @@ static void gathered(dp_ctx *ctx, step *s)
     dp_value out, mean;
     dp_input_grad grad;
     DP_CHECK(dp_data_parallel(s->net, NULL, &par));
-    DP_CHECK(dp_invoke(par, "forward", s->scope, s->batch, dp_none(), NULL, &out, &net_pass));
+    DP_CHECK(dp_invoke(par, s->scope, "forward", s->batch, dp_none(), NULL, &out, &net_pass));
     for (int i = 0; i < DEVICES; i++)
         s->bytes[i] += IMAGES / DEVICES * PIXELS * CLASSES * sizeof(float);
     count_output(s, out);
-    DP_CHECK(dp_invoke(s->loss, "forward", s->scope, DP_LIST_OF(s->scope, out, s->target),
+    DP_CHECK(dp_invoke(s->loss, s->scope, "forward", DP_LIST_OF(s->scope, out, s->target),
                        dp_none(), NULL, &mean, &loss_pass));
     DP_CHECK(dp_backward(loss_pass, dp_float(1), &grad));
     DP_CHECK(dp_backward(net_pass, dp_at(grad.args, 0), NULL));
@@ -78,8 +78,8 @@ static void left_in_place(dp_ctx *ctx, step *s)
     dp_input_grad grad;
     DP_CHECK(dp_model_parallel(s->net, NULL, &par));
     DP_CHECK(dp_criterion_parallel(s->loss, NULL, &criterion));
-    DP_CHECK(dp_invoke(par, "forward", s->scope, s->batch, dp_none(), NULL, &outs, &net_pass));
-    DP_CHECK(dp_invoke(criterion, "forward", s->scope, DP_LIST_OF(s->scope, outs, s->target),
+    DP_CHECK(dp_invoke(par, s->scope, "forward", s->batch, dp_none(), NULL, &outs, &net_pass));
+    DP_CHECK(dp_invoke(criterion, s->scope, "forward", DP_LIST_OF(s->scope, outs, s->target),
                        dp_none(), NULL, &mean, &loss_pass));
     DP_CHECK(dp_backward(loss_pass, dp_float(1), &grad)); /* a list again, one per device */
     DP_CHECK(dp_backward(net_pass, dp_at(grad.args, 0), NULL));

@@ -259,7 +259,7 @@ static inline dp_status net_step(dp_module *net, dp_module *par, int step)
         return failure.status;
     }
     CHECK_OK(dp_info_get(ctx, &info));
-    dp_status status = dp_invoke(par, "forward", scope, net_rows_of(scope, &info, step), dp_none(),
+    dp_status status = dp_invoke(par, scope, "forward", net_rows_of(scope, &info, step), dp_none(),
                                  NULL, &out, &pass);
     if (status == DP_OK)
         status = dp_backward(pass, out, NULL);

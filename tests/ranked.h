@@ -157,7 +157,7 @@ static inline dp_status forward_and_backward(dp_module *par, double k, bool no_s
     dp_scope *scope = dp_scope_begin(ctx);
     dp_pass *pass = NULL;
     dp_value out;
-    dp_status status = dp_invoke(par, "forward", scope, dp_none(), a_part_each(ctx, scope),
+    dp_status status = dp_invoke(par, scope, "forward", dp_none(), a_part_each(ctx, scope),
                                  &(dp_pass_config){.no_sync = no_sync}, &out, &pass);
     if (status == DP_OK)
         status = dp_backward(pass, dp_float(k), NULL);

@@ -413,7 +413,7 @@ TEST(only_what_runs_alone_agrees)
     CHECK_OK(dp_run(ctx, NULL, agree_inside, ctx));
     CHECK_OK(
         dp_module_create(ctx, &(dp_module_config){.methods = methods, .method_count = 1}, &net));
-    CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+    CHECK_OK(dp_invoke(net, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL));
     CHECK_INT(out.as.i, 2);
     dp_close(ctx);
 }

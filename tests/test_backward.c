@@ -82,7 +82,7 @@ static dp_pass *pass_way(dp_module *module, dp_scope *scope, int way)
     dp_pass *pass = NULL;
     dp_value arg = way == CRITERION ? DP_LIST_OF(scope, part, part) : whole;
     CHECK_OK(
-        dp_invoke(module, "forward", scope, DP_LIST_OF(scope, arg), dp_none(), NULL, &out, &pass));
+        dp_invoke(module, scope, "forward", DP_LIST_OF(scope, arg), dp_none(), NULL, &out, &pass));
     return pass;
 }
 
@@ -201,7 +201,7 @@ TEST_BACKENDS(the_gradient_of_a_number_has_no_dims)
         dp_module *net = two_ways(ctx, "own", give_number, look), *par = NULL;
         three.cut.dim = one.cut.dim = dims[i];
         CHECK_OK(dp_data_parallel(net, &three, &par));
-        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[6],)"), dp_none(), NULL,
+        CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[6],)"), dp_none(), NULL,
                            &out, &pass));
         CHECK_TREE(ctx, out, "f32[3]=1 1 1");
         CHECK_ERROR(dp_backward(pass, tree_of(scope, "f32[]=5"), NULL), DP_ERR_MISMATCH,
@@ -213,7 +213,7 @@ TEST_BACKENDS(the_gradient_of_a_number_has_no_dims)
         CHECK_TREE(ctx, seen[1], "f32[]=6");
         CHECK_TREE(ctx, seen[2], "f32[]=7");
         CHECK_OK(dp_data_parallel(net, &one, &par));
-        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[6],)"), dp_none(), NULL,
+        CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[6],)"), dp_none(), NULL,
                            &out, &pass));
         CHECK_ERROR(dp_backward(pass, tree_of(scope, "f32[1]=5"), NULL), DP_ERR_MISMATCH,
                     "of the gradient is f32 (1), of the output f32 ()");
@@ -293,7 +293,7 @@ static void check_gifts(dp_ctx *ctx, dp_scope *scope, dp_module *par, size_t cou
     dp_value out;
     dp_pass *pass;
     dp_input_grad grads;
-    CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[5], [f64[5,1]])"),
+    CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[5], [f64[5,1]])"),
                        tree_of(scope, "{'z': f32[5]}"), NULL, &out, &pass));
     CHECK_OK(dp_backward(pass, dp_none(), &grads));
     join(x, "f32[5]", rows, count, X_ONLY, BOTH);
@@ -345,7 +345,7 @@ TEST_BACKENDS(none_is_zeros_for_groups_too)
     dp_pass *pass;
     dp_input_grad grads;
     CHECK_OK(dp_data_parallel(two_ways(ctx, "own", echo, give_gift), &config, &par));
-    CHECK_OK(dp_invoke(par, "forward", scope,
+    CHECK_OK(dp_invoke(par, scope, "forward",
                        tree_of(scope, "(<stack: [f32[3], f32[1]]>, [f64[4]])"), dp_none(), NULL,
                        &out, &pass));
     gifts[0] = NOTHING;
@@ -379,7 +379,7 @@ TEST_BACKENDS(gradients_of_inputs_are_backwards_own)
         if (devices > 0) {
             CHECK_OK(dp_data_parallel(net, &config, &par));
         }
-        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[4],)"), dp_none(), NULL,
+        CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[4],)"), dp_none(), NULL,
                            &out, &pass));
         CHECK_OK(dp_backward(pass, dp_float(1), &grads));
         CHECK_INT(grads.args.kind, DP_NONE);
@@ -406,7 +406,7 @@ TEST_BACKENDS(none_for_what_is_no_tensor_is_a_mismatch)
     dp_pass *pass;
     dp_input_grad grads;
     CHECK_OK(dp_data_parallel(two_ways(ctx, "own", echo, give_odd), &config, &par));
-    CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[4], 7)"), dp_none(), NULL, &out,
+    CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[4], 7)"), dp_none(), NULL, &out,
                        &pass));
     CHECK_ERROR(dp_backward(pass, dp_none(), &grads), DP_ERR_MISMATCH,
                 "[1] is none in replica 0 and a tensor in replica 1");
@@ -436,7 +436,7 @@ TEST_BACKENDS(none_of_a_criterions_target_is_zeros)
     dp_pass *pass;
     dp_input_grad grads;
     CHECK_OK(dp_criterion_parallel(two_ways(ctx, "own", loss_of, give_target), &config, &par));
-    CHECK_OK(dp_invoke(par, "forward", scope,
+    CHECK_OK(dp_invoke(par, scope, "forward",
                        DP_LIST_OF(scope, DP_LIST_OF(scope, y, y, y), tree_of(scope, "f64[7]")),
                        dp_none(), NULL, &out, &pass));
     CHECK_OK(dp_backward(pass, dp_float(1), &grads));
@@ -468,7 +468,7 @@ static dp_status criterion_pass(dp_ctx *ctx, dp_scope *scope, dp_value in, dp_va
     }
     if (status == DP_OK) {
         dp_value outs = DP_LIST_OF(scope, dp_at(in, 0), dp_at(in, 0));
-        status = dp_invoke(par, "forward", scope, DP_LIST_OF(scope, outs, dp_at(in, 1)), dp_none(),
+        status = dp_invoke(par, scope, "forward", DP_LIST_OF(scope, outs, dp_at(in, 1)), dp_none(),
                            NULL, out, &pass);
     }
     if (status == DP_OK) {

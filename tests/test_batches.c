@@ -59,7 +59,7 @@ TEST_BACKENDS(labels_follow_the_images_of_the_last_batch)
             dp_parallel_config config = over(devices);
             config.cut.split = (dp_split)split;
             CHECK_OK(dp_container_parallel(module_of(ctx, note_part), &config, &par));
-            CHECK_OK(dp_invoke(par, "forward", scope, dp_none(), batch_of(scope, 4, 3), NULL, &out,
+            CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), batch_of(scope, 4, 3), NULL, &out,
                                NULL));
             CHECK_INT(part_count, 2);
             CHECK_TREE(ctx, parts[0].kwargs,
@@ -83,17 +83,17 @@ TEST_BACKENDS(empty_groups_are_groups)
     dp_module *par = NULL;
     dp_value out;
     CHECK_OK(dp_data_parallel(module_of(ctx, note_part), &config, &par));
-    CHECK_OK(dp_invoke(par, "forward", scope, dp_none(),
+    CHECK_OK(dp_invoke(par, scope, "forward", dp_none(),
                        tree_of(scope, "{'y': i8[2], 'x': <stack: [f32[2,1], f32[0,1]]>}"), NULL,
                        &out, NULL));
     CHECK_INT(part_count, 2);
     CHECK_TREE(ctx, parts[1].kwargs, "{'y': i8[0]=, 'x': f32[0,1]=}");
     CHECK_F64(parts[1].weight, 0, 0);
     CHECK_INT(parts[1].row_first, 2);
-    CHECK_ERROR(dp_invoke(par, "forward", scope, dp_none(), tree_of(scope, "{'x': <: []>}"), NULL,
+    CHECK_ERROR(dp_invoke(par, scope, "forward", dp_none(), tree_of(scope, "{'x': <: []>}"), NULL,
                           &out, NULL),
                 DP_ERR_INVALID, "['x'] has no groups: there is nothing to run");
-    CHECK_ERROR(dp_invoke(par, "forward", scope, tree_of(scope, "[f32[2]]"),
+    CHECK_ERROR(dp_invoke(par, scope, "forward", tree_of(scope, "[f32[2]]"),
                           tree_of(scope, "{'x': <: []>}"), NULL, &out, NULL),
                 DP_ERR_MISMATCH, "[0] has 2 rows and ['x'] has 0 in its groups");
 }
@@ -150,7 +150,7 @@ static void check_parts(dp_ctx *ctx, const cut_row *row, int face)
                                                   .param_count = 1},
                               &net));
     CHECK_OK(face == 2 ? dp_distributed(net, &all, &par) : dp_data_parallel(net, &config, &par));
-    CHECK_OK(dp_invoke(par, "forward", scope, DP_TUPLE_OF(scope, dp_of(scope, &x)), dp_none(), NULL,
+    CHECK_OK(dp_invoke(par, scope, "forward", DP_TUPLE_OF(scope, dp_of(scope, &x)), dp_none(), NULL,
                        &out, NULL));
     CHECK_INT(part_count, devices == 1 ? 1 : row->want);
     CHECK_INT(parts[0].row_total, row->rows);
@@ -176,16 +176,16 @@ TEST_BACKENDS(groups_of_who_knows_what)
     dp_module *par = NULL;
     dp_value out;
     CHECK_OK(dp_data_parallel(module_of(ctx, note_part), &config, &par));
-    CHECK_OK(dp_invoke(par, "forward", scope, dp_none(), tree_of(scope, "{'m': <cpu: [1, 'a']>}"),
+    CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), tree_of(scope, "{'m': <cpu: [1, 'a']>}"),
                        NULL, &out, NULL));
     CHECK_INT(part_count, 2);
     CHECK_INT(parts[1].row_total, 0);
     CHECK_F64(parts[1].weight, 1, 0);
-    CHECK_OK(dp_invoke(par, "forward", scope, dp_none(),
+    CHECK_OK(dp_invoke(par, scope, "forward", dp_none(),
                        tree_of(scope, "{'m': <cpu: [1, 'a']>, 'x': f32[3]}"), NULL, &out, NULL));
     CHECK_INT(parts[0].row_count, 2);
     CHECK_INT(parts[1].row_total, 3);
-    CHECK_OK(dp_invoke(par, "forward", scope,
+    CHECK_OK(dp_invoke(par, scope, "forward",
                        dp_none(), /* a group each, although one has no rows */
                        tree_of(scope, "{'m': <cpu: [1, 'a']>, 'x': f32[1]}"), NULL, &out, NULL));
     CHECK_INT(part_count, 2);
@@ -204,7 +204,7 @@ TEST_BACKENDS(one_device_takes_what_comes)
     CHECK_OK(dp_container_parallel(net, &one, &all[1]));
     CHECK_OK(dp_data_parallel(net, &one, &all[2]));
     for (size_t i = 0; i < 3; i++) {
-        CHECK_OK(dp_invoke(all[i], "forward", scope, dp_none(),
+        CHECK_OK(dp_invoke(all[i], scope, "forward", dp_none(),
                            tree_of(scope, "{'s': f32[], 'x': f32[3,1], 'y': i64[2], "
                                           "'g': <stack: [f32[4,1]]>, 'm': <cpu: [['a']]>}"),
                            NULL, &out, NULL));
@@ -212,16 +212,16 @@ TEST_BACKENDS(one_device_takes_what_comes)
                    "{'s': f32[]=0, 'x': f32[3,1]=0 1 2, 'y': i64[2]=0 1, "
                    "'g': f32[4,1]=0 1 2 3, 'm': ['a']}");
         CHECK_INT(parts[0].row_count, 4); /* of the first container that can be counted */
-        CHECK_OK(dp_invoke(all[i], "forward", scope, dp_none(),
+        CHECK_OK(dp_invoke(all[i], scope, "forward", dp_none(),
                            tree_of(scope, "{'s': f32[], 'y': i64[2], 'x': f32[3,1]}"), NULL, &out,
                            NULL));
         CHECK_INT(parts[0].row_count, 2); /* of the first tensor that has any */
         CHECK_INT(parts[0].row_total, 2);
         CHECK_F64(parts[0].weight, 2, 0);
-        CHECK_OK(dp_invoke(all[i], "forward", scope, tree_of(scope, "[f32[]]"), dp_none(), NULL,
+        CHECK_OK(dp_invoke(all[i], scope, "forward", tree_of(scope, "[f32[]]"), dp_none(), NULL,
                            &out, NULL));
         CHECK_INT(parts[0].row_total, 0);
-        CHECK_ERROR(dp_invoke(all[i], "forward", scope, tree_of(scope, "[<: [f32[1], f32[1]]>]"),
+        CHECK_ERROR(dp_invoke(all[i], scope, "forward", tree_of(scope, "[<: [f32[1], f32[1]]>]"),
                               dp_none(), NULL, &out, NULL),
                     DP_ERR_MISMATCH, "[0] has 2 groups for 1 device: groups would be lost");
     }
@@ -255,22 +255,22 @@ TEST_BACKENDS(targets_follow_the_groups_of_the_batch)
         dp_value outs, loss, batch = batch_of(scope, 4, devices > 1 ? 3 : 4);
         CHECK_OK(dp_model_parallel(module_of(ctx, images_of), &config, &model));
         CHECK_OK(dp_criterion_parallel(module_of(ctx, compare), &config, &criterion));
-        CHECK_OK(dp_invoke(model, "forward", scope, dp_none(), batch, NULL, &outs, NULL));
-        CHECK_OK(dp_invoke(criterion, "forward", scope,
+        CHECK_OK(dp_invoke(model, scope, "forward", dp_none(), batch, NULL, &outs, NULL));
+        CHECK_OK(dp_invoke(criterion, scope, "forward",
                            DP_LIST_OF(scope, outs, dp_get(batch, "label")), dp_none(), NULL, &loss,
                            NULL));
         const char *const groups = devices > 1 ? "<stack: [i64[3], i64[1]]>" : "<stack: [i64[4]]>";
-        CHECK_OK(dp_invoke(criterion, "forward", scope,
+        CHECK_OK(dp_invoke(criterion, scope, "forward",
                            DP_LIST_OF(scope, outs, tree_of(scope, groups)), dp_none(), NULL, &loss,
                            NULL));
         if (devices > 1) {
-            CHECK_ERROR(dp_invoke(criterion, "forward", scope,
+            CHECK_ERROR(dp_invoke(criterion, scope, "forward",
                                   DP_LIST_OF(scope, outs, tree_of(scope, "<: [i64[2], i64[2]]>")),
                                   dp_none(), NULL, &loss, NULL),
                         DP_ERR_MISMATCH,
                         "the targets cannot be cut as the outputs were: [0] has 2 samples in group "
                         "0, and sizes[0] is 3");
-            CHECK_ERROR(dp_invoke(criterion, "forward", scope,
+            CHECK_ERROR(dp_invoke(criterion, scope, "forward",
                                   DP_LIST_OF(scope, outs, tree_of(scope, "<cpu: [1]>")), dp_none(),
                                   NULL, &loss, NULL),
                         DP_ERR_MISMATCH, "the targets make 1 part, the outputs are 2");
@@ -285,11 +285,11 @@ TEST_BACKENDS(targets_for_more_devices_than_outputs)
     dp_module *criterion = NULL;
     dp_value loss, x = tree_of(scope, "f32[2]"), outs = DP_LIST_OF(scope, x, x);
     CHECK_OK(dp_criterion_parallel(module_of(ctx, compare), &config, &criterion));
-    CHECK_ERROR(dp_invoke(criterion, "forward", scope,
+    CHECK_ERROR(dp_invoke(criterion, scope, "forward",
                           DP_LIST_OF(scope, outs, tree_of(scope, "i64[5]")), dp_none(), NULL, &loss,
                           NULL),
                 DP_ERR_MISMATCH, "the targets have rows in 3 parts, the outputs are 2");
-    CHECK_ERROR(dp_invoke(criterion, "forward", scope,
+    CHECK_ERROR(dp_invoke(criterion, scope, "forward",
                           DP_LIST_OF(scope, outs, tree_of(scope, "<cpu: [1, 2, 3]>")), dp_none(),
                           NULL, &loss, NULL),
                 DP_ERR_MISMATCH, "the targets have rows in 3 parts, the outputs are 2");

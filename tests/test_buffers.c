@@ -307,7 +307,7 @@ TEST(no_backward_after_the_write)
         dp_pass *pass = NULL;
         dp_value out;
         CHECK_OK(dp_distributed(net, &(dp_distributed_config){.buffers = kinds[i]}, &par));
-        CHECK_OK(dp_invoke(par, "forward", scope, dp_none(), a_part_each(ctx, scope), NULL, &out,
+        CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), a_part_each(ctx, scope), NULL, &out,
                            &pass));
         CHECK_OK(dp_buffers_sync(par));
         if (kinds[i] == DP_BUFFERS_LOCAL)
@@ -338,9 +338,9 @@ TEST(replicas_cannot_make_buffers_equal)
         ctx, &(dp_module_config){.name = "net", .methods = &method, .method_count = 1}, &net));
     CHECK_OK(dp_data_parallel(net, NULL, &par));
     dp_scope *scope = dp_scope_begin(ctx);
-    CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+    CHECK_OK(dp_invoke(net, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL));
     CHECK_ERROR(
-        dp_invoke(par, "forward", scope, dp_none(), a_part_each(ctx, scope), NULL, &out, NULL),
+        dp_invoke(par, scope, "forward", dp_none(), a_part_each(ctx, scope), NULL, &out, NULL),
         DP_ERR_STATE, "dp_buffers_sync");
     CHECK_ERROR(dp_buffers_sync(NULL), DP_ERR_INVALID, "dp_buffers_sync");
     dp_close(ctx);

@@ -34,7 +34,7 @@ static dp_status run_on(dp_module *module, dp_scope *scope, size_t devices, dp_p
     char rows[32];
     dp_value out;
     snprintf(rows, sizeof rows, "(f32[%zu],)", devices);
-    return dp_invoke(module, "forward", scope, tree_of(scope, rows), dp_none(), NULL, &out,
+    return dp_invoke(module, scope, "forward", tree_of(scope, rows), dp_none(), NULL, &out,
                      out_pass);
 }
 
@@ -79,10 +79,10 @@ static dp_status look_at_none(dp_call *call)
 TEST_BACKENDS(arguments_by_place_and_by_name)
 {
     dp_value out;
-    CHECK_OK(dp_invoke(module_of(ctx, look_at_arguments, NULL), "forward", scope,
+    CHECK_OK(dp_invoke(module_of(ctx, look_at_arguments, NULL), scope, "forward",
                        tree_of(scope, "[f32[2,3], 7]"),
                        tree_of(scope, "{'size': 3, 'mask': bool[2]}"), NULL, &out, NULL));
-    CHECK_OK(dp_invoke(module_of(ctx, look_at_none, NULL), "forward", scope, dp_none(), dp_none(),
+    CHECK_OK(dp_invoke(module_of(ctx, look_at_none, NULL), scope, "forward", dp_none(), dp_none(),
                        NULL, &out, NULL));
 }
 
@@ -150,7 +150,7 @@ TEST_BACKENDS(methods_get_dense_memory)
     for (layout = CUT; layout < LAYOUTS; layout++) {
         dp_value x = lay_out(scope), args = DP_LIST_OF(scope, x), kwargs = DP_DICT(scope, {"x", x});
         CHECK_OK(
-            dp_invoke(layout == CUT ? par : net, "forward", scope, args, kwargs, NULL, &out, NULL));
+            dp_invoke(layout == CUT ? par : net, scope, "forward", args, kwargs, NULL, &out, NULL));
     }
 }
 
@@ -182,7 +182,7 @@ TEST_BACKENDS(lost_tensors_reach_methods_as_they_are)
     dp_tensor lost = *lay_out(scope).as.t;
     lost.device = (dp_device){99, 99};
     dp_value x = dp_of(scope, &lost);
-    CHECK_OK(dp_invoke(module_of(ctx, look_at_lost, NULL), "forward", scope, DP_LIST_OF(scope, x),
+    CHECK_OK(dp_invoke(module_of(ctx, look_at_lost, NULL), scope, "forward", DP_LIST_OF(scope, x),
                        DP_DICT(scope, {"x", x}), NULL, &out, NULL));
 }
 
@@ -192,28 +192,28 @@ TEST_BACKENDS(wrong_requests)
     dp_value none = dp_none(), out, bad = dp_of(scope, NULL);
     dp_pass *pass = NULL;
     dp_pass_config odd = {.compute_dtype = (dp_dtype)99};
-    CHECK_ERROR(dp_invoke(NULL, "forward", scope, none, none, NULL, &out, NULL), DP_ERR_INVALID,
+    CHECK_ERROR(dp_invoke(NULL, scope, "forward", none, none, NULL, &out, NULL), DP_ERR_INVALID,
                 "module is NULL");
-    CHECK_ERROR(dp_invoke(net, NULL, scope, none, none, NULL, &out, NULL), DP_ERR_INVALID,
+    CHECK_ERROR(dp_invoke(net, scope, NULL, none, none, NULL, &out, NULL), DP_ERR_INVALID,
                 "method is NULL");
-    CHECK_ERROR(dp_invoke(net, "forward", NULL, none, none, NULL, &out, NULL), DP_ERR_INVALID,
+    CHECK_ERROR(dp_invoke(net, NULL, "forward", none, none, NULL, &out, NULL), DP_ERR_INVALID,
                 "scope is NULL");
-    CHECK_ERROR(dp_invoke(net, "forward", scope, none, none, NULL, NULL, NULL), DP_ERR_INVALID,
+    CHECK_ERROR(dp_invoke(net, scope, "forward", none, none, NULL, NULL, NULL), DP_ERR_INVALID,
                 "out is NULL");
-    CHECK_ERROR(dp_invoke(net, "forward", scope, dp_int(3), none, NULL, &out, NULL), DP_ERR_INVALID,
+    CHECK_ERROR(dp_invoke(net, scope, "forward", dp_int(3), none, NULL, &out, NULL), DP_ERR_INVALID,
                 "args is an int, not a tuple");
-    CHECK_ERROR(dp_invoke(net, "forward", scope, none, tree_of(scope, "[1]"), NULL, &out, NULL),
+    CHECK_ERROR(dp_invoke(net, scope, "forward", none, tree_of(scope, "[1]"), NULL, &out, NULL),
                 DP_ERR_INVALID, "kwargs is a list, not a dict");
-    CHECK_ERROR(dp_invoke(net, "forward", scope, bad, none, NULL, &out, NULL), DP_ERR_INVALID,
+    CHECK_ERROR(dp_invoke(net, scope, "forward", bad, none, NULL, &out, NULL), DP_ERR_INVALID,
                 "tensor is NULL");
-    CHECK_ERROR(dp_invoke(net, "forward", scope, none, none, &odd, &out, NULL), DP_ERR_INVALID,
+    CHECK_ERROR(dp_invoke(net, scope, "forward", none, none, &odd, &out, NULL), DP_ERR_INVALID,
                 "99");
-    CHECK_ERROR(dp_invoke(net, "backwards", scope, none, none, NULL, &out, &pass),
+    CHECK_ERROR(dp_invoke(net, scope, "backwards", none, none, NULL, &out, &pass),
                 DP_ERR_UNSUPPORTED, "'own' has no method 'backwards'; there is 'forward'");
     CHECK(pass == NULL);
-    CHECK_OK(dp_invoke(net, "forward", scope, none, none, NULL, &out, NULL));
+    CHECK_OK(dp_invoke(net, scope, "forward", none, none, NULL, &out, NULL));
     CHECK_OK(dp_module_destroy(net));
-    CHECK_ERROR(dp_invoke(net, "forward", scope, none, none, NULL, &out, NULL), DP_ERR_STATE,
+    CHECK_ERROR(dp_invoke(net, scope, "forward", none, none, NULL, &out, NULL), DP_ERR_STATE,
                 "destroyed");
 }
 
@@ -224,7 +224,7 @@ TEST(a_scope_of_another_context)
     CHECK_OK(dp_open(NULL, &other));
     dp_scope *scope = dp_scope_begin(other);
     dp_value out;
-    CHECK_ERROR(dp_invoke(module_of(one, look_at_none, NULL), "forward", scope, dp_none(),
+    CHECK_ERROR(dp_invoke(module_of(one, look_at_none, NULL), scope, "forward", dp_none(),
                           dp_none(), NULL, &out, NULL),
                 DP_ERR_INVALID, "another context");
     dp_scope_end(scope);
@@ -351,7 +351,7 @@ TEST_BACKENDS(wrong_backwards)
     dp_pass *pass = NULL;
     dp_value out;
     CHECK_ERROR(dp_backward(NULL, dp_none(), NULL), DP_ERR_INVALID, "pass is NULL");
-    CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(),
+    CHECK_OK(dp_invoke(net, scope, "forward", dp_none(), dp_none(),
                        &(dp_pass_config){.no_grad = true}, &out, &pass));
     CHECK(pass == NULL);
     CHECK_OK(run_on(one_way, scope, 1, &pass));
@@ -496,7 +496,7 @@ static void check_chain(dp_ctx *ctx, dp_scope *scope, dp_module *run, dp_module 
     float grads[8];
     size_t first;
     CHECK_OK(dp_zero_grad(net));
-    CHECK_OK(dp_invoke(run, "forward", scope, x, dp_none(), NULL, &y, &pass));
+    CHECK_OK(dp_invoke(run, scope, "forward", x, dp_none(), NULL, &y, &pass));
     CHECK_STR(tree_text(ctx, y), "f32[7]=0 12 24 36 48 60 72");
     CHECK_OK(dp_backward(pass, gy, &gx));
     CHECK_STR(tree_text(ctx, gx.args.as.items[0]), "f32[7]=12 24 -12 0 36 12 24");
@@ -564,16 +564,16 @@ TEST_BACKENDS(children_do_as_their_parent_does)
     const dp_pass_config no_grad = {.no_grad = true};
     dp_value out;
     dp_pass *pass;
-    CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, &pass));
+    CHECK_OK(dp_invoke(net, scope, "forward", dp_none(), dp_none(), NULL, &out, &pass));
     CHECK_STR(tree_text(ctx, out), "[True, True]");
-    CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), &no_grad, &out, &pass));
+    CHECK_OK(dp_invoke(net, scope, "forward", dp_none(), dp_none(), &no_grad, &out, &pass));
     CHECK_STR(tree_text(ctx, out), "[True, False]");
     CHECK_OK(dp_module_train(child, false));
-    CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, &pass));
+    CHECK_OK(dp_invoke(net, scope, "forward", dp_none(), dp_none(), NULL, &out, &pass));
     CHECK_STR(tree_text(ctx, out), "[False, True]");
     CHECK_OK(dp_module_train(net, false));
     CHECK_OK(dp_module_train(child, true));
-    CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, &pass));
+    CHECK_OK(dp_invoke(net, scope, "forward", dp_none(), dp_none(), NULL, &out, &pass));
     CHECK_STR(tree_text(ctx, out), "[False, True]");
 }
 
@@ -621,10 +621,10 @@ TEST_BACKENDS(error_of_a_child_has_its_path)
                               &net));
     CHECK_OK(dp_module_train(net, false));
     dp_pass_config half = {.compute_dtype = DP_BF16};
-    CHECK_ERROR(dp_invoke(net, "forward", scope, dp_none(), dp_none(), &half, &out, NULL),
+    CHECK_ERROR(dp_invoke(net, scope, "forward", dp_none(), dp_none(), &half, &out, NULL),
                 DP_ERR_USER, "chain.forward: dp_call_child: first.fail: deep down");
     CHECK_ERROR(
-        dp_invoke(on_devices(net, 3), "forward", scope, dp_none(), dp_none(), &half, &out, NULL),
+        dp_invoke(on_devices(net, 3), scope, "forward", dp_none(), dp_none(), &half, &out, NULL),
         DP_ERR_USER, "chain.forward: dp_call_child: first.fail: deep down");
 }
 
@@ -896,7 +896,7 @@ TEST_BACKENDS(a_weight_is_a_number_of_samples)
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         for (int wrapped = 0; wrapped < 2; wrapped++) {
             given_weight = rows[i].weight;
-            dp_status got = dp_invoke(wrapped ? both : net, "forward", scope,
+            dp_status got = dp_invoke(wrapped ? both : net, scope, "forward",
                                       tree_of(scope, "(f32[5],)"), dp_none(), NULL, &out, NULL);
             if (rows[i].want == NULL)
                 CHECK_OK(got);
@@ -919,7 +919,7 @@ TEST_BACKENDS(children_know_the_part_of_their_replica)
                                                   .children = &child,
                                                   .child_count = 1},
                               &net));
-    CHECK_OK(dp_invoke(on_devices(net, 2), "forward", scope, tree_of(scope, "(f32[5],)"), dp_none(),
+    CHECK_OK(dp_invoke(on_devices(net, 2), scope, "forward", tree_of(scope, "(f32[5],)"), dp_none(),
                        NULL, &out, NULL));
     CHECK_OK(dp_read(ctx, out.as.t, got, sizeof got));
     for (int i = 0; i < 2; i++) {
@@ -1396,7 +1396,7 @@ TEST_BACKENDS(statistics_of_the_whole_batch)
                                                         .cut.sizes = (int64_t[]){4, 2},
                                                         .cut.split_count = 2},
                                   &par));
-        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[6]=1 2 3 4 10 20,)"),
+        CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[6]=1 2 3 4 10 20,)"),
                            dp_none(), NULL, &out, NULL));
         CHECK_OK(dp_read(ctx, out.as.t, both, sizeof both));
         CHECK_BYTES(both, both + 2, 2 * sizeof *both);

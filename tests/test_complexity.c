@@ -422,7 +422,7 @@ static dp_status pass_of(dp_module *par, dp_scope *scope, size_t count, char (*k
 {
     dp_pass *pass = NULL;
     dp_value inputs = dict_of(scope, count, names, 4);
-    TRY(dp_invoke(par, "forward", scope, dp_none(), inputs, NULL, out, &pass));
+    TRY(dp_invoke(par, scope, "forward", dp_none(), inputs, NULL, out, &pass));
     return dp_backward(pass, dict_of(scope, count, keys, 4), out_grad);
 }
 
@@ -467,13 +467,13 @@ TEST(many_keys_may_be_left_out_of_a_gradient)
     dp_value given = dict_of(scope, COUNT, names, 4);
     for (size_t i = 0; i < COUNT / 2; i++)
         pairs[i] = given.as.pairs[2 * i + 1];
-    CHECK_OK(dp_invoke(par, "forward", scope, dp_none(), given, NULL, &out, &pass));
+    CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), given, NULL, &out, &pass));
     CHECK_OK(dp_backward(pass, dp_dict_make(scope, pairs, COUNT / 2), &inputs));
     CHECK_INT(inputs.kwargs.count, COUNT / 2);
     for (size_t i = 0; i < COUNT / 2; i++)
         CHECK_STR(inputs.kwargs.as.pairs[i].key, names[2 * i + 1]);
     pairs[COUNT / 4].key = "other";
-    CHECK_OK(dp_invoke(par, "forward", scope, dp_none(), given, NULL, &out, &pass));
+    CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), given, NULL, &out, &pass));
     CHECK_ERROR(dp_backward(pass, dp_dict_make(scope, pairs, COUNT / 2), &inputs), DP_ERR_MISMATCH,
                 "of the gradient has key 'other', the output has not");
     dp_scope_end(scope);
@@ -519,7 +519,7 @@ TEST(none_among_many_gradients_is_zeros)
     CHECK_OK(
         dp_module_create(ctx, &(dp_module_config){.methods = methods, .method_count = 2}, &module));
     CHECK_OK(dp_data_parallel(module, NULL, &par));
-    CHECK_OK(dp_invoke(par, "forward", scope, dp_none(), given, NULL, &out, &pass));
+    CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), given, NULL, &out, &pass));
     CHECK_OK(dp_backward(pass, dp_none(), &inputs));
     for (size_t i = 0; i < COUNT; i++) {
         const dp_tensor *tensor = NULL;
@@ -1052,7 +1052,7 @@ static void check_replicas(dp_ctx *ctx, dp_module *par, double want)
     dp_value out, x = dp_array(scope, rows, DP_F32, DP_SHAPE(TREE_DEVICES));
     const dp_tensor *tensor = NULL;
     float got[TREE_DEVICES];
-    CHECK_OK(dp_invoke(par, "forward", scope, DP_LIST_OF(scope, x), dp_none(), NULL, &out, NULL));
+    CHECK_OK(dp_invoke(par, scope, "forward", DP_LIST_OF(scope, x), dp_none(), NULL, &out, NULL));
     CHECK_OK(dp_as_tensor(out, "w", DP_F32, 1, &tensor));
     CHECK_OK(dp_read(ctx, tensor, got, sizeof got));
     for (size_t i = 0; i < TREE_DEVICES; i++) {

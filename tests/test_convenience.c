@@ -166,7 +166,7 @@ static void check_out_grad(dp_ctx *ctx, dp_module *net, dp_module *run, dp_value
     dp_tensor data, gw;
     dp_scope *scope = dp_scope_begin(ctx);
     CHECK_OK(dp_zero_grad(net));
-    CHECK_OK(dp_invoke(run, "forward", scope, dp_none(), dp_none(), NULL, &out, &pass));
+    CHECK_OK(dp_invoke(run, scope, "forward", dp_none(), dp_none(), NULL, &out, &pass));
     CHECK_OK(dp_backward(pass, grad, NULL));
     CHECK_OK(dp_params_edit(net, W, &data, &gw));
     check_floats(ctx, &gw, want, 6);
@@ -232,7 +232,7 @@ TEST_BACKENDS(tensors_of_replicas_are_on_their_devices)
             .methods = methods, .method_count = 2, .params = three, .param_count = PARTS},
         &net));
     CHECK_OK(dp_data_parallel(net, &config, &par));
-    CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[3],)"), dp_none(), NULL, &out,
+    CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[3],)"), dp_none(), NULL, &out,
                        &pass));
     check_floats(ctx, out.as.t, (const float[]){0, 1, 2}, 3);
     CHECK_OK(dp_backward(pass, dp_none(), NULL));
@@ -351,7 +351,7 @@ TEST_BACKENDS(runs_need_no_scope_and_share_rows)
         size_t parts;
         dp_status status = dp_run(ctx, NULL, take_share, &w);
         CHECK_INT(status, w.count == 3 ? DP_ERR_USER : DP_OK);
-        CHECK_OK(dp_split_rows(NULL, w.count, TREE_DEVICES, rows, &parts));
+        CHECK_OK(dp_split_rows(w.count, TREE_DEVICES, NULL, rows, &parts));
         for (int i = 0; i < TREE_DEVICES; i++) {
             CHECK_INT(w.first[i], next);
             CHECK_INT(w.rows[i], rows[i]);
@@ -565,7 +565,7 @@ static void block_step(dp_ctx *ctx, dp_module *net, dp_module *run, int64_t rows
     if (step)
         CHECK_OK(dp_train_step(run, scope, data, factor < 1 ? &optim.base : NULL, &out));
     else {
-        CHECK_OK(dp_invoke(run, "forward", scope, dp_none(), data, NULL, &out, &pass));
+        CHECK_OK(dp_invoke(run, scope, "forward", dp_none(), data, NULL, &out, &pass));
         CHECK_OK(dp_backward(pass, dp_float(factor), NULL));
     }
     net_numbers(ctx, net, true, got);
@@ -624,7 +624,7 @@ TEST_BACKENDS(a_block_is_zeroed_whole)
     CHECK_OK(dp_module_create(ctx, &wide, &net));
     CHECK_OK(dp_data_parallel(net, &config, &par));
     for (int step = 1; step <= 3; step++) {
-        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[2],)"), dp_none(), NULL,
+        CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[2],)"), dp_none(), NULL,
                            &out, &pass));
         CHECK_OK(dp_backward(pass, dp_none(), NULL));
         net_numbers(ctx, net, true, got);
@@ -684,7 +684,7 @@ TEST_BACKENDS(memory_between_two_blocks_is_unchanged)
                               &parent));
     CHECK_OK(dp_data_parallel(parent, &config, &par));
     grad[BLOCK] = NAN;
-    CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[2],)"), dp_none(), NULL, &out,
+    CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[2],)"), dp_none(), NULL, &out,
                        &pass));
     grad[BLOCK + 1] = -0.0f; /* which is +0 when anything is added */
     CHECK_OK(dp_backward(pass, dp_none(), NULL));
@@ -734,17 +734,17 @@ TEST_BACKENDS(wrong_blocks)
     CHECK_ERROR(dp_module_create(ctx, &config, &net), DP_ERR_INVALID, "packed is not set");
     config.block = NULL;
     CHECK_OK(dp_module_create(ctx, &config, &net));
-    CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+    CHECK_OK(dp_invoke(net, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL));
     config.packed = true;
     config.param_count = 0;
     config.params = NULL;
     CHECK_OK(dp_module_create(ctx, &config, &net));
-    CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+    CHECK_OK(dp_invoke(net, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL));
     config.param_count = 1;
     config.params = &none;
     config.methods = of_nothing;
     CHECK_OK(dp_module_create(ctx, &config, &net));
-    CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+    CHECK_OK(dp_invoke(net, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL));
 }
 
 static dp_status outer_forward(dp_call *call)
@@ -765,9 +765,9 @@ TEST_BACKENDS(module_with_mean_grads_is_called_directly)
         &(dp_module_config){.name = "outer", .methods = methods, .method_count = 1, .wraps = net},
         &outer));
     data = DP_DICT(scope, {"x", dp_array(scope, x, DP_F32, DP_SHAPE(1, COLUMNS))});
-    CHECK_ERROR(dp_invoke(outer, "forward", scope, dp_none(), data, NULL, &out, &pass),
+    CHECK_ERROR(dp_invoke(outer, scope, "forward", dp_none(), data, NULL, &out, &pass),
                 DP_ERR_UNSUPPORTED, "'block' has mean_grads and is run by a method of 'outer'");
-    CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), data, NULL, &out, &pass));
+    CHECK_OK(dp_invoke(net, scope, "forward", dp_none(), data, NULL, &out, &pass));
     CHECK_ERROR(dp_backward(pass, out, NULL), DP_ERR_INVALID,
                 "dp_backward: 'block' has mean_grads: its gradient is a number, not a dict");
     CHECK_OK(dp_backward(pass, dp_int(2), NULL)); /* the pass was not used up */
@@ -830,7 +830,7 @@ TEST_BACKENDS(wrapper_info_has_its_ranks_and_module)
                 "'outer' is not a wrapper of the");
     CHECK_ERROR(dp_wrapper_info_get(par, NULL), DP_ERR_INVALID, "out is NULL");
     dp_value out, args = tree_of(scope, "(f32[2],)");
-    CHECK_OK(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, NULL));
+    CHECK_OK(dp_invoke(par, scope, "forward", args, dp_none(), NULL, &out, NULL));
     check_floats(ctx, out.as.t, (const float[]){2, 1}, 2);
 }
 
@@ -847,7 +847,7 @@ TEST_BACKENDS(nothing_is_wrapped)
     dp_value out;
     CHECK_OK(
         dp_module_create(ctx, &(dp_module_config){.methods = methods, .method_count = 1}, &net));
-    CHECK_ERROR(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL),
+    CHECK_ERROR(dp_invoke(net, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL),
                 DP_ERR_INVALID, "child is NULL, and 'module' wraps nothing");
 }
 
@@ -862,25 +862,25 @@ TEST_BACKENDS(one_pass_without_a_wrapper)
     for (int i = 0; i < 4 * NET_IN; i++)
         x[i] = (float)(i % 5);
     dp_value args = DP_TUPLE_OF(scope, dp_array(scope, x, DP_F32, DP_SHAPE(4, NET_IN)));
-    CHECK_OK(dp_invoke(net, "forward", scope, args, dp_none(), NULL, &out, &pass));
+    CHECK_OK(dp_invoke(net, scope, "forward", args, dp_none(), NULL, &out, &pass));
     CHECK_OK(dp_backward(pass, dp_float(1), NULL));
     net_numbers(ctx, net, true, want);
     CHECK_OK(dp_zero_grad(net));
-    CHECK_OK(dp_data_parallel_once(net, "forward", scope, args, dp_none(), &two, &out, &pass));
+    CHECK_OK(dp_data_parallel_once(net, scope, "forward", args, dp_none(), &two, &out, &pass));
     CHECK_OK(dp_backward(pass, dp_float(1), NULL));
     net_numbers(ctx, net, true, got);
     CHECK_BYTES(got, want, sizeof want);
     CHECK_OK(dp_module_create(ctx, &(dp_module_config){.methods = ask_methods, .method_count = 2},
                               &ask));
-    CHECK_OK(dp_data_parallel_once(ask, "ask", scope, args, dp_none(), &two, &out, NULL));
+    CHECK_OK(dp_data_parallel_once(ask, scope, "ask", args, dp_none(), &two, &out, NULL));
     check_floats(ctx, out.as.t, (const float[]){0, 1}, 2);
     two.cut.dim = 99;
-    CHECK_ERROR(dp_data_parallel_once(ask, "ask", scope, args, dp_none(), &two, &out, NULL),
+    CHECK_ERROR(dp_data_parallel_once(ask, scope, "ask", args, dp_none(), &two, &out, NULL),
                 DP_ERR_INVALID, "dp_data_parallel_once: dim is 99");
     two.cut.dim = 0;
-    CHECK_ERROR(dp_data_parallel_once(ask, "tell", scope, args, dp_none(), &two, &out, NULL),
+    CHECK_ERROR(dp_data_parallel_once(ask, scope, "tell", args, dp_none(), &two, &out, NULL),
                 DP_ERR_UNSUPPORTED, "dp_data_parallel_once: 'module' has no method 'tell'");
-    CHECK_ERROR(dp_data_parallel_once(ask, NULL, scope, args, dp_none(), &two, &out, NULL),
+    CHECK_ERROR(dp_data_parallel_once(ask, scope, NULL, args, dp_none(), &two, &out, NULL),
                 DP_ERR_INVALID, "dp_data_parallel_once: method is NULL");
 }
 

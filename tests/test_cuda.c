@@ -156,7 +156,7 @@ static void train_once(dp_ctx *ctx, int devices)
     CHECK_OK(dp_info_get(ctx, &info));
     CHECK_INT(info.local_count, devices);
     CHECK_OK(dp_data_parallel(net, NULL, &par));
-    CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[7,3],)"), dp_none(), NULL, &y,
+    CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[7,3],)"), dp_none(), NULL, &y,
                        &pass));
     CHECK_OK(dp_backward(pass, dp_float(1), NULL));
     net_numbers(ctx, net, true, grads);
@@ -634,7 +634,7 @@ TEST(a_steady_step_allocates_nothing_on_gpus)
     for (int i = 0; i < 20; i++) {
         dp_scope *scope = dp_scope_begin(ctx);
         dp_value y;
-        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[7,3],)"), dp_none(), NULL,
+        CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[7,3],)"), dp_none(), NULL,
                            &y, NULL));
         dp_scope_end(scope);
     }
@@ -817,7 +817,7 @@ static dp_status try_to_train(dp_ctx *ctx, dp_scope *scope)
                          &net));
     TRY(dp_params_write(net, NET_W, w, NET_IN * NET_OUT * sizeof *w));
     TRY(dp_data_parallel(net, NULL, &par));
-    TRY(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[7,3],)"), dp_none(), NULL, &y,
+    TRY(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[7,3],)"), dp_none(), NULL, &y,
                   &pass));
     TRY(dp_backward(pass, dp_float(1), NULL));
     TRY(dp_params_edit(net, NET_W, &data, &grad));

@@ -652,7 +652,7 @@ static void train(dp_ctx *ctx)
         dp_value y;
         dp_pass *pass = NULL;
         float grads[NET_PARAMS];
-        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[13,3],)"), dp_none(), NULL,
+        CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[13,3],)"), dp_none(), NULL,
                            &y, &pass));
         CHECK_OK(dp_backward(pass, dp_float(1), NULL));
         net_numbers(ctx, net, true, grads);

@@ -783,7 +783,7 @@ static void write_after_forward(int gpus, const int *devices, int count)
         dp_tensor data, grad;
         dp_value y;
         float before[NET_IN * NET_OUT];
-        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[7,3],)"), dp_none(), NULL,
+        CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[7,3],)"), dp_none(), NULL,
                            &y, NULL));
         CHECK_OK(dp_params_edit(net, NET_W, &data, &grad));
         CHECK_OK(dp_fill(ctx, &data, dp_float(i)));
@@ -836,7 +836,7 @@ TEST(a_shared_parameter_is_written_after_a_replica_read_it)
         float number = 0;
         CHECK_OK(dp_params_edit(net, 0, &param, NULL));
         CHECK_OK(dp_fill(ctx, &param, dp_float(i)));
-        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[2],)"), dp_none(), NULL,
+        CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[2],)"), dp_none(), NULL,
                            &out, NULL));
         CHECK_OK(dp_fill(ctx, &param, dp_float(FILLED)));
         dp_tensor first = first_of(&copied, 1);
@@ -868,7 +868,7 @@ static void train_on_all_ranks(int gpus, const int *devices, int count)
         dp_pass *pass = NULL;
         float grads[NET_PARAMS];
         CHECK_OK(dp_zero_grad(par));
-        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, batches[step]), dp_none(), NULL,
+        CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, batches[step]), dp_none(), NULL,
                            &y, &pass));
         CHECK_OK(dp_backward(pass, dp_float(1), NULL));
         net_numbers(ctx, net, true, grads);

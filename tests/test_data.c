@@ -1640,7 +1640,7 @@ TEST_BACKENDS(batches_are_stacked_as_mmengine_does)
     mixed[0] = dp_string(NULL, "");
     CHECK_ERROR(dp_stack_batch(ctx, scope, mixed[0], 1, 0, &out), DP_ERR_INVALID,
                 "dp_string: no scope");
-    CHECK_ERROR(dp_image_batch(ctx, scope, NULL, mixed[0], &out), DP_ERR_INVALID,
+    CHECK_ERROR(dp_image_batch(ctx, scope, mixed[0], NULL, &out), DP_ERR_INVALID,
                 "dp_string: no scope");
 }
 
@@ -1712,7 +1712,7 @@ TEST_BACKENDS(images_are_made_as_mmengine_does)
             dp_value in = tree_of(scope, row->in), out = dp_none();
             if (far == 1)
                 in = tree_on(ctx, scope, in, dp_local_device(ctx, 1));
-            dp_status got = dp_image_batch(ctx, scope, &row->config, in, &out);
+            dp_status got = dp_image_batch(ctx, scope, in, &row->config, &out);
             tree_check_row(ctx, row->in, got, out, row->status, row->want);
             if (got == DP_OK)
                 CHECK(lies_on(out, far ? dp_local_device(ctx, 1) : (dp_device){0, 0}));
@@ -1739,7 +1739,7 @@ TEST_BACKENDS(images_of_any_strides)
         dp_value list = DP_LIST_OF(scope, dp_of(scope, &turned));
         const dp_image_config config = {
             .mean = mean, .std = std, .channel_count = 3, .swap_channels = true, .pad_divisor = 2};
-        CHECK_OK(dp_image_batch(ctx, scope, &config, list, &out));
+        CHECK_OK(dp_image_batch(ctx, scope, list, &config, &out));
         CHECK_OK(dp_as_tensor(out, "out", DP_F32, 4, &got));
         CHECK_INT(got->shape[2], H + 1);
         CHECK_INT(got->shape[3], W + 1);
@@ -1759,21 +1759,21 @@ TEST_BACKENDS(a_dict_of_images_is_preprocessed)
     dp_device device = dp_local_device(ctx, 1);
     const dp_image_config config = {NORMED};
     dp_value in = tree_of(scope, "{'id': i64[1]=3, 'inputs': [u8[3,1,1]=5 10 4]}"), out;
-    CHECK_OK(dp_image_preprocess(ctx, scope, &config, device, in, &out));
+    CHECK_OK(dp_image_preprocess(ctx, scope, in, device, &config, &out));
     CHECK_TREE(ctx, out, "{'id': i64[1]=3, 'inputs': f32[1,3,1,1]=2 2 2, 'data_samples': None}");
     CHECK(lies_on(dp_get(out, "inputs"), device));
     CHECK(lies_on(dp_get(out, "id"), device));
     in = tree_of(scope, "{'data_samples': [1], 'inputs': [u8[1,1,1]=5]}");
-    CHECK_OK(dp_image_preprocess(ctx, scope, NULL, device, in, &out));
+    CHECK_OK(dp_image_preprocess(ctx, scope, in, device, NULL, &out));
     CHECK_TREE(ctx, out, "{'data_samples': [1], 'inputs': f32[1,1,1,1]=5}");
-    CHECK_ERROR(dp_image_preprocess(ctx, scope, NULL, device, tree_of(scope, "{'a': 1}"), &out),
+    CHECK_ERROR(dp_image_preprocess(ctx, scope, tree_of(scope, "{'a': 1}"), device, NULL, &out),
                 DP_ERR_INVALID, "dp_image_preprocess: not a dict with an entry 'inputs'");
-    CHECK_ERROR(dp_image_preprocess(ctx, scope, NULL, device, tree_of(scope, "[1]"), &out),
+    CHECK_ERROR(dp_image_preprocess(ctx, scope, tree_of(scope, "[1]"), device, NULL, &out),
                 DP_ERR_INVALID, "not a dict");
-    CHECK_ERROR(dp_image_preprocess(ctx, scope, NULL, device, in, NULL), DP_ERR_INVALID,
+    CHECK_ERROR(dp_image_preprocess(ctx, scope, in, device, NULL, NULL), DP_ERR_INVALID,
                 "out is NULL");
-    CHECK_ERROR(dp_image_batch(ctx, scope, NULL, in, NULL), DP_ERR_INVALID, "out is NULL");
-    CHECK_OK(dp_image_batch(ctx, scope, NULL, tree_of(scope, "[u8[1,1,1]=5]"), &out));
+    CHECK_ERROR(dp_image_batch(ctx, scope, in, NULL, NULL), DP_ERR_INVALID, "out is NULL");
+    CHECK_OK(dp_image_batch(ctx, scope, tree_of(scope, "[u8[1,1,1]=5]"), NULL, &out));
     CHECK_TREE(ctx, out, "f32[1,1,1,1]=5");
 }
 
@@ -1782,8 +1782,8 @@ static dp_status prepare(dp_ctx *ctx, dp_scope *scope, dp_value in, dp_value *ou
     const dp_image_config config = {NORMED, .pad_divisor = 2};
     dp_value stacked;
     DP_TRY(dp_stack_batch(ctx, scope, dp_get(dp_at(in, 0), "inputs"), 2, 1, &stacked));
-    DP_TRY(dp_image_batch(ctx, scope, NULL, dp_get(dp_at(in, 0), "x"), &stacked));
-    return dp_image_preprocess(ctx, scope, &config, dp_local_device(ctx, 0), dp_at(in, 0), out);
+    DP_TRY(dp_image_batch(ctx, scope, dp_get(dp_at(in, 0), "x"), NULL, &stacked));
+    return dp_image_preprocess(ctx, scope, dp_at(in, 0), dp_local_device(ctx, 0), &config, out);
 }
 
 TEST(preparing_out_of_memory)

@@ -341,7 +341,7 @@ static dp_value batch_of(dp_scope *scope, const dp_info *info, int step)
     static const int64_t sizes[] = {ROWS, 13, 8, 3, ROWS - 1, 17};
     int64_t rows[MOST], first = 0, count = 0;
     size_t parts = 0;
-    CHECK_OK(dp_split_rows(NULL, sizes[step % 6], (size_t)info->rank_count, rows, &parts));
+    CHECK_OK(dp_split_rows(sizes[step % 6], (size_t)info->rank_count, NULL, rows, &parts));
     for (int r = 0; r < info->rank_first + info->local_count; r++)
         *(r < info->rank_first ? &first : &count) += rows[r];
     return rows_of(scope, step, first, count);

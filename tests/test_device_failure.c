@@ -278,7 +278,7 @@ static dp_status pass_through(work *w, dp_module *net, dp_module *par)
     net_apply(0, ROWS, x.data, net_w, y);
     net_apply_back(0, ROWS, x.data, net_w, ones, gw, gx);
     dp_value args = DP_LIST_OF(w->scope, dp_of(w->scope, &x));
-    TRY(dp_invoke(par, "forward", w->scope, args, dp_none(), NULL, &out, &pass));
+    TRY(dp_invoke(par, w->scope, "forward", args, dp_none(), NULL, &out, &pass));
     TRY(dp_read(w->ctx, out.as.t, got, sizeof(y)));
     CHECK_BYTES(got, y, sizeof(y));
     TRY(dp_backward(pass, dp_float(1), &inputs));

@@ -206,7 +206,7 @@ static void buffers_in_two(meeting *m)
     CHECK_OK(forward_and_backward(par, 1, false));
     check_buffer(net, first ? 0.19 : 0.29);
     if (first) /* an evaluation meets nobody */
-        CHECK_OK(dp_invoke(par, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+        CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL));
     check_buffer(net, first ? 0.271 : 0.29);
     CHECK_OK(forward_and_backward(par, 1, true)); /* the first after a reduction: made equal */
     check_buffer(net, first ? 0.3439 : 0.4439);
@@ -1025,7 +1025,7 @@ static int copies_of_a_forward(dp_module *par)
     for (int i = 0; i < 4; i++)
         count -= deco_calls(copies[i]);
     CHECK_OK(
-        dp_invoke(par, "forward", scope, dp_none(), a_part_each(ctx, scope), NULL, &out, NULL));
+        dp_invoke(par, scope, "forward", dp_none(), a_part_each(ctx, scope), NULL, &out, NULL));
     for (int i = 0; i < 4; i++)
         count += deco_calls(copies[i]);
     dp_scope_end(scope);
@@ -1189,7 +1189,7 @@ static void means_of_means(meeting *m)
         for (int step = 0; step < 4; step++) { /* it zeroes by itself, but for what no_sync left */
             bool whole = step != 1;
             const dp_pass_config config = {.no_sync = !whole};
-            CHECK_OK(dp_invoke(par, "forward", scope, dp_none(), kwargs, &config, &out, &pass));
+            CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), kwargs, &config, &out, &pass));
             CHECK_OK(dp_backward(pass, dp_float(2), NULL));
             bool twice = step == 2 && kinds[i] != DP_MEAN_SAMPLES;
             if (whole)
@@ -1274,7 +1274,7 @@ TEST(groups_of_a_container_go_to_devices)
     dp_container container = {.data = dp_list_make(scope, DP_LIST, items, 2), .pad_dims = 2};
     dp_value x = dp_contain(scope, &container);
     CHECK_OK(
-        dp_invoke(par, "forward", scope, dp_none(), DP_DICT(scope, {"x", x}), NULL, &out, NULL));
+        dp_invoke(par, scope, "forward", dp_none(), DP_DICT(scope, {"x", x}), NULL, &out, NULL));
     CHECK_INT(out.kind, DP_LIST);
     CHECK_F64(dp_at(out, 0).as.f, 10, 0);
     CHECK_F64(dp_at(out, 1).as.f, 20, 0);
@@ -1323,13 +1323,13 @@ static void train_pair(meeting *m)
                                                   .children = children,
                                                   .child_count = 2},
                               &pair));
-    CHECK_OK(dp_invoke(pair, "train_step", scope, dp_none(), a_part_each(ctx, scope), NULL, &out,
+    CHECK_OK(dp_invoke(pair, scope, "train_step", dp_none(), a_part_each(ctx, scope), NULL, &out,
                        &pass));
     check_grads(nets[0], 10 * mean, 10 * mean);
     check_grads(nets[1], 3 * mean, 3 * mean);
     CHECK_ERROR(dp_data_parallel(pair, NULL, &around), DP_ERR_UNSUPPORTED, "'left' reduces");
     CHECK_OK(dp_zero_grad(pair));
-    CHECK_OK(dp_invoke(pair, "train_step", scope, dp_none(), a_part_each(ctx, scope),
+    CHECK_OK(dp_invoke(pair, scope, "train_step", dp_none(), a_part_each(ctx, scope),
                        &(dp_pass_config){.no_sync = true}, &out, &pass)); /* of both children */
     int own = info_here(ctx).rank_first + 1;
     check_grads(nets[0], 10 * own, 10 * own);

@@ -169,7 +169,7 @@ static dp_status one_step(dp_module *par, int rows)
     if (is_reduced(program.step)) {
         status = dp_train_step(par, scope, rows > 0 ? data : dp_none(), NULL, &out);
     } else if (rows > 0) {
-        status = dp_invoke(par, "forward", scope, dp_none(), data,
+        status = dp_invoke(par, scope, "forward", dp_none(), data,
                            &(dp_pass_config){.no_sync = true}, &out, &pass);
         if (status == DP_OK)
             status = dp_backward(pass, dp_float(1), NULL);

@@ -835,7 +835,7 @@ static dp_pass *forward(dp_module *par, dp_scope *scope)
 {
     dp_value out;
     dp_pass *pass = NULL;
-    CHECK_OK(dp_invoke(par, "forward", scope, dp_none(), a_part_each(dp_module_ctx(par), scope),
+    CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), a_part_each(dp_module_ctx(par), scope),
                        NULL, &out, &pass));
     return pass;
 }

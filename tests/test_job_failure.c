@@ -129,7 +129,7 @@ static void one_gradient_is_wrong(meeting *m)
         dp_pass *pass = NULL;
         dp_value wrong = i == 0 ? odd : dp_list_make(scope, DP_INT, NULL, 0);
         CHECK_OK(dp_zero_grad(par));
-        CHECK_OK(dp_invoke(par, "forward", scope, dp_none(), a_part_each(ctx, scope), NULL, &out,
+        CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), a_part_each(ctx, scope), NULL, &out,
                            &pass));
         dp_status status = dp_backward(pass, here ? wrong : one, NULL);
         CHECK_INT(dp_status_class(status), DP_CLASS_CALL);
@@ -197,7 +197,7 @@ static void one_mends_its_call(meeting *m)
         dp_scope *scope = dp_scope_begin(ctx);
         dp_value out;
         dp_pass *pass;
-        dp_status status = dp_invoke(par, "forward", scope, dp_none(),
+        dp_status status = dp_invoke(par, scope, "forward", dp_none(),
                                      batch_of(ctx, scope, ROWS_DIFFER), NULL, &out, &pass);
         CHECK_INT(dp_status_class(status), DP_CLASS_CALL);
         dp_scope_end(scope);

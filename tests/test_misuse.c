@@ -943,7 +943,7 @@ TEST(wrong_cuts_of_a_batch)
         REJECT(dp_scatter, k.ctx, k.scope, k.tensor, &cuts[i], &outs.value);
         REJECT(dp_scatter_kwargs, k.ctx, k.scope, args, kwargs, &cuts[i], &outs.value, &outs.list);
         if (cuts[i].cut.dim == 0 && cuts[i].local_ranks == NULL) {
-            REJECT(dp_split_rows, &cuts[i].cut, 4, 3, outs.rows, &outs.count);
+            REJECT(dp_split_rows, 4, 3, &cuts[i].cut, outs.rows, &outs.count);
         }
         if (cuts[i].local_ranks != NULL) {
             REJECT(dp_replicate, k.ctx, k.scope, k.tensor, &cuts[i], &outs.value);
@@ -956,12 +956,12 @@ TEST(split_rows)
 {
     kit k;
     kit_open(&k, 1);
-    REJECT(dp_split_rows, NULL, -1, 3, outs.rows, &outs.count);
-    REJECT(dp_split_rows, NULL, INT64_MIN, 3, outs.rows, &outs.count);
-    REJECT(dp_split_rows, NULL, 4, 0, outs.rows, &outs.count);
-    REJECT(dp_split_rows, NULL, 4, SIZE_MAX, outs.rows, &outs.count);
-    REJECT(dp_split_rows, NULL, 4, 3, NULL, &outs.count);
-    REJECT(dp_split_rows, NULL, 4, 3, outs.rows, NULL);
+    REJECT(dp_split_rows, -1, 3, NULL, outs.rows, &outs.count);
+    REJECT(dp_split_rows, INT64_MIN, 3, NULL, outs.rows, &outs.count);
+    REJECT(dp_split_rows, 4, 0, NULL, outs.rows, &outs.count);
+    REJECT(dp_split_rows, 4, SIZE_MAX, NULL, outs.rows, &outs.count);
+    REJECT(dp_split_rows, 4, 3, NULL, NULL, &outs.count);
+    REJECT(dp_split_rows, 4, 3, NULL, outs.rows, NULL);
     kit_close(&k);
 }
 

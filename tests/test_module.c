@@ -84,7 +84,7 @@ TEST(config_strings_and_arrays_are_copied)
     memset(methods, 0, sizeof methods);
     memset(params, 0, sizeof params);
     dp_scope *scope = dp_scope_begin(ctx);
-    CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+    CHECK_OK(dp_invoke(net, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL));
     CHECK_STR(dp_module_name(net), "net");
     check_names(net, "w");
     dp_close(ctx);
@@ -572,7 +572,7 @@ TEST_BACKENDS(gradients_of_tied_parameters_are_summed)
                                                                .param_count = 2});
     CHECK_OK(dp_data_parallel(
         net, &(dp_parallel_config){.local_ranks = ranks, .local_rank_count = 3}, &par));
-    CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[3],)"), dp_none(), NULL, &out,
+    CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[3],)"), dp_none(), NULL, &out,
                        &pass));
     CHECK_OK(dp_backward(pass, dp_none(), NULL));
     net_numbers(ctx, net, true, &grad);
@@ -639,9 +639,9 @@ TEST(the_training_flag_reaches_all)
     dp_scope *scope = dp_scope_begin(ctx);
     for (int on = 1; on >= 0; on--) {
         CHECK_OK(dp_module_train(par, on == 1));
-        CHECK_OK(dp_invoke(par, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+        CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL));
         CHECK_INT(seen_training, on);
-        CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+        CHECK_OK(dp_invoke(net, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL));
         CHECK_INT(seen_training, on);
     }
     CHECK_ERROR(dp_module_train(NULL, true), DP_ERR_INVALID, "module is NULL");
@@ -703,7 +703,7 @@ TEST_BACKENDS(every_replica_has_a_state_of_its_own)
     CHECK_INT(all.order[0], 0);
     CHECK_INT(all.order[2], 2);
     CHECK_OK(
-        dp_invoke(par, "forward", scope, tree_of(scope, "(f32[3],)"), dp_none(), NULL, &out, NULL));
+        dp_invoke(par, scope, "forward", tree_of(scope, "(f32[3],)"), dp_none(), NULL, &out, NULL));
     all.fails = true;
     CHECK_ERROR(dp_data_parallel(net, &three, &again), DP_ERR_USER,
                 "replica_create of 'net', replica 1: no state for replica 1");
@@ -751,10 +751,10 @@ TEST_BACKENDS(module_in_use_is_not_destroyed)
     CHECK_ERROR(dp_module_destroy(child), DP_ERR_STATE, "'net' is a child of 'outer'");
     CHECK_ERROR(dp_module_destroy(net), DP_ERR_STATE, "'outer' is wrapped");
     CHECK_OK(dp_module_destroy(par));
-    CHECK_ERROR(dp_invoke(par, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL),
+    CHECK_ERROR(dp_invoke(par, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL),
                 DP_ERR_STATE, "the module was destroyed");
     CHECK_ERROR(dp_module_destroy(par), DP_ERR_STATE, "was destroyed already");
-    CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+    CHECK_OK(dp_invoke(net, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL));
     dp_module *on_child = NULL;
     CHECK_OK(dp_data_parallel(child, NULL, &on_child));
     CHECK_ERROR(dp_module_destroy(net), DP_ERR_STATE, "'net' is wrapped");
@@ -864,7 +864,7 @@ static dp_status whole_life(dp_ctx *ctx, dp_scope *scope)
                          &net));
     TRY(dp_module_copy(net, 0, &copy));
     TRY(dp_data_parallel(copy, NULL, &par));
-    TRY(dp_invoke(par, "forward", scope, DP_LIST_OF(scope, dp_of(scope, &tensor)), dp_none(), NULL,
+    TRY(dp_invoke(par, scope, "forward", DP_LIST_OF(scope, dp_of(scope, &tensor)), dp_none(), NULL,
                   &out, &pass));
     TRY(dp_backward(pass, dp_float(1), &grads));
     dp_status status = dp_train_step(par, scope, DP_LIST_OF(scope, dp_of(scope, &tensor)), NULL,

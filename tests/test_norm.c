@@ -195,7 +195,7 @@ static result step(dp_module *par, dp_module *module, dp_dtype dtype, int64_t fi
     dp_value out;
     dp_pass *pass;
     dp_input_grad grad;
-    CHECK_OK(dp_invoke(par, "forward", scope, DP_TUPLE_OF(scope, dp_of(scope, &x)), dp_none(), NULL,
+    CHECK_OK(dp_invoke(par, scope, "forward", DP_TUPLE_OF(scope, dp_of(scope, &x)), dp_none(), NULL,
                        &out, &pass));
     CHECK_OK(dp_backward(pass, grads_for(ctx, scope, out, first), &grad));
     CHECK_INT(read_all(ctx, out, got.y), rows * SIZE);
@@ -375,7 +375,7 @@ TEST_BACKENDS(without_eps_the_result_has_a_variance_of_one)
     CHECK_OK(dp_module_create(
         ctx, &(dp_module_config){.name = "exact", .methods = &method, .method_count = 1}, &module));
     CHECK_OK(
-        dp_invoke(module, "forward", scope, DP_TUPLE_OF(scope, x), dp_none(), NULL, &out, NULL));
+        dp_invoke(module, scope, "forward", DP_TUPLE_OF(scope, x), dp_none(), NULL, &out, NULL));
     CHECK_INT(read_all(ctx, out, got), 2);
     check_near(got, (double[]){1, -1}, 2, 1e-12);
 }
@@ -442,7 +442,7 @@ static void check_worked_values(dp_ctx *ctx, const layer *state, size_t count, c
     dp_scope *scope = dp_scope_begin(ctx);
     dp_value out, x = dp_array(scope, worked_x, DP_F64, DP_SHAPE(6, 1));
     dp_module *module = moments_of(ctx, state);
-    CHECK_OK(dp_invoke(spread(module, count, sizes), "forward", scope, DP_TUPLE_OF(scope, x),
+    CHECK_OK(dp_invoke(spread(module, count, sizes), scope, "forward", DP_TUPLE_OF(scope, x),
                        dp_none(), NULL, &out, NULL));
     check_worked(module, out, worked[state == &encoding_way]);
     dp_scope_end(scope);
@@ -464,7 +464,7 @@ TEST_BACKENDS(large_means_cost_no_digits)
     dp_value out;
     double got[6];
     dp_module *par = spread(moments_of(ctx, &torch_way), 2, (const int64_t[]){4, 2});
-    CHECK_OK(dp_invoke(par, "forward", scope,
+    CHECK_OK(dp_invoke(par, scope, "forward",
                        DP_TUPLE_OF(scope, dp_array(scope, x, DP_F64, DP_SHAPE(6, 1))), dp_none(),
                        NULL, &out, NULL));
     CHECK_INT(read_all(ctx, out, got), 6);
@@ -489,7 +489,7 @@ TEST_BACKENDS(rounding_of_a_mean_is_corrected)
         g += (double)dy[i] / 7;
         d += (double)dy[i] * ((double)x[i] - mean) / 7;
     }
-    CHECK_OK(dp_invoke(par, "forward", scope,
+    CHECK_OK(dp_invoke(par, scope, "forward",
                        DP_TUPLE_OF(scope, dp_array(scope, x, DP_F32, DP_SHAPE(7, 1))), dp_none(),
                        NULL, &out, &pass));
     for (int i = 0; i < 2; i++)
@@ -511,7 +511,7 @@ TEST_BACKENDS(nor_is_it_lost_in_f64)
     dp_value out;
     for (int i = 0; i < 6; i++)
         x[i] = worked_x[i] + 1e9;
-    CHECK_OK(dp_invoke(layer_of(ctx, &rough, 1), "forward", scope,
+    CHECK_OK(dp_invoke(layer_of(ctx, &rough, 1), scope, "forward",
                        DP_TUPLE_OF(scope, dp_array(scope, x, DP_F64, DP_SHAPE(6, 1))), dp_none(),
                        NULL, &out, NULL));
     CHECK_INT(read_all(ctx, out, y), 6);
@@ -527,7 +527,7 @@ static double loss_of(dp_module *par, const double *x)
     dp_scope *scope = dp_scope_begin(ctx);
     double y[ROWS * SIZE], loss = 0;
     dp_value out, in = dp_array(scope, x, DP_F64, DP_SHAPE(ROWS, CHANNELS, INNER));
-    CHECK_OK(dp_invoke(par, "forward", scope, DP_TUPLE_OF(scope, in), dp_none(), NULL, &out, NULL));
+    CHECK_OK(dp_invoke(par, scope, "forward", DP_TUPLE_OF(scope, in), dp_none(), NULL, &out, NULL));
     read_all(ctx, out, y);
     for (int64_t i = 0; i < ROWS * SIZE; i++)
         loss += y[i] * dy_at(i / SIZE, i / INNER % CHANNELS, i % INNER);
@@ -587,7 +587,7 @@ TEST_BACKENDS(many_rows)
     double sum = 0, squares = 0;
     for (int i = 0; i < MANY * WIDE; i++)
         x[i] = (float)((i % 1009 * 7919) % 1009) / 64;
-    CHECK_OK(dp_invoke(module, "forward", scope,
+    CHECK_OK(dp_invoke(module, scope, "forward",
                        DP_TUPLE_OF(scope, dp_array(scope, x, DP_F32, DP_SHAPE(MANY, 1, WIDE))),
                        dp_none(), NULL, &out, NULL));
     CHECK_OK(dp_read(ctx, out.as.t, y, MANY * WIDE * sizeof *y));
@@ -622,7 +622,7 @@ static void norm_in_process(meeting *m)
         dp_tensor x = rows_of(ctx, scope, DP_F32, 0, 2, x_at);
         dp_value out;
         double y[2 * SIZE];
-        CHECK_OK(dp_invoke(par, "forward", scope, DP_TUPLE_OF(scope, dp_of(scope, &x)), dp_none(),
+        CHECK_OK(dp_invoke(par, scope, "forward", DP_TUPLE_OF(scope, dp_of(scope, &x)), dp_none(),
                            NULL, &out, NULL));
         read_all(ctx, out, y);
         check_near(y, torch_eval_y, 2 * SIZE, 1e-6);
@@ -665,7 +665,7 @@ static dp_status one_pass_through(dp_module *par)
     dp_status status = dp_zero_grad(par);
     if (status == DP_OK)
         status =
-            dp_invoke(par, "forward", scope, DP_TUPLE_OF(scope, x), dp_none(), NULL, &out, &pass);
+            dp_invoke(par, scope, "forward", DP_TUPLE_OF(scope, x), dp_none(), NULL, &out, &pass);
     if (status == DP_OK)
         status = dp_backward(pass, out, NULL);
     dp_scope_end(scope);
@@ -703,7 +703,7 @@ static void worked_in_process(meeting *m)
         dp_value out, x = dp_array(scope, worked_x + 4 * m->process, DP_F64, DP_SHAPE(rows, 1));
         CHECK_OK(dp_distributed(module, NULL, &par));
         CHECK_OK(
-            dp_invoke(par, "forward", scope, DP_TUPLE_OF(scope, x), dp_none(), NULL, &out, NULL));
+            dp_invoke(par, scope, "forward", DP_TUPLE_OF(scope, x), dp_none(), NULL, &out, NULL));
         check_worked(module, out, worked[i]);
         dp_close(ctx);
     }
@@ -723,7 +723,7 @@ static void one_value_in_process(meeting *m)
     dp_value out, x = dp_array(scope, worked_x, DP_F64, DP_SHAPE(m->process == 0, 1));
     CHECK_OK(dp_distributed(module, NULL, &par));
     CHECK_ERROR(
-        dp_invoke(par, "forward", scope, DP_TUPLE_OF(scope, x), dp_none(), NULL, &out, NULL),
+        dp_invoke(par, scope, "forward", DP_TUPLE_OF(scope, x), dp_none(), NULL, &out, NULL),
         DP_ERR_INVALID,
         "Expected more than 1 value per channel when training: the whole batch has 1 row");
     dp_close(ctx);
@@ -819,7 +819,7 @@ TEST_BACKENDS(wrong_arguments_are_named)
             &(dp_module_config){
                 .name = "wrong", .methods = &method, .method_count = 1, .state = &cases[i]},
             &module));
-        CHECK_OK(dp_invoke(module, "forward", scope, tree_of(scope, cases[i].x), dp_none(), NULL,
+        CHECK_OK(dp_invoke(module, scope, "forward", tree_of(scope, cases[i].x), dp_none(), NULL,
                            &out, NULL));
     }
 }
@@ -864,7 +864,7 @@ TEST_BACKENDS(wrong_backward_arguments_are_named)
                                                   .param_count = 3,
                                                   .state = &rough},
                               &module));
-    CHECK_OK(dp_invoke(module, "forward", scope, tree_of(scope, "(f32[4,3],)"), dp_none(), NULL,
+    CHECK_OK(dp_invoke(module, scope, "forward", tree_of(scope, "(f32[4,3],)"), dp_none(), NULL,
                        &out, &pass));
     CHECK_OK(dp_backward(pass, dp_float(1), NULL));
 }
@@ -891,7 +891,7 @@ TEST_BACKENDS(the_gradient_of_x_may_be_left_out)
     double dw[CHANNELS];
     dp_value out;
     dp_pass *pass;
-    CHECK_OK(dp_invoke(spread(module, 2, sizes), "forward", scope,
+    CHECK_OK(dp_invoke(spread(module, 2, sizes), scope, "forward",
                        DP_TUPLE_OF(scope, dp_of(scope, &x)), dp_none(), NULL, &out, &pass));
     CHECK_OK(dp_backward(pass, grads_for(ctx, scope, out, 0), NULL));
     numbers_of(module, WEIGHT, true, dw);
@@ -935,7 +935,7 @@ static double sum_by(dp_module *par, const char *batch)
     dp_scope *scope = dp_scope_begin(ctx);
     double got[8] = {0};
     dp_value out;
-    CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, batch), dp_none(), NULL, &out, NULL));
+    CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, batch), dp_none(), NULL, &out, NULL));
     size_t count = read_all(ctx, out, got);
     for (size_t i = 1; i < count; i++)
         CHECK_F64(got[i], got[0], 0);
@@ -983,7 +983,7 @@ static void others_in_process(meeting *m)
     CHECK_OK(dp_distributed(sums_of(ctx, NULL), NULL, &par));
     dp_status status = m->process == 1
                            ? dp_barrier(ctx)
-                           : dp_invoke(par, "forward", scope, tree_of(scope, "(f32[4],)"),
+                           : dp_invoke(par, scope, "forward", tree_of(scope, "(f32[4],)"),
                                        dp_none(), NULL, &out, NULL);
     CHECK_INT(dp_status_class(status), DP_CLASS_JOB);
     CHECK_SAYS(dp_last_error(), "rank");
@@ -1005,7 +1005,7 @@ TEST(replicas_that_mean_different_sums_are_told_so)
     static const int differs = 1;
     CHECK_OK(dp_distributed(sums_of(ctx, &differs), NULL, &par));
     CHECK_ERROR(
-        dp_invoke(par, "forward", scope, tree_of(scope, "(f32[2],)"), dp_none(), NULL, &out, NULL),
+        dp_invoke(par, scope, "forward", tree_of(scope, "(f32[2],)"), dp_none(), NULL, &out, NULL),
         DP_ERR_MISMATCH, "of all ranks");
     dp_close(ctx);
 }
@@ -1044,7 +1044,7 @@ TEST(each_allocation_may_fail)
         dp_tensor x = rows_of(ctx, scope, DP_BF16, 0, ROWS, x_at);
         dp_value args = DP_TUPLE_OF(scope, dp_of(scope, &x));
         counter.fail_at = counter.call_count + at;
-        dp_status status = dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, &pass);
+        dp_status status = dp_invoke(par, scope, "forward", args, dp_none(), NULL, &out, &pass);
         if (status == DP_OK)
             status = dp_backward(pass, dp_float(1), &grad);
         failed = counter.fail_count > 0;

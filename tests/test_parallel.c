@@ -62,7 +62,7 @@ static void check_equal(dp_ctx *ctx, dp_module *net, dp_module *par, const batch
     net_apply(dim, b->rows, b->x, w, y);
     net_apply_back(dim, b->rows, b->x, w, b->gy, gw, gx);
     dp_value args = DP_LIST_OF(scope, floats(scope, b->x, 2, x_shape[dim]));
-    CHECK_OK(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, &pass));
+    CHECK_OK(dp_invoke(par, scope, "forward", args, dp_none(), NULL, &out, &pass));
     check_tensor(ctx, out, y, b->rows * NET_OUT);
     CHECK_OK(dp_backward(pass, floats(scope, b->gy, 2, y_shape[dim]), &grads));
     check_tensor(ctx, dp_at(grads.args, 0), gx, b->rows * NET_IN);
@@ -120,7 +120,7 @@ TEST_BACKENDS(n_devices_are_near_an_f64_reference)
         size[k * NET_OUT + o] += fabs(term);
     }
     dp_value args = DP_LIST_OF(scope, floats(scope, b.x, DP_SHAPE(100, NET_IN)));
-    CHECK_OK(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, &pass));
+    CHECK_OK(dp_invoke(par, scope, "forward", args, dp_none(), NULL, &out, &pass));
     CHECK_OK(dp_backward(pass, floats(scope, b.gy, DP_SHAPE(100, NET_OUT)), NULL));
     net_numbers(ctx, net, true, got);
     for (int i = 0; i < NET_IN * NET_OUT; i++) {
@@ -192,7 +192,7 @@ TEST_BACKENDS(f_times_v1_times_v2_over_devices_1_and_0)
     CHECK_OK(dp_data_parallel(
         net, &(dp_parallel_config){.local_ranks = ranks, .local_rank_count = 2}, &par));
     dp_value args = DP_LIST_OF(scope, floats(scope, f, DP_SHAPE(5, 5)));
-    CHECK_OK(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &y, &pass));
+    CHECK_OK(dp_invoke(par, scope, "forward", args, dp_none(), NULL, &y, &pass));
     CHECK_INT(y.as.t->device.index, 1);
     CHECK_OK(dp_read(ctx, y.as.t, out, sizeof out));
     for (int i = 0; i < 25; i++) {
@@ -255,7 +255,7 @@ static dp_value note(dp_module *par, dp_scope *scope, const char *args, const ch
 {
     dp_value out = dp_none();
     atomic_store(&seen_count, 0);
-    CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, args), tree_of(scope, kwargs), NULL,
+    CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, args), tree_of(scope, kwargs), NULL,
                        &out, NULL));
     seen.count = atomic_load(&seen_count);
     return out;
@@ -324,15 +324,15 @@ TEST_BACKENDS(a_call_says_how_it_runs)
     dp_pass *pass = NULL;
     dp_value args = tree_of(scope, "(f32[4],)");
     const dp_pass_config half = {.compute_dtype = DP_BF16}, no_grad = {.no_grad = true};
-    CHECK_OK(dp_invoke(par, "forward", scope, args, dp_none(), &half, &out, &pass));
+    CHECK_OK(dp_invoke(par, scope, "forward", args, dp_none(), &half, &out, &pass));
     CHECK(seen.training && seen.grad_enabled && pass != NULL);
     CHECK_INT(seen.compute_dtype, DP_BF16);
     CHECK_OK(dp_module_train(par, false));
-    CHECK_OK(dp_invoke(par, "forward", scope, args, dp_none(), &no_grad, &out, &pass));
+    CHECK_OK(dp_invoke(par, scope, "forward", args, dp_none(), &no_grad, &out, &pass));
     CHECK(!seen.training && !seen.grad_enabled && pass == NULL);
     CHECK_INT(seen.compute_dtype, DP_F32);
     CHECK_OK(dp_module_train(par, true));
-    CHECK_OK(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, NULL));
+    CHECK_OK(dp_invoke(par, scope, "forward", args, dp_none(), NULL, &out, NULL));
     CHECK(seen.training && !seen.grad_enabled);
 }
 
@@ -453,7 +453,7 @@ TEST_BACKENDS(replicas_of_one_device_take_turns)
     CHECK_OK(dp_data_parallel(
         net, &(dp_parallel_config){.local_ranks = twice, .local_rank_count = 2}, &par));
     CHECK_OK(
-        dp_invoke(par, "forward", scope, tree_of(scope, "(f32[4],)"), dp_none(), NULL, &out, NULL));
+        dp_invoke(par, scope, "forward", tree_of(scope, "(f32[4],)"), dp_none(), NULL, &out, NULL));
     CHECK(atomic_load(&most_busy) == 1 || device.host_memory);
 }
 
@@ -490,12 +490,12 @@ TEST_BACKENDS(one_call_without_a_wrapper)
     dp_module *net = noting(ctx);
     dp_value out;
     const dp_parallel_config two = {.local_ranks = first_ranks, .local_rank_count = 2};
-    CHECK_OK(dp_data_parallel_once(net, "forward", scope, tree_of(scope, "(f32[2],)"),
+    CHECK_OK(dp_data_parallel_once(net, scope, "forward", tree_of(scope, "(f32[2],)"),
                                    tree_of(scope, "{'give': f32[2]}"), &two, &out, NULL));
     CHECK_INT(seen.replicas[0], 2);
     check_text(ctx, out, "f32[2]=0 1");
     CHECK_ERROR(
-        dp_data_parallel_once(net, "forward", scope, dp_int(1), dp_none(), &two, &out, NULL),
+        dp_data_parallel_once(net, scope, "forward", dp_int(1), dp_none(), &two, &out, NULL),
         DP_ERR_INVALID, "dp_data_parallel_once: args is an int");
     CHECK(!dp_is_wrapper(net));
     CHECK_OK(dp_module_destroy(net));
@@ -512,8 +512,8 @@ TEST_BACKENDS(gradients_add_up_over_passes)
     float once[NET_PARAMS], twice[NET_PARAMS];
     fill_batch(&b, 7);
     dp_value args = DP_LIST_OF(scope, floats(scope, b.x, DP_SHAPE(7, NET_IN)));
-    CHECK_OK(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, &first));
-    CHECK_OK(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, &second));
+    CHECK_OK(dp_invoke(par, scope, "forward", args, dp_none(), NULL, &out, &first));
+    CHECK_OK(dp_invoke(par, scope, "forward", args, dp_none(), NULL, &out, &second));
     CHECK_OK(dp_backward(second, dp_float(1), NULL));
     net_numbers(ctx, net, true, once);
     CHECK_OK(dp_backward(first, dp_float(1), NULL));
@@ -562,7 +562,7 @@ TEST_BACKENDS(gradients_that_backward_leaves_alone_add_nothing)
     dp_module *par = wrap(net, DEVICES, DP_SPLIT_BALANCED, 0);
     for (size_t i = 0; i < sizeof touched / sizeof touched[0]; i++) {
         to_touch = touched[i];
-        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[6],)"), dp_none(), NULL,
+        CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[6],)"), dp_none(), NULL,
                            &out, &pass));
         CHECK_OK(dp_backward(pass, dp_none(), NULL));
         for (size_t k = 0; k < 3; k++) {
@@ -587,7 +587,7 @@ TEST_BACKENDS(replicas_follow_the_parameters)
     CHECK_OK(dp_params_write(net, NET_W, w, sizeof(float) * NET_IN * NET_OUT));
     net_apply(0, 8, b.x, w, y);
     dp_value args = DP_LIST_OF(scope, floats(scope, b.x, DP_SHAPE(8, NET_IN)));
-    CHECK_OK(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, NULL));
+    CHECK_OK(dp_invoke(par, scope, "forward", args, dp_none(), NULL, &out, NULL));
     check_tensor(ctx, out, y, 8 * NET_OUT);
 }
 
@@ -654,7 +654,7 @@ TEST(memory_of_the_user_stays_where_it_is)
     dp_pass *pass;
     fill_batch(&b, 5);
     dp_value args = DP_LIST_OF(scope, floats(scope, b.x, DP_SHAPE(5, NET_IN)));
-    CHECK_OK(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, &pass));
+    CHECK_OK(dp_invoke(par, scope, "forward", args, dp_none(), NULL, &out, &pass));
     CHECK_OK(dp_backward(pass, dp_float(2), NULL));
     CHECK_F64(grads[2 + NET_IN * NET_OUT], 10, 0); /* of the bias: 2 for each of 5 rows */
     CHECK(signbit(grads[1]) && signbit(grads[2 + NET_PARAMS]));
@@ -667,7 +667,7 @@ static float last_output(dp_ctx *ctx, dp_scope *scope, dp_module *par)
 {
     float y[8];
     dp_value out;
-    CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[4,3]=0 0 0 0 0 0 0 0 0 0 0 0,)"),
+    CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[4,3]=0 0 0 0 0 0 0 0 0 0 0 0,)"),
                        dp_none(), NULL, &out, NULL));
     CHECK_OK(dp_read(ctx, out.as.t, y, sizeof y));
     CHECK_F64(y[6], y[7], 0);
@@ -792,24 +792,24 @@ TEST_BACKENDS(a_failing_replica_is_named)
     dp_module *par = wrap(one_method(ctx, fail_some), 4, DP_SPLIT_BALANCED, 0);
     snprintf(want, sizeof want, "dp_invoke: replica 1 on %s 1: own.forward: this is replica 1",
              info.device_backend);
-    CHECK_ERROR(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, NULL), DP_ERR_INVALID,
+    CHECK_ERROR(dp_invoke(par, scope, "forward", args, dp_none(), NULL, &out, NULL), DP_ERR_INVALID,
                 want);
     par = wrap(one_method(ctx, fail_silently), 4, DP_SPLIT_BALANCED, 0);
-    CHECK_ERROR(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, NULL),
+    CHECK_ERROR(dp_invoke(par, scope, "forward", args, dp_none(), NULL, &out, NULL),
                 DP_ERR_NO_MEMORY, "own.forward: out of memory");
     par = wrap(one_method(ctx, no_gradient), 2, DP_SPLIT_BALANCED, 0);
-    CHECK_ERROR(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, NULL), DP_ERR_USER,
+    CHECK_ERROR(dp_invoke(par, scope, "forward", args, dp_none(), NULL, &out, NULL), DP_ERR_USER,
                 "without setting call->out");
     par = wrap(one_method(ctx, odd_status), 2, DP_SPLIT_BALANCED, 0);
-    CHECK_ERROR(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, NULL), DP_ERR_USER,
+    CHECK_ERROR(dp_invoke(par, scope, "forward", args, dp_none(), NULL, &out, NULL), DP_ERR_USER,
                 "replica 0");
     par = wrap(one_method(ctx, give_by_replica), 2, DP_SPLIT_BALANCED, 0);
-    CHECK_ERROR(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, NULL),
+    CHECK_ERROR(dp_invoke(par, scope, "forward", args, dp_none(), NULL, &out, NULL),
                 DP_ERR_MISMATCH, "is none in replica 0 and a dict in replica 1");
-    CHECK_ERROR(dp_invoke(par, "fly", scope, args, dp_none(), NULL, &out, NULL), DP_ERR_UNSUPPORTED,
+    CHECK_ERROR(dp_invoke(par, scope, "fly", args, dp_none(), NULL, &out, NULL), DP_ERR_UNSUPPORTED,
                 "'own' has no method 'fly'");
     par = wrap(one_method(ctx, give_scalar), 4, DP_SPLIT_BALANCED, 0); /* all is well again */
-    CHECK_OK(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, NULL));
+    CHECK_OK(dp_invoke(par, scope, "forward", args, dp_none(), NULL, &out, NULL));
 }
 
 /* Where there is one device there is no worker. */
@@ -829,7 +829,7 @@ TEST(the_only_device_may_be_there_twice)
     dp_scope *scope = dp_scope_begin(ctx);
     CHECK_OK(dp_data_parallel(one_method(ctx, fail_some), &config, &par));
     CHECK_ERROR(
-        dp_invoke(par, "forward", scope, tree_of(scope, "(f32[4],)"), dp_none(), NULL, &out, NULL),
+        dp_invoke(par, scope, "forward", tree_of(scope, "(f32[4],)"), dp_none(), NULL, &out, NULL),
         DP_ERR_INVALID, "dp_invoke: replica 1 on cpu 0: own.forward: this is replica 1");
     dp_close(ctx);
 }
@@ -858,7 +858,7 @@ TEST_BACKENDS(a_single_replica_fails_without_a_number)
 {
     dp_value out = dp_int(9), args = tree_of(scope, "(f32[4],)");
     dp_module *par = wrap(one_method(ctx, odd_status), 1, DP_SPLIT_BALANCED, 0);
-    dp_status status = dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, NULL);
+    dp_status status = dp_invoke(par, scope, "forward", args, dp_none(), NULL, &out, NULL);
     CHECK_STR(dp_last_error(), "dp_invoke: own.forward: a function of the user's failed");
     CHECK_INT(status, DP_ERR_USER);
     CHECK_INT(out.as.i, 9);
@@ -868,14 +868,14 @@ TEST_BACKENDS(fields_are_cut_alike)
 {
     dp_module *par = wrap(noting(ctx), 2, DP_SPLIT_BALANCED, 0);
     dp_value out;
-    CHECK_ERROR(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[4],)"),
+    CHECK_ERROR(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[4],)"),
                           tree_of(scope, "{'b': f32[3]}"), NULL, &out, NULL),
                 DP_ERR_MISMATCH, "['b'] has 3 rows and [0] has 4");
     CHECK_ERROR(
-        dp_invoke(par, "forward", scope, tree_of(scope, "(f32[],)"), dp_none(), NULL, &out, NULL),
+        dp_invoke(par, scope, "forward", tree_of(scope, "(f32[],)"), dp_none(), NULL, &out, NULL),
         DP_ERR_INVALID, "0 dims");
     par = wrap(noting(ctx), 2, DP_SPLIT_CHUNK, 0); /* no replica goes without its argument */
-    CHECK_ERROR(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[4],)"),
+    CHECK_ERROR(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[4],)"),
                           tree_of(scope, "{'b': f32[1]}"), NULL, &out, NULL),
                 DP_ERR_MISMATCH, "rows would be lost");
 }
@@ -895,7 +895,7 @@ TEST_BACKENDS(wrong_gradients)
     dp_value args = DP_LIST_OF(scope, floats(scope, b.x, DP_SHAPE(4, NET_IN))), out;
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         dp_pass *pass;
-        CHECK_OK(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, &pass));
+        CHECK_OK(dp_invoke(par, scope, "forward", args, dp_none(), NULL, &out, &pass));
         CHECK_ERROR(dp_backward(pass, tree_of(scope, table[i][0]), NULL), DP_ERR_MISMATCH,
                     table[i][1]);
     }
@@ -930,7 +930,7 @@ TEST_BACKENDS(wrong_wrappers)
         config.cut.dim = far_dims[i];
         CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID, "dim is ");
         CHECK_ERROR(
-            dp_data_parallel_once(net, "forward", scope, dp_none(), dp_none(), &config, &out, NULL),
+            dp_data_parallel_once(net, scope, "forward", dp_none(), dp_none(), &config, &out, NULL),
             DP_ERR_INVALID, "dp_data_parallel_once: dim is ");
     }
     config.cut.dim = 0;
@@ -1111,7 +1111,7 @@ static void check_shown(dp_ctx *ctx, dp_scope *scope, dp_module *par, float w, f
     float got[6];
     dp_value out;
     CHECK_OK(
-        dp_invoke(par, "forward", scope, tree_of(scope, "(f32[3],)"), dp_none(), NULL, &out, NULL));
+        dp_invoke(par, scope, "forward", tree_of(scope, "(f32[3],)"), dp_none(), NULL, &out, NULL));
     CHECK_OK(dp_read(ctx, out.as.t, got, sizeof got));
     for (int r = 0; r < 3; r++) {
         CHECK_F64(got[2 * r], w, 0);
@@ -1173,7 +1173,7 @@ static dp_status invoke_copies(dp_ctx *ctx, dp_module *par)
     dp_value out;
     dp_scope *scope = dp_scope_begin(ctx);
     dp_status status =
-        dp_invoke(par, "forward", scope, tree_of(scope, "(f32[2],)"), dp_none(), NULL, &out, NULL);
+        dp_invoke(par, scope, "forward", tree_of(scope, "(f32[2],)"), dp_none(), NULL, &out, NULL);
     dp_scope_end(scope);
     return status;
 }

@@ -834,7 +834,7 @@ TEST(ready_from_methods)
     dp_value batch = dp_array(scope, x, DP_F32, DP_SHAPE(4));
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     CHECK_OK(
-        dp_invoke(par, "forward", scope, DP_TUPLE_OF(scope, batch), dp_none(), NULL, &out, &pass));
+        dp_invoke(par, scope, "forward", DP_TUPLE_OF(scope, batch), dp_none(), NULL, &out, &pass));
     CHECK_OK(dp_backward(pass, dp_float(1), NULL));
     CHECK_OK(dp_reducer_finish(g.reducer));
     check_all(&g, 1.5);

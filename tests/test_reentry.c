@@ -184,14 +184,14 @@ static dp_status act_wrap_meta(stage *s, int rank)
 static dp_status act_invoke(stage *s, int rank)
 {
     dp_value out;
-    return dp_invoke(s->net, "forward", s->other[rank], batch_of(s->other[rank], 2), dp_none(),
+    return dp_invoke(s->net, s->other[rank], "forward", batch_of(s->other[rank], 2), dp_none(),
                      NULL, &out, NULL);
 }
 
 static dp_status act_invoke_par(stage *s, int rank)
 {
     dp_value out;
-    return dp_invoke(s->par, "forward", s->other[rank], batch_of(s->other[rank], 2), dp_none(),
+    return dp_invoke(s->par, s->other[rank], "forward", batch_of(s->other[rank], 2), dp_none(),
                      NULL, &out, NULL);
 }
 
@@ -200,7 +200,7 @@ static dp_status act_once(stage *s, int rank)
     static const int ranks[] = {0, 1};
     dp_value out;
     return dp_data_parallel_once(
-        s->net, "forward", s->other[rank], batch_of(s->other[rank], 2), dp_none(),
+        s->net, s->other[rank], "forward", batch_of(s->other[rank], 2), dp_none(),
         &(dp_parallel_config){.local_ranks = ranks, .local_rank_count = 2}, &out, NULL);
 }
 
@@ -323,7 +323,7 @@ static dp_status act_own(stage *s, int rank)
     dp_tensor data, grad;
     dp_status status = dp_zero_grad(own);
     if (status == DP_OK)
-        status = dp_invoke(own, "forward", scope, batch_of(scope, 2), dp_none(), NULL, &out, &pass);
+        status = dp_invoke(own, scope, "forward", batch_of(scope, 2), dp_none(), NULL, &out, &pass);
     if (status == DP_OK)
         status = dp_backward(pass, dp_float(1), NULL);
     if (status == DP_OK)
@@ -542,7 +542,7 @@ static void invoke_and_back(dp_module *module, int64_t rows)
     dp_pass *pass;
     dp_value out;
     now.held = module;
-    CHECK_OK(dp_invoke(module, "forward", now.used, batch_of(now.used, rows), dp_none(), NULL, &out,
+    CHECK_OK(dp_invoke(module, now.used, "forward", batch_of(now.used, rows), dp_none(), NULL, &out,
                        &pass));
     CHECK_OK(dp_backward(pass, dp_none(), NULL));
 }
@@ -609,7 +609,7 @@ static void by_once(void)
     now.replica = 1;
     CHECK_OK(dp_module_create(now.ctx, &config, &owner));
     now.held = owner;
-    CHECK_OK(dp_data_parallel_once(owner, "forward", now.used, batch_of(now.used, 2), dp_none(),
+    CHECK_OK(dp_data_parallel_once(owner, now.used, "forward", batch_of(now.used, 2), dp_none(),
                                    &on_two, &out, NULL));
     dp_scope_end(now.used);
     now.used = dp_scope_child(now.outer);
@@ -666,7 +666,7 @@ static void check_step(void)
     dp_pass *pass;
     dp_value out;
     CHECK_OK(dp_zero_grad(now.net));
-    CHECK_OK(dp_invoke(now.par, "forward", now.other[0], batch_of(now.other[0], 2), dp_none(), NULL,
+    CHECK_OK(dp_invoke(now.par, now.other[0], "forward", batch_of(now.other[0], 2), dp_none(), NULL,
                        &out, &pass));
     CHECK_OK(dp_backward(pass, dp_float(1), NULL));
     net_numbers(now.ctx, now.net, true, grads);
@@ -681,7 +681,7 @@ static void play_one(const place *at, const deed *what)
     now.other[0] = dp_scope_begin(now.ctx);
     now.other[1] = dp_scope_begin(now.ctx);
     now.held = now.net;
-    CHECK_OK(dp_invoke(now.net, "forward", now.other[0], batch_of(now.other[0], 2), dp_none(), NULL,
+    CHECK_OK(dp_invoke(now.net, now.other[0], "forward", batch_of(now.other[0], 2), dp_none(), NULL,
                        &out, &now.early));
     CHECK_OK(dp_module_create(
         now.ctx,
@@ -767,7 +767,7 @@ static void *walk(void *user)
     dp_value out;
     dp_scope *scope = dp_scope_begin(w->ctx);
     if (w->module != NULL) {
-        CHECK_OK(dp_invoke(w->module, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+        CHECK_OK(dp_invoke(w->module, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL));
     } else {
         CHECK_OK(dp_scope_defer(scope, still_deferred, NULL));
     }
@@ -949,7 +949,7 @@ TEST(workers_of_another_threads_kernel_are_not_taken)
     }
     CHECK_ERROR(dp_run(ctx, scope, count_runs, &runs), DP_ERR_STATE,
                 "dp_run: another thread is inside this context");
-    CHECK_ERROR(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, &pass), DP_ERR_STATE,
+    CHECK_ERROR(dp_invoke(par, scope, "forward", args, dp_none(), NULL, &out, &pass), DP_ERR_STATE,
                 "dp_invoke: another thread is inside this context");
     CHECK_INT(atomic_load(&runs), 0);
     CHECK_INT(out.kind, DP_NONE);
@@ -958,7 +958,7 @@ TEST(workers_of_another_threads_kernel_are_not_taken)
     CHECK_INT(pthread_join(thread, NULL), 0);
     CHECK_OK(dp_run(ctx, scope, count_runs, &runs));
     CHECK_INT(atomic_load(&runs), 2);
-    CHECK_OK(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, &pass));
+    CHECK_OK(dp_invoke(par, scope, "forward", args, dp_none(), NULL, &out, &pass));
     dp_scope_end(scope);
     dp_close(ctx);
 }
@@ -1052,9 +1052,9 @@ static void check_passes_end(dp_ctx *ctx, dp_scope *scope)
         dp_scope *step = dp_scope_begin(ctx), *other = dp_scope_begin(ctx);
         dp_pass *first, *second, *lasting;
         dp_value out, batch = batch_of(scope, 2);
-        CHECK_OK(dp_invoke(net, "forward", other, batch, dp_none(), NULL, &out, &lasting));
-        CHECK_OK(dp_invoke(net, "forward", step, batch, dp_none(), NULL, &out, &first));
-        CHECK_OK(dp_invoke(net, "forward", step, batch, dp_none(), NULL, &out, &second));
+        CHECK_OK(dp_invoke(net, other, "forward", batch, dp_none(), NULL, &out, &lasting));
+        CHECK_OK(dp_invoke(net, step, "forward", batch, dp_none(), NULL, &out, &first));
+        CHECK_OK(dp_invoke(net, step, "forward", batch, dp_none(), NULL, &out, &second));
         CHECK(dp_param(kept_call, NET_W) != NULL);
         dp_scope_end(step);
         CHECK_ERROR(dp_backward(first, dp_none(), NULL), DP_ERR_STATE, "or its scope has ended");
@@ -1105,12 +1105,12 @@ TEST_BACKENDS(a_pass_ends_with_the_scope_of_a_replica)
         dp_scope *step = dp_scope_begin(ctx), *other = dp_scope_begin(ctx);
         dp_pass *spread, *plain;
         dp_value out, batch = batch_of(scope, 2);
-        CHECK_OK(dp_invoke(par, "forward", step, batch, dp_none(), NULL, &out, &spread));
-        CHECK_OK(dp_invoke(net, "forward", step, batch, dp_none(), NULL, &out, &plain));
+        CHECK_OK(dp_invoke(par, step, "forward", batch, dp_none(), NULL, &out, &spread));
+        CHECK_OK(dp_invoke(net, step, "forward", batch, dp_none(), NULL, &out, &plain));
         CHECK_OK(dp_run(ctx, step, ways[i], other));
         CHECK_ERROR(dp_backward(spread, dp_none(), NULL), DP_ERR_STATE, "or its scope has ended");
         CHECK_OK(dp_backward(plain, dp_none(), NULL));
-        CHECK_OK(dp_invoke(par, "forward", step, batch, dp_none(), NULL, &out, &spread));
+        CHECK_OK(dp_invoke(par, step, "forward", batch, dp_none(), NULL, &out, &spread));
         CHECK_OK(dp_backward(spread, dp_none(), NULL));
         dp_scope_end(step);
         dp_scope_end(other);
@@ -1154,12 +1154,12 @@ TEST_BACKENDS(a_childs_pass_goes_backward_in_its_replica)
                                                   .child_count = 1},
                               &net));
     CHECK_OK(dp_data_parallel(net, &on_two, &par));
-    CHECK_OK(dp_invoke(par, "forward", scope, batch, dp_none(), NULL, &out, &pass));
+    CHECK_OK(dp_invoke(par, scope, "forward", batch, dp_none(), NULL, &out, &pass));
     for (int r = 0; r < 2; r++) {
         CHECK_ERROR(dp_backward(child_pass[r], dp_none(), NULL), DP_ERR_STATE, "of 'parent'");
     }
     CHECK_OK(dp_backward(pass, dp_none(), NULL));
-    CHECK_OK(dp_invoke(net, "forward", scope, batch, dp_none(), NULL, &out, &pass));
+    CHECK_OK(dp_invoke(net, scope, "forward", batch, dp_none(), NULL, &out, &pass));
     CHECK_OK(dp_backward(pass, dp_none(), NULL));
 }
 
@@ -1179,7 +1179,7 @@ TEST_BACKENDS(a_childs_pass_goes_with_its_replica)
                               &net));
     CHECK_OK(dp_data_parallel(net, &on_two, &par));
     dp_pass *pass;
-    CHECK_OK(dp_invoke(par, "forward", step, batch, dp_none(), NULL, &out, &pass));
+    CHECK_OK(dp_invoke(par, step, "forward", batch, dp_none(), NULL, &out, &pass));
     CHECK_OK(dp_run(ctx, step, hand_over, other));
     dp_scope_end(step);
     CHECK_ERROR(dp_backward(child_pass[0], dp_none(), NULL), DP_ERR_STATE, "its scope has ended");
@@ -1235,9 +1235,9 @@ TEST_BACKENDS(a_function_that_fails_is_left)
     CHECK_OK(dp_module_create(
         ctx, &(dp_module_config){.name = "net", .methods = methods, .method_count = 1}, &net));
     CHECK_OK(dp_data_parallel(net, &on_two, &par));
-    CHECK_ERROR(dp_invoke(net, "forward", step, dp_none(), dp_none(), NULL, &out, NULL),
+    CHECK_ERROR(dp_invoke(net, step, "forward", dp_none(), dp_none(), NULL, &out, NULL),
                 DP_ERR_USER, "net.forward: no way");
-    CHECK_ERROR(dp_invoke(par, "forward", step, batch_of(step, 2), dp_none(), NULL, &out, NULL),
+    CHECK_ERROR(dp_invoke(par, step, "forward", batch_of(step, 2), dp_none(), NULL, &out, NULL),
                 DP_ERR_USER, "net.forward: no way");
     CHECK_ERROR(dp_run(ctx, step, fail_run, NULL), DP_ERR_USER, "no way");
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
@@ -1387,7 +1387,7 @@ TEST_BACKENDS(running_part_keeps_its_tree)
     CHECK_OK(dp_module_create(
         ctx, &(dp_module_config){.name = "part", .methods = methods, .method_count = 1}, &part));
     whole = tree_with(ctx, "whole", part, NULL, NULL);
-    CHECK_OK(dp_invoke(part, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+    CHECK_OK(dp_invoke(part, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL));
     CHECK_OK(dp_module_destroy(whole));
 }
 
@@ -1506,7 +1506,7 @@ static void run_neighbours(dp_module *module, dp_scope *scope, const int *ranks)
     dp_value out;
     CHECK_OK(dp_data_parallel(
         module, &(dp_parallel_config){.local_ranks = ranks, .local_rank_count = 2}, &par));
-    CHECK_OK(dp_invoke(par, "forward", scope, batch_of(scope, 2), dp_none(), NULL, &out, NULL));
+    CHECK_OK(dp_invoke(par, scope, "forward", batch_of(scope, 2), dp_none(), NULL, &out, NULL));
 }
 
 /* The whole tree has to lie on the rank's device, and no part of it may be what all are running. */
@@ -1542,7 +1542,7 @@ static dp_status run_outer(int rank, dp_scope *scope, void *user)
     if (rank >= 2) {
         return DP_OK;
     }
-    TRY(dp_invoke(outer[rank], "forward", scope, batch_of(scope, 2), dp_none(), NULL, &out, NULL));
+    TRY(dp_invoke(outer[rank], scope, "forward", batch_of(scope, 2), dp_none(), NULL, &out, NULL));
     CHECK_INT(out.kind, DP_TENSOR);
     CHECK(tree_same_device(out.as.t->device, dp_local_device(now.ctx, rank)));
     return DP_OK;

@@ -1237,7 +1237,7 @@ static void train_steps(const training *t, int first, int last)
         dp_scope *scope = dp_scope_begin(t->ctx);
         dp_pass *pass = NULL;
         dp_value out, rows = net_rows_of(scope, &info, step);
-        CHECK_OK(dp_invoke(t->par, "forward", scope, rows, dp_none(), NULL, &out, &pass));
+        CHECK_OK(dp_invoke(t->par, scope, "forward", rows, dp_none(), NULL, &out, &pass));
         CHECK_OK(dp_backward(pass, dp_float(0.125), NULL));
         CHECK_OK(dp_optim_step(t->optim));
         CHECK_OK(dp_wait(t->ctx));

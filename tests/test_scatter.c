@@ -26,7 +26,7 @@ static void check_rows(const dp_cut *how, const rows_case *row)
     for (size_t i = 0; i <= TREE_DEVICES; i++) {
         got[i] = -7;
     }
-    CHECK_OK(dp_split_rows(how, row->rows, row->parts, got, &made));
+    CHECK_OK(dp_split_rows(row->rows, row->parts, how, got, &made));
     CHECK_INT(made, row->made);
     for (size_t i = 0; i < row->parts; i++) {
         if (got[i] != row->want[i]) {
@@ -108,14 +108,14 @@ TEST(many_rows_do_not_overflow)
         .split = DP_SPLIT_WEIGHTS, .weights = (double[]){1, 1}, .split_count = 2};
     const dp_cut *const all[] = {NULL, &chunk, &weights};
     for (size_t i = 0; i < 3; i++) {
-        CHECK_OK(dp_split_rows(all[i], INT64_MAX, 2, got, &made));
+        CHECK_OK(dp_split_rows(INT64_MAX, 2, all[i], got, &made));
         CHECK_INT(made, 2);
         CHECK(got[0] > 0 && got[1] > 0);
         CHECK_INT(INT64_MAX - got[0], got[1]);
         CHECK(got[0] - got[1] <= 1 && got[1] - got[0] <= 1);
     }
     const dp_cut first = {.split = DP_SPLIT_WEIGHTS, .weights = (double[]){1, 0}, .split_count = 2};
-    CHECK_OK(dp_split_rows(&first, INT64_MAX, 2, got, &made));
+    CHECK_OK(dp_split_rows(INT64_MAX, 2, &first, got, &made));
     CHECK_INT(got[0], INT64_MAX);
     CHECK_INT(got[1], 0);
 }
@@ -141,22 +141,22 @@ TEST(wrong_sizes)
     int64_t got[4];
     size_t made;
     dp_cut how = {.split = DP_SPLIT_SIZES, .sizes = (int64_t[]){2, 3}, .split_count = 2};
-    CHECK_ERROR(dp_split_rows(&how, 6, 2, got, &made), DP_ERR_INVALID,
+    CHECK_ERROR(dp_split_rows(6, 2, &how, got, &made), DP_ERR_INVALID,
                 "dp_split_rows: the sizes add up to 5, not to 6 rows");
-    CHECK_ERROR(dp_split_rows(&how, 1, 2, got, &made), DP_ERR_INVALID,
+    CHECK_ERROR(dp_split_rows(1, 2, &how, got, &made), DP_ERR_INVALID,
                 "the sizes add up to 5, not to 1 row");
     how.sizes = (int64_t[]){7, -1};
-    CHECK_STATUS(dp_split_rows(&how, 6, 2, got, &made), DP_ERR_INVALID);
+    CHECK_STATUS(dp_split_rows(6, 2, &how, got, &made), DP_ERR_INVALID);
     how.sizes = (int64_t[]){-1, 7};
-    CHECK_ERROR(dp_split_rows(&how, 6, 2, got, &made), DP_ERR_INVALID, "-1");
+    CHECK_ERROR(dp_split_rows(6, 2, &how, got, &made), DP_ERR_INVALID, "-1");
     how.split_count = 3;
     how.sizes = (int64_t[]){INT64_MAX, INT64_MAX, 8};
-    CHECK_ERROR(dp_split_rows(&how, 6, 3, got, &made), DP_ERR_INVALID,
+    CHECK_ERROR(dp_split_rows(6, 3, &how, got, &made), DP_ERR_INVALID,
                 "the sizes add up to more than 9223372036854775807, not to 6 rows");
-    CHECK_ERROR(dp_split_rows(&how, INT64_MAX, 3, got, &made), DP_ERR_INVALID,
+    CHECK_ERROR(dp_split_rows(INT64_MAX, 3, &how, got, &made), DP_ERR_INVALID,
                 "more than 9223372036854775807, not to 9223372036854775807 rows");
     how.sizes = NULL;
-    CHECK_ERROR(dp_split_rows(&how, 6, 3, got, &made), DP_ERR_INVALID, "sizes is NULL");
+    CHECK_ERROR(dp_split_rows(6, 3, &how, got, &made), DP_ERR_INVALID, "sizes is NULL");
 }
 
 /* Sizes and weights come with their count and with the split that uses them. */
@@ -189,7 +189,7 @@ TEST_BACKENDS(a_split_has_what_it_needs)
     dp_value batch = tree_of(scope, "f32[6]"), out;
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         const dp_scatter_config how = {first_ranks, 2, table[i].how};
-        CHECK_ERROR(dp_split_rows(&how.cut, 6, 2, rows, &made), DP_ERR_INVALID, table[i].want);
+        CHECK_ERROR(dp_split_rows(6, 2, &how.cut, rows, &made), DP_ERR_INVALID, table[i].want);
         CHECK_ERROR(dp_scatter(ctx, scope, batch, &how, &out), DP_ERR_INVALID, table[i].want);
     }
 }
@@ -228,11 +228,11 @@ TEST(wrong_weights)
         {1, -1}, {0, 0}, {1, (double)NAN}, {(double)INFINITY, 1}, {-0.5, 2}, {1.7e308, 1.7e308},
     };
     dp_cut how = {.split = DP_SPLIT_WEIGHTS, .split_count = 2};
-    CHECK_ERROR(dp_split_rows(&how, 6, 2, got, &made), DP_ERR_INVALID, "weights is NULL");
+    CHECK_ERROR(dp_split_rows(6, 2, &how, got, &made), DP_ERR_INVALID, "weights is NULL");
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         how.weights = wrong[i];
-        CHECK_ERROR(dp_split_rows(&how, 6, 2, got, &made), DP_ERR_INVALID, "weight");
-        CHECK_ERROR(dp_split_rows(&how, 0, 2, got, &made), DP_ERR_INVALID, "weight");
+        CHECK_ERROR(dp_split_rows(6, 2, &how, got, &made), DP_ERR_INVALID, "weight");
+        CHECK_ERROR(dp_split_rows(0, 2, &how, got, &made), DP_ERR_INVALID, "weight");
     }
 }
 
@@ -241,11 +241,11 @@ TEST(wrong_splits)
     int64_t got[2];
     size_t made;
     const dp_cut unknown = {.split = (dp_split)9};
-    CHECK_STATUS(dp_split_rows(NULL, -1, 2, got, &made), DP_ERR_INVALID);
-    CHECK_STATUS(dp_split_rows(NULL, 6, 0, got, &made), DP_ERR_INVALID);
-    CHECK_STATUS(dp_split_rows(NULL, 6, 2, NULL, &made), DP_ERR_INVALID);
-    CHECK_STATUS(dp_split_rows(NULL, 6, 2, got, NULL), DP_ERR_INVALID);
-    CHECK_STATUS(dp_split_rows(&unknown, 6, 2, got, &made), DP_ERR_INVALID);
+    CHECK_STATUS(dp_split_rows(-1, 2, NULL, got, &made), DP_ERR_INVALID);
+    CHECK_STATUS(dp_split_rows(6, 0, NULL, got, &made), DP_ERR_INVALID);
+    CHECK_STATUS(dp_split_rows(6, 2, NULL, NULL, &made), DP_ERR_INVALID);
+    CHECK_STATUS(dp_split_rows(6, 2, NULL, got, NULL), DP_ERR_INVALID);
+    CHECK_STATUS(dp_split_rows(6, 2, &unknown, got, &made), DP_ERR_INVALID);
 }
 
 /* ---- structures ------------------------------------------------------------------------------ */
@@ -466,7 +466,7 @@ static void check_parts(dp_ctx *ctx, dp_scope *scope, const dp_tensor *source,
     size_t made;
     dp_value out;
     int dim = how->cut.dim < 0 ? how->cut.dim + source->ndim : how->cut.dim;
-    CHECK_OK(dp_split_rows(&how->cut, source->shape[dim], how->local_rank_count, rows, &made));
+    CHECK_OK(dp_split_rows(source->shape[dim], how->local_rank_count, &how->cut, rows, &made));
     CHECK_OK(dp_scatter(ctx, scope, dp_of(scope, source), how, &out));
     CHECK_INT(out.kind, DP_LIST);
     CHECK_INT(out.count, made);

@@ -97,7 +97,7 @@ static dp_status step(dp_module *module, const char *method, bool no_sync)
     dp_scope *scope = dp_scope_begin(ctx);
     dp_pass *pass; /* else there are no gradients inside */
     dp_value out;
-    dp_status status = dp_invoke(module, method, scope, dp_none(), a_part_each(ctx, scope),
+    dp_status status = dp_invoke(module, scope, method, dp_none(), a_part_each(ctx, scope),
                                  &(dp_pass_config){.no_sync = no_sync}, &out, &pass);
     dp_scope_end(scope);
     return status;

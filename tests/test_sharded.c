@@ -81,7 +81,7 @@ static void follow(dp_module *par)
     dp_scope *scope = dp_scope_begin(ctx);
     dp_value out;
     CHECK_OK(
-        dp_invoke(par, "forward", scope, dp_none(), a_part_each(ctx, scope), NULL, &out, NULL));
+        dp_invoke(par, scope, "forward", dp_none(), a_part_each(ctx, scope), NULL, &out, NULL));
     dp_scope_end(scope);
 }
 

@@ -1216,7 +1216,7 @@ static void owners_step(dp_ctx *ctx, dp_module *par, dp_optim *optim, int step)
     for (int i = 0; i < ROWS * NET_IN; i++)
         x[i] = (float)((i * 5 + step * 3) % 11 - 5) / 8;
     dp_tensor data = dp_wrap(x, DP_F32, 2, (const int64_t[]){ROWS, NET_IN});
-    CHECK_OK(dp_invoke(par, "forward", scope, DP_LIST_OF(scope, dp_of(scope, &data)), dp_none(),
+    CHECK_OK(dp_invoke(par, scope, "forward", DP_LIST_OF(scope, dp_of(scope, &data)), dp_none(),
                        NULL, &out, &pass));
     CHECK_OK(dp_backward(pass, out, NULL));
     CHECK_OK(dp_optim_step(optim));

@@ -50,18 +50,18 @@ TEST_BACKENDS(containers_are_unwrapped_on_any_number_of_devices)
     const dp_parallel_config one = over(1), two = over(2);
     atomic_store(&container_count, 0);
     CHECK_OK(dp_container_parallel(net, &one, &par));
-    CHECK_OK(dp_invoke(par, "forward", scope, dp_none(),
+    CHECK_OK(dp_invoke(par, scope, "forward", dp_none(),
                        tree_of(scope, "{'image': <stack: [f32[2,1]]>, 'meta': <cpu: [['a']]>}"),
                        NULL, &out, NULL));
     CHECK_STR(tree_text(ctx, out), "f32[2,1]=0 1");
     CHECK_OK(dp_container_parallel(net, &two, &par));
-    CHECK_OK(dp_invoke(par, "forward", scope, dp_none(),
+    CHECK_OK(dp_invoke(par, scope, "forward", dp_none(),
                        tree_of(scope, "{'image': <stack: [f32[2,1], f32[1,1]=7]>, "
                                       "'meta': <cpu: [['a', 'b'], ['c']]>}"),
                        NULL, &out, NULL));
     CHECK_STR(tree_text(ctx, out), "f32[3,1]=0 1 7");
     CHECK_INT(atomic_load(&container_count), 0);
-    CHECK_OK(dp_invoke(par, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL)); /* empty */
+    CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL)); /* empty */
     CHECK_INT(out.kind, DP_NONE);
 }
 
@@ -71,7 +71,7 @@ TEST_BACKENDS(groups_for_more_devices_are_refused)
     dp_value out;
     const dp_parallel_config two = over(2);
     CHECK_OK(dp_container_parallel(create(ctx, "net", container_methods, 3, NULL), &two, &par));
-    CHECK_ERROR(dp_invoke(par, "forward", scope, dp_none(),
+    CHECK_ERROR(dp_invoke(par, scope, "forward", dp_none(),
                           tree_of(scope, "{'image': <stack: [f32[1,1], f32[1,1], f32[1,1]]>}"),
                           NULL, &out, NULL),
                 DP_ERR_MISMATCH, "['image'] has 3 groups for 2 devices");
@@ -86,13 +86,13 @@ TEST_BACKENDS(own_steps_run_on_a_single_device)
     CHECK_OK(dp_container_parallel(net, &single, &one));
     CHECK_OK(dp_container_parallel(net, &several, &two));
     dp_value args = DP_LIST_OF(scope, tree_of(scope, "<cpu: [[1, 2]]>"), dp_opaque(&optimizer));
-    CHECK_OK(dp_invoke(one, "train_step", scope, args, dp_none(), NULL, &out, NULL));
+    CHECK_OK(dp_invoke(one, scope, "train_step", args, dp_none(), NULL, &out, NULL));
     CHECK_STR(tree_text(ctx, out), "{'data': [1, 2]}"); /* untouched */
     CHECK(step_optimizer == &optimizer);
-    CHECK_OK(dp_invoke(one, "val_step", scope, args, dp_none(), NULL, &out, NULL));
-    CHECK_ERROR(dp_invoke(two, "train_step", scope, args, dp_none(), NULL, &out, NULL),
+    CHECK_OK(dp_invoke(one, scope, "val_step", args, dp_none(), NULL, &out, NULL));
+    CHECK_ERROR(dp_invoke(two, scope, "train_step", args, dp_none(), NULL, &out, NULL),
                 DP_ERR_UNSUPPORTED, "'train_step' runs on a single device, this wrapper has 2");
-    CHECK_ERROR(dp_invoke(two, "val_step", scope, args, dp_none(), NULL, &out, NULL),
+    CHECK_ERROR(dp_invoke(two, scope, "val_step", args, dp_none(), NULL, &out, NULL),
                 DP_ERR_UNSUPPORTED, "'val_step'");
 }
 
@@ -206,12 +206,12 @@ static double encoding_loss(dp_ctx *ctx, size_t devices, bool of_samples, bool t
     CHECK_OK(dp_criterion_parallel(create(ctx, "mse", mse_methods, 2, NULL), &config, &criterion));
     dp_value x = floats(scope, one_to_five, DP_SHAPE(5)), t = floats(scope, zeros, DP_SHAPE(5));
     CHECK_OK(
-        dp_invoke(model, "forward", scope, DP_LIST_OF(scope, x), dp_none(), NULL, &outs, &forward));
+        dp_invoke(model, scope, "forward", DP_LIST_OF(scope, x), dp_none(), NULL, &outs, &forward));
     CHECK_INT(outs.kind, devices == 1 ? (tuple ? DP_TUPLE : DP_TENSOR) : DP_LIST);
     for (uint32_t i = 0; devices > 1 && i < outs.count && !tuple; i++) {
         CHECK_INT(dp_at(outs, i).as.t->device.index, i); /* left in place */
     }
-    CHECK_OK(dp_invoke(criterion, "forward", scope, DP_LIST_OF(scope, outs, t), dp_none(), NULL,
+    CHECK_OK(dp_invoke(criterion, scope, "forward", DP_LIST_OF(scope, outs, t), dp_none(), NULL,
                        &mean, &loss));
     CHECK_OK(dp_backward(loss, dp_float(1), &grads));
     CHECK_OK(dp_backward(forward, dp_at(grads.args, 0), NULL));
@@ -246,11 +246,11 @@ TEST_BACKENDS(a_criterions_gradients_are_those_of_its_arguments)
     CHECK_OK(dp_model_parallel(times(ctx, 1, false), &config, &model));
     dp_value x = floats(scope, one_to_five, DP_SHAPE(5)), t = floats(scope, zeros, DP_SHAPE(5));
     CHECK_OK(
-        dp_invoke(model, "forward", scope, DP_LIST_OF(scope, x), dp_none(), NULL, &outs, NULL));
+        dp_invoke(model, scope, "forward", DP_LIST_OF(scope, x), dp_none(), NULL, &outs, NULL));
     for (int i = 0; i < 2; i++) {
         methods[1].fn = i == 0 ? one_gradient_too_many : no_gradient_at_all;
         CHECK_OK(dp_criterion_parallel(create(ctx, "mse", methods, 2, NULL), &config, &criterion));
-        CHECK_OK(dp_invoke(criterion, "forward", scope, DP_LIST_OF(scope, outs, t), dp_none(), NULL,
+        CHECK_OK(dp_invoke(criterion, scope, "forward", DP_LIST_OF(scope, outs, t), dp_none(), NULL,
                            &mean, &loss));
         if (i == 0)
             CHECK_ERROR(dp_backward(loss, dp_float(1), &grads), DP_ERR_MISMATCH,
@@ -307,7 +307,7 @@ TEST_BACKENDS(tuples_of_outputs_end_where_they_say)
     }
     CHECK_OK(dp_criterion_parallel(create(ctx, "two", methods, 1, NULL), &config, &criterion));
     dp_value outs = dp_list_make(scope, DP_LIST, tuples, 2);
-    CHECK_OK(dp_invoke(criterion, "forward", scope, DP_LIST_OF(scope, outs), dp_none(), NULL, &mean,
+    CHECK_OK(dp_invoke(criterion, scope, "forward", DP_LIST_OF(scope, outs), dp_none(), NULL, &mean,
                        NULL));
     CHECK_F64(item(ctx, mean), 2, 0);
 }
@@ -321,9 +321,9 @@ TEST_BACKENDS(one_part_on_several_devices)
     CHECK_OK(dp_criterion_parallel(create(ctx, "mse", mse_methods, 2, NULL), &config, &criterion));
     dp_value x = floats(scope, one_to_five, DP_SHAPE(1)), t = floats(scope, zeros, DP_SHAPE(1));
     CHECK_OK(
-        dp_invoke(model, "forward", scope, DP_LIST_OF(scope, x), dp_none(), NULL, &outs, NULL));
+        dp_invoke(model, scope, "forward", DP_LIST_OF(scope, x), dp_none(), NULL, &outs, NULL));
     CHECK_INT(outs.count, 1);
-    CHECK_OK(dp_invoke(criterion, "forward", scope, DP_LIST_OF(scope, outs, t), dp_none(), NULL,
+    CHECK_OK(dp_invoke(criterion, scope, "forward", DP_LIST_OF(scope, outs, t), dp_none(), NULL,
                        &mean, NULL));
     CHECK_F64(item(ctx, mean), 4, 0);
     CHECK_INT(mean.as.t->ndim, 0);
@@ -342,7 +342,7 @@ static int count_believed(dp_module *criterion, dp_scope *scope, dp_value outs, 
             items[i][k] = k < 3 ? outs.as.items[k] : dp_opaque(rows);
         changed.as.items = items[i];
         changed.reserved = (uint8_t)(i % 2 == 0 ? outs.reserved : 1u << i % 16 / 2);
-        count += dp_invoke(criterion, "forward", scope, DP_LIST_OF(scope, changed, target),
+        count += dp_invoke(criterion, scope, "forward", DP_LIST_OF(scope, changed, target),
                            dp_none(), NULL, &mean, NULL) != DP_ERR_MISMATCH;
     }
     return count;
@@ -359,24 +359,24 @@ TEST_BACKENDS(targets_are_cut_as_the_outputs_were)
     dp_value x = floats(scope, one_to_five, DP_SHAPE(4)), t = floats(scope, zeros, DP_SHAPE(4));
     dp_value more = floats(scope, zeros, DP_SHAPE(5));
     CHECK_OK(
-        dp_invoke(model, "forward", scope, DP_LIST_OF(scope, x), dp_none(), NULL, &outs, NULL));
+        dp_invoke(model, scope, "forward", DP_LIST_OF(scope, x), dp_none(), NULL, &outs, NULL));
     CHECK_INT(outs.count, 3); /* 2, 1, 1 where chunk makes 2, 2 */
-    CHECK_OK(dp_invoke(criterion, "forward", scope, DP_LIST_OF(scope, outs, t), dp_none(), NULL,
+    CHECK_OK(dp_invoke(criterion, scope, "forward", DP_LIST_OF(scope, outs, t), dp_none(), NULL,
                        &mean, NULL));
-    CHECK_ERROR(dp_invoke(criterion, "forward", scope, DP_LIST_OF(scope, outs, more), dp_none(),
+    CHECK_ERROR(dp_invoke(criterion, scope, "forward", DP_LIST_OF(scope, outs, more), dp_none(),
                           NULL, &mean, NULL),
                 DP_ERR_MISMATCH,
                 "dp_invoke: the targets cannot be cut as the outputs were: the sizes add up to 4, "
                 "not to 5 rows");
     dp_value copy = dp_list_make(scope, DP_LIST, outs.as.items, 3); /* knows nothing of the cut */
-    CHECK_ERROR(dp_invoke(criterion, "forward", scope, DP_LIST_OF(scope, copy, t), dp_none(), NULL,
+    CHECK_ERROR(dp_invoke(criterion, scope, "forward", DP_LIST_OF(scope, copy, t), dp_none(), NULL,
                           &mean, NULL),
                 DP_ERR_MISMATCH, "the targets make 2 parts, the outputs are 3");
     CHECK(count_believed(criterion, scope, outs, t) <= 1);
-    CHECK_ERROR(dp_invoke(criterion, "forward", scope, DP_LIST_OF(scope, t, t), dp_none(), NULL,
+    CHECK_ERROR(dp_invoke(criterion, scope, "forward", DP_LIST_OF(scope, t, t), dp_none(), NULL,
                           &mean, NULL),
                 DP_ERR_MISMATCH, "the outputs are a tensor");
-    CHECK_ERROR(dp_invoke(criterion, "forward", scope, dp_none(), dp_none(), NULL, &mean, NULL),
+    CHECK_ERROR(dp_invoke(criterion, scope, "forward", dp_none(), dp_none(), NULL, &mean, NULL),
                 DP_ERR_INVALID, "a criterion's first argument");
 }
 
@@ -399,9 +399,9 @@ TEST_BACKENDS(gradients_of_outputs_in_place_are_a_list)
     CHECK_OK(dp_model_parallel(times(ctx, 2, false), &config, &model));
     dp_value x = floats(scope, one_to_five, DP_SHAPE(4));
     dp_value args = DP_LIST_OF(scope, x);
-    CHECK_OK(dp_invoke(model, "forward", scope, args, dp_none(), NULL, &outs, &pass));
+    CHECK_OK(dp_invoke(model, scope, "forward", args, dp_none(), NULL, &outs, &pass));
     CHECK_ERROR(dp_backward(pass, x, NULL), DP_ERR_MISMATCH, "a list with one entry per replica");
-    CHECK_OK(dp_invoke(model, "forward", scope, args, dp_none(), NULL, &outs, &pass));
+    CHECK_OK(dp_invoke(model, scope, "forward", args, dp_none(), NULL, &outs, &pass));
     CHECK_ERROR(dp_backward(pass, DP_LIST_OF(scope, x, x, x), NULL), DP_ERR_MISMATCH,
                 "a list of 3, the pass has 2 replicas");
 }
@@ -438,7 +438,7 @@ TEST_BACKENDS(gradients_of_a_mean_are_shared_in_every_leaf)
         CHECK_OK(dp_criterion_parallel(create(ctx, "two", methods, 2, NULL), &config, &criterion));
         const dp_value outs[] = {x, x, x};
         dp_value list = dp_list_make(scope, DP_LIST, outs, devices);
-        CHECK_OK(dp_invoke(criterion, "forward", scope,
+        CHECK_OK(dp_invoke(criterion, scope, "forward",
                            DP_LIST_OF(scope, devices > 1 ? list : x, tree_of(scope, "f32[6]")),
                            dp_none(), NULL, &mean, &pass));
         CHECK_OK(dp_backward(pass, tree_of(scope, "{'a': 6, 'b': [f32[]=3]}"), NULL));
@@ -471,7 +471,7 @@ TEST(a_steady_criterion_allocates_nothing)
         dp_scope *step = dp_scope_begin(ctx);
         dp_value y = floats(step, one_to_five, DP_SHAPE(2)), t = floats(step, zeros, DP_SHAPE(6));
         dp_value args = DP_LIST_OF(step, DP_LIST_OF(step, y, y, y), t), mean;
-        CHECK_OK(dp_invoke(criterion, "forward", step, args, dp_none(), NULL, &mean, NULL));
+        CHECK_OK(dp_invoke(criterion, step, "forward", args, dp_none(), NULL, &mean, NULL));
         CHECK_F64(item(ctx, mean), 2.5, 0);
         dp_scope_end(step);
         calls = i == 4 ? counter.call_count : calls;
@@ -493,7 +493,7 @@ TEST_BACKENDS(a_mean_of_no_samples_is_that_of_replicas)
     config.cut.sizes = sizes;
     config.cut.split_count = 2;
     CHECK_OK(dp_criterion_parallel(create(ctx, "four", methods, 2, NULL), &config, &criterion));
-    CHECK_OK(dp_invoke(criterion, "forward", scope,
+    CHECK_OK(dp_invoke(criterion, scope, "forward",
                        DP_LIST_OF(scope, DP_LIST_OF(scope, x, x), nothing), dp_none(), NULL, &mean,
                        &pass));
     CHECK_F64(item(ctx, mean), 4, 0);
@@ -541,12 +541,12 @@ TEST_BACKENDS(a_meta_test_has_four_calls)
         ctx, &(dp_module_config){.methods = methods, .method_count = 4, .local_rank = 3}, &net));
     CHECK_OK(dp_meta_test_parallel(net, &test));
     for (int i = 0; i < 4; i++) {
-        CHECK_OK(dp_invoke(test, meta_names[i], scope, tree_of(scope, "(<cpu: [['a']]>, 2)"),
+        CHECK_OK(dp_invoke(test, scope, meta_names[i], tree_of(scope, "(<cpu: [['a']]>, 2)"),
                            tree_of(scope, "{'x': <stack: [f32[2]]>}"), NULL, &out, NULL));
         snprintf(want, sizeof want, "['%s', 2, f32[2]=0 1]", meta_names[i]);
         CHECK_STR(tree_text(ctx, out), want);
         CHECK_INT(dp_at(out, 2).as.t->device.index, 3);
-        CHECK_OK(dp_invoke(test, meta_names[i], scope, dp_none(), dp_none(), NULL, &out, NULL));
+        CHECK_OK(dp_invoke(test, scope, meta_names[i], dp_none(), dp_none(), NULL, &out, NULL));
     }
 }
 
@@ -566,7 +566,7 @@ static dp_status run_task(int rank, dp_scope *scope, void *user)
     for (int i = 0; i < 20; i++) {
         dp_value args = DP_LIST_OF(scope, floats(scope, x, DP_SHAPE(2, NET_IN)));
         TRY(dp_zero_grad(t->tests[rank]));
-        TRY(dp_invoke(t->tests[rank], "forward", scope, args, dp_none(), NULL, &out, &pass));
+        TRY(dp_invoke(t->tests[rank], scope, "forward", args, dp_none(), NULL, &out, &pass));
         TRY(dp_backward(pass, dp_float(rank + 1), NULL));
     }
     net_numbers(t->ctx, t->tests[rank], true, t->grads[rank]);

@@ -641,7 +641,7 @@ FAILS(dp_key_at, dp_key_at(a->dict, 0) == NULL)
 FAILS(dp_text, dp_text(a->value) == NULL)
 CALL(dp_as_tensor, a->value, "it", a->dtype, -1, OUT(view))
 CALL(dp_collate, a->scope, &a->value, a->count, 1, OUT(value))
-CALL(dp_split_rows, a->cut != NULL ? &a->cut->cut : NULL, ROWS, a->count,
+CALL(dp_split_rows, ROWS, a->count, a->cut != NULL ? &a->cut->cut : NULL,
      a->outs != NULL ? a->outs->rows : NULL, OUT(count))
 CALL(dp_scatter, a->ctx, a->scope, a->value, a->cut, OUT(value))
 CALL(dp_scatter_kwargs, a->ctx, a->scope, a->tuple, a->dict, a->cut, OUT(value), OUT(list))
@@ -723,10 +723,10 @@ CALL(dp_call_child, a->call, a->known, "forward", a->tuple, a->dict, OUT(value),
 CALL(dp_call_all_reduce, a->call, kit.a.data, kit.out.data, a->count, a->dtype, a->op)
 CALL(dp_call_all_reduce_tensor, a->call, a->a, a->out, a->op)
 CALL(dp_call_sum_ranks, a->call, kit.a.data, kit.out.data, a->count, a->dtype)
-CALL(dp_invoke, a->module, a->name, a->scope, a->tuple, a->dict, NULL, OUT(value), NULL)
+CALL(dp_invoke, a->module, a->scope, a->name, a->tuple, a->dict, NULL, OUT(value), NULL)
 CALL(dp_backward, a->pass, a->number, OUT(grads))
 CALL(dp_data_parallel, a->module, a->parallel, OUT(module))
-CALL(dp_data_parallel_once, a->module, a->name, a->scope, a->tuple, a->dict, a->parallel,
+CALL(dp_data_parallel_once, a->module, a->scope, a->name, a->tuple, a->dict, a->parallel,
      OUT(value), NULL)
 CALL(dp_container_parallel, a->module, a->parallel, OUT(module))
 CALL(dp_model_parallel, a->module, a->parallel, OUT(module))
@@ -761,7 +761,7 @@ FAILS(dp_shm_coll, dp_shm_coll() == NULL)
 
 static dp_status call_wrapper_invoke(const args *a)
 {
-    return dp_invoke(a->wrapper, a->name, a->scope, a->tuple, a->dict, NULL, OUT(value), NULL);
+    return dp_invoke(a->wrapper, a->scope, a->name, a->tuple, a->dict, NULL, OUT(value), NULL);
 }
 
 static dp_status call_wrapper_step(const args *a)
@@ -951,7 +951,7 @@ static dp_pass *one_pass(dp_scope *scope)
     dp_pass *pass = NULL;
     dp_value out;
     CHECK_OK(
-        dp_invoke(kit.net, "forward", scope, kit.good.tuple, kit.good.dict, NULL, &out, &pass));
+        dp_invoke(kit.net, scope, "forward", kit.good.tuple, kit.good.dict, NULL, &out, &pass));
     return pass;
 }
 

@@ -104,7 +104,7 @@ static double invoke_once(void *user)
         if (i == 0)
             start = now_ns();
         dp_scope *scope = dp_scope_begin(m->ctx);
-        must(dp_invoke(m->used, "empty", scope, dp_none(), batch, NULL, &out, NULL));
+        must(dp_invoke(m->used, scope, "empty", dp_none(), batch, NULL, &out, NULL));
         dp_scope_end(scope);
     }
     double each = (now_ns() - start) / STEPS;
@@ -194,7 +194,7 @@ static int outputs_copied(model *m)
 {
     dp_value out;
     dp_scope *scope = dp_scope_begin(m->ctx);
-    must(dp_invoke(m->used, "forward", scope, dp_none(), batch_of(m, scope), NULL, &out, NULL));
+    must(dp_invoke(m->used, scope, "forward", dp_none(), batch_of(m, scope), NULL, &out, NULL));
     int copied = dp_get(out, "loss").as.t->data != last_output;
     dp_scope_end(scope);
     return copied;

@@ -118,7 +118,7 @@ static int a_module(const context &ctx)
     dp_pass *pass = nullptr;
     dp_input_grad grad;
     const dp_tensor *y;
-    must(dp_invoke(par, "forward", step.get(), args, dp_none(), nullptr, &out, &pass));
+    must(dp_invoke(par, step.get(), "forward", args, dp_none(), nullptr, &out, &pass));
     must(dp_backward(pass, out, &grad));
     must(dp_as_tensor(dp_at(grad.args, 0), "the gradient", DP_F32, 1, &y));
     must(dp_read(ctx.get(), y, got.data(), sizeof got));

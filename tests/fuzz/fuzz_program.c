@@ -144,7 +144,7 @@ static void do_to_module(dp_call *call, net *n)
         went(dp_params_edit(n->module, 0, &data, NULL));
         break;
     case CALLS:
-        went(dp_invoke(n->module, "forward", call->scope, dp_none(), batch, NULL, &out, NULL));
+        went(dp_invoke(n->module, call->scope, "forward", dp_none(), batch, NULL, &out, NULL));
         break;
     case TRAINS:
         went(dp_train_step(n->module, call->scope, batch, NULL, &out));
@@ -708,7 +708,7 @@ static void run_forward(void)
     dp_value batch = batch_of(scope_at(scope), rows, x);
     const net *simple = world_simple(n);
     double slope = simple != NULL ? world_slope(&p.w, simple) : (double)NAN;
-    dp_status status = dp_invoke(n->module, "forward", p.scopes[scope], dp_none(), batch, &config,
+    dp_status status = dp_invoke(n->module, p.scopes[scope], "forward", dp_none(), batch, &config,
                                  &out, flags == 2 ? NULL : &made);
     bool weighed = p.mood.what == WEIGHS;
     outcome went_how = judge(status, runs);

@@ -38,7 +38,7 @@ static bool cut(const model *m, const dp_tensor *tensor, int64_t *rows, size_t *
     if (!has_dim(m, tensor)) {
         return false;
     } else if (!m->fixed) {
-        return dp_split_rows(&m->how->cut, row_count(m, tensor), m->how->local_rank_count, rows,
+        return dp_split_rows(row_count(m, tensor), m->how->local_rank_count, &m->how->cut, rows,
                              parts) == DP_OK;
     }
     memcpy(rows, m->sizes, sizeof m->sizes);
@@ -274,7 +274,7 @@ static bool judge(model *m, dp_value value)
     int64_t rows[FUZZ_DEVICES];
     size_t parts;
     m->bad = m->how->cut.split == DP_SPLIT_WEIGHTS &&
-             dp_split_rows(&m->how->cut, 0, m->how->local_rank_count, rows, &parts) != DP_OK;
+             dp_split_rows(0, m->how->local_rank_count, &m->how->cut, rows, &parts) != DP_OK;
     count_parts(m, DP_CONTAINER, value);
     m->parts = m->most;
     count_parts(m, DP_TENSOR, value);

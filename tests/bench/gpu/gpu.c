@@ -380,7 +380,7 @@ static void run_step(task *t)
 {
     dp_scope *step = dp_scope_begin(ctx);
     dp_value out;
-    MUST(dp_invoke(nets[t->kind], "forward", step, batch, dp_none(), NULL, &out, NULL));
+    MUST(dp_invoke(nets[t->kind], step, "forward", batch, dp_none(), NULL, &out, NULL));
     dp_scope_end(step);
 }
 
