@@ -470,7 +470,7 @@ DP_API dp_status dp_to_device(dp_ctx *ctx, dp_scope *scope, dp_value value, dp_d
     return DP_OK;
 }
 
-typedef struct dp__data_pile { /* tensors that become one */
+typedef struct dp__data_stacker { /* tensors that become one */
     dp_ctx *ctx;
     dp_scope *scope;
     const dp_tensor **of;
@@ -478,11 +478,11 @@ typedef struct dp__data_pile { /* tensors that become one */
     int ndim; /* of each */
     int64_t shape[DP_MAX_DIMS];
     bool even; /* none needs to be padded */
-} dp__data_pile;
+} dp__data_stacker;
 
-static dp_status dp__data_pile_fit(dp__data_pile *pile, size_t i)
+static dp_status dp__data_stacker_fit(dp__data_stacker *stacker, size_t i)
 {
-    const dp_tensor *own = pile->of[i], *first = pile->of[0];
+    const dp_tensor *own = stacker->of[i], *first = stacker->of[0];
     if (own->ndim != first->ndim || own->dtype != first->dtype)
         return dp_error(DP_ERR_MISMATCH, "tensor %zu has %d dims of %s, tensor 0 %d of %s", i,
                         own->ndim, dp_dtype_name((dp_dtype)own->dtype), first->ndim,
@@ -494,35 +494,35 @@ static dp_status dp__data_pile_fit(dp__data_pile *pile, size_t i)
                         "dim 0 is %lld in tensor %zu and %lld in tensor 0, and is not padded",
                         (long long)own->shape[0], i, (long long)first->shape[0]);
     for (int d = 1; d < own->ndim; d++)
-        if (own->shape[d] > pile->shape[d])
-            pile->shape[d] = own->shape[d];
+        if (own->shape[d] > stacker->shape[d])
+            stacker->shape[d] = own->shape[d];
     return DP_OK;
 }
 
-static dp_status dp__data_pile_round(dp__data_pile *pile, int64_t divisor)
+static dp_status dp__data_stacker_round(dp__data_stacker *stacker, int64_t divisor)
 {
     if (divisor < 0)
         return dp_error(DP_ERR_INVALID, "pad_divisor is %lld", (long long)divisor);
     divisor = divisor > 0 ? divisor : 1;
-    for (int d = 1; d < pile->ndim; d++) {
-        int64_t over = pile->shape[d] % divisor;
-        if (over > 0 && pile->shape[d] > INT64_MAX - divisor)
+    for (int d = 1; d < stacker->ndim; d++) {
+        int64_t over = stacker->shape[d] % divisor;
+        if (over > 0 && stacker->shape[d] > INT64_MAX - divisor)
             return dp_error(DP_ERR_INVALID, "pad_divisor is %lld", (long long)divisor);
-        pile->shape[d] += over > 0 ? divisor - over : 0;
+        stacker->shape[d] += over > 0 ? divisor - over : 0;
     }
-    pile->even = true;
-    for (size_t i = 0; i < pile->count; i++)
-        for (int d = 1; d < pile->ndim; d++)
-            pile->even = pile->even && pile->of[i]->shape[d] == pile->shape[d];
+    stacker->even = true;
+    for (size_t i = 0; i < stacker->count; i++)
+        for (int d = 1; d < stacker->ndim; d++)
+            stacker->even = stacker->even && stacker->of[i]->shape[d] == stacker->shape[d];
     return DP_OK;
 }
 
 /* The number of tensors in a list, and the shape that holds each. */
-static dp_status dp__data_pile_of(dp_ctx *ctx, dp_scope *scope, dp_value list, int64_t divisor,
-                                  dp__data_pile *out)
+static dp_status dp__data_stacker_of(dp_ctx *ctx, dp_scope *scope, dp_value list, int64_t divisor,
+                                     dp__data_stacker *out)
 {
     char what[32];
-    *out = (dp__data_pile){.ctx = ctx, .scope = scope, .count = dp_count(list)};
+    *out = (dp__data_stacker){.ctx = ctx, .scope = scope, .count = dp_count(list)};
     if (!dp__is_sequence(list) || out->count == 0)
         return dp_error(DP_ERR_INVALID, "not a list of tensors, or an empty one");
     out->of = dp_scope_alloc(scope, out->count * sizeof *out->of);
@@ -537,51 +537,52 @@ static dp_status dp__data_pile_of(dp_ctx *ctx, dp_scope *scope, dp_value list, i
         return dp_error(DP_ERR_INVALID, "tensors of %d dims cannot be stacked", out->ndim);
     memcpy(out->shape, out->of[0]->shape, sizeof out->shape);
     for (size_t i = 1; i < out->count; i++)
-        DP_TRY(dp__data_pile_fit(out, i));
-    return dp__data_pile_round(out, divisor);
+        DP_TRY(dp__data_stacker_fit(out, i));
+    return dp__data_stacker_round(out, divisor);
 }
 
 /* The tensor for all of them, filled where they do not reach. */
-static dp_status dp__data_pile_make(const dp__data_pile *pile, dp_dtype dtype, double pad_value,
-                                    dp_tensor *out)
+static dp_status dp__data_stacker_make(const dp__data_stacker *stacker, dp_dtype dtype,
+                                       double pad_value, dp_tensor *out)
 {
-    int64_t shape[DP_MAX_DIMS] = {(int64_t)pile->count};
-    memcpy(shape + 1, pile->shape, (size_t)pile->ndim * sizeof *shape);
-    DP_TRY(dp_tensor_new(pile->scope, pile->of[0]->device, dtype, pile->ndim + 1, shape, out));
-    return pile->even ? DP_OK : dp_fill(pile->ctx, out, dp_float(pad_value));
+    int64_t shape[DP_MAX_DIMS] = {(int64_t)stacker->count};
+    memcpy(shape + 1, stacker->shape, (size_t)stacker->ndim * sizeof *shape);
+    DP_TRY(dp_tensor_new(stacker->scope, stacker->of[0]->device, dtype, stacker->ndim + 1, shape,
+                         out));
+    return stacker->even ? DP_OK : dp_fill(stacker->ctx, out, dp_float(pad_value));
 }
 
 /* The part of it that a tensor covers. */
-static dp_status dp__data_pile_place(const dp__data_pile *pile, const dp_tensor *stack, size_t i,
-                                     dp_tensor *out)
+static dp_status dp__data_stacker_place(const dp__data_stacker *stacker, const dp_tensor *stack,
+                                        size_t i, dp_tensor *out)
 {
     DP_TRY(dp_select(stack, 0, (int64_t)i, out));
-    for (int d = 1; d < pile->ndim; d++)
-        DP_TRY(dp_narrow(out, d, 0, pile->of[i]->shape[d], out));
+    for (int d = 1; d < stacker->ndim; d++)
+        DP_TRY(dp_narrow(out, d, 0, stacker->of[i]->shape[d], out));
     return DP_OK;
 }
 
-static dp_status dp__data_stack(const dp__data_pile *pile, double pad_value, dp_value *out)
+static dp_status dp__data_stack(const dp__data_stacker *stacker, double pad_value, dp_value *out)
 {
     dp_tensor stack, place;
-    DP_TRY(dp__data_pile_make(pile, (dp_dtype)pile->of[0]->dtype, pad_value, &stack));
-    for (size_t i = 0; i < pile->count; i++) {
-        DP_TRY(dp__data_pile_place(pile, &stack, i, &place));
-        DP_TRY(dp_copy(pile->ctx, &place, pile->of[i], NULL));
+    DP_TRY(dp__data_stacker_make(stacker, (dp_dtype)stacker->of[0]->dtype, pad_value, &stack));
+    for (size_t i = 0; i < stacker->count; i++) {
+        DP_TRY(dp__data_stacker_place(stacker, &stack, i, &place));
+        DP_TRY(dp_copy(stacker->ctx, &place, stacker->of[i], NULL));
     }
-    return dp__made(dp_of(pile->scope, &stack), out);
+    return dp__made(dp_of(stacker->scope, &stack), out);
 }
 
 DP_API dp_status dp_stack_batch(dp_ctx *ctx, dp_scope *scope, dp_value tensors, int64_t pad_divisor,
                                 double pad_value, dp_value *out)
 {
-    dp__data_pile pile;
+    dp__data_stacker stacker;
     dp_value made;
     DP_TRY(dp__check_pointer(__func__, "out", out));
     DP_TRY(dp__check_scope(__func__, scope));
     DP_TRY(dp__check_value(__func__, "tensors", tensors));
-    DP_TRY(dp__named(__func__, dp__data_pile_of(ctx, scope, tensors, pad_divisor, &pile)));
-    DP_TRY(dp__named(__func__, dp__data_stack(&pile, pad_value, &made)));
+    DP_TRY(dp__named(__func__, dp__data_stacker_of(ctx, scope, tensors, pad_divisor, &stacker)));
+    DP_TRY(dp__named(__func__, dp__data_stack(&stacker, pad_value, &made)));
     *out = made;
     return DP_OK;
 }
@@ -591,13 +592,13 @@ DP_API dp_status dp_stack_batch(dp_ctx *ctx, dp_scope *scope, dp_value tensors, 
    256 bytes, so what becomes of each is worked out once. A device does it with kernels of the
    contract, channel by channel. All subtract and divide in f32, as torch does.                  */
 
-typedef struct dp__data_painter {
+typedef struct dp__data_normalizer {
     dp_ctx *ctx;
     dp_scope *scope;
     const dp_image_config *config;
     bool host;
     float (*bytes)[256]; /* on the host: what becomes of a byte, for each mean and std */
-} dp__data_painter;
+} dp__data_normalizer;
 
 static dp_status dp__data_image_check(const dp_image_config *config)
 {
@@ -639,17 +640,17 @@ static void dp__data_norms(const dp_image_config *config, size_t at, float *out_
     *out_std = config->std != NULL ? (float)config->std[at] : 1;
 }
 
-static dp_status dp__data_bytes_make(dp__data_painter *painter)
+static dp_status dp__data_bytes_make(dp__data_normalizer *normalizer)
 {
-    size_t count = painter->config->mean != NULL ? painter->config->channel_count : 1;
+    size_t count = normalizer->config->mean != NULL ? normalizer->config->channel_count : 1;
     float mean, std;
-    painter->bytes = dp_scope_alloc(painter->scope, count * sizeof *painter->bytes);
-    if (painter->bytes == NULL)
+    normalizer->bytes = dp_scope_alloc(normalizer->scope, count * sizeof *normalizer->bytes);
+    if (normalizer->bytes == NULL)
         return dp__no_memory();
     for (size_t at = 0; at < count; at++) {
-        dp__data_norms(painter->config, at, &mean, &std);
+        dp__data_norms(normalizer->config, at, &mean, &std);
         for (int byte = 0; byte < 256; byte++)
-            painter->bytes[at][byte] = ((float)byte - mean) / std;
+            normalizer->bytes[at][byte] = ((float)byte - mean) / std;
     }
     return DP_OK;
 }
@@ -668,48 +669,45 @@ static void dp__data_row_f32(float *to, const float *from, int64_t count, int64_
         to[x] = (from[x * stride] - mean) / std;
 }
 
-static const void *dp__data_row(const dp_tensor *image, int64_t channel, int64_t y)
-{
-    int64_t at = channel * image->stride[0] + y * image->stride[1];
-    return (const char *)image->data + at * (int64_t)dp_dtype_bytes((dp_dtype)image->dtype);
-}
-
 /* Any strides: images often have their channels last. */
-static void dp__data_paint_host(const dp__data_painter *painter, const dp_tensor *image,
-                                const dp_tensor *place)
+static void dp__data_normalize_host(const dp__data_normalizer *normalizer, const dp_tensor *image,
+                                    const dp_tensor *place)
 {
     int64_t channels = image->shape[0], width = image->shape[2], stride = image->stride[2];
+    int64_t size = (int64_t)dp_dtype_bytes((dp_dtype)image->dtype);
     float mean, std;
     for (int64_t c = 0; c < channels; c++) {
-        int64_t from = painter->config->swap_channels ? channels - 1 - c : c;
-        size_t at = dp__data_norm_of(painter->config, c);
-        dp__data_norms(painter->config, at, &mean, &std);
+        int64_t from = normalizer->config->swap_channels ? channels - 1 - c : c;
+        size_t at = dp__data_norm_of(normalizer->config, c);
+        dp__data_norms(normalizer->config, at, &mean, &std);
         for (int64_t y = 0; y < image->shape[1]; y++) {
             float *to = (float *)place->data + c * place->stride[0] + y * place->stride[1];
-            const void *row = dp__data_row(image, from, y);
+            const void *row = (const char *)image->data +
+                              (from * image->stride[0] + y * image->stride[1]) * size;
             if (image->dtype == DP_U8)
-                dp__data_row_u8(to, row, width, stride, painter->bytes[at]);
+                dp__data_row_u8(to, row, width, stride, normalizer->bytes[at]);
             else
                 dp__data_row_f32(to, row, width, stride, mean, std);
         }
     }
 }
 
-static dp_status dp__data_as_f32(const dp__data_painter *painter, const dp_tensor *image,
+static dp_status dp__data_as_f32(const dp__data_normalizer *normalizer, const dp_tensor *image,
                                  dp_tensor *out)
 {
-    DP_TRY(dp_tensor_new(painter->scope, image->device, DP_F32, image->ndim, image->shape, out));
-    return dp_cast(painter->ctx, out, image);
+    DP_TRY(dp_tensor_new(normalizer->scope, image->device, DP_F32, image->ndim, image->shape, out));
+    return dp_cast(normalizer->ctx, out, image);
 }
 
 /* (channel - mean) / std, in place: a sum of two, divided. */
-static dp_status dp__data_norm_device(const dp__data_painter *painter, const dp_tensor *channel,
-                                      const dp_tensor *means, float mean, float std)
+static dp_status dp__data_norm_device(const dp__data_normalizer *normalizer,
+                                      const dp_tensor *channel, const dp_tensor *means, float mean,
+                                      float std)
 {
     void *data = channel->data;
     const void *in[] = {data, means->data};
-    DP_TRY(dp_fill(painter->ctx, means, dp_float((double)-mean)));
-    return dp_kernel_run(painter->ctx, channel->device.index,
+    DP_TRY(dp_fill(normalizer->ctx, means, dp_float((double)-mean)));
+    return dp_kernel_run(normalizer->ctx, channel->device.index,
                          &(dp_kernel_args){.kernel = DP_KERNEL_REDUCE,
                                            .op = DP_OP_SUM,
                                            .dtype = DP_F32,
@@ -722,37 +720,37 @@ static dp_status dp__data_norm_device(const dp__data_painter *painter, const dp_
                                            .beta = (double)std});
 }
 
-static dp_status dp__data_paint_device(const dp__data_painter *painter, const dp_tensor *image,
-                                       const dp_tensor *place)
+static dp_status dp__data_normalize_device(const dp__data_normalizer *normalizer,
+                                           const dp_tensor *image, const dp_tensor *place)
 {
     dp_tensor wide, means, channel, to;
     float mean, std;
-    DP_TRY(dp__data_as_f32(painter, image, &wide));
-    DP_TRY(dp_tensor_new(painter->scope, image->device, DP_F32, 2, image->shape + 1, &means));
+    DP_TRY(dp__data_as_f32(normalizer, image, &wide));
+    DP_TRY(dp_tensor_new(normalizer->scope, image->device, DP_F32, 2, image->shape + 1, &means));
     for (int64_t c = 0; c < image->shape[0]; c++) {
-        bool swap = painter->config->swap_channels;
-        dp__data_norms(painter->config, dp__data_norm_of(painter->config, c), &mean, &std);
+        bool swap = normalizer->config->swap_channels;
+        dp__data_norms(normalizer->config, dp__data_norm_of(normalizer->config, c), &mean, &std);
         DP_TRY(dp_select(&wide, 0, swap ? image->shape[0] - 1 - c : c, &channel));
         DP_TRY(dp_select(place, 0, c, &to));
-        if (painter->config->mean != NULL && dp_tensor_count(&channel) > 0)
-            DP_TRY(dp__data_norm_device(painter, &channel, &means, mean, std));
-        DP_TRY(dp_copy(painter->ctx, &to, &channel, NULL));
+        if (normalizer->config->mean != NULL && dp_tensor_count(&channel) > 0)
+            DP_TRY(dp__data_norm_device(normalizer, &channel, &means, mean, std));
+        DP_TRY(dp_copy(normalizer->ctx, &to, &channel, NULL));
     }
     return DP_OK;
 }
 
-static dp_status dp__data_paint(const dp__data_painter *painter, const dp_tensor *image,
-                                const dp_tensor *place)
+static dp_status dp__data_normalize(const dp__data_normalizer *normalizer, const dp_tensor *image,
+                                    const dp_tensor *place)
 {
     dp_tensor wide;
-    if (!painter->host)
-        return dp__data_paint_device(painter, image, place);
+    if (!normalizer->host)
+        return dp__data_normalize_device(normalizer, image, place);
     if (image->dtype == DP_U8 || image->dtype == DP_F32) {
-        dp__data_paint_host(painter, image, place);
+        dp__data_normalize_host(normalizer, image, place);
         return DP_OK;
     }
-    DP_TRY(dp__data_as_f32(painter, image, &wide));
-    dp__data_paint_host(painter, &wide, place);
+    DP_TRY(dp__data_as_f32(normalizer, image, &wide));
+    dp__data_normalize_host(normalizer, &wide, place);
     return DP_OK;
 }
 
@@ -782,44 +780,44 @@ static dp_status dp__data_no_images(dp_ctx *ctx, dp_scope *scope, const dp_image
                                     const dp_tensor *images, dp_value *out)
 {
     dp_tensor image, none;
-    dp__data_pile pile = {.ctx = ctx, .scope = scope, .of = (const dp_tensor *[]){&image}};
+    dp__data_stacker stacker = {.ctx = ctx, .scope = scope, .of = (const dp_tensor *[]){&image}};
     image.ndim = 3;
     image.device = images->device;
     memcpy(image.shape, images->shape + 1, image.ndim * sizeof *image.shape);
-    pile.ndim = image.ndim;
-    memcpy(pile.shape, image.shape, image.ndim * sizeof *image.shape);
+    stacker.ndim = image.ndim;
+    memcpy(stacker.shape, image.shape, image.ndim * sizeof *image.shape);
     DP_TRY(dp__data_channels_check(config, &image, 0));
-    DP_TRY(dp__data_pile_round(&pile, config->pad_divisor));
-    DP_TRY(dp__data_pile_make(&pile, DP_F32, 0, &none));
+    DP_TRY(dp__data_stacker_round(&stacker, config->pad_divisor));
+    DP_TRY(dp__data_stacker_make(&stacker, DP_F32, 0, &none));
     return dp__made(dp_of(scope, &none), out);
 }
 
 static dp_status dp__data_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_image_config *config,
                                       dp_value images, dp_value *out)
 {
-    dp__data_painter painter = {ctx, scope, config, true, NULL};
-    dp__data_pile pile;
+    dp__data_normalizer normalizer = {ctx, scope, config, true, NULL};
+    dp__data_stacker stacker;
     dp_value list;
     dp_tensor stack, place;
     DP_TRY(dp__data_image_check(config));
     if (images.kind == DP_TENSOR && images.as.t->ndim == 4 && images.as.t->shape[0] == 0)
         return dp__data_no_images(ctx, scope, config, images.as.t, out);
     DP_TRY(dp__data_images_of(scope, images, &list));
-    DP_TRY(dp__data_pile_of(ctx, scope, list, config->pad_divisor, &pile));
-    for (size_t i = 0; i < pile.count; i++)
-        DP_TRY(dp__data_channels_check(config, pile.of[i], i));
-    dp_device device = pile.of[0]->device;
+    DP_TRY(dp__data_stacker_of(ctx, scope, list, config->pad_divisor, &stacker));
+    for (size_t i = 0; i < stacker.count; i++)
+        DP_TRY(dp__data_channels_check(config, stacker.of[i], i));
+    dp_device device = stacker.of[0]->device;
     if (device.backend != 0) {
         dp_device_info info;
         DP_TRY(dp_device_info_get(ctx, device.index, &info));
-        painter.host = info.host_memory;
+        normalizer.host = info.host_memory;
     }
-    if (painter.host)
-        DP_TRY(dp__data_bytes_make(&painter));
-    DP_TRY(dp__data_pile_make(&pile, DP_F32, config->pad_value, &stack));
-    for (size_t i = 0; i < pile.count; i++) {
-        DP_TRY(dp__data_pile_place(&pile, &stack, i, &place));
-        DP_TRY(dp__data_paint(&painter, pile.of[i], &place));
+    if (normalizer.host)
+        DP_TRY(dp__data_bytes_make(&normalizer));
+    DP_TRY(dp__data_stacker_make(&stacker, DP_F32, config->pad_value, &stack));
+    for (size_t i = 0; i < stacker.count; i++) {
+        DP_TRY(dp__data_stacker_place(&stacker, &stack, i, &place));
+        DP_TRY(dp__data_normalize(&normalizer, stacker.of[i], &place));
     }
     return dp__made(dp_of(scope, &stack), out);
 }
@@ -1276,13 +1274,6 @@ static dp_status dp__data_fields_copy(dp_loader *loader)
     return DP_OK;
 }
 
-static int64_t dp__data_batches(const dp_loader_config *config, int64_t samples)
-{
-    if (samples == INT64_MAX)
-        return samples;
-    return samples / config->batch + (!config->drop_last && samples % config->batch > 0);
-}
-
 static dp_status dp__data_numbers(dp_loader *loader)
 {
     dp_loader_config *config = &loader->config;
@@ -1294,7 +1285,10 @@ static dp_status dp__data_numbers(dp_loader *loader)
     }
     DP_TRY(dp__data_deal_of(&config->sampler, &loader->deal));
     config->batch = config->batch > 0 ? config->batch : 1;
-    loader->batch_count = dp__data_batches(config, loader->deal.count);
+    int64_t samples = loader->deal.count, batch = config->batch;
+    loader->batch_count = samples;
+    if (samples < INT64_MAX)
+        loader->batch_count = samples / batch + (!config->drop_last && samples % batch > 0);
     loader->group = (size_t)((config->batch - 1) / info.local_count + 1);
     loader->depth = config->worker_count == 0 ? 1 : config->ahead > 0 ? config->ahead : 2;
     loader->reader_count = config->worker_count > 0 ? config->worker_count : 1;
@@ -1547,17 +1541,11 @@ DP_API dp_status dp_loader_info_get(const dp_loader *loader, dp_loader_info *out
     return DP_OK;
 }
 
-/* Batches of an endless sampler that can be counted. */
-static int64_t dp__data_number_most(const dp_loader *loader)
-{
-    if (loader->batch_count < INT64_MAX)
-        return loader->batch_count;
-    return DP__DATA_COUNT_MAX / loader->deal.of.world / loader->config.batch / 2;
-}
-
 static dp_status dp__data_seek(dp_loader *loader, int64_t epoch, int64_t number)
 {
-    int64_t epochs = loader->config.epoch_count, most = dp__data_number_most(loader);
+    int64_t epochs = loader->config.epoch_count, most = loader->batch_count;
+    if (most == INT64_MAX) /* endless: as many as can be counted */
+        most = DP__DATA_COUNT_MAX / loader->deal.of.world / loader->config.batch / 2;
     if (epoch < 0 || epoch > DP__DATA_COUNT_MAX || (epochs > 0 && epoch >= epochs) ||
         (epoch > 0 && loader->deal.of.sampling == DP_SAMPLE_ENDLESS))
         return dp_error(DP_ERR_INVALID, "there is no epoch %lld", (long long)epoch);
