@@ -154,8 +154,8 @@ static const char *dp__issue_text(const dp__signature *is, const dp__label *labe
    them, with its own one, and of the others what it has heard.
 
    Entries are stored word by word: reading one while it is written gives a mixture of two entries,
-   and nothing worse. The board keeps as many as no process can be behind another one: NCCL has up
-   to 128 under way in each.                                                                     */
+   and nothing worse. There are as many as no process can be behind another one: NCCL has up to 128
+   under way in each. Where a call has ended when it returns few are used, which stay in caches.  */
 
 enum {
     DP__KEPT = 512,
@@ -284,7 +284,7 @@ static _Atomic uint64_t *dp__entry_of(const dp__ring *ring, int process, unsigne
     const dp__job *job = ring->job;
     bool seen = job->shared.data != NULL;
     size_t kept = (size_t)(DP__LANES * (seen ? process : 0) + ring->place);
-    size_t place = kept * DP__KEPT + seq % DP__KEPT;
+    size_t place = kept * DP__KEPT + seq % (ring->ends_later ? DP__KEPT : DP__RECENT);
     _Atomic uint64_t *first = (void *)((char *)job->board + dp__board_bytes(job->process_count));
     if (!seen && process != job->process)
         place = (size_t)(DP__LANES * (DP__KEPT + process) + ring->place);
