@@ -129,14 +129,14 @@ static void check_parts(dp_ctx *ctx, const cut_row *row, int face)
     const size_t devices = face == 0 ? 1 : 4;
     const dp_parallel_config config = {.local_ranks = first_ranks,
                                        .local_rank_count = devices,
-                                       .cut.split = row->split,
-                                       .cut.sizes = sizes ? row->sizes : NULL,
-                                       .cut.weights = weights ? row->weights : NULL,
-                                       .cut.split_count = sizes || weights ? devices : 0};
-    const dp_distributed_config all = {.cut.split = config.cut.split,
-                                       .cut.sizes = config.cut.sizes,
-                                       .cut.weights = config.cut.weights,
-                                       .cut.split_count = config.cut.split_count};
+                                       .cut = {.split = row->split,
+                                               .sizes = sizes ? row->sizes : NULL,
+                                               .weights = weights ? row->weights : NULL,
+                                               .split_count = sizes || weights ? devices : 0}};
+    const dp_distributed_config all = {.cut = {.split = config.cut.split,
+                                               .sizes = config.cut.sizes,
+                                               .weights = config.cut.weights,
+                                               .split_count = config.cut.split_count}};
     float numbers[5] = {0};
     dp_module *net = NULL, *par = NULL;
     dp_scope *scope = dp_scope_begin(ctx);

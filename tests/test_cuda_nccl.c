@@ -1617,17 +1617,17 @@ static void early_begin(early *e, meeting *m)
         CHECK_OK(dev->ops->stream_create(dev, 0, &e->sides[i]));
         local[i] = e->grads[i].data;
     }
-    CHECK_OK(dp_reducer_create(e->ctx,
-                               &(dp_reducer_config){.blocks = &(dp_block){DP_F32, UNITS, local},
-                                                    .block_count = 1,
-                                                    .ranges = ranges,
-                                                    .range_count = 2,
-                                                    .buckets = {.first_bytes = 1, .bytes = 1},
-                                                    .buckets.hook = hook,
-                                                    .buckets.hook_user = hook_user,
-                                                    .unused_units = unused_units,
-                                                    .reduction = DP_SUM_RANKS},
-                               &e->reducer));
+    CHECK_OK(dp_reducer_create(
+        e->ctx,
+        &(dp_reducer_config){
+            .blocks = &(dp_block){DP_F32, UNITS, local},
+            .block_count = 1,
+            .ranges = ranges,
+            .range_count = 2,
+            .buckets = {.first_bytes = 1, .bytes = 1, .hook = hook, .hook_user = hook_user},
+            .unused_units = unused_units,
+            .reduction = DP_SUM_RANKS},
+        &e->reducer));
 }
 
 static void early_end(early *e)

@@ -365,8 +365,7 @@ static dp_status reductions_by(work *w, dp_status (*hook)(const dp_bucket *bucke
                                                .range_count = 4,
                                                .reduction = DP_SUM_RANKS,
                                                .unused_units = DP_UNUSED_FOUND,
-                                               .buckets.wire = DP_F16,
-                                               .buckets.hook = hook},
+                                               .buckets = {.wire = DP_F16, .hook = hook}},
                           &reducer));
     dp_status status = one_reduction(w, reducer, on);
     char sentence[512];

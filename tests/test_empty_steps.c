@@ -184,14 +184,13 @@ static void idle_at_times(meeting *m)
     dp_info info = info_here(ctx);
     dp_module *par;
     int first = 0;
-    CHECK_OK(
-        dp_distributed(make_six(ctx),
-                       &(dp_distributed_config){.reduction = DP_SUM_RANKS,
-                                                .unused_params = program.rule,
-                                                .buckets.hook = program.hook ? plain_hook : NULL,
-                                                .buckets.first_bytes = 1,
-                                                .buckets.bytes = 1},
-                       &par));
+    CHECK_OK(dp_distributed(
+        make_six(ctx),
+        &(dp_distributed_config){
+            .reduction = DP_SUM_RANKS,
+            .unused_params = program.rule,
+            .buckets = {.hook = program.hook ? plain_hook : NULL, .first_bytes = 1, .bytes = 1}},
+        &par));
     if (program.scatter)
         CHECK_OK(dp_grads_scatter_set(par, true));
     for (program.step = 0; program.step < STEPS; program.step++) {
@@ -314,13 +313,12 @@ static void travels_unused(meeting *m)
     static const dp_method methods[] = {{"forward", number_forward}, {"backward", late_backward}};
     program = (drawn){.rule = DP_UNUSED_FIXED, .devices = 2, .count = MANY};
     dp_ctx *ctx = open_over_shm(m, 2, 0);
-    CHECK_OK(dp_distributed(make_six_of(ctx, methods),
-                            &(dp_distributed_config){.reduction = DP_SUM_RANKS,
-                                                     .unused_params = DP_UNUSED_FIXED,
-                                                     .buckets.hook = plain_hook,
-                                                     .buckets.first_bytes = 1,
-                                                     .buckets.bytes = 1},
-                            &the_wrapper));
+    CHECK_OK(dp_distributed(
+        make_six_of(ctx, methods),
+        &(dp_distributed_config){.reduction = DP_SUM_RANKS,
+                                 .unused_params = DP_UNUSED_FIXED,
+                                 .buckets = {.hook = plain_hook, .first_bytes = 1, .bytes = 1}},
+        &the_wrapper));
     for (program.step = 0; program.step < 3; program.step++) {
         CHECK_OK(step_or_idle(the_wrapper, false));
         for (int i = 0; i < SIX; i++)

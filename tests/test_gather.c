@@ -348,7 +348,7 @@ TEST_BACKENDS(gather_undoes_scatter)
         dp_tensor source = tree_tensor(scope, DP_I32, ndim, shape, 0), turned;
         CHECK_OK(dp_transpose(&source, 0, ndim - 1, &turned));
         for (int dim = -ndim; dim < ndim; dim++) {
-            dp_scatter_config cut = {.cut.dim = dim, .cut.split = DP_SPLIT_CHUNK};
+            dp_scatter_config cut = {.cut = {.dim = dim, .split = DP_SPLIT_CHUNK}};
             check_round_trip(ctx, scope, &source, &cut);
             cut.cut.split = DP_SPLIT_BALANCED;
             check_round_trip(ctx, scope, &turned, &cut);

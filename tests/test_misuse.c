@@ -918,14 +918,14 @@ static const dp_scatter_config *wrong_cuts(size_t *out_count)
         {.local_ranks = good},
         {.local_ranks = good, .local_rank_count = SIZE_MAX},
         {.cut.split = DP_SPLIT_SIZES},
-        {.cut.split = DP_SPLIT_SIZES, .cut.sizes = minus, .cut.split_count = 3},
-        {.cut.split = DP_SPLIT_SIZES, .cut.sizes = short_of, .cut.split_count = 3},
-        {.cut.split = DP_SPLIT_SIZES, .cut.sizes = wrap, .cut.split_count = 3},
+        {.cut = {.split = DP_SPLIT_SIZES, .sizes = minus, .split_count = 3}},
+        {.cut = {.split = DP_SPLIT_SIZES, .sizes = short_of, .split_count = 3}},
+        {.cut = {.split = DP_SPLIT_SIZES, .sizes = wrap, .split_count = 3}},
         {.cut.split = DP_SPLIT_WEIGHTS},
-        {.cut.split = DP_SPLIT_WEIGHTS, .cut.weights = none, .cut.split_count = 3},
-        {.cut.split = DP_SPLIT_WEIGHTS, .cut.weights = below, .cut.split_count = 3},
-        {.cut.split = DP_SPLIT_WEIGHTS, .cut.weights = nan_weight, .cut.split_count = 3},
-        {.cut.split = DP_SPLIT_WEIGHTS, .cut.weights = infinite, .cut.split_count = 3},
+        {.cut = {.split = DP_SPLIT_WEIGHTS, .weights = none, .split_count = 3}},
+        {.cut = {.split = DP_SPLIT_WEIGHTS, .weights = below, .split_count = 3}},
+        {.cut = {.split = DP_SPLIT_WEIGHTS, .weights = nan_weight, .split_count = 3}},
+        {.cut = {.split = DP_SPLIT_WEIGHTS, .weights = infinite, .split_count = 3}},
     };
     *out_count = sizeof cuts / sizeof cuts[0];
     return cuts;

@@ -109,13 +109,13 @@ static dp_module *spread(dp_module *module, size_t count, const int64_t *sizes)
     dp_module *par = NULL;
     if (count == 1)
         return module;
-    CHECK_OK(dp_model_parallel(module,
-                               &(dp_parallel_config){.local_ranks = ranks,
-                                                     .local_rank_count = count,
-                                                     .cut.split = DP_SPLIT_SIZES,
-                                                     .cut.sizes = sizes,
-                                                     .cut.split_count = count},
-                               &par));
+    CHECK_OK(dp_model_parallel(
+        module,
+        &(dp_parallel_config){
+            .local_ranks = ranks,
+            .local_rank_count = count,
+            .cut = {.split = DP_SPLIT_SIZES, .sizes = sizes, .split_count = count}},
+        &par));
     return par;
 }
 

@@ -15,8 +15,7 @@ static dp_module *wrap(dp_module *net, size_t devices, dp_split split, int dim)
     CHECK_OK(dp_data_parallel(net,
                               &(dp_parallel_config){.local_ranks = first_ranks,
                                                     .local_rank_count = devices,
-                                                    .cut.split = split,
-                                                    .cut.dim = dim},
+                                                    .cut = {.split = split, .dim = dim}},
                               &par));
     return par;
 }
@@ -462,22 +461,20 @@ TEST_BACKENDS(sizes_and_weights_split_too)
     int64_t sizes[] = {1, 0, 4};
     double weights[] = {1, 3};
     dp_module *net = noting(ctx), *par = NULL;
-    dp_parallel_config config = {.local_ranks = first_ranks,
-                                 .local_rank_count = 3,
-                                 .cut.split = DP_SPLIT_SIZES,
-                                 .cut.sizes = sizes,
-                                 .cut.split_count = 3};
+    dp_parallel_config config = {
+        .local_ranks = first_ranks,
+        .local_rank_count = 3,
+        .cut = {.split = DP_SPLIT_SIZES, .sizes = sizes, .split_count = 3}};
     CHECK_OK(dp_data_parallel(net, &config, &par));
     memset(sizes, 0, sizeof sizes); /* it has copies */
     note(par, scope, "(f32[5],)", "None");
     CHECK_INT(seen.count, 3);
     CHECK_INT(seen.rows[1], 0);
     CHECK_INT(seen.rows[2], 4);
-    config = (dp_parallel_config){.local_ranks = first_ranks,
-                                  .local_rank_count = 2,
-                                  .cut.split = DP_SPLIT_WEIGHTS,
-                                  .cut.weights = weights,
-                                  .cut.split_count = 2};
+    config = (dp_parallel_config){
+        .local_ranks = first_ranks,
+        .local_rank_count = 2,
+        .cut = {.split = DP_SPLIT_WEIGHTS, .weights = weights, .split_count = 2}};
     CHECK_OK(dp_data_parallel(net, &config, &par));
     memset(weights, 0, sizeof weights);
     note(par, scope, "(f32[8],)", "None");

@@ -98,13 +98,13 @@ static void every_dtype(dp_ctx *ctx, dp_dtype wire, bool hooked)
     }
     const dp_block blocks[] = {
         {DP_F32, 3, local[0]}, {DP_F64, 3, local[1]}, {DP_F16, 3, local[2]}, {DP_I32, 3, local[3]}};
-    CHECK_OK(dp_reducer_create(ctx,
-                               &(dp_reducer_config){.blocks = blocks,
-                                                    .block_count = 4,
-                                                    .reduction = DP_SUM_RANKS,
-                                                    .buckets.wire = wire,
-                                                    .buckets.hook = hooked ? plain_hook : NULL},
-                               &reducer));
+    CHECK_OK(dp_reducer_create(
+        ctx,
+        &(dp_reducer_config){.blocks = blocks,
+                             .block_count = 4,
+                             .reduction = DP_SUM_RANKS,
+                             .buckets = {.wire = wire, .hook = hooked ? plain_hook : NULL}},
+        &reducer));
     CHECK_OK(dp_reducer_bucket_get(reducer, 1, &bucket));
     CHECK_INT(bucket.dtype, DP_F64);
     CHECK_INT(bucket.bytes, 24);
@@ -214,10 +214,11 @@ static void all_ways(meeting *m, int device_count, const dp_device_ops *ops)
 {
     for (int unused = DP_UNUSED_ERROR; unused <= DP_UNUSED_FIXED; unused++) {
         for (int way = 0; way < 4; way++) {
-            short_passes(ctx_of(m, device_count, ops),
-                         (dp_reducer_config){.unused_units = (dp_unused)unused,
-                                             .buckets.wire = way % 2 != 0 ? DP_F16 : DP_F32,
-                                             .buckets.hook = way / 2 != 0 ? plain_hook : NULL});
+            short_passes(
+                ctx_of(m, device_count, ops),
+                (dp_reducer_config){.unused_units = (dp_unused)unused,
+                                    .buckets = {.wire = way % 2 != 0 ? DP_F16 : DP_F32,
+                                                .hook = way / 2 != 0 ? plain_hook : NULL}});
         }
     }
 }
@@ -542,9 +543,8 @@ static void looked_at(dp_ctx *ctx, dp_dtype wire, bool on_main)
 {
     grads g;
     witness w = {.g = &g, .main = pthread_self(), .dtype = wire};
-    hook_begin(
-        &g, ctx,
-        (dp_reducer_config){.buckets.wire = wire, .buckets.hook = look, .buckets.hook_user = &w});
+    hook_begin(&g, ctx,
+               (dp_reducer_config){.buckets = {.wire = wire, .hook = look, .hook_user = &w}});
     check_buckets(g.reducer, "0 1 | 2 3");
     for (int pass = 0; pass < 3; pass++) {
         CHECK_OK(hook_pass(&g));
@@ -591,9 +591,9 @@ static void two_are_looked_at(meeting *m)
     witness w[2];
     for (int i = 0; i < 2; i++) {
         w[i] = (witness){.g = &g[i], .main = pthread_self(), .dtype = DP_F16};
-        hook_begin(&g[i], ctx,
-                   (dp_reducer_config){
-                       .buckets.wire = DP_F16, .buckets.hook = look, .buckets.hook_user = &w[i]});
+        hook_begin(
+            &g[i], ctx,
+            (dp_reducer_config){.buckets = {.wire = DP_F16, .hook = look, .hook_user = &w[i]}});
     }
     for (int pass = 0; pass < 3; pass++) {
         for (int i = 0; i < 2; i++) {
@@ -643,8 +643,7 @@ static void a_unit_is_unused(dp_ctx *ctx)
     grads g;
     hook_begin(&g, ctx,
                (dp_reducer_config){.unused_units = DP_UNUSED_FOUND,
-                                   .buckets.hook = zeros_first,
-                                   .buckets.hook_user = &calls});
+                                   .buckets = {.hook = zeros_first, .hook_user = &calls}});
     for (size_t pass = 1; pass < 4; pass++) { /* units 2 and 3 are a bucket that does not travel */
         grads_fill(&g, 2);
         CHECK_OK(dp_reducer_begin(g.reducer, NULL));
@@ -916,7 +915,7 @@ static void one_is_wrong(meeting *m)
     culprit c = {.rank = 1};
     grads g;
     hook_begin(&g, open_job(m, 1, dp_cpu()),
-               (dp_reducer_config){.buckets.hook = faulty_hook, .buckets.hook_user = &c});
+               (dp_reducer_config){.buckets = {.hook = faulty_hook, .hook_user = &c}});
     c.rank_first = g.info.rank_first;
     for (fault f = NO_FAULT; f < FAULTS; f++) {
         const blame *b = &blames[f];
@@ -948,7 +947,7 @@ static void all_are_wrong(dp_ctx *ctx)
 {
     culprit c = {.rank = -1};
     grads g;
-    hook_begin(&g, ctx, (dp_reducer_config){.buckets.hook = faulty_hook, .buckets.hook_user = &c});
+    hook_begin(&g, ctx, (dp_reducer_config){.buckets = {.hook = faulty_hook, .hook_user = &c}});
     for (fault f = NO_FAULT; f < FAULTS; f++) {
         if (blames[f].alone == NULL || (g.info.rank_first > 0 && f != NO_COLLECTIVE)) {
             continue;
@@ -967,7 +966,7 @@ static void all_wrong_in_processes(meeting *m)
     culprit c = {.rank = -1};
     grads g;
     hook_begin(&g, open_job(m, 1, dp_cpu()),
-               (dp_reducer_config){.buckets.hook = faulty_hook, .buckets.hook_user = &c});
+               (dp_reducer_config){.buckets = {.hook = faulty_hook, .hook_user = &c}});
     c.now = FAILS; /* all say what the first one does */
     CHECK_ERROR(hook_pass(&g), DP_ERR_USER, "bucket 0: it failed on rank 0: no room");
     c.now = NO_COLLECTIVE;
@@ -1032,7 +1031,7 @@ static void intruded(dp_ctx *ctx)
     grads g;
     intruder in = {.g = &g};
     CHECK_OK(dp_reducer_create(ctx, &(dp_reducer_config){.reduction = DP_SUM_RANKS}, &in.other));
-    hook_begin(&g, ctx, (dp_reducer_config){.buckets.hook = intrude, .buckets.hook_user = &in});
+    hook_begin(&g, ctx, (dp_reducer_config){.buckets = {.hook = intrude, .hook_user = &in}});
     CHECK_OK(hook_pass(&g));
     check_hook_pass(&g);
     CHECK_ERROR(plain_hook(in.bucket, NULL), DP_ERR_STATE, "which this is not in");
@@ -1071,7 +1070,7 @@ static void one_leaves_in_its_hook(meeting *m)
 {
     grads g;
     hook_begin(&g, open_job(m, 1, dp_cpu()),
-               (dp_reducer_config){.buckets.hook = leave_or_reduce, .buckets.hook_user = m});
+               (dp_reducer_config){.buckets = {.hook = leave_or_reduce, .hook_user = m}});
     wait_for_all(m);
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     for (uint32_t unit = 0; unit < 4; unit++) { /* it may have happened before the last of them */
@@ -1101,12 +1100,12 @@ static void other_travel(meeting *m)
     const dp_block block = {DP_F32, 8, (void *[]){data.data}};
     for (int difference = 0; difference < 3; difference++) {
         bool odd = m->process == 1;
-        const dp_reducer_config config = {.blocks = &block,
-                                          .block_count = 1,
-                                          .reduction = DP_SUM_RANKS,
-                                          .buckets.wire = odd && difference == 0 ? DP_F16 : DP_BF16,
-                                          .buckets.hook = odd && difference == 1 ? NULL
-                                                                                 : plain_hook};
+        const dp_reducer_config config = {
+            .blocks = &block,
+            .block_count = 1,
+            .reduction = DP_SUM_RANKS,
+            .buckets = {.wire = odd && difference == 0 ? DP_F16 : DP_BF16,
+                        .hook = odd && difference == 1 ? NULL : plain_hook}};
         dp_reducer *reducer = NULL;
         dp_status status = dp_reducer_create(ctx, &config, &reducer);
         CHECK_INT(status, difference == 2 ? DP_OK : DP_ERR_MISMATCH);
@@ -1161,7 +1160,7 @@ static dp_status create_and_use(dp_ctx *ctx, dp_reducer_config config)
 
 TEST(every_allocation_fails_once)
 {
-    const dp_reducer_config config = {.buckets.wire = DP_F16, .buckets.hook = plain_hook};
+    const dp_reducer_config config = {.buckets = {.wire = DP_F16, .hook = plain_hook}};
     bool failed = true;
     size_t failures = 0;
     for (; failed; failures += failed) {
@@ -1192,7 +1191,7 @@ static const dp_coll_ops *const *colls_of_dp(void)
    job is over for both. */
 static void one_has_no_memory(meeting *m)
 {
-    const dp_reducer_config config = {.buckets.wire = DP_BF16, .buckets.hook = plain_hook};
+    const dp_reducer_config config = {.buckets = {.wire = DP_BF16, .hook = plain_hook}};
     bool failed = true;
     size_t failures = 0;
     for (; failed; failures++) {
@@ -1289,7 +1288,7 @@ static void one_table_fails_in_halves(meeting *m)
 
 static void one_table_fails_by_hook(meeting *m)
 {
-    one_table_fails(m, (dp_reducer_config){.buckets.wire = DP_F16, .buckets.hook = plain_hook});
+    one_table_fails(m, (dp_reducer_config){.buckets = {.wire = DP_F16, .hook = plain_hook}});
 }
 
 TEST_SLOW(the_nth_call_fails_in_one_process, 60)
@@ -1322,8 +1321,8 @@ static void steady_in_processes(meeting *m)
         config.allocator = test_allocator_of(&counter);
         CHECK_OK(dp_open(&config, &ctx));
         steady(ctx, &counter,
-               (dp_reducer_config){.buckets.wire = way == 1 ? DP_F16 : DP_F32,
-                                   .buckets.hook = way == 2 ? plain_hook : NULL,
+               (dp_reducer_config){.buckets = {.wire = way == 1 ? DP_F16 : DP_F32,
+                                               .hook = way == 2 ? plain_hook : NULL},
                                    .unused_units = DP_UNUSED_FIXED});
     }
 }
@@ -1462,7 +1461,7 @@ static void timed(meeting *m)
     grads g;
     hook_begin(
         &g, open_job(m, 1, dp_cpu()),
-        (dp_reducer_config){.buckets.hook = slow_hook, .buckets.hook_user = (void *)(uintptr_t)ms});
+        (dp_reducer_config){.buckets = {.hook = slow_hook, .hook_user = (void *)(uintptr_t)ms}});
     CHECK_F64(info_of(g.reducer).last.travel_s, 0, 0);
     CHECK_OK(hook_pass(&g));
     double begun = now_ms();
@@ -1495,7 +1494,7 @@ static void timed_here(dp_ctx *ctx)
     grads g;
     hook_begin(
         &g, ctx,
-        (dp_reducer_config){.buckets.hook = slow_hook, .buckets.hook_user = (void *)(uintptr_t)ms});
+        (dp_reducer_config){.buckets = {.hook = slow_hook, .hook_user = (void *)(uintptr_t)ms}});
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     for (uint32_t unit = 0; unit < 4; unit++) {
         rest(unit == 3 ? 10 : 0);

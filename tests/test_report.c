@@ -44,14 +44,13 @@ TEST(a_report_says_what_was_asked_for)
     char text[2000];
     dp_ctx *ctx = open_here(1);
     dp_module *net = make_net(ctx, &how), *par;
-    const dp_distributed_config config = {.reduction = DP_SUM_RANKS,
-                                          .buffers = DP_BUFFERS_MEAN,
-                                          .unused_params = DP_UNUSED_FIXED,
-                                          .ignored = (const char *const[]){"seen"},
-                                          .ignored_count = 1,
-                                          .buckets = {.first_bytes = 4, .bytes = 8},
-                                          .buckets.wire = DP_BF16,
-                                          .buckets.hook = plain_hook};
+    const dp_distributed_config config = {
+        .reduction = DP_SUM_RANKS,
+        .buffers = DP_BUFFERS_MEAN,
+        .unused_params = DP_UNUSED_FIXED,
+        .ignored = (const char *const[]){"seen"},
+        .ignored_count = 1,
+        .buckets = {.first_bytes = 4, .bytes = 8, .wire = DP_BF16, .hook = plain_hook}};
     CHECK_OK(dp_distributed(net, &config, &par));
     dp_report report = report_of(par);
     CHECK_STR(report.transport, "none");
@@ -257,7 +256,7 @@ TEST(times_of_flat_buckets)
     dp_ctx *ctx = open_here(2);
     dp_module *par;
     dp_bucket_info a, b;
-    const dp_distributed_config config = {.buckets.first_bytes = 1, .buckets.wire = DP_F16};
+    const dp_distributed_config config = {.buckets = {.first_bytes = 1, .wire = DP_F16}};
     CHECK_OK(dp_distributed(make_slow(ctx), &config, &par));
     CHECK_OK(forward_and_backward(par, 1, false));
     CHECK_OK(forward_and_backward(par, 1, false)); /* in the order that it has now */

@@ -8,7 +8,7 @@ enum { CHUNK = DP_SPLIT_CHUNK, BALANCED = DP_SPLIT_BALANCED };
 static dp_scatter_config over(size_t count, dp_split split, int dim)
 {
     return (dp_scatter_config){
-        .local_ranks = first_ranks, .local_rank_count = count, .cut.dim = dim, .cut.split = split};
+        .local_ranks = first_ranks, .local_rank_count = count, .cut = {.dim = dim, .split = split}};
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */

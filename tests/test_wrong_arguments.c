@@ -264,14 +264,14 @@ static bool spoil_split(const dp_scatter_config **how, int n)
         {.cut.split = (dp_split)77},
         {.cut.split = (dp_split)-1},
         {.cut.split = DP_SPLIT_SIZES},
-        {.cut.split = DP_SPLIT_SIZES, .cut.sizes = sizes},
-        {.cut.split = DP_SPLIT_SIZES, .cut.split_count = 1},
-        {.cut.split = DP_SPLIT_SIZES, .cut.sizes = sizes, .cut.split_count = NOBODY},
+        {.cut = {.split = DP_SPLIT_SIZES, .sizes = sizes}},
+        {.cut = {.split = DP_SPLIT_SIZES, .split_count = 1}},
+        {.cut = {.split = DP_SPLIT_SIZES, .sizes = sizes, .split_count = NOBODY}},
         {.cut.split = DP_SPLIT_WEIGHTS},
-        {.cut.split = DP_SPLIT_WEIGHTS, .cut.weights = weights},
-        {.cut.split = DP_SPLIT_WEIGHTS, .cut.weights = weights, .cut.split_count = NOBODY},
-        {.cut.sizes = sizes, .cut.split_count = 1},
-        {.cut.weights = weights, .cut.split_count = 1},
+        {.cut = {.split = DP_SPLIT_WEIGHTS, .weights = weights}},
+        {.cut = {.split = DP_SPLIT_WEIGHTS, .weights = weights, .split_count = NOBODY}},
+        {.cut = {.sizes = sizes, .split_count = 1}},
+        {.cut = {.weights = weights, .split_count = 1}},
         {.cut.split_count = 1}};
     const int count = sizeof wrong / sizeof wrong[0];
     *how = &wrong[n % count];
