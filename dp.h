@@ -1636,7 +1636,8 @@ typedef struct dp_distributed_config {
 } dp_distributed_config;
 
 /* The module on every rank of the job. Each process cuts its own batch over its devices, and leaves
-   outputs where they are, as dp_model_parallel does. dp_backward returns when the gradients of all
+   outputs where they are, as dp_model_parallel does: with one device or several, that of device i
+   is `info.local_count > 1 ? dp_at(out, i) : out`. dp_backward returns when the gradients of all
    ranks are reduced, into the module of each process. You may scale or zero them there by hand; the
    next backward adds to them. Buckets travel while backward goes on: see dp_grad_ready.
    dp_distributed compares the modules of all ranks, and gives all of them the numbers of rank 0.
