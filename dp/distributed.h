@@ -298,14 +298,13 @@ static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reduc
 static void dp__range_parts(const dp__face *face, dp__sort sort, size_t range, size_t first,
                             const dp_tensor *aside, dp_part *out)
 {
-    const void *original = NULL;
+    const void *original = dp__range_of(face, sort, range, 0).data;
     for (size_t r = 0; r < face->count; r++) {
         dp_tensor own = dp__range_of(face, sort, range, r);
-        bool shared = r > 0 && own.data == original;
-        void *at = (char *)own.data + first * dp__dtype_sizes[own.dtype];
-        at = shared ? aside[r].data : at;
+        char *at = (char *)own.data + first * dp__dtype_sizes[own.dtype];
+        if (r > 0 && own.data == original)
+            at = aside[r].data;
         out[r] = (dp_part){.send = at, .recv = at};
-        original = r == 0 ? own.data : original;
     }
 }
 

@@ -1863,15 +1863,13 @@ static dp_status dp__replica_block(const dp__face *face, dp__sort sort, size_t r
 {
     const dp__device *device = &face->ctx->devices[dp__rank_at(&face->how, r)];
     size_t bytes = regions[count - 1].offset + regions[count - 1].bytes;
-    dp_tensor block;
-    if (sort == DP__PARAMS && dp__replica_sees(face, r)) {
-        for (size_t i = 0; i < count; i++)
-            dp__replica_assign(face, sort, r, &regions[i], regions[i].at);
-        return DP_OK;
-    }
-    DP_TRY(dp__block_zero(face->scope, device, bytes, &block));
+    bool sees = sort == DP__PARAMS && dp__replica_sees(face, r);
+    dp_tensor block = {.data = NULL};
+    if (!sees)
+        DP_TRY(dp__block_zero(face->scope, device, bytes, &block));
     for (size_t i = 0; i < count; i++)
-        dp__replica_assign(face, sort, r, &regions[i], (char *)block.data + regions[i].offset);
+        dp__replica_assign(face, sort, r, &regions[i],
+                           sees ? regions[i].at : (char *)block.data + regions[i].offset);
     return sort == DP__GRADS ? dp__replica_grad_groups(face, r, regions, count, block.data) : DP_OK;
 }
 

@@ -131,9 +131,12 @@ TEST_BACKENDS(modules_on_two_devices_are_not_side_by_side)
     check_stretches(net, "a 32; inner.a 32");
 }
 
-/* Three parameters in a row in memory of the test's, `data_step` elements apart; likewise their
-   gradients. */
-static dp_module *net_in_a_row(dp_ctx *ctx, dp_scope *scope, int64_t data_step, int64_t grad_step)
+typedef struct row {              /* of three parameters in memory of the test's */
+    int64_t data_step, grad_step; /* from one to the next, in elements */
+    bool backwards, own_grads;    /* the last comes first; gradients are the library's */
+} row;
+
+static dp_module *net_in_a_row(dp_ctx *ctx, dp_scope *scope, row how)
 {
     dp_param_config params[] = {floats("a", ODD), floats("b", ODD), floats("c", ODD)};
     dp_tensor data, grad;
@@ -142,17 +145,20 @@ static dp_module *net_in_a_row(dp_ctx *ctx, dp_scope *scope, int64_t data_step, 
     CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, 1, &count, &grad));
     CHECK_OK(dp_fill(ctx, &data, dp_int(0)));
     for (int64_t i = 0; i < 3; i++) {
-        params[i].data = (float *)data.data + i * data_step;
-        params[i].grad = (float *)grad.data + i * grad_step;
+        int64_t place = how.backwards ? 2 - i : i;
+        params[i].data = (float *)data.data + place * how.data_step;
+        params[i].grad = how.own_grads ? NULL : (float *)grad.data + place * how.grad_step;
     }
     return net_with(ctx, "net", params, 3);
 }
 
 TEST_BACKENDS(memory_of_the_users_is_side_by_side_if_both_parts_are)
 {
-    check_stretches(net_in_a_row(ctx, scope, ODD, ODD), "a b c 15");
-    check_stretches(net_in_a_row(ctx, scope, 2 * ODD, ODD), "a 5; b 5; c 5");
-    check_stretches(net_in_a_row(ctx, scope, ODD, 2 * ODD), "a 5; b 5; c 5");
+    check_stretches(net_in_a_row(ctx, scope, (row){ODD, ODD, false, false}), "a b c 15");
+    check_stretches(net_in_a_row(ctx, scope, (row){ODD, ODD, true, false}), "c b a 15");
+    check_stretches(net_in_a_row(ctx, scope, (row){2 * ODD, ODD, false, false}), "a 5; b 5; c 5");
+    check_stretches(net_in_a_row(ctx, scope, (row){ODD, 2 * ODD, false, false}), "a 5; b 5; c 5");
+    check_stretches(net_in_a_row(ctx, scope, (row){ODD, 0, true, true}), "a 5; b 5; c 5");
 }
 
 /* ---- what ranks reduce ----------------------------------------------------------------------- */
@@ -160,7 +166,7 @@ TEST_BACKENDS(memory_of_the_users_is_side_by_side_if_both_parts_are)
 TEST_BACKENDS(parameters_that_every_owner_has_side_by_side_are_one_stretch)
 {
     dp_module *par = NULL;
-    CHECK_OK(dp_distributed(net_in_a_row(ctx, scope, ODD, ODD), NULL, &par));
+    CHECK_OK(dp_distributed(net_in_a_row(ctx, scope, (row){ODD, ODD, false, false}), NULL, &par));
     bool alone = dp_owner_count(par) == 1;
     check_stretches(par, alone ? "a b c 15" : "a 5; b 5; c 5");
 }
