@@ -1112,68 +1112,6 @@ TEST_SLOW(connections_to_nobody_are_not_waited_for, 60)
     }
 }
 
-static dp_status sleep_instead(dp_ctx *ctx)
-{
-    rest_too_long();
-    return sum_of(ctx, COUNT);
-}
-
-static void one_skips(meeting *m)
-{
-    dp_ctx *ctx = open_for(m, TIMEOUT_MS);
-    CHECK_OK(sum_of(ctx, 7));
-    check_ends(ctx, m->process == 1 ? sleep_instead : once,
-               "its last one was 1, all_reduce of 7 f32 (sum)", LATE_MS);
-}
-
-TEST_SLOW(a_process_that_skips_one_is_named, 60)
-{
-    in_processes(3, one_skips);
-}
-
-static dp_status another(dp_ctx *ctx)
-{
-    return sum_of(ctx, COUNT + 1);
-}
-
-static void one_differs(meeting *m)
-{
-    dp_ctx *ctx = open_for(m, 30000);
-    CHECK_OK(sum_of(ctx, COUNT));
-    sim_hush(true); /* the simulator sees it too */
-    double start = now_ms();
-    dp_status status = m->process == 1 ? another(ctx) : once(ctx);
-    check_named(ctx, status, start, SOON_MS, 1, "26 f32");
-    dp_close(ctx);
-    sim_forget_findings();
-}
-
-TEST_SLOW(a_process_that_does_something_else_is_named, 30)
-{
-    in_processes(3, one_differs);
-}
-
-/* Nobody has to wait for it. */
-static void one_aborts(meeting *m)
-{
-    dp_ctx *ctx = open_for(m, 30000);
-    CHECK_OK(sum_of(ctx, COUNT));
-    double start = now_ms();
-    if (m->process == 1) {
-        rest(300);
-        dp_abort(ctx, DP_ERR_USER, "the disk is full");
-        dp_close(ctx);
-    } else {
-        check_named(ctx, once(ctx), start, SOON_MS, 1, "the disk is full");
-        dp_close(ctx);
-    }
-}
-
-TEST_SLOW(aborting_process_gives_the_reason, 30)
-{
-    in_processes(3, one_aborts);
-}
-
 /* What nobody has added up is not read, by whatever wait. */
 static void one_reads_what_was_given_up(meeting *m)
 {

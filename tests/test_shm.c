@@ -412,27 +412,6 @@ TEST_SLOW(a_process_that_is_slow_is_waited_for, 60)
     in_processes(3, one_is_slow);
 }
 
-static dp_status sleep_instead(dp_ctx *ctx)
-{
-    rest_too_long();
-    return sum_up(ctx, COUNT);
-}
-
-/* Rank 1 lets one out; what the others were told, it hears when it comes. */
-static void one_skips(meeting *m)
-{
-    dp_ctx *ctx = shm_open_with(m, 1, TIMEOUT_MS);
-    CHECK_OK(sum_up(ctx, 7));
-    check_ends(ctx, m->process == 1 ? sleep_instead : once,
-               "its last one was 1, all_reduce of 7 f32 (sum)", LATE_MS);
-}
-
-TEST_SLOW(a_process_that_skips_one_is_named, 60)
-{
-    in_processes(2, one_skips);
-    in_processes(3, one_skips);
-}
-
 static int difference;
 
 static dp_status another(dp_ctx *ctx)
