@@ -121,7 +121,8 @@ static inline dp_status meeting_send(int fd, const void *data, size_t bytes)
     return DP_OK;
 }
 
-static const dp_host *meeting_host; /* whose table waits here, as meeting_coll() does */
+static _Thread_local const dp_host
+    *meeting_host; /* whose table waits here, as meeting_coll() does */
 
 static inline dp_status meeting_receive(int fd, void *data, size_t bytes)
 {
