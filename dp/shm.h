@@ -163,7 +163,7 @@ static atomic_uint *dp__shm_seq_of(const dp__shm_comm *comm, int process)
 
 /* A word counts up. A sleeper is counted before it looks at the word for the last time, and the
    count is read after the word was written: so one of the two sees the other. */
-static void dp__shm_tell(const dp__shm_comm *comm, dp__shm_word which, unsigned value)
+static void dp__shm_tell(const dp__shm_comm *comm, int which, unsigned value)
 {
     atomic_uint *word = dp__shm_word_of(comm, comm->process, which);
     atomic_store(word, value);
