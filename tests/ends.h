@@ -76,7 +76,7 @@ static inline void end_give_up(dp_ctx *ctx)
 /* It hears of it when it comes. */
 static inline void end_skip(dp_ctx *ctx)
 {
-    end_rest(END_TIMEOUT_MS + (int)(2000 * test_timeout_scale()));
+    end_rest(END_TIMEOUT_MS + 1500 + (int)(200 * test_timeout_scale()));
     CHECK_STATUS(end_sum(ctx, 25), DP_ERR_TIMEOUT);
     dp_close(ctx);
 }

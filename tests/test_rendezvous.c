@@ -684,7 +684,7 @@ static void run_in_a_flood(void (*where)(void))
     use = where;
     world = 3;
     port = free_port();
-    pause_ms = 5;
+    pause_ms = 20;
     pids[0] = start(0, meet_again);
     begin_flood(pids[0], strangers);
     rest(200);
