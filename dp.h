@@ -2603,10 +2603,11 @@ DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int vers
    untouched. */
 static void dp__release(dp_ctx *ctx, bool ask_devices)
 {
-    if (ask_devices)
+    if (ask_devices) {
+        dp__lane_give_up(&ctx->lanes[DP__COURIER]);
         dp__job_leave(ctx); /* what follows may take a while */
-    if (ask_devices)
         dp__lane_end(&ctx->lanes[DP__COURIER]);
+    }
     while (ask_devices && ctx->scopes != NULL)
         dp__scope_end(ctx->scopes);
     for (int i = 0; ask_devices && i < ctx->info.local_count; i++) /* before memory is freed */

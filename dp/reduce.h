@@ -1346,17 +1346,21 @@ static dp_status dp__lane_begin(const char *fn, dp__lane *lane)
     return DP_OK;
 }
 
-/* When a context closes. A pass that is still open will not be finished: the collective that the
-   courier is in must not wait for others, and they must not wait for it. */
+/* When a context closes, before others see it leave. A pass that is still open will not be finished:
+   the collective that the courier is in must not wait for others, and they must not wait for it. */
+static void dp__lane_give_up(dp__lane *lane)
+{
+    if (lane->riding == NULL)
+        return;
+    dp__thread.culprit = 0;
+    if (dp__job_failed(lane->ctx, DP_ERR_ABORTED, "dp_close: in an open pass"))
+        dp__job_tell(lane->ctx);
+    dp__comm_abort(lane->comm);
+}
+
 static void dp__lane_end(dp__lane *lane)
 {
     dp_ctx *ctx = lane->ctx;
-    if (lane->riding != NULL) {
-        dp__thread.culprit = 0;
-        if (dp__job_failed(ctx, DP_ERR_ABORTED, "dp_close: in an open pass"))
-            dp__job_tell(ctx);
-        dp__comm_abort(lane->comm);
-    }
     if (lane->courier != NULL)
         dp__courier_close(&ctx->host, lane->courier);
     lane->courier = NULL;
