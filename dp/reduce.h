@@ -1346,8 +1346,8 @@ static dp_status dp__lane_begin(const char *fn, dp__lane *lane)
     return DP_OK;
 }
 
-/* When a context closes, before others see it leave. A pass that is still open will not be finished:
-   the collective that the courier is in must not wait for others, and they must not wait for it. */
+/* When a context closes, before others see it leave. A pass that is still open will not be
+   finished: the collective that the courier is in must not wait for others, nor they for it. */
 static void dp__lane_give_up(dp__lane *lane)
 {
     if (lane->riding == NULL)
