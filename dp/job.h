@@ -502,6 +502,21 @@ static dp__letter dp__letter_of(const dp__job *job)
     return letter;
 }
 
+/* What it has begun can be put in words. */
+static bool dp__letter_is_sound(const dp__letter *letter)
+{
+    bool sound = true;
+    for (int i = 0; i < DP__LANES; i++) {
+        const dp__signature *is = &letter->last[i].is;
+        const dp__label *label = &letter->last[i].label;
+        sound = sound && is->verb >= 0 && is->verb < DP_REDUCE_TO && is->op >= 0 &&
+                is->op <= DP_OP_MAX && label->what[sizeof label->what - 1] == '\0' &&
+                label->by[sizeof label->by - 1] == '\0' &&
+                label->tag[sizeof label->tag - 1] == '\0';
+    }
+    return sound;
+}
+
 /* What another one has sent. True: it asks. */
 static bool dp__letter_read(const dp__job *job, int process, const dp__letter *letter)
 {

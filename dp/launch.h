@@ -762,6 +762,9 @@ static dp_status dp__tree_letter(dp__tree *tree, dp__link *link)
     if (dp__wire_receive(link->fd, &letter, sizeof letter, dp__after_ms(DP__GRACE_MS)) != DP_OK ||
         from < 0 || from >= tree->process_count || from == tree->process)
         return dp__tree_lost(tree, link, DP_ERR_REMOTE, "ended while it was sending");
+    if (!dp__letter_is_sound(&letter))
+        return dp__tree_lost(tree, link, DP_ERR_REMOTE,
+                             "sent bytes that no process of a job sends");
     dp__tree_post(tree, link, from, &letter);
     if (tree->job == NULL || !dp__letter_read(tree->job, from, &letter))
         return DP_OK;

@@ -169,12 +169,29 @@ static void try_welcome(fuzz in)
     dp__os_close(fds[1]);
 }
 
+/* Process 0 of 2, which has begun nothing. */
+static dp__job *fuzz_job(void)
+{
+    static _Alignas(128) char board[1 << 20];
+    static int firsts[] = {0, 1, 2}, ids[] = {100, 101};
+    static dp__job job;
+    size_t head = dp__board_bytes(2);
+    FUZZ_CHECK(head + (size_t)(DP__LANES * (DP__KEPT + 2)) * sizeof(dp__entry) <= sizeof board);
+    memset(board, 0, head);
+    job = (dp__job){.process_count = 2, .board = (void *)board, .firsts = firsts, .ids = ids};
+    for (int i = 0; i < DP__LANES; i++) {
+        job.rings[i].job = &job;
+        job.rings[i].place = i;
+    }
+    return &job;
+}
+
 /* Process 0 of 2 waits for what process 1 gives, and gets the input. */
 static void try_tree(fuzz *in)
 {
     int fds[2];
-    char all[2 * 16], own[16] = "";
-    dp__tree tree = {.process_count = 2, .timeout_ms = 1};
+    char all[2 * 16], own[16] = "", last[DP__LAST_BYTES];
+    dp__tree tree = {.process_count = 2, .timeout_ms = 1, .job = fuzz_job()};
     pair(fds);
     dp__tree_link(&tree, fds[0], 1);
     fds[1] = speak(in, fds[1]);
@@ -182,7 +199,10 @@ static void try_tree(fuzz *in)
     dp_status status = DP_OK;
     while (status == DP_OK && tree.links[0].got < sizeof(dp__note) && !tree.links[0].left &&
            dp__os_poll(&watch, 1, 0) > 0) {
-        status = dp__tree_hear(&tree, &tree.links[0]);
+        status = dp__tree_hear(&tree, &tree.links[0], true);
+    }
+    for (int i = 0; i < DP__LANES; i++) {
+        FUZZ_CHECK(dp__last_text(&tree.job->rings[i], 1, 1, last) == last);
     }
     const dp__note *note = &tree.links[0].note; /* what is none is not taken for one */
     FUZZ_CHECK(status != DP_OK || tree.links[0].got < sizeof *note ||
