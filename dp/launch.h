@@ -7,6 +7,7 @@
    CONTENTS (search for the tag)
      >>launchers  what the environment says
      >>wire       bytes on a connection, and who may speak
+     >>shape      who is connected to whom
      >>tree       lasting connections: all_gather, failures, closing
      >>server     who may join, and who may not
      >>address    where processes listen, and that there is one process 0
@@ -566,15 +567,8 @@ static dp_status dp__failure_shared(int fd, const dp__note *note)
     return dp_status_class(status) == DP_CLASS_JOB ? status : DP_ERR_REMOTE;
 }
 
-/* ==== >>tree ===================================================================================
-   The connections of a job while it lasts. Each process has a parent and at most log2(processes)
-   children, so that all_gather takes as many steps. A process that fails tells its neighbours, and
-   they tell theirs: all get the first failure's sentence. A process that closes says so; this is an
-   error only for a process that still needs it.
-
-   At the time-out, the missing process may itself be waiting for another one, and may have begun
-   later. So it is asked whether it is there. A waiting process answers yes, and asks the process
-   that it waits for. In the end one does not answer, and is named.                             */
+/* ==== >>shape ==================================================================================
+   Each process has a parent and at most log2(processes) children.                               */
 
 /* Behind process p are those before p + its lowest bit, so that the part of each child is a run of
    processes. */
@@ -596,6 +590,16 @@ static int dp__child_count(int process, int process_count)
         count++;
     return count;
 }
+
+/* ==== >>tree ===================================================================================
+   The connections of a job while it lasts. Each process has a parent and at most log2(processes)
+   children, so that all_gather takes as many steps. A process that fails tells its neighbours, and
+   they tell theirs: all get the first failure's sentence. A process that closes says so; this is an
+   error only for a process that still needs it.
+
+   At the time-out, the missing process may itself be waiting for another one, and may have begun
+   later. So it is asked whether it is there. A waiting process answers yes, and asks the process
+   that it waits for. In the end one does not answer, and is named.                             */
 
 enum {
     DP__LINKS_MAX = 1 + 20,
@@ -759,10 +763,10 @@ static dp_status dp__tree_letter(dp__tree *tree, dp__link *link)
     dp__letter letter;
     int from = link->note.process;
     link->got = 0;
-    if (dp__wire_receive(link->fd, &letter, sizeof letter, dp__after_ms(DP__GRACE_MS)) != DP_OK ||
-        from < 0 || from >= tree->process_count || from == tree->process)
+    if (dp__wire_receive(link->fd, &letter, sizeof letter, dp__after_ms(DP__GRACE_MS)) != DP_OK)
         return dp__tree_lost(tree, link, DP_ERR_REMOTE, "ended while it was sending");
-    if (!dp__letter_is_sound(&letter))
+    if (from < 0 || from >= tree->process_count || from == tree->process ||
+        !dp__letter_is_sound(&letter))
         return dp__tree_lost(tree, link, DP_ERR_REMOTE,
                              "sent bytes that no process of a job sends");
     dp__tree_post(tree, link, from, &letter);
