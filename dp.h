@@ -38,12 +38,12 @@
      dp/os.h           the operating system: threads, sockets, processes, shared memory
      dp_cpu.h          the host as devices, and its collectives inside a process
      dp/core.h         private structs, sentences, scopes, the timeline, work on tensors
-     dp/job.h          the processes of a job: what each has begun, who failed first
+     dp/job.h          the processes of a job: what each has begun, who is dead, who failed first
      dp/value.h        trees: collate, scatter, gather, replicate
      dp/ranks.h        collectives as a user calls them
      dp/reduce.h       the reducer: buckets that travel while backward runs
      dp/launch.h       how the processes of a job find each other; dp_spawn
-     dp/shm.h          collectives between processes of one machine, and which of them has died
+     dp/shm.h          collectives between processes of one machine
      dp/config.h       what a config means
      dp/module.h       modules: parameters, replicas, passes
      dp/parallel.h     wrappers of one process, dp_train_step
@@ -208,8 +208,8 @@
             dp_grads_scatter is dp_grads_scatter_set; first_bucket_bytes and bucket_bytes are
             first_bytes and bytes of buckets, which has wire, hook and hook_user, too; has_hook is
             buckets.hook; dim, split, sizes, weights and split_count are in cut, but for
-            dp_gather_config; the collectives of dp_coll_ops are verbs and run; share of
-            dp_param_info is that of a dp_stretch, unseen is dp_grads_are_unseen
+            dp_gather_config; dp_coll_ops has verbs and run for its collectives, and say is
+            gone; share of dp_param_info is a dp_stretch's, unseen is dp_grads_are_unseen
      orders: module, scope, method in dp_invoke and dp_data_parallel_once; rows, parts, cut in
             dp_split_rows; data, device, config in dp_image_batch and dp_image_preprocess */
 
@@ -2298,10 +2298,10 @@ static dp_status dp__threads_open(dp_ctx *ctx)
     ctx->info.core_count = cores;
     ctx->info.threads_per_device = cores > count ? cores / count : 1;
     ctx->slots = dp__host_alloc(&ctx->host, slots, 64);
-    dp_part *lanes = dp__host_alloc(&ctx->host, DP__LANES * parts, 64);
-    for (int i = 0; i < DP__LANES && lanes != NULL; i++)
-        ctx->lanes[i] = (dp__lane){.ctx = ctx, .parts = &lanes[i * count]};
-    if (ctx->slots == NULL || lanes == NULL)
+    dp_part *all = dp__host_alloc(&ctx->host, DP__LANES * parts, 64);
+    for (int i = 0; i < DP__LANES && all != NULL; i++)
+        ctx->lanes[i] = (dp__lane){.ctx = ctx, .parts = &all[i * count]};
+    if (ctx->slots == NULL || all == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d devices", count);
     if (count == 1)
         return DP_OK;

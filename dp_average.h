@@ -1,6 +1,7 @@
 /* dp_average.h - v0.1.0 - averages of a model's parameters over its training - MIT licence
 
-   Include it after dp.h, or instead. It uses only the public API of dp.h.
+   Include it after dp.h, or instead. But for the wording of errors it uses only the public API of
+   dp.h.
 
        dp_average *average;
        dp_average_create(par, &(dp_average_config){.momentum = 0.001}, &average);

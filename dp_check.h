@@ -1,6 +1,7 @@
 /* dp_check.h - v0.1.0 - is the model what one believes it to be? - MIT licence
 
-   Include it after dp.h, or instead. It uses only the public API of dp.h.
+   Include it after dp.h, or instead. But for the wording of errors it uses only the public API of
+   dp.h.
 
        dp_check_report report;
        if (dp_self_check(net, batch, NULL, &report) != DP_OK)

@@ -1,7 +1,7 @@
 /* dp_norm.h - v0.1.0 - batch statistics of all devices and ranks, for layers in dp.h - MIT licence
 
-   Include it after dp.h, or instead. It uses only the public API of dp.h. A layer that normalises
-   by the batch, spread over devices and processes, is two methods:
+   Include it after dp.h, or instead. But for the wording of errors it uses only the public API of
+   dp.h. A layer that normalises by the batch, spread over devices and processes, is two methods:
 
        static dp_status norm_forward(dp_call *call)
        {

@@ -2,9 +2,8 @@
 #
 #   awk -f tests/rooms.awk HEADER...   the headers in the order in which dp.h includes them
 #
-# Prints "FROM TO COUNT" for each pair, how many names of TO are in FROM, and before that "FROM TO
-# NAME up" for each name that is defined in a later header than the one it is in. A pointer to a
-# struct, written as such, uses nothing of it.
+# Prints "FROM TO NAME" for each name of TO that is in FROM, and "up" behind it where TO comes later.
+# A pointer to a struct, written as such, uses nothing of it.
 
 # A line without comments and texts. `inside`: a comment that began before it has not ended.
 function code(line,    at, kept) {
@@ -66,11 +65,6 @@ END {
     for (use in used) {
         split(use, part, SUBSEP)
         if (!(part[2] in home) || home[part[2]] == part[1]) continue
-        pairs[part[1], home[part[2]]]++
-        if (place[home[part[2]]] > place[part[1]]) print part[1], home[part[2]], part[2], "up"
-    }
-    for (pair in pairs) {
-        split(pair, part, SUBSEP)
-        print part[1], part[2], pairs[pair]
+        print part[1], home[part[2]], part[2], (place[home[part[2]]] > place[part[1]] ? "up" : "")
     }
 }

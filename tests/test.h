@@ -22,6 +22,23 @@
 
 #include "../dp.h"
 
+#ifdef __has_feature
+#define TEST_HAS_FEATURE(feature) __has_feature(feature)
+#else
+#define TEST_HAS_FEATURE(feature) 0
+#endif
+
+#if defined(__SANITIZE_ADDRESS__) || TEST_HAS_FEATURE(address_sanitizer)
+enum { WITH_ASAN = true };
+#else
+enum { WITH_ASAN = false };
+#endif
+#if defined(__SANITIZE_THREAD__) || TEST_HAS_FEATURE(thread_sanitizer)
+enum { WITH_TSAN = true };
+#else
+enum { WITH_TSAN = false };
+#endif
+
 typedef struct test_case {
     const char *file, *name;
     void (*run)(void);

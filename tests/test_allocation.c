@@ -8,30 +8,6 @@
 #include <unistd.h>
 #include "test.h"
 
-#ifdef __has_feature
-#define HAS_FEATURE(name) __has_feature(name)
-#else
-#define HAS_FEATURE(name) 0
-#endif
-#if defined(__SANITIZE_ADDRESS__) || HAS_FEATURE(address_sanitizer)
-enum { WITH_ASAN = true };
-#else
-enum { WITH_ASAN = false };
-#endif
-#if defined(__SANITIZE_THREAD__) || HAS_FEATURE(thread_sanitizer)
-enum { WITH_TSAN = true };
-#else
-enum { WITH_TSAN = false };
-#endif
-
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        dp_status try_status = (call);                                                             \
-        if (try_status != DP_OK) {                                                                 \
-            return try_status;                                                                     \
-        }                                                                                          \
-    } while (0)
-
 enum { DEVICES = 3, SAMPLES = 6, FEATURES = 4 };
 
 /* ---- a step that uses most of the library ---------------------------------------------------- */
@@ -67,11 +43,11 @@ static dp_status forward(int local_rank, dp_scope *scope, void *user)
     step *s = user;
     const dp_tensor *x;
     dp_tensor y, column;
-    TRY(dp_as_tensor(dp_get(dp_at(s->parts, (size_t)local_rank), "x"), "x", DP_F32, 2, &x));
-    TRY(dp_tensor_new(scope, dp_local_device(s->ctx, local_rank), DP_F32, 2, x->shape, &y));
-    TRY(dp_axpby(s->ctx, 2.0, x, 1.0, x, &y));
-    TRY(dp_transpose(&y, 0, 1, &column));
-    TRY(dp_contiguous(dp_scope_child(scope), &column, &column));
+    DP_TRY(dp_as_tensor(dp_get(dp_at(s->parts, (size_t)local_rank), "x"), "x", DP_F32, 2, &x));
+    DP_TRY(dp_tensor_new(scope, dp_local_device(s->ctx, local_rank), DP_F32, 2, x->shape, &y));
+    DP_TRY(dp_axpby(s->ctx, 2.0, x, 1.0, x, &y));
+    DP_TRY(dp_transpose(&y, 0, 1, &column));
+    DP_TRY(dp_contiguous(dp_scope_child(scope), &column, &column));
     dp_value items[] = {dp_of(scope, &y), dp_of(scope, &column)};
     s->outputs[local_rank] = dp_list_make(scope, DP_TUPLE, items, 2);
     return dp_scope_alloc(scope, 70000) != NULL ? DP_OK : DP_ERR_NO_MEMORY;
@@ -87,15 +63,15 @@ static dp_status reduce(step *s)
         }
         parts[i] = (dp_part){s->sums[i], s->sums[i], NULL};
     }
-    TRY(dp_all_reduce(s->ctx, parts, FEATURES, DP_F32, DP_OP_SUM));
+    DP_TRY(dp_all_reduce(s->ctx, parts, FEATURES, DP_F32, DP_OP_SUM));
     CHECK_F64(s->sums[DEVICES - 1][1], 6.0, 0.0);
     for (int i = 0; i < DEVICES; i++) {
         parts[i].recv = wide[i];
         scattered[i] = (dp_part){wide[i], s->sums[i], NULL};
     }
-    TRY(dp_all_gather(s->ctx, parts, FEATURES, DP_F32));
-    TRY(dp_reduce_scatter(s->ctx, scattered, FEATURES, DP_F32, DP_OP_MAX));
-    TRY(dp_reduce_to(s->ctx, parts, FEATURES, DP_F32, DP_OP_MIN, 1));
+    DP_TRY(dp_all_gather(s->ctx, parts, FEATURES, DP_F32));
+    DP_TRY(dp_reduce_scatter(s->ctx, scattered, FEATURES, DP_F32, DP_OP_MAX));
+    DP_TRY(dp_reduce_to(s->ctx, parts, FEATURES, DP_F32, DP_OP_MIN, 1));
     CHECK_F64(s->sums[0][1], 6.0, 0.0);
     return dp_wait(s->ctx);
 }
@@ -111,17 +87,17 @@ static dp_status collect(step *s, dp_value *out_kept)
     dp_gather_config to_host = {.to_host = true}, to_last = {.local_rank = DEVICES - 1};
     const dp_tensor *y;
     float first[FEATURES];
-    TRY(dp_gather(s->ctx, s->scope, list, &to_host, &gathered));
-    TRY(dp_as_tensor(dp_at(gathered, 0), "y", DP_F32, 2, &y));
+    DP_TRY(dp_gather(s->ctx, s->scope, list, &to_host, &gathered));
+    DP_TRY(dp_as_tensor(dp_at(gathered, 0), "y", DP_F32, 2, &y));
     CHECK_INT(y->shape[0], SAMPLES);
-    TRY(dp_replicate(s->ctx, s->scope, gathered, NULL, &copies));
-    TRY(dp_reduce_add(s->ctx, s->scope, copies, &to_last, &sum));
-    TRY(dp_as_tensor(dp_at(sum, 0), "sum", DP_F32, 2, &y));
+    DP_TRY(dp_replicate(s->ctx, s->scope, gathered, NULL, &copies));
+    DP_TRY(dp_reduce_add(s->ctx, s->scope, copies, &to_last, &sum));
+    DP_TRY(dp_as_tensor(dp_at(sum, 0), "sum", DP_F32, 2, &y));
     dp_tensor row;
-    TRY(dp_select(y, 0, 1, &row));
-    TRY(dp_read(s->ctx, &row, first, sizeof first));
+    DP_TRY(dp_select(y, 0, 1, &row));
+    DP_TRY(dp_read(s->ctx, &row, first, sizeof first));
     CHECK_F64(first[0], 5.0 * 3.0 * DEVICES, 0.0);
-    TRY(dp_scope_defer(s->scope, do_nothing, NULL));
+    DP_TRY(dp_scope_defer(s->scope, do_nothing, NULL));
     return dp_keep(s->kept_in, sum, out_kept);
 }
 
@@ -134,11 +110,11 @@ static dp_status train(step *s)
         dp_scope_end(batch);
         return status;
     }
-    TRY(make_batch(s));
-    TRY(dp_scatter(s->ctx, s->scope, s->batch, NULL, &s->parts));
-    TRY(dp_run(s->ctx, s->scope, forward, s));
-    TRY(reduce(s));
-    TRY(collect(s, &kept));
+    DP_TRY(make_batch(s));
+    DP_TRY(dp_scatter(s->ctx, s->scope, s->batch, NULL, &s->parts));
+    DP_TRY(dp_run(s->ctx, s->scope, forward, s));
+    DP_TRY(reduce(s));
+    DP_TRY(collect(s, &kept));
     CHECK_INT(kept.kind, DP_TUPLE);
     return DP_OK;
 }

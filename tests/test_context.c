@@ -15,23 +15,6 @@
 #include <unistd.h>
 #include "process.h"
 
-/* Sanitizers are not ready for all that a child of fork may do. */
-#ifdef __has_feature
-#define HAS_FEATURE(name) __has_feature(name)
-#else
-#define HAS_FEATURE(name) 0
-#endif
-#if defined(__SANITIZE_ADDRESS__) || HAS_FEATURE(address_sanitizer)
-enum { WITH_ASAN = true };
-#else
-enum { WITH_ASAN = false };
-#endif
-#if defined(__SANITIZE_THREAD__) || HAS_FEATURE(thread_sanitizer)
-enum { WITH_TSAN = true };
-#else
-enum { WITH_TSAN = false };
-#endif
-
 #define MAX_DEVICES 64
 
 static dp_ctx *open_config(const dp_config *config)

@@ -2018,14 +2018,6 @@ TEST(life_of_a_table)
 
 /* ---- every call fails once ------------------------------------------------------------------- */
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        dp_status try_status = (call);                                                             \
-        if (try_status != DP_OK) {                                                                 \
-            return try_status;                                                                     \
-        }                                                                                          \
-    } while (0)
-
 enum { JOB_ROWS = 5, JOB_COLUMNS = 4, JOB_COUNT = JOB_ROWS * JOB_COLUMNS };
 
 static const int64_t job_shape[2] = {JOB_ROWS, JOB_COLUMNS},
@@ -2040,14 +2032,14 @@ static dp_status job_copies(dp_ctx *ctx, dp_scope *scope, const float *in)
     dp_tensor host = dp_wrap_const(in, DP_F32, 2, job_shape), on[DEVICES], turned, back;
     static float got[JOB_COUNT];
     for (int i = 0; i < DEVICES; i++) {
-        TRY(dp_tensor_new(scope, dp_local_device(ctx, i), DP_F32, 2,
-                          i % 2 ? turned_shape : job_shape, &on[i]));
-        TRY(dp_transpose(&host, 0, i % 2 ? 1 : 0, &turned));
-        TRY(i % 2 ? dp_transpose(&on[i - 1], 0, 1, &turned) : DP_OK);
-        TRY(dp_copy(ctx, &on[i], i % 2 ? &turned : &host, NULL));
+        DP_TRY(dp_tensor_new(scope, dp_local_device(ctx, i), DP_F32, 2,
+                             i % 2 ? turned_shape : job_shape, &on[i]));
+        DP_TRY(dp_transpose(&host, 0, i % 2 ? 1 : 0, &turned));
+        DP_TRY(i % 2 ? dp_transpose(&on[i - 1], 0, 1, &turned) : DP_OK);
+        DP_TRY(dp_copy(ctx, &on[i], i % 2 ? &turned : &host, NULL));
     }
-    TRY(dp_transpose(&on[1], 0, 1, &back));
-    TRY(dp_read(ctx, &back, got, sizeof(got)));
+    DP_TRY(dp_transpose(&on[1], 0, 1, &back));
+    DP_TRY(dp_read(ctx, &back, got, sizeof(got)));
     CHECK_BYTES(got, in, sizeof(got));
     return DP_OK;
 }
@@ -2064,11 +2056,11 @@ static dp_status job_of_rank(int local_rank, dp_scope *scope, void *user)
     const dp_tensor *part;
     dp_tensor twice;
     dp_stats stats;
-    TRY(dp_as_tensor(dp_at(job->parts, (size_t)local_rank), "part", DP_F32, 2, &part));
-    TRY(dp_tensor_new(scope, dp_local_device(job->ctx, local_rank), DP_F32, 2, part->shape,
-                      &twice));
-    TRY(dp_axpby(job->ctx, 2, part, 0, NULL, &twice));
-    TRY(dp_tensor_stats(job->ctx, &twice, &stats));
+    DP_TRY(dp_as_tensor(dp_at(job->parts, (size_t)local_rank), "part", DP_F32, 2, &part));
+    DP_TRY(dp_tensor_new(scope, dp_local_device(job->ctx, local_rank), DP_F32, 2, part->shape,
+                         &twice));
+    DP_TRY(dp_axpby(job->ctx, 2, part, 0, NULL, &twice));
+    DP_TRY(dp_tensor_stats(job->ctx, &twice, &stats));
     CHECK(stats.all_finite && stats.sum_squares > 0);
     return DP_OK;
 }
@@ -2080,10 +2072,10 @@ static dp_status job_batch(dp_ctx *ctx, dp_scope *scope, const float *in)
     rank_job job = {.ctx = ctx};
     dp_value joined;
     static float got[JOB_COUNT];
-    TRY(dp_scatter(ctx, scope, dp_of(scope, &host), NULL, &job.parts));
-    TRY(dp_run(ctx, scope, job_of_rank, &job));
-    TRY(dp_gather(ctx, scope, job.parts, &(dp_gather_config){.local_rank = 1}, &joined));
-    TRY(dp_read(ctx, joined.as.t, got, sizeof(got)));
+    DP_TRY(dp_scatter(ctx, scope, dp_of(scope, &host), NULL, &job.parts));
+    DP_TRY(dp_run(ctx, scope, job_of_rank, &job));
+    DP_TRY(dp_gather(ctx, scope, job.parts, &(dp_gather_config){.local_rank = 1}, &joined));
+    DP_TRY(dp_read(ctx, joined.as.t, got, sizeof(got)));
     CHECK_BYTES(got, in, sizeof(got));
     return DP_OK;
 }
@@ -2095,19 +2087,19 @@ static dp_status job_collectives(dp_ctx *ctx, dp_scope *scope)
     static float got[2];
     for (int i = 0; i < DEVICES; i++) {
         dp_device here = dp_local_device(ctx, i);
-        TRY(dp_tensor_new(scope, here, DP_F32, 1, (int64_t[]){2 * DEVICES}, &send[i]));
-        TRY(dp_tensor_new(scope, here, DP_F32, 1, (int64_t[]){2}, &recv[i]));
-        TRY(dp_fill(ctx, &send[i], dp_int(1 + i)));
+        DP_TRY(dp_tensor_new(scope, here, DP_F32, 1, (int64_t[]){2 * DEVICES}, &send[i]));
+        DP_TRY(dp_tensor_new(scope, here, DP_F32, 1, (int64_t[]){2}, &recv[i]));
+        DP_TRY(dp_fill(ctx, &send[i], dp_int(1 + i)));
         parts[i] = (dp_part){.send = send[i].data, .recv = send[i].data};
     }
-    TRY(dp_all_reduce(ctx, parts, 2 * DEVICES, DP_F32, DP_OP_SUM));
+    DP_TRY(dp_all_reduce(ctx, parts, 2 * DEVICES, DP_F32, DP_OP_SUM));
     for (int i = 0; i < DEVICES; i++) {
         parts[i].recv = recv[i].data;
     }
-    TRY(dp_reduce_scatter(ctx, parts, 2, DP_F32, DP_OP_MEAN));
-    TRY(dp_barrier(ctx));
+    DP_TRY(dp_reduce_scatter(ctx, parts, 2, DP_F32, DP_OP_MEAN));
+    DP_TRY(dp_barrier(ctx));
     for (int i = 0; i < DEVICES; i++) {
-        TRY(dp_read(ctx, &recv[i], got, sizeof(got)));
+        DP_TRY(dp_read(ctx, &recv[i], got, sizeof(got)));
         CHECK_F64(got[0], 6, 0);
         CHECK_F64(got[1], 6, 0);
     }
@@ -2120,9 +2112,9 @@ static dp_status job_in(dp_ctx *ctx, dp_scope *scope)
     for (int i = 0; i < JOB_COUNT; i++) {
         in[i] = (float)(i + 1);
     }
-    TRY(job_copies(ctx, scope, in));
-    TRY(job_batch(ctx, scope, in));
-    TRY(job_collectives(ctx, scope));
+    DP_TRY(job_copies(ctx, scope, in));
+    DP_TRY(job_batch(ctx, scope, in));
+    DP_TRY(job_collectives(ctx, scope));
     return dp_wait(ctx); /* nothing reads `in` any more */
 }
 

@@ -140,20 +140,12 @@ double test_timeout_scale(void)
     return scale > 0.0 ? scale : 1.0;
 }
 
-#ifdef __has_feature
-#define HAS_FEATURE(feature) __has_feature(feature)
+#if defined(TEST_MPI) || defined(TEST_SIM)
+enum { SLOW = true };
 #else
-#define HAS_FEATURE(feature) 0
+enum { SLOW = false };
 #endif
-
-#if defined(__SANITIZE_THREAD__) || HAS_FEATURE(thread_sanitizer)
-enum { STRIDE = 11 };
-#elif defined(__SANITIZE_ADDRESS__) || HAS_FEATURE(address_sanitizer) || defined(TEST_MPI) ||      \
-    defined(TEST_SIM)
-enum { STRIDE = 3 };
-#else
-enum { STRIDE = 1 };
-#endif
+enum { STRIDE = WITH_TSAN ? 11 : WITH_ASAN || SLOW ? 3 : 1 };
 
 int test_stride(void)
 {
@@ -265,7 +257,7 @@ dp_allocator test_allocator_of(test_allocator *counter)
 
 static atomic_bool has_counted;
 
-#if defined(__SANITIZE_ADDRESS__) || HAS_FEATURE(address_sanitizer)
+#if defined(__SANITIZE_ADDRESS__) || TEST_HAS_FEATURE(address_sanitizer)
 /* To look for leaks is half of what ASan costs: not where the test has counted what it frees. */
 int __lsan_is_turned_off(void);
 int __lsan_is_turned_off(void)

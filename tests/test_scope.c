@@ -8,17 +8,6 @@
 #include <unistd.h>
 #include "test.h"
 
-#ifdef __has_feature
-#define HAS_FEATURE(name) __has_feature(name)
-#else
-#define HAS_FEATURE(name) 0
-#endif
-#if defined(__SANITIZE_ADDRESS__) || HAS_FEATURE(address_sanitizer)
-enum { WITH_ASAN = true };
-#else
-enum { WITH_ASAN = false };
-#endif
-
 static dp_ctx *open_counted(int count, test_allocator *counter)
 {
     dp_ctx *ctx = NULL;
