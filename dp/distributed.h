@@ -417,7 +417,7 @@ static dp_status dp__buffers_spread(const char *fn, const dp__face *face)
     if (status == DP_OK)
         status =
             dp__ranges_spread(fn, face, temp, DP__BUFFERS, NULL, ranks->buffers == DP_BUFFERS_MEAN);
-    status = temp != NULL ? dp__temp_end(temp, NULL, status) : status;
+    status = dp__temp_end(temp, NULL, status);
     return dp__exit(fn, ctx, dp__shared_failure(ctx, status));
 }
 
@@ -1160,7 +1160,7 @@ static dp_status dp__numbers_compare(const char *fn, dp_module *module, bool buf
     status = dp__lines_compare(&lines, status);
     if (status == DP_OK && apart != NULL) /* with other processes their lines would differ */
         status = dp_error(DP_ERR_MISMATCH, "%s: rank %d has %s", fn, ctx->info.rank_first, apart);
-    return dp__exit(fn, ctx, temp != NULL ? dp__temp_end(temp, NULL, status) : status);
+    return dp__exit(fn, ctx, dp__temp_end(temp, NULL, status));
 }
 
 DP_API dp_status dp_params_compare(dp_module *module)
@@ -1558,8 +1558,7 @@ DP_API dp_status dp_separate_distributed(dp_module *module, const dp_distributed
     if (status == DP_OK)
         status = dp__separate_make(&own, &wrapper);
     status = dp__separating_run(&own, wrapper, status);
-    if (own.temp != NULL)
-        status = dp__temp_end(own.temp, NULL, status);
+    status = dp__temp_end(own.temp, NULL, status);
     if (status == DP_OK)
         *out = wrapper;
     else if (wrapper != NULL)

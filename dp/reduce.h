@@ -1602,7 +1602,7 @@ static dp_status dp__reducer_create(const char *fn, dp_ctx *ctx, const dp_reduce
         dp_status begun = dp__temp_begin(ctx, &temp);
         status = begun == DP_OK ? dp__reducer_alike(fn, ctx, temp, config, made, status)
                                 : dp__all_or_none(fn, ctx, begun);
-        status = temp != NULL ? dp__temp_end(temp, NULL, status) : status;
+        status = dp__temp_end(temp, NULL, status);
     }
     DP_TRY(status);
     made->magic = DP__REDUCER_LIVE;

@@ -145,9 +145,10 @@ static dp_status look_backward(dp_call *call)
     return dp_axpby(call->ctx, 1, &gw, 1, &g, &gw);
 }
 
-static dp_module *looker(dp_ctx *ctx)
+static dp_module *in_three(dp_ctx *ctx, dp_status (*forward)(dp_call *),
+                           dp_status (*backward)(dp_call *))
 {
-    static const dp_method methods[] = {{"forward", look_forward}, {"backward", look_backward}};
+    const dp_method methods[] = {{"forward", forward}, {"backward", backward}};
     dp_module *net = NULL;
     CHECK_OK(dp_module_create(
         ctx,
@@ -155,6 +156,11 @@ static dp_module *looker(dp_ctx *ctx)
             .methods = methods, .method_count = 2, .params = three, .param_count = PARTS},
         &net));
     return net;
+}
+
+static dp_module *looker(dp_ctx *ctx)
+{
+    return in_three(ctx, look_forward, look_backward);
 }
 
 /* The gradient that reaches w when `grad` is given to a backward. */
@@ -221,16 +227,10 @@ static dp_status place_backward(dp_call *call)
 
 TEST_BACKENDS(tensors_of_replicas_are_on_their_devices)
 {
-    static const dp_method methods[] = {{"forward", place_forward}, {"backward", place_backward}};
     dp_parallel_config config = over(3);
-    dp_module *net = NULL, *par = NULL;
+    dp_module *net = in_three(ctx, place_forward, place_backward), *par = NULL;
     dp_value out;
     dp_pass *pass;
-    CHECK_OK(dp_module_create(
-        ctx,
-        &(dp_module_config){
-            .methods = methods, .method_count = 2, .params = three, .param_count = PARTS},
-        &net));
     CHECK_OK(dp_data_parallel(net, &config, &par));
     CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[3],)"), dp_none(), NULL, &out,
                        &pass));
@@ -259,13 +259,7 @@ static dp_status alone_backward(dp_call *call)
 
 TEST_BACKENDS(an_output_that_is_one_tensor)
 {
-    static const dp_method methods[] = {{"forward", alone_forward}, {"backward", alone_backward}};
-    dp_module *net = NULL;
-    CHECK_OK(dp_module_create(
-        ctx,
-        &(dp_module_config){
-            .methods = methods, .method_count = 2, .params = three, .param_count = PARTS},
-        &net));
+    dp_module *net = in_three(ctx, alone_forward, alone_backward);
     check_out_grad(ctx, net, net, dp_float(-2), (const float[]){-2, -2, -2, -2, -2, -2});
     check_out_grad(ctx, net, net, dp_none(), (const float[6]){0});
     (void)scope;
