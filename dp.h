@@ -124,8 +124,7 @@
    THREADS
    One thread at a time calls into a context. Functions marked [any] are exceptions: reading names
    and errors, making views, beginning scopes, dp_reducer_ready, dp_abort. One thread at a time uses
-   a scope. [host] marks functions that wait for devices. All others return as soon as their work is
-   queued.
+   a scope. [host] marks functions that wait for devices. All others return once work is queued.
 
    INSIDE YOUR FUNCTIONS
    The library calls your functions: methods, the function of dp_run, deferred functions,
@@ -578,8 +577,7 @@ DP_MUST_USE static inline dp_status dp_open(const dp_config *config, dp_ctx **ou
 /* Free everything, including scopes that are still open. Runs no collective. NULL is fine. Refused
    (see dp_last_error) while a dp_run, a collective or a function of yours called by the context is
    running. But while a reducer's own thread reports a failure to your log, dp_close waits until the
-   log function has returned. dp_last_error stays what it was, so that you may close before you
-   print it. */
+   log function has returned. dp_last_error stays what it was: you may close before you print. */
 DP_API void dp_close(dp_ctx *ctx);
 
 typedef struct dp_info {
@@ -622,8 +620,7 @@ DP_MUST_USE DP_API dp_status dp_wait(dp_ctx *ctx);
 
 /* Run `fn` once for every local device, each on its own thread, the first on the caller's; return
    when all have. Each gets a scope that ends with `scope` (NULL: when this returns). All run even
-   if one fails; the failure that is returned is the first in rank order, with its rank in the
-   sentence. [host] */
+   if one fails; the first failure in rank order is returned, with its rank in it. [host] */
 typedef dp_status (*dp_run_fn)(int local_rank, dp_scope *scope, void *user);
 DP_MUST_USE DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user);
 
@@ -708,8 +705,7 @@ DP_MUST_USE DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), vo
 /* ==== >>scope ==================================================================================
    A lifetime: what is made in a scope is freed by one call, on error paths too. Blocks are kept and
    reused, so a step that repeats itself allocates nothing. Any thread may begin a scope; one thread
-   at a time uses it; it may be handed over. Values may point into their own scope or an outer
-   one. */
+   at a time uses it; it may be handed over. Values may point into their scope or an outer one. */
 
 DP_API dp_scope *dp_scope_begin(dp_ctx *ctx);      /* NULL: dp_last_error; calls report it. [any] */
 DP_API dp_scope *dp_scope_child(dp_scope *parent); /* ends with its parent, or earlier */
@@ -723,6 +719,10 @@ DP_API void dp_scope_end(dp_scope *scope);
 
 /* Host bytes, 64-byte aligned, not cleared; NULL when out of memory. 0 bytes give a pointer too. */
 DP_API void *dp_scope_alloc(dp_scope *scope, size_t bytes);
+
+/* The same where all CPU ranks of the machine see it: collectives of more than 64 KiB copy nothing
+   on the way. After an error of the JOB class, others may write there until dp_close. */
+DP_API void *dp_shared_alloc(dp_scope *scope, size_t bytes);
 
 /* Call `fn` when the scope ends, before its memory goes; last in, first out. */
 DP_MUST_USE DP_API dp_status dp_scope_defer(dp_scope *scope, void (*fn)(void *user), void *user);
@@ -994,9 +994,10 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    after timeout_ms. If dp_config.bootstrap is yours, only those of one machine know more than that
    others did not come. No process waits for another longer than timeout_ms plus a few seconds.
 
-   CPU devices of several processes of one machine use shared memory. Several machines use MPI, if
-   dp_mpi.h is compiled in; the ranks of one process are always added first. Without dp_mpi.h, CPU
-   devices of several machines are UNSUPPORTED.
+   CPU devices of several processes of one machine use shared memory. What lies there (gradients
+   that the library allocates, memory of dp_shared_alloc) is added there, in one pass; the rest is
+   copied on the way. Several machines use MPI, if dp_mpi.h is compiled in; the ranks of one process
+   are always added first. Without it, CPU devices of several machines are UNSUPPORTED.
 
    Devices with memory of their own that no table of collectives serves go through the host: the
    table that serves CPU devices carries copies, with the same sums, sentences and time-outs. Copies
@@ -1069,8 +1070,7 @@ DP_MUST_USE DP_API dp_status dp_barrier(dp_ctx *ctx);
        if (dp_rank(ctx) == 0)
            printf("%g %% right\n", 100.0 * (double)seen[0] / (double)seen[1]);                    */
 
-/* The first rank of this process, which is 0 in one of them; how many ranks the job has. -1:
-   dp_last_error. [any] */
+/* The first rank of this process; how many ranks the job has. -1: dp_last_error. [any] */
 DP_API int dp_rank(const dp_ctx *ctx);
 DP_API int dp_rank_count(const dp_ctx *ctx);
 
@@ -1346,8 +1346,7 @@ DP_MUST_USE DP_API dp_status dp_module_create(dp_ctx *ctx, const dp_module_confi
 /* The same module again on any device: it has its own memory with the same numbers, and so have its
    children. */
 DP_MUST_USE DP_API dp_status dp_module_copy(dp_module *module, int local_rank, dp_module **out);
-/* dp_close does it for all modules. Refused while it is a child, wrapped, or in use. NULL is
-   fine. */
+/* dp_close does it for all. Refused while it is a child, wrapped, or in use. NULL is fine. */
 DP_API dp_status dp_module_destroy(dp_module *module);
 
 /* Sets dp_call.training, also for children and for what it wraps. Modules begin with true. */
@@ -2288,6 +2287,7 @@ static dp_status dp__devices_open(dp_ctx *ctx, int place)
                               DP_HAS(dp_device_ops, ctx->devices[0].dev->ops, host_free);
     if (!ctx->pinned_pool.pinned)
         ctx->pinned_pool.device = NULL;
+    ctx->shared_pool.shared = true;
     return DP_OK;
 }
 

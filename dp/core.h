@@ -114,10 +114,18 @@ typedef struct dp__block {                /* memory of a pool, in a scope or in 
 } dp__block;
 
 typedef struct dp__pool {
-    struct dp__device *device; /* NULL = the allocator */
+    struct dp__device *device; /* NULL = the allocator, or the heap */
     bool pinned;               /* host memory from the device's host_alloc */
+    bool shared;               /* from the context's heap */
     dp__block *free[DP__CLASS_COUNT];
 } dp__pool;
+
+typedef struct dp__heap { /* memory that all processes of the machine see: each gives out a part */
+    const dp__shared *shared; /* NULL: there is none */
+    size_t first, each;       /* bytes before the parts, and of each */
+    int process;              /* the own one, which has the own part */
+    size_t used;              /* of it; under the context's lock */
+} dp__heap;
 
 typedef struct dp__reads {      /* copies that read host memory, on the streams of one kind */
     dp_event *done;             /* after the last of them */
@@ -217,7 +225,8 @@ struct dp_ctx {
     dp__tracked *tracked;
     dp__device host_device; /* the CPU table; also does what other devices cannot */
     dp__device *devices;    /* stb_ds array, reserved once */
-    dp__pool host_pool, pinned_pool;
+    dp__pool host_pool, pinned_pool, shared_pool;
+    dp__heap heap;
     dp__team *team; /* NULL in a world of one device */
     dp__slot *slots;
     dp__lane lanes[DP__LANES];
@@ -1253,10 +1262,44 @@ static bool dp__class_of(size_t bytes, int *out_class, size_t *out_bytes)
     return *out_class < DP__CLASS_COUNT;
 }
 
+static char *dp__heap_part(const dp__heap *heap, int process)
+{
+    return (char *)heap->shared->data + heap->first + (size_t)process * heap->each;
+}
+
+/* Where memory lies in the own part; SIZE_MAX: not there. */
+static size_t dp__heap_place(const dp__heap *heap, const void *data, size_t bytes)
+{
+    if (heap->shared == NULL)
+        return SIZE_MAX;
+    uintptr_t place = (uintptr_t)data - (uintptr_t)dp__heap_part(heap, heap->process);
+    return place < heap->each && bytes <= heap->each - place ? (size_t)place : SIZE_MAX;
+}
+
+/* It is never given back: blocks of the pool are used again. */
+static dp_status dp__heap_take(dp_ctx *ctx, size_t bytes, void **out)
+{
+    dp__heap *heap = &ctx->heap;
+    size_t room = bytes < SIZE_MAX - 63 ? (bytes + 63) / 64 * 64 : SIZE_MAX;
+    dp__lock_enter(&ctx->lock);
+    size_t at = heap->first + (size_t)heap->process * heap->each + heap->used;
+    bool fits = room <= heap->each - heap->used;
+    heap->used += fits ? room : 0;
+    dp__lock_leave(&ctx->lock);
+    if (!fits)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: no room for %zu bytes", bytes);
+    DP_TRY(dp__os_shared_reserve(heap->shared, at, room));
+    dp__os_shared_dump(heap->shared, at, room, true);
+    *out = (char *)heap->shared->data + at;
+    return DP_OK;
+}
+
 /* *out is NULL, and stays NULL if a table returns DP_OK but gives no memory. */
 static dp_status dp__pool_fetch(dp_ctx *ctx, const dp__pool *pool, size_t bytes, void **out)
 {
-    if (pool->device == NULL)
+    if (pool->shared)
+        DP_TRY(dp__heap_take(ctx, bytes, out));
+    else if (pool->device == NULL)
         *out = dp__raw_alloc(ctx, bytes, 64);
     else if (pool->pinned)
         DP_TRY(pool->device->dev->ops->host_alloc(pool->device->dev, bytes, out));
@@ -1268,6 +1311,8 @@ static dp_status dp__pool_fetch(dp_ctx *ctx, const dp__pool *pool, size_t bytes,
 static void dp__pool_return(dp_ctx *ctx, const dp__block *block)
 {
     const dp__device *device = block->pool->device;
+    if (block->pool->shared)
+        return; /* it goes with the heap */
     if (device == NULL)
         dp__raw_free(ctx, block->data, block->bytes);
     else if (block->pool->pinned)
@@ -2433,6 +2478,29 @@ static dp_status dp__tensor_make(dp_scope *scope, const dp__device *device, dp_d
     }
     *out = tensor;
     return DP_OK;
+}
+
+/* Bytes that the other processes of the machine see too, if any can. */
+static dp_status dp__shared_make(dp_scope *scope, const dp__device *device, size_t bytes,
+                                 dp_tensor *out)
+{
+    dp_ctx *ctx = scope->ctx;
+    int64_t count = (int64_t)bytes;
+    if (ctx->heap.shared == NULL || !device->info.host_memory)
+        return dp__tensor_make(scope, device, DP_U8, 1, &count, out);
+    *out = dp__tensor_like(NULL, device->id, DP_U8, 1, &count);
+    return dp__scope_block(scope, &ctx->shared_pool, bytes, &out->data);
+}
+
+DP_API void *dp_shared_alloc(dp_scope *scope, size_t bytes)
+{
+    dp_tensor made = {.data = NULL};
+    if (dp__check_scope(__func__, scope) != DP_OK)
+        return NULL;
+    if (bytes > INT64_MAX / 2 ||
+        dp__shared_make(scope, &scope->ctx->devices[0], bytes, &made) != DP_OK)
+        dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu bytes", __func__, bytes);
+    return made.data;
 }
 
 DP_API dp_status dp_tensor_new(dp_scope *scope, dp_device device, dp_dtype dtype, int ndim,

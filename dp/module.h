@@ -293,8 +293,8 @@ static dp_status dp__check_packed(const dp_module *module, size_t *out_bytes)
     return DP_OK;
 }
 
-static dp_status dp__block_zero(dp_scope *scope, const dp__device *device, size_t bytes,
-                                dp_tensor *out);
+static dp_status dp__block_zero(dp_scope *scope, const dp__device *device, dp__sort sort,
+                                size_t bytes, dp_tensor *out);
 
 /* One block of parameters and one of gradients, the user's or the library's. */
 static dp_status dp__module_pack(dp_module *module, const dp_module_config *config)
@@ -308,9 +308,9 @@ static dp_status dp__module_pack(dp_module *module, const dp_module_config *conf
         return DP_OK;
     DP_TRY(dp__check_packed(module, &bytes));
     if (data.data == NULL)
-        DP_TRY(dp__block_zero(module->scope, device, bytes, &data));
+        DP_TRY(dp__block_zero(module->scope, device, DP__PARAMS, bytes, &data));
     if (grad.data == NULL)
-        DP_TRY(dp__block_zero(module->scope, device, bytes, &grad));
+        DP_TRY(dp__block_zero(module->scope, device, DP__GRADS, bytes, &grad));
     for (size_t i = 0; i < module->param_count; i++) {
         dp__param *param = &module->params[i];
         param->data.data = (char *)data.data + offset;
@@ -848,11 +848,13 @@ static dp_status dp__zero_flat(dp_ctx *ctx, const dp__device *device, const dp_t
     return dp__count(flat) > 0 ? dp__fill_tensor(ctx, device, flat, 0) : DP_OK;
 }
 
-static dp_status dp__block_zero(dp_scope *scope, const dp__device *device, size_t bytes,
-                                dp_tensor *out)
+/* Gradients lie where other processes see them, and need no copy to be added. */
+static dp_status dp__block_zero(dp_scope *scope, const dp__device *device, dp__sort sort,
+                                size_t bytes, dp_tensor *out)
 {
     int64_t count = (int64_t)bytes;
-    DP_TRY(dp__tensor_make(scope, device, DP_U8, 1, &count, out));
+    DP_TRY(sort == DP__GRADS ? dp__shared_make(scope, device, bytes, out)
+                             : dp__tensor_make(scope, device, DP_U8, 1, &count, out));
     return dp__zero_flat(scope->ctx, device, out);
 }
 
@@ -913,9 +915,10 @@ static dp_status dp__settle_blocks(const dp_module *top, dp__settling *blocks, s
     DP_TRY(dp__settle_count(top, blocks));
     for (size_t i = 0; i < count; i++) {
         size_t rank = i / DP_DTYPE_COUNT % (size_t)top->ctx->info.local_count;
+        dp__sort sort = (dp__sort)(i / DP_DTYPE_COUNT / (size_t)top->ctx->info.local_count);
         if (!blocks[i].wanted)
             continue;
-        DP_TRY(dp__block_zero(top->scope, &top->ctx->devices[rank], blocks[i].bytes, &made));
+        DP_TRY(dp__block_zero(top->scope, &top->ctx->devices[rank], sort, blocks[i].bytes, &made));
         blocks[i].at = made.data;
     }
     dp__settle_views(top, blocks);
@@ -1866,7 +1869,7 @@ static dp_status dp__replica_block(const dp__face *face, dp__sort sort, size_t r
     bool sees = sort == DP__PARAMS && dp__replica_sees(face, r);
     dp_tensor block = {.data = NULL};
     if (!sees)
-        DP_TRY(dp__block_zero(face->scope, device, bytes, &block));
+        DP_TRY(dp__block_zero(face->scope, device, sort, bytes, &block));
     for (size_t i = 0; i < count; i++)
         dp__replica_assign(face, sort, r, &regions[i],
                            sees ? regions[i].at : (char *)block.data + regions[i].offset);

@@ -1481,6 +1481,14 @@ static int dp__shared_pages(int fd, size_t first, size_t bytes)
     return failed;
 }
 
+/* Whether these pages are part of a core dump, which would fill those that nobody has used. */
+static void dp__os_shared_dump(const dp__shared *shared, size_t first, size_t bytes, bool dump)
+{
+    size_t ahead = first % (size_t)sysconf(_SC_PAGESIZE);
+    (void)madvise((char *)shared->data + first - ahead, bytes + ahead,
+                  dump ? MADV_DODUMP : MADV_DONTDUMP);
+}
+
 /* The cores that this process may run on, one bit each. */
 static void dp__os_cores(uint64_t *out)
 {
@@ -1534,6 +1542,11 @@ static int dp__shared_pages(int fd, size_t first, size_t bytes)
     return 0;
 }
 
+static void dp__os_shared_dump(const dp__shared *shared, size_t first, size_t bytes, bool dump)
+{
+    (void)shared, (void)first, (void)bytes, (void)dump;
+}
+
 static void dp__os_cores(uint64_t *out)
 {
     memset(out, 0, DP__SHARED_CPU_WORDS * sizeof *out);
@@ -1578,7 +1591,7 @@ static dp_status dp__shared_map(dp__shared *shared, size_t bytes)
 static dp_status dp__os_shared_reserve(const dp__shared *shared, size_t first, size_t bytes)
 {
     struct statvfs room;
-    int failed = dp__shared_pages(shared->fd, first, bytes);
+    int failed = bytes > 0 ? dp__shared_pages(shared->fd, first, bytes) : 0;
     if (failed == 0)
         return DP_OK;
     if (fstatvfs(shared->fd, &room) != 0 || room.f_blocks == 0)

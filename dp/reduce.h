@@ -728,16 +728,16 @@ static bool dp__may_be_flat(const dp_reducer *reducer)
 static dp_status dp__travel_room(const char *fn, dp_reducer *reducer)
 {
     dp_ctx *ctx = reducer->ctx;
-    int64_t bytes = (int64_t)dp__flat_bytes(reducer);
+    size_t bytes = dp__flat_bytes(reducer);
     if (!dp__may_be_flat(reducer))
         return DP_OK;
     DP_TRY(dp__wires_make(fn, ctx, reducer->scope, DP__LINE_BYTES, &reducer->hook_wires));
-    reducer->flat_bytes = (size_t)bytes;
+    reducer->flat_bytes = bytes;
     reducer->flats = dp__room(reducer, (size_t)ctx->info.local_count, sizeof *reducer->flats);
     DP_TRY(dp__check_room(fn, reducer));
     for (int i = 0; i < ctx->info.local_count; i++) {
         dp_tensor flat;
-        DP_TRY(dp__tensor_make(reducer->scope, &ctx->devices[i], DP_U8, 1, &bytes, &flat));
+        DP_TRY(dp__shared_make(reducer->scope, &ctx->devices[i], bytes, &flat));
         reducer->flats[i] = flat.data;
     }
     return DP_OK;

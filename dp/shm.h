@@ -9,6 +9,7 @@
      >>meeting  whether all issue the same collective
      >>folding  reductions
      >>moving   broadcast, all_gather, all_to_all
+     >>direct   the same of what lies in the heap of the processes
      >>joining  from a config to a communicator, and the table
 */
 
@@ -92,8 +93,8 @@ typedef struct dp__shm_comm {
     dp__shm_tree tree;
     unsigned *seqs;  /* of each process */
     const void **in; /* rank_count + 1 */
-    void **out;
-    float *wide; /* a slot for each local rank: halves under way, in f32 */
+    void **out;      /* as many */
+    float *wide;     /* a slot for each local rank: halves under way, in f32 */
 } dp__shm_comm;
 _Static_assert(offsetof(dp__shm_comm, base) == 0, "a dp_comm is the head of its communicator");
 
@@ -326,6 +327,8 @@ static bool dp__shm_is_small(const dp__shm_call *call)
     return dp__shm_most_bytes(call) <= DP__SHM_SMALL_BYTES;
 }
 
+static void dp__shm_places_put(const dp__shm_call *call);
+
 static dp_status dp__shm_begin(const dp__shm_call *call)
 {
     dp__shm_comm *comm = call->comm;
@@ -333,6 +336,8 @@ static dp_status dp__shm_begin(const dp__shm_call *call)
     size_t own = dp__shm_blocks(call, comm->process) * dp__shm_block_bytes(call);
     if (dp__shm_is_small(call))
         dp__shm_pack(call, 0, own, dp__shm_small(comm, comm->process));
+    else
+        dp__shm_places_put(call);
     return dp__shm_meet(call);
 }
 
@@ -696,18 +701,6 @@ static dp_status dp__shm_reduce_large(const dp__shm_call *call, size_t *out_step
     return DP_OK;
 }
 
-static dp_status dp__shm_reduce(const dp__shm_call *call)
-{
-    size_t steps = 0;
-    DP_TRY(dp__shm_begin(call));
-    if (dp__shm_is_small(call))
-        dp__shm_reduce_small(call);
-    else
-        DP_TRY(dp__shm_reduce_large(call, &steps));
-    dp__shm_end(call, steps);
-    return DP_OK;
-}
-
 /* ==== >>moving =================================================================================
    The other collectives move bytes. Every process writes the row of blocks that others want, once,
    and each takes from the rows of the others what is for its ranks. Data that stays in a process
@@ -832,23 +825,162 @@ static void dp__shm_move_small(const dp__shm_call *call)
                            dp__shm_small(comm, p));
 }
 
-static dp_status dp__shm_move(const dp__shm_call *call)
+/* ==== >>direct =================================================================================
+   Large data that lies in the heap of the processes is used where it is: no buffer is written. As
+   small data each process has written where its own lies, so all know the same of all. Then each
+   adds up a slice of what all ranks send, in one pass as between the devices of one process, and
+   writes the sum to all who want it, or it takes what is for its ranks. Nobody leaves before all
+   have done so.
+
+   The limit: bytes of all ranks, read once and written once.                                    */
+
+typedef struct dp__shm_place { /* of a rank's memory, in the heap of its process */
+    size_t send, recv;
+} dp__shm_place;
+
+#define DP__SHM_UNWANTED (SIZE_MAX - 1) /* and SIZE_MAX: not there */
+
+static bool dp__shm_places_fit(const dp__shm_comm *comm, int process)
 {
-    size_t steps = 0;
-    DP_TRY(dp__shm_begin(call));
-    dp__shm_move_here(call);
-    if (dp__shm_is_small(call))
-        dp__shm_move_small(call);
+    return (size_t)dp__shm_ranks(comm, process) <= DP__SHM_SMALL_BYTES / sizeof(dp__shm_place);
+}
+
+static void dp__shm_places_put(const dp__shm_call *call)
+{
+    const dp__shm_comm *comm = call->comm;
+    const dp__heap *heap = &comm->ring->job->ctx->heap;
+    const dp__rule *rule = &dp__rules[call->asked.verb];
+    dp__shm_place *places = (void *)dp__shm_small(comm, comm->process);
+    size_t each = call->asked.count * call->size, all = each * (size_t)comm->rank_count;
+    for (int i = 0; i < comm->local_count && dp__shm_places_fit(comm, comm->process); i++) {
+        const dp_part *part = &call->asked.local[i];
+        places[i].send = dp__heap_place(heap, part->send, rule->send_all ? all : each);
+        places[i].recv = part->recv == NULL
+                             ? DP__SHM_UNWANTED
+                             : dp__heap_place(heap, part->recv, rule->recv_all ? all : each);
+    }
+}
+
+static const dp__shm_place *dp__shm_places(const dp__shm_comm *comm, int process)
+{
+    return (const void *)dp__shm_small(comm, process);
+}
+
+/* Only a sum that all get is written by others. */
+static bool dp__shm_is_direct(const dp__shm_call *call)
+{
+    const dp__shm_comm *comm = call->comm;
+    bool rooted = dp__rules[call->asked.verb].send_at_root;
+    for (int p = 0; p < comm->process_count; p++) {
+        if (!dp__shm_places_fit(comm, p))
+            return false;
+        for (int r = comm->firsts[p]; r < comm->firsts[p + 1]; r++) {
+            const dp__shm_place *place = &dp__shm_places(comm, p)[r - comm->firsts[p]];
+            if ((place->send == SIZE_MAX && (!rooted || r == call->asked.root)) ||
+                (place->recv == SIZE_MAX && call->asked.verb == DP_ALL_REDUCE))
+                return false;
+        }
+    }
+    return true;
+}
+
+/* Elements first .. first + count - 1 of what all ranks send: to comm->in, and to comm->out what of
+   them is wanted if all get the sum. How many do. */
+static size_t dp__shm_places_get(const dp__shm_call *call, size_t first)
+{
+    dp__shm_comm *comm = call->comm;
+    size_t wanted = 0;
+    for (int p = 0; p < comm->process_count; p++) {
+        char *part = dp__heap_part(&comm->ring->job->ctx->heap, p) + first * call->size;
+        for (int r = comm->firsts[p]; r < comm->firsts[p + 1]; r++) {
+            const dp__shm_place *place = &dp__shm_places(comm, p)[r - comm->firsts[p]];
+            comm->in[r] = part + place->send;
+            if (place->recv != DP__SHM_UNWANTED)
+                comm->out[wanted++] = part + place->recv;
+        }
+    }
+    return wanted;
+}
+
+static void dp__shm_add(const dp__shm_call *call, size_t count, size_t out_count)
+{
+    dp_kernel_args args = dp__shm_reduction(call, count, true);
+    args.in_count = (size_t)call->comm->rank_count;
+    args.out_count = out_count;
+    if (count > 0 && out_count > 0)
+        dp__shm_kernel(call->comm, &args);
+}
+
+/* Slices begin where lines of a cache do, if the memory does. */
+static void dp__shm_reduce_direct(const dp__shm_call *call)
+{
+    dp__shm_comm *comm = call->comm;
+    size_t all = call->asked.count, processes = (size_t)comm->process_count;
+    size_t each = (all / processes + 64) / 64 * 64, first = each * (size_t)comm->process;
+    if (call->asked.verb == DP_ALL_REDUCE) {
+        first = first < all ? first : all;
+        size_t wanted = dp__shm_places_get(call, first);
+        dp__shm_add(call, all - first < each ? all - first : each, wanted);
+        return;
+    }
+    for (int i = 0; i < comm->local_count; i++) {
+        (void)dp__shm_places_get(call, (size_t)(comm->rank_first + i) * all);
+        comm->out[0] = call->asked.local[i].recv;
+        dp__shm_add(call, all, comm->out[0] != NULL);
+    }
+}
+
+static void dp__shm_move_direct(const dp__shm_call *call)
+{
+    const dp__shm_comm *comm = call->comm;
+    size_t each = dp__shm_block_bytes(call);
+    for (int i = 1; i < comm->process_count; i++) {
+        int p = (comm->process + i) % comm->process_count;
+        const char *part = dp__heap_part(&comm->ring->job->ctx->heap, p);
+        for (size_t block = 0; block < dp__shm_blocks(call, p); block++) {
+            size_t from = block, to = 0;
+            if (call->asked.verb == DP_BROADCAST)
+                from = (size_t)(call->asked.root - comm->firsts[p]);
+            if (call->asked.verb == DP_ALL_TO_ALL)
+                dp__shm_address(call, p, block, &from, &to);
+            dp__shm_deliver(call, p, block, 0,
+                            part + dp__shm_places(comm, p)[from].send + to * each, each);
+        }
+    }
+}
+
+static dp_status dp__shm_run_direct(const dp__shm_call *call)
+{
+    dp__shm_comm *comm = call->comm;
+    if (dp__rules[call->asked.verb].reduces)
+        dp__shm_reduce_direct(call);
     else
-        DP_TRY(dp__shm_move_large(call, &steps));
-    dp__shm_end(call, steps);
-    return DP_OK;
+        dp__shm_move_direct(call);
+    dp__shm_tell(comm, DP__SHM_MADE, comm->steps + 1);
+    return dp__shm_wait_all(comm, DP__SHM_MADE, comm->steps + 1);
 }
 
 static dp_status dp__shm_coll_run(dp_comm *comm, const dp_coll_call *asked)
 {
     const dp__shm_call call = {dp__shm_of(comm), *asked, dp_dtype_bytes(asked->dtype)};
-    return dp__rules[asked->verb].reduces ? dp__shm_reduce(&call) : dp__shm_move(&call);
+    bool reduces = dp__rules[asked->verb].reduces;
+    size_t steps = 0;
+    DP_TRY(dp__shm_begin(&call));
+    if (!reduces)
+        dp__shm_move_here(&call);
+    if (dp__shm_is_small(&call)) {
+        if (reduces)
+            dp__shm_reduce_small(&call);
+        else
+            dp__shm_move_small(&call);
+    } else if (dp__shm_is_direct(&call)) {
+        DP_TRY(dp__shm_run_direct(&call));
+        steps = 1;
+    } else {
+        DP_TRY(reduces ? dp__shm_reduce_large(&call, &steps) : dp__shm_move_large(&call, &steps));
+    }
+    dp__shm_end(&call, steps);
+    return DP_OK;
 }
 
 /* ==== >>joining ================================================================================
@@ -895,7 +1027,7 @@ static dp_status dp__shm_new(const dp_host *host, const dp_comm_config *config, 
                                                (size_t)ring->job->process_count * sizeof(unsigned),
                                                _Alignof(unsigned)),
                            .in = host->alloc(host, (ranks + 1) * sizeof(void *), _Alignof(void *)),
-                           .out = host->alloc(host, (local + 1) * sizeof(void *), _Alignof(void *)),
+                           .out = host->alloc(host, (ranks + 1) * sizeof(void *), _Alignof(void *)),
                            .wide = host->alloc(host, local * DP__SHM_SLOT_BYTES, 64)};
     *out = comm;
     if (comm->seqs == NULL || comm->in == NULL || comm->out == NULL || comm->wide == NULL)

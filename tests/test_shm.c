@@ -27,6 +27,8 @@ static dp_ctx *shm_open_with(meeting *m, int device_count, int timeout_ms)
 
 /* ---- what is computed: element i of rank r is sent[r][i % CYCLE] ----------------------------- */
 
+typedef enum lies { OWN, SENT_SHARED, RECEIVED_SHARED, SHARED, SHARED_IN_SOME, LIES } lies;
+
 typedef enum verb { ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, VERBS } verb;
 
 typedef struct call {
@@ -37,6 +39,7 @@ typedef struct call {
     int root;
     bool in_place;
     double scale;
+    lies lies; /* what of it is in memory that all processes see */
 } call;
 
 typedef struct world {
@@ -44,7 +47,7 @@ typedef struct world {
     dp_ctx *ctx;
     dp_info info;
     char sent[MOST][CYCLE * 8], reduced[CYCLE * 8];
-    char *send[MOST], *recv[MOST];
+    char *send[2][MOST], *recv[2][MOST]; /* own, shared */
     size_t room;
 } world;
 
@@ -56,18 +59,22 @@ static void world_open(world *w, meeting *m, int device_count, size_t room)
     CHECK_OK(dp_info_get(w->ctx, &w->info));
     CHECK(w->info.rank_count <= MOST);
     w->room = room;
+    dp_scope *scope = dp_scope_begin(w->ctx);
     for (int i = 0; i < device_count; i++) {
-        w->send[i] = malloc(room);
-        w->recv[i] = malloc(room);
-        CHECK(w->send[i] != NULL && w->recv[i] != NULL);
+        w->send[0][i] = malloc(room);
+        w->recv[0][i] = malloc(room);
+        w->send[1][i] = dp_shared_alloc(scope, room);
+        w->recv[1][i] = dp_shared_alloc(scope, room);
+        CHECK(w->send[0][i] != NULL && w->recv[0][i] != NULL);
+        CHECK(w->send[1][i] != NULL && w->recv[1][i] != NULL);
     }
 }
 
 static void world_close(world *w)
 {
     for (int i = 0; i < w->info.local_count; i++) {
-        free(w->send[i]);
-        free(w->recv[i]);
+        free(w->send[0][i]);
+        free(w->recv[0][i]);
     }
     dp_close(w->ctx);
 }
@@ -125,11 +132,13 @@ static dp_part part_of(world *w, const call *c, int i)
     size_t size = dp_dtype_bytes(c->dtype), rank = (size_t)(w->info.rank_first + i);
     size_t ranks = (size_t)w->info.rank_count, own = rank * c->count * size;
     bool many = c->verb == REDUCE_SCATTER || c->verb == ALL_TO_ALL;
-    dp_part part = {.send = w->send[i] + c->off, .recv = w->recv[i] + c->off};
+    bool some = c->lies == SHARED || (c->lies == SHARED_IN_SOME && w->m->process % 2 == 0);
+    char *send = w->send[some || c->lies == SENT_SHARED][i] + c->off;
+    dp_part part = {.send = send, .recv = w->recv[some || c->lies == RECEIVED_SHARED][i] + c->off};
     CHECK((many || c->verb == ALL_GATHER ? ranks : 1) * c->count * size + c->off <= w->room);
     if (c->in_place && c->verb != ALL_TO_ALL) {
-        part.recv = w->send[i] + c->off + (c->verb == REDUCE_SCATTER ? own : 0);
-        part.send = w->send[i] + c->off + (c->verb == ALL_GATHER ? own : 0);
+        part.recv = send + (c->verb == REDUCE_SCATTER ? own : 0);
+        part.send = send + (c->verb == ALL_GATHER ? own : 0);
     }
     if (c->verb != BROADCAST || c->root == w->info.rank_first + i)
         lay_cycles((char *)(uintptr_t)part.send, w->sent[rank], 0, (many ? ranks : 1) * c->count,
@@ -157,10 +166,10 @@ static void check_part(const world *w, const call *c, int i, const dp_part *part
     while (((const char *)part->recv)[k] == want[k])
         k++;
     test_fail(__FILE__, __LINE__,
-              "verb %d, %s, op %d, count %zu, root %d, off %zu, in place %d: rank %zu of %d, "
-              "element %zu is %.17Lg, wanted %.17Lg",
+              "verb %d, %s, op %d, count %zu, root %d, off %zu, in place %d, lies %d: rank %zu of "
+              "%d, element %zu is %.17Lg, wanted %.17Lg",
               (int)c->verb, dp_dtype_name(c->dtype), (int)c->op, c->count, c->root, c->off,
-              c->in_place, rank, w->info.rank_count, k / size,
+              c->in_place, (int)c->lies, rank, w->info.rank_count, k / size,
               number_get(c->dtype, part->recv, k / size), number_get(c->dtype, want, k / size));
 }
 
@@ -249,7 +258,8 @@ static void every_border(meeting *m, int device_count)
                   .off = u / 357 % 2,
                   .root = (int)(u / 715 % (unsigned)w.info.rank_count),
                   .in_place = u / 7151 % 2,
-                  .scale = 1};
+                  .scale = 1,
+                  .lies = (lies)(u / 273009 % LIES)};
         size_t bytes = borders[u / 14303 % 6], size = dp_dtype_bytes(c.dtype);
         c.count = bytes / size + u / 91003 % 3 - 1;
         if (c.verb > BROADCAST)
@@ -317,6 +327,54 @@ static dp_status sum_up(dp_ctx *ctx, size_t count)
     return dp_all_reduce(ctx, &part, count, DP_F32, DP_OP_SUM);
 }
 
+static dp_part shared_part(dp_ctx *ctx)
+{
+    float *data = dp_shared_alloc(dp_scope_begin(ctx), LARGE * sizeof *data);
+    CHECK(data != NULL);
+    memset(data, 0, LARGE * sizeof *data);
+    return (dp_part){.send = data, .recv = data};
+}
+
+/* KiB of buffers that this process has touched. */
+static long buffers_touched(void)
+{
+    long touched = 0, size = 0;
+    bool ours = false;
+    char line[512];
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    CHECK(maps != NULL);
+    while (fgets(line, sizeof line, maps) != NULL) {
+        long kib = 0;
+        if (strstr(line, "-") != NULL && strchr(line, ':') != NULL && strchr(line, '/') != NULL)
+            ours = strstr(line, "memfd:dp") != NULL;
+        else if (sscanf(line, "Size: %ld", &size) == 1)
+            ours = ours && size < 1 << 20; /* and not the heap */
+        else if (ours && sscanf(line, "Rss: %ld", &kib) == 1)
+            touched += kib;
+    }
+    fclose(maps);
+    return touched;
+}
+
+static void nothing_is_copied(meeting *m)
+{
+    dp_ctx *ctx = shm_open_with(m, 1, TIMEOUT_MS);
+    const dp_part part = shared_part(ctx);
+    CHECK_OK(sum_up(ctx, COUNT));
+    long before = buffers_touched();
+    for (int i = 0; i < 3; i++)
+        CHECK_OK(dp_all_reduce(ctx, &part, LARGE, DP_F32, DP_OP_SUM));
+    CHECK(buffers_touched() - before < 64);
+    CHECK_OK(sum_up(ctx, LARGE));
+    CHECK(buffers_touched() - before > 256);
+    dp_close(ctx);
+}
+
+TEST(what_lies_in_shared_memory_is_not_copied)
+{
+    in_processes(3, nothing_is_copied);
+}
+
 /* Where it is in what the others wait for, that is not told twice. */
 static void check_told_once(void)
 {
@@ -343,8 +401,10 @@ static void check_ends(dp_ctx *ctx, dp_status (*work)(dp_ctx *ctx), const char *
 static dp_status go_on(dp_ctx *ctx)
 {
     dp_status status = DP_OK;
+    const dp_part part = shared_part(ctx);
     for (int i = 0; i < 100000 && status == DP_OK; i++)
-        status = sum_up(ctx, i % 20 == 19 ? LARGE : COUNT);
+        status = i % 20 == 9 ? dp_all_reduce(ctx, &part, LARGE, DP_F32, DP_OP_SUM)
+                             : sum_up(ctx, i % 20 == 19 ? LARGE : COUNT);
     return status;
 }
 

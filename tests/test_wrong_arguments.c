@@ -600,6 +600,7 @@ CALL(dp_scope_check, a->scope)
 FAILS(dp_scope_child, dp_scope_child(a->scope) == NULL)
 FAILS(dp_scope_end, (dp_scope_end(a->scope), has_spoken()))
 FAILS(dp_scope_alloc, dp_scope_alloc(a->scope, a->count) == NULL)
+FAILS(dp_shared_alloc, dp_shared_alloc(a->scope, a->count) == NULL)
 CALL(dp_scope_defer, a->scope, release, NULL)
 CALL(dp_scope_attach, a->scope, dp_scope_child(a->scope))
 CALL(dp_keep, a->scope, a->value, OUT(value))
@@ -789,7 +790,8 @@ static const row table[] = {
     ROW(dp_local_share, "cr", GOES_ON), ROW(dp_scope_begin, "c", 0),
     ROW(dp_scope_check, "T", GOES_ON),
     ROW(dp_scope_child, "T", GOES_ON), ROW(dp_scope_end, "S", NOT_RIGHTLY),
-    ROW(dp_scope_alloc, "Tz", GOES_ON), ROW(dp_scope_defer, "T", GOES_ON),
+    ROW(dp_scope_alloc, "Tz", GOES_ON), ROW(dp_shared_alloc, "Tz", GOES_ON),
+    ROW(dp_scope_defer, "T", GOES_ON),
     ROW(dp_scope_attach, "T", GOES_ON), ROW(dp_keep, "TvO", 0), ROW(dp_tensor_new, "TehO", 0),
     ROW(dp_tensor_from, "TeHhO", 0), ROW(dp_wrap, "eh", 0), ROW(dp_wrap_const, "eh", 0),
     ROW(dp_tensor_count, "A", 0), ROW(dp_is_contiguous, "A", 0), ROW(dp_narrow, "ADO", 0),
