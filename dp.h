@@ -1252,9 +1252,9 @@ DP_MUST_USE DP_API dp_status dp_reducer_bucket_get(const dp_reducer *reducer, si
 
 /* What a hook gets. A hook replaces the all-reduce of each bucket: for example, it compresses,
    all-reduces and decompresses. It finds gradients in the memory of `local`, and leaves the result
-   there, the same on all ranks. Nothing is scaled before or after it. With several processes of CPU
-   devices it is called on the courier's thread, while the caller computes; otherwise in
-   dp_reducer_finish. A bucket that no rank uses does not travel. Single units that no rank uses are
+   there, the same on all ranks. Nothing is scaled before or after it. It is called in
+   dp_reducer_finish, with several processes of CPU devices also on the courier's thread, while the
+   caller computes. A bucket that no rank uses does not travel. Single units that no rank uses are
    zeros in it, and keep their contents.
 
    In a hook all processes call the two functions below in the same order, with the same count,

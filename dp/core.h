@@ -205,6 +205,7 @@ typedef struct dp__lane { /* where collectives travel: a communicator, for one t
     dp_part *parts;         /* local ranks, streams filled in */
     dp__lane_rank *ranks;   /* local ranks; NULL: they travel on their compute streams */
     dp__courier *courier;   /* its thread, started by the first reducer; NULL: the caller's */
+    atomic_bool carrying;   /* a thread does: the courier, or the one that waits for it */
     dp_reducer *riding;     /* passes to reduce, the oldest first; under the context's lock, as is
                                all state of a pass */
 } dp__lane;

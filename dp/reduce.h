@@ -1205,7 +1205,8 @@ static dp_reduce_times dp__times_mean(const dp_reduce_times *total, uint64_t cou
    all local ranks have reported its units. It has its own communicator and streams, and leaves the
    workers to the caller. Its streams are ordered after those on which units were reported, and it
    waits for them, one bucket after another. So no other thread has to wait, and a failure is known
-   where it happens.
+   where it happens. In dp_reducer_finish, where the caller would do nothing but wait for it, the
+   caller carries what it has not begun: that takes no hand-over.
 
    Only begin and finish decide which pass the courier works on, because every process calls these
    in the same order: the oldest open pass until it has finished, then the next. If a pass finishes
@@ -1287,25 +1288,36 @@ static void dp__transfer_done(const dp__transfer *transfer, uint64_t start)
     dp__lock_leave(&reducer->ctx->lock);
 }
 
+static dp_status dp__transfer_carry(const dp__lane *lane, const dp__transfer *transfer)
+{
+    uint64_t start = dp__os_now_ns();
+    dp__thread.fresh = false;
+    dp__thread.culprit = 0;
+    dp_status status = dp__shared_failure(lane->ctx, dp__transfer_run(transfer));
+    if (status != DP_OK)
+        dp__job_end(lane->ctx, status, dp__thread.text);
+    else
+        dp__transfer_done(transfer, start);
+    return status;
+}
+
+/* Unless another thread does, which has to be woken to look again. */
+static void dp__lane_carry(dp__lane *lane)
+{
+    dp__transfer transfer;
+    if (atomic_exchange_explicit(&lane->carrying, true, memory_order_acquire))
+        return;
+    dp__thread.lane = lane;
+    while (dp__transfer_take(lane, &transfer) && dp__transfer_carry(lane, &transfer) == DP_OK)
+        dp__courier_report(lane->courier);
+    dp__thread.lane = NULL;
+    atomic_store_explicit(&lane->carrying, false, memory_order_release);
+}
+
 static void dp__courier_carry(void *user)
 {
-    const dp__lane *lane = user;
-    dp_ctx *ctx = lane->ctx;
-    dp__transfer transfer;
-    dp__thread.lane = lane;
     dp__trace_who(DP__TRACE_THREADS - 1, "courier");
-    while (dp__transfer_take(lane, &transfer)) {
-        uint64_t start = dp__os_now_ns();
-        dp__thread.fresh = false;
-        dp__thread.culprit = 0;
-        dp_status status = dp__shared_failure(ctx, dp__transfer_run(&transfer));
-        if (status != DP_OK) {
-            dp__job_end(ctx, status, dp__thread.text);
-            return;
-        }
-        dp__transfer_done(&transfer, start);
-        dp__courier_report(lane->courier);
-    }
+    dp__lane_carry(user);
 }
 
 /* Streams, for the first reducer; if something fails, what was made stays. */
@@ -2107,31 +2119,34 @@ static dp_status dp__reduce_all(dp_reducer *reducer)
     return DP_OK;
 }
 
-/* By the courier: everything may travel now, and is waited for. Then it is the next pass' turn.
+/* By the courier, or here: everything may travel now. Then it is the next pass' turn.
    What was put on compute streams and not reported has been done: ranks have just told each other
    about this pass, over the same streams, and the host has waited for that. */
 static dp_status dp__ride_out(const char *fn, dp_reducer *reducer)
 {
     dp_ctx *ctx = reducer->ctx;
+    dp__courier *courier = reducer->lane->courier;
     dp__lock_enter(&ctx->lock);
     reducer->released = true;
     dp__lock_leave(&ctx->lock);
-    dp__courier_wake(reducer->lane->courier);
-    for (bool all = false; !all;) {
-        unsigned seen = dp__courier_ticket(reducer->lane->courier);
+    for (;;) {
+        unsigned seen = dp__courier_ticket(courier);
+        dp__lane_carry(reducer->lane);
         dp__lock_enter(&ctx->lock);
-        all = reducer->done == reducer->bucket_count;
+        bool all = reducer->done == reducer->bucket_count;
         dp__lock_leave(&ctx->lock);
         DP_TRY(dp__check_ctx(fn, ctx));
-        if (!all)
-            dp__courier_await(reducer->lane->courier, seen);
+        if (all)
+            break;
+        dp__courier_wake(courier); /* which may have looked before the pass was released */
+        dp__courier_await(courier, seen);
     }
     dp__lock_enter(&ctx->lock);
     dp__pass_leave(reducer);
     bool more = reducer->lane->riding != NULL;
     dp__lock_leave(&ctx->lock);
     if (more)
-        dp__courier_wake(reducer->lane->courier);
+        dp__courier_wake(courier);
     return DP_OK;
 }
 

@@ -171,6 +171,9 @@ static inline const dp_range *layers(size_t count)
     return ranges;
 }
 
+/* A bucket each, which travels as soon as it is reported. */
+static const dp_reducer_config one_by_one = {.buckets = {.first_bytes = 1, .bytes = 1}};
+
 static inline void layers_begin(grads *g, dp_ctx *ctx, size_t count, dp_reducer_config config)
 {
     grads_begin(g, ctx, LAYERS * count);

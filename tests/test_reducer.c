@@ -344,8 +344,7 @@ static void others_work_meanwhile(meeting *m)
     const dp_part parts[] = {{.send = &ones[0], .recv = &ones[0]},
                              {.send = &ones[1], .recv = &ones[1]}};
     grads g;
-    layers_begin(&g, open_job(m, 2, dp_cpu()), 40000,
-                 (dp_reducer_config){.buckets = {.first_bytes = 1, .bytes = 1}});
+    layers_begin(&g, open_job(m, 2, dp_cpu()), 40000, one_by_one);
     for (int pass = 0; pass < 3; pass++) {
         ones[0] = ones[1] = 1;
         grads_fill(&g, 3);
@@ -1447,7 +1446,7 @@ static void one_leaves_two_jobs(meeting *m)
     config.colls = second.colls = NULL;
     CHECK_OK(dp_open(&config, &here));
     CHECK_OK(dp_open(&second, &other));
-    layers_begin(&g, here, 10, (dp_reducer_config){0});
+    layers_begin(&g, here, 10, one_by_one);
     one_pass(&g);
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     if (m->process == 0) {
@@ -1612,12 +1611,9 @@ static void close_while_the_courier_logs(meeting *m)
 {
     atomic_int lines = 0;
     grads g;
-    grads_begin(
-        &g,
-        open_failing_with(m, (dp_log){.fn = write_slowly, .user = &lines, .level = DP_LOG_ERROR}),
-        COUNT_FAILS);
+    const dp_log slow = {.fn = write_slowly, .user = &lines, .level = DP_LOG_ERROR};
+    layers_begin(&g, open_failing_with(m, slow), COUNT_FAILS, one_by_one);
     dp_ctx *ctx = g.ctx;
-    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM_RANKS});
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     report(&g, 0);
     while (!dp_failure(g.ctx, NULL))
@@ -1647,10 +1643,10 @@ static void abort_while_a_bucket_travels(meeting *m)
     pthread_t thread;
     grads g;
     is_slow = m->process == 1;
-    grads_begin(&g, open_failing(m), COUNT_IS_SLOW);
-    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM_RANKS});
+    layers_begin(&g, open_failing(m), COUNT_IS_SLOW, one_by_one);
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     report(&g, 0);
+    rest(100); /* until the courier is in it */
     if (m->process == 0) {
         clock_gettime(CLOCK_MONOTONIC, &start);
         CHECK_INT(pthread_create(&thread, NULL, abort_soon, g.ctx), 0);
@@ -1680,8 +1676,7 @@ static void close_while_a_bucket_travels(meeting *m)
     config.colls = NULL; /* the library's own can be interrupted */
     config.timeout_ms = 30000;
     CHECK_OK(dp_open(&config, &ctx));
-    grads_begin(&g, ctx, 9);
-    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM_RANKS});
+    layers_begin(&g, ctx, 9, one_by_one);
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     if (m->process == 0) {
         report(&g, 0);

@@ -627,8 +627,11 @@ TEST_SLOW(processes_share_a_file, 30)
         CHECK_INT(row_of(p, name), 0);
         CHECK_INT(spans_in(p, row_of(p, "caller, device 0"), "net.forward"), 3);
         CHECK_INT(spans_in(p, row_of(p, "device 1"), "net.forward"), 3);
-        CHECK_INT(spans_in(p, row_of(p, "courier"), "all_reduce of 22 f32 (mean)"), 3);
-        CHECK(place_of(p, row_of(p, "courier")) > place_of(p, row_of(p, "device 1")));
+        int carried = spans_in(p, row_of(p, "courier"), "all_reduce of 22 f32 (mean)");
+        CHECK(carried == 0 ||
+              place_of(p, row_of(p, "courier")) > place_of(p, row_of(p, "device 1")));
+        carried += spans_in(p, row_of(p, "caller, device 0"), "all_reduce of 22 f32 (mean)");
+        CHECK_INT(carried, 3);
     }
     CHECK_STR(around("all_reduce of 22 f32 (mean)"), "bucket 0 of 'net', 'w'");
 }
