@@ -481,34 +481,6 @@ static dp_status dp__sync_all(dp_ctx *ctx)
     return dp__poll(&ctx->lanes[DP__CALLER]);
 }
 
-/* A reduction of one byte per rank: nobody leaves before everybody has given theirs. */
-static dp_status dp__barrier(dp_ctx *ctx, dp_scope *temp)
-{
-    dp__lane *lane = &ctx->lanes[DP__CALLER];
-    const dp__coll coll = {"dp_barrier", lane, {DP_ALL_REDUCE, NULL, 1, DP_BOOL, DP_OP_MAX, 1, 0}};
-    for (int i = 0; i < ctx->info.local_count; i++) {
-        dp_tensor byte;
-        DP_TRY(dp__tensor_make(temp, &ctx->devices[i], DP_BOOL, 0, NULL, &byte));
-        DP_TRY(dp__fill_tensor(ctx, &ctx->devices[i], &byte, 0));
-        lane->parts[i] = (dp_part){byte.data, byte.data, ctx->devices[i].stream};
-    }
-    DP_TRY(dp__collective_served(&coll));
-    return dp__sync_all(ctx);
-}
-
-DP_API dp_status dp_barrier(dp_ctx *ctx)
-{
-    dp_scope *temp = NULL;
-    DP_TRY(dp__check_ctx(__func__, ctx));
-    DP_TRY(dp__enter(__func__, ctx));
-    if (ctx->lanes[DP__CALLER].comm == NULL)
-        return dp__exit(__func__, ctx, dp__sync_all(ctx));
-    dp_status status = dp__temp_begin(ctx, &temp);
-    if (status == DP_OK)
-        status = dp__barrier(ctx, temp);
-    return dp__exit(__func__, ctx, dp__temp_end(temp, NULL, status));
-}
-
 /* ==== >>telling ================================================================================
    Ranks tell each other something small by a collective on memory that was made for it.         */
 
@@ -590,6 +562,35 @@ static dp_status dp__wires_open(dp_ctx *ctx)
     ctx->wire_bytes = one_each > DP__WIRE_BYTES ? one_each : DP__WIRE_BYTES;
     DP_TRY(dp__temp_begin(ctx, &scope));
     return dp__wires_make("dp_open", ctx, scope, ctx->wire_bytes, &ctx->wires);
+}
+
+/* A reduction of any byte of each rank: nobody leaves before everybody has given theirs. */
+static dp_status dp__barrier(dp_ctx *ctx, dp_part *bytes)
+{
+    const dp__coll coll = {
+        "dp_barrier", &ctx->lanes[DP__CALLER], {DP_ALL_REDUCE, bytes, 1, DP_BOOL, DP_OP_MAX, 1, 0}};
+    DP_TRY(dp__collective_run(&coll));
+    return dp__sync_all(ctx);
+}
+
+/* In one process there are no wires. */
+static dp_status dp__barrier_here(dp_ctx *ctx)
+{
+    dp_scope *temp = NULL;
+    dp_part *bytes = NULL;
+    DP_TRY(dp__temp_begin(ctx, &temp));
+    dp_status status = dp__wires_make("dp_barrier", ctx, temp, 1, &bytes);
+    return dp__temp_end(temp, NULL, status == DP_OK ? dp__barrier(ctx, bytes) : status);
+}
+
+DP_API dp_status dp_barrier(dp_ctx *ctx)
+{
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__enter(__func__, ctx));
+    if (ctx->lanes[DP__CALLER].comm == NULL)
+        return dp__exit(__func__, ctx, dp__sync_all(ctx));
+    return dp__exit(__func__, ctx,
+                    ctx->wires != NULL ? dp__barrier(ctx, ctx->wires) : dp__barrier_here(ctx));
 }
 
 /* What a process says in words, or in one number, becomes what all get. */

@@ -21,12 +21,13 @@
    Every process has words in the shared memory, which only it writes, and a buffer, through which
    its bytes go to others. Words that are written at different times lie on lines of their own.
 
-   No process goes on in a collective before all have come to it and have begun the same. Each
-   buffer has two places for small data, used in turn, which is written before a process comes and
-   needs no other step: a process may come to the next collective while another still reads what it
-   wrote for this one. It cannot come to the one after that, for which it needs the slow process.
-   Large data goes in pieces through the slots of the buffer, which are all free when a collective
-   begins. `came`, `made` and `taken` count over all collectives and never decrease.
+   No process goes on in a collective before all have come to it and have begun the same. What a
+   process comes with has two places, used in turn, and needs no other step: what it has begun, and
+   small data, the smallest beside it, so that all of it travels to another core at once. A process
+   may come to the next collective while another still reads what it wrote for this one. It cannot
+   come to the one after that, for which it needs the slow process. Large data goes in pieces
+   through the slots of the buffer, which are all free when a collective begins. `came`, `made` and
+   `taken` count over all collectives and never decrease.
 
    The limit: an all-reduce of N bytes over R ranks reads and writes every rank's buffer once, which
    takes at least 2 N R bytes divided by the bandwidth of memory. The traffic through the shared
@@ -36,6 +37,7 @@
 /* Sizes were tried on 2 cores. With 4 slots and a lag of 2, a MiB takes twice as long: a
    process that is disturbed for a moment stops all others. */
 enum {
+    DP__SHM_TINY_BYTES = 64,
     DP__SHM_SMALL_BYTES = 64 << 10,
     DP__SHM_SLOT_BYTES = 64 << 10, /* a piece at most: with its operands it fits into an L2 cache */
     DP__SHM_PIECE_BYTES = 32 << 10, /* and at least: a step has to be worth a look at other lines */
@@ -45,12 +47,19 @@ enum {
     DP__SHM_PAGES = 64 << 10 /* a multiple of every system's page */
 };
 
-typedef enum dp__shm_word { DP__SHM_CAME, DP__SHM_MADE, DP__SHM_TAKEN, DP__SHM_WORDS } dp__shm_word;
+typedef enum dp__shm_word { DP__SHM_MADE, DP__SHM_TAKEN, DP__SHM_WORDS, DP__SHM_CAME } dp__shm_word;
+
+typedef struct dp__shm_turn {
+    _Alignas(128) atomic_uint came;        /* neighbours of a line are fetched with it */
+    _Atomic uint64_t head[DP__HEAD_WORDS]; /* what it has begun */
+    _Alignas(64) char tiny[DP__SHM_TINY_BYTES];
+} dp__shm_turn;
+_Static_assert(sizeof(dp__shm_turn) == 128, "it is two lines of a cache");
 
 typedef struct dp__shm_member {
+    dp__shm_turn turns[2];
     struct {
-        _Alignas(128) atomic_uint at; /* neighbours of a line are fetched with it */
-        atomic_uint seqs[2];          /* of what it came to, in turn: the number on its lane */
+        _Alignas(128) atomic_uint at;
     } words[DP__SHM_WORDS];
 } dp__shm_member;
 
@@ -102,6 +111,7 @@ typedef struct dp__shm_call { /* one collective */
     dp__shm_comm *comm;
     dp_coll_call asked;
     size_t size; /* bytes of an element */
+    size_t most; /* bytes in the row of the process that has the most */
 } dp__shm_call;
 
 static size_t dp__shm_pages(size_t bytes)
@@ -130,9 +140,17 @@ static char *dp__shm_buffer(const dp__shm_comm *comm, int process)
            (size_t)process * dp__shm_buffer_bytes();
 }
 
-/* For small data, of the collective that is under way. */
-static char *dp__shm_small(const dp__shm_comm *comm, int process)
+static dp__shm_turn *dp__shm_turn_of(const dp__shm_comm *comm, int process)
 {
+    return &comm->control->members[process].turns[comm->seq % 2];
+}
+
+/* For small data, of the collective that is under way. */
+static char *dp__shm_small(const dp__shm_call *call, int process)
+{
+    const dp__shm_comm *comm = call->comm;
+    if (call->most <= DP__SHM_TINY_BYTES)
+        return dp__shm_turn_of(comm, process)->tiny;
     return dp__shm_buffer(comm, process) + comm->seq % 2 * DP__SHM_SMALL_BYTES;
 }
 
@@ -154,12 +172,8 @@ static int dp__shm_ranks(const dp__shm_comm *comm, int process)
 
 static atomic_uint *dp__shm_word_of(const dp__shm_comm *comm, int process, int word)
 {
-    return &comm->control->members[process].words[word].at;
-}
-
-static atomic_uint *dp__shm_seq_of(const dp__shm_comm *comm, int process)
-{
-    return &comm->control->members[process].words[DP__SHM_CAME].seqs[comm->seq % 2];
+    return word == DP__SHM_CAME ? &dp__shm_turn_of(comm, process)->came
+                                : &comm->control->members[process].words[word].at;
 }
 
 /* A word counts up. A sleeper is counted before it looks at the word for the last time, and the
@@ -174,8 +188,15 @@ static void dp__shm_tell(const dp__shm_comm *comm, int which, unsigned value)
 
 /* ==== >>waiting ================================================================================
    A wait spins if there is a core for every thread of all the processes, and sleeps otherwise; as
-   in a team, it learns how long to spin. A sleeper wakes up every few milliseconds and looks
-   whether it still makes sense to wait.                                                         */
+   in a team, it learns how long to spin. After a short while it offers its core to others at every
+   look: the system may have put the process it waits for on that core, and moves it only if both
+   want to run. A sleeper wakes up every few milliseconds and looks whether it still makes sense to
+   wait.                                                                                         */
+
+enum {
+    DP__SHM_ALONE_NS = 10000,
+    DP__SHM_PATIENCE = 8 /* times a team's: who slept is late by more than that */
+};
 
 typedef struct dp__shm_need {
     int process;
@@ -191,7 +212,7 @@ static bool dp__shm_reached(const dp__shm_comm *comm, const dp__shm_need *need)
 
 static bool dp__shm_spin(dp__shm_comm *comm, const dp__shm_need *need)
 {
-    uint64_t until = 0;
+    uint64_t start = 0, now = 0, patience = dp__gate_patience(comm->missed);
     do {
         for (int i = 0; i < 16; i++) {
             if (dp__shm_reached(comm, need)) {
@@ -200,8 +221,11 @@ static bool dp__shm_spin(dp__shm_comm *comm, const dp__shm_need *need)
             }
             dp__os_pause();
         }
-        until = until != 0 ? until : dp__os_now_ns() + dp__gate_patience(comm->missed);
-    } while (dp__os_now_ns() < until);
+        now = dp__os_now_ns();
+        start = start != 0 ? start : now;
+        if (now - start > DP__SHM_ALONE_NS)
+            dp__os_yield();
+    } while (now - start < DP__SHM_PATIENCE * patience);
     comm->missed++;
     return false;
 }
@@ -249,13 +273,14 @@ static dp_status dp__shm_meet(const dp__shm_call *call)
     dp__shm_comm *comm = call->comm;
     const dp__entry *own = &comm->ring->now;
     bool same = true;
-    atomic_store_explicit(dp__shm_seq_of(comm, comm->process), (unsigned)own->seq,
-                          memory_order_relaxed);
+    dp__words_store(dp__shm_turn_of(comm, comm->process)->head, own, DP__HEAD_WORDS);
     dp__shm_tell(comm, DP__SHM_CAME, comm->seq);
     DP_TRY(dp__shm_wait_all(comm, DP__SHM_CAME, comm->seq));
     for (int p = 0; p < comm->process_count; p++) {
-        comm->seqs[p] = atomic_load_explicit(dp__shm_seq_of(comm, p), memory_order_relaxed);
-        same = same && dp__entry_matches(comm->ring, p, comm->seqs[p], own);
+        dp__entry head;
+        dp__words_load(&head, dp__shm_turn_of(comm, p)->head, DP__HEAD_WORDS);
+        comm->seqs[p] = (unsigned)head.seq;
+        same = same && dp__entries_same(&head, own);
     }
     return same ? DP_OK : dp__ring_differs(comm->ring, (unsigned)own->seq, comm->seqs);
 }
@@ -324,7 +349,7 @@ static void dp__shm_pack(const dp__shm_call *call, size_t first, size_t bytes, c
 
 static bool dp__shm_is_small(const dp__shm_call *call)
 {
-    return dp__shm_most_bytes(call) <= DP__SHM_SMALL_BYTES;
+    return call->most <= DP__SHM_SMALL_BYTES;
 }
 
 static void dp__shm_places_put(const dp__shm_call *call);
@@ -335,7 +360,7 @@ static dp_status dp__shm_begin(const dp__shm_call *call)
     comm->seq++;
     size_t own = dp__shm_blocks(call, comm->process) * dp__shm_block_bytes(call);
     if (dp__shm_is_small(call))
-        dp__shm_pack(call, 0, own, dp__shm_small(comm, comm->process));
+        dp__shm_pack(call, 0, own, dp__shm_small(call, comm->process));
     else
         dp__shm_places_put(call);
     return dp__shm_meet(call);
@@ -505,7 +530,7 @@ static void dp__shm_reduce_inputs(const dp__shm_call *call, size_t at, size_t ou
     size_t each = dp__shm_block_bytes(call);
     for (int p = 0; p < comm->process_count; p++)
         for (int r = comm->firsts[p]; r < comm->firsts[p + 1]; r++)
-            comm->in[r] = dp__shm_small(comm, p) + (size_t)(r - comm->firsts[p]) * each + at;
+            comm->in[r] = dp__shm_small(call, p) + (size_t)(r - comm->firsts[p]) * each + at;
     args.in_count = (size_t)comm->rank_count;
     args.out_count = out_count;
     if (out_count > 0)
@@ -803,9 +828,8 @@ static dp_status dp__shm_take(const dp__shm_rows *rows, size_t step)
 
 static dp_status dp__shm_move_large(const dp__shm_call *call, size_t *out_steps)
 {
-    size_t most = dp__shm_most_bytes(call);
-    dp__shm_rows rows = {call, dp__shm_piece(most)};
-    size_t steps = (most + rows.piece - 1) / rows.piece;
+    dp__shm_rows rows = {call, dp__shm_piece(call->most)};
+    size_t steps = (call->most + rows.piece - 1) / rows.piece;
     for (size_t i = 0; i < steps + DP__SHM_LAG; i++) {
         if (i < steps)
             DP_TRY(dp__shm_give(&rows, i));
@@ -822,7 +846,7 @@ static void dp__shm_move_small(const dp__shm_call *call)
     for (int p = 0; p < comm->process_count; p++)
         if (p != comm->process)
             dp__shm_unpack(call, p, 0, dp__shm_blocks(call, p) * dp__shm_block_bytes(call),
-                           dp__shm_small(comm, p));
+                           dp__shm_small(call, p));
 }
 
 /* ==== >>direct =================================================================================
@@ -850,7 +874,7 @@ static void dp__shm_places_put(const dp__shm_call *call)
     const dp__shm_comm *comm = call->comm;
     const dp__heap *heap = &comm->ring->job->ctx->heap;
     const dp__rule *rule = &dp__rules[call->asked.verb];
-    dp__shm_place *places = (void *)dp__shm_small(comm, comm->process);
+    dp__shm_place *places = (void *)dp__shm_small(call, comm->process);
     size_t each = call->asked.count * call->size, all = each * (size_t)comm->rank_count;
     for (int i = 0; i < comm->local_count && dp__shm_places_fit(comm, comm->process); i++) {
         const dp_part *part = &call->asked.local[i];
@@ -861,9 +885,9 @@ static void dp__shm_places_put(const dp__shm_call *call)
     }
 }
 
-static const dp__shm_place *dp__shm_places(const dp__shm_comm *comm, int process)
+static const dp__shm_place *dp__shm_places(const dp__shm_call *call, int process)
 {
-    return (const void *)dp__shm_small(comm, process);
+    return (const void *)dp__shm_small(call, process);
 }
 
 /* Only a sum that all get is written by others. */
@@ -875,7 +899,7 @@ static bool dp__shm_is_direct(const dp__shm_call *call)
         if (!dp__shm_places_fit(comm, p))
             return false;
         for (int r = comm->firsts[p]; r < comm->firsts[p + 1]; r++) {
-            const dp__shm_place *place = &dp__shm_places(comm, p)[r - comm->firsts[p]];
+            const dp__shm_place *place = &dp__shm_places(call, p)[r - comm->firsts[p]];
             if ((place->send == SIZE_MAX && (!rooted || r == call->asked.root)) ||
                 (place->recv == SIZE_MAX && call->asked.verb == DP_ALL_REDUCE))
                 return false;
@@ -893,7 +917,7 @@ static size_t dp__shm_places_get(const dp__shm_call *call, size_t first)
     for (int p = 0; p < comm->process_count; p++) {
         char *part = dp__heap_part(&comm->ring->job->ctx->heap, p) + first * call->size;
         for (int r = comm->firsts[p]; r < comm->firsts[p + 1]; r++) {
-            const dp__shm_place *place = &dp__shm_places(comm, p)[r - comm->firsts[p]];
+            const dp__shm_place *place = &dp__shm_places(call, p)[r - comm->firsts[p]];
             comm->in[r] = part + place->send;
             if (place->recv != DP__SHM_UNWANTED)
                 comm->out[wanted++] = part + place->recv;
@@ -944,7 +968,7 @@ static void dp__shm_move_direct(const dp__shm_call *call)
             if (call->asked.verb == DP_ALL_TO_ALL)
                 dp__shm_address(call, p, block, &from, &to);
             dp__shm_deliver(call, p, block, 0,
-                            part + dp__shm_places(comm, p)[from].send + to * each, each);
+                            part + dp__shm_places(call, p)[from].send + to * each, each);
         }
     }
 }
@@ -962,7 +986,8 @@ static dp_status dp__shm_run_direct(const dp__shm_call *call)
 
 static dp_status dp__shm_coll_run(dp_comm *comm, const dp_coll_call *asked)
 {
-    const dp__shm_call call = {dp__shm_of(comm), *asked, dp_dtype_bytes(asked->dtype)};
+    dp__shm_call call = {dp__shm_of(comm), *asked, dp_dtype_bytes(asked->dtype), 0};
+    call.most = dp__shm_most_bytes(&call);
     bool reduces = dp__rules[asked->verb].reduces;
     size_t steps = 0;
     DP_TRY(dp__shm_begin(&call));

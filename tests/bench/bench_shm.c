@@ -1,4 +1,4 @@
-/* bench_shm.c - C11b: all-reduce between two processes of this machine, over shared memory. */
+/* bench_shm.c - C11b: collectives between two processes of this machine, over shared memory. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,9 +6,12 @@
 #include <unistd.h>
 #include "bench.h"
 
-enum { WARM_CALLS = 6, MAX_BYTES = 25 << 20 };
+enum { WARM_CALLS = 6, MAX_BYTES = 25 << 20, SMALL_CALLS = 4000 };
+
+typedef enum verb { ALL_REDUCE, BROADCAST, ALL_GATHER, BARRIER } verb;
 
 typedef struct order { /* what the other process is to do; it sleeps in between */
+    verb verb;
     size_t bytes;
     int calls;   /* 0: to end */
     bool shared; /* in memory of dp_shared_alloc */
@@ -20,20 +23,35 @@ typedef struct job {
     order now;
 } job;
 
-static void all_reduce(const job *j)
+static void call(const job *j)
 {
+    dp_ctx *ctx = j->duo.ctx;
     float *data = j->data[j->now.shared];
-    const dp_part part = {.send = data, .recv = data};
-    must(dp_all_reduce(j->duo.ctx, &part, j->now.bytes / sizeof(float), DP_F32, DP_OP_SUM));
+    size_t count = j->now.bytes / sizeof(float);
+    const dp_part part = {.send = data, .recv = data}, apart = {.send = data, .recv = data + count};
+    switch (j->now.verb) {
+    case ALL_REDUCE:
+        must(dp_all_reduce(ctx, &part, count, DP_F32, DP_OP_SUM));
+        break;
+    case BROADCAST:
+        must(dp_broadcast(ctx, &part, count, DP_F32, 0));
+        break;
+    case ALL_GATHER:
+        must(dp_all_gather(ctx, &apart, count, DP_F32));
+        break;
+    case BARRIER:
+        must(dp_barrier(ctx));
+        break;
+    }
 }
 
 static double serve(const job *j)
 {
     for (int i = 0; i < WARM_CALLS; i++)
-        all_reduce(j);
+        call(j);
     double start = now_ns();
     for (int i = 0; i < j->now.calls; i++)
-        all_reduce(j);
+        call(j);
     return (now_ns() - start) / j->now.calls;
 }
 
@@ -98,39 +116,63 @@ static double peer_once(void *user)
     return peer_ask(q->peer, q->how, q->bytes, q->calls);
 }
 
-static void rows_of(job *j, const char *size, size_t bytes, int calls, bool shared)
+static void large_rows(job *j, const char *what, bool shared, double mpi_times, double gloo_times)
 {
-    char what[80];
-    const char *how = shared ? "shared memory, in place" : "shared memory";
-    limit l = {.team = team_new(2), .calls = calls};
-    l.sum = (sum_job){.buffer_count = 2, .count = bytes / sizeof(float)};
-    l.sum.data[0] = new_floats(bytes);
-    l.sum.data[1] = new_floats(bytes);
-    j->now = (order){bytes, calls, shared};
-    question gloo = {peer_of("gloo", bench.directory), "in_place", bytes, calls};
-    question mpi = {peer_of("mpi", bench.directory), "in_place", bytes, calls};
-    question mpi_apart = {mpi.peer, "apart", bytes, calls};
+    char name[80];
+    limit l = {.team = team_new(2), .calls = 1};
+    l.sum = (sum_job){.buffer_count = 2, .count = MAX_BYTES / sizeof(float)};
+    l.sum.data[0] = new_floats(MAX_BYTES);
+    l.sum.data[1] = new_floats(MAX_BYTES);
+    j->now = (order){ALL_REDUCE, MAX_BYTES, 1, shared};
+    question gloo = {peer_of("gloo", bench.directory), "in_place", MAX_BYTES, 1};
+    question mpi = {peer_of("mpi", bench.directory), "in_place", MAX_BYTES, 1};
+    question mpi_apart = {mpi.peer, "apart", MAX_BYTES, 1};
     entrant e[] = {{.once = dp_once, .user = j},
                    {.once = limit_once, .user = &l},
                    {.once = peer_once, .user = &gloo},
                    {.once = peer_once, .user = &mpi},
                    {.once = peer_once, .user = &mpi_apart}};
     take_turns(e, sizeof(e) / sizeof(e[0]));
-    snprintf(what, sizeof(what), "C11b %s, %s, against Open MPI", how, size);
-    report_speed(what, &e[0].times, faster_of(&e[3].times, &e[4].times), &e[1].times, 2);
-    snprintf(what, sizeof(what), "C11b %s, %s, against gloo", how, size);
-    report_speed(what, &e[0].times, &e[2].times, &e[1].times, 12);
+    snprintf(name, sizeof(name), "C11b %s, against Open MPI", what);
+    report_speed(name, &e[0].times, faster_of(&e[3].times, &e[4].times), &e[1].times, mpi_times);
+    snprintf(name, sizeof(name), "C11b %s, against gloo", what);
+    report_speed(name, &e[0].times, &e[2].times, &e[1].times, gloo_times);
+    if (shared)
+        report_speed("C11b 25 MiB in shared memory, of the limit", &e[0].times, NULL, &e[1].times,
+                     0.9);
     free(l.sum.data[0]);
     free(l.sum.data[1]);
     team_free(l.team);
+}
+
+static void small_row(job *j, const char *what, verb of, size_t bytes)
+{
+    static const char *const hows[] = {"in_place", "broadcast", "all_gather", "barrier"};
+    char name[80];
+    j->now = (order){of, bytes, SMALL_CALLS, false};
+    question mpi = {peer_of("mpi", bench.directory), hows[of], bytes, SMALL_CALLS};
+    question mpi_apart = {mpi.peer, "apart", bytes, SMALL_CALLS};
+    entrant e[] = {{.once = dp_once, .user = j},
+                   {.once = peer_once, .user = &mpi},
+                   {.once = peer_once, .user = &mpi_apart}};
+    take_turns(e, of == ALL_REDUCE ? 3 : 2);
+    snprintf(name, sizeof(name), "C11b %s, against Open MPI", what);
+    report_speed(name, &e[0].times,
+                 of == ALL_REDUCE ? faster_of(&e[1].times, &e[2].times) : &e[1].times, NULL, 1);
 }
 
 void rows_c11b(void)
 {
     job j;
     open_job(&j);
-    rows_of(&j, "25 MiB", (size_t)25 << 20, 1, true);
-    rows_of(&j, "25 MiB", (size_t)25 << 20, 1, false);
-    rows_of(&j, "1 KiB", (size_t)1 << 10, 4000, false);
+    large_rows(&j, "25 MiB in shared memory", true, 4, 6);
+    large_rows(&j, "25 MiB", false, 2, 6);
+    small_row(&j, "8 B", ALL_REDUCE, 8);
+    small_row(&j, "1 KiB", ALL_REDUCE, 1 << 10);
+    small_row(&j, "16 KiB", ALL_REDUCE, 16 << 10);
+    small_row(&j, "64 KiB", ALL_REDUCE, 64 << 10);
+    small_row(&j, "broadcast of 1 KiB", BROADCAST, 1 << 10);
+    small_row(&j, "all_gather of 1 KiB each", ALL_GATHER, 1 << 10);
+    small_row(&j, "barrier", BARRIER, 4);
     close_job(&j);
 }

@@ -1,12 +1,13 @@
-/* mpi.c - Open MPI's all-reduce of floats between two processes, for the driver in bench.c; built
-   with BENCH_DP, that of dp_mpi.h (see dp_steps.h).
+/* mpi.c - Open MPI's collectives of floats between two processes, for the driver in bench.c; built
+   with BENCH_DP, the all-reduce of dp_mpi.h (see dp_steps.h).
 
        mpirun --oversubscribe -np 2 peer_mpi FIFO
 
-   Says "ready"; then, for each line "in_place BYTES CALLS" or "apart BYTES CALLS" on the standard
-   input, makes one call that does not count and CALLS that do, and answers with the nanoseconds
-   that one took. In between both ranks sleep in read: rank 0 on its input, rank 1 on the fifo, for
-   inside MPI a rank that waits spins. Ends with its input. */
+   Says "ready"; then, for each line "HOW BYTES CALLS" on the standard input, where HOW is in_place
+   or apart (an all-reduce), broadcast, all_gather or barrier, makes one call that does not count and
+   CALLS that do, and answers with the nanoseconds that one took. In between both ranks sleep in
+   read: rank 0 on its input, rank 1 on the fifo, for inside MPI a rank that waits spins. Ends with
+   its input. */
 
 #if defined(BENCH_DP)
 #define DP_IMPLEMENTATION
@@ -73,21 +74,28 @@ static void finish(void)
 {
 }
 
-static void all_reduce(const buffers *b, const request *r)
+static void call(const buffers *b, const request *r)
 {
-    const void *send = strcmp(r->how, "in_place") == 0 ? MPI_IN_PLACE : b->send;
     int count = (int)(r->bytes / sizeof(float));
-    MPI_Allreduce(send, b->recv, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    if (strcmp(r->how, "broadcast") == 0)
+        MPI_Bcast(b->recv, count, MPI_FLOAT, 0, MPI_COMM_WORLD);
+    else if (strcmp(r->how, "all_gather") == 0)
+        MPI_Allgather(b->send, count, MPI_FLOAT, b->recv, count, MPI_FLOAT, MPI_COMM_WORLD);
+    else if (strcmp(r->how, "barrier") == 0)
+        MPI_Barrier(MPI_COMM_WORLD);
+    else
+        MPI_Allreduce(strcmp(r->how, "in_place") == 0 ? MPI_IN_PLACE : b->send, b->recv, count,
+                      MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 }
 
 static double serve(buffers *b, const request *r)
 {
-    fill(b, r->bytes);
+    fill(b, 2 * r->bytes); /* of both ranks, for all_gather */
     MPI_Barrier(MPI_COMM_WORLD);
-    all_reduce(b, r);
+    call(b, r);
     double start = now();
     for (int i = 0; i < r->calls; i++)
-        all_reduce(b, r);
+        call(b, r);
     return (now() - start) / r->calls;
 }
 #endif
