@@ -4,8 +4,8 @@
        mpirun --oversubscribe -np 2 peer_mpi FIFO
 
    Says "ready"; then, for each line "HOW BYTES CALLS" on the standard input, where HOW is in_place
-   or apart (an all-reduce), broadcast, all_gather or barrier, makes one call that does not count and
-   CALLS that do, and answers with the nanoseconds that one took. In between both ranks sleep in
+   or apart (an all-reduce), broadcast, all_gather or barrier, makes one call that does not count,
+   and CALLS that do, and answers with the nanoseconds that one took. In between both ranks sleep in
    read: rank 0 on its input, rank 1 on the fifo, for inside MPI a rank that waits spins. Ends with
    its input. */
 
