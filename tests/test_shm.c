@@ -413,6 +413,40 @@ static dp_status once(dp_ctx *ctx)
     return sum_up(ctx, COUNT);
 }
 
+/* Steps of a model whose gradients all processes see: buckets travel while it computes. */
+static dp_status train_on(dp_ctx *ctx)
+{
+    enum { UNITS = 4 };
+    dp_range ranges[UNITS];
+    dp_part part = shared_part(ctx);
+    dp_reducer *reducer = NULL;
+    const dp_block block = {DP_F32, LARGE, &part.recv};
+    for (uint32_t i = 0; i < UNITS; i++)
+        ranges[i] = (dp_range){.unit = i, .first = i * (LARGE / UNITS), .count = LARGE / UNITS};
+    const dp_reducer_config config = {.blocks = &block,
+                                      .block_count = 1,
+                                      .ranges = ranges,
+                                      .range_count = UNITS,
+                                      .reduction = DP_MEAN_RANKS,
+                                      .buckets = {.first_bytes = 1, .bytes = 1}};
+    dp_status status = dp_reducer_create(ctx, &config, &reducer);
+    while (status == DP_OK) {
+        status = dp_reducer_begin(reducer, NULL);
+        for (uint32_t i = 0; i < UNITS && status == DP_OK; i++)
+            status = dp_reducer_ready(reducer, 0, i, NULL);
+        if (status == DP_OK)
+            status = dp_reducer_finish(reducer);
+    }
+    return status;
+}
+
+static void one_is_killed_in_a_step(meeting *m)
+{
+    dp_ctx *ctx = shm_open_with(m, 1, TIMEOUT_MS);
+    signal_soon(m, SIGKILL);
+    check_ends(ctx, train_on, "has died", SOON_MS);
+}
+
 static void one_is_killed(meeting *m)
 {
     dp_ctx *ctx = shm_open_with(m, 1, TIMEOUT_MS);
@@ -433,6 +467,15 @@ TEST_SLOW(a_process_that_is_killed_is_named, 60)
     for (int i = 0; i < 10; i++) {
         moment = (int)(test_random(&state) % 200000);
         in_processes_but(2 + i % 3, 1, one_is_killed);
+    }
+}
+
+TEST_SLOW(a_process_that_is_killed_in_a_step_is_named, 60)
+{
+    uint64_t state = test_seed();
+    for (int i = 0; i < 10; i++) {
+        moment = (int)(test_random(&state) % 50000);
+        in_processes_but(2 + i % 3, 1, one_is_killed_in_a_step);
     }
 }
 
