@@ -283,8 +283,8 @@ static int dp__mpi_unsent(dp__mpi_line *line)
    nobody calls it here, and a process that computes only looks when it waits again. */
 static void dp__mpi_flush(dp__mpi_line *line)
 {
-    uint64_t until = dp__after_ms(DP__MPI_FLUSH_MS);
-    while (dp__mpi_unsent(line) > 0 && dp__ms_until(until) > 0)
+    uint64_t until = dp__os_after_ms(DP__MPI_FLUSH_MS);
+    while (dp__mpi_unsent(line) > 0 && dp__os_ms_until(until) > 0)
         dp__os_yield();
 }
 
@@ -450,12 +450,12 @@ static int dp__mpi_missing(dp__mpi_line *line, int step, int *out_first)
 static dp_status dp__mpi_ask(dp__mpi_line *line)
 {
     int first;
-    uint64_t until = dp__after_ms(DP__MPI_GRACE_MS);
+    uint64_t until = dp__os_after_ms(DP__MPI_GRACE_MS);
     dp__mpi_tell(line, DP__MPI_ASKS, -1, NULL);
     do {
         dp__mpi_nap(DP__MPI_NAP_NS);
         DP_TRY(dp__mpi_hear(line, NULL));
-    } while (dp__mpi_missing(line, -1, &first) > 0 && dp__ms_until(until) > 0);
+    } while (dp__mpi_missing(line, -1, &first) > 0 && dp__os_ms_until(until) > 0);
     return DP_OK;
 }
 

@@ -467,18 +467,6 @@ _Static_assert(sizeof(dp__join_request) == 40 && sizeof(dp__challenge) == 24 &&
                    sizeof(dp__welcome) == 88,
                "what travels has no gaps");
 
-static uint64_t dp__after_ms(int64_t ms)
-{
-    return dp__os_now_ns() + (uint64_t)ms * 1000000u;
-}
-
-static int dp__ms_until(uint64_t when_ns)
-{
-    uint64_t now = dp__os_now_ns();
-    uint64_t ms = now < when_ns ? (when_ns - now + 999999u) / 1000000u : 0;
-    return ms < INT_MAX ? (int)ms : INT_MAX;
-}
-
 static uint64_t dp__proof(dp__key key, const dp__join_request *request, uint64_t nonce,
                           bool of_caller)
 {
@@ -495,10 +483,10 @@ static dp_status dp__wire_send(int fd, const void *data, size_t bytes, uint64_t 
             return DP_ERR_REMOTE;
         done += (size_t)sent;
         dp__os_watch watch = {.fd = fd, .events = POLLOUT};
-        if (sent == 0 && dp__ms_until(until_ns) == 0)
+        if (sent == 0 && dp__os_ms_until(until_ns) == 0)
             return DP_ERR_TIMEOUT;
         if (sent == 0)
-            dp__os_poll(&watch, 1, dp__ms_until(until_ns));
+            dp__os_poll(&watch, 1, dp__os_ms_until(until_ns));
     }
     return DP_OK;
 }
@@ -511,10 +499,10 @@ static dp_status dp__wire_receive(int fd, void *data, size_t bytes, uint64_t unt
             return DP_ERR_REMOTE;
         done += (size_t)got;
         dp__os_watch watch = {.fd = fd, .events = POLLIN};
-        if (got == 0 && dp__ms_until(until_ns) == 0)
+        if (got == 0 && dp__os_ms_until(until_ns) == 0)
             return DP_ERR_TIMEOUT;
         if (got == 0)
-            dp__os_poll(&watch, 1, dp__ms_until(until_ns));
+            dp__os_poll(&watch, 1, dp__os_ms_until(until_ns));
     }
     return DP_OK;
 }
@@ -529,7 +517,7 @@ static dp_status dp__note_send(int fd, const dp__note *note, const void *data, u
 static void dp__note_failure(int fd, dp_status status, int process, const char *text)
 {
     dp__note note = {DP__NOTE_MAGIC, DP__FAILED, (int32_t)status, process, strlen(text)};
-    (void)dp__note_send(fd, &note, text, dp__after_ms(100));
+    (void)dp__note_send(fd, &note, text, dp__os_after_ms(100));
 }
 
 /* Whether a note can be ours: no process of ours sends other sizes than these, and they must not
@@ -563,7 +551,7 @@ static dp_status dp__failure_receive(int fd, const dp__note *note, uint64_t unti
 /* The same from a process of the same job, which then has failed here too. */
 static dp_status dp__failure_shared(int fd, const dp__note *note)
 {
-    dp_status status = dp__failure_receive(fd, note, dp__after_ms(DP__GRACE_MS));
+    dp_status status = dp__failure_receive(fd, note, dp__os_after_ms(DP__GRACE_MS));
     return dp_status_class(status) == DP_CLASS_JOB ? status : DP_ERR_REMOTE;
 }
 
@@ -729,7 +717,7 @@ static dp_status dp__tree_lost(dp__tree *tree, dp__link *link, dp_status status,
 static void dp__tree_say(const dp__tree *tree, const dp__link *link, dp__kind kind, int call)
 {
     dp__note note = {DP__NOTE_MAGIC, (uint32_t)kind, call, tree->process, 0};
-    (void)dp__wire_send(link->fd, &note, sizeof note, dp__after_ms(100));
+    (void)dp__wire_send(link->fd, &note, sizeof note, dp__os_after_ms(100));
 }
 
 /* A note that is no part of a call. */
@@ -755,7 +743,7 @@ static void dp__tree_post(const dp__tree *tree, const dp__link *bringer, int fro
     const dp__note note = {DP__NOTE_MAGIC, DP__LETTER, DP_OK, from, sizeof *letter};
     for (int i = 0; i < tree->link_count; i++)
         if (&tree->links[i] != bringer && !tree->links[i].left)
-            (void)dp__note_send(tree->links[i].fd, &note, letter, dp__after_ms(100));
+            (void)dp__note_send(tree->links[i].fd, &note, letter, dp__os_after_ms(100));
 }
 
 static dp_status dp__tree_letter(dp__tree *tree, dp__link *link)
@@ -763,7 +751,7 @@ static dp_status dp__tree_letter(dp__tree *tree, dp__link *link)
     dp__letter letter;
     int from = link->note.process;
     link->got = 0;
-    if (dp__wire_receive(link->fd, &letter, sizeof letter, dp__after_ms(DP__GRACE_MS)) != DP_OK)
+    if (dp__wire_receive(link->fd, &letter, sizeof letter, dp__os_after_ms(DP__GRACE_MS)) != DP_OK)
         return dp__tree_lost(tree, link, DP_ERR_REMOTE, "ended while it was sending");
     if (from < 0 || from >= tree->process_count || from == tree->process ||
         !dp__letter_is_sound(&letter))
@@ -866,14 +854,14 @@ DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__l
     uint64_t answer_ns = 0; /* 0: nobody was asked */
     *out = NULL;
     for (;;) {
-        int ms = dp__ms_until(answer_ns != 0 ? answer_ns : tree->until_ns);
+        int ms = dp__os_ms_until(answer_ns != 0 ? answer_ns : tree->until_ns);
         DP_TRY(dp__tree_failure(tree));
         DP_TRY(dp__tree_look(tree, missing, answer_ns != 0 && ms == 0, out));
         if (*out != NULL)
             return DP_OK;
         if (ms == 0) {
             dp__tree_ask(tree, missing);
-            answer_ns = dp__after_ms(DP__GRACE_MS);
+            answer_ns = dp__os_after_ms(DP__GRACE_MS);
         }
         int count = dp__tree_watch(tree, watch);
         dp__os_poll(watch, count, ms < DP__TREE_LOOK_MS ? ms : DP__TREE_LOOK_MS);
@@ -893,7 +881,7 @@ static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, vo
         return dp__tree_fail(tree, NULL, DP_ERR_REMOTE, link->process);
     }
     link->got = 0;
-    dp_status status = dp__wire_receive(link->fd, data, bytes, dp__after_ms(tree->timeout_ms));
+    dp_status status = dp__wire_receive(link->fd, data, bytes, dp__os_after_ms(tree->timeout_ms));
     return status == DP_OK ? DP_OK
                            : dp__tree_lost(tree, link, status,
                                            status == DP_ERR_TIMEOUT ? "did not send everything"
@@ -914,7 +902,7 @@ static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link)
 static dp_status dp__tree_give(dp__tree *tree, dp__link *link, dp__kind kind, const void *data,
                                size_t bytes)
 {
-    uint64_t until_ns = dp__after_ms((int64_t)tree->timeout_ms + 2 * DP__GRACE_MS);
+    uint64_t until_ns = dp__os_after_ms((int64_t)tree->timeout_ms + 2 * DP__GRACE_MS);
     dp__note note = {DP__NOTE_MAGIC, (uint32_t)kind, DP_OK, tree->process, bytes};
     if (link->left)
         return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has closed its context");
@@ -951,7 +939,7 @@ static dp_status dp__tree_gather(dp__tree *tree, const void *in, char *all, size
     DP_TRY(dp__tree_failure(tree));
     memmove(own, in, bytes_each);
     tree->calls++;
-    tree->until_ns = dp__after_ms(tree->timeout_ms);
+    tree->until_ns = dp__os_after_ms(tree->timeout_ms);
     DP_TRY(dp__tree_take_all(tree, all, bytes_each));
     if (tree->process != 0) {
         size_t part = (size_t)dp__behind(tree->process, tree->process_count) * bytes_each;
@@ -1180,7 +1168,7 @@ static dp__heard dp__pending_hear(const dp__server *server, dp__pending *pending
 static void dp__server_add(dp__server *server, const dp__pending *pending)
 {
     dp__peer *peer = &server->peers[pending->request.process - server->process - 1];
-    uint64_t until = dp__after_ms(pending->request.patience_ms);
+    uint64_t until = dp__os_after_ms(pending->request.patience_ms);
     peer->taken = true;
     if (server->all)
         peer->fd = pending->fd;
@@ -1190,7 +1178,7 @@ static void dp__server_add(dp__server *server, const dp__pending *pending)
     dp__os_peer(pending->fd, peer->host, sizeof peer->host);
     server->until_ns = until < server->until_ns ? until : server->until_ns;
     if (server->all && !server->launch->numbered && !server->launch->secret)
-        server->quiet_ns = dp__after_ms(DP__QUIET_MS);
+        server->quiet_ns = dp__os_after_ms(DP__QUIET_MS);
     server->taken++;
 }
 
@@ -1360,7 +1348,7 @@ static dp_status dp__server_receive(dp__server *server, int place)
 {
     dp__note note, here = {DP__NOTE_MAGIC, DP__HERE, DP_OK, 0, 0};
     dp__peer *peer = &server->peers[place];
-    uint64_t until_ns = dp__after_ms(DP__GRACE_MS);
+    uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS);
     bool sound = dp__wire_receive(peer->fd, &note, sizeof note, until_ns) == DP_OK &&
                  server->welcomed && dp__note_is_sound(&note);
     if (sound && note.kind == DP__FAILED)
@@ -1406,13 +1394,13 @@ static bool dp__server_is_done(const dp__server *server)
     if (server->welcomed)
         return server->ready == server->expected;
     return server->taken == server->expected &&
-           (dp__ms_until(server->quiet_ns) == 0 || dp__ms_until(server->until_ns) == 0);
+           (dp__os_ms_until(server->quiet_ns) == 0 || dp__os_ms_until(server->until_ns) == 0);
 }
 
 static int dp__server_patience(const dp__server *server)
 {
     bool quiet = !server->welcomed && server->taken == server->expected;
-    int ms = dp__ms_until(quiet ? server->quiet_ns : server->until_ns);
+    int ms = dp__os_ms_until(quiet ? server->quiet_ns : server->until_ns);
     return ms < DP__PENDING_MS ? ms : DP__PENDING_MS;
 }
 
@@ -1454,9 +1442,9 @@ static dp_status dp__server_fail(dp__server *server, dp_status status)
         peer->fd = -1;
     }
     server->failed = status;
-    server->until_ns = server->quiet_ns = dp__after_ms(DP__GRACE_MS);
+    server->until_ns = server->quiet_ns = dp__os_after_ms(DP__GRACE_MS);
     while ((server->twice || server->taken < server->expected) &&
-           dp__ms_until(server->until_ns) > 0 && dp__server_look(server) == DP_OK) {
+           dp__os_ms_until(server->until_ns) > 0 && dp__server_look(server) == DP_OK) {
     }
     return dp_error(status, "%s", why);
 }
@@ -1467,8 +1455,8 @@ DP__COLD static dp_status dp__server_wait(dp__server *server)
     dp_status status = DP_OK;
     server->opened_ns = dp__os_now_ns();
     while (!dp__server_is_done(server) && status == DP_OK)
-        status = dp__ms_until(server->until_ns) == 0 ? dp__server_timed_out(server)
-                                                     : dp__server_look(server);
+        status = dp__os_ms_until(server->until_ns) == 0 ? dp__server_timed_out(server)
+                                                        : dp__server_look(server);
     if (status != DP_OK && !server->all)
         return dp__tree_fail(server->tree, NULL, status, server->process);
     return status == DP_OK ? DP_OK : dp__server_fail(server, status);
@@ -1641,7 +1629,7 @@ static dp_status dp__claim(dp__tree *tree, const dp__launch *launch)
     bool known = dp__os_owner_of(other, &owner);
     bool foreign = known && owner.process != (uint64_t)dp__os_process_id();
     if (foreign)
-        (void)dp__handshake(other, launch->key, &request, dp__after_ms(DP__GRACE_MS), &why);
+        (void)dp__handshake(other, launch->key, &request, dp__os_after_ms(DP__GRACE_MS), &why);
     dp__os_close(other);
     if (foreign)
         return dp__claim_is_taken(launch, &owner);
@@ -1656,7 +1644,7 @@ static dp_status dp__connect_at(const dp__os_address *at, dp__key key, dp__join_
     dp__os_watch watch = {.fd = fd, .events = POLLOUT};
     if (fd < 0)
         return DP_PENDING;
-    dp__os_poll(&watch, 1, dp__ms_until(until_ns));
+    dp__os_poll(&watch, 1, dp__os_ms_until(until_ns));
     bool good = watch.revents != 0 && dp__os_connected(fd);
     if (good && at->at.ss_family == AF_UNIX && !dp__os_same_user(fd)) {
         *out_why = "its place is held by another user of this machine";
@@ -1675,8 +1663,8 @@ static dp_status dp__connect_once(const dp__target *target, dp__key key, dp__joi
                                   int round, uint64_t until_ns, int *out_fd, const char **out_why)
 {
     dp__os_found found;
-    int patience = 1000 << (round < 5 ? round : 5), rest = dp__ms_until(until_ns);
-    uint64_t until = dp__after_ms(patience < rest ? patience : rest);
+    int patience = 1000 << (round < 5 ? round : 5), rest = dp__os_ms_until(until_ns);
+    uint64_t until = dp__os_after_ms(patience < rest ? patience : rest);
     dp_status status = DP_PENDING;
     if (target->host[0] == '\0') {
         dp__os_address here = dp__os_local(target->place);
@@ -1684,13 +1672,13 @@ static dp_status dp__connect_once(const dp__target *target, dp__key key, dp__joi
     }
     dp__os_resolve(dp__os_look_up, target->host, target->port, rest, &found);
     *out_why = found.count == 0 ? found.why : *out_why;
-    rest = dp__ms_until(until_ns);
+    rest = dp__os_ms_until(until_ns);
     for (int i = 0; i < target->port_count && status == DP_PENDING; i++)
         for (int k = 0; k < found.count && status == DP_PENDING && rest > 0; k++) {
             dp__os_address at = dp__os_at_port(&found.list[k], target->port + i);
-            until = dp__after_ms(patience < rest ? patience : rest);
+            until = dp__os_after_ms(patience < rest ? patience : rest);
             status = dp__connect_at(&at, key, request, until, out_fd, out_why);
-            rest = dp__ms_until(until_ns);
+            rest = dp__os_ms_until(until_ns);
         }
     return status;
 }
@@ -1740,14 +1728,14 @@ DP__COLD static dp_status dp__connect_until(const dp__target *target, int proces
 {
     uint64_t begin = dp__os_now_ns();
     const char *why = NULL;
-    for (int round = 0; dp__ms_until(until_ns) > 0; round++) {
+    for (int round = 0; dp__os_ms_until(until_ns) > 0; round++) {
         int culprit;
         if (target->tree != NULL)
             DP_TRY(dp__tree_listen(target->tree, &culprit));
-        request->patience_ms = (uint32_t)dp__ms_until(until_ns);
+        request->patience_ms = (uint32_t)dp__os_ms_until(until_ns);
         if (dp__connect_once(target, key, request, round, until_ns, out_fd, &why) == DP_OK)
             return DP_OK;
-        int pause = round < 4 ? 10 << round : 100, rest = dp__ms_until(until_ns);
+        int pause = round < 4 ? 10 << round : 100, rest = dp__os_ms_until(until_ns);
         dp__os_sleep_ms(pause < rest ? pause : rest);
     }
     return dp__connect_failed(target, process, request, (double)(dp__os_now_ns() - begin) * 1e-9,
@@ -1797,7 +1785,7 @@ static int dp__levels_ms(int process_count)
 static void dp__welcome_all(dp__server *server)
 {
     dp__note note = {DP__NOTE_MAGIC, DP__WELCOME, DP_OK, 0, sizeof(dp__welcome)};
-    int left_ms = dp__ms_until(server->until_ns);
+    int left_ms = dp__os_ms_until(server->until_ns);
     left_ms = left_ms > DP__GRACE_MS ? left_ms : DP__GRACE_MS;
     dp__welcome welcome = {.run = dp__os_random(), .patience_ms = (uint32_t)left_ms};
     for (int process = 1; process < server->process_count; process++) {
@@ -1806,10 +1794,10 @@ static void dp__welcome_all(dp__server *server)
         const dp__peer *next = parent == 0 ? peer : &server->peers[parent - 1];
         welcome.listens = next->listens;
         memcpy(welcome.host, next->host, sizeof welcome.host);
-        (void)dp__note_send(peer->fd, &note, &welcome, dp__after_ms(DP__GRACE_MS));
+        (void)dp__note_send(peer->fd, &note, &welcome, dp__os_after_ms(DP__GRACE_MS));
     }
     server->welcomed = true;
-    server->until_ns = dp__after_ms((int64_t)left_ms + dp__levels_ms(server->process_count));
+    server->until_ns = dp__os_after_ms((int64_t)left_ms + dp__levels_ms(server->process_count));
 }
 
 /* All have met: only those right behind process 0 stay connected to it. */
@@ -1818,7 +1806,7 @@ static void dp__go_all(dp__tree *tree, dp__server *server)
     dp__note note = {DP__NOTE_MAGIC, DP__GO, DP_OK, 0, 0};
     for (int process = 1; process < tree->process_count; process++) {
         dp__peer *peer = &server->peers[process - 1];
-        (void)dp__note_send(peer->fd, &note, NULL, dp__after_ms(DP__GRACE_MS));
+        (void)dp__note_send(peer->fd, &note, NULL, dp__os_after_ms(DP__GRACE_MS));
         if (dp__parent(process) != 0)
             continue;
         dp__tree_link(tree, peer->fd, process);
@@ -1902,7 +1890,7 @@ DP__COLD static dp_status dp__meet_others(dp__tree *tree, const dp__launch *laun
     DP_TRY(dp__await_welcome(fd, tree->process_count,
                              server->until_ns + DP__GRACE_MS * (uint64_t)1000000, &welcome));
     server->key = dp__key_of_run(launch->key, welcome.run);
-    server->until_ns = dp__after_ms((int64_t)welcome.patience_ms + dp__depth_ms(tree->process));
+    server->until_ns = dp__os_after_ms((int64_t)welcome.patience_ms + dp__depth_ms(tree->process));
     DP_TRY(dp__meet_parent(tree, launch, &welcome, server, &request));
     server->until_ns += DP__STEP_MS * (uint64_t)1500000; /* a child that finds nobody knows more */
     DP_TRY(dp__server_wait(server));
@@ -1917,7 +1905,7 @@ DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms
                          .process_count = launch->process_count,
                          .key = launch->key,
                          .listener = -1,
-                         .until_ns = dp__after_ms(timeout_ms)};
+                         .until_ns = dp__os_after_ms(timeout_ms)};
     if (tree == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", launch->process_count);
     server.tree = tree;
@@ -2169,18 +2157,18 @@ static void dp__spawn_judge(dp__spawned *all, int process)
     all->status = (dp_status)words.status;
     snprintf(all->text, sizeof all->text, "process %d of %d: %s", process, all->count, words.text);
     if (!all->ending)
-        all->until_ns = dp__after_ms(echo ? 300 : 0);
+        all->until_ns = dp__os_after_ms(echo ? 300 : 0);
 }
 
 /* Tell all to end, and kill those that do not. */
 static void dp__spawn_end(dp__spawned *all)
 {
-    if (all->until_ns == 0 || dp__ms_until(all->until_ns) > 0)
+    if (all->until_ns == 0 || dp__os_ms_until(all->until_ns) > 0)
         return;
     for (int i = 0; i < all->count; i++)
         dp__os_end(&all->children[i], all->ending);
     all->ending = true;
-    all->until_ns = dp__after_ms(DP__SPAWN_GRACE_MS);
+    all->until_ns = dp__os_after_ms(DP__SPAWN_GRACE_MS);
 }
 
 static void dp__spawn_wait(dp__spawned *all)

@@ -155,6 +155,18 @@ static uint64_t dp__os_now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+static uint64_t dp__os_after_ms(int64_t ms)
+{
+    return dp__os_now_ns() + (uint64_t)ms * 1000000u;
+}
+
+static int dp__os_ms_until(uint64_t when_ns)
+{
+    uint64_t now = dp__os_now_ns();
+    uint64_t ms = now < when_ns ? (when_ns - now + 999999u) / 1000000u : 0;
+    return ms < INT_MAX ? (int)ms : INT_MAX;
+}
+
 static uint64_t dp__os_wall_ns(void)
 {
     struct timespec now = {0};

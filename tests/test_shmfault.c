@@ -338,8 +338,8 @@ static void come_in(void)
     CHECK(dp__launch_read(NULL, &launch) == DP_OK);
     dp__target first = {.host = "", .launch = &launch};
     memcpy(first.place, launch.place, sizeof first.place);
-    CHECK(dp__connect_until(&first, 0, launch.key, &request, dp__after_ms(9000), &fd) == DP_OK);
-    CHECK(dp__await_welcome(fd, COUNT, dp__after_ms(9000), &welcome) == DP_OK);
+    CHECK(dp__connect_until(&first, 0, launch.key, &request, dp__os_after_ms(9000), &fd) == DP_OK);
+    CHECK(dp__await_welcome(fd, COUNT, dp__os_after_ms(9000), &welcome) == DP_OK);
     then(fd);
 }
 
@@ -363,12 +363,12 @@ static void say_what_failed(int fd)
 static void ask_and_say_a_wrong_thing(int fd)
 {
     dp__note note = {DP__NOTE_MAGIC, DP__ASK, 0, 1, 0}, answer;
-    CHECK(dp__note_send(fd, &note, NULL, dp__after_ms(100)) == DP_OK);
-    CHECK(dp__wire_receive(fd, &answer, sizeof answer, dp__after_ms(5000)) == DP_OK);
+    CHECK(dp__note_send(fd, &note, NULL, dp__os_after_ms(100)) == DP_OK);
+    CHECK(dp__wire_receive(fd, &answer, sizeof answer, dp__os_after_ms(5000)) == DP_OK);
     CHECK(dp__note_is_sound(&answer) && answer.kind == DP__HERE);
     note.kind = DP__WELCOME;
     note.bytes = sizeof(dp__welcome);
-    CHECK(dp__wire_send(fd, &note, sizeof note, dp__after_ms(100)) == DP_OK);
+    CHECK(dp__wire_send(fd, &note, sizeof note, dp__os_after_ms(100)) == DP_OK);
     rest(20000);
 }
 
@@ -463,7 +463,7 @@ TEST(process_that_sent_its_request_is_not_replaced)
     CHECK(dp__server_open(&server) == DP_OK);
     server.at = dp__os_local(name);
     server.listener = dp__os_listen(&server.at);
-    server.until_ns = dp__after_ms(9000);
+    server.until_ns = dp__os_after_ms(9000);
     int fd = dp__os_connect(&server.at);
     CHECK(dp__wire_send(fd, &request, sizeof request, server.until_ns) == DP_OK);
     for (int i = 0; i < CALLERS; i++)
