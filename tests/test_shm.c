@@ -3,6 +3,7 @@
    other is tested in test_coll.c. */
 
 #include <pthread.h>
+#include <sys/resource.h>
 #include "meeting.h"
 #include "numbers.h"
 
@@ -373,6 +374,34 @@ static void nothing_is_copied(meeting *m)
 TEST(what_lies_in_shared_memory_is_not_copied)
 {
     in_processes(3, nothing_is_copied);
+}
+
+/* Without addresses for memory that all see there is memory of its own, and the same sums. */
+static void few_addresses(meeting *m)
+{
+    struct rlimit limit;
+    CHECK_INT(getrlimit(RLIMIT_AS, &limit), 0);
+    limit.rlim_cur = (rlim_t)2 << 30;
+    if (m->process == 1)
+        CHECK_INT(setrlimit(RLIMIT_AS, &limit), 0);
+    dp_ctx *ctx = shm_open_with(m, 1, TIMEOUT_MS);
+    const dp_part part = shared_part(ctx);
+    float *data = part.recv;
+    for (size_t i = 0; i < LARGE; i++)
+        data[i] = (float)(i % 1000) + (float)m->process;
+    long before = buffers_touched();
+    CHECK_OK(dp_all_reduce(ctx, &part, LARGE, DP_F32, DP_OP_SUM));
+    CHECK(buffers_touched() - before > 256);
+    for (size_t i = 0; i < LARGE; i++)
+        CHECK_F64(data[i], 2 * (double)(i % 1000) + 1, 0);
+    dp_close(ctx);
+}
+
+TEST(memory_that_one_process_cannot_see_is_copied)
+{
+    if (WITH_ASAN || WITH_TSAN)
+        test_skip("sanitizers take more addresses than there are");
+    in_processes(2, few_addresses);
 }
 
 /* Where it is in what the others wait for, that is not told twice. */
