@@ -636,8 +636,8 @@ static _Thread_local struct {
     bool fresh;                     /* the sentence is of the public call that is under way */
     dp_status scope_status;         /* why the last dp_scope_begin or dp_scope_child gave NULL */
     const struct dp__frame *frames; /* the innermost; see >>frames */
-    const dp__lane
-        *lane;   /* that it alone serves: workers are the caller's; NULL: a user's thread */
+    const dp__lane *lane; /* that it serves: workers are the caller's; NULL: the caller's own */
+    bool beside;          /* a courier: the caller computes while it waits */
     int culprit; /* where the failure that is on its way is known to come from: a rank + 1; or 0 */
 } dp__thread;
 

@@ -1317,6 +1317,7 @@ static void dp__lane_carry(dp__lane *lane)
 static void dp__courier_carry(void *user)
 {
     dp__trace_who(DP__TRACE_THREADS - 1, "courier");
+    dp__thread.beside = true;
     dp__lane_carry(user);
 }
 

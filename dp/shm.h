@@ -98,7 +98,7 @@ typedef struct dp__shm_comm {
     unsigned seq;      /* collectives so far */
     unsigned steps;    /* pieces of all of them, for the process that had the most */
     unsigned missed;   /* spins in a row that ran out */
-    bool spin;
+    bool spin, spare;  /* there are cores for all who compute; for couriers beside them */
     dp__shm_tree tree;
     unsigned *seqs;  /* of each process */
     const void **in; /* rank_count + 1 */
@@ -187,11 +187,11 @@ static void dp__shm_tell(const dp__shm_comm *comm, int which, unsigned value)
 }
 
 /* ==== >>waiting ================================================================================
-   A wait spins if there is a core for every thread of all the processes, and sleeps otherwise; as
-   in a team, it learns how long to spin. After a short while it offers its core to others at every
-   look: the system may have put the process it waits for on that core, and moves it only if both
-   want to run. A sleeper wakes up every few milliseconds and looks whether it still makes sense to
-   wait.                                                                                         */
+   A wait spins if there is a core for every thread of all the processes, for a courier's wait also
+   one for every courier, and sleeps otherwise; as in a team, it learns how long to spin. After a
+   short while it offers its core to others at every look: the system may have put the process it
+   waits for on that core, and moves it only if both want to run. A sleeper wakes up every few
+   milliseconds and looks whether it still makes sense to wait.                                  */
 
 enum {
     DP__SHM_ALONE_NS = 10000,
@@ -250,7 +250,8 @@ static dp_status dp__shm_sleep(const dp__shm_comm *comm, const dp__shm_need *nee
 static dp_status dp__shm_wait(dp__shm_comm *comm, int process, int word, unsigned value)
 {
     const dp__shm_need need = {process, word, value};
-    if (dp__shm_reached(comm, &need) || (comm->spin && dp__shm_spin(comm, &need)))
+    bool spin = dp__thread.beside ? comm->spare : comm->spin;
+    if (dp__shm_reached(comm, &need) || (spin && dp__shm_spin(comm, &need)))
         return DP_OK;
     return dp__shm_sleep(comm, &need);
 }
@@ -1070,21 +1071,27 @@ static int dp__shm_count_bits(const uint64_t *words)
     return count;
 }
 
-/* Whether there is a core for every thread. If a quota leaves this process fewer cores than its
+/* Whether there are cores for so many threads. If a quota leaves this process fewer cores than its
    mask has, all processes share that quota. */
-static void dp__shm_learn(dp__shm_comm *comm)
+static bool dp__shm_has_cores(const dp__shm_comm *comm, int threads)
 {
     const dp__job *job = comm->ring->job;
-    const dp_host *host = comm->base.host;
     uint64_t cores[DP__SHARED_CPU_WORDS] = {0};
-    int quota = dp__os_core_count(), threads = comm->rank_count;
+    int quota = dp__os_core_count();
     for (int p = 0; p < comm->process_count; p++)
         for (int i = 0; i < DP__SHARED_CPU_WORDS; i++)
             cores[i] |= job->cards[p].cores[i];
-    dp__shm_plan(comm);
-    bool own = host->thread_count(host) >= comm->local_count;
     bool limited = quota < dp__shm_count_bits(job->card.cores) && threads > quota;
-    comm->spin = own && !limited && threads <= dp__shm_count_bits(cores);
+    return !limited && threads <= dp__shm_count_bits(cores);
+}
+
+static void dp__shm_learn(dp__shm_comm *comm)
+{
+    const dp_host *host = comm->base.host;
+    int threads = comm->rank_count;
+    dp__shm_plan(comm);
+    comm->spin = host->thread_count(host) >= comm->local_count && dp__shm_has_cores(comm, threads);
+    comm->spare = comm->spin && dp__shm_has_cores(comm, threads + comm->process_count);
 }
 
 static dp_status dp__shm_join(dp__shm_comm *comm)
