@@ -2,6 +2,7 @@
    when one of the processes dies, stops, or does something else. That the table is a table like any
    other is tested in test_coll.c. */
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <sys/resource.h>
 #include "meeting.h"
@@ -374,6 +375,76 @@ static void nothing_is_copied(meeting *m)
 TEST(what_lies_in_shared_memory_is_not_copied)
 {
     in_processes(3, nothing_is_copied);
+}
+
+static bool is_shared(const void *data)
+{
+    uintptr_t first = 0, end = 0;
+    bool shared = false;
+    char line[512];
+    FILE *maps = fopen("/proc/self/maps", "r");
+    CHECK(maps != NULL);
+    while (fgets(line, sizeof line, maps) != NULL)
+        if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR, &first, &end) == 2 && (uintptr_t)data >= first &&
+            (uintptr_t)data < end)
+            shared = strstr(line, "memfd:dp") != NULL;
+    fclose(maps);
+    return shared;
+}
+
+static dp_status give_one(dp_call *now)
+{
+    now->out = DP_DICT(now->scope, {"loss", dp_float(1)});
+    return DP_OK;
+}
+
+static const void *seen[2]; /* gradients, by device */
+static int first_rank;
+
+static dp_status add_its_rank(dp_call *now)
+{
+    float *grad = dp_grad(now, 0);
+    seen[now->device.index] = grad;
+    for (size_t i = 0; i < LARGE; i++)
+        grad[i] += (float)(first_rank + now->device.index + 1);
+    return DP_OK;
+}
+
+/* Of a module, packed or not, and of its replica on a second device. */
+static void gradients_are_shared(meeting *m)
+{
+    const dp_method methods[] = {{"forward", give_one}, {"backward", add_its_rank}};
+    const dp_param_config weight = {.name = "w", .ndim = 1, .shape = {LARGE}};
+    for (int packed = 0; packed < 2; packed++) {
+        dp_ctx *ctx = shm_open_with(m, 2, TIMEOUT_MS);
+        dp_module *net = NULL, *wrapper = NULL;
+        dp_tensor grad;
+        dp_value log;
+        first_rank = dp_rank(ctx);
+        CHECK_OK(dp_module_create(ctx,
+                                  &(dp_module_config){.methods = methods,
+                                                      .method_count = 2,
+                                                      .params = &weight,
+                                                      .param_count = 1,
+                                                      .packed = packed == 1},
+                                  &net));
+        CHECK_OK(dp_distributed(net, NULL, &wrapper));
+        dp_scope *step = dp_scope_begin(ctx);
+        const dp_tensor rows = dp_wrap_const((const float[]){1, 1}, DP_F32, DP_SHAPE(2));
+        dp_value batch = DP_DICT(step, {"x", dp_of(step, &rows)});
+        CHECK_OK(dp_train_step(wrapper, step, batch, NULL, &log));
+        CHECK_OK(dp_owner_grad(wrapper, 0, 0, &grad));
+        CHECK(is_shared(grad.data) && !is_shared(dp_scope_alloc(dp_scope_begin(ctx), LARGE)));
+        for (size_t i = 0; i < LARGE; i++)
+            CHECK_F64(((const float *)grad.data)[i], 2.5, 0);
+        CHECK(seen[0] != seen[1] && is_shared(seen[0]) && is_shared(seen[1]));
+        dp_close(ctx);
+    }
+}
+
+TEST(gradients_lie_in_shared_memory)
+{
+    in_processes(2, gradients_are_shared);
 }
 
 /* Without addresses for memory that all see there is memory of its own, and the same sums. */
