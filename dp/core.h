@@ -2481,13 +2481,13 @@ static dp_status dp__tensor_make(dp_scope *scope, const dp__device *device, dp_d
     return DP_OK;
 }
 
-/* Bytes that the other processes of the machine see too, if any can. */
+/* Memory of a CPU device that the other processes of the machine see, if they can see any. */
 static dp_status dp__shared_make(dp_scope *scope, const dp__device *device, size_t bytes,
                                  dp_tensor *out)
 {
     dp_ctx *ctx = scope->ctx;
     int64_t count = (int64_t)bytes;
-    if (ctx->heap.shared == NULL || !device->info.host_memory)
+    if (ctx->heap.shared == NULL || device->dev->ops != ctx->host_device.dev->ops)
         return dp__tensor_make(scope, device, DP_U8, 1, &count, out);
     *out = dp__tensor_like(NULL, device->id, DP_U8, 1, &count);
     return dp__scope_block(scope, &ctx->shared_pool, bytes, &out->data);
@@ -2495,13 +2495,16 @@ static dp_status dp__shared_make(dp_scope *scope, const dp__device *device, size
 
 DP_API void *dp_shared_alloc(dp_scope *scope, size_t bytes)
 {
-    dp_tensor made = {.data = NULL};
+    void *data = NULL;
     if (dp__check_scope(__func__, scope) != DP_OK)
         return NULL;
-    if (bytes > INT64_MAX / 2 ||
-        dp__shared_make(scope, &scope->ctx->devices[0], bytes, &made) != DP_OK)
+    if (scope->ctx->heap.shared == NULL)
+        data = dp__scope_bytes(scope, bytes, 64);
+    else
+        (void)dp__scope_block(scope, &scope->ctx->shared_pool, bytes, &data);
+    if (data == NULL)
         dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu bytes", __func__, bytes);
-    return made.data;
+    return data;
 }
 
 DP_API dp_status dp_tensor_new(dp_scope *scope, dp_device device, dp_dtype dtype, int ndim,
