@@ -689,13 +689,16 @@ static dp_ctx *open_on(const char *machine, int device_count, said *all)
     return ctx;
 }
 
+/* Pieces of memory: each is mapped from its beginning. */
 static int count_shared(void)
 {
     char line[512];
+    unsigned long offset = 0;
     int count = 0;
     FILE *maps = fopen("/proc/self/maps", "r");
     while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
-        count += strstr(line, "/memfd:dp") != NULL;
+        count += strstr(line, "/memfd:dp") != NULL && sscanf(line, "%*s %*s %lx", &offset) == 1 &&
+                 offset == 0;
     }
     if (maps != NULL) {
         fclose(maps);
