@@ -47,6 +47,7 @@ enum {
     DP__SHM_PAGES = 64 << 10 /* a multiple of every system's page */
 };
 
+/* DP__SHM_CAME is in a process' turns. */
 typedef enum dp__shm_word { DP__SHM_MADE, DP__SHM_TAKEN, DP__SHM_WORDS, DP__SHM_CAME } dp__shm_word;
 
 typedef struct dp__shm_turn {
@@ -920,7 +921,7 @@ static size_t dp__shm_places_get(const dp__shm_call *call, size_t first)
         for (int r = comm->firsts[p]; r < comm->firsts[p + 1]; r++) {
             const dp__shm_place *place = &dp__shm_places(call, p)[r - comm->firsts[p]];
             comm->in[r] = part + place->send;
-            if (place->recv != DP__SHM_UNWANTED)
+            if (place->recv < DP__SHM_UNWANTED)
                 comm->out[wanted++] = part + place->recv;
         }
     }
