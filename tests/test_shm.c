@@ -274,6 +274,17 @@ static void every_border(meeting *m, int device_count)
             c.scale = 0.25;
         check_call(&w, &c, u);
     }
+    for (int i = 0; i < VERBS * LIES * 2; i++) {
+        call c = {.verb = (verb)(i % VERBS),
+                  .dtype = DP_F32,
+                  .op = DP_OP_SUM,
+                  .count = 30001,
+                  .root = i % w.info.rank_count,
+                  .in_place = i / VERBS % 2 == 1,
+                  .scale = 1,
+                  .lies = (lies)(i / VERBS / 2)};
+        check_call(&w, &c, test_seed() + (uint64_t)i);
+    }
     world_close(&w);
 }
 
