@@ -720,8 +720,8 @@ DP_API void dp_scope_end(dp_scope *scope);
 /* Host bytes, 64-byte aligned, not cleared; NULL when out of memory. 0 bytes give a pointer too. */
 DP_API void *dp_scope_alloc(dp_scope *scope, size_t bytes);
 
-/* The same where all CPU ranks of the machine see it: collectives of more than 64 KiB copy nothing
-   on the way. After an error of the JOB class, others may write there until dp_close. */
+/* The same where all CPU ranks of the machine see it, if they can: collectives of more than 64 KiB
+   copy nothing on the way. After a JOB error others may write there until dp_close. */
 DP_API void *dp_shared_alloc(dp_scope *scope, size_t bytes);
 
 /* Call `fn` when the scope ends, before its memory goes; last in, first out. */
@@ -2237,6 +2237,7 @@ static dp_status dp__device_open(dp_ctx *ctx, const dp_device_ops *ops, dp__devi
         return dp_error(DP_ERR_INTERNAL, "dp_open: '%s' opened a device without ops", ops->name);
     ops = device->dev->ops;
     device->pool.device = device;
+    device->pool.source = DP__FROM_DEVICE;
     DP_TRY(ops->info(device->dev, &device->info));
     DP_TRY(ops->stream_create(device->dev, 0, &device->own_stream));
     device->stream = device->own_stream;
@@ -2282,12 +2283,11 @@ static dp_status dp__devices_open(dp_ctx *ctx, int place)
                                ctx->config.devices[i]));
     ctx->info.local_count = ctx->info.rank_count = count;
     ctx->info.device_backend = ops->name;
+    ctx->shared_pool.source = DP__FROM_HEAP;
     ctx->pinned_pool.device = &ctx->devices[0];
-    ctx->pinned_pool.pinned = DP_HAS(dp_device_ops, ctx->devices[0].dev->ops, host_alloc) &&
-                              DP_HAS(dp_device_ops, ctx->devices[0].dev->ops, host_free);
-    if (!ctx->pinned_pool.pinned)
-        ctx->pinned_pool.device = NULL;
-    ctx->shared_pool.shared = true;
+    if (DP_HAS(dp_device_ops, ctx->devices[0].dev->ops, host_alloc) &&
+        DP_HAS(dp_device_ops, ctx->devices[0].dev->ops, host_free))
+        ctx->pinned_pool.source = DP__FROM_HOST_ALLOC;
     return DP_OK;
 }
 

@@ -113,10 +113,16 @@ typedef struct dp__block {                /* memory of a pool, in a scope or in 
     int class_;
 } dp__block;
 
+typedef enum dp__source { /* of a pool's memory */
+                          DP__FROM_ALLOCATOR,
+                          DP__FROM_HEAP, /* the context's */
+                          DP__FROM_DEVICE,
+                          DP__FROM_HOST_ALLOC /* of the device */
+} dp__source;
+
 typedef struct dp__pool {
-    struct dp__device *device; /* NULL = the allocator, or the heap */
-    bool pinned;               /* host memory from the device's host_alloc */
-    bool shared;               /* from the context's heap */
+    dp__source source;
+    struct dp__device *device; /* of the last two */
     dp__block *free[DP__CLASS_COUNT];
 } dp__pool;
 
@@ -1239,10 +1245,10 @@ static dp_host dp__host_make(void)
 }
 
 /* ==== >>pool ===================================================================================
-   Blocks of the host, of pinned memory and of each device. A block's size is rounded up to its
-   class (eight classes per power of two, so at most 1/8 is lost) and stays there: a step that
-   repeats itself finds all its blocks in the free lists. Device blocks are reused in the order of
-   the compute stream. The context's lock guards the lists. */
+   Blocks of the host, of pinned memory, of the heap that processes share, and of each device. A
+   block's size is rounded up to its class (eight classes per power of two, so at most 1/8 is lost)
+   and stays there: a step that repeats itself finds all its blocks in the free lists. Device blocks
+   are reused in the order of the compute stream. The context's lock guards the lists. */
 
 static bool dp__mul(size_t a, size_t b, size_t *out)
 {
@@ -1263,6 +1269,11 @@ static bool dp__class_of(size_t bytes, int *out_class, size_t *out_bytes)
     return *out_class < DP__CLASS_COUNT;
 }
 
+static size_t dp__align_up(size_t bytes, size_t align)
+{
+    return (bytes + align - 1) & ~(align - 1);
+}
+
 static char *dp__heap_part(const dp__heap *heap, int process)
 {
     return (char *)heap->shared->data + heap->first + (size_t)process * heap->each;
@@ -1281,7 +1292,7 @@ static size_t dp__heap_place(const dp__heap *heap, const void *data, size_t byte
 static dp_status dp__heap_take(dp_ctx *ctx, size_t bytes, void **out)
 {
     dp__heap *heap = &ctx->heap;
-    size_t room = bytes < SIZE_MAX - 63 ? (bytes + 63) / 64 * 64 : SIZE_MAX;
+    size_t room = dp__align_up(bytes, 64);
     dp__lock_enter(&ctx->lock);
     size_t at = heap->first + (size_t)heap->process * heap->each + heap->used;
     bool fits = room <= heap->each - heap->used;
@@ -1298,33 +1309,45 @@ static dp_status dp__heap_take(dp_ctx *ctx, size_t bytes, void **out)
 /* *out is NULL, and stays NULL if a table returns DP_OK but gives no memory. */
 static dp_status dp__pool_fetch(dp_ctx *ctx, const dp__pool *pool, size_t bytes, void **out)
 {
-    if (pool->shared)
-        DP_TRY(dp__heap_take(ctx, bytes, out));
-    else if (pool->device == NULL)
+    const dp__device *device = pool->device;
+    switch (pool->source) {
+    case DP__FROM_ALLOCATOR:
         *out = dp__raw_alloc(ctx, bytes, 64);
-    else if (pool->pinned)
-        DP_TRY(pool->device->dev->ops->host_alloc(pool->device->dev, bytes, out));
-    else
-        DP_TRY(pool->device->dev->ops->alloc(pool->device->dev, bytes, out));
+        break;
+    case DP__FROM_HEAP:
+        DP_TRY(dp__heap_take(ctx, bytes, out));
+        break;
+    case DP__FROM_DEVICE:
+        DP_TRY(device->dev->ops->alloc(device->dev, bytes, out));
+        break;
+    case DP__FROM_HOST_ALLOC:
+        DP_TRY(device->dev->ops->host_alloc(device->dev, bytes, out));
+        break;
+    }
     return *out != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "no memory for %zu bytes", bytes);
 }
 
 static void dp__pool_return(dp_ctx *ctx, const dp__block *block)
 {
     const dp__device *device = block->pool->device;
-    if (block->pool->shared)
-        return; /* it goes with the heap */
-    if (device == NULL)
+    switch (block->pool->source) {
+    case DP__FROM_ALLOCATOR:
         dp__raw_free(ctx, block->data, block->bytes);
-    else if (block->pool->pinned)
-        device->dev->ops->host_free(device->dev, block->data, block->bytes);
-    else
+        break;
+    case DP__FROM_HEAP: /* which goes as a whole */
+        break;
+    case DP__FROM_DEVICE:
         device->dev->ops->free(device->dev, block->data, block->bytes);
+        break;
+    case DP__FROM_HOST_ALLOC:
+        device->dev->ops->host_free(device->dev, block->data, block->bytes);
+        break;
+    }
 }
 
 static bool dp__pool_is_host(const dp__pool *pool)
 {
-    return pool->device == NULL || pool->pinned || pool->device->info.host_memory;
+    return pool->source != DP__FROM_DEVICE || pool->device->info.host_memory;
 }
 
 static dp_status dp__block_make(dp_ctx *ctx, dp__pool *pool, int class_, size_t bytes,
@@ -1397,7 +1420,7 @@ static void dp__blocks_free(dp_ctx *ctx, bool ask_devices)
         ctx->all_blocks = block->made_before;
         if (dp__pool_is_host(block->pool))
             dp__unpoison(block->data, block->bytes);
-        if (ask_devices || block->pool->device == NULL)
+        if (ask_devices || block->pool->source == DP__FROM_ALLOCATOR)
             dp__pool_return(ctx, block);
         dp__raw_free(ctx, block, sizeof *block);
     }
@@ -1451,11 +1474,6 @@ static dp_status dp__scope_chunk(dp_scope *scope, size_t bytes)
     }
     dp__scope_cut_from(scope, chunk);
     return DP_OK;
-}
-
-static size_t dp__align_up(size_t bytes, size_t align)
-{
-    return (bytes + align - 1) & ~(align - 1);
 }
 
 static dp_status dp__scope_block(dp_scope *scope, dp__pool *pool, size_t bytes, void **out)
@@ -2470,7 +2488,7 @@ static dp_status dp__tensor_make(dp_scope *scope, const dp__device *device, dp_d
     dp__pool *pool = (dp__pool *)(uintptr_t)&device->pool;
     if (device->local_rank < 0)
         pool = &scope->ctx->pinned_pool;
-    if (bytes <= DP__SMALL_BYTES && dp__pool_is_host(pool) && !pool->pinned) {
+    if (bytes <= DP__SMALL_BYTES && dp__pool_is_host(pool) && pool->source != DP__FROM_HOST_ALLOC) {
         tensor.data = dp__scope_cut(scope, bytes > 0 ? bytes : 1, 64);
         if (tensor.data == NULL)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu bytes", bytes);

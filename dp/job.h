@@ -1103,37 +1103,37 @@ static dp_status dp__job_make(dp_ctx *ctx, const dp_bootstrap *boot, dp__gather_
     return DP_OK;
 }
 
-/* Bytes of a process' part of the heap: as many as the machine has, since only what is used of it
-   takes any memory. */
-static size_t dp__heap_each(const dp__job *job)
+/* Behind so many bytes. A part is as large as the machine's memory, since only what is used of it
+   takes any. */
+static dp__heap dp__heap_behind(const dp__job *job, size_t bytes)
 {
-    const size_t page = (size_t)64 << 10, most = (size_t)1 << (sizeof(size_t) > 4 ? 44 : 28);
+    const size_t most = (size_t)1 << (sizeof(size_t) > 4 ? 44 : 28);
     size_t each = most / (size_t)job->process_count, memory = dp__os_memory_bytes();
-    return (each < memory ? each : memory) / page * page;
+    return (dp__heap){.shared = &job->shared,
+                      .first = dp__align_up(bytes, DP__SHARED_PAGE),
+                      .each = (each < memory ? each : memory) / DP__SHARED_PAGE * DP__SHARED_PAGE,
+                      .process = job->process};
 }
 
 /* Pages of its own for what each process writes, and behind them the heap, if there may be such a
    large file. */
 static dp_status dp__board_share(dp__job *job)
 {
-    size_t count = (size_t)job->process_count, page = (size_t)64 << 10;
     size_t rings = (size_t)DP__LANES * DP__KEPT * sizeof(dp__entry);
-    size_t head = dp__board_bytes(job->process_count), all = head + count * rings;
-    dp__area area = {
-        .bytes = all, .head = head, .first = head + (size_t)job->process * rings, .each = rings};
-    dp__heap heap = {.shared = &job->shared,
-                     .first = (all + page - 1) / page * page,
-                     .each = dp__heap_each(job),
-                     .process = job->process};
-    area.bytes = heap.first + count * heap.each;
-    dp_status status = dp__area_try(job, &area, false, &job->shared);
-    if (status == DP_OK) {
+    size_t head = dp__board_bytes(job->process_count), count = (size_t)job->process_count;
+    const dp__area board = {.bytes = head + count * rings,
+                            .head = head,
+                            .first = head + (size_t)job->process * rings,
+                            .each = rings};
+    const dp__heap heap = dp__heap_behind(job, board.bytes);
+    dp__area both = board;
+    both.bytes = heap.first + count * heap.each;
+    if (dp__area_try(job, &both, false, &job->shared) == DP_OK) {
         dp__os_shared_dump(&job->shared, heap.first, count * heap.each, false);
         job->ctx->heap = heap;
     } else {
         dp__log(job->ctx, DP_LOG_INFO, "gradients are not in shared memory: %s", dp_last_error());
-        area.bytes = all;
-        DP_TRY(dp__area_open(job, &area, &job->shared));
+        DP_TRY(dp__area_open(job, &board, &job->shared));
     }
     job->board = job->shared.data;
     return DP_OK;

@@ -16,6 +16,7 @@
      dp__os_env                   the environment
      dp__os_write                 a line of the log to stderr
      dp__os_file_*, dp__os_wall_ns  the timeline's file, the clock on the wall
+     dp__os_now_ns, _after_ms, _ms_until  the clock that never goes back
      dp__os_core_count            cores that this process may use
      dp__os_node_of, dp__os_near_*  memory that is near to a device
      dp__os_init                  says what to call around a fork
@@ -1427,7 +1428,10 @@ static void dp__team_close(dp__team *team)
    process that made it), so that nothing is left behind, whichever process dies, and the size of
    /dev/shm does not matter. Else it has a name until the others have opened it. */
 
-enum { DP__SHARED_CPU_WORDS = 16 };
+enum {
+    DP__SHARED_CPU_WORDS = 16,
+    DP__SHARED_PAGE = 64 << 10 /* a multiple of every system's page */
+};
 
 typedef struct dp__shared {
     void *data;

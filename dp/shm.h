@@ -43,8 +43,7 @@ enum {
     DP__SHM_PIECE_BYTES = 32 << 10, /* and at least: a step has to be worth a look at other lines */
     DP__SHM_PIECES = 8,             /* into which large data is cut, so that all have work early */
     DP__SHM_SLOTS = 8,
-    DP__SHM_LAG = 3, /* pieces that a process makes before it takes the result of the first */
-    DP__SHM_PAGES = 64 << 10 /* a multiple of every system's page */
+    DP__SHM_LAG = 3 /* pieces that a process makes before it takes the result of the first */
 };
 
 /* DP__SHM_CAME is in a process' turns. */
@@ -87,12 +86,19 @@ typedef struct dp__shm_tree { /* what a process does of it: see >>folding */
     size_t part_bytes;
 } dp__shm_tree;
 
+typedef struct dp__shm_place { /* where a rank's memory lies in the heap of its process */
+    size_t send, recv;
+} dp__shm_place;
+
+#define DP__SHM_UNWANTED (SIZE_MAX - 1) /* and SIZE_MAX: elsewhere */
+
 typedef struct dp__shm_comm {
     dp_comm base;
     dp__ring *ring;
     const dp__simd *simd;
     dp__shared shared;
     dp__shm_control *control;
+    const dp__heap *heap; /* NULL: all large data goes through buffers */
     int process, process_count;
     int rank_first, local_count, rank_count;
     const int *firsts; /* of the job */
@@ -115,19 +121,16 @@ typedef struct dp__shm_call { /* one collective */
     size_t most; /* bytes in the row of the process that has the most */
 } dp__shm_call;
 
-static size_t dp__shm_pages(size_t bytes)
-{
-    return (bytes + DP__SHM_PAGES - 1) / DP__SHM_PAGES * DP__SHM_PAGES;
-}
-
 static size_t dp__shm_control_bytes(int process_count)
 {
-    return dp__shm_pages(sizeof(dp__shm_control) + (size_t)process_count * sizeof(dp__shm_member));
+    return dp__align_up(sizeof(dp__shm_control) + (size_t)process_count * sizeof(dp__shm_member),
+                        DP__SHARED_PAGE);
 }
 
 static size_t dp__shm_buffer_bytes(void)
 {
-    return dp__shm_pages(2 * DP__SHM_SMALL_BYTES + DP__SHM_SLOTS * DP__SHM_SLOT_BYTES);
+    return dp__align_up(2 * DP__SHM_SMALL_BYTES + DP__SHM_SLOTS * DP__SHM_SLOT_BYTES,
+                        DP__SHARED_PAGE);
 }
 
 static size_t dp__shm_bytes(int process_count)
@@ -251,10 +254,10 @@ static dp_status dp__shm_sleep(const dp__shm_comm *comm, const dp__shm_need *nee
 static dp_status dp__shm_wait(dp__shm_comm *comm, int process, int word, unsigned value)
 {
     const dp__shm_need need = {process, word, value};
-    bool spin = dp__thread.beside ? comm->spare : comm->spin;
-    if (dp__shm_reached(comm, &need) || (spin && dp__shm_spin(comm, &need)))
+    if (dp__shm_reached(comm, &need))
         return DP_OK;
-    return dp__shm_sleep(comm, &need);
+    bool spins = dp__thread.beside ? comm->spare : comm->spin;
+    return spins && dp__shm_spin(comm, &need) ? DP_OK : dp__shm_sleep(comm, &need);
 }
 
 /* For all other processes. */
@@ -317,24 +320,26 @@ static size_t dp__shm_most_bytes(const dp__shm_call *call)
     return most * dp__shm_block_bytes(call);
 }
 
-/* In an all_to_all: from which local rank of `process` block `block` is, and for which rank. */
+/* From which local rank of `process` block `block` of its row is; and, in an all_to_all, for which
+   rank. */
 static void dp__shm_address(const dp__shm_call *call, int process, size_t block, size_t *out_from,
                             size_t *out_to)
 {
     const dp__shm_comm *comm = call->comm;
-    size_t ranks = (size_t)dp__shm_ranks(comm, process);
-    size_t others = (size_t)comm->rank_count - ranks, first = (size_t)comm->firsts[process];
+    size_t ranks = (size_t)dp__shm_ranks(comm, process), first = (size_t)comm->firsts[process];
+    size_t others = (size_t)comm->rank_count - ranks;
+    *out_from = call->asked.verb == DP_BROADCAST ? (size_t)call->asked.root - first : block;
+    *out_to = 0;
+    if (call->asked.verb != DP_ALL_TO_ALL)
+        return;
     *out_from = block / others;
     *out_to = block % others + (block % others >= first ? ranks : 0);
 }
 
 static const char *dp__shm_source(const dp__shm_call *call, size_t block)
 {
-    size_t from = block, to = 0;
-    if (call->asked.verb == DP_BROADCAST)
-        from = (size_t)(call->asked.root - call->comm->rank_first);
-    if (call->asked.verb == DP_ALL_TO_ALL)
-        dp__shm_address(call, call->comm->process, block, &from, &to);
+    size_t from, to;
+    dp__shm_address(call, call->comm->process, block, &from, &to);
     return (const char *)call->asked.local[from].send + to * dp__shm_block_bytes(call);
 }
 
@@ -354,7 +359,24 @@ static bool dp__shm_is_small(const dp__shm_call *call)
     return call->most <= DP__SHM_SMALL_BYTES;
 }
 
-static void dp__shm_places_put(const dp__shm_call *call);
+static dp__shm_place *dp__shm_places(const dp__shm_call *call, int process)
+{
+    return (void *)dp__shm_small(call, process);
+}
+
+static void dp__shm_places_put(const dp__shm_call *call)
+{
+    const dp__shm_comm *comm = call->comm;
+    const dp__rule *rule = &dp__rules[call->asked.verb];
+    size_t each = call->asked.count * call->size, all = each * (size_t)comm->rank_count;
+    for (int i = 0; i < comm->local_count; i++) {
+        const dp_part *part = &call->asked.local[i];
+        size_t send = dp__heap_place(comm->heap, part->send, rule->send_all ? all : each);
+        size_t recv = dp__heap_place(comm->heap, part->recv, rule->recv_all ? all : each);
+        dp__shm_places(call, comm->process)[i] =
+            (dp__shm_place){send, part->recv != NULL ? recv : DP__SHM_UNWANTED};
+    }
+}
 
 static dp_status dp__shm_begin(const dp__shm_call *call)
 {
@@ -363,7 +385,7 @@ static dp_status dp__shm_begin(const dp__shm_call *call)
     size_t own = dp__shm_blocks(call, comm->process) * dp__shm_block_bytes(call);
     if (dp__shm_is_small(call))
         dp__shm_pack(call, 0, own, dp__shm_small(call, comm->process));
-    else
+    else if (comm->heap != NULL)
         dp__shm_places_put(call);
     return dp__shm_meet(call);
 }
@@ -524,19 +546,25 @@ static size_t dp__shm_wanted(const dp__shm_call *call, size_t at)
     return count;
 }
 
+/* So many elements of all ranks: comm->in to comm->out. */
+static void dp__shm_add(const dp__shm_call *call, size_t count, size_t out_count)
+{
+    dp_kernel_args args = dp__shm_reduction(call, count, true);
+    args.in_count = (size_t)call->comm->rank_count;
+    args.out_count = out_count;
+    if (count > 0 && out_count > 0)
+        dp__shm_kernel(call->comm, &args);
+}
+
 /* Reduce from the small data, at an offset of `at` bytes in what every rank has sent. */
 static void dp__shm_reduce_inputs(const dp__shm_call *call, size_t at, size_t out_count)
 {
-    dp__shm_comm *comm = call->comm;
-    dp_kernel_args args = dp__shm_reduction(call, call->asked.count, true);
+    const dp__shm_comm *comm = call->comm;
     size_t each = dp__shm_block_bytes(call);
     for (int p = 0; p < comm->process_count; p++)
         for (int r = comm->firsts[p]; r < comm->firsts[p + 1]; r++)
             comm->in[r] = dp__shm_small(call, p) + (size_t)(r - comm->firsts[p]) * each + at;
-    args.in_count = (size_t)comm->rank_count;
-    args.out_count = out_count;
-    if (out_count > 0)
-        dp__shm_kernel(comm, &args);
+    dp__shm_add(call, call->asked.count, out_count);
 }
 
 static void dp__shm_reduce_small(const dp__shm_call *call)
@@ -738,9 +766,8 @@ static void dp__shm_deliver(const dp__shm_call *call, int process, size_t block,
                             const char *data, size_t bytes)
 {
     const dp__shm_comm *comm = call->comm;
-    size_t each = dp__shm_block_bytes(call), from = block, to = 0;
-    if (call->asked.verb == DP_ALL_TO_ALL)
-        dp__shm_address(call, process, block, &from, &to);
+    size_t each = dp__shm_block_bytes(call), from, to;
+    dp__shm_address(call, process, block, &from, &to);
     if (call->asked.verb != DP_BROADCAST)
         at += ((size_t)comm->firsts[process] + from) * each;
     for (int i = 0; i < comm->local_count; i++) {
@@ -852,105 +879,69 @@ static void dp__shm_move_small(const dp__shm_call *call)
 }
 
 /* ==== >>direct =================================================================================
-   Large data that lies in the heap of the processes is used where it is: no buffer is written. As
-   small data each process has written where its own lies, so all know the same of all. Then each
-   adds up a slice of what all ranks send, in one pass as between the devices of one process, and
-   writes the sum to all who want it, or it takes what is for its ranks. Nobody leaves before all
-   have done so.
+   Large data that lies in the heap of the processes is used where it is: no buffer is written. In
+   place of small data each process has written where its own lies, so all know the same of all, and
+   all do this or none does. Each adds up a slice of what all ranks send, in one pass as between the
+   devices of one process, and writes the sum to all who want it, or it takes what is for its ranks.
+   Nobody leaves before all have done so.
 
    The limit: bytes of all ranks, read once and written once.                                    */
-
-typedef struct dp__shm_place { /* of a rank's memory, in the heap of its process */
-    size_t send, recv;
-} dp__shm_place;
-
-#define DP__SHM_UNWANTED (SIZE_MAX - 1) /* and SIZE_MAX: not there */
-
-static bool dp__shm_places_fit(const dp__shm_comm *comm, int process)
-{
-    return (size_t)dp__shm_ranks(comm, process) <= DP__SHM_SMALL_BYTES / sizeof(dp__shm_place);
-}
-
-static void dp__shm_places_put(const dp__shm_call *call)
-{
-    const dp__shm_comm *comm = call->comm;
-    const dp__heap *heap = &comm->ring->job->ctx->heap;
-    const dp__rule *rule = &dp__rules[call->asked.verb];
-    dp__shm_place *places = (void *)dp__shm_small(call, comm->process);
-    size_t each = call->asked.count * call->size, all = each * (size_t)comm->rank_count;
-    for (int i = 0; i < comm->local_count && dp__shm_places_fit(comm, comm->process); i++) {
-        const dp_part *part = &call->asked.local[i];
-        places[i].send = dp__heap_place(heap, part->send, rule->send_all ? all : each);
-        places[i].recv = part->recv == NULL
-                             ? DP__SHM_UNWANTED
-                             : dp__heap_place(heap, part->recv, rule->recv_all ? all : each);
-    }
-}
-
-static const dp__shm_place *dp__shm_places(const dp__shm_call *call, int process)
-{
-    return (const void *)dp__shm_small(call, process);
-}
 
 /* Only a sum that all get is written by others. */
 static bool dp__shm_is_direct(const dp__shm_call *call)
 {
     const dp__shm_comm *comm = call->comm;
     bool rooted = dp__rules[call->asked.verb].send_at_root;
-    for (int p = 0; p < comm->process_count; p++) {
-        if (!dp__shm_places_fit(comm, p))
-            return false;
+    bool direct = comm->heap != NULL;
+    for (int p = 0; p < comm->process_count && direct; p++)
         for (int r = comm->firsts[p]; r < comm->firsts[p + 1]; r++) {
             const dp__shm_place *place = &dp__shm_places(call, p)[r - comm->firsts[p]];
-            if ((place->send == SIZE_MAX && (!rooted || r == call->asked.root)) ||
-                (place->recv == SIZE_MAX && call->asked.verb == DP_ALL_REDUCE))
-                return false;
+            bool sends = !rooted || r == call->asked.root;
+            direct = direct && !(sends && place->send == SIZE_MAX) &&
+                     !(call->asked.verb == DP_ALL_REDUCE && place->recv == SIZE_MAX);
         }
-    }
-    return true;
+    return direct;
 }
 
-/* Elements first .. first + count - 1 of what all ranks send: to comm->in, and to comm->out what of
-   them is wanted if all get the sum. How many do. */
-static size_t dp__shm_places_get(const dp__shm_call *call, size_t first)
+/* What all ranks send, from `at` bytes on, as operands. */
+static void dp__shm_senders(const dp__shm_call *call, size_t at)
 {
-    dp__shm_comm *comm = call->comm;
-    size_t wanted = 0;
-    for (int p = 0; p < comm->process_count; p++) {
-        char *part = dp__heap_part(&comm->ring->job->ctx->heap, p) + first * call->size;
-        for (int r = comm->firsts[p]; r < comm->firsts[p + 1]; r++) {
-            const dp__shm_place *place = &dp__shm_places(call, p)[r - comm->firsts[p]];
-            comm->in[r] = part + place->send;
-            if (place->recv < DP__SHM_UNWANTED)
-                comm->out[wanted++] = part + place->recv;
-        }
-    }
-    return wanted;
+    const dp__shm_comm *comm = call->comm;
+    for (int p = 0; p < comm->process_count; p++)
+        for (int r = comm->firsts[p]; r < comm->firsts[p + 1]; r++)
+            comm->in[r] = dp__heap_part(comm->heap, p) +
+                          dp__shm_places(call, p)[r - comm->firsts[p]].send + at;
 }
 
-static void dp__shm_add(const dp__shm_call *call, size_t count, size_t out_count)
+/* Where those ranks that want a sum get it, likewise; how many there are. */
+static size_t dp__shm_receivers(const dp__shm_call *call, size_t at)
 {
-    dp_kernel_args args = dp__shm_reduction(call, count, true);
-    args.in_count = (size_t)call->comm->rank_count;
-    args.out_count = out_count;
-    if (count > 0 && out_count > 0)
-        dp__shm_kernel(call->comm, &args);
+    const dp__shm_comm *comm = call->comm;
+    size_t count = 0;
+    for (int p = 0; p < comm->process_count; p++)
+        for (int i = 0; i < dp__shm_ranks(comm, p); i++) {
+            size_t place = dp__shm_places(call, p)[i].recv;
+            if (place != DP__SHM_UNWANTED)
+                comm->out[count++] = dp__heap_part(comm->heap, p) + place + at;
+        }
+    return count;
 }
 
 /* Slices begin where lines of a cache do, if the memory does. */
 static void dp__shm_reduce_direct(const dp__shm_call *call)
 {
-    dp__shm_comm *comm = call->comm;
+    const dp__shm_comm *comm = call->comm;
     size_t all = call->asked.count, processes = (size_t)comm->process_count;
     size_t each = (all / processes + 64) / 64 * 64, first = each * (size_t)comm->process;
     if (call->asked.verb == DP_ALL_REDUCE) {
         first = first < all ? first : all;
-        size_t wanted = dp__shm_places_get(call, first);
-        dp__shm_add(call, all - first < each ? all - first : each, wanted);
+        dp__shm_senders(call, first * call->size);
+        dp__shm_add(call, all - first < each ? all - first : each,
+                    dp__shm_receivers(call, first * call->size));
         return;
     }
     for (int i = 0; i < comm->local_count; i++) {
-        (void)dp__shm_places_get(call, (size_t)(comm->rank_first + i) * all);
+        dp__shm_senders(call, (size_t)(comm->rank_first + i) * all * call->size);
         comm->out[0] = call->asked.local[i].recv;
         dp__shm_add(call, all, comm->out[0] != NULL);
     }
@@ -962,15 +953,12 @@ static void dp__shm_move_direct(const dp__shm_call *call)
     size_t each = dp__shm_block_bytes(call);
     for (int i = 1; i < comm->process_count; i++) {
         int p = (comm->process + i) % comm->process_count;
-        const char *part = dp__heap_part(&comm->ring->job->ctx->heap, p);
         for (size_t block = 0; block < dp__shm_blocks(call, p); block++) {
-            size_t from = block, to = 0;
-            if (call->asked.verb == DP_BROADCAST)
-                from = (size_t)(call->asked.root - comm->firsts[p]);
-            if (call->asked.verb == DP_ALL_TO_ALL)
-                dp__shm_address(call, p, block, &from, &to);
-            dp__shm_deliver(call, p, block, 0,
-                            part + dp__shm_places(call, p)[from].send + to * each, each);
+            size_t from, to;
+            dp__shm_address(call, p, block, &from, &to);
+            const char *sent = dp__heap_part(comm->heap, p) + dp__shm_places(call, p)[from].send +
+                               to * each;
+            dp__shm_deliver(call, p, block, 0, sent, each);
         }
     }
 }
@@ -1095,6 +1083,17 @@ static void dp__shm_learn(dp__shm_comm *comm)
     comm->spare = comm->spin && dp__shm_has_cores(comm, threads + comm->process_count);
 }
 
+/* If there is one, and room for the places of all ranks. */
+static const dp__heap *dp__shm_heap(const dp__job *job)
+{
+    const dp__heap *heap = &job->ctx->heap;
+    size_t room = DP__SHM_SMALL_BYTES / sizeof(dp__shm_place);
+    for (int p = 0; p < job->process_count; p++)
+        if ((size_t)dp__rank_count_of(job, p) > room)
+            return NULL;
+    return heap->shared != NULL ? heap : NULL;
+}
+
 static dp_status dp__shm_join(dp__shm_comm *comm)
 {
     dp__job *job = comm->ring->job;
@@ -1105,6 +1104,7 @@ static dp_status dp__shm_join(dp__shm_comm *comm)
                            .each = buffer};
     DP_TRY(dp__area_open(job, &area, &comm->shared));
     comm->control = comm->shared.data;
+    comm->heap = dp__shm_heap(job);
     dp__shm_learn(comm);
     return DP_OK;
 }

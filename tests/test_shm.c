@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <sys/resource.h>
+#include "grads.h"
 #include "meeting.h"
 #include "numbers.h"
 
@@ -527,23 +528,19 @@ static dp_status once(dp_ctx *ctx)
 /* Steps of a model whose gradients all processes see: buckets travel while it computes. */
 static dp_status train_on(dp_ctx *ctx)
 {
-    enum { UNITS = 4 };
-    dp_range ranges[UNITS];
     dp_part part = shared_part(ctx);
     dp_reducer *reducer = NULL;
     const dp_block block = {DP_F32, LARGE, &part.recv};
-    for (uint32_t i = 0; i < UNITS; i++)
-        ranges[i] = (dp_range){.unit = i, .first = i * (LARGE / UNITS), .count = LARGE / UNITS};
-    const dp_reducer_config config = {.blocks = &block,
-                                      .block_count = 1,
-                                      .ranges = ranges,
-                                      .range_count = UNITS,
-                                      .reduction = DP_MEAN_RANKS,
-                                      .buckets = {.first_bytes = 1, .bytes = 1}};
+    dp_reducer_config config = one_by_one;
+    config.blocks = &block;
+    config.block_count = 1;
+    config.ranges = layers(LARGE / LAYERS);
+    config.range_count = LAYERS;
+    config.reduction = DP_MEAN_RANKS;
     dp_status status = dp_reducer_create(ctx, &config, &reducer);
     while (status == DP_OK) {
         status = dp_reducer_begin(reducer, NULL);
-        for (uint32_t i = 0; i < UNITS && status == DP_OK; i++)
+        for (uint32_t i = 0; i < LAYERS && status == DP_OK; i++)
             status = dp_reducer_ready(reducer, 0, i, NULL);
         if (status == DP_OK)
             status = dp_reducer_finish(reducer);
