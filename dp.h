@@ -713,8 +713,8 @@ DP_API dp_scope *dp_scope_child(dp_scope *parent); /* ends with its parent, or e
 DP_MUST_USE DP_API dp_status dp_scope_check(const dp_scope *scope);
 
 /* End it and its children, the newest or last attached first. Waits only for copies that still read
-   host memory. NULL is fine. Refused (see dp_last_error) in a function that was called for this
-   scope or for one inside it. */
+   host memory. NULL is fine. Refused (see dp_last_error) in a function called for this scope or one
+   inside it. */
 DP_API void dp_scope_end(dp_scope *scope);
 
 /* Host bytes, 64-byte aligned, not cleared; NULL when out of memory. 0 bytes give a pointer too. */
@@ -1305,8 +1305,7 @@ typedef struct dp_param_config {
     bool frozen; /* has no gradient */
     bool buffer; /* neither; each replica but the first gets a copy at every forward */
     /* Shares the memory of the parameter of this name; both names may be a child's: "child.name".
-       The two must be alike and on one device; this one must not have memory already, neither yours
-       nor the library's. */
+       The two must be alike and on one device; this one must not have memory of its own already. */
     const char *same_as;
     void *data, *grad; /* yours, dense, on the module's device; NULL = the library's, all zero */
 } dp_param_config;
@@ -1601,8 +1600,7 @@ DP_MUST_USE DP_API dp_status dp_model_parallel(dp_module *module, const dp_paral
 DP_MUST_USE DP_API dp_status dp_criterion_parallel(dp_module *criterion,
                                                    const dp_parallel_config *config,
                                                    dp_module **out);
-/* Containers are unwrapped. dp_module_copy makes independent modules for tasks that run side by
-   side. */
+/* Containers are unwrapped. For tasks that run side by side dp_module_copy makes modules. */
 DP_MUST_USE DP_API dp_status dp_meta_test_parallel(dp_module *module, dp_module **out);
 
 /* A list of values, one per device: each becomes the sum of all. Its backward is the same call on
@@ -1776,8 +1774,7 @@ DP_API bool dp_is_wrapper(const dp_module *module);
 DP_API dp_module *dp_wrapped(const dp_module *module); /* what it wraps directly, or NULL */
 DP_API dp_module *dp_unwrap(dp_module *module); /* the innermost; itself if it is not a wrapper */
 
-/* What dp_train_step needs of an optimizer: put a dp_optim first in a struct of yours, or take one
-   of dp_train.h. */
+/* What dp_train_step needs of an optimizer: of dp_train.h, or a struct that begins with this. */
 typedef struct dp_optim dp_optim;
 typedef struct dp_optim_ops {
     size_t size; /* sizeof(dp_optim_ops) */
@@ -1877,6 +1874,7 @@ DP_API void dp_trace_end(void);
      owns                    nobody asks
      host_call               the timeline has no row for the stream
      survives_fork           not used in a child of a process that has used it
+     takes_sets              sets of operands come one by one
    and of the collectives
      DP_REDUCE_SCATTER       all_reduce into a temporary, then the own part
      DP_ALL_TO_ALL           all_gather into a temporary, then the own parts
@@ -1989,6 +1987,9 @@ typedef struct dp_kernel_args {
     double numbers[8]; /* SGD, ADAMW; rounded to what is computed in */
     size_t heads;      /* 0: the library's, whose own kernels know it. The first so many of a REDUCE
                           stand before the tree: in[0] + (in[1] + (in[2] + ... all others)) */
+    size_t set_count;  /* SGD, ADAMW: 0; or so many times out_count and in_count operands lie in
+                          out and in, which are apart but for one gate */
+    const size_t *counts; /* the elements of each set, in place of count */
 } dp_kernel_args;
 
 typedef struct dp_host { /* what the runtime lends a backend; lives as long as the context */
@@ -2060,6 +2061,7 @@ struct dp_device_ops {
     dp_status (*host_call)(dp_stream *stream, void (*fn)(void *user), void *user);
     /* No driver and no threads: count and open work in a child of fork as they do here. */
     bool survives_fork;
+    bool takes_sets; /* of operands, more than one: see dp_kernel_args */
 };
 
 /* The life of a dp_coll_ops: `fits` is asked table by table, with the same answer in every process,
@@ -2303,14 +2305,13 @@ static dp_status dp__threads_open(dp_ctx *ctx)
         ctx->lanes[i] = (dp__lane){.ctx = ctx, .parts = &all[i * count]};
     if (ctx->slots == NULL || all == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d devices", count);
-    if (count == 1)
-        return DP_OK;
-    if (cores == 1)
+    if (cores == 1 && count > 1)
         dp__log(ctx, DP_LOG_WARN,
                 "%d devices and one core: they take turns. If a launcher bound this process to a "
                 "core, ask it for more (mpirun --bind-to none)",
                 count);
-    return dp__team_open(&ctx->host, count, cores, &ctx->team);
+    int threads = dp__threads_wanted(ctx);
+    return threads > 1 ? dp__team_open(&ctx->host, threads, cores, &ctx->team) : DP_OK;
 }
 
 typedef struct dp__hello {   /* what every process tells the others while it opens */
@@ -2599,8 +2600,7 @@ DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int vers
 /* ==== >>closing ==================================================================================
    What was opened is closed in reverse order, however far opening came.                         */
 
-/* In a child of fork (ask_devices false) locks and devices are as the parent left them:
-   untouched. */
+/* In a child of fork (ask_devices false) locks and devices are left as the parent had them. */
 static void dp__release(dp_ctx *ctx, bool ask_devices)
 {
     if (ask_devices) {
@@ -2815,7 +2815,7 @@ static dp_status dp__run_all(dp__run *run)
 {
     dp_ctx *ctx = run->ctx;
     DP_TRY(dp__run_scopes(run->scope));
-    if (ctx->team == NULL) {
+    if (ctx->info.local_count == 1) {
         dp__run_part(0, run);
         return dp__run_result(ctx);
     }

@@ -5,8 +5,8 @@
    are loaded when a context opens: one binary for machines with and without them. Any C11 compiler
    will do: kernels are compiled when a device opens, for that device. CUDA 12.8 or newer.
 
-   This has not run on a real GPU yet. Tests run on a simulated CUDA (make sim), which also runs the
-   PTX of the kernels (make ptx). make gpu-test runs them on the GPUs of a machine.
+   On an H200 (CUDA 13.0) all tests for one GPU pass, and compute-sanitizer finds nothing. Several
+   GPUs are only simulated (make sim; make ptx runs the kernels' PTX). make gpu-test: on yours.
 
    Without a driver or a GPU, the next table of dp_config.backends is used. The same happens, with a
    warning, if there are GPUs that cannot be used: the driver is too old or broken, or the libraries
@@ -113,7 +113,7 @@ DP_API void dp_cuda_release(dp_stream *stream);
              sixteen elements a lane
      copy 64
              eight elements, of 16 bytes four; of 4 bytes 32, of 2 16, of 1 8; pads as well
-     sgd_f32 96, sgd_f64 72, adamw_f32 80, adamw_f64 64
+     sgd_f32 48, sgd_f64 72, adamw_f32 64, adamw_f64 64
              one pack of each operand; sgd without momentum two thirds
    This is what a thread loads before it waits, times the threads that the registers on sm_90 leave
    room for. tests/compile/sass.sh counts both, and compares.
@@ -124,9 +124,9 @@ DP_API void dp_cuda_release(dp_stream *stream);
 enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 
 /* It gets no more registers than so many blocks of it have on a multiprocessor. */
-#define DP__CUDA_KERNEL_OF(name, blocks)                                                           \
-    dp_global(blocks) void dp_cuda_##name(dp_const struct dp__cuda_params p)
-#define DP__CUDA_KERNEL(name) DP__CUDA_KERNEL_OF(name, 4)
+#define DP__CUDA_KERNEL_OF(name, params, blocks)                                                   \
+    dp_global(blocks) void dp_cuda_##name(dp_const struct params p)
+#define DP__CUDA_KERNEL(name) DP__CUDA_KERNEL_OF(name, dp__cuda_params, 4)
 #define DP__CUDA_DEVICE       dp_device
 #define DP__CUDA_SHARED       dp_shared
 #define DP__CUDA_SYNC         __syncthreads();
@@ -167,6 +167,23 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         int dtype;                                                                                 \
         int in_dtype;                                                                              \
         unsigned width;                                                                            \
+        unsigned flags;                                                                            \
+    };                                                                                             \
+    struct dp__cuda_set {                                                                          \
+        void *out[3];                                                                              \
+        const void *grad;                                                                          \
+        unsigned long long count;                                                                  \
+    };                                                                                             \
+    struct dp__cuda_steps {                                                                        \
+        struct dp__cuda_set sets[64];                                                              \
+        unsigned first[64];                                                                        \
+        double numbers[8];                                                                         \
+        const double *gate;                                                                        \
+        unsigned long long chunk;                                                                  \
+        unsigned set_count;                                                                        \
+        unsigned chunk_count;                                                                      \
+        unsigned out_count;                                                                        \
+        int dtype;                                                                                 \
         unsigned flags;                                                                            \
     };
 
@@ -210,8 +227,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         return x.u;                                                                                \
     }
 
-/* What GPUs have an instruction for: f16 and f64 from and to f32. A NaN loses its bits: the result
-   is always the same NaN. */
+/* What GPUs have an instruction for: f16 and f64 from and to f32. All NaNs become the same one. */
 #if defined(DP_CUDA_TEXT_AS_C) || defined(DP__HIP)
 #define DP__CUDA_CONVERT                                                                           \
     DP__CUDA_DEVICE float dp_of_f16(unsigned short h)                                              \
@@ -848,7 +864,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 /* Block b adds up chunk CHUNK of ALL elements; lane(&p, what the chunk is of, its first element of
    the lane, the chunk's end, out) is what a lane has to add up. */
 #define DP__CUDA_CHUNKS_ADD(name, blocks, ALL, CHUNK, OF, W, lane)                                 \
-    DP__CUDA_KERNEL_OF(name, blocks)                                                               \
+    DP__CUDA_KERNEL_OF(name, dp__cuda_params, blocks)                                              \
     {                                                                                              \
         DP__CUDA_SHARED double first[256];                                                         \
         DP__CUDA_SHARED double second[256];                                                        \
@@ -1082,32 +1098,35 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         ((struct dp_f64x##W *)out)[i] = x;                                                         \
     }
 
-/* A gate's second number above 0 leaves everything as it is. */
-#define DP__CUDA_GATE                                                                              \
-    DP__CUDA_DEVICE int dp_is_shut(const struct dp__cuda_params *p)                                \
+/* Sets have chunks one after another: the last that begins at this one or before it. */
+#define DP__CUDA_OWN                                                                               \
+    DP__CUDA_DEVICE unsigned dp_own_set(const struct dp__cuda_steps *p, unsigned chunk)            \
     {                                                                                              \
-        return p->in_count > 1 && ((const double *)p->in[1])[1] > 0;                               \
+        unsigned own = 0;                                                                          \
+        for (unsigned half = 32; half > 0; half /= 2)                                              \
+            if (own + half < p->set_count && p->first[own + half] <= chunk)                        \
+                own += half;                                                                       \
+        return own;                                                                                \
     }                                                                                              \
-    DP__CUDA_DEVICE double dp_factor(const struct dp__cuda_params *p)                              \
+    DP__CUDA_DEVICE int dp_is_packed(const struct dp__cuda_set *set)                               \
     {                                                                                              \
-        const double factor = p->in_count > 1 ? ((const double *)p->in[1])[0] : 1;                 \
-        return p->flags & 8 ? -factor : factor;                                                    \
+        return (((unsigned long long)set->out[0] | (unsigned long long)set->out[1] |               \
+                 (unsigned long long)set->out[2] | (unsigned long long)set->grad) & 15) == 0;      \
     }
 
 /* PACK is a struct of W numbers of the type A; what is never a half is loaded first. */
 #define DP__CUDA_SGD_SPAN(fn, PACK, A, W)                                                          \
-    DP__CUDA_DEVICE void fn(const struct dp__cuda_params *p, unsigned long long i,                 \
-                            unsigned long long end)                                                \
+    DP__CUDA_DEVICE void fn(const struct dp__cuda_steps *p, const struct dp__cuda_set *set,        \
+                            unsigned long long i, double factor)                                   \
     {                                                                                              \
         const A lr = (A)p->numbers[0], decay = (A)p->numbers[1], momentum = (A)p->numbers[2];      \
-        const A rest = (A)p->numbers[3], sign = (A)dp_factor(p);                                   \
-        const void *const at[2] = {dp_at_##PACK(p->out[0], i, p->dtype),                           \
-                                   dp_at_##PACK(p->in[0], i, p->dtype)};                           \
+        const A rest = (A)p->numbers[3], sign = (A)factor;                                         \
+        const void *const at[2] = {dp_at_##PACK(set->out[0], i, p->dtype),                         \
+                                   dp_at_##PACK(set->grad, i, p->dtype)};                          \
         struct dp_##PACK x[2];                                                                     \
         struct dp_##PACK velocity = {{0}};                                                         \
-        (void)end;                                                                                 \
         if (p->out_count > 1)                                                                      \
-            velocity = ((const struct dp_##PACK *)p->out[1])[i];                                   \
+            velocity = ((const struct dp_##PACK *)set->out[1])[i];                                 \
         dp_load_##PACK(at, 2, p->dtype, x);                                                        \
         for (unsigned e = 0; e < W; e++) {                                                         \
             A g = x[1].at[e] * sign;                                                               \
@@ -1123,25 +1142,24 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
             x[0].at[e] = x[0].at[e] - step;                                                        \
         }                                                                                          \
         if (p->out_count > 1)                                                                      \
-            ((struct dp_##PACK *)p->out[1])[i] = velocity;                                         \
-        dp_store_##PACK(p->out[0], i, p->dtype, x[0]);                                             \
+            ((struct dp_##PACK *)set->out[1])[i] = velocity;                                       \
+        dp_store_##PACK(set->out[0], i, p->dtype, x[0]);                                           \
     }
 #define DP__CUDA_ADAMW_SPAN(fn, PACK, A, W, SQRT)                                                  \
-    DP__CUDA_DEVICE void fn(const struct dp__cuda_params *p, unsigned long long i,                 \
-                            unsigned long long end)                                                \
+    DP__CUDA_DEVICE void fn(const struct dp__cuda_steps *p, const struct dp__cuda_set *set,        \
+                            unsigned long long i, double factor)                                   \
     {                                                                                              \
         const A lr = (A)p->numbers[0], decay = (A)p->numbers[1], fresh1 = (A)p->numbers[2];        \
         const A kept2 = (A)p->numbers[3], fresh2 = (A)p->numbers[4], bias2 = (A)p->numbers[5];     \
-        const A eps = (A)p->numbers[6], sign = (A)dp_factor(p);                                    \
+        const A eps = (A)p->numbers[6], sign = (A)factor;                                          \
         const int near = fresh1 < (A)0.5;                                                          \
         const A way = near ? fresh1 : fresh1 - 1;                                                  \
-        const void *const at[2] = {dp_at_##PACK(p->out[0], i, p->dtype),                           \
-                                   dp_at_##PACK(p->in[0], i, p->dtype)};                           \
+        const void *const at[2] = {dp_at_##PACK(set->out[0], i, p->dtype),                         \
+                                   dp_at_##PACK(set->grad, i, p->dtype)};                          \
         struct dp_##PACK x[2];                                                                     \
-        struct dp_##PACK mean = ((const struct dp_##PACK *)p->out[1])[i];                          \
-        struct dp_##PACK square = ((const struct dp_##PACK *)p->out[2])[i];                        \
+        struct dp_##PACK mean = ((const struct dp_##PACK *)set->out[1])[i];                        \
+        struct dp_##PACK square = ((const struct dp_##PACK *)set->out[2])[i];                      \
         dp_load_##PACK(at, 2, p->dtype, x);                                                        \
-        (void)end;                                                                                 \
         for (unsigned e = 0; e < W; e++) {                                                         \
             const A decayed = decay * x[0].at[e], from = p->flags & 4 ? x[0].at[e] : decayed;      \
             A g = x[1].at[e] * sign;                                                               \
@@ -1153,16 +1171,35 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
             const A step = lr * (mean.at[e] / (SQRT(square.at[e]) / bias2 + eps));                 \
             x[0].at[e] = from - step;                                                              \
         }                                                                                          \
-        ((struct dp_##PACK *)p->out[1])[i] = mean;                                                 \
-        ((struct dp_##PACK *)p->out[2])[i] = square;                                               \
-        dp_store_##PACK(p->out[0], i, p->dtype, x[0]);                                             \
+        ((struct dp_##PACK *)set->out[1])[i] = mean;                                               \
+        ((struct dp_##PACK *)set->out[2])[i] = square;                                             \
+        dp_store_##PACK(set->out[0], i, p->dtype, x[0]);                                           \
     }
 #define DP__CUDA_STEP_KERNEL(name, W)                                                              \
-    DP__CUDA_KERNEL(name)                                                                          \
+    DP__CUDA_DEVICE void dp_chunk_##name(const struct dp__cuda_steps *p, unsigned block,           \
+                                         double factor)                                            \
     {                                                                                              \
-        if (dp_is_shut(&p))                                                                        \
+        const unsigned own = dp_own_set(p, block);                                                 \
+        const struct dp__cuda_set set = p->sets[own];                                              \
+        const unsigned long long begin = (block - p->first[own]) * p->chunk;                       \
+        const unsigned long long left = set.count - begin;                                         \
+        const unsigned long long end = begin + (left < p->chunk ? left : p->chunk);                \
+        const unsigned long long packed = dp_is_packed(&set) ? end / (W) : begin / (W);            \
+        DP__CUDA_ROLLED for (unsigned long long i = begin / (W) + DP__CUDA_LANE; i < packed;       \
+                             i += 256)                                                             \
+            dp_##name##_wide(p, &set, i, factor);                                                  \
+        DP__CUDA_ROLLED for (unsigned long long i = packed * (W) + DP__CUDA_LANE; i < end;         \
+                             i += 256)                                                             \
+            dp_##name##_one(p, &set, i, factor);                                                   \
+    }                                                                                              \
+    DP__CUDA_KERNEL_OF(name, dp__cuda_steps, 4)                                                    \
+    {                                                                                              \
+        const double factor = p.gate != 0 ? p.gate[0] : 1;                                         \
+        if (p.gate != 0 && p.gate[1] > 0)                                                          \
             return;                                                                                \
-        DP__CUDA_EACH_PACK(dp_##name, W, 1)                                                        \
+        DP__CUDA_ROLLED for (unsigned b = DP__CUDA_BLOCK; b < p.chunk_count;                       \
+                             b += DP__CUDA_BLOCK_STEP)                                             \
+            dp_chunk_##name(&p, b, p.flags & 8 ? -factor : factor);                                \
     }
 
 /* `fill` chunks a channel, one a block; shape[1] channels in all. Only a lane's first place needs a
@@ -1277,7 +1314,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     TEXT(DP__CUDA_PATTERN)                                                                         \
     TEXT(DP__CUDA_ANY_F64(1))                                                                      \
     TEXT(DP__CUDA_ANY_F64(2))                                                                      \
-    TEXT(DP__CUDA_GATE)                                                                            \
+    TEXT(DP__CUDA_OWN)                                                                             \
     TEXT(DP__CUDA_SGD_SPAN(dp_sgd_f32_wide, f32x4, float, 4))                                      \
     TEXT(DP__CUDA_SGD_SPAN(dp_sgd_f32_one, f32x1, float, 1))                                       \
     TEXT(DP__CUDA_STEP_KERNEL(sgd_f32, 4))                                                         \
@@ -2283,7 +2320,7 @@ enum {
 };
 
 static dp_status dp__cuda_launch_on(const dp__cuda_gpu *gpu, cudaStream_t stream, int kernel,
-                                    uint64_t blocks, struct dp__cuda_params *params)
+                                    uint64_t blocks, void *params)
 {
     uint64_t most = (uint64_t)gpu->multiprocessors * DP__CUDA_BLOCKS;
     void *arguments[] = {params};
@@ -2751,8 +2788,7 @@ static dp_status dp__cuda_move(const dp__cuda_gpu *gpu, void *dst, const void *s
                           dp__cuda.cudaMemcpyAsync(dst, src, bytes, kind, stream));
 }
 
-/* From here on the piece belongs to the copy. It is noted even if the copy failed; if it cannot be,
-   the copy is over. */
+/* The piece is the copy's now. It is noted even if that failed; if it cannot be, that is over. */
 static dp_status dp__cuda_piece_use(const dp__cuda_gpu *gpu, dp__cuda_pending *pending,
                                     dp_status status, cudaStream_t stream)
 {
@@ -3115,8 +3151,7 @@ static dp_status dp__cuda_captures(const dp_stream *stream, bool *out)
     return dp__cuda_check("cudaStreamIsCapturing", dp__cuda_gpu_of(stream->dev)->ordinal, code);
 }
 
-/* Refuses what makes the host wait where the stream is captured, before anything has been added to
-   the capture. */
+/* Refuses what makes the host wait where the stream is captured, before anything of it is. */
 static dp_status dp__cuda_uncaptured(const dp_stream *stream, const char *what)
 {
     bool captured = false;
@@ -3377,8 +3412,7 @@ static dp_status dp__cuda_copy_rows(dp_stream *stream, void *dst, size_t dst_pit
                                                      dp__cuda_stream_of(stream)->native));
 }
 
-/* Whether the driver takes such rows: not short ones, for each costs it something, none that
-   overlap, and none too far apart. */
+/* Whether the driver takes such rows: not short ones, none that overlap, none too far apart. */
 static bool dp__cuda_takes_rows(const dp__cuda_gpu *gpu, size_t dst_pitch, size_t src_pitch,
                                 size_t row_bytes)
 {
@@ -3386,8 +3420,7 @@ static bool dp__cuda_takes_rows(const dp__cuda_gpu *gpu, size_t dst_pitch, size_
            dst_pitch <= gpu->pitch_max && src_pitch <= gpu->pitch_max;
 }
 
-/* The kernel needs elements of 4 bytes to have enough in flight (see >>text); rows of less are the
-   driver's if it takes them. */
+/* Elements of less than 4 bytes have too little in flight (see >>text): the driver's, if it can. */
 static dp_status dp__cuda_launch_copy(dp_stream *stream, const struct dp__cuda_params *params)
 {
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
@@ -3445,15 +3478,55 @@ static uint64_t dp__cuda_packs_of(const dp_kernel_args *args, const struct dp__c
         if (!real || args->dtype == DP_F64 || args->in_dtype > DP_BF16 || args->in_dtype == DP_F64)
             return 0;
         return dp__cuda_packs(params, 1, 1, 4);
-    case DP_KERNEL_SGD:
-    case DP_KERNEL_ADAMW: /* their state is f32 where they are halves */
-        return dp__cuda_packs(params, 1, args->out_count, args->dtype == DP_F64 ? 2 : 4);
     case DP_KERNEL_COPY:
     case DP_KERNEL_PAD:
+    case DP_KERNEL_SGD:
+    case DP_KERNEL_ADAMW:
     case DP_KERNEL_CHANNELS:
         break;
     }
     return 0;
+}
+
+/* Sets of operands from `first` on, `some` of them, in chunks for blocks. */
+static void dp__cuda_sets(const dp_kernel_args *args, size_t first, size_t some,
+                          struct dp__cuda_steps *steps)
+{
+    const uint64_t least = 4 << 8; /* 256 packs */
+    uint64_t all = 0;
+    for (size_t i = 0, at = first; i < some; i++, at++) {
+        struct dp__cuda_set *set = &steps->sets[i];
+        *set = (struct dp__cuda_set){.grad = args->in[at * args->in_count]};
+        set->count = args->set_count > 0 ? args->counts[at] : args->count;
+        for (size_t k = 0; k < args->out_count; k++)
+            set->out[k] = args->out[at * args->out_count + k];
+        all += set->count;
+    }
+    steps->chunk = (all / (2 * DP__CUDA_CHUNKS) + least) / least * least;
+    steps->set_count = (unsigned)some;
+    steps->chunk_count = 0;
+    for (size_t i = 0; i < some; i++) {
+        steps->first[i] = steps->chunk_count;
+        steps->chunk_count += (unsigned)((steps->sets[i].count + steps->chunk - 1) / steps->chunk);
+    }
+}
+
+static dp_status dp__cuda_launch_steps(dp_stream *stream, int kernel, const dp_kernel_args *args)
+{
+    struct dp__cuda_steps steps = {.gate = args->in_count > 1 ? args->in[1] : NULL,
+                                   .out_count = (unsigned)args->out_count,
+                                   .dtype = (int)args->dtype,
+                                   .flags = args->flags};
+    const size_t most = sizeof steps.sets / sizeof *steps.sets;
+    const size_t sets = args->set_count > 0 ? args->set_count : 1;
+    memcpy(steps.numbers, args->numbers, sizeof steps.numbers);
+    for (size_t first = 0, some; first < sets; first += some) {
+        some = sets - first < most ? sets - first : most;
+        dp__cuda_sets(args, first, some, &steps);
+        DP_TRY(dp__cuda_launch_on(dp__cuda_gpu_of(stream->dev), dp__cuda_stream_of(stream)->native,
+                                  kernel, steps.chunk_count, &steps));
+    }
+    return DP_OK;
 }
 
 static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
@@ -3498,12 +3571,10 @@ static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
             return dp__cuda_launch_sums(stream, DP__CUDA_stats_f32 + form, &params);
         break;
     case DP_KERNEL_SGD:
-        if (real)
-            return dp__cuda_launch_each(stream, DP__CUDA_sgd_f32 + wide, &params);
-        break;
     case DP_KERNEL_ADAMW:
+        form = wide + (args->kernel == DP_KERNEL_SGD ? DP__CUDA_sgd_f32 : DP__CUDA_adamw_f32);
         if (real)
-            return dp__cuda_launch_each(stream, DP__CUDA_adamw_f32 + wide, &params);
+            return dp__cuda_launch_steps(stream, form, args);
         break;
     case DP_KERNEL_CHANNELS:
         if (real)
@@ -3818,7 +3889,8 @@ DP_API const dp_device_ops *dp_cuda(void)
                                       .peer_copy = dp__cuda_peer_copy,
                                       .kernel = dp__cuda_kernel,
                                       .owns = dp__cuda_owns,
-                                      .host_call = dp__cuda_host_call};
+                                      .host_call = dp__cuda_host_call,
+                                      .takes_sets = true};
     return &ops;
 }
 

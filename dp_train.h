@@ -64,7 +64,7 @@ typedef struct dp_hyper {
     bool maximize;
 } dp_hyper;
 
-enum { DP_RULE_STATES = 4 };
+enum { DP_RULE_STATES = 4, DP_RULE_STEPS = 64 /* at most at a time */ };
 
 typedef struct dp_rule_args {
     dp_ctx *ctx;
@@ -91,6 +91,9 @@ typedef struct dp_rule {
     dp_status (*step)(const dp_rule_args *args);
     bool whole; /* one parameter at a time, all of it: for rules in which elements meet (LARS,
                    LAMB, Muon) */
+    /* The same for several (NULL: one after another). They are on one device, apart from each
+       other, and have the same dtype, gate, step and hyper. */
+    dp_status (*steps)(const dp_rule_args *args, size_t count);
 } dp_rule;
 
 DP_API const dp_rule *dp_sgd(void);
@@ -376,35 +379,59 @@ static int dp__train_sgd_states(const dp_hyper *hyper)
     return hyper->momentum > 0;
 }
 
-/* One of the update kernels of the contract, with so many states. */
-static dp_status dp__train_rule_kernel(const dp_rule_args *args, dp_kernel kernel, int state_count,
-                                       unsigned flags, const double *numbers, size_t number_count)
+typedef struct dp__train_update { /* a kernel of the contract */
+    dp_kernel kernel;
+    size_t state_count;
+    unsigned flags;
+    double numbers[8];
+} dp__train_update;
+
+/* All of them by one kernel. */
+static dp_status dp__train_update_all(const dp__train_update *update, const dp_rule_args *args,
+                                      size_t count)
 {
-    void *out[1 + DP_RULE_STATES] = {args->param};
-    const void *in[2] = {args->grad, args->gate};
-    dp_kernel_args own = {.kernel = kernel,
+    void *out[DP_RULE_STEPS * 3];
+    const void *in[DP_RULE_STEPS * 2];
+    size_t counts[DP_RULE_STEPS];
+    dp_kernel_args own = {.kernel = update->kernel,
                           .dtype = args->dtype,
                           .in_dtype = args->dtype,
-                          .count = args->count,
                           .out = out,
                           .in = in,
-                          .out_count = 1 + (size_t)state_count,
+                          .out_count = 1 + update->state_count,
                           .in_count = args->gate != NULL ? 2 : 1,
-                          .flags = flags | (args->hyper.maximize ? DP_KERNEL_MAXIMIZE : 0u)};
-    memcpy(&out[1], args->state, (size_t)state_count * sizeof *out);
-    memcpy(own.numbers, numbers, number_count * sizeof *numbers);
+                          .flags = update->flags | (args->hyper.maximize ? DP_KERNEL_MAXIMIZE : 0u),
+                          .set_count = count,
+                          .counts = counts};
+    memcpy(own.numbers, update->numbers, sizeof own.numbers);
+    for (size_t i = 0; i < count; i++) {
+        void **to = &out[i * own.out_count];
+        const void **from = &in[i * own.in_count];
+        counts[i] = args[i].count;
+        to[0] = args[i].param;
+        memcpy(&to[1], args[i].state, update->state_count * sizeof *to);
+        from[0] = args[i].grad;
+        if (args[i].gate != NULL)
+            from[1] = args[i].gate;
+    }
     return dp_kernel_run(args->ctx, args->local_rank, &own);
+}
+
+static dp_status dp__train_sgd_steps(const dp_rule_args *args, size_t count)
+{
+    const dp_hyper *hyper = &args->hyper;
+    const dp__train_update update = {
+        .kernel = DP_KERNEL_SGD,
+        .state_count = (size_t)dp__train_sgd_states(hyper),
+        .flags = (hyper->nesterov ? DP_KERNEL_NESTEROV : 0u) |
+                 (args->step == 1 && hyper->momentum > 0 ? DP_KERNEL_FIRST : 0u),
+        .numbers = {hyper->lr, hyper->weight_decay, hyper->momentum, 1 - hyper->dampening}};
+    return dp__train_update_all(&update, args, count);
 }
 
 static dp_status dp__train_sgd_step(const dp_rule_args *args)
 {
-    const dp_hyper *hyper = &args->hyper;
-    const double numbers[] = {hyper->lr, hyper->weight_decay, hyper->momentum,
-                              1 - hyper->dampening};
-    unsigned flags = (hyper->nesterov ? DP_KERNEL_NESTEROV : 0u) |
-                     (args->step == 1 && hyper->momentum > 0 ? DP_KERNEL_FIRST : 0u);
-    return dp__train_rule_kernel(args, DP_KERNEL_SGD, dp__train_sgd_states(hyper), flags, numbers,
-                                 4);
+    return dp__train_sgd_steps(args, 1);
 }
 
 static dp_status dp__train_adam_check(dp_hyper *hyper)
@@ -430,25 +457,39 @@ static int dp__train_adam_states(const dp_hyper *hyper)
     return 2;
 }
 
-static dp_status dp__train_adam_kernel(const dp_rule_args *args, double decay, unsigned flags)
+static dp_status dp__train_adam_all(const dp_rule_args *args, size_t count, double decay,
+                                    unsigned flags)
 {
     const dp_hyper *hyper = &args->hyper;
     double unbiased1 = 1 - pow(hyper->beta1, (double)args->step);
     double unbiased2 = 1 - pow(hyper->beta2, (double)args->step);
-    const double numbers[] = {
-        hyper->lr / unbiased1, decay,           1 - hyper->beta1, hyper->beta2,
-        1 - hyper->beta2,      sqrt(unbiased2), hyper->eps};
-    return dp__train_rule_kernel(args, DP_KERNEL_ADAMW, 2, flags, numbers, 7);
+    const dp__train_update update = {.kernel = DP_KERNEL_ADAMW,
+                                     .state_count = 2,
+                                     .flags = flags,
+                                     .numbers = {hyper->lr / unbiased1, decay, 1 - hyper->beta1,
+                                                 hyper->beta2, 1 - hyper->beta2, sqrt(unbiased2),
+                                                 hyper->eps}};
+    return dp__train_update_all(&update, args, count);
+}
+
+static dp_status dp__train_adam_steps(const dp_rule_args *args, size_t count)
+{
+    return dp__train_adam_all(args, count, args->hyper.weight_decay, DP_KERNEL_L2);
 }
 
 static dp_status dp__train_adam_step(const dp_rule_args *args)
 {
-    return dp__train_adam_kernel(args, args->hyper.weight_decay, DP_KERNEL_L2);
+    return dp__train_adam_steps(args, 1);
+}
+
+static dp_status dp__train_adamw_steps(const dp_rule_args *args, size_t count)
+{
+    return dp__train_adam_all(args, count, 1 - args->hyper.lr * args->hyper.weight_decay, 0);
 }
 
 static dp_status dp__train_adamw_step(const dp_rule_args *args)
 {
-    return dp__train_adam_kernel(args, 1 - args->hyper.lr * args->hyper.weight_decay, 0);
+    return dp__train_adamw_steps(args, 1);
 }
 
 DP_API const dp_rule *dp_sgd(void)
@@ -457,7 +498,8 @@ DP_API const dp_rule *dp_sgd(void)
                                  .name = "sgd",
                                  .check = dp__train_sgd_check,
                                  .state_count = dp__train_sgd_states,
-                                 .step = dp__train_sgd_step};
+                                 .step = dp__train_sgd_step,
+                                 .steps = dp__train_sgd_steps};
     return &rule;
 }
 
@@ -467,7 +509,8 @@ DP_API const dp_rule *dp_adam(void)
                                  .name = "adam",
                                  .check = dp__train_adam_check,
                                  .state_count = dp__train_adam_states,
-                                 .step = dp__train_adam_step};
+                                 .step = dp__train_adam_step,
+                                 .steps = dp__train_adam_steps};
     return &rule;
 }
 
@@ -477,7 +520,8 @@ DP_API const dp_rule *dp_adamw(void)
                                  .name = "adamw",
                                  .check = dp__train_adam_check,
                                  .state_count = dp__train_adam_states,
-                                 .step = dp__train_adamw_step};
+                                 .step = dp__train_adamw_step,
+                                 .steps = dp__train_adamw_steps};
     return &rule;
 }
 
@@ -1290,6 +1334,11 @@ typedef struct dp__train_store { /* of the span of the same number */
     dp_tensor *state;            /* owner after owner; of its pieces, one after another */
 } dp__train_store;
 
+typedef struct dp__train_queue { /* what the rule steps next, together */
+    size_t group, count;
+    dp_rule_args args[DP_RULE_STEPS];
+} dp__train_queue;
+
 typedef struct dp__train_optimizer {
     dp_optim base;
     dp_scope *scope;
@@ -1298,9 +1347,10 @@ typedef struct dp__train_optimizer {
     const char **names;
     size_t state_count;
     dp__train_store *stores;
-    dp_tensor *gates;  /* of each device; without memory where no parameters lie */
-    dp_tensor *rooms;  /* of each device: gradients in f32; where there are master copies */
-    dp_tensor *stages; /* of each local rank, on the way to others; where state is sharded */
+    dp_tensor *gates;       /* of each device; without memory where no parameters lie */
+    dp_tensor *rooms;       /* of each device: gradients in f32; where there are master copies */
+    dp_tensor *stages;      /* of each local rank, on the way to others; where state is sharded */
+    dp__train_queue *queue; /* NULL: the rule steps one after another */
     dp_part *parts;
     dp_tensor *all;                            /* of each owner: a span, as it is sent */
     int64_t done, total, steps, skipped, good; /* good: steps since the scale has changed */
@@ -1532,6 +1582,28 @@ static bool dp__train_next_part(const dp__train_views *views, const dp__train_ru
     return part->param_count > 0;
 }
 
+/* Nothing waits then, whatever becomes of it. */
+static dp_status dp__train_queue_step(const dp__train_optimizer *optim)
+{
+    size_t count = optim->queue->count;
+    optim->queue->count = 0;
+    return count > 0 ? optim->config.rule->steps(optim->queue->args, count) : DP_OK;
+}
+
+static dp_status dp__train_enqueue(const dp__train_optimizer *optim, const dp_rule_args *args,
+                                   size_t group)
+{
+    dp__train_queue *queue = optim->queue;
+    const dp_rule_args *first = queue->args;
+    bool alike = group == queue->group && args->local_rank == first->local_rank &&
+                 args->dtype == first->dtype && args->step == first->step;
+    if (queue->count == DP_RULE_STEPS || (queue->count > 0 && !alike))
+        DP_TRY(dp__train_queue_step(optim));
+    queue->group = group;
+    queue->args[queue->count++] = *args;
+    return DP_OK;
+}
+
 static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t owner,
                                       const dp__train_run *run, const dp__train_piece *piece,
                                       bool gated)
@@ -1564,8 +1636,11 @@ static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t o
         else
             turn.master = part;
     }
-    return turn.master.data != NULL ? dp__train_master_step(optim, &turn, &optim->rooms[rank])
-                                    : optim->config.rule->step(&turn.args);
+    if (turn.master.data != NULL)
+        return dp__train_master_step(optim, &turn, &optim->rooms[rank]);
+    return optim->queue != NULL
+               ? dp__train_enqueue(optim, &turn.args, views->listed[run->first].group)
+               : optim->config.rule->step(&turn.args);
 }
 
 static dp_status dp__train_run_step(const dp__train_optimizer *optim, size_t owner,
@@ -1582,13 +1657,21 @@ static dp_status dp__train_run_step(const dp__train_optimizer *optim, size_t own
     return DP_OK;
 }
 
+/* Group by group, so that those of one are stepped together though others lie between them. */
 static dp_status dp__train_owner_step(const dp__train_optimizer *optim, size_t owner, bool gated)
 {
     const dp__train_views *views = &optim->views;
-    for (size_t r = 0; r < views->run_count; r++)
-        if (dp__train_has(views, owner, views->runs[r].first))
-            DP_TRY(dp__train_run_step(optim, owner, &views->runs[r], gated));
-    return DP_OK;
+    dp_status status = DP_OK;
+    for (size_t group = 0; group <= optim->config.group_count; group++)
+        for (size_t r = 0; r < views->run_count && status == DP_OK; r++) {
+            const dp__train_run *run = &views->runs[r];
+            if (views->listed[run->first].group == group && dp__train_has(views, owner, run->first))
+                status = dp__train_run_step(optim, owner, run, gated);
+        }
+    if (optim->queue == NULL)
+        return status;
+    dp_status last = dp__train_queue_step(optim);
+    return status != DP_OK ? status : last;
 }
 
 /* Of those who step, all multiply their gradients by this. */
@@ -2117,6 +2200,17 @@ static dp_status dp__train_sharded_begin(dp_ctx *ctx, dp__train_optimizer *optim
     return status == DP_ERR_UNSUPPORTED ? DP_OK : status; /* then all get all of them */
 }
 
+static dp_status dp__train_queue_make(dp__train_optimizer *optim)
+{
+    if (optim->config.rule->steps == NULL)
+        return DP_OK;
+    optim->queue = dp_scope_alloc(optim->scope, sizeof *optim->queue);
+    if (optim->queue == NULL)
+        return dp__no_memory();
+    optim->queue->count = 0;
+    return DP_OK;
+}
+
 static dp_status dp__train_optim_fill(dp__train_optimizer *optim)
 {
     const dp_rule *rule = optim->config.rule;
@@ -2136,6 +2230,7 @@ static dp_status dp__train_optim_fill(dp__train_optimizer *optim)
     optim->stores = dp_scope_alloc(optim->scope, span_count * sizeof *optim->stores);
     if (optim->stores == NULL)
         return dp__no_memory();
+    DP_TRY(dp__train_queue_make(optim));
     dp_scope *temp = dp_scope_begin(optim->views.ctx);
     DP_TRY(dp_scope_check(temp));
     dp_status status = DP_OK;

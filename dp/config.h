@@ -261,7 +261,7 @@ static dp_status dp__env_devices(dp_ctx *ctx)
     if (!good)
         return dp_error(DP_ERR_INVALID,
                         "dp_open: DP_DEVICES is '%s', neither a number of devices from 1 to %d "
-                        "nor a list of their indices, such as 0,1",
+                        "nor a list of their indices, such as 0,1 (and 0, for the first alone)",
                         text, DP__DEVICES_MAX);
     ctx->config.devices = list;
     ctx->config.device_count = count;
@@ -280,6 +280,16 @@ static int dp__device_share(const dp_ctx *ctx, const dp_device_ops *ops, int ava
         return ctx->config.thread_count < available ? ctx->config.thread_count : available;
     *out_first = first;
     return last > first ? last - first : 1;
+}
+
+enum { DP__COPIERS = 8 }; /* they keep a link of 64 GB/s busy */
+
+/* One for each device. Devices with memory of their own have some more, which share long copies. */
+static int dp__threads_wanted(const dp_ctx *ctx)
+{
+    int count = ctx->info.local_count, cores = ctx->config.thread_count;
+    int copiers = cores < DP__COPIERS ? cores : DP__COPIERS;
+    return count > copiers || ctx->devices[0].info.host_memory ? count : copiers;
 }
 
 /* Of devices that nobody has asked for by number, as many as can share `ranks` evenly. */

@@ -15,6 +15,7 @@
      >>scopes    lifetimes on top of the pools
      >>checks    what a user passes in
      >>views     shapes and strides
+     >>kernels   on a device, or by the host for it
      >>copy      any strides, any two devices
      >>chains    from one device to several others
      >>operands  what may be read and written together
@@ -2538,10 +2539,9 @@ DP_API dp_status dp_tensor_new(dp_scope *scope, dp_device device, dp_dtype dtype
     return dp__leave(__func__, scope->ctx, dp__tensor_make(scope, owner, dtype, ndim, shape, out));
 }
 
-/* ==== >>copy ===================================================================================
-   From any strides on any device to any strides on any other. Devices that the host reaches copy
-   with their kernel; the rest with the table's copies, in runs of bytes that lie together on both
-   sides, or packed through the host. Work is ordered on the writing device's stream. */
+/* ==== >>kernels ================================================================================
+   A kernel on a device, by its table if that can, else by the host: where the data is, if the host
+   reaches it, or on copies of it.                                                               */
 
 static bool dp__is_host(const dp__device *device)
 {
@@ -2605,6 +2605,24 @@ static size_t dp__operand_bytes(const dp_kernel_args *args, bool input, size_t p
     return dp__extent(args->ndim, shape, stride, size, &bytes) ? bytes : 0;
 }
 
+static size_t dp__set_count(const dp_kernel_args *args)
+{
+    return args->set_count > 0 ? args->set_count : 1;
+}
+
+/* What is asked for of one set. */
+static dp_kernel_args dp__set_of(const dp_kernel_args *args, size_t place)
+{
+    dp_kernel_args set = *args;
+    if (args->set_count > 0) {
+        set.count = args->counts[place];
+        set.out = args->out + place * args->out_count;
+        set.in = args->in + place * args->in_count;
+        set.set_count = 0;
+    }
+    return set;
+}
+
 /* Every operand begins at a multiple of its element's size. */
 static bool dp__operands_aligned(const dp_kernel_args *args)
 {
@@ -2646,10 +2664,10 @@ static dp_status dp__kernel_bounced(dp_ctx *ctx, dp_scope *temp, const dp__devic
     return dp__sync(stream);
 }
 
-/* One kernel on a device, by the device if it can. A GPU faults where an operand is not aligned to
-   its element: only the host's own kernels are given operands like that. */
-static dp_status dp__kernel(dp_ctx *ctx, const dp__device *device, dp_stream *stream,
-                            const dp_kernel_args *args)
+/* A GPU faults where an operand is not aligned to its element: only the host's own kernels get one
+   that is not. */
+static dp_status dp__kernel_one(dp_ctx *ctx, const dp__device *device, dp_stream *stream,
+                                const dp_kernel_args *args)
 {
     const dp_device_ops *ops = device->dev->ops;
     dp_status status = DP_ERR_UNSUPPORTED;
@@ -2670,6 +2688,40 @@ static dp_status dp__kernel(dp_ctx *ctx, const dp__device *device, dp_stream *st
     DP_TRY(dp__temp_begin(ctx, &temp));
     return dp__temp_end(temp, stream, dp__kernel_bounced(ctx, temp, device, stream, args));
 }
+
+/* Whether the device's table may be given all sets at once. */
+static bool dp__sets_fit(const dp__device *device, const dp_kernel_args *args)
+{
+    const dp_device_ops *ops = device->dev->ops;
+    bool fit = DP_HAS(dp_device_ops, ops, takes_sets) && DP_HAS(dp_device_ops, ops, kernel);
+    for (size_t i = 0; i < dp__set_count(args) && fit; i++) {
+        const dp_kernel_args set = dp__set_of(args, i);
+        fit = set.count > 0 && dp__operands_aligned(&set);
+    }
+    return fit;
+}
+
+static dp_status dp__kernel(dp_ctx *ctx, const dp__device *device, dp_stream *stream,
+                            const dp_kernel_args *args)
+{
+    if (args->set_count == 0)
+        return dp__kernel_one(ctx, device, stream, args);
+    if (dp__sets_fit(device, args)) {
+        dp_status status = device->dev->ops->kernel(stream, args);
+        if (status != DP_ERR_UNSUPPORTED)
+            return status;
+    }
+    for (size_t i = 0; i < args->set_count; i++) {
+        const dp_kernel_args set = dp__set_of(args, i);
+        DP_TRY(dp__kernel_one(ctx, device, stream, &set));
+    }
+    return DP_OK;
+}
+
+/* ==== >>copy ===================================================================================
+   From any strides on any device to any strides on any other. Devices that the host reaches copy
+   with their kernel; the rest with the table's copies, in runs of bytes that lie together on both
+   sides, or packed through the host. Work is ordered on the writing device's stream. */
 
 typedef enum dp__way { DP__WAY_IN, DP__WAY_OUT, DP__WAY_INSIDE } dp__way;
 
@@ -3343,7 +3395,7 @@ static dp_status dp__check_kernel_apart(const char *fn, const dp__kernel_rule *r
     return DP_OK;
 }
 
-/* Checks everything except where the operands lie. */
+/* Checks everything of one set, except where the operands lie. */
 static dp_status dp__check_kernel(const char *fn, const dp_kernel_args *args)
 {
     size_t kinds = sizeof dp__kernel_rules / sizeof dp__kernel_rules[0], bytes = 0;
@@ -3574,18 +3626,34 @@ DP_API dp_status dp_axpby(dp_ctx *ctx, double a, const dp_tensor *x, double b, c
     return dp__leave(__func__, ctx, status);
 }
 
+static dp_status dp__check_set(const char *fn, const dp__device *device, const dp_kernel_args *args,
+                               size_t place)
+{
+    const dp_kernel_args set = dp__set_of(args, place);
+    DP_TRY(dp__check_kernel(fn, &set));
+    if (set.in_count > 1 && args->set_count > 0 && set.in[1] != args->in[1])
+        return dp_error(DP_ERR_INVALID, "%s: set %zu has another gate than set 0", fn, place);
+    for (size_t i = 0; i < set.out_count; i++)
+        DP_TRY(dp__check_owned(fn, "an output", device, set.out[i]));
+    for (size_t i = 0; i < set.in_count; i++)
+        DP_TRY(dp__check_owned(fn, "an input", device, set.in[i]));
+    return DP_OK;
+}
+
 DP_API dp_status dp_kernel_run(dp_ctx *ctx, int local_rank, const dp_kernel_args *args)
 {
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_pointer(__func__, "args", args));
     DP_TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
     DP_TRY(dp__check_own(__func__, ctx, local_rank));
-    DP_TRY(dp__check_kernel(__func__, args));
     const dp__device *device = &ctx->devices[local_rank];
-    for (size_t i = 0; i < args->out_count; i++)
-        DP_TRY(dp__check_owned(__func__, "an output", device, args->out[i]));
-    for (size_t i = 0; i < args->in_count; i++)
-        DP_TRY(dp__check_owned(__func__, "an input", device, args->in[i]));
+    if (args->set_count > 0 && !dp__is_update(args))
+        return dp_error(DP_ERR_INVALID, "%s: set_count is %zu, and only SGD and ADAMW have sets",
+                        __func__, args->set_count);
+    if (args->set_count > 0)
+        DP_TRY(dp__check_pointer(__func__, "counts", args->counts));
+    for (size_t i = 0; i < dp__set_count(args); i++)
+        DP_TRY(dp__check_set(__func__, device, args, i));
     return dp__leave(__func__, ctx, dp__kernel(ctx, device, device->stream, args));
 }
 

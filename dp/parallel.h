@@ -198,10 +198,11 @@ static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
     dp_status ordered = dp__replicas_order(pass->face, pass->count, true);
     if (ordered != DP_OK)
         return dp__exit(fn, ctx, ordered);
-    if (ctx->team != NULL && !dp__team_enter(ctx->team)) {
+    int threads = dp__pass_threads(pass);
+    if (threads > 1 && !dp__team_enter(ctx->team)) {
         return dp__exit(fn, ctx, dp_error(DP_ERR_STATE, "another thread is inside this context"));
-    } else if (ctx->team != NULL) {
-        dp__team_run(ctx->team, dp__pass_threads(pass), dp__runner_part, &runner);
+    } else if (threads > 1) {
+        dp__team_run(ctx->team, threads, dp__runner_part, &runner);
         dp__team_exit(ctx->team);
     } else {
         dp__runner_part(0, &runner);

@@ -379,6 +379,128 @@ TEST(the_first_group_counts)
     dp_close(ctx);
 }
 
+/* ---- several at once ------------------------------------------------------------------------- */
+
+enum { MANY_PARAMS = 151 };
+
+static struct several {
+    int calls, fails; /* fails: at which call; 0: at none */
+    size_t counts[64];
+    int64_t steps[64];
+} several;
+
+static dp_status adamw_of_several(const dp_rule_args *args, size_t count)
+{
+    several.steps[several.calls % 64] = args->step;
+    several.counts[several.calls++ % 64] = count;
+    if (several.calls == several.fails)
+        return dp_error(DP_ERR_USER, "not now");
+    return dp_adamw()->steps(args, count);
+}
+
+/* Weights and biases in turns, so that none is a neighbour of one of its group. */
+typedef struct many_net {
+    dp_module *net;
+    dp_optim *optim;
+    dp_rule rule;
+} many_net;
+
+static void many_open(dp_ctx *ctx, many_net *many, bool together)
+{
+    static char names_of[MANY_PARAMS][16];
+    static dp_param_config params[MANY_PARAMS];
+    static const double ten = 10, none = 0;
+    static const dp_param_group groups[] = {
+        {.match = "layer.b*", .lr_factor = &ten, .decay_factor = &none}, {.match = "layer.w9*"}};
+    for (int i = 0; i < MANY_PARAMS; i++) {
+        snprintf(names_of[i], sizeof names_of[i], "%c%d", i % 2 == 0 ? 'w' : 'b', i);
+        params[i] = (dp_param_config){.name = names_of[i], .ndim = 1, .shape = {1 + i % 5}};
+    }
+    many->rule = *dp_adamw();
+    many->rule.steps = together ? adamw_of_several : NULL;
+    many->net = named_net(ctx, params, MANY_PARAMS);
+    many->optim = optim_of(many->net, (dp_optim_config){.rule = &many->rule,
+                                                        .hyper = {.lr = 0.01, .weight_decay = 0.1},
+                                                        .groups = groups,
+                                                        .group_count = 2});
+}
+
+static void many_close(many_net *many)
+{
+    dp_optim_destroy(many->optim);
+    CHECK_OK(dp_module_destroy(many->net));
+}
+
+static dp_status many_step(many_net *many)
+{
+    float numbers[5];
+    for (int i = 0; i < MANY_PARAMS; i++) {
+        dp_tensor data, grad;
+        for (int k = 0; k < 5; k++)
+            numbers[k] = (float)(i + 1) / (float)(k + 2);
+        CHECK_OK(dp_params_edit(many->net, (size_t)i, &data, &grad));
+        put(dp_module_ctx(many->net), &grad, numbers);
+    }
+    several.calls = 0;
+    return dp_optim_step(many->optim);
+}
+
+static void many_pull(const many_net *many, float *out)
+{
+    for (size_t i = 0; i < MANY_PARAMS; i++) {
+        dp_tensor data, grad;
+        CHECK_OK(dp_params_edit(many->net, i, &data, &grad));
+        pull(dp_module_ctx(many->net), &data, out + 5 * i);
+    }
+}
+
+TEST_BACKENDS(parameters_of_a_group_are_stepped_together)
+{
+    static float got[5 * MANY_PARAMS], want[5 * MANY_PARAMS];
+    many_net together, apart;
+    several = (struct several){0};
+    many_open(ctx, &together, true);
+    many_open(ctx, &apart, false);
+    for (int step = 0; step < 3; step++) {
+        /* 75 biases, 5 weights whose names begin with w9, 71 others: no more than 64 at a time */
+        const size_t wanted[] = {64, 11, 5, 64, 7};
+        CHECK_OK(many_step(&together));
+        CHECK_INT(several.calls, 5);
+        for (int i = 0; i < several.calls; i++) {
+            CHECK_INT(several.counts[i], wanted[i]);
+            CHECK_INT(several.steps[i], step + 1);
+        }
+        CHECK_OK(many_step(&apart));
+        many_pull(&together, got);
+        many_pull(&apart, want);
+        CHECK_BYTES(got, want, sizeof got);
+    }
+    many_close(&together);
+    many_close(&apart);
+}
+
+/* What was to be stepped with it does not come again. */
+TEST_BACKENDS(several_steps_may_fail)
+{
+    many_net many;
+    several = (struct several){0};
+    many_open(ctx, &many, true);
+    several.fails = 2;
+    CHECK_ERROR(many_step(&many), DP_ERR_USER, "not now");
+    CHECK_INT(several.calls, 2);
+    several.fails = 0;
+    CHECK_OK(many_step(&many));
+    CHECK_INT(several.calls, 5);
+    CHECK_INT(several.counts[0], 64);
+    CHECK_INT(several.counts[1], 11);
+    several.fails = 5; /* the last */
+    CHECK_ERROR(many_step(&many), DP_ERR_USER, "not now");
+    several.fails = 0;
+    CHECK_OK(many_step(&many));
+    CHECK_INT(several.calls, 5);
+    many_close(&many);
+}
+
 /* ---- schedules ------------------------------------------------------------------------------- */
 
 static void check_factors(dp_schedule schedule, const double *want, int count)

@@ -300,6 +300,150 @@ TEST_BACKENDS(a_gate_scales_and_skips)
     }
 }
 
+/* ---- sets of operands ------------------------------------------------------------------------ */
+
+enum { SETS = 71, SET_BYTES = 5 * (MOST + 2) * sizeof(double), SET_AREA = SETS * SET_BYTES + 64 };
+
+/* More than a launch takes, of any length, some of which begin at an odd element; the gate last. */
+typedef struct many_sets {
+    dp_tensor area;
+    size_t counts[SETS];
+    void *out[SETS * 3];
+    const void *in[SETS * 2];
+} many_sets;
+
+static void sets_make(dp_ctx *ctx, dp_scope *scope, const dp_kernel_args *args, many_sets *sets)
+{
+    static double numbers[SET_AREA / sizeof(double)];
+    const size_t size = dp_dtype_bytes(args->dtype);
+    const size_t wide = args->dtype == DP_F64 ? sizeof(double) : sizeof(float);
+    const int64_t all = SET_AREA / sizeof(double);
+    dp_tensor host = dp_wrap(numbers, DP_F64, DP_SHAPE(all));
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F64, DP_SHAPE(all), &sets->area));
+    for (size_t i = 0; i < (SET_AREA - 64) / 2; i++)
+        number_put(DP_BF16, numbers, i, (number)(0.25 + (double)(i % 97) / 97)); /* in any dtype */
+    numbers[all - 8] = 0.5;
+    numbers[all - 7] = 0;
+    CHECK_OK(dp_copy(ctx, &sets->area, &host, NULL));
+    CHECK_OK(dp_wait(ctx));
+    for (size_t i = 0; i < SETS; i++) {
+        char *at = (char *)sets->area.data + i * SET_BYTES;
+        sets->counts[i] = i % 9 == 4 ? 0 : 1 + (i * 53) % MOST;
+        for (size_t k = 0; k < args->out_count; k++)
+            sets->out[i * args->out_count + k] = at + k * (MOST + 2) * sizeof(double) +
+                                                 (i % 7 == 3) * (k == 0 ? size : wide);
+        sets->in[i * args->in_count] = at + 4 * (MOST + 2) * sizeof(double);
+        if (args->in_count > 1)
+            sets->in[i * args->in_count + 1] = (double *)sets->area.data + all - 8;
+    }
+}
+
+static dp_kernel_args all_sets(const dp_kernel_args *args, many_sets *sets)
+{
+    dp_kernel_args all = *args;
+    all.out = sets->out;
+    all.in = sets->in;
+    all.counts = sets->counts;
+    all.set_count = SETS;
+    return all;
+}
+
+static void check_sets(dp_ctx *ctx, dp_scope *scope, const dp_kernel_args *args)
+{
+    static many_sets together, apart;
+    static char got[SET_AREA], want[SET_AREA];
+    sets_make(ctx, scope, args, &together);
+    sets_make(ctx, scope, args, &apart);
+    const dp_kernel_args all = all_sets(args, &together);
+    CHECK_OK(dp_kernel_run(ctx, 0, &all));
+    for (size_t i = 0; i < SETS; i++) {
+        dp_kernel_args one = *args;
+        one.count = apart.counts[i];
+        one.out = &apart.out[i * args->out_count];
+        one.in = &apart.in[i * args->in_count];
+        CHECK_OK(dp_kernel_run(ctx, 0, &one));
+    }
+    CHECK_OK(dp_read(ctx, &together.area, got, sizeof got));
+    CHECK_OK(dp_read(ctx, &apart.area, want, sizeof want));
+    CHECK_BYTES(got, want, sizeof want);
+}
+
+TEST_BACKENDS(sets_are_stepped_as_one_by_one)
+{
+    static const dp_dtype dtypes[] = {DP_F32, DP_F64, DP_BF16};
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i += 3)
+        for (int k = 0; k < 3; k++) {
+            dp_kernel_args args = step_args(&steps[i], dtypes[k], 0, 2);
+            args.in_count = 1 + (i + (size_t)k) % 2;
+            check_sets(ctx, scope, &args);
+        }
+}
+
+/* One by one where an operand is not aligned to its element. */
+TEST_BACKENDS(sets_may_lie_at_odd_addresses)
+{
+    static many_sets sets;
+    float got = 0, grad = 3;
+    dp_kernel_args args = step_args(&steps[0], DP_F32, 0, 1);
+    args.out_count = 1;
+    args.numbers[0] = 0.5;
+    args.numbers[1] = 0;
+    sets_make(ctx, scope, &args, &sets);
+    const int64_t size = sizeof(float);
+    dp_tensor bytes = sets.area, from = dp_wrap(&grad, DP_U8, DP_SHAPE(size)), to;
+    bytes.dtype = DP_U8;
+    bytes.shape[0] *= (int64_t)sizeof(double);
+    sets.counts[0] = sets.counts[1] = 1;
+    sets.in[1] = (const char *)sets.area.data + 4 * (MOST + 2) * sizeof(double) + 1;
+    CHECK_OK(dp_narrow(&bytes, 0, 4 * (MOST + 2) * (int64_t)sizeof(double) + 1, size, &to));
+    CHECK_OK(dp_copy(ctx, &to, &from, NULL));
+    CHECK_OK(dp_narrow(&bytes, 0, (int64_t)SET_BYTES, size, &to));
+    grad = 2;
+    CHECK_OK(dp_wait(ctx));
+    CHECK_OK(dp_copy(ctx, &to, &from, NULL));
+    dp_kernel_args all = all_sets(&args, &sets);
+    all.set_count = 2;
+    CHECK_OK(dp_kernel_run(ctx, 0, &all));
+    CHECK_OK(dp_read(ctx, &to, &got, sizeof got));
+    CHECK_F64(got, 2 - 0.5 * 3, 0);
+}
+
+TEST_BACKENDS(sets_that_are_none)
+{
+    static many_sets sets;
+    dp_kernel_args args = step_args(&steps[0], DP_F32, 0, 1);
+    args.in_count = 2;
+    sets_make(ctx, scope, &args, &sets);
+    const dp_kernel_args right = all_sets(&args, &sets);
+    dp_kernel_args wrong = right;
+    wrong.kernel = DP_KERNEL_FILL;
+    CHECK_ERROR(dp_kernel_run(ctx, 0, &wrong), DP_ERR_INVALID, "only SGD and ADAMW have sets");
+    wrong = right;
+    wrong.counts = NULL;
+    CHECK_ERROR(dp_kernel_run(ctx, 0, &wrong), DP_ERR_INVALID, "counts is NULL");
+    wrong = right;
+    wrong.in = NULL;
+    CHECK_ERROR(dp_kernel_run(ctx, 0, &wrong), DP_ERR_INVALID, "in is NULL");
+    wrong = right;
+    wrong.out = NULL;
+    CHECK_ERROR(dp_kernel_run(ctx, 0, &wrong), DP_ERR_INVALID, "out is NULL");
+    wrong = right;
+    wrong.in_count = 3;
+    CHECK_ERROR(dp_kernel_run(ctx, 0, &wrong), DP_ERR_INVALID, "in_count of SGD is 3");
+    const void *gate = sets.in[69 * 2 + 1];
+    sets.in[69 * 2 + 1] = sets.in[0];
+    CHECK_ERROR(dp_kernel_run(ctx, 0, &right), DP_ERR_INVALID,
+                "set 69 has another gate than set 0");
+    sets.in[69 * 2 + 1] = gate;
+    void *own = sets.out[69 * args.out_count];
+    sets.out[69 * args.out_count] = NULL;
+    CHECK_ERROR(dp_kernel_run(ctx, 0, &right), DP_ERR_INVALID, "out[0] is NULL");
+    sets.out[69 * args.out_count] = (void *)(uintptr_t)sets.in[69 * 2];
+    CHECK_ERROR(dp_kernel_run(ctx, 0, &right), DP_ERR_INVALID, "out[0] overlaps in[0]");
+    sets.out[69 * args.out_count] = own;
+    CHECK_OK(dp_kernel_run(ctx, 0, &right));
+}
+
 /* ---- sums ------------------------------------------------------------------------------------ */
 
 static double tree_of_numbers(dp_dtype dtype, const double *x, size_t count)

@@ -13,11 +13,29 @@
 
 typedef struct dp__cuda_params params;
 
+typedef struct dp__cuda_steps step_params;
+
+/* Optimizers' kernels have parameters of their own. */
+typedef union any_params {
+    params each;
+    step_params steps;
+} any_params;
+_Static_assert(sizeof(any_params) <= SIM_PARAM_BYTES, "room for the arguments");
+
 typedef void params_fn(const params p);
-#define ENTRY(name) {"dp_cuda_" #name, dp_cuda_##name},
+typedef void step_fn(const step_params p);
+#define ENTRY(name)                                                                                \
+    {"dp_cuda_" #name,                                                                             \
+     _Generic(dp_cuda_##name, params_fn *                                                          \
+              : dp_cuda_##name, default                                                            \
+              : NULL),                                                                             \
+     _Generic(dp_cuda_##name, step_fn *                                                            \
+              : dp_cuda_##name, default                                                            \
+              : NULL)},
 static const struct kernel {
     const char *name;
     params_fn *fn;
+    step_fn *step;
 } kernels[] = {DP__CUDA_NAMES(ENTRY)};
 
 static int number_of(const char *name)
@@ -64,9 +82,9 @@ static bool ends_sums(int kernel) /* what is in the scratch */
     return kernel == DP__CUDA_sums_end || kernel == DP__CUDA_channels_end;
 }
 
-static bool steps(int kernel) /* parameter and gradient; a gate; state */
+static bool steps(int kernel)
 {
-    return is_between(kernel, DP__CUDA_sgd_f32, DP__CUDA_adamw_f64);
+    return kernels[kernel].step != NULL;
 }
 
 static size_t strided_count(const params *p, const long long *shape, const long long *stride)
@@ -80,14 +98,12 @@ static size_t strided_count(const params *p, const long long *shape, const long 
     return (size_t)last + 1;
 }
 
-static size_t element_count(int kernel, const params *p, bool input, unsigned place)
+static size_t element_count(int kernel, const params *p, bool input)
 {
     if (kernel == DP__CUDA_sums_end)
         return p->out_count;
     if (kernel == DP__CUDA_channels_end) /* sums, and squares as far behind as there are channels */
         return (size_t)p->shape[1] + (size_t)p->count;
-    if (steps(kernel) && input && place > 0)
-        return 2;
     if (kernel == DP__CUDA_copy && input)
         return strided_count(p, p->in_shape, p->in_stride);
     if (kernel == DP__CUDA_copy)
@@ -95,12 +111,10 @@ static size_t element_count(int kernel, const params *p, bool input, unsigned pl
     return (size_t)p->count;
 }
 
-static size_t element_bytes(int kernel, const params *p, bool input, unsigned place)
+static size_t element_bytes(int kernel, const params *p, bool input)
 {
-    if (ends_sums(kernel) || (steps(kernel) && input && place > 0))
+    if (ends_sums(kernel))
         return sizeof(double);
-    if (steps(kernel) && place > 0)
-        return p->dtype == 1 ? sizeof(double) : sizeof(float);
     if (kernel == DP__CUDA_fill || kernel == DP__CUDA_copy)
         return p->width;
     return dtype_bytes[input && kernel == DP__CUDA_cast ? p->in_dtype : p->dtype];
@@ -108,11 +122,10 @@ static size_t element_bytes(int kernel, const params *p, bool input, unsigned pl
 
 static sim_range operand_range(int kernel, const params *p, bool input, unsigned place)
 {
-    size_t each = element_bytes(kernel, p, input, place);
-    bool gate = steps(kernel) && input && place > 0;
+    size_t each = element_bytes(kernel, p, input);
     return (sim_range){.pointer = input ? (void *)(uintptr_t)p->in[place] : p->out[place],
-                       .bytes = element_count(kernel, p, input, place) * each,
-                       .align = p->packs > 0 && !ends_sums(kernel) && !gate ? 16 : each,
+                       .bytes = element_count(kernel, p, input) * each,
+                       .align = p->packs > 0 && !ends_sums(kernel) ? 16 : each,
                        .write = !input};
 }
 
@@ -126,11 +139,36 @@ static unsigned out_count(int kernel, const params *p)
     return makes_sums(kernel) ? 0 : kernel == DP__CUDA_sums_end ? 1 : p->out_count;
 }
 
+/* Of each set the gradient, the parameter and its state, then the gate, which is of all. */
+static size_t step_ranges(const step_params *p, sim_range *out)
+{
+    const size_t wide = p->dtype == DP_F64 ? sizeof(double) : sizeof(float);
+    size_t count = 0;
+    for (unsigned i = 0; i < p->set_count; i++) {
+        const struct dp__cuda_set *set = &p->sets[i];
+        const size_t each = dtype_bytes[p->dtype], all = (size_t)set->count;
+        out[count++] = (sim_range){
+            .pointer = (void *)(uintptr_t)set->grad, .bytes = all * each, .align = each};
+        for (unsigned k = 0; k < p->out_count; k++) {
+            const size_t own = k == 0 ? each : wide;
+            out[count++] = (sim_range){
+                .pointer = set->out[k], .bytes = all * own, .align = own, .write = true};
+        }
+    }
+    if (p->gate != NULL)
+        out[count++] = (sim_range){.pointer = (void *)(uintptr_t)p->gate,
+                                   .bytes = 2 * sizeof(double),
+                                   .align = sizeof(double)};
+    return count;
+}
+
 /* The ranges in a fixed order: inputs, outputs, scratch. */
 size_t sim_kernel_ranges(int kernel, const void *arguments, sim_range *out)
 {
     const params *p = arguments;
     size_t count = 0;
+    if (steps(kernel))
+        return step_ranges(arguments, out);
     for (unsigned k = 0; k < in_count(kernel, p); k++)
         out[count++] = operand_range(kernel, p, true, k);
     for (unsigned k = 0; k < out_count(kernel, p); k++)
@@ -166,16 +204,22 @@ void ptx_find(const char *name, int line)
     sim_find(name, "%s, in line %d of its PTX", kernels[running].name, line);
 }
 
-/* Floats that a kernel computes; what it moves has all its bits. */
-static size_t computed_bytes(int kernel, const params *p, size_t bytes, size_t range)
+/* Floats that a kernel computes, of a range that it writes; what it moves has all its bits. */
+static size_t computed_bytes(int kernel, const params *p, const sim_range *range)
 {
     if (makes_sums(kernel) || ends_sums(kernel))
         return sizeof(double);
+    if (steps(kernel))
+        return range->align;
     if (is_between(kernel, DP__CUDA_fill, DP__CUDA_pattern) || p->dtype > DP_BF16)
         return 0;
-    if (steps(kernel) && range > in_count(kernel, p)) /* state */
-        return p->dtype == DP_F64 ? sizeof(double) : sizeof(float);
-    return bytes % dtype_bytes[p->dtype] == 0 ? dtype_bytes[p->dtype] : 0;
+    return range->bytes % dtype_bytes[p->dtype] == 0 ? dtype_bytes[p->dtype] : 0;
+}
+
+static int dtype_of(int kernel, const void *arguments)
+{
+    return steps(kernel) ? ((const step_params *)arguments)->dtype
+                         : ((const params *)arguments)->dtype;
 }
 
 static bool is_nan(const char *at, size_t bytes, bool is_bf16)
@@ -193,14 +237,14 @@ bool sim_kernel_agrees(int kernel, const void *arguments, size_t range, const ch
                        const char *ptx)
 {
     sim_range ranges[SIM_RANGES];
-    const params *p = arguments;
     sim_kernel_ranges(kernel, arguments, ranges);
-    const size_t bytes = ranges[range].bytes, each = computed_bytes(kernel, p, bytes, range);
+    const size_t bytes = ranges[range].bytes;
+    const size_t each = computed_bytes(kernel, arguments, &ranges[range]);
+    const bool is_bf16 = dtype_of(kernel, arguments) == DP_BF16;
     bool agrees = each > 0 || memcmp(text, ptx, bytes) == 0;
     for (size_t at = 0; each > 0 && at < bytes; at += each)
         agrees = agrees && (memcmp(text + at, ptx + at, each) == 0 ||
-                            (is_nan(text + at, each, p->dtype == DP_BF16) &&
-                             is_nan(ptx + at, each, p->dtype == DP_BF16)));
+                            (is_nan(text + at, each, is_bf16) && is_nan(ptx + at, each, is_bf16)));
     return agrees;
 }
 
@@ -209,35 +253,60 @@ static void lane(const void *arguments)
     kernels[running].fn(*(const params *)arguments);
 }
 
+static void step_lane(const void *arguments)
+{
+    kernels[running].step(*(const step_params *)arguments);
+}
+
 static void ptx_lane(const void *arguments)
 {
     running_ptx->run(arguments);
 }
 
+static void params_move(int kernel, params *p, char *const *at)
+{
+    for (unsigned k = 0; k < in_count(kernel, p); k++)
+        p->in[k] = *at++;
+    for (unsigned k = 0; k < out_count(kernel, p); k++)
+        p->out[k] = *at++;
+    if (makes_sums(kernel) || ends_sums(kernel))
+        p->scratch = (double *)(void *)*at;
+}
+
+static void step_params_move(step_params *p, char *const *at)
+{
+    for (unsigned i = 0; i < p->set_count; i++) {
+        p->sets[i].grad = *at++;
+        for (unsigned k = 0; k < p->out_count; k++)
+            p->sets[i].out[k] = *at++;
+    }
+    if (p->gate != NULL)
+        p->gate = (const double *)(const void *)*at;
+}
+
 /* Run it on other memory: each range at `at`, in the order of sim_kernel_ranges. */
 bool sim_kernel_run(int kernel, const void *arguments, char *const *at, const sim_launch *launch)
 {
-    params p = *(const params *)arguments;
-    for (unsigned k = 0; k < in_count(kernel, &p); k++)
-        p.in[k] = *at++;
-    for (unsigned k = 0; k < out_count(kernel, &p); k++)
-        p.out[k] = *at++;
-    if (makes_sums(kernel) || ends_sums(kernel))
-        p.scratch = (double *)(void *)*at;
+    any_params p;
+    sim_lane_fn *text = steps(kernel) ? step_lane : lane;
+    memcpy(&p, arguments, sim_param_bytes(kernel));
+    if (steps(kernel))
+        step_params_move(&p.steps, at);
+    else
+        params_move(kernel, &p.each, at);
     running = kernel;
     running_ptx = launch->as_text ? NULL : ptx_of(kernel);
-    return sim_grid_run(running_ptx != NULL ? ptx_lane : lane, &p, launch->blocks, launch->lanes,
+    return sim_grid_run(running_ptx != NULL ? ptx_lane : text, &p, launch->blocks, launch->lanes,
                         launch->order);
 }
 
-size_t sim_param_bytes(void)
+size_t sim_param_bytes(int kernel)
 {
-    return sizeof(params);
+    return steps(kernel) ? sizeof(step_params) : sizeof(params);
 }
 
 void sim_fill_params(void *out, void *dst, size_t count)
 {
     const params p = {.out = {dst}, .out_count = 1, .count = count, .width = sizeof(float)};
-    _Static_assert(sizeof p <= SIM_PARAM_BYTES, "room for the arguments");
     memcpy(out, &p, sizeof p);
 }

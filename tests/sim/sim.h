@@ -198,7 +198,7 @@ typedef struct sim_launch {
     bool as_text; /* also where there is PTX */
 } sim_launch;
 
-enum { SIM_RANGES = 160, SIM_PARAM_BYTES = 4096 };
+enum { SIM_RANGES = 288, SIM_PARAM_BYTES = 4096 };
 
 /* What it touches, and how it runs on other memory: each range at `at`. False: not all lanes came
    to the same barriers. Arguments are SIM_PARAM_BYTES, and end where sim_param_bytes says. */
@@ -216,7 +216,7 @@ int sim_kernel_find(const char *name); /* -1: there is none */
 int sim_kernel_count(void);
 const char *sim_kernel_name(int kernel);
 size_t sim_kernel_ranges(int kernel, const void *arguments, sim_range *out);
-size_t sim_param_bytes(void);
+size_t sim_param_bytes(int kernel);
 bool sim_kernel_run(int kernel, const void *arguments, char *const *at, const sim_launch *launch);
 
 /* Whether there is PTX for it, and whether what two runs left in its nth range is the same. What is

@@ -2513,7 +2513,7 @@ cudaError_t cudaLaunchKernel(const void *fn, dim3 grid, dim3 block_dim, void **a
         return leave(cudaErrorIllegalAddress);
     }
     void *params = malloc(SIM_PARAM_BYTES);
-    memcpy(params, args[0], added != NULL ? SIM_PARAM_BYTES : sim_param_bytes());
+    memcpy(params, args[0], added != NULL ? SIM_PARAM_BYTES : sim_param_bytes(own->kernel));
     submit(stream, (work){.kind = KERNEL,
                           .kernel = own->kernel,
                           .launch = {.blocks = grid.x, .lanes = block_dim.x},
