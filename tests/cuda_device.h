@@ -187,9 +187,15 @@ static inline void cuda_pairs_directly(int gpus)
         }
 }
 
+/* Processes share the GPUs of the machine. NCCL refuses that, unless each seems to be on a machine
+   of its own. */
 static inline void cuda_device_first(int place)
 {
-    (void)place;
+    char host[32];
+    snprintf(host, sizeof host, "of-gpu-%d", place);
+    setenv("NCCL_HOSTID", host, 1);
+    setenv("NCCL_NET", "Socket", 1);
+    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
 }
 
 static inline void cuda_check_leaks(void)

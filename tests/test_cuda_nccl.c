@@ -1966,27 +1966,32 @@ TEST_SLOW(refused_system_call_fails_in_all_processes, 60)
 
 #elif defined(TEST_NCCL)
 #include "../dp_nccl.h"
-#include "meeting.h"
+#include "cuda_device.h"
+#include "grads.h"
 
 static char *reason; /* why NCCL does not do it */
 
-/* NCCL refuses a GPU of two processes, unless they seem to be on two machines. */
-static void on_one_gpu(meeting *m)
+static dp_ctx *open_on_one_gpu(meeting *m)
 {
-    const int64_t count = 300000;
     dp_config config = config_of(m, 1);
     dp_ctx *ctx = NULL;
-    dp_tensor data;
-    float got[3];
-    setenv("NCCL_HOSTID", m->process == 0 ? "one" : "another", 1);
-    setenv("NCCL_NET", "Socket", 1);
-    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+    cuda_device_first(m->process);
     config.colls = (const dp_coll_ops *const[]){dp_nccl_coll(), NULL};
     config.backends = (const dp_device_ops *const[]){dp_cuda(), NULL};
-    if (dp_open(&config, &ctx) != DP_OK) {
+    config.timeout_ms = END_TIMEOUT_MS;
+    if (dp_open(&config, &ctx) != DP_OK)
         snprintf(reason, 200, "%.199s", dp_last_error());
+    return ctx;
+}
+
+static void sums_on_one_gpu(meeting *m)
+{
+    const int64_t count = 300000;
+    dp_ctx *ctx = open_on_one_gpu(m);
+    dp_tensor data;
+    float got[3];
+    if (ctx == NULL)
         return;
-    }
     dp_scope *scope = dp_scope_begin(ctx);
     CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, 1, &count, &data));
     for (int i = 0; i < 3; i++) {
@@ -2003,14 +2008,58 @@ static void on_one_gpu(meeting *m)
     dp_close(ctx);
 }
 
-TEST_SLOW(two_processes_on_one_gpu, 120)
+/* Does NCCL do that here? Else the test ends. */
+static void try_one_gpu(void)
 {
     char text[512];
     reason = shared_memory(200);
     if (dp_nccl_version(text, sizeof text) == 0)
         SKIP(text);
-    in_processes(2, on_one_gpu);
+    in_processes(2, sums_on_one_gpu);
     if (reason[0] != '\0')
         SKIP(reason);
+}
+
+TEST_SLOW(two_processes_on_one_gpu, 120)
+{
+    try_one_gpu();
+}
+
+/* Buckets of gradients are reduced while others are still to come. */
+static void gradients_on_one_gpu(meeting *m)
+{
+    enum { UNITS = 8, EACH = 100003 };
+    static grads g;
+    static dp_range ranges[UNITS];
+    grads_begin(&g, open_on_one_gpu(m), UNITS * EACH);
+    for (uint32_t i = 0; i < UNITS; i++)
+        ranges[i] = (dp_range){.unit = i, .first = i * (size_t)EACH, .count = EACH};
+    grads_create(&g, (dp_reducer_config){.ranges = ranges,
+                                         .range_count = UNITS,
+                                         .buckets.bytes = 3 * EACH * sizeof(float),
+                                         .reduction = DP_MEAN_RANKS});
+    for (int pass = 1; pass <= 6; pass++) {
+        grads_fill(&g, 0);
+        grads_add(&g, (float)pass);
+        CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+        for (uint32_t i = 0; i < UNITS; i++)
+            report(&g, UNITS - 1 - i);
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        check_all(&g, 2.0 * pass); /* of 1, 2, 3 times that */
+    }
+    CHECK(info_of(g.reducer).bucket_count > 2);
+    grads_end(&g);
+}
+
+TEST_SLOW(gradients_of_processes_on_one_gpu, 120)
+{
+    try_one_gpu();
+    in_processes(3, gradients_on_one_gpu);
+}
+
+TEST_SLOW(ends_are_the_same_on_one_gpu, 240)
+{
+    try_one_gpu();
+    check_ends_over(open_on_one_gpu);
 }
 #endif

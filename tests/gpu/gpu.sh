@@ -367,7 +367,7 @@ all)
     }
     part bench 25 figures
     part torch 15 torch
-    all_suites 40
+    all_suites 60
     sanitizers 20
     end $FAILED
     ;;
