@@ -7,6 +7,7 @@
 
 #define DP_IMPLEMENTATION
 #include "../../../dp_cuda.h"
+#include <dlfcn.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -135,9 +136,10 @@ static void run_raw_2d(task *t)
                                          t->rows, (enum cudaMemcpyKind)t->kind, stream));
 }
 
+/* By as many threads as the library has. */
 static void run_memcpy(task *t)
 {
-    memcpy(t->to, t->from, t->bytes);
+    dp__cuda_fill_all(&ctx->host, t->to, t->from, t->bytes);
 }
 
 static void run_kernel(task *t)
@@ -210,10 +212,17 @@ static void rows_in(void)
     raw = SIMULATED ? fast : raw; /* to the simulator pageable memory is an error */
     in_turn((task *[]){&ours, &raw, &fast, &local}, 4);
     double bound = fast.median > local.median ? fast.median : local.median;
-    line("G2", "copy in, pageable, over min(pinned, one thread's memcpy)",
+    line("G2", "copy in, pageable, over min(pinned, the threads' memcpy)",
          (double)block_bytes / ours.median * 1e-9, "GB/s", bound / ours.median, 0.85, false);
     line("G2", "copy in, pageable, over cudaMemcpyAsync of it",
          (double)block_bytes / ours.median * 1e-9, "GB/s", raw.median / ours.median, 1.5, false);
+    task out = {.run = run_copy, .dst = &src, .src = &dst}, raw_out = raw;
+    raw_out.to = SIMULATED ? host : pageable;
+    raw_out.from = dst.data;
+    raw_out.kind = cudaMemcpyDeviceToHost;
+    in_turn((task *[]){&out, &raw_out}, 2);
+    line("G2", "copy out, pageable, over cudaMemcpyAsync of it",
+         (double)block_bytes / out.median * 1e-9, "GB/s", raw_out.median / out.median, 1.5, false);
     free(pageable);
     free(other);
 }
@@ -316,38 +325,56 @@ static void rows_kernels(void)
     against_limit("G7", "sum of squares and found-inf, over N bytes", &stats, 1, 0.85);
 }
 
-/* AdamW on 400 tensors of 1 Ki to 400 Ki elements, a launch each. */
-static dp_kernel_args mixed[TENSORS];
+/* AdamW on 400 tensors of 1 Ki to 400 Ki elements: as sets of one kernel, and a launch each. */
 static void *mixed_out[TENSORS][3];
-static const void *mixed_in[TENSORS][1];
+static const void *mixed_in[TENSORS];
+static size_t mixed_counts[TENSORS];
 
-static void run_mixed(task *t)
-{
-    (void)t;
-    for (int i = 0; i < often(TENSORS); i++)
-        MUST(dp_kernel_run(ctx, 0, &mixed[i]));
-}
-
-static void rows_mixed(void)
+static double mixed_make(void)
 {
     double bytes = 0;
     int64_t scale = (int64_t)(block_bytes >> 18);
     for (int i = 0; i < often(TENSORS); i++) {
         int64_t count = (1 + (i * 7919) % TENSORS) * (scale > 0 ? scale : 1);
-        dp_tensor own[4];
-        for (int k = 0; k < 4; k++)
-            own[k] = on_device(1, count);
         for (int k = 0; k < 3; k++)
-            mixed_out[i][k] = own[k].data;
-        mixed_in[i][0] = own[3].data;
-        mixed[i] = args_of(DP_KERNEL_ADAMW, mixed_out[i], 3, mixed_in[i], 1, (size_t)count);
+            mixed_out[i][k] = on_device(1, count).data;
+        mixed_in[i] = on_device(1, count).data;
+        mixed_counts[i] = (size_t)count;
         bytes += (double)count * sizeof(float);
     }
-    task ours = {.run = run_mixed};
-    double limit = seconds_per_byte() * 7 * bytes;
-    in_turn((task *[]){&ours}, 1);
-    line("G6", "AdamW on 400 tensors of mixed sizes, over 7 N bytes", ours.median * 1e6, "us",
-         limit / ours.median, 0.90, false);
+    return bytes;
+}
+
+static dp_kernel_args adamw_of_mixed(void)
+{
+    dp_kernel_args all = args_of(DP_KERNEL_ADAMW, mixed_out[0], 3, mixed_in, 1, 0);
+    all.set_count = (size_t)often(TENSORS);
+    all.counts = mixed_counts;
+    return all;
+}
+
+static void run_each(task *t)
+{
+    dp_kernel_args one = *t->kernel;
+    for (size_t i = 0; i < t->kernel->set_count; i++) {
+        one.set_count = 0;
+        one.count = mixed_counts[i];
+        one.out = mixed_out[i];
+        one.in = &mixed_in[i];
+        MUST(dp_kernel_run(ctx, 0, &one));
+    }
+}
+
+static void rows_mixed(void)
+{
+    double limit = seconds_per_byte() * 7 * mixed_make();
+    const dp_kernel_args all = adamw_of_mixed();
+    task together = {.run = run_kernel, .repeats = often(8), .kernel = &all},
+         each = {.run = run_each, .repeats = often(8), .kernel = &all};
+    in_turn((task *[]){&together, &each}, 2);
+    line("G6", "AdamW on 400 tensors of mixed sizes, over 7 N bytes", together.median * 1e6, "us",
+         limit / together.median, 0.90, false);
+    printf("     a launch each: %.3f us, %.3f\n", each.median * 1e6, limit / each.median);
 }
 
 /* ---- wrapper and steady step ----------------------------------------------------------------- */
@@ -482,6 +509,128 @@ static void rows_steady(void)
     dp_close(four);
 }
 
+/* ---- captured -------------------------------------------------------------------------------- */
+
+/* What only a user of graphs calls: from the runtime that the library has loaded. */
+typedef struct graph_calls {
+    cudaError_t (*begin)(cudaStream_t stream, enum cudaStreamCaptureMode mode);
+    cudaError_t (*end)(cudaStream_t stream, cudaGraph_t *out);
+    cudaError_t (*instantiate)(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags);
+    cudaError_t (*launch)(cudaGraphExec_t graph, cudaStream_t stream);
+} graph_calls;
+
+#if defined(TEST_SIM)
+static graph_calls graph_calls_find(void)
+{
+    return (graph_calls){cudaStreamBeginCapture, cudaStreamEndCapture, cudaGraphInstantiate,
+                         cudaGraphLaunch};
+}
+#else
+static graph_calls graph_calls_find(void)
+{
+    static const char *const names[] = {"cudaStreamBeginCapture", "cudaStreamEndCapture",
+                                        "cudaGraphInstantiate", "cudaGraphLaunch"};
+    void *found[4] = {0}, *runtime = dlopen("libcudart.so.13", RTLD_NOW);
+    graph_calls calls;
+    _Static_assert(sizeof calls == sizeof found, "one for each name");
+    for (int i = 0; i < 4 && runtime != NULL; i++)
+        found[i] = dlsym(runtime, names[i]);
+    if (found[3] == NULL) {
+        fprintf(stderr, "gpu.c: no calls for graphs in libcudart.so.13\n");
+        exit(1);
+    }
+    memcpy(&calls, found, sizeof calls);
+    return calls;
+}
+#endif
+
+/* A batch from pinned memory, AdamW on all tensors, the norm of the batch. */
+static void small_step(const dp_tensor *images, const dp_tensor *on_gpu, const dp_tensor *norm)
+{
+    const dp_kernel_args all = adamw_of_mixed();
+    const void *in[] = {on_gpu->data};
+    void *out[] = {norm->data};
+    const dp_kernel_args stats =
+        args_of(DP_KERNEL_STATS, out, 1, in, 1, (size_t)dp_tensor_count(on_gpu));
+    MUST(dp_copy(ctx, on_gpu, images, NULL));
+    MUST(dp_kernel_run(ctx, 0, &all));
+    MUST(dp_kernel_run(ctx, 0, &stats));
+}
+
+static void rows_captured(void)
+{
+    const graph_calls calls = graph_calls_find();
+    dp_tensor images = dp_wrap(pinned(1 << 20), DP_F32, DP_SHAPE(64, 4096));
+    dp_tensor on_gpu = on_device(64, 4096), norm = on_device(1, 4);
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    double plain_time[ROUNDS_MAX], replay[ROUNDS_MAX];
+    (void)mixed_make();
+    wait_all();
+    MUST_CUDA(calls.begin(stream, cudaStreamCaptureModeThreadLocal));
+    small_step(&images, &on_gpu, &norm);
+    MUST_CUDA(calls.end(stream, &graph));
+    MUST_CUDA(calls.instantiate(&exec, graph, 0));
+    for (int round = -2; round < rounds; round++) {
+        double begin = seconds();
+        small_step(&images, &on_gpu, &norm);
+        double enqueued = seconds() - begin;
+        wait_all();
+        begin = seconds();
+        MUST_CUDA(calls.launch(exec, stream));
+        if (round >= 0) {
+            plain_time[round] = enqueued;
+            replay[round] = seconds() - begin;
+        }
+        wait_all();
+    }
+    qsort(plain_time, (size_t)rounds, sizeof *plain_time, by_size);
+    qsort(replay, (size_t)rounds, sizeof *replay, by_size);
+    line("G10", "replay of a captured step, host time", replay[rounds / 2] * 1e6, "us",
+         replay[rounds / 2] * 1e6, 10, true);
+    printf("     the same step enqueued: %.3f us\n", plain_time[rounds / 2] * 1e6);
+}
+
+/* ---- the same bits --------------------------------------------------------------------------- */
+
+enum { SHARDS = 8 };
+static dp_ctx *shard_ctx[2];
+static dp_part shard_parts[2][SHARDS];
+
+static void run_all_reduce(task *t)
+{
+    MUST(dp_all_reduce(shard_ctx[t->kind], shard_parts[t->kind], t->bytes / sizeof(float), DP_F32,
+                       DP_OP_SUM));
+    MUST(dp_wait(shard_ctx[t->kind]));
+}
+
+/* Gradients of eight: devices that share the GPU, and shards, whose sums do not depend on how many
+   GPUs there are. */
+static void rows_same_bits(void)
+{
+    const dp_device_ops *const backends[] = {dp_cuda(), NULL};
+    const dp_config configs[2] = {
+        {.backends = backends, .device_count = SHARDS, .devices = (const int[SHARDS]){0}},
+        {.backends = backends, .device_count = 1, .shards = SHARDS}};
+    const size_t bytes = block_bytes / SHARDS;
+    for (int k = 0; k < 2; k++) {
+        MUST(dp_open(&configs[k], &shard_ctx[k]));
+        dp_scope *own = dp_scope_begin(shard_ctx[k]);
+        for (int i = 0; i < SHARDS; i++) {
+            dp_tensor block;
+            MUST(dp_tensor_new(own, dp_local_device(shard_ctx[k], i), DP_F32,
+                               DP_SHAPE((int64_t)(bytes / sizeof(float))), &block));
+            MUST(dp_fill(shard_ctx[k], &block, dp_float(0.5)));
+            shard_parts[k][i] = (dp_part){.send = block.data, .recv = block.data};
+        }
+    }
+    task devices = {.run = run_all_reduce, .kind = 0, .bytes = bytes};
+    task shards = {.run = run_all_reduce, .kind = 1, .bytes = bytes};
+    in_turn((task *[]){&devices, &shards}, 2);
+    line("G12", "gradients of 8 shards, over those of 8 devices", shards.median * 1e6, "us",
+         shards.median / devices.median, 1.1, true);
+}
+
 /* ---- main ------------------------------------------------------------------------------------ */
 
 static void open_it(double *out_bare, double *out_opened)
@@ -571,7 +720,7 @@ int main(int argc, char **argv)
         void (*rows)(void);
     } parts[] = {{"G9", rows_open},    {"G1, G2", rows_in},          {"G3", rows_columns},
                  {"G4", rows_wrapper}, {"G5, G6, G7", rows_kernels}, {"G6", rows_mixed},
-                 {"G8", rows_steady}};
+                 {"G8", rows_steady},  {"G10", rows_captured},       {"G12", rows_same_bits}};
     bool all = true;
     if (SIMULATED)
         simulate();
@@ -580,8 +729,6 @@ int main(int argc, char **argv)
     printf("%-4s %-54s %10s %-5s %8s  %-9s\n", "row", "what", "dp.h", "", "ratio", "target");
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         all = measured(parts[i].names, parts[i].rows) && all;
-    printf("G10  replay of a captured step: absent\n");
     printf("G11  two or more GPUs: absent\n");
-    printf("G12  deterministic mode: absent\n");
     return !all;
 }
