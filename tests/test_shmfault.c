@@ -414,6 +414,26 @@ TEST(process_that_joins_and_stalls_is_named)
                        "dp_open: process 1 of 2 joined, and ended before all had connected");
 }
 
+/* Process 1 begins a letter, and ends: nothing is made of what has come. */
+TEST(half_a_letter_is_none)
+{
+    for (size_t some = 0; some < sizeof(dp__letter); some += sizeof(dp__letter) / 3) {
+        int fds[2];
+        dp__tree tree = {.process_count = 2, .claim = -1};
+        const dp__note note = {DP__NOTE_MAGIC, DP__LETTER, 0, 1, sizeof(dp__letter)};
+        const dp__letter letter = {.asks = 1};
+        CHECK_INT(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+        dp__tree_link(&tree, fds[0], 1);
+        CHECK(dp__wire_send(fds[1], &note, sizeof note, dp__os_after_ms(100)) == DP_OK);
+        CHECK(dp__wire_send(fds[1], &letter, some, dp__os_after_ms(100)) == DP_OK);
+        dp__os_close(fds[1]);
+        CHECK_STATUS(dp__tree_hear(&tree, &tree.links[0], false), DP_ERR_REMOTE);
+        CHECK_STR(dp_last_error(), "process 1 of 2 ended while it was sending");
+        CHECK(tree.links[0].left);
+        dp__os_close(fds[0]);
+    }
+}
+
 /* However many call, the server looks at the time, and at who is in, before it lets in more. */
 TEST(a_flood_is_let_in_by_and_by)
 {
