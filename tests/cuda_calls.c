@@ -45,7 +45,17 @@ CALL(cudaGraphExecDestroy, (cudaGraphExec_t exec), (exec))
 CALL(cudaGraphInstantiate, (cudaGraphExec_t * exec, cudaGraph_t graph, unsigned long long flags),
      (exec, graph, flags))
 CALL(cudaGraphLaunch, (cudaGraphExec_t exec, cudaStream_t stream), (exec, stream))
+CALL(cudaLaunchKernel,
+     (const void *kernel, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t stream),
+     (kernel, grid, block, args, shared, stream))
+CALL(cudaLibraryGetKernel, (cudaKernel_t * kernel, cudaLibrary_t library, const char *name),
+     (kernel, library, name))
+CALL(cudaLibraryLoadData,
+     (cudaLibrary_t * library, const void *code, enum cudaJitOption *options, void **values,
+      unsigned count, enum cudaLibraryOption *own, void **own_values, unsigned own_count),
+     (library, code, options, values, count, own, own_values, own_count))
 CALL(cudaMalloc, (void **pointer, size_t bytes), (pointer, bytes))
+CALL(cudaSetDevice, (int device), (device))
 CALL(cudaStreamBeginCapture, (cudaStream_t stream, enum cudaStreamCaptureMode mode), (stream, mode))
 CALL(cudaStreamCreateWithPriority, (cudaStream_t * stream, unsigned flags, int priority),
      (stream, flags, priority))

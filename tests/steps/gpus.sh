@@ -90,5 +90,6 @@ step_hip() {
     export SIM_SEED=${SIM_SEED:-1} TEST_STRIDE=7
     T=${T:-hip/} tests hip 6
     TEST_GPUS=8 tests_of hip 6 cuda/ cuda_capture/ cuda_host/ cuda_order/ cuda_several/ \
+        cuda_nccl/ends cuda_nccl/eight \
         "device/ _cuda" "coll/ _cuda !own_order"
 }
