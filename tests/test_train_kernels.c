@@ -408,6 +408,82 @@ TEST_BACKENDS(sets_may_lie_at_odd_addresses)
     CHECK_F64(got, 2 - 0.5 * 3, 0);
 }
 
+/* A table that takes sets: how many it got, call by call. */
+static dp_device_ops taking;
+static size_t taken[SETS + 1];
+static int taken_count;
+static dp_status taken_status;
+
+static dp_status taking_open(const dp_host *host, int index, dp_dev **out)
+{
+    dp_status status = dp_cpu()->open(host, index, out);
+    if (status == DP_OK)
+        (*out)->ops = &taking;
+    return status;
+}
+
+static dp_status taking_kernel(dp_stream *stream, const dp_kernel_args *args)
+{
+    dp_kernel_args one = *args;
+    if (args->kernel != DP_KERNEL_SGD)
+        return dp_cpu()->kernel(stream, args);
+    taken[taken_count++] = args->set_count;
+    if (taken_status != DP_OK && args->set_count > 0)
+        return dp_error(taken_status, "not so many");
+    for (size_t i = 0; i < args->set_count; i++) {
+        one.set_count = 0;
+        one.count = args->counts[i];
+        one.out = args->out + i * args->out_count;
+        one.in = args->in + i * args->in_count;
+        DP_TRY(dp_cpu()->kernel(stream, &one));
+    }
+    return args->set_count > 0 ? DP_OK : dp_cpu()->kernel(stream, args);
+}
+
+static dp_status step_sets(dp_ctx *ctx, many_sets *sets, const dp_kernel_args *args)
+{
+    const dp_kernel_args all = all_sets(args, sets);
+    taken_count = 0;
+    return dp_kernel_run(ctx, 0, &all);
+}
+
+TEST(a_table_that_takes_sets_gets_them_at_once)
+{
+    static many_sets sets;
+    const dp_device_ops *const backends[] = {&taking, NULL};
+    dp_ctx *ctx = NULL;
+    taking = *dp_cpu();
+    taking.open = taking_open;
+    taking.kernel = taking_kernel;
+    taking.takes_sets = true;
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 1}, &ctx));
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_kernel_args args = step_args(&steps[0], DP_F32, 0, 1);
+    sets_make(ctx, scope, &args, &sets);
+    for (size_t i = 0; i < SETS; i++)
+        sets.counts[i] = i + 1;
+    CHECK_OK(step_sets(ctx, &sets, &args));
+    CHECK_INT(taken_count, 1);
+    CHECK_INT(taken[0], SETS);
+    taken_status = DP_ERR_UNSUPPORTED; /* then one by one */
+    CHECK_OK(step_sets(ctx, &sets, &args));
+    CHECK_INT(taken_count, 1 + SETS);
+    CHECK_INT(taken[SETS], 0);
+    taken_status = DP_ERR_NO_MEMORY;
+    CHECK_ERROR(step_sets(ctx, &sets, &args), DP_ERR_NO_MEMORY, "not so many");
+    CHECK_INT(taken_count, 1);
+    taken_status = DP_OK;
+    sets.counts[SETS - 1] = 0; /* a table gets no set of nothing */
+    CHECK_OK(step_sets(ctx, &sets, &args));
+    CHECK_INT(taken_count, SETS - 1);
+    sets.counts[SETS - 1] = 5;
+    sets.in[7] = (const char *)sets.in[7] + 1; /* nor one that is not aligned */
+    CHECK_OK(step_sets(ctx, &sets, &args));
+    CHECK_INT(taken_count, SETS - 1);
+    dp_scope_end(scope);
+    dp_close(ctx);
+}
+
 TEST_BACKENDS(sets_that_are_none)
 {
     static many_sets sets;
