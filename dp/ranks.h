@@ -195,6 +195,17 @@ static void dp__coll_trace(const dp__coll *coll, const dp_coll_call *call, char 
         dp__trace_stream(coll->lane->parts[i].stream, dp__lane_row(coll->lane, i), phase, name);
 }
 
+/* A failure here while other processes take part is the job's failure, whatever its class: they
+   cannot know about it. */
+static dp_status dp__shared_failure(const dp_ctx *ctx, dp_status status)
+{
+    if (status != DP_OK && !dp__thread.fresh)
+        dp_error(status, "%s", dp_status_text(status));
+    if (status == DP_OK || ctx->info.process_count == 1 || dp_status_class(status) == DP_CLASS_JOB)
+        return status;
+    return dp_error(DP_ERR_INTERNAL, "%s (%s)", dp__thread.text, dp_status_name(status));
+}
+
 /* `verb` of a table: what was asked for, or what takes its place. */
 static dp_status dp__table_run(const dp__coll *coll, dp_verb verb, size_t count, double scale)
 {
@@ -210,6 +221,8 @@ static dp_status dp__table_run(const dp__coll *coll, dp_verb verb, size_t count,
         dp__journal_begin(lane->ring, coll->fn, &call);
     dp__coll_trace(coll, &call, 'B');
     dp_status status = lane->comm->ops->run(lane->comm, &call);
+    if (dp_status_class(status) == DP_CLASS_PASS) /* and not, as it should be, JOB */
+        status = dp__shared_failure(lane->ctx, status);
     dp__coll_trace(coll, &call, 'E');
     return lane->ring != NULL ? dp__journal_end(lane->ring, status) : status;
 }
@@ -316,17 +329,6 @@ static dp_status dp__check_local_weights(const char *fn, const dp_ctx *ctx, cons
         if (!(weights[i] >= 0) || !isfinite(weights[i]))
             return dp_error(DP_ERR_INVALID, "%s: weight %d is %g", fn, i, weights[i]);
     return DP_OK;
-}
-
-/* A failure here while other processes take part is the job's failure, whatever its class: they
-   cannot know about it. */
-static dp_status dp__shared_failure(const dp_ctx *ctx, dp_status status)
-{
-    if (status != DP_OK && !dp__thread.fresh)
-        dp_error(status, "%s", dp_status_text(status));
-    if (status == DP_OK || ctx->info.process_count == 1 || dp_status_class(status) == DP_CLASS_JOB)
-        return status;
-    return dp_error(DP_ERR_INTERNAL, "%s (%s)", dp__thread.text, dp_status_name(status));
 }
 
 /* The sum of all ranks' weights. */

@@ -536,6 +536,48 @@ TEST_SLOW(ends_are_the_same_over_a_table_of_somebodys, 60)
     check_ends_over(open_over_own_table);
 }
 
+/* A table that has no memory in one process: the others would wait for it. */
+static dp_coll_ops short_ops;
+static bool is_short;
+
+static dp_status short_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    dp_status status = boot_coll()->open(host, config, out);
+    if (status == DP_OK)
+        (*out)->ops = &short_ops;
+    return status;
+}
+
+static dp_status short_run(dp_comm *comm, const dp_coll_call *call)
+{
+    return is_short ? dp_error(DP_ERR_NO_MEMORY, "short: no memory") : boot_coll()->run(comm, call);
+}
+
+static void one_table_has_no_memory(meeting *m)
+{
+    const dp_coll_ops *const colls[] = {&short_ops, NULL};
+    static job j;
+    dp_config config = config_of(m, 1);
+    dp_ctx *ctx = NULL;
+    short_ops = *boot_coll();
+    short_ops.open = short_open;
+    short_ops.run = short_run;
+    config.colls = colls;
+    CHECK_OK(dp_open(&config, &ctx));
+    job_begin(&j, ctx);
+    CHECK_OK(dp_barrier(ctx));
+    wait_for_all(m);
+    is_short = m->process == 1;
+    check_left_alone(ctx, &j, DP_ERR_INTERNAL, "short: no memory (DP_ERR_NO_MEMORY)");
+    job_end(&j);
+}
+
+TEST(no_memory_in_a_table_of_one_process_is_heard_by_all)
+{
+    in_processes(2, one_table_has_no_memory);
+    in_processes(3, one_table_has_no_memory);
+}
+
 /* A table that waits for a process which never comes: it looks at host->aborted, as it must. */
 static dp_coll_ops waiting_ops;
 
