@@ -1600,7 +1600,7 @@ DP_MUST_USE DP_API dp_status dp_model_parallel(dp_module *module, const dp_paral
 DP_MUST_USE DP_API dp_status dp_criterion_parallel(dp_module *criterion,
                                                    const dp_parallel_config *config,
                                                    dp_module **out);
-/* Containers are unwrapped. For tasks that run side by side dp_module_copy makes modules. */
+/* Containers are unwrapped. dp_module_copy makes modules for tasks that run side by side. */
 DP_MUST_USE DP_API dp_status dp_meta_test_parallel(dp_module *module, dp_module **out);
 
 /* A list of values, one per device: each becomes the sum of all. Its backward is the same call on
@@ -1987,8 +1987,8 @@ typedef struct dp_kernel_args {
     double numbers[8]; /* SGD, ADAMW; rounded to what is computed in */
     size_t heads;      /* 0: the library's, whose own kernels know it. The first so many of a REDUCE
                           stand before the tree: in[0] + (in[1] + (in[2] + ... all others)) */
-    size_t set_count;  /* SGD, ADAMW: 0; or so many times out_count and in_count operands lie in
-                          out and in, which are apart but for one gate */
+    size_t set_count;  /* SGD, ADAMW: 0, or how many sets of out_count and in_count operands lie in
+                          out and in, one after another: apart, and all with the same gate */
     const size_t *counts; /* the elements of each set, in place of count */
 } dp_kernel_args;
 
@@ -2061,7 +2061,7 @@ struct dp_device_ops {
     dp_status (*host_call)(dp_stream *stream, void (*fn)(void *user), void *user);
     /* No driver and no threads: count and open work in a child of fork as they do here. */
     bool survives_fork;
-    bool takes_sets; /* of operands, more than one: see dp_kernel_args */
+    bool takes_sets; /* `kernel` may be given several: see dp_kernel_args */
 };
 
 /* The life of a dp_coll_ops: `fits` is asked table by table, with the same answer in every process,

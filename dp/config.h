@@ -261,7 +261,7 @@ static dp_status dp__env_devices(dp_ctx *ctx)
     if (!good)
         return dp_error(DP_ERR_INVALID,
                         "dp_open: DP_DEVICES is '%s', neither a number of devices from 1 to %d "
-                        "nor a list of their indices, such as 0,1 (and 0, for the first alone)",
+                        "nor a list of their indices, such as 0,1 (one alone: 0,)",
                         text, DP__DEVICES_MAX);
     ctx->config.devices = list;
     ctx->config.device_count = count;
