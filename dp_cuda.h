@@ -3511,7 +3511,8 @@ static void dp__cuda_sets(const dp_kernel_args *args, size_t first, size_t some,
     }
 }
 
-static dp_status dp__cuda_launch_steps(dp_stream *stream, int kernel, const dp_kernel_args *args)
+DP__APART static dp_status dp__cuda_launch_steps(dp_stream *stream, int kernel,
+                                                 const dp_kernel_args *args)
 {
     struct dp__cuda_steps steps = {.gate = args->in_count > 1 ? args->in[1] : NULL,
                                    .out_count = (unsigned)args->out_count,

@@ -3650,8 +3650,11 @@ DP_API dp_status dp_kernel_run(dp_ctx *ctx, int local_rank, const dp_kernel_args
     if (args->set_count > 0 && !dp__is_update(args))
         return dp_error(DP_ERR_INVALID, "%s: set_count is %zu, and only SGD and ADAMW have sets",
                         __func__, args->set_count);
-    if (args->set_count > 0)
+    if (args->set_count > 0) {
         DP_TRY(dp__check_pointer(__func__, "counts", args->counts));
+        DP_TRY(dp__check_pointer(__func__, "out", args->out));
+        DP_TRY(dp__check_pointer(__func__, "in", args->in));
+    }
     for (size_t i = 0; i < dp__set_count(args); i++)
         DP_TRY(dp__check_set(__func__, device, args, i));
     return dp__leave(__func__, ctx, dp__kernel(ctx, device, device->stream, args));
