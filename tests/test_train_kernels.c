@@ -398,8 +398,8 @@ TEST_BACKENDS(sets_may_lie_at_odd_addresses)
     CHECK_OK(dp_narrow(&bytes, 0, 4 * (MOST + 2) * (int64_t)sizeof(double) + 1, size, &to));
     CHECK_OK(dp_copy(ctx, &to, &from, NULL));
     CHECK_OK(dp_narrow(&bytes, 0, (int64_t)SET_BYTES, size, &to));
-    grad = 2;
     CHECK_OK(dp_wait(ctx));
+    grad = 2;
     CHECK_OK(dp_copy(ctx, &to, &from, NULL));
     dp_kernel_args all = all_sets(&args, &sets);
     all.set_count = 2;
