@@ -269,9 +269,10 @@ build/gpu/hold: tests/gpu/hold.c Makefile
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O2 $(TEST_DEFINES) $< -o $@ -ldl
 
-build/gpu/bench: tests/bench/gpu/gpu.c $(HEADERS) Makefile build/config.mk
+build/gpu/bench: tests/bench/gpu/gpu.c build/gpu/cuda_calls.o $(HEADERS) Makefile build/config.mk
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -O2 -DDP_DYNAMIC_LOAD -I. $(shell tests/gpu/gpu.sh flags) $(STB_CFLAGS) $< -o $@ $(LIBS) -ldl
+	$(CC) -std=c11 -O2 -DDP_DYNAMIC_LOAD -I. $(shell tests/gpu/gpu.sh flags) $(STB_CFLAGS) $< \
+	    build/gpu/cuda_calls.o -o $@ $(LIBS) -ldl
 
 # The simulator is one object: who links it need not know its parts.
 SIM := build/sim/sim/sim_cuda.o build/sim/sim/kernels.o

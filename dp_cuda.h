@@ -3511,9 +3511,10 @@ static void dp__cuda_sets(const dp_kernel_args *args, size_t first, size_t some,
     }
 }
 
-DP__APART static dp_status dp__cuda_launch_steps(dp_stream *stream, int kernel,
-                                                 const dp_kernel_args *args)
+DP__APART static dp_status dp__cuda_launch_steps(dp_stream *stream, const dp_kernel_args *args)
 {
+    const int first_of = args->kernel == DP_KERNEL_SGD ? DP__CUDA_sgd_f32 : DP__CUDA_adamw_f32;
+    const int kernel = first_of + (args->dtype == DP_F64); /* halves are computed as f32 */
     struct dp__cuda_steps steps = {.gate = args->in_count > 1 ? args->in[1] : NULL,
                                    .out_count = (unsigned)args->out_count,
                                    .dtype = (int)args->dtype,
@@ -3533,11 +3534,12 @@ DP__APART static dp_status dp__cuda_launch_steps(dp_stream *stream, int kernel,
 static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
 {
     bool real = args->dtype <= DP_BF16;
-    int wide = args->dtype == DP_F64; /* of the kernels that compute halves as f32 */
     int form = args->dtype < DP_F16 ? (int)args->dtype : DP_F16; /* of those that have all three */
     if (args->in_count > DP__CUDA_OPERANDS || args->out_count > DP__CUDA_OPERANDS)
         return dp_error(DP_ERR_UNSUPPORTED, DP__CUDA_IS ": a kernel of %zu and %zu operands",
                         args->in_count, args->out_count);
+    if (real && (args->kernel == DP_KERNEL_SGD || args->kernel == DP_KERNEL_ADAMW))
+        return dp__cuda_launch_steps(stream, args);
     struct dp__cuda_params params = dp__cuda_params_of(args);
     params.packs = dp__cuda_packs_of(args, &params);
     switch (args->kernel) {
@@ -3573,9 +3575,6 @@ static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
         break;
     case DP_KERNEL_SGD:
     case DP_KERNEL_ADAMW:
-        form = wide + (args->kernel == DP_KERNEL_SGD ? DP__CUDA_sgd_f32 : DP__CUDA_adamw_f32);
-        if (real)
-            return dp__cuda_launch_steps(stream, form, args);
         break;
     case DP_KERNEL_CHANNELS:
         if (real)

@@ -6,9 +6,8 @@
 #if defined(TEST_CUDA) && !defined(TEST_SIM)
 #include "cuda_device.h"
 #if defined(TEST_NCCL)
-#include "../dp_nccl.h"
+#include "one_gpu.h"
 #endif
-#include "meeting.h"
 
 /* PTX, which the driver compiles: a store to where nothing is. */
 static const char fault_text[] = ".version 7.0\n.target sm_70\n.address_size 64\n"
@@ -116,21 +115,12 @@ TEST_SLOW(a_pass_tells_of_a_fault, 60)
 }
 
 #if defined(TEST_NCCL)
-static char *reason;
-
 /* Processes 0 and 2 hear of what process 1's kernel did, though NCCL waits for it. */
 static void one_faults(meeting *m)
 {
-    dp_config config = config_of(m, 1);
-    dp_ctx *ctx = NULL;
-    cuda_device_first(m->process);
-    config.colls = (const dp_coll_ops *const[]){dp_nccl_coll(), NULL};
-    config.backends = (const dp_device_ops *const[]){dp_cuda(), NULL};
-    config.timeout_ms = 20000;
-    if (dp_open(&config, &ctx) != DP_OK) {
-        snprintf(reason, 200, "%.199s", dp_last_error());
+    dp_ctx *ctx = one_gpu_open(m, 20000);
+    if (ctx == NULL)
         return;
-    }
     CHECK_OK(end_sum(ctx, 25));
     if (m->process == 1)
         fault_on(dp_local_stream(ctx, 0));
@@ -147,13 +137,7 @@ static void one_faults(meeting *m)
 
 TEST_SLOW(other_processes_hear_of_a_fault, 120)
 {
-    char text[512];
-    reason = shared_memory(200);
-    if (dp_nccl_version(text, sizeof text) == 0)
-        SKIP(text);
-    in_processes(3, one_faults);
-    if (reason[0] != '\0')
-        SKIP(reason);
+    on_one_gpu(3, one_faults);
 }
 #endif
 #endif

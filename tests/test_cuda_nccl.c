@@ -1967,29 +1967,18 @@ TEST_SLOW(refused_system_call_fails_in_all_processes, 60)
 }
 
 #elif defined(TEST_NCCL)
-#include "../dp_nccl.h"
-#include "cuda_device.h"
 #include "grads.h"
+#include "one_gpu.h"
 
-static char *reason; /* why NCCL does not do it */
-
-static dp_ctx *open_on_one_gpu(meeting *m)
+static dp_ctx *open_for_an_end(meeting *m)
 {
-    dp_config config = config_of(m, 1);
-    dp_ctx *ctx = NULL;
-    cuda_device_first(m->process);
-    config.colls = (const dp_coll_ops *const[]){dp_nccl_coll(), NULL};
-    config.backends = (const dp_device_ops *const[]){dp_cuda(), NULL};
-    config.timeout_ms = END_TIMEOUT_MS;
-    if (dp_open(&config, &ctx) != DP_OK)
-        snprintf(reason, 200, "%.199s", dp_last_error());
-    return ctx;
+    return one_gpu_open(m, END_TIMEOUT_MS);
 }
 
 static void sums_on_one_gpu(meeting *m)
 {
     const int64_t count = 300000;
-    dp_ctx *ctx = open_on_one_gpu(m);
+    dp_ctx *ctx = one_gpu_open(m, END_TIMEOUT_MS);
     dp_tensor data;
     float got[3];
     if (ctx == NULL)
@@ -2010,21 +1999,9 @@ static void sums_on_one_gpu(meeting *m)
     dp_close(ctx);
 }
 
-/* Does NCCL do that here? Else the test ends. */
-static void try_one_gpu(void)
-{
-    char text[512];
-    reason = shared_memory(200);
-    if (dp_nccl_version(text, sizeof text) == 0)
-        SKIP(text);
-    in_processes(2, sums_on_one_gpu);
-    if (reason[0] != '\0')
-        SKIP(reason);
-}
-
 TEST_SLOW(two_processes_on_one_gpu, 120)
 {
-    try_one_gpu();
+    on_one_gpu(2, sums_on_one_gpu);
 }
 
 /* Buckets of gradients are reduced while others are still to come. */
@@ -2033,7 +2010,10 @@ static void gradients_on_one_gpu(meeting *m)
     enum { UNITS = 8, EACH = 100003 };
     static grads g;
     static dp_range ranges[UNITS];
-    grads_begin(&g, open_on_one_gpu(m), UNITS * EACH);
+    dp_ctx *ctx = one_gpu_open(m, END_TIMEOUT_MS);
+    if (ctx == NULL)
+        return;
+    grads_begin(&g, ctx, UNITS * EACH);
     for (uint32_t i = 0; i < UNITS; i++)
         ranges[i] = (dp_range){.unit = i, .first = i * (size_t)EACH, .count = EACH};
     grads_create(&g, (dp_reducer_config){.ranges = ranges,
@@ -2055,13 +2035,12 @@ static void gradients_on_one_gpu(meeting *m)
 
 TEST_SLOW(gradients_of_processes_on_one_gpu, 120)
 {
-    try_one_gpu();
-    in_processes(3, gradients_on_one_gpu);
+    on_one_gpu(3, gradients_on_one_gpu);
 }
 
 TEST_SLOW(ends_are_the_same_on_one_gpu, 240)
 {
-    try_one_gpu();
-    check_ends_over(open_on_one_gpu);
+    on_one_gpu(2, sums_on_one_gpu);
+    check_ends_over(open_for_an_end);
 }
 #endif

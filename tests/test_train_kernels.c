@@ -379,6 +379,41 @@ TEST_BACKENDS(sets_are_stepped_as_one_by_one)
         }
 }
 
+/* A launch cuts sets into chunks of 1024: these end at one, before it and behind it. */
+TEST_BACKENDS(sets_are_cut_into_chunks)
+{
+    enum { LARGE = 5, ALL = 1 + 1024 + 1023 + 4097 + 2048 };
+    static const size_t counts[LARGE] = {1, 1024, 1023, 4097, 2048};
+    static float numbers[ALL];
+    dp_tensor params, grads, host = dp_wrap(numbers, DP_F32, DP_SHAPE(ALL));
+    void *out[LARGE];
+    const void *in[LARGE];
+    for (int i = 0; i < ALL; i++)
+        numbers[i] = (float)i;
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, DP_SHAPE(ALL), &grads));
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, DP_SHAPE(ALL), &params));
+    CHECK_OK(dp_copy(ctx, &grads, &host, NULL));
+    CHECK_OK(dp_fill(ctx, &params, dp_float(1)));
+    for (size_t i = 0, at = 0; i < LARGE; at += counts[i++]) {
+        out[i] = (float *)params.data + at;
+        in[i] = (const float *)grads.data + at;
+    }
+    CHECK_OK(dp_kernel_run(ctx, 0,
+                           &(dp_kernel_args){.kernel = DP_KERNEL_SGD,
+                                             .dtype = DP_F32,
+                                             .in_dtype = DP_F32,
+                                             .in = in,
+                                             .out = out,
+                                             .in_count = 1,
+                                             .out_count = 1,
+                                             .numbers = {0.5},
+                                             .set_count = LARGE,
+                                             .counts = counts}));
+    CHECK_OK(dp_read(ctx, &params, numbers, sizeof numbers));
+    for (int i = 0; i < ALL; i++)
+        CHECK_F64(numbers[i], 1 - 0.5 * i, 0);
+}
+
 /* One by one where an operand is not aligned to its element. */
 TEST_BACKENDS(sets_may_lie_at_odd_addresses)
 {
@@ -491,21 +526,25 @@ TEST_BACKENDS(sets_that_are_none)
     args.in_count = 2;
     sets_make(ctx, scope, &args, &sets);
     const dp_kernel_args right = all_sets(&args, &sets);
-    dp_kernel_args wrong = right;
-    wrong.kernel = DP_KERNEL_FILL;
-    CHECK_ERROR(dp_kernel_run(ctx, 0, &wrong), DP_ERR_INVALID, "only SGD and ADAMW have sets");
-    wrong = right;
-    wrong.counts = NULL;
-    CHECK_ERROR(dp_kernel_run(ctx, 0, &wrong), DP_ERR_INVALID, "counts is NULL");
-    wrong = right;
-    wrong.in = NULL;
-    CHECK_ERROR(dp_kernel_run(ctx, 0, &wrong), DP_ERR_INVALID, "in is NULL");
-    wrong = right;
-    wrong.out = NULL;
-    CHECK_ERROR(dp_kernel_run(ctx, 0, &wrong), DP_ERR_INVALID, "out is NULL");
-    wrong = right;
-    wrong.in_count = 3;
-    CHECK_ERROR(dp_kernel_run(ctx, 0, &wrong), DP_ERR_INVALID, "in_count of SGD is 3");
+    const struct {
+        const char *says;
+        size_t in_count;
+        dp_kernel kernel;
+        bool no_counts, no_in, no_out;
+    } rows[] = {{"only SGD and ADAMW have sets", 2, DP_KERNEL_FILL, false, false, false},
+                {"counts is NULL", 2, DP_KERNEL_SGD, true, false, false},
+                {"in is NULL", 2, DP_KERNEL_SGD, false, true, false},
+                {"out is NULL", 2, DP_KERNEL_SGD, false, false, true},
+                {"in_count of SGD is 3", 3, DP_KERNEL_SGD, false, false, false}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        dp_kernel_args wrong = right;
+        wrong.kernel = rows[i].kernel;
+        wrong.in_count = rows[i].in_count;
+        wrong.counts = rows[i].no_counts ? NULL : right.counts;
+        wrong.in = rows[i].no_in ? NULL : right.in;
+        wrong.out = rows[i].no_out ? NULL : right.out;
+        CHECK_ERROR(dp_kernel_run(ctx, 0, &wrong), DP_ERR_INVALID, rows[i].says);
+    }
     const void *gate = sets.in[69 * 2 + 1];
     sets.in[69 * 2 + 1] = sets.in[0];
     CHECK_ERROR(dp_kernel_run(ctx, 0, &right), DP_ERR_INVALID,

@@ -7,7 +7,6 @@
 
 #define DP_IMPLEMENTATION
 #include "../../../dp_cuda.h"
-#include <dlfcn.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -24,6 +23,17 @@ static void simulate(void)
 enum { SIMULATED = 0 };
 static void simulate(void)
 {
+}
+
+/* Of tests/cuda_calls.c, which is linked in for calls of graphs: there is no runtime. */
+_Noreturn void test_fail(const char *file, int line, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "%s:%d: ", file, line);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    exit(1);
 }
 #endif
 
@@ -511,39 +521,6 @@ static void rows_steady(void)
 
 /* ---- captured -------------------------------------------------------------------------------- */
 
-/* What only a user of graphs calls: from the runtime that the library has loaded. */
-typedef struct graph_calls {
-    cudaError_t (*begin)(cudaStream_t stream, enum cudaStreamCaptureMode mode);
-    cudaError_t (*end)(cudaStream_t stream, cudaGraph_t *out);
-    cudaError_t (*instantiate)(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags);
-    cudaError_t (*launch)(cudaGraphExec_t graph, cudaStream_t stream);
-} graph_calls;
-
-#if defined(TEST_SIM)
-static graph_calls graph_calls_find(void)
-{
-    return (graph_calls){cudaStreamBeginCapture, cudaStreamEndCapture, cudaGraphInstantiate,
-                         cudaGraphLaunch};
-}
-#else
-static graph_calls graph_calls_find(void)
-{
-    static const char *const names[] = {"cudaStreamBeginCapture", "cudaStreamEndCapture",
-                                        "cudaGraphInstantiate", "cudaGraphLaunch"};
-    void *found[4] = {0}, *runtime = dlopen("libcudart.so.13", RTLD_NOW);
-    graph_calls calls;
-    _Static_assert(sizeof calls == sizeof found, "one for each name");
-    for (int i = 0; i < 4 && runtime != NULL; i++)
-        found[i] = dlsym(runtime, names[i]);
-    if (found[3] == NULL) {
-        fprintf(stderr, "gpu.c: no calls for graphs in libcudart.so.13\n");
-        exit(1);
-    }
-    memcpy(&calls, found, sizeof calls);
-    return calls;
-}
-#endif
-
 /* A batch from pinned memory, AdamW on all tensors, the norm of the batch. */
 static void small_step(const dp_tensor *images, const dp_tensor *on_gpu, const dp_tensor *norm)
 {
@@ -559,7 +536,6 @@ static void small_step(const dp_tensor *images, const dp_tensor *on_gpu, const d
 
 static void rows_captured(void)
 {
-    const graph_calls calls = graph_calls_find();
     dp_tensor images = dp_wrap(pinned(1 << 20), DP_F32, DP_SHAPE(64, 4096));
     dp_tensor on_gpu = on_device(64, 4096), norm = on_device(1, 4);
     cudaGraph_t graph = NULL;
@@ -567,17 +543,17 @@ static void rows_captured(void)
     double plain_time[ROUNDS_MAX], replay[ROUNDS_MAX];
     (void)mixed_make();
     wait_all();
-    MUST_CUDA(calls.begin(stream, cudaStreamCaptureModeThreadLocal));
+    MUST_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     small_step(&images, &on_gpu, &norm);
-    MUST_CUDA(calls.end(stream, &graph));
-    MUST_CUDA(calls.instantiate(&exec, graph, 0));
+    MUST_CUDA(cudaStreamEndCapture(stream, &graph));
+    MUST_CUDA(cudaGraphInstantiate(&exec, graph, 0));
     for (int round = -2; round < rounds; round++) {
         double begin = seconds();
         small_step(&images, &on_gpu, &norm);
         double enqueued = seconds() - begin;
         wait_all();
         begin = seconds();
-        MUST_CUDA(calls.launch(exec, stream));
+        MUST_CUDA(cudaGraphLaunch(exec, stream));
         if (round >= 0) {
             plain_time[round] = enqueued;
             replay[round] = seconds() - begin;
@@ -629,6 +605,8 @@ static void rows_same_bits(void)
     in_turn((task *[]){&devices, &shards}, 2);
     line("G12", "gradients of 8 shards, over those of 8 devices", shards.median * 1e6, "us",
          shards.median / devices.median, 1.1, true);
+    for (int k = 0; k < 2; k++)
+        dp_close(shard_ctx[k]);
 }
 
 /* ---- main ------------------------------------------------------------------------------------ */
