@@ -33,7 +33,6 @@
    then the part of the implementation that uses all others
      >>open         from a config to a context
      >>closing      and back
-     >>running      dp_info_get and the like, dp_run
    and the files that dp.h includes, in this order
      dp/os.h           the operating system: threads, sockets, processes, shared memory
      dp_cpu.h          the host as devices, and its collectives inside a process
@@ -45,6 +44,7 @@
      dp/launch.h       how the processes of a job find each other; dp_spawn
      dp/shm.h          collectives between processes of one machine
      dp/config.h       what a config means
+     dp/run.h          what a context is asked, and functions on its devices
      dp/module.h       modules: parameters, replicas, passes
      dp/parallel.h     wrappers of one process, dp_train_step
      dp/distributed.h  the wrapper for all ranks of a job
@@ -2681,184 +2681,7 @@ DP_API void dp_close(dp_ctx *ctx)
     dp__thread.scope_status = DP_OK; /* it says nothing about scopes of other contexts */
 }
 
-/* ==== >>running ==================================================================================
-   What can be asked of a context, and running on its devices' threads.                          */
-
-DP_API dp_status dp_info_get(const dp_ctx *ctx, dp_info *out)
-{
-    DP_TRY(dp__check_open(__func__, ctx));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
-    *out = ctx->info;
-    return DP_OK;
-}
-
-DP_API dp_status dp_config_get(const dp_ctx *ctx, dp_config *out)
-{
-    DP_TRY(dp__check_open(__func__, ctx));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
-    *out = ctx->config;
-    return DP_OK;
-}
-
-DP_API dp_status dp_device_info_get(dp_ctx *ctx, int local_rank, dp_device_info *out)
-{
-    DP_TRY(dp__check_ctx(__func__, ctx));
-    DP_TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
-    dp_dev *dev = ctx->devices[local_rank].dev;
-    return dp__leave(__func__, ctx, dev->ops->info(dev, out));
-}
-
-DP_API dp_device dp_local_device(const dp_ctx *ctx, int local_rank)
-{
-    if (dp__check_open(__func__, ctx) != DP_OK ||
-        dp__check_rank(__func__, ctx, "local_rank", local_rank) != DP_OK)
-        return (dp_device){-1, -1};
-    return ctx->devices[local_rank].id;
-}
-
-DP_API dp_stream *dp_local_stream(const dp_ctx *ctx, int local_rank)
-{
-    if (dp__check_open(__func__, ctx) != DP_OK ||
-        dp__check_rank(__func__, ctx, "local_rank", local_rank) != DP_OK)
-        return NULL;
-    return ctx->devices[local_rank].stream;
-}
-
-DP_API dp_status dp_use_stream(dp_ctx *ctx, int local_rank, dp_stream *stream)
-{
-    DP_TRY(stream != NULL ? dp__check_ctx(__func__, ctx) : dp__check_open(__func__, ctx));
-    DP_TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
-    DP_TRY(dp__check_alone(__func__, ctx));
-    dp__device *device = &ctx->devices[local_rank];
-    if (dp__has_failed(ctx)) { /* the user has to destroy theirs before dp_close */
-        device->stream = device->own_stream;
-        return DP_OK;
-    }
-    stream = stream != NULL ? stream : device->own_stream;
-    if (stream->dev != device->dev)
-        return dp_error(DP_ERR_INVALID,
-                        "%s: the stream is not of local rank %d: make it for that rank", __func__,
-                        local_rank);
-    DP_TRY(dp__leave(__func__, ctx, dp__order_after(device, stream)));
-    device->stream = stream;
-    return DP_OK;
-}
-
-DP_API dp_status dp_wait(dp_ctx *ctx)
-{
-    DP_TRY(dp__check_ctx(__func__, ctx));
-    return dp__leave(__func__, ctx, dp__sync_all(ctx));
-}
-
-typedef struct dp__run {
-    dp_ctx *ctx;
-    dp_scope *scope;
-    dp_run_fn fn;
-    void *user;
-} dp__run;
-
-static void dp__run_part(int local_rank, void *user)
-{
-    const dp__run *run = user;
-    dp__slot *slot = &run->ctx->slots[local_rank];
-    dp__frame frame = {.what = "a function under dp_run",
-                       .ctx = run->ctx,
-                       .scope = run->scope,
-                       .local_rank = local_rank,
-                       .together = true,
-                       .owns_device = true};
-    dp__frame_enter(&frame);
-    slot->status =
-        dp__frame_leave(&frame, run->fn(local_rank, run->scope->replicas[local_rank], run->user));
-    if (slot->status != DP_OK)
-        memcpy(slot->text, dp__thread.text, sizeof slot->text);
-}
-
-static dp_status dp__run_scopes(dp_scope *scope)
-{
-    size_t count = (size_t)scope->ctx->info.local_count;
-    if (scope->replicas == NULL) {
-        dp_scope **replicas = dp__scope_bytes(scope, count * sizeof *replicas, sizeof *replicas);
-        if (replicas == NULL)
-            return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu scopes", count);
-        for (size_t i = 0; i < count; i++)
-            replicas[i] = NULL;
-        scope->replicas = replicas;
-    }
-    size_t missing = 0;
-    for (size_t i = 0; i < count; i++)
-        missing += scope->replicas[i] == NULL;
-    if (missing > 0)
-        dp__scopes_reuse(scope->ctx, scope, scope->replicas, count);
-    for (size_t i = 0; i < count && missing > 0; i++) {
-        if (scope->replicas[i] == NULL)
-            scope->replicas[i] = dp__scope_make(scope->ctx, scope);
-        if (scope->replicas[i] == NULL)
-            return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu scopes", count);
-    }
-    return DP_OK;
-}
-
-static dp_status dp__run_result(const dp_ctx *ctx)
-{
-    for (int i = 0; i < ctx->info.local_count; i++) {
-        const dp__slot *slot = &ctx->slots[i];
-        if (slot->status != DP_OK)
-            return dp_error(slot->status, "dp_run: local rank %d: %s", i,
-                            slot->text[0] != '\0' ? slot->text : dp_status_text(slot->status));
-    }
-    return DP_OK;
-}
-
-static dp_status dp__run_all(dp__run *run)
-{
-    dp_ctx *ctx = run->ctx;
-    DP_TRY(dp__run_scopes(run->scope));
-    if (ctx->info.local_count == 1) {
-        dp__run_part(0, run);
-        return dp__run_result(ctx);
-    }
-    if (!dp__team_enter(ctx->team)) /* the workers are busy with another thread's copy just now */
-        return dp_error(DP_ERR_STATE, "dp_run: another thread is inside this context");
-    dp__team_run(ctx->team, ctx->info.local_count, dp__run_part, run);
-    dp__team_exit(ctx->team);
-    return dp__run_result(ctx);
-}
-
-DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user)
-{
-    dp_scope *own = NULL;
-    DP_TRY(dp__check_ctx(__func__, ctx));
-    if (scope != NULL)
-        DP_TRY(dp__check_scope_of(__func__, scope, ctx));
-    if (fn == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: fn is NULL", __func__);
-    DP_TRY(dp__enter(__func__, ctx));
-    dp_status status = scope == NULL ? dp__temp_begin(ctx, &own) : DP_OK;
-    dp__run run = {ctx, scope != NULL ? scope : own, fn, user};
-    if (status == DP_OK)
-        status = dp__run_all(&run);
-    status = dp__exit(__func__, ctx, status);
-    dp__scope_end(own); /* deferred functions run alone */
-    return status;
-}
-
-DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, int64_t *out_first)
-{
-    if (dp__check_open(__func__, ctx) != DP_OK ||
-        dp__check_rank(__func__, ctx, "local_rank", local_rank) != DP_OK ||
-        dp__check_pointer(__func__, "out_first", out_first) != DP_OK)
-        return -1;
-    if (count < 0) {
-        dp_error(DP_ERR_INVALID, "%s: count is %lld", __func__, (long long)count);
-        return -1;
-    }
-    int64_t each = count / ctx->info.local_count, more = count % ctx->info.local_count;
-    *out_first = local_rank * each + (local_rank < more ? local_rank : more);
-    return each + (local_rank < more);
-}
-
+#include "dp/run.h"
 #include "dp/module.h"
 #include "dp/parallel.h"
 #include "dp/distributed.h"
