@@ -1358,6 +1358,7 @@ typedef struct dp_param_info {
     const char *name; /* "child.name": the path from this module; wrappers add nothing to it */
     bool frozen, buffer;
     dp_tensor data;         /* read-only */
+    bool shared;            /* it is in memory of all processes: see dp_edit_begin */
     bool reduced;           /* it has a gradient that a backward here makes equal on all ranks */
     dp_reduction reduction; /* and how; 0 if it does not */
 } dp_param_info;
@@ -1396,6 +1397,19 @@ DP_MUST_USE DP_API dp_status dp_params_edit(dp_module *module, size_t param, dp_
 DP_MUST_USE DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *host,
                                              size_t bytes);
 DP_MUST_USE DP_API dp_status dp_params_changed(dp_module *module);
+/* Where processes share parameters (dp_distributed_config.share_params) a write is between these
+   two, which all processes call: at the first, nobody reads any more, and after the second all have
+   written. Between them each may write, the same numbers or a part of its own; passes are refused
+   (STATE), as are writes outside. `status` says how it went here so far: if it did not go well
+   everywhere, all get the first error, as by dp_agree, and no edit has begun; the end is one in any
+   case. They nest. Optimizers, dp_module_load and dp_average_begin do it by themselves. For
+   modules that share nothing both return `status`, and nobody waits. [host]
+
+       DP_TRY(dp_edit_begin(net, DP_OK));
+       dp_status status = dp_params_write(net, 0, numbers, sizeof numbers);
+       DP_TRY(dp_edit_end(net, status));                                                        */
+DP_MUST_USE DP_API dp_status dp_edit_begin(dp_module *module, dp_status status);
+DP_MUST_USE DP_API dp_status dp_edit_end(dp_module *module, dp_status status);
 /* Set all gradients of the tree to zero, as if no backward had run: they are unused and not void,
    and samples that waited for a reduction do not count in it. */
 DP_MUST_USE DP_API dp_status dp_zero_grad(dp_module *module);
@@ -1630,6 +1644,9 @@ typedef struct dp_distributed_config {
     size_t ignored_count;
     dp_buckets buckets;
     dp_cut cut; /* of a process' batch, over its devices */
+    /* The processes of a machine have parameters once, and each steps a part of them: see SHARED
+       PARAMETERS. */
+    bool share_params;
 } dp_distributed_config;
 
 /* The module on every rank of the job. Each process cuts its own batch over its devices, and leaves
@@ -1671,7 +1688,17 @@ typedef struct dp_distributed_config {
                                           all                      works
 
    The comparison includes the layout of memory: give memory of yours (`data`, packed blocks) on all
-   ranks or on none. */
+   ranks or on none.
+
+   SHARED PARAMETERS. With share_params, CPU devices of all processes of the job read parameters in
+   one piece of memory; addresses do not change. In place of P times the parameters and state of an
+   optimizer there is one of each, and gradients P times; a step sends nothing. Buffers stay with
+   each process. An optimizer has to be `sharded` (dp_train.h). Whoever writes, writes for all: see
+   dp_edit_begin. When the wrapper is destroyed each process gets a copy of its own, which may fail
+   for want of memory (NO_MEMORY: nothing has changed). A process that dies in a step leaves some
+   parameters stepped and others not: go back to a checkpoint. Several machines, devices with memory
+   of their own, `ignored` parameters, memory of yours, a module in a tree with other parameters,
+   and a second wrapper are UNSUPPORTED. With one process the switch changes nothing. */
 DP_MUST_USE DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
                                             dp_module **out);
 /* A module whose methods train its children one by one, as in a GAN. Each child that has parameters
@@ -1734,6 +1761,7 @@ typedef struct dp_report { /* of a wrapper by dp_distributed, in this process */
     const char *transport;   /* "none", "inside the process", or job.coll_backend */
     dp_reducer_info reducer; /* its compute_s is what backward took */
     dp_buffer_sync buffers;
+    bool params_shared; /* see dp_distributed_config.share_params */
     size_t ignored_count;
     double forward_s, mean_forward_s; /* of passes that were reduced, with what made buffers equal
                                          before them */
@@ -2286,6 +2314,7 @@ static dp_status dp__devices_open(dp_ctx *ctx, int place)
     ctx->info.local_count = ctx->info.rank_count = count;
     ctx->info.device_backend = ops->name;
     ctx->shared_pool.source = DP__FROM_HEAP;
+    ctx->page_pool.source = DP__FROM_PAGES;
     ctx->pinned_pool.device = &ctx->devices[0];
     if (DP_HAS(dp_device_ops, ctx->devices[0].dev->ops, host_alloc) &&
         DP_HAS(dp_device_ops, ctx->devices[0].dev->ops, host_free))

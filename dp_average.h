@@ -397,15 +397,21 @@ static dp_status dp__average_put(const dp_average *average, bool kept)
     return DP_OK;
 }
 
+/* Where processes share the parameters they all write the same; `status`: whether this one can. */
+static dp_status dp__average_write(const dp_average *average, dp_status status, bool kept)
+{
+    DP_TRY(dp_edit_begin(average->module, status));
+    status = dp__average_put(average, kept);
+    return dp_edit_end(average->module, status);
+}
+
 DP_API dp_status dp_average_begin(dp_average *average)
 {
     DP_TRY(dp__check_pointer(__func__, "average", average));
     DP_TRY(dp__named(__func__, dp__average_not_begun(average, "another one")));
     dp_scope *scope = dp_scope_begin(average->ctx);
     DP_TRY(dp_scope_check(scope));
-    dp_status status = dp__average_keep(average, scope);
-    if (status == DP_OK)
-        status = dp__average_put(average, false);
+    dp_status status = dp__average_write(average, dp__average_keep(average, scope), false);
     if (status == DP_OK)
         average->kept = scope;
     else
@@ -418,7 +424,7 @@ static dp_status dp__average_end(dp_average *average)
     if (average->kept == NULL)
         return dp_error(DP_ERR_STATE, "nothing was begun: call dp_average_begin first");
     DP_TRY(dp__average_same(average));
-    DP_TRY(dp__average_put(average, true));
+    DP_TRY(dp__average_write(average, DP_OK, true));
     dp_scope_end(average->kept);
     average->kept = NULL;
     return DP_OK;
@@ -465,7 +471,17 @@ static dp_status dp__average_send(const dp_average *average, dp_scope *temp, siz
     return dp_copy(average->ctx, &to, &from, NULL);
 }
 
-static dp_status dp__average_copy(const dp_average *average, dp_scope *temp, dp_module *module)
+static dp_status dp__average_send_all(const dp_average *average, dp_scope *temp, dp_module *module,
+                                      const size_t *params)
+{
+    for (size_t i = 0; i < average->count; i++)
+        DP_TRY(dp__average_send(average, temp, i, module, params[i]));
+    return dp_wait(average->ctx);
+}
+
+/* What the module has under the names of all entries. */
+static dp_status dp__average_find_all(const dp_average *average, dp_scope *temp, dp_module *module,
+                                      size_t **out)
 {
     size_t *params = dp_scope_alloc(temp, average->count * sizeof *params);
     bool *taken = dp_scope_alloc(temp, dp_module_param_count(module) * sizeof *taken);
@@ -479,9 +495,15 @@ static dp_status dp__average_copy(const dp_average *average, dp_scope *temp, dp_
                             average->entries[i].name, dp_module_name(module));
         taken[params[i]] = true;
     }
-    for (size_t i = 0; i < average->count; i++)
-        DP_TRY(dp__average_send(average, temp, i, module, params[i]));
-    return dp_wait(average->ctx);
+    *out = params;
+    return DP_OK;
+}
+
+static dp_status dp__average_copy(const dp_average *average, dp_scope *temp, dp_module *module)
+{
+    size_t *params = NULL;
+    DP_TRY(dp_edit_begin(module, dp__average_find_all(average, temp, module, &params)));
+    return dp_edit_end(module, dp__average_send_all(average, temp, module, params));
 }
 
 DP_API dp_status dp_average_copy(dp_average *average, dp_module *module)

@@ -1801,8 +1801,16 @@ static dp_status dp__save_load(dp__save_loader *loader, dp_value saved)
     memset(loader->given, 0, loader->count * sizeof *loader->given);
     DP_TRY(dp__save_take_entries(loader, saved));
     DP_TRY(dp__save_verdict(loader));
-    DP_TRY(dp__save_cast_all(loader));
-    return loader->config.check_only ? DP_OK : dp__save_put_all(loader);
+    return dp__save_cast_all(loader);
+}
+
+/* Where processes share the parameters they all write the same; `status`: whether this one can. */
+static dp_status dp__save_put_in(const dp__save_loader *loader, dp_status status)
+{
+    if (loader->config.check_only)
+        return status;
+    DP_TRY(dp_edit_begin(loader->module, status));
+    return dp_edit_end(loader->module, dp__save_put_all(loader));
 }
 
 static dp_status dp__save_check_module(const char *fn, const dp_module *module)
@@ -1828,7 +1836,7 @@ DP_API dp_status dp_module_load(dp_module *module, dp_value saved,
     snprintf(before, sizeof before, "%s", dp_last_error());
     loader.temp = dp_scope_begin(loader.ctx);
     DP_TRY(dp_scope_check(loader.temp));
-    dp_status status = dp__save_load(&loader, saved);
+    dp_status status = dp__save_put_in(&loader, dp__save_load(&loader, saved));
     dp_scope_end(loader.temp);
     if (status == DP_OK) /* which leaves sentences alone; that of a name unknown is not one */
         return dp_error(DP_OK, "%s", before);

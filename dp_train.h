@@ -192,6 +192,8 @@ typedef struct dp_optim_config {
        gets the gradients of that part alone, steps it, and gets the other parts from the others.
        Parameters that lie together are cut where a part has 256 elements at least; all ranks keep
        and step what is smaller.
+       Where processes share parameters nothing is got from others, and what is smaller is stepped
+       and kept by the first process alone.
        (To create one calls dp_grads_scatter_set with true, if all ranks can; one without this, with
        false.) The same numbers come out, bit by bit, where ranks are added up in one order (by NCCL
        they are not); but a norm is added up by ranks, which may change its last bits. The module is
@@ -632,6 +634,7 @@ typedef struct dp__train_run {
 typedef struct dp__train_span {
     size_t first, param_count; /* of the parameters below */
     size_t count, each;        /* elements; of these each rank has so many for itself, or all all */
+    bool once;                 /* or, where processes share them, the first process */
 } dp__train_span;
 
 typedef struct dp__train_piece {
@@ -645,6 +648,7 @@ typedef struct dp__train_listed { /* a parameter */
     size_t group;
     size_t share;  /* dp_stretch.share; 0 where ranks do not share parameters out */
     bool goes_on;  /* the span of the one before */
+    bool once;     /* the processes of the machine share it: see dp_param_info.shared */
     bool reduced;  /* see dp_param_info; the first owner alone steps what is not */
     int64_t steps; /* how often it was stepped */
 } dp__train_listed;
@@ -761,10 +765,27 @@ static dp_status dp__train_edit(const dp__train_views *views)
     return DP_OK;
 }
 
+/* What processes share has one owner, and is not edited before all have come. */
+static dp_status dp__train_see(const dp__train_views *views, size_t owner, size_t i)
+{
+    dp_tensor *out = &views->data[owner * views->count + i];
+    dp_param_info info;
+    DP_TRY(dp_module_param(views->module, views->listed[i].param, &info));
+    views->listed[i].once = info.shared;
+    if (!info.shared)
+        return dp_owner_edit(views->module, owner, views->listed[i].param, out, NULL);
+    *out = info.data;
+    out->read_only = false;
+    return DP_OK;
+}
+
 /* An edit is refused to replicas that ask at the same time, before anything is written. */
 static dp_status dp__train_ask(const dp__train_views *views)
 {
-    DP_TRY(dp__train_edit(views));
+    for (size_t owner = 0; owner < views->owner_count; owner++)
+        for (size_t i = 0; i < views->count; i++)
+            if (dp__train_has(views, owner, i))
+                DP_TRY(dp__train_see(views, owner, i));
     for (size_t owner = 0; owner < views->owner_count; owner++)
         for (size_t i = 0; i < views->count; i++)
             if (dp__train_has(views, owner, i))
@@ -806,8 +827,8 @@ static void dp__train_cut(dp__train_views *views, bool alone)
     for (size_t i = 0; i < views->count; i++) {
         bool on = !alone && views->listed[i].goes_on;
         if (!on)
-            views->spans[views->span_count++] =
-                (dp__train_span){.first = i, .each = views->listed[i].share};
+            views->spans[views->span_count++] = (dp__train_span){
+                .first = i, .each = views->listed[i].share, .once = views->listed[i].once};
         dp__train_span *span = &views->spans[views->span_count - 1];
         if (!on || views->listed[i - 1].group != views->listed[i].group)
             views->runs[views->run_count++] =
@@ -848,10 +869,13 @@ static void dp__train_pieces_of(const dp__train_views *views, const dp__train_ru
     }
 }
 
+/* Those that an owner steps. Of what processes share only one can have the end. */
 static void dp__train_pieces(const dp__train_views *views, const dp__train_run *run, size_t owner,
                              dp__train_piece *out)
 {
     dp__train_pieces_of(views, run, views->ranks[owner], views->ranks[owner + 1], out);
+    if (views->spans[run->span].once && views->job.process > 0)
+        out[1] = (dp__train_piece){0};
 }
 
 /* Elements of a run, by the tensor that it begins with. */
@@ -1707,7 +1731,7 @@ static dp_status dp__train_optim_steps(dp__train_optimizer *optim, double factor
     for (size_t owner = 0; owner < optim->views.owner_count && status == DP_OK; owner++)
         status = dp__train_owner_step(optim, owner, gated);
     for (size_t s = 0; s < optim->views.span_count; s++)
-        if (optim->views.spans[s].each > 0)
+        if (optim->views.spans[s].each > 0 && !optim->views.spans[s].once)
             DP_TRY(dp__train_fetch(optim, &optim->views.spans[s]));
     DP_TRY(status);
     for (size_t i = 0; i < optim->views.count; i++)
@@ -1756,11 +1780,10 @@ static dp_status dp__train_is_ours(const dp__train_optimizer *optim)
                     dp_module_name(optim->views.module));
 }
 
-static dp_status dp__train_optim_apply(dp__train_optimizer *optim)
+static dp_status dp__train_optim_edit(dp__train_optimizer *optim)
 {
     double factor = 1;
     bool skips = false;
-    DP_TRY(dp__train_is_ours(optim));
     DP_TRY(dp__train_edit(&optim->views));
     DP_TRY(dp__train_look(&optim->views));
     DP_TRY(dp__train_optim_clip(optim, &factor, &skips));
@@ -1770,6 +1793,12 @@ static dp_status dp__train_optim_apply(dp__train_optimizer *optim)
     optim->skipped += skips;
     dp__train_rescale(optim, skips);
     return dp_zero_grad(optim->views.module);
+}
+
+static dp_status dp__train_optim_apply(dp__train_optimizer *optim)
+{
+    DP_TRY(dp_edit_begin(optim->views.module, dp__train_is_ours(optim)));
+    return dp_edit_end(optim->views.module, dp__train_optim_edit(optim));
 }
 
 /* ---- for dp_train_step ----------------------------------------------------------------------- */
@@ -2177,6 +2206,12 @@ static dp_status dp__train_accumulate_check(const dp__train_optimizer *optim)
 static dp_status dp__train_sharded_check(const dp__train_optimizer *optim)
 {
     const dp__train_views *views = &optim->views;
+    for (size_t s = 0; s < views->span_count && !optim->config.sharded; s++)
+        if (views->spans[s].once)
+            return dp_error(DP_ERR_INVALID,
+                            "the processes share parameters of '%s' (share_params): set sharded, "
+                            "so that each steps a part of them",
+                            dp_module_name(views->module));
     if (!optim->config.sharded)
         return DP_OK;
     if (optim->config.rule->whole)
@@ -2266,9 +2301,10 @@ DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *confi
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: not a module", __func__);
     dp_scope *scope = dp_scope_begin(dp_module_ctx(module));
-    DP_TRY(dp_scope_check(scope));
-    dp_status status = dp__train_optim_make(module, config, scope, &optim);
-    if (config->sharded)
+    dp_status status = dp_scope_check(scope);
+    if (status == DP_OK)
+        status = dp__train_optim_make(module, config, scope, &optim);
+    if (config->sharded) /* others wait for it, however it went */
         status = dp__train_sharded_begin(dp_module_ctx(module), optim, status);
     else if (status == DP_OK)
         status = dp_grads_scatter_set(module, false);
@@ -2399,6 +2435,25 @@ static dp_status dp__train_wants(const char *fn, const dp_scope *scope, const dp
     return dp__check_pointer(fn, "out", out);
 }
 
+/* The end of what processes share, which the first of them has, in the memory of all. */
+static dp_status dp__train_end_send(const dp__train_optimizer *optim, dp_scope *temp, size_t s,
+                                    const dp_tensor *all)
+{
+    const dp__train_views *views = &optim->views;
+    size_t cut = views->spans[s].each * (size_t)views->job.rank_count;
+    const int64_t rest = (int64_t)(views->spans[s].count - cut);
+    dp_tensor end, other;
+    DP_TRY(dp_narrow(all, 0, (int64_t)cut, rest, &end));
+    for (size_t r = 0; r < (size_t)views->job.local_count; r++) {
+        other = end;
+        if (r > 0)
+            DP_TRY(dp_tensor_new(temp, dp_local_device(views->ctx, (int)r), (dp_dtype)end.dtype, 1,
+                                 &rest, &other));
+        optim->parts[r] = (dp_part){.send = end.data, .recv = other.data};
+    }
+    return dp_broadcast(views->ctx, optim->parts, (size_t)rest, (dp_dtype)end.dtype, 0);
+}
+
 /* A span's state on the first owner's device, the other ranks' parts too. */
 static dp_status dp__train_state_whole(const dp__train_optimizer *optim, dp_scope *temp, size_t s,
                                        size_t k, dp_tensor *out)
@@ -2408,7 +2463,7 @@ static dp_status dp__train_state_whole(const dp__train_optimizer *optim, dp_scop
     const dp__train_store *store = &optim->stores[s];
     const int64_t count = (int64_t)run.count;
     *out = store->state[k];
-    if (views->spans[s].each == 0)
+    if (views->spans[s].each == 0 && !views->spans[s].once)
         return DP_OK;
     for (size_t owner = 0; owner < views->owner_count; owner++) {
         const dp_tensor *state = &store->state[owner * store->slots + k];
@@ -2424,7 +2479,10 @@ static dp_status dp__train_state_whole(const dp__train_optimizer *optim, dp_scop
         }
         all->dtype = (uint8_t)dp__train_bits((dp_dtype)all->dtype);
     }
-    DP_TRY(dp__train_gather(optim, views->spans[s].each, optim->all));
+    if (views->spans[s].each > 0)
+        DP_TRY(dp__train_gather(optim, views->spans[s].each, optim->all));
+    if (views->spans[s].once)
+        DP_TRY(dp__train_end_send(optim, temp, s, &optim->all[0]));
     *out = dp__train_flat(&optim->all[0], optim->all[0].data, (dp_dtype)store->state[k].dtype,
                           run.count);
     return DP_OK;

@@ -112,26 +112,29 @@ typedef struct dp__block {                /* memory of a pool, in a scope or in 
     void *data;
     size_t bytes; /* capacity: the size of its class */
     int class_;
+    bool everybodys; /* other processes have it too: see dp__sharing */
 } dp__block;
 
 typedef enum dp__source { /* of a pool's memory */
                           DP__FROM_ALLOCATOR,
-                          DP__FROM_HEAP, /* the context's */
+                          DP__FROM_HEAP,  /* the context's */
+                          DP__FROM_PAGES, /* which only this process has */
                           DP__FROM_DEVICE,
                           DP__FROM_HOST_ALLOC /* of the device */
 } dp__source;
 
 typedef struct dp__pool {
     dp__source source;
-    struct dp__device *device; /* of the last two */
+    struct dp__device *device; /* of the last two sources */
     dp__block *free[DP__CLASS_COUNT];
 } dp__pool;
 
 typedef struct dp__heap { /* memory that all processes of the machine see: each gives out a part */
-    const dp__shared *shared; /* NULL: there is none */
-    size_t first, each;       /* bytes before the parts, and of each */
-    int process;              /* the own one, which has the own part */
-    size_t used;              /* of it; under the context's lock */
+    const dp__shared *shared;    /* NULL: there is none */
+    size_t first, each;          /* bytes before the parts, and of each */
+    int process;                 /* the own one, which has the own part */
+    size_t used;                 /* of it; under the context's lock */
+    struct dp__heap_room *rooms; /* those that this process has made */
 } dp__heap;
 
 typedef struct dp__reads {      /* copies that read host memory, on the streams of one kind */
@@ -233,9 +236,12 @@ struct dp_ctx {
     dp__tracked *tracked;
     dp__device host_device; /* the CPU table; also does what other devices cannot */
     dp__device *devices;    /* stb_ds array, reserved once */
-    dp__pool host_pool, pinned_pool, shared_pool;
+    dp__pool host_pool, pinned_pool, shared_pool, page_pool;
     dp__heap heap;
-    dp__team *team; /* NULL in a world of one device */
+    int sharings;        /* how many wrappers share their parameters with other processes */
+    int edits;           /* how many edits of these are open */
+    uint32_t edit_stamp; /* of the last one that was begun or ended */
+    dp__team *team;      /* NULL in a world of one device */
     dp__slot *slots;
     dp__lane lanes[DP__LANES];
     atomic_uint tags;                    /* how often dp_tag was called */
@@ -1246,7 +1252,8 @@ static dp_host dp__host_make(void)
 }
 
 /* ==== >>pool ===================================================================================
-   Blocks of the host, of pinned memory, of the heap that processes share, and of each device. A
+   Blocks of the host, of pinned memory, of the heap that processes share, of pages that they may
+   come to share, and of each device. A
    block's size is rounded up to its class (eight classes per power of two, so at most 1/8 is lost)
    and stays there: a step that repeats itself finds all its blocks in the free lists. Device blocks
    are reused in the order of the compute stream. The context's lock guards the lists. */
@@ -1289,15 +1296,16 @@ static size_t dp__heap_place(const dp__heap *heap, const void *data, size_t byte
     return place < heap->each && bytes <= heap->each - place ? (size_t)place : SIZE_MAX;
 }
 
-/* It is never given back: blocks of the pool are used again. */
-static dp_status dp__heap_take(dp_ctx *ctx, size_t bytes, void **out)
+/* It is never given back: blocks of the pool are used again. A part begins with a page. */
+static dp_status dp__heap_take(dp_ctx *ctx, size_t bytes, size_t align, void **out)
 {
     dp__heap *heap = &ctx->heap;
-    size_t room = dp__align_up(bytes, 64);
+    size_t room = dp__align_up(bytes, align);
     dp__lock_enter(&ctx->lock);
-    size_t at = heap->first + (size_t)heap->process * heap->each + heap->used;
-    bool fits = room <= heap->each - heap->used;
-    heap->used += fits ? room : 0;
+    size_t place = dp__align_up(heap->used, align);
+    size_t at = heap->first + (size_t)heap->process * heap->each + place;
+    bool fits = place <= heap->each && room <= heap->each - place;
+    heap->used = fits ? place + room : heap->used;
     dp__lock_leave(&ctx->lock);
     if (!fits)
         return dp_error(DP_ERR_NO_MEMORY, "shared memory: no room for %zu bytes", bytes);
@@ -1305,6 +1313,13 @@ static dp_status dp__heap_take(dp_ctx *ctx, size_t bytes, void **out)
     dp__os_shared_dump(heap->shared, at, room, true);
     *out = (char *)heap->shared->data + at;
     return DP_OK;
+}
+
+/* Blocks of pages never lie next to each other, as if they were one: that would be so in some
+   processes only. */
+static size_t dp__block_pages(size_t bytes)
+{
+    return dp__align_up(bytes + 64, DP__SHARED_PAGE);
 }
 
 /* *out is NULL, and stays NULL if a table returns DP_OK but gives no memory. */
@@ -1316,7 +1331,10 @@ static dp_status dp__pool_fetch(dp_ctx *ctx, const dp__pool *pool, size_t bytes,
         *out = dp__raw_alloc(ctx, bytes, 64);
         break;
     case DP__FROM_HEAP:
-        DP_TRY(dp__heap_take(ctx, bytes, out));
+        DP_TRY(dp__heap_take(ctx, bytes, 64, out));
+        break;
+    case DP__FROM_PAGES:
+        *out = dp__os_pages_make(dp__block_pages(bytes));
         break;
     case DP__FROM_DEVICE:
         DP_TRY(device->dev->ops->alloc(device->dev, bytes, out));
@@ -1336,6 +1354,9 @@ static void dp__pool_return(dp_ctx *ctx, const dp__block *block)
         dp__raw_free(ctx, block->data, block->bytes);
         break;
     case DP__FROM_HEAP: /* which goes as a whole */
+        break;
+    case DP__FROM_PAGES:
+        dp__os_pages_free(block->data, dp__block_pages(block->bytes));
         break;
     case DP__FROM_DEVICE:
         device->dev->ops->free(device->dev, block->data, block->bytes);
@@ -1393,7 +1414,7 @@ static dp_status dp__block_take(dp_ctx *ctx, dp__pool *pool, size_t bytes, dp__b
 static void dp__blocks_wipe(const dp_ctx *ctx, const dp__block *blocks)
 {
     for (const dp__block *block = blocks; block != NULL; block = block->next) {
-        if (!dp__pool_is_host(block->pool))
+        if (!dp__pool_is_host(block->pool) || block->everybodys)
             continue;
         if (ctx->config.poison) {
             dp__unpoison(block->data, block->bytes);
@@ -1421,7 +1442,8 @@ static void dp__blocks_free(dp_ctx *ctx, bool ask_devices)
         ctx->all_blocks = block->made_before;
         if (dp__pool_is_host(block->pool))
             dp__unpoison(block->data, block->bytes);
-        if (ask_devices || block->pool->source == DP__FROM_ALLOCATOR)
+        if (ask_devices || block->pool->source == DP__FROM_ALLOCATOR ||
+            block->pool->source == DP__FROM_PAGES)
             dp__pool_return(ctx, block);
         dp__raw_free(ctx, block, sizeof *block);
     }
@@ -2500,16 +2522,17 @@ static dp_status dp__tensor_make(dp_scope *scope, const dp__device *device, dp_d
     return DP_OK;
 }
 
-/* Memory of a CPU device that the other processes of the machine see, if they can see any. */
-static dp_status dp__shared_make(dp_scope *scope, const dp__device *device, size_t bytes,
-                                 dp_tensor *out)
+/* Memory of a CPU device that the other processes of the machine see, or may come to see, as the
+   pool says; if they can see any. */
+static dp_status dp__shared_make(dp_scope *scope, const dp__device *device, dp__pool *pool,
+                                 size_t bytes, dp_tensor *out)
 {
     dp_ctx *ctx = scope->ctx;
     int64_t count = (int64_t)bytes;
     if (ctx->heap.shared == NULL || device->dev->ops != ctx->host_device.dev->ops)
         return dp__tensor_make(scope, device, DP_U8, 1, &count, out);
     *out = dp__tensor_like(NULL, device->id, DP_U8, 1, &count);
-    return dp__scope_block(scope, &ctx->shared_pool, bytes, &out->data);
+    return dp__scope_block(scope, pool, bytes, &out->data);
 }
 
 DP_API void *dp_shared_alloc(dp_scope *scope, size_t bytes)

@@ -4,6 +4,7 @@
 
    CONTENTS (search for the tag)
      >>units        a face of all ranks: its parameters become units of a reducer
+     >>sharing      parameters that the processes of a machine have once
      >>rounds       forward and backward of all ranks
      >>distributed  dp_distributed, and what can be asked
      >>stretches    which parameters are stepped at once
@@ -379,6 +380,156 @@ static dp_status dp__ranks_start(const char *fn, const dp__face *face, dp_scope 
     DP_TRY(dp__ranges_spread(fn, face, temp, DP__BUFFERS, aside, false));
     dp__changed(face->inner);
     return DP_OK;
+}
+
+/* ==== >>sharing ==================================================================================
+   Parameters that the processes of a machine have once. Their blocks are pages of each process, in
+   whose place it maps a part of the shared memory, which the first process has in its heap; so
+   addresses stay. That one is a room: it has the numbers of rank 0, and before its first page how
+   many processes use it. When the wrapper ends each process takes pages of its own, with a copy of
+   the numbers, and leaves the room; after the last one has left it is used again.                */
+
+static dp_status dp__check_shareable(const char *fn, const dp_module *module,
+                                     const dp_distributed_config *config)
+{
+    const dp_ctx *ctx = module->ctx;
+    const char *why = NULL;
+    if (config->ignored_count > 0)
+        why = "some parameters are ignored";
+    else if (!dp__all_are_host(ctx))
+        why = "devices have memory of their own";
+    else if (ctx->info.process_count > 1 && (ctx->heap.shared == NULL || !DP__PAGES_CHANGE))
+        why = "the processes do not see each other's memory";
+    for (size_t home = 0; home < module->listed_count && why == NULL; home++) {
+        const dp__param *root = dp__root(module->slots[module->listed[home]]);
+        if (!dp__tree_holds(module, dp__top(root->owner)))
+            why = "they lie beside those of a larger module: wrap that one";
+        else if (root->foreign && !root->buffer)
+            why = "it has memory of yours for parameters";
+        else if (root->sharing != NULL)
+            why = "another wrapper shares them already";
+    }
+    if (why == NULL)
+        return DP_OK;
+    return dp_error(DP_ERR_UNSUPPORTED, "%s: parameters of '%s' cannot be shared: %s", fn,
+                    module->name, why);
+}
+
+/* Two wrappers would spread parameters, or step them, each in its own way. */
+static dp_status dp__check_unshared_params(const char *fn, const dp_module *module)
+{
+    if (!dp__shares(module))
+        return DP_OK;
+    return dp_error(DP_ERR_UNSUPPORTED, "%s: another wrapper shares the parameters of '%s'", fn,
+                    module->name);
+}
+
+/* The block that begins there. */
+static dp__block *dp__block_at(dp_ctx *ctx, const void *data)
+{
+    dp__lock_enter(&ctx->lock);
+    dp__block *block = ctx->all_blocks;
+    while (block != NULL && (block->data != data || block->pool != &ctx->page_pool))
+        block = block->made_before;
+    dp__lock_leave(&ctx->lock);
+    return block;
+}
+
+/* One that nobody uses any more, or a new one. *out_at: where its pages begin. */
+static dp_status dp__room_take(dp_ctx *ctx, size_t bytes, size_t *out_at)
+{
+    dp__heap_room *room = ctx->heap.rooms;
+    void *data = NULL;
+    while (room != NULL &&
+           (atomic_load(room->users) > 0 || room->bytes < bytes || room->bytes / 2 > bytes))
+        room = room->next;
+    if (room == NULL) {
+        room = dp__host_alloc(&ctx->host, sizeof *room, _Alignof(dp__heap_room));
+        if (room == NULL)
+            return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu bytes", sizeof *room);
+        *room = (dp__heap_room){.next = ctx->heap.rooms, .bytes = bytes};
+        DP_TRY(dp__heap_take(ctx, DP__SHARED_PAGE + bytes, DP__SHARED_PAGE, &data));
+        room->users = data;
+        room->at = (size_t)((char *)data - (char *)ctx->heap.shared->data) + DP__SHARED_PAGE;
+        ctx->heap.rooms = room;
+    }
+    atomic_store(room->users, ctx->info.process_count);
+    *out_at = room->at;
+    return DP_OK;
+}
+
+/* A block for each range: what lies together there is all of its parameters. */
+static dp_status dp__sharing_make(const dp__face *face, dp__sharing **out)
+{
+    const dp__layout *layout = &face->layouts[DP__PARAMS];
+    dp__sharing *sharing = dp__array(face->scope, 1, sizeof *sharing);
+    dp__once *blocks = dp__array(face->scope, layout->range_count, sizeof *blocks);
+    if (sharing == NULL || blocks == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu blocks", layout->range_count);
+    *sharing = (dp__sharing){.ctx = face->ctx, .count = layout->range_count, .blocks = blocks};
+    for (size_t i = 0; i < layout->range_count; i++) {
+        dp_tensor range = dp__range_of(face, DP__PARAMS, i, 0);
+        blocks[i].bytes = dp__bytes(&range);
+        blocks[i].pages = dp__align_up(blocks[i].bytes, DP__SHARED_PAGE);
+        blocks[i].block = dp__block_at(face->ctx, range.data);
+        if (blocks[i].block == NULL)
+            return dp_error(DP_ERR_INTERNAL, "parameters of '%s' are in no block of their own",
+                            face->inner->name);
+    }
+    *out = sharing;
+    return DP_OK;
+}
+
+/* places: where in the shared memory they are to be, of the first process alone. */
+static dp_status dp__sharing_rooms(const dp__sharing *sharing, uint64_t *places)
+{
+    for (size_t i = 0; i < sharing->count; i++) {
+        const dp__once *once = &sharing->blocks[i];
+        size_t at = 0;
+        DP_TRY(dp__room_take(sharing->ctx, once->pages, &at));
+        places[i] = at;
+        memcpy((char *)sharing->ctx->heap.shared->data + at, once->block->data, once->bytes);
+    }
+    return DP_OK;
+}
+
+/* The process' own pages go. */
+static dp_status dp__sharing_map(dp__sharing *sharing, const uint64_t *places)
+{
+    const dp__shared *shared = sharing->ctx->heap.shared;
+    for (size_t i = 0; i < sharing->count; i++) {
+        dp__once *once = &sharing->blocks[i];
+        DP_TRY(dp__os_pages_share(once->block->data, once->pages, shared, places[i]));
+        once->block->everybodys = true;
+        once->users = (void *)((char *)shared->data + places[i] - DP__SHARED_PAGE);
+    }
+    return DP_OK;
+}
+
+/* All ranks have the same numbers. Once they have agreed upon rooms, what fails, fails the job. */
+static dp_status dp__params_share(const char *fn, dp_scope *temp, dp_module *wrapper)
+{
+    const dp__face *face = wrapper->face;
+    dp_ctx *ctx = face->ctx;
+    dp__sharing *sharing = NULL;
+    size_t ranges = face->layouts[DP__PARAMS].range_count;
+    uint64_t *places = dp__array(temp, ranges, sizeof *places);
+    dp_status status = places != NULL
+                           ? dp__sharing_make(face, &sharing)
+                           : dp_error(DP_ERR_NO_MEMORY, "no memory for %zu places", ranges);
+    if (status == DP_OK && ctx->info.process == 0)
+        status = dp__sharing_rooms(sharing, places);
+    DP_TRY(dp__all_or_none(fn, ctx, status));
+    DP_TRY(dp__words_of(fn, ctx, 0, places, ranges * sizeof *places));
+    DP_TRY(dp__shared_failure(ctx, dp__sharing_map(sharing, places)));
+    for (size_t home = 0; home < face->inner->listed_count; home++) {
+        dp__param *root = dp__root(face->inner->slots[face->inner->listed[home]]);
+        if (dp__is_of_sort(root, DP__PARAMS))
+            root->sharing = sharing;
+    }
+    wrapper->sharing = sharing;
+    ctx->sharings++;
+    return dp__all_or_none(fn, ctx, DP_OK); /* nobody writes before all are here */
 }
 
 /* ==== >>rounds =================================================================================
@@ -841,6 +992,8 @@ static dp_status dp__distributed_make(const char *fn, dp_module *module,
     const dp_parallel_config parallel = {.cut = config->cut};
     const char *name = config->name != NULL ? config->name : "distributed";
     DP_TRY(dp__check_distributed(fn, config));
+    DP_TRY(config->share_params ? dp__check_shareable(fn, module, config)
+                                : dp__check_unshared_params(fn, module));
     DP_TRY(dp__wrapper_make(fn, name, module, &dp__distributed_face, &parallel, config, out));
     dp__face *face = (*out)->face;
     dp__grads_found(module);
@@ -906,6 +1059,7 @@ static dp_status dp__distributed_lines(dp__lines *lines, const dp_module *wrappe
     DP_TRY(dp__rules_lines(lines, &rules, true));
     snprintf(text, sizeof text, "buffers %s", dp__buffers_names[config->buffers]);
     DP_TRY(dp__lines_add(lines, text));
+    DP_TRY(dp__lines_add(lines, config->share_params ? "share_params" : "no share_params"));
     for (size_t home = 0; home < module->listed_count; home++) {
         if (dp__ignores(wrapper->face, home))
             snprintf(text, sizeof text, "'%.100s', ignored", module->names[module->listed[home]]);
@@ -926,7 +1080,7 @@ static dp_status dp__distributed_alike(const char *fn, dp_scope *temp, const dp_
         return status;
     dp__lines ranges = lines;
     if (status == DP_OK)
-        status = dp__lines_begin(&lines, module->listed_count + DP__RULES + 1);
+        status = dp__lines_begin(&lines, module->listed_count + DP__RULES + 2);
     if (status == DP_OK)
         status = dp__lines_begin(&ranges, DP__SORT_COUNT * module->listed_count);
     if (status == DP_OK)
@@ -947,8 +1101,11 @@ static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module 
     if (status == DP_OK && face->ctx->info.process_count > 1)
         status = dp__ranks_start(fn, face, temp);
     DP_TRY(dp__shared_failure(face->ctx, status));
-    return dp__reducer_create(fn, face->ctx, &reducer, &wrapped, face->scope,
-                              &face->ranks->reducer);
+    DP_TRY(
+        dp__reducer_create(fn, face->ctx, &reducer, &wrapped, face->scope, &face->ranks->reducer));
+    return config->share_params && face->ctx->info.process_count > 1
+               ? dp__params_share(fn, temp, wrapper)
+               : DP_OK;
 }
 
 /* `status`: whether there is a wrapper here. */
@@ -1532,6 +1689,10 @@ static dp_status dp__separate_make(const dp__separating *own, dp_module **out)
 {
     dp_module *module = own->module;
     const char *name = own->config->name != NULL ? own->config->name : "separate_distributed";
+    if (own->config->share_params)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "%s: parameters of '%s' cannot be shared: each child has its own wrapper",
+                        own->fn, module->name);
     dp_module_config config = {.name = name, .wraps = module, .local_rank = module->local_rank};
     if (module->wraps != NULL)
         return dp_error(DP_ERR_INVALID, "%s: '%s' is a wrapper: what it wraps has the children",
@@ -1589,6 +1750,7 @@ static dp_status dp__report(const dp__face *face, dp_report *out)
     *out = (dp_report){.job = ctx->info,
                        .transport = dp__transport(&ctx->info),
                        .buffers = ranks->buffers,
+                       .params_shared = dp__shares(face->inner),
                        .forward_s = dp__seconds(ranks->forward_ns),
                        .mean_forward_s = dp__seconds(ranks->forwards_ns) * share};
     for (size_t home = 0; home < face->inner->listed_count; home++)
@@ -1660,8 +1822,9 @@ static void dp__page_rules(dp__page *page, const dp_report *report)
                  cast ? dp__dtype_names[info->buckets.wire] : "",
                  info->buckets.hook != NULL ? ", by a hook" : "",
                  info->scatters ? ", in shares" : "");
-    dp__page_add(page, "  buffers: %s; unused parameters: %s; ignored: %zu\n",
-                 buffers[report->buffers], unused[info->unused_units], report->ignored_count);
+    dp__page_add(page, "  buffers: %s; unused parameters: %s; ignored: %zu%s\n",
+                 buffers[report->buffers], unused[info->unused_units], report->ignored_count,
+                 report->params_shared ? "; parameters: once for all processes" : "");
 }
 
 static dp_status dp__page_buckets(dp__page *page, const dp_reducer *reducer,

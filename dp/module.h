@@ -47,6 +47,7 @@ typedef struct dp__param {
     bool unreduced;   /* ranks have added to it, each by itself, since it was reduced or zeroed */
     uint32_t adder;   /* who has added to it: a dp__distributed.number, or one of these two */
     uint64_t written; /* dp_ctx.forwards at the last edit of the data */
+    struct dp__sharing *sharing; /* NULL: this process has the data for itself */
 } dp__param;
 
 typedef struct dp__child {
@@ -99,6 +100,28 @@ typedef struct dp__layout { /* see >>layout */
     size_t region_count, range_count;
 } dp__layout;
 
+typedef struct
+    dp__heap_room { /* of the heap, for a block that all processes of the machine have there */
+    struct dp__heap_room *next;
+    atomic_int *users; /* processes that still have it; they lie before its first page */
+    size_t at, bytes;  /* in the shared memory; both are multiples of pages */
+} dp__heap_room;
+
+typedef struct dp__once { /* a block of parameters that the processes have once */
+    dp__block *block;
+    void *spare;         /* pages for the time after that; NULL: not yet */
+    size_t bytes, pages; /* of the numbers; and of the pages that they are in */
+    atomic_int *users;
+} dp__once;
+
+typedef struct dp__sharing { /* what one wrapper shares with the other processes */
+    dp_ctx *ctx;
+    size_t count;
+    dp__once *blocks;
+    int edits; /* that are open; 0: nobody may write */
+    uint32_t stamp;
+} dp__sharing;
+
 typedef struct dp__face dp__face;
 
 struct dp_module {
@@ -136,6 +159,7 @@ struct dp_module {
     int local_rank;
     bool training, ready, announces_changes, packed, mean_grads;
     dp__face *face;       /* of the library's wrappers */
+    dp__sharing *sharing; /* of a wrapper; NULL: it shares nothing */
     dp_module **separate; /* by child of what it wraps: a wrapper, or NULL; NULL: there are none */
 };
 
@@ -848,14 +872,17 @@ static dp_status dp__zero_flat(dp_ctx *ctx, const dp__device *device, const dp_t
     return dp__count(flat) > 0 ? dp__fill_tensor(ctx, device, flat, 0) : DP_OK;
 }
 
-/* Gradients lie where other processes see them, and need no copy to be added. */
+/* Gradients lie where other processes see them, and need no copy to be added; parameters where they
+   can come to see them. */
 static dp_status dp__block_zero(dp_scope *scope, const dp__device *device, dp__sort sort,
                                 size_t bytes, dp_tensor *out)
 {
+    dp_ctx *ctx = scope->ctx;
     int64_t count = (int64_t)bytes;
-    DP_TRY(sort == DP__GRADS ? dp__shared_make(scope, device, bytes, out)
-                             : dp__tensor_make(scope, device, DP_U8, 1, &count, out));
-    return dp__zero_flat(scope->ctx, device, out);
+    dp__pool *pool = sort == DP__GRADS ? &ctx->shared_pool : &ctx->page_pool;
+    DP_TRY(sort != DP__BUFFERS ? dp__shared_make(scope, device, pool, bytes, out)
+                               : dp__tensor_make(scope, device, DP_U8, 1, &count, out));
+    return dp__zero_flat(ctx, device, out);
 }
 
 typedef struct dp__settling { /* memory of one sort, device and dtype: a block */
@@ -1146,6 +1173,79 @@ static void dp__module_mark(dp_module *module)
             dp__module_mark(module->children[i].module);
 }
 
+/* ---- what is shared, at its end -------------------------------------------------------------- */
+
+/* Pages with the same numbers, for what it still shares. */
+static dp_status dp__sharing_prepare(const char *fn, dp_module *wrapper)
+{
+    dp__sharing *sharing = wrapper->sharing;
+    if (sharing->edits > 0)
+        return dp_error(DP_ERR_STATE, "%s: parameters of '%s' are being edited: dp_edit_end first",
+                        fn, wrapper->name);
+    for (size_t i = 0; i < sharing->count; i++) {
+        dp__once *once = &sharing->blocks[i];
+        once->spare = dp__os_pages_make(once->pages);
+        if (once->spare == NULL)
+            return dp_error(DP_ERR_NO_MEMORY,
+                            "%s: no memory for %zu bytes of parameters, which '%s' shares", fn,
+                            once->bytes, wrapper->name);
+        memcpy(once->spare, once->block->data, once->bytes);
+    }
+    return DP_OK;
+}
+
+/* It goes on after all. */
+static dp_status dp__sharing_stay(const char *fn, dp_module *wrapper)
+{
+    (void)fn;
+    for (size_t i = 0; i < wrapper->sharing->count; i++) {
+        dp__once *once = &wrapper->sharing->blocks[i];
+        if (once->spare != NULL)
+            dp__os_pages_free(once->spare, once->pages);
+        once->spare = NULL;
+    }
+    return DP_OK;
+}
+
+/* Each wrapper that shares, of those that end with a module. */
+static dp_status dp__each_sharing(const char *fn, dp_module *module,
+                                  dp_status (*what)(const char *fn, dp_module *wrapper))
+{
+    if (module->sharing != NULL)
+        DP_TRY(what(fn, module));
+    for (size_t i = 0; module->separate != NULL && i < module->wraps->child_count; i++)
+        if (module->separate[i] != NULL)
+            DP_TRY(dp__each_sharing(fn, module->separate[i], what));
+    for (size_t i = 0; i < module->child_count; i++)
+        if (module->children[i].module != module->wraps)
+            DP_TRY(dp__each_sharing(fn, module->children[i].module, what));
+    return DP_OK;
+}
+
+/* The process has its parameters for itself again. Where the job has failed before all shared them
+   there are no pages for that, and nobody uses them any more. */
+static void dp__sharing_end(dp_module *wrapper)
+{
+    dp__sharing *sharing = wrapper->sharing;
+    const dp_module *inner = wrapper->wraps;
+    for (size_t i = 0; i < sharing->count; i++) {
+        dp__once *once = &sharing->blocks[i];
+        bool own = once->spare != NULL &&
+                   dp__os_pages_replace(once->block->data, once->spare, once->pages);
+        if (own) {
+            once->block->everybodys = false;
+            atomic_fetch_sub(once->users, 1);
+        }
+    }
+    for (size_t home = 0; home < inner->listed_count; home++) {
+        dp__param *root = dp__root(inner->slots[inner->listed[home]]);
+        if (root->sharing == sharing)
+            root->sharing = NULL;
+    }
+    sharing->ctx->sharings--;
+    wrapper->sharing = NULL;
+}
+
 static void dp__module_give_tree(dp_module *module)
 {
     for (size_t i = 0; module->separate != NULL && i < module->wraps->child_count; i++)
@@ -1153,6 +1253,8 @@ static void dp__module_give_tree(dp_module *module)
             dp__module_give_tree(module->separate[i]);
     if (module->wraps != NULL)
         module->wraps->wrapper_count--;
+    if (module->sharing != NULL)
+        dp__sharing_end(module);
     for (size_t i = 0; i < module->child_count; i++)
         if (module->children[i].module != module->wraps)
             dp__module_give_tree(module->children[i].module);
@@ -1214,6 +1316,11 @@ DP_API dp_status dp_module_destroy(dp_module *module)
     if (dp__has_wrapper(module, &wrapped))
         return dp_error(DP_ERR_STATE, "%s: '%s' is wrapped: destroy the wrapper first", __func__,
                         wrapped->name);
+    dp_status status = dp__each_sharing(__func__, module, dp__sharing_prepare);
+    if (status != DP_OK) {
+        (void)dp__each_sharing(__func__, module, dp__sharing_stay);
+        return status;
+    }
     dp__module_end(module);
     return DP_OK;
 }
@@ -1309,6 +1416,7 @@ DP_API dp_status dp_module_param(dp_module *module, size_t param, dp_param_info 
                            .frozen = root->frozen,
                            .buffer = root->buffer,
                            .data = root->data,
+                           .shared = root->sharing != NULL,
                            .reduction = dp__slot_reduction(module, slot)};
     out->data.read_only = true;
     out->reduced = out->reduction != 0;
@@ -1377,7 +1485,7 @@ DP__COLD static dp_status dp__torn_error(dp_module *module, size_t param)
     return dp_error(DP_ERR_STATE,
                     "the gradient of '%s' of '%s' is void because a backward failed: call "
                     "dp_zero_grad",
-                    module->names[module->listed[param]], dp_unwrap(module)->name);
+                    module->names[module->listed[param]], dp__runs_of(module)->name);
 }
 
 /* The original's. */
@@ -1392,6 +1500,18 @@ static dp_status dp__param_grad(const char *fn, dp_module *module, size_t param,
     return DP_OK;
 }
 
+/* What other processes read, too, is written while they wait. */
+static dp_status dp__check_edited(const char *fn, const dp_module *module, size_t param)
+{
+    const dp__param *root = dp__root(module->slots[module->listed[param]]);
+    if (root->sharing == NULL || root->sharing->edits > 0)
+        return DP_OK;
+    return dp_error(DP_ERR_STATE,
+                    "%s: '%s' is shared by the processes of this machine: all of them call "
+                    "dp_edit_begin first",
+                    fn, module->names[module->listed[param]]);
+}
+
 static dp_status dp__param_edit(const char *fn, dp_module *module, size_t param,
                                 dp_tensor *out_data, dp_tensor *out_grad)
 {
@@ -1399,6 +1519,7 @@ static dp_status dp__param_edit(const char *fn, dp_module *module, size_t param,
     DP_TRY(dp__check_unshared(fn, module));
     DP_TRY(dp__check_pointer(fn, "out_data", out_data));
     dp__param *root = dp__root(module->slots[module->listed[param]]);
+    DP_TRY(dp__check_edited(fn, module, param));
     if (out_grad != NULL) {
         DP_TRY(dp__param_grad(fn, module, param, out_grad));
         dp__use(root);
@@ -1425,6 +1546,7 @@ DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *ho
     if (bytes == 0)
         return DP_OK;
     DP_TRY(dp__check_pointer(__func__, "host", host));
+    DP_TRY(dp__check_edited(__func__, module, param));
     dp_tensor src = *data;
     src.device = (dp_device){0, 0};
     memcpy(&src.data, &host, sizeof host); /* only read */
@@ -1433,6 +1555,77 @@ DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *ho
     if (status == DP_OK && !dp__is_host(&module->ctx->devices[data->device.index]))
         status = dp__sync_all(module->ctx); /* the caller may reuse its memory */
     return dp__leave(__func__, module->ctx, status);
+}
+
+/* ---- edits of what processes share ----------------------------------------------------------- */
+
+static bool dp__shares(const dp_module *module)
+{
+    bool shares = false;
+    for (size_t i = 0; module->ctx->sharings > 0 && i < module->listed_count && !shares; i++)
+        shares = dp__root(module->slots[module->listed[i]])->sharing != NULL;
+    return shares;
+}
+
+/* Each of a module's is counted once. */
+static void dp__edits_count(const dp_module *module, int more)
+{
+    dp_ctx *ctx = module->ctx;
+    ctx->edit_stamp++;
+    for (size_t i = 0; i < module->listed_count; i++) {
+        dp__sharing *sharing = dp__root(module->slots[module->listed[i]])->sharing;
+        if (sharing == NULL || sharing->stamp == ctx->edit_stamp)
+            continue;
+        sharing->stamp = ctx->edit_stamp;
+        sharing->edits += more;
+        ctx->edits += more;
+    }
+}
+
+static bool dp__is_edited(const dp_module *module)
+{
+    bool edited = false;
+    for (size_t i = 0; module->ctx->edits > 0 && i < module->listed_count && !edited; i++) {
+        const dp__sharing *sharing = dp__root(module->slots[module->listed[i]])->sharing;
+        edited = sharing != NULL && sharing->edits > 0;
+    }
+    return edited;
+}
+
+/* Methods would read what other processes may write just now. */
+static dp_status dp__check_unedited(const char *fn, const dp_module *module)
+{
+    if (!dp__is_edited(module))
+        return DP_OK;
+    return dp_error(DP_ERR_STATE,
+                    "%s: parameters of '%s' are being edited by the processes that share them: "
+                    "dp_edit_end first",
+                    fn, module->name);
+}
+
+/* When all have come here none is in a pass of theirs. */
+DP_API dp_status dp_edit_begin(dp_module *module, dp_status status)
+{
+    DP_TRY(dp__check_unshared(__func__, module));
+    if (!dp__shares(module))
+        return status;
+    DP_TRY(dp_agree(module->ctx, status));
+    dp__edits_count(module, 1);
+    return DP_OK;
+}
+
+/* And here all have written. */
+DP_API dp_status dp_edit_end(dp_module *module, dp_status status)
+{
+    DP_TRY(dp__check_unshared(__func__, module));
+    if (!dp__shares(module))
+        return status;
+    if (!dp__is_edited(module))
+        return dp_error(DP_ERR_STATE, "%s: no edit of '%s' is open: dp_edit_begin first", __func__,
+                        module->name);
+    status = dp_agree(module->ctx, status);
+    dp__edits_count(module, -1);
+    return status;
 }
 
 DP_API dp_status dp_params_changed(dp_module *module)

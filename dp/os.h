@@ -31,6 +31,7 @@
      dp__team, dp__team_*         threads
      dp__courier, dp__courier_*   one more, beside the caller
      dp__os_shared_*              memory between them, and who of them is alive
+     dp__os_pages_*               memory that is exchanged for a part of it
      dp__os_word_*                to wait for a word in it
      dp__os_cores                 which cores this process may use
      dp__os_process_id            its number
@@ -1620,6 +1621,71 @@ static dp_status dp__os_shared_reserve(const dp__shared *shared, size_t first, s
                     (unsigned long long)room.f_bavail * room.f_frsize >> 10, shared->bytes >> 10,
                     bytes >> 10, strerror(failed));
 }
+
+/* ---- pages ----------------------------------------------------------------------------------- */
+
+/* Memory of this process, all zero, that can later be exchanged for a part of what processes share,
+   and back, where DP__PAGES_CHANGE says so: its address stays. */
+#if defined(__linux__)
+enum { DP__PAGES_CHANGE = 1 };
+
+static void *dp__os_pages_make(size_t bytes)
+{
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return data != MAP_FAILED ? data : NULL;
+}
+
+static void dp__os_pages_free(void *data, size_t bytes)
+{
+    munmap(data, bytes);
+}
+
+/* What was there is gone, and the part of the shared memory from `first` on in its place. */
+static dp_status dp__os_pages_share(void *data, size_t bytes, const dp__shared *shared,
+                                    size_t first)
+{
+    void *at =
+        mmap(data, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, shared->fd, (off_t)first);
+    if (at == data)
+        return DP_OK;
+    return dp_error(DP_ERR_NO_MEMORY, "shared memory: %zu bytes cannot be mapped: %s", bytes,
+                    strerror(errno));
+}
+
+/* The other pages, with what they hold, are in their place from now on. */
+static bool dp__os_pages_replace(void *data, void *other, size_t bytes)
+{
+    return mremap(other, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, data) == data;
+}
+#else
+enum { DP__PAGES_CHANGE = 0 };
+
+static void *dp__os_pages_make(size_t bytes)
+{
+    void *data = dp__os_alloc(bytes, DP__SHARED_PAGE, NULL);
+    return data != NULL ? memset(data, 0, bytes) : NULL;
+}
+
+static void dp__os_pages_free(void *data, size_t bytes)
+{
+    dp__os_free(data, bytes, NULL);
+}
+
+static dp_status dp__os_pages_share(void *data, size_t bytes, const dp__shared *shared,
+                                    size_t first)
+{
+    (void)data, (void)bytes, (void)shared, (void)first;
+    return dp_error(DP_ERR_UNSUPPORTED, "pages cannot be exchanged on this system");
+}
+
+static bool dp__os_pages_replace(void *data, void *other, size_t bytes)
+{
+    (void)data, (void)other, (void)bytes;
+    return false;
+}
+#endif
+
+/* ---- made and found -------------------------------------------------------------------------- */
 
 /* A name that nobody else has: O_EXCL would find out. */
 static int dp__shared_named(char *path, size_t room)

@@ -394,6 +394,7 @@ static dp_status dp__check_request(const dp__request *request, const dp_value *o
 static dp_status dp__check_runs(const char *fn, dp_module *module)
 {
     DP_TRY(dp__check_module(fn, module));
+    DP_TRY(dp__check_unedited(fn, module));
     bool wide = module->separate != NULL || (module->face != NULL && module->face->count > 1) ||
                 dp__is_over_ranks(module->face);
     dp_status status = wide ? dp__check_alone(fn, module->ctx) : dp__check_unshared(fn, module);
@@ -1005,6 +1006,7 @@ DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out)
 {
     dp_input_grad inputs = {dp_none(), dp_none()};
     DP_TRY(dp__check_pass(__func__, pass));
+    DP_TRY(dp__check_unedited(__func__, pass->module));
     if (dp__is_over_ranks(pass->face))
         pass->face->ops->begin(pass->face, true);
     dp_status status = dp__check_value(__func__, "grad", grad);

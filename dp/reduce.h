@@ -737,7 +737,7 @@ static dp_status dp__travel_room(const char *fn, dp_reducer *reducer)
     DP_TRY(dp__check_room(fn, reducer));
     for (int i = 0; i < ctx->info.local_count; i++) {
         dp_tensor flat;
-        DP_TRY(dp__shared_make(reducer->scope, &ctx->devices[i], bytes, &flat));
+        DP_TRY(dp__shared_make(reducer->scope, &ctx->devices[i], &ctx->shared_pool, bytes, &flat));
         reducer->flats[i] = flat.data;
     }
     return DP_OK;

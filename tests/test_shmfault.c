@@ -125,6 +125,7 @@ static int faulty_fcntl(int fd, int command, ...)
 #include "../dp.h"
 
 #include "meeting.h"
+#include "methods.h"
 
 static int victim; /* the process that a call fails in */
 static fault next;
@@ -182,6 +183,63 @@ TEST_SLOW(every_system_call_fails_once, 60)
             in_processes(2, open_with_fault);
             check_names(before);
         }
+    }
+}
+
+/* ---- parameters that processes have once ----------------------------------------------------- */
+
+static const dp_method shared_methods[] = {{"forward", give_none}, {"backward", give_none}};
+
+static void share_with_fault(meeting *m)
+{
+    static float numbers[5000];
+    const dp_param_config param = {.name = "w", .ndim = 1, .shape = {5000}};
+    test_allocator counter = {0};
+    dp_module *net = NULL, *par = NULL;
+    dp_param_info info;
+    dp_ctx *ctx;
+    CHECK_OK(open_shared(m, &counter, &ctx));
+    CHECK_OK(dp_module_create(
+        ctx,
+        &(dp_module_config){
+            .methods = shared_methods, .method_count = 2, .params = &param, .param_count = 1},
+        &net));
+    for (int i = 0; i < 5000; i++)
+        numbers[i] = (float)i;
+    CHECK_OK(dp_params_write(net, 0, numbers, sizeof numbers));
+    trouble = m->process == victim ? next : (fault){0};
+    dp_status status = dp_distributed(net, &(dp_distributed_config){.share_params = true}, &par);
+    char good = status == DP_OK, same[BOOT_PROCESSES];
+    CHECK_OK(meeting_all_gather(&good, same, 1, m));
+    CHECK_INT(same[1 - m->process], good);
+    CHECK(good || status == DP_ERR_NO_MEMORY || dp_status_class(status) == DP_CLASS_JOB);
+    if (good || status == DP_ERR_NO_MEMORY) { /* nothing has changed */
+        CHECK_OK(dp_module_param(net, 0, &info));
+        CHECK_BYTES(info.data.data, numbers, sizeof numbers);
+        CHECK_INT(info.shared, good);
+    }
+    trouble = (fault){.at = good && m->process == victim, .error = ENOMEM}; /* of what ends it */
+    if (good && m->process == victim) {
+        CHECK_STATUS(dp_module_destroy(par), DP_ERR_NO_MEMORY);
+        CHECK_OK(dp_module_param(par, 0, &info));
+        CHECK(info.shared);
+    }
+    if (good) {
+        CHECK_OK(dp_module_destroy(par));
+        CHECK_OK(dp_module_param(net, 0, &info));
+        CHECK(!info.shared);
+        CHECK_BYTES(info.data.data, numbers, sizeof numbers);
+    }
+    dp_close(ctx);
+    CHECK_NO_LEAKS(&counter);
+}
+
+TEST_SLOW(every_call_of_sharing_fails_once, 60)
+{
+    for (int i = 0; i < 2 * 6; i++) {
+        victim = i % 2;
+        next = (fault){.at = i / 2 + 1, .error = ENOMEM};
+        in_processes(2, share_with_fault);
     }
 }
 
