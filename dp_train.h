@@ -775,7 +775,6 @@ static dp_status dp__train_see(const dp__train_views *views, size_t owner, size_
     if (!info.shared)
         return dp_owner_edit(views->module, owner, views->listed[i].param, out, NULL);
     *out = info.data;
-    out->read_only = false;
     return DP_OK;
 }
 

@@ -238,10 +238,9 @@ struct dp_ctx {
     dp__device *devices;    /* stb_ds array, reserved once */
     dp__pool host_pool, pinned_pool, shared_pool, page_pool;
     dp__heap heap;
-    int sharings;        /* how many wrappers share their parameters with other processes */
-    int edits;           /* how many edits of these are open */
-    uint32_t edit_stamp; /* of the last one that was begun or ended */
-    dp__team *team;      /* NULL in a world of one device */
+    int sharings;   /* how many wrappers share their parameters with other processes */
+    int edits;      /* of parameters that are shared: how many are open */
+    dp__team *team; /* NULL in a world of one device */
     dp__slot *slots;
     dp__lane lanes[DP__LANES];
     atomic_uint tags;                    /* how often dp_tag was called */

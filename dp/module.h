@@ -118,8 +118,7 @@ typedef struct dp__sharing { /* what one wrapper shares with the other processes
     dp_ctx *ctx;
     size_t count;
     dp__once *blocks;
-    int edits; /* that are open; 0: nobody may write */
-    uint32_t stamp;
+    int edits; /* of its parameters, that are open; 0: nobody may write */
 } dp__sharing;
 
 typedef struct dp__face dp__face;
@@ -1567,18 +1566,15 @@ static bool dp__shares(const dp_module *module)
     return shares;
 }
 
-/* Each of a module's is counted once. */
+/* Each parameter counts. */
 static void dp__edits_count(const dp_module *module, int more)
 {
-    dp_ctx *ctx = module->ctx;
-    ctx->edit_stamp++;
     for (size_t i = 0; i < module->listed_count; i++) {
         dp__sharing *sharing = dp__root(module->slots[module->listed[i]])->sharing;
-        if (sharing == NULL || sharing->stamp == ctx->edit_stamp)
+        if (sharing == NULL)
             continue;
-        sharing->stamp = ctx->edit_stamp;
         sharing->edits += more;
-        ctx->edits += more;
+        module->ctx->edits += more;
     }
 }
 
