@@ -24,7 +24,6 @@
      >>models       parameters and buffers by name
      >>checkpoints  the same for all processes of a job
    and of the implementation
-     >>system       files that are there as a whole or not at all
      >>words        names and text
      >>leaves       which tensors a value has, and where they go
      >>headers      what a file begins with
@@ -130,173 +129,11 @@ DP_MUST_USE DP_API dp_status dp_checkpoint_load(dp_ctx *ctx, dp_scope *scope, co
 #else
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-/* ==== >>system ==================================================================================
-   The part that another system needs anew.                                                      */
-
-typedef struct dp__save_part { /* a file that is being written */
-    const char *target, *path;
-    int fd;
-} dp__save_part;
-
-static dp_status dp__save_refused(const char *verb, const char *path)
-{
-    return dp_error(DP_ERR_FILE, "cannot %s '%.200s': %s", verb, path, strerror(errno));
-}
-
-/* DP_PENDING: the name got another file before this one was locked. A lock belongs to the file, so
-   it ends with a process that is killed. Some file systems have no locks, and do without. */
-static dp_status dp__save_part_try(dp__save_part *part)
-{
-    struct stat own, there;
-    part->fd = open(part->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
-    if (part->fd < 0)
-        return dp__save_refused("create", part->path);
-    if (flock(part->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return dp_error(DP_ERR_FILE, "another process, or thread, is writing '%.200s'", part->path);
-    if (fstat(part->fd, &own) != 0)
-        return dp__save_refused("look at", part->path);
-    if (lstat(part->path, &there) != 0 || own.st_ino != there.st_ino || own.st_dev != there.st_dev)
-        return DP_PENDING;
-    if (!S_ISREG(own.st_mode))
-        return dp_error(DP_ERR_FILE, "'%.200s' is not a regular file", part->path);
-    return ftruncate(part->fd, 0) == 0 ? DP_OK : dp__save_refused("empty", part->path);
-}
-
-static void dp__save_part_close(dp__save_part *part)
-{
-    if (part->fd >= 0)
-        close(part->fd);
-    part->fd = -1;
-}
-
-/* A target that is no regular file is refused before anything is written. */
-static dp_status dp__save_part_open(dp__save_part *part)
-{
-    enum { TRIES = 16 };
-    struct stat there;
-    dp_status status = DP_PENDING;
-    part->fd = -1;
-    if (stat(part->target, &there) == 0 && !S_ISREG(there.st_mode))
-        return dp_error(DP_ERR_FILE, "it is not a regular file");
-    for (int i = 0; i < TRIES && status == DP_PENDING; i++) {
-        dp__save_part_close(part);
-        status = dp__save_part_try(part);
-    }
-    if (status == DP_OK)
-        return DP_OK;
-    dp__save_part_close(part);
-    return status != DP_PENDING
-               ? status
-               : dp_error(DP_ERR_FILE, "other processes are writing '%.200s'", part->path);
-}
-
-static dp_status dp__save_part_write(const dp__save_part *part, const char *bytes, size_t count)
-{
-    bool done = dp__os_file_put(part->fd, bytes, count);
-    return done ? DP_OK : dp__save_refused("write", part->path);
-}
-
-static dp_status dp__save_part_sync(const dp__save_part *part)
-{
-    return fsync(part->fd) == 0 ? DP_OK : dp__save_refused("write", part->path);
-}
-
-/* The new name is on disk once the directory is. A directory that may not be read, or a system
-   that cannot sync one, is passed over. */
-static dp_status dp__save_directory_sync(dp__save_part *part, char *room)
-{
-    const char *slash = strrchr(part->target, '/');
-    size_t count = slash != NULL ? (size_t)(slash - part->target) + 1 : 0;
-    memcpy(room, slash != NULL ? part->target : ".", count + (slash == NULL));
-    room[count + (slash == NULL)] = '\0';
-    int fd = open(room, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int failed = fd >= 0 && fsync(fd) != 0 && errno != EINVAL ? errno : 0;
-    if (fd >= 0)
-        close(fd);
-    if (failed == 0)
-        return DP_OK;
-    errno = failed;
-    return dp__save_refused("make sure of the name in", room);
-}
-
-/* Renames or removes the part. Others may take its name as soon as it is free, and its lock as soon
-   as the file is closed: hence this order. */
-static dp_status dp__save_part_end(dp__save_part *part, char *room, dp_status status)
-{
-    bool moved = false;
-    if (status == DP_OK)
-        status = dp__save_part_sync(part);
-    if (status == DP_OK) {
-        moved = rename(part->path, part->target) == 0;
-        status = moved ? DP_OK : dp__save_refused("rename", part->path);
-    }
-    if (!moved)
-        (void)unlink(part->path);
-    dp__save_part_close(part);
-    return status == DP_OK ? dp__save_directory_sync(part, room) : status;
-}
-
-typedef struct dp__save_map { /* a file as memory */
-    dp_ctx *ctx;
-    void *bytes;
-    size_t count;
-} dp__save_map;
-
-/* After a job failure a device may still be reading it. */
-static void dp__save_unmap(void *user)
-{
-    const dp__save_map *map = user;
-    if (!dp_failure(map->ctx, NULL))
-        munmap(map->bytes, map->count);
-}
-
-static dp_status dp__save_map_fd(int fd, dp__save_map *map)
-{
-    struct stat there;
-    if (fstat(fd, &there) != 0)
-        return dp_error(DP_ERR_FILE, "it cannot be looked at: %s", strerror(errno));
-    if (!S_ISREG(there.st_mode))
-        return dp_error(DP_ERR_FILE, "it is not a regular file");
-    map->count = (size_t)there.st_size;
-    if (map->count == 0)
-        return dp_error(DP_ERR_FILE, "it is empty");
-    map->bytes = mmap(NULL, map->count, PROT_READ, MAP_SHARED, fd, 0);
-    if (map->bytes == MAP_FAILED)
-        return dp_error(DP_ERR_FILE, "it cannot be mapped: %s", strerror(errno));
-    return DP_OK;
-}
-
-static dp_status dp__save_map_open(dp_ctx *ctx, dp_scope *scope, const char *path,
-                                   dp__save_map *out)
-{
-    dp__save_map *kept = dp_scope_alloc(scope, sizeof *kept);
-    if (kept == NULL)
-        return dp__no_memory();
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return dp_error(errno == ENOENT ? DP_ERR_NO_FILE : DP_ERR_FILE, "it cannot be opened: %s",
-                        strerror(errno));
-    *out = (dp__save_map){.ctx = ctx};
-    dp_status status = dp__save_map_fd(fd, out);
-    close(fd);
-    DP_TRY(status);
-    *kept = *out;
-    status = dp_scope_defer(scope, dp__save_unmap, kept);
-    if (status != DP_OK)
-        munmap(out->bytes, out->count);
-    return status;
-}
 
 /* ==== >>words ===================================================================================
    Names come from untrusted files: sentences show only their beginning, without control
@@ -357,24 +194,6 @@ static const char *dp__save_join(dp_scope *scope, const char *path, const char *
     return joined;
 }
 
-/* At the public edge: which function, and which file. */
-static dp_status dp__save_named(const char *fn, const char *path, dp_status status)
-{
-    size_t count = strlen(path), most = 160;
-    if (status == DP_OK)
-        return DP_OK;
-    return dp_error(status, "%s: '%s%s': %s", fn, count > most ? "..." : "",
-                    count > most ? path + count - most : path, dp_last_error());
-}
-
-static dp_status dp__save_check_path(const char *fn, const char *path)
-{
-    if (path == NULL || path[0] == '\0' || path[strlen(path) - 1] == '/')
-        return dp_error(DP_ERR_INVALID, "%s: path is %s", fn,
-                        path == NULL ? "NULL" : "no name of a file");
-    return DP_OK;
-}
-
 /* ==== >>leaves ==================================================================================
    The tensors of a value get names and places. The largest elements come first, so that all are
    aligned to their elements.                                                                    */
@@ -398,7 +217,7 @@ typedef struct dp__save_writer {
     uint64_t data_bytes;
     char *header;
     size_t header_bytes;
-    dp__save_part part;
+    dp__os_part part;
     char *chunk;
     size_t filled, unsaid;
     dp_status (*beat)(void *user); /* NULL, or called every DP__SAVE_BEAT bytes */
@@ -766,19 +585,20 @@ enum { DP__SAVE_CHUNK = 1 << 20, DP__SAVE_BEAT = 64 << 20 };
    long. */
 static dp_status dp__save_flush(dp__save_writer *writer)
 {
-    DP_TRY(dp__save_part_write(&writer->part, writer->chunk, writer->filled));
+    DP_TRY(dp__os_part_write(&writer->part, writer->chunk, writer->filled));
     writer->unsaid += writer->filled;
     writer->filled = 0;
     if (writer->beat == NULL || writer->unsaid < DP__SAVE_BEAT)
         return DP_OK;
     writer->unsaid = 0;
-    DP_TRY(dp__save_part_sync(&writer->part));
+    DP_TRY(dp__os_part_sync(&writer->part));
     return writer->beat(writer->user);
 }
 
 /* No more than a chunk. */
-static dp_status dp__save_put_piece(dp__save_writer *writer, const dp_tensor *piece, size_t bytes)
+static dp_status dp__save_put_piece(const dp_tensor *piece, size_t bytes, void *user)
 {
+    dp__save_writer *writer = user;
     if (writer->filled + bytes > DP__SAVE_CHUNK)
         DP_TRY(dp__save_flush(writer));
     char *to = writer->chunk + writer->filled;
@@ -789,52 +609,30 @@ static dp_status dp__save_put_piece(dp__save_writer *writer, const dp_tensor *pi
     return DP_OK;
 }
 
-/* As many rows at a time as a chunk holds; a larger row is a tensor with a dim less. */
-static dp_status dp__save_put_tensor(dp__save_writer *writer, const dp_tensor *tensor)
-{
-    uint64_t bytes = dp__save_bytes_of(tensor);
-    if (bytes <= DP__SAVE_CHUNK)
-        return dp__save_put_piece(writer, tensor, (size_t)bytes);
-    int64_t rows = tensor->shape[0], each = DP__SAVE_CHUNK / (int64_t)(bytes / (uint64_t)rows);
-    for (int64_t first = 0; first<rows; first += each> 0 ? each : 1) {
-        dp_tensor part;
-        if (each == 0)
-            DP_TRY(dp_select(tensor, 0, first, &part));
-        else
-            DP_TRY(dp_narrow(tensor, 0, first, each < rows - first ? each : rows - first, &part));
-        DP_TRY(dp__save_put_tensor(writer, &part));
-    }
-    return DP_OK;
-}
-
 static dp_status dp__save_put_tensors(dp__save_writer *writer)
 {
     for (size_t s = 0; s < sizeof dp__save_sizes / sizeof dp__save_sizes[0]; s++)
         for (size_t i = 0; i < writer->leaf_count; i++) {
             const dp_tensor *tensor = writer->leaves[i].tensor;
             if (dp_dtype_bytes((dp_dtype)tensor->dtype) == dp__save_sizes[s])
-                DP_TRY(dp__save_put_tensor(writer, tensor));
+                DP_TRY(dp__pieces(tensor, DP__SAVE_CHUNK, dp__save_put_piece, writer));
         }
     return dp__save_flush(writer);
 }
 
-/* All memory is there before the file is. */
 static dp_status dp__save_write_in(dp__save_writer *writer, const char *path)
 {
-    size_t room = strlen(path) + sizeof ".part";
-    char *part = dp_scope_alloc(writer->temp, room), *spare = dp_scope_alloc(writer->temp, room);
     writer->chunk = dp_scope_alloc(writer->temp, DP__SAVE_CHUNK);
-    if (part == NULL || spare == NULL || writer->chunk == NULL)
+    if (writer->chunk == NULL)
         return dp__no_memory();
-    snprintf(part, room, "%s.part", path);
+    DP_TRY(dp__os_part_make(writer->temp, path, &writer->part));
     DP_TRY(dp__save_leaves(writer));
     DP_TRY(dp__save_header_make(writer));
-    writer->part = (dp__save_part){path, part, -1};
-    DP_TRY(dp__save_part_open(&writer->part));
-    dp_status status = dp__save_part_write(&writer->part, writer->header, writer->header_bytes);
+    DP_TRY(dp__os_part_open(&writer->part));
+    dp_status status = dp__os_part_write(&writer->part, writer->header, writer->header_bytes);
     if (status == DP_OK)
         status = dp__save_put_tensors(writer);
-    return dp__save_part_end(&writer->part, spare, status);
+    return dp__os_part_end(&writer->part, status);
 }
 
 static dp_status dp__save_write(dp_ctx *ctx, const char *path, dp_value value,
@@ -852,8 +650,8 @@ DP_API dp_status dp_file_write(dp_ctx *ctx, const char *path, dp_value value)
 {
     dp_info info;
     DP_TRY(dp_info_get(ctx, &info));
-    DP_TRY(dp__save_check_path(__func__, path));
-    return dp__save_named(__func__, path, dp__save_write(ctx, path, value, NULL, NULL));
+    DP_TRY(dp__os_check_path(__func__, path));
+    return dp__os_named(__func__, path, dp__save_write(ctx, path, value, NULL, NULL));
 }
 
 /* ==== >>json ====================================================================================
@@ -1563,13 +1361,13 @@ static uint64_t dp__save_mark(const char *bytes, size_t count)
 static dp_status dp__save_read_in(dp_ctx *ctx, dp_scope *own, const char *path, dp_value *out,
                                   uint64_t *out_mark)
 {
-    dp__save_map map;
+    dp__os_map map;
     dp_scope *inner = dp_scope_child(own);
     DP_TRY(dp_scope_check(inner));
     dp_scope *temp = dp_scope_begin(ctx);
     dp_status status = dp_scope_check(temp);
     if (status == DP_OK)
-        status = dp__save_map_open(ctx, own, path, &map);
+        status = dp__os_map_open(ctx, own, path, &map);
     if (status == DP_OK)
         status = dp__save_parse(inner, temp, map.bytes, map.count, out);
     if (status == DP_OK && out_mark != NULL)
@@ -1583,7 +1381,7 @@ static dp_status dp__save_check_read(const char *fn, dp_ctx *ctx, const dp_scope
 {
     dp_info info;
     DP_TRY(dp_info_get(ctx, &info));
-    DP_TRY(dp__save_check_path(fn, path));
+    DP_TRY(dp__os_check_path(fn, path));
     DP_TRY(dp__check_scope(fn, scope));
     return dp__check_pointer(fn, "out", out);
 }
@@ -1598,7 +1396,7 @@ DP_API dp_status dp_file_read(dp_ctx *ctx, dp_scope *scope, const char *path, dp
         *out = value;
     else
         dp_scope_end(own);
-    return dp__save_named(__func__, path, status);
+    return dp__os_named(__func__, path, status);
 }
 
 /* ==== >>loading =================================================================================
@@ -1897,12 +1695,12 @@ DP_API dp_status dp_checkpoint_save(dp_ctx *ctx, const char *path, dp_value valu
 {
     dp_info info;
     DP_TRY(dp_info_get(ctx, &info));
-    DP_TRY(dp__save_check_path(__func__, path));
+    DP_TRY(dp__os_check_path(__func__, path));
     dp_trace_begin(__func__);
     dp_status status = info.process_count == 1 ? dp__save_write(ctx, path, value, NULL, NULL)
                                                : dp__save_write_in_job(ctx, path, value);
     dp_trace_end();
-    return dp__save_named(__func__, path, status);
+    return dp__os_named(__func__, path, status);
 }
 
 /* Each process has read by itself. If only some have a file, all fail, rather than begin anew. */
@@ -1941,7 +1739,7 @@ DP_API dp_status dp_checkpoint_load(dp_ctx *ctx, dp_scope *scope, const char *pa
         *out = value;
     else
         dp_scope_end(own);
-    return dp__save_named(__func__, path, status);
+    return dp__os_named(__func__, path, status);
 }
 #endif /* little-endian */
 #endif /* DP_IMPLEMENTATION && !DP_SAVE_IMPLEMENTED */

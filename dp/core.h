@@ -2561,6 +2561,27 @@ DP_API dp_status dp_tensor_new(dp_scope *scope, dp_device device, dp_dtype dtype
     return dp__leave(__func__, scope->ctx, dp__tensor_make(scope, owner, dtype, ndim, shape, out));
 }
 
+/* Piece by piece, row-major, with at most so many bytes in each: as many rows at a time as that
+   holds; a larger row is a tensor with a dim less. */
+DP__MAYBE_UNUSED static dp_status
+dp__pieces(const dp_tensor *tensor, size_t most,
+           dp_status (*fn)(const dp_tensor *piece, size_t bytes, void *user), void *user)
+{
+    size_t bytes = dp__bytes(tensor);
+    if (bytes <= most)
+        return fn(tensor, bytes, user);
+    int64_t rows = tensor->shape[0], each = (int64_t)(most / (bytes / (size_t)rows));
+    for (int64_t first = 0; first<rows; first += each> 0 ? each : 1) {
+        dp_tensor part;
+        if (each == 0)
+            DP_TRY(dp_select(tensor, 0, first, &part));
+        else
+            DP_TRY(dp_narrow(tensor, 0, first, each < rows - first ? each : rows - first, &part));
+        DP_TRY(dp__pieces(&part, most, fn, user));
+    }
+    return DP_OK;
+}
+
 /* ==== >>kernels ================================================================================
    A kernel on a device, by its table if that can, else by the host: where the data is, if the host
    reaches it, or on copies of it.                                                               */

@@ -6,6 +6,7 @@
 
    CONTENTS (search for the tag)
      >>os         memory, environment, cores, fork, locks
+     >>files      that are there as a whole or not at all, and as memory
      >>sockets    connections to other processes
      >>processes  who this process is among others, and processes of our own
      >>team       the workers of a context: persistent threads, run and shared out; the courier
@@ -16,6 +17,7 @@
      dp__os_env                   the environment
      dp__os_write                 a line of the log to stderr
      dp__os_file_*, dp__os_wall_ns  the timeline's file, the clock on the wall
+     dp__os_part_*, dp__os_map_*  files that are written, and that are read as memory
      dp__os_now_ns, _after_ms, _ms_until  the clock that never goes back
      dp__os_core_count            cores that this process may use
      dp__os_node_of, dp__os_near_*  memory that is near to a device
@@ -56,6 +58,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -459,6 +462,197 @@ static void dp__os_init(void (*before)(void), void (*after)(void), void (*child)
         pthread_atfork(before, after, dp__os_in_child);
     }
     dp__lock_leave(&once);
+}
+
+/* ==== >>files ==================================================================================
+   Files that are there as a whole or not at all, and files as memory: for headers around training. */
+
+/* At the public edge: which function, and which file. */
+DP__MAYBE_UNUSED static dp_status dp__os_named(const char *fn, const char *path, dp_status status)
+{
+    size_t count = strlen(path), most = 160;
+    if (status == DP_OK)
+        return DP_OK;
+    return dp_error(status, "%s: '%s%s': %s", fn, count > most ? "..." : "",
+                    count > most ? path + count - most : path, dp_last_error());
+}
+
+DP__MAYBE_UNUSED static dp_status dp__os_check_path(const char *fn, const char *path)
+{
+    if (path == NULL || path[0] == '\0' || path[strlen(path) - 1] == '/')
+        return dp_error(DP_ERR_INVALID, "%s: path is %s", fn,
+                        path == NULL ? "NULL" : "no name of a file");
+    return DP_OK;
+}
+
+typedef struct dp__os_part { /* a file that is being written */
+    const char *target;
+    char *path, *room; /* target.part, and as much room */
+    int fd;
+} dp__os_part;
+
+static dp_status dp__os_refused(const char *verb, const char *path)
+{
+    return dp_error(DP_ERR_FILE, "cannot %s '%.200s': %s", verb, path, strerror(errno));
+}
+
+/* DP_PENDING: the name got another file before this one was locked. A lock belongs to the file, so
+   it ends with a process that is killed. Some file systems have no locks, and do without. */
+static dp_status dp__os_part_try(dp__os_part *part)
+{
+    struct stat own, there;
+    part->fd = open(part->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+    if (part->fd < 0)
+        return dp__os_refused("create", part->path);
+    if (flock(part->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return dp_error(DP_ERR_FILE, "another process, or thread, is writing '%.200s'", part->path);
+    if (fstat(part->fd, &own) != 0)
+        return dp__os_refused("look at", part->path);
+    if (lstat(part->path, &there) != 0 || own.st_ino != there.st_ino || own.st_dev != there.st_dev)
+        return DP_PENDING;
+    if (!S_ISREG(own.st_mode))
+        return dp_error(DP_ERR_FILE, "'%.200s' is not a regular file", part->path);
+    return ftruncate(part->fd, 0) == 0 ? DP_OK : dp__os_refused("empty", part->path);
+}
+
+static void dp__os_part_close(dp__os_part *part)
+{
+    if (part->fd >= 0)
+        close(part->fd);
+    part->fd = -1;
+}
+
+/* All memory is there before the file is. */
+DP__MAYBE_UNUSED static dp_status dp__os_part_make(dp_scope *scope, const char *target,
+                                                   dp__os_part *out)
+{
+    size_t room = strlen(target) + sizeof ".part";
+    char *path = dp_scope_alloc(scope, room), *spare = dp_scope_alloc(scope, room);
+    if (path == NULL || spare == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory");
+    snprintf(path, room, "%s.part", target);
+    *out = (dp__os_part){target, path, spare, -1};
+    return DP_OK;
+}
+
+/* A target that is no regular file is refused before anything is written. */
+DP__MAYBE_UNUSED static dp_status dp__os_part_open(dp__os_part *part)
+{
+    enum { TRIES = 16 };
+    struct stat there;
+    dp_status status = DP_PENDING;
+    part->fd = -1;
+    if (stat(part->target, &there) == 0 && !S_ISREG(there.st_mode))
+        return dp_error(DP_ERR_FILE, "it is not a regular file");
+    for (int i = 0; i < TRIES && status == DP_PENDING; i++) {
+        dp__os_part_close(part);
+        status = dp__os_part_try(part);
+    }
+    if (status == DP_OK)
+        return DP_OK;
+    dp__os_part_close(part);
+    return status != DP_PENDING
+               ? status
+               : dp_error(DP_ERR_FILE, "other processes are writing '%.200s'", part->path);
+}
+
+DP__MAYBE_UNUSED static dp_status dp__os_part_write(const dp__os_part *part, const char *bytes,
+                                                    size_t count)
+{
+    bool done = dp__os_file_put(part->fd, bytes, count);
+    return done ? DP_OK : dp__os_refused("write", part->path);
+}
+
+static dp_status dp__os_part_sync(const dp__os_part *part)
+{
+    return fsync(part->fd) == 0 ? DP_OK : dp__os_refused("write", part->path);
+}
+
+/* The new name is on disk once the directory is. A directory that may not be read, or a system
+   that cannot sync one, is passed over. */
+static dp_status dp__os_directory_sync(const dp__os_part *part)
+{
+    char *room = part->room;
+    const char *slash = strrchr(part->target, '/');
+    size_t count = slash != NULL ? (size_t)(slash - part->target) + 1 : 0;
+    memcpy(room, slash != NULL ? part->target : ".", count + (slash == NULL));
+    room[count + (slash == NULL)] = '\0';
+    int fd = open(room, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int failed = fd >= 0 && fsync(fd) != 0 && errno != EINVAL ? errno : 0;
+    if (fd >= 0)
+        close(fd);
+    if (failed == 0)
+        return DP_OK;
+    errno = failed;
+    return dp__os_refused("make sure of the name in", room);
+}
+
+/* Renames or removes the part. Others may take its name as soon as it is free, and its lock as soon
+   as the file is closed: hence this order. */
+DP__MAYBE_UNUSED static dp_status dp__os_part_end(dp__os_part *part, dp_status status)
+{
+    bool moved = false;
+    if (status == DP_OK)
+        status = dp__os_part_sync(part);
+    if (status == DP_OK) {
+        moved = rename(part->path, part->target) == 0;
+        status = moved ? DP_OK : dp__os_refused("rename", part->path);
+    }
+    if (!moved)
+        (void)unlink(part->path);
+    dp__os_part_close(part);
+    return status == DP_OK ? dp__os_directory_sync(part) : status;
+}
+
+typedef struct dp__os_map { /* a file as memory */
+    dp_ctx *ctx;
+    void *bytes;
+    size_t count;
+} dp__os_map;
+
+/* After a job failure a device may still be reading it. */
+static void dp__os_unmap(void *user)
+{
+    const dp__os_map *map = user;
+    if (!dp_failure(map->ctx, NULL))
+        munmap(map->bytes, map->count);
+}
+
+static dp_status dp__os_map_fd(int fd, dp__os_map *map)
+{
+    struct stat there;
+    if (fstat(fd, &there) != 0)
+        return dp_error(DP_ERR_FILE, "it cannot be looked at: %s", strerror(errno));
+    if (!S_ISREG(there.st_mode))
+        return dp_error(DP_ERR_FILE, "it is not a regular file");
+    map->count = (size_t)there.st_size;
+    if (map->count == 0)
+        return dp_error(DP_ERR_FILE, "it is empty");
+    map->bytes = mmap(NULL, map->count, PROT_READ, MAP_SHARED, fd, 0);
+    if (map->bytes == MAP_FAILED)
+        return dp_error(DP_ERR_FILE, "it cannot be mapped: %s", strerror(errno));
+    return DP_OK;
+}
+
+DP__MAYBE_UNUSED static dp_status dp__os_map_open(dp_ctx *ctx, dp_scope *scope, const char *path,
+                                                  dp__os_map *out)
+{
+    dp__os_map *kept = dp_scope_alloc(scope, sizeof *kept);
+    if (kept == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory");
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return dp_error(errno == ENOENT ? DP_ERR_NO_FILE : DP_ERR_FILE, "it cannot be opened: %s",
+                        strerror(errno));
+    *out = (dp__os_map){.ctx = ctx};
+    dp_status status = dp__os_map_fd(fd, out);
+    close(fd);
+    DP_TRY(status);
+    *kept = *out;
+    status = dp_scope_defer(scope, dp__os_unmap, kept);
+    if (status != DP_OK)
+        munmap(out->bytes, out->count);
+    return status;
 }
 
 /* ==== >>sockets ================================================================================
