@@ -215,7 +215,7 @@ $(foreach v,openmpi mpich,$(eval $(call mpi_variant,$(v))))
 # All that is for the CPU as one file.
 build/whole/dp.h: tests/single.sh $(HEADERS)
 	@mkdir -p $(@D)
-	@$< $@ average check data norm save train
+	@$< $@ array average check data norm save train
 
 # The library by another compiler and from one file, the tests by the usual one. What -Wnull-dereference guesses
 # differs from one version of gcc to the next. clang alone knows that nothing may be added to NULL.

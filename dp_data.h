@@ -1,8 +1,8 @@
 /* dp_data.h - v0.1.0 - what brings data to the wrappers of dp.h in a training program - MIT licence
 
    Include it after dp.h, or instead. It works with every device and any number of processes. Beside
-   the public API it uses two things of dp.h: walks over trees (dp/value.h), and threads (dp/os.h),
-   as dp.h runs devices in parallel, but a loader's threads wait for disks.
+   the public API it uses two things of dp.h: walks over trees (dp/value.h), and threads and files
+   (dp/os.h), as dp.h runs devices in parallel, but a loader's threads wait for disks.
 
        static dp_status read(dp_sample *sample, void *user)          on several threads at once
        {
@@ -36,6 +36,7 @@
      >>loader      batches that are read before they are asked for
      >>collating   samples of any structure become a batch
      >>preparing   to a device, images as a net wants them
+     >>idx         files of MNIST and its kin
    and of the implementation
      >>order       a permutation that is computed, not stored
      >>dealing     what is whose
@@ -47,6 +48,7 @@
      >>making      a loader, and its end
      >>giving      the next batch
      >>keeping     where a loader stands
+     >>rows        what an IDX file says it has
 */
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
@@ -230,6 +232,34 @@ DP_MUST_USE DP_API dp_status dp_image_batch(dp_ctx *ctx, dp_scope *scope, dp_val
 DP_MUST_USE DP_API dp_status dp_image_preprocess(dp_ctx *ctx, dp_scope *scope, dp_value data,
                                                  dp_device device, const dp_image_config *config,
                                                  dp_value *out);
+
+/* ==== >>idx ====================================================================================
+   The format of MNIST: a type, a shape, and elements, big-endian. A row is what the file has at one
+   index of dim 0: a picture, a label. Rows are read where they go, by any number of threads:
+
+       dp_idx_open(ctx, "train-images-idx3-ubyte", &set.images);
+       ...
+       DP_TRY(dp_idx_row(set->images, sample->index, sample->rows[0]));        in dp_read_fn
+
+   A file that says more than it holds, or less, is refused when it is opened. dp_array.h reads
+   numpy's files.                                                                               */
+
+typedef struct dp_idx dp_idx;
+
+/* Stays open until dp_idx_close, or dp_close. DP_ERR_NO_FILE: there is no file of this name. */
+DP_MUST_USE DP_API dp_status dp_idx_open(dp_ctx *ctx, const char *path, dp_idx **out);
+DP_API void dp_idx_close(dp_idx *idx); /* NULL is fine */
+
+typedef struct dp_idx_info {
+    dp_dtype dtype; /* u8, i8, i16, i32, f32 or f64 */
+    int ndim;
+    int64_t shape[DP_MAX_DIMS]; /* shape[0] rows */
+    size_t row_bytes;
+} dp_idx_info;
+DP_MUST_USE DP_API dp_status dp_idx_info_get(const dp_idx *idx, dp_idx_info *out);
+
+/* row_bytes bytes, as this machine has numbers. [any] */
+DP_MUST_USE DP_API dp_status dp_idx_row(const dp_idx *idx, int64_t row, void *out);
 
 #ifdef __cplusplus
 }
@@ -1627,6 +1657,165 @@ DP_API dp_status dp_loader_load(dp_loader *loader, dp_value saved)
     DP_TRY(dp__data_usable(__func__, loader));
     DP_TRY(dp__named(__func__, dp__data_alive(loader)));
     return dp__named(__func__, dp__data_load(loader, saved));
+}
+
+/* ==== >>rows ===================================================================================
+   The header is read when a file is opened, rows when they are asked for.                       */
+
+enum { DP__DATA_IDX_NAME = 64, DP__DATA_IDX_HEAD = 4 };
+
+struct dp_idx {
+    dp_scope *scope;
+    int file;
+    uint64_t data_at;
+    dp_idx_info info;
+    char name[DP__DATA_IDX_NAME]; /* the end of its path; for sentences */
+};
+
+static void dp__data_idx_end(void *user)
+{
+    const dp_idx *idx = user;
+    dp__os_file_close(idx->file);
+}
+
+static uint32_t dp__data_big_endian(const unsigned char *bytes)
+{
+    return (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 | (uint32_t)bytes[2] << 8 | bytes[3];
+}
+
+static dp_status dp__data_idx_form(dp_idx *idx, const unsigned char *head, uint64_t count)
+{
+    static const struct {
+        unsigned char code;
+        dp_dtype dtype;
+    } codes[] = {{0x08, DP_U8},  {0x09, DP_I8},  {0x0b, DP_I16},
+                 {0x0c, DP_I32}, {0x0d, DP_F32}, {0x0e, DP_F64}};
+    dp_idx_info *info = &idx->info;
+    info->dtype = DP_DTYPE_ANY;
+    for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++)
+        if (codes[i].code == head[2])
+            info->dtype = codes[i].dtype;
+    info->ndim = head[3];
+    idx->data_at = DP__DATA_IDX_HEAD * (1 + (uint64_t)info->ndim);
+    if (head[0] == 0x1f && head[1] == 0x8b)
+        return dp_error(DP_ERR_UNSUPPORTED, "it is compressed: gunzip it");
+    if (head[0] != 0 || head[1] != 0)
+        return dp_error(DP_ERR_FILE, "it is not an IDX file");
+    if (info->dtype == DP_DTYPE_ANY || info->ndim == 0 || info->ndim > DP_MAX_DIMS ||
+        idx->data_at > count)
+        return dp_error(DP_ERR_FILE, "type %d in %d dims is not what IDX files have", head[2],
+                        head[3]);
+    for (int d = 0; d < info->ndim; d++)
+        info->shape[d] = dp__data_big_endian(head + DP__DATA_IDX_HEAD * (size_t)(1 + d));
+    return DP_OK;
+}
+
+/* The file has exactly what its header says. */
+static dp_status dp__data_idx_fits(dp_idx *idx, uint64_t left)
+{
+    dp_idx_info *info = &idx->info;
+    uint64_t bytes = dp_dtype_bytes(info->dtype), rows = (uint64_t)info->shape[0];
+    for (int d = 1; d < info->ndim; d++) {
+        if (info->shape[d] > 0 && bytes > INT64_MAX / (uint64_t)info->shape[d])
+            return dp_error(DP_ERR_FILE, "a row is larger than any file");
+        bytes *= (uint64_t)info->shape[d];
+    }
+    info->row_bytes = (size_t)bytes;
+    if (bytes == 0 ? left != 0 : left % bytes != 0 || left / bytes != rows)
+        return dp_error(
+            DP_ERR_FILE, "its header says %llu rows of %llu bytes, there are %llu bytes",
+            (unsigned long long)rows, (unsigned long long)bytes, (unsigned long long)left);
+    return DP_OK;
+}
+
+static dp_status dp__data_idx_read(dp_idx *idx, uint64_t bytes)
+{
+    unsigned char head[DP__DATA_IDX_HEAD * (1 + DP_MAX_DIMS)] = {0};
+    uint64_t count = bytes < sizeof head ? bytes : sizeof head;
+    if (!dp__os_file_get_at(idx->file, head, (size_t)count, 0))
+        return dp_error(DP_ERR_FILE, "it cannot be read");
+    if (bytes < DP__DATA_IDX_HEAD)
+        return dp_error(DP_ERR_FILE, "%llu bytes are not an IDX file", (unsigned long long)bytes);
+    DP_TRY(dp__data_idx_form(idx, head, count));
+    return dp__data_idx_fits(idx, bytes - idx->data_at);
+}
+
+static dp_status dp__data_idx_make(dp_scope *scope, const char *path, dp_idx **out)
+{
+    uint64_t bytes = 0;
+    dp_idx *idx = dp_scope_alloc(scope, sizeof *idx);
+    if (idx == NULL)
+        return dp__no_memory();
+    const char *slash = strrchr(path, '/');
+    *idx = (dp_idx){.scope = scope};
+    snprintf(idx->name, sizeof idx->name, "%s", slash != NULL ? slash + 1 : path);
+    DP_TRY(dp__os_file_open(path, &idx->file, &bytes));
+    dp_status status = dp__data_idx_read(idx, bytes);
+    if (status == DP_OK)
+        status = dp_scope_defer(scope, dp__data_idx_end, idx);
+    if (status == DP_OK)
+        *out = idx;
+    else
+        dp__os_file_close(idx->file);
+    return status;
+}
+
+DP_API dp_status dp_idx_open(dp_ctx *ctx, const char *path, dp_idx **out)
+{
+    dp_idx *idx = NULL;
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__os_check_path(__func__, path));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    dp_scope *scope = dp_scope_begin(ctx);
+    DP_TRY(dp_scope_check(scope));
+    dp_status status = dp__data_idx_make(scope, path, &idx);
+    if (status == DP_OK)
+        *out = idx;
+    else
+        dp_scope_end(scope);
+    return dp__os_named(__func__, path, status);
+}
+
+DP_API void dp_idx_close(dp_idx *idx)
+{
+    if (idx != NULL)
+        dp_scope_end(idx->scope);
+}
+
+DP_API dp_status dp_idx_info_get(const dp_idx *idx, dp_idx_info *out)
+{
+    DP_TRY(dp__check_pointer(__func__, "idx", idx));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    *out = idx->info;
+    return DP_OK;
+}
+
+static void dp__data_turn(unsigned char *bytes, size_t each, size_t count)
+{
+    const uint16_t one = 1;
+    bool little = *(const unsigned char *)&one == 1;
+    for (; little && count > 0; count--, bytes += each)
+        for (size_t i = 0; i < each / 2; i++) {
+            unsigned char byte = bytes[i];
+            bytes[i] = bytes[each - 1 - i];
+            bytes[each - 1 - i] = byte;
+        }
+}
+
+DP_API dp_status dp_idx_row(const dp_idx *idx, int64_t row, void *out)
+{
+    DP_TRY(dp__check_pointer(__func__, "idx", idx));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    const dp_idx_info *info = &idx->info;
+    size_t bytes = info->row_bytes, each = dp_dtype_bytes(info->dtype);
+    if (row < 0 || row >= info->shape[0])
+        return dp_error(DP_ERR_INVALID, "%s: '%s': row %lld of %lld", __func__, idx->name,
+                        (long long)row, (long long)info->shape[0]);
+    if (!dp__os_file_get_at(idx->file, out, bytes, idx->data_at + (uint64_t)row * bytes))
+        return dp_error(DP_ERR_FILE, "%s: '%s': row %lld cannot be read", __func__, idx->name,
+                        (long long)row);
+    dp__data_turn(out, each, bytes / each);
+    return DP_OK;
 }
 #endif /* DP_IMPLEMENTATION && !DP_DATA_IMPLEMENTED */
 /* ------------------------------------------------------------------------------------------------

@@ -563,6 +563,14 @@ DP__MAYBE_UNUSED static dp_status dp__os_part_write(const dp__os_part *part, con
     return done ? DP_OK : dp__os_refused("write", part->path);
 }
 
+/* Over bytes that were written before. */
+DP__MAYBE_UNUSED static dp_status dp__os_part_mend(const dp__os_part *part, const char *bytes,
+                                                   size_t count, uint64_t at)
+{
+    bool done = pwrite(part->fd, bytes, count, (off_t)at) == (ssize_t)count;
+    return done ? DP_OK : dp__os_refused("write", part->path);
+}
+
 static dp_status dp__os_part_sync(const dp__os_part *part)
 {
     return fsync(part->fd) == 0 ? DP_OK : dp__os_refused("write", part->path);
@@ -618,38 +626,62 @@ static void dp__os_unmap(void *user)
         munmap(map->bytes, map->count);
 }
 
-static dp_status dp__os_map_fd(int fd, dp__os_map *map)
+/* To be read; a file of its own, with something in it. */
+static dp_status dp__os_look(int fd, uint64_t *out_bytes)
 {
     struct stat there;
     if (fstat(fd, &there) != 0)
         return dp_error(DP_ERR_FILE, "it cannot be looked at: %s", strerror(errno));
     if (!S_ISREG(there.st_mode))
         return dp_error(DP_ERR_FILE, "it is not a regular file");
-    map->count = (size_t)there.st_size;
-    if (map->count == 0)
+    if (there.st_size == 0)
         return dp_error(DP_ERR_FILE, "it is empty");
-    map->bytes = mmap(NULL, map->count, PROT_READ, MAP_SHARED, fd, 0);
-    if (map->bytes == MAP_FAILED)
-        return dp_error(DP_ERR_FILE, "it cannot be mapped: %s", strerror(errno));
+    *out_bytes = (uint64_t)there.st_size;
     return DP_OK;
+}
+
+static dp_status dp__os_file_open(const char *path, int *out_fd, uint64_t *out_bytes)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return dp_error(errno == ENOENT ? DP_ERR_NO_FILE : DP_ERR_FILE, "it cannot be opened: %s",
+                        strerror(errno));
+    dp_status status = dp__os_look(fd, out_bytes);
+    if (status == DP_OK)
+        *out_fd = fd;
+    else
+        close(fd);
+    return status;
+}
+
+/* All of it; false: it cannot be read, or ends before. Any thread. */
+DP__MAYBE_UNUSED static bool dp__os_file_get_at(int file, void *data, size_t bytes, uint64_t at)
+{
+    size_t done = 0;
+    ssize_t got = 1;
+    while (done < bytes && (got > 0 || (got < 0 && errno == EINTR))) {
+        got = pread(file, (char *)data + done, bytes - done, (off_t)(at + done));
+        done += got > 0 ? (size_t)got : 0;
+    }
+    return done == bytes;
 }
 
 DP__MAYBE_UNUSED static dp_status dp__os_map_open(dp_ctx *ctx, dp_scope *scope, const char *path,
                                                   dp__os_map *out)
 {
+    int fd = -1;
+    uint64_t bytes = 0;
     dp__os_map *kept = dp_scope_alloc(scope, sizeof *kept);
     if (kept == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory");
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return dp_error(errno == ENOENT ? DP_ERR_NO_FILE : DP_ERR_FILE, "it cannot be opened: %s",
-                        strerror(errno));
-    *out = (dp__os_map){.ctx = ctx};
-    dp_status status = dp__os_map_fd(fd, out);
+    DP_TRY(dp__os_file_open(path, &fd, &bytes));
+    *out = (dp__os_map){.ctx = ctx, .count = (size_t)bytes};
+    out->bytes = mmap(NULL, out->count, PROT_READ, MAP_SHARED, fd, 0);
     close(fd);
-    DP_TRY(status);
+    if (out->bytes == MAP_FAILED)
+        return dp_error(DP_ERR_FILE, "it cannot be mapped: %s", strerror(errno));
     *kept = *out;
-    status = dp_scope_defer(scope, dp__os_unmap, kept);
+    dp_status status = dp_scope_defer(scope, dp__os_unmap, kept);
     if (status != DP_OK)
         munmap(out->bytes, out->count);
     return status;

@@ -14,21 +14,20 @@
 
 #define DP_IMPLEMENTATION
 #include "../dp_data.h"
-#include "readers.h"
 #include <stdlib.h>
 
 enum { SIDE = 28, MADE = 1000, BATCH = 64 };
 
 typedef struct set {
-    array_file images, labels;
+    dp_idx *images, *labels;
 } set;
 
 /* On several threads at once. */
 static dp_status read_sample(dp_sample *sample, void *user)
 {
     const set *s = user;
-    DP_TRY(array_file_row(&s->images, sample->index, sample->rows[0]));
-    return array_file_row(&s->labels, sample->index, sample->rows[1]);
+    DP_TRY(dp_idx_row(s->images, sample->index, sample->rows[0]));
+    return dp_idx_row(s->labels, sample->index, sample->rows[1]);
 }
 
 /* Files as MNIST's, of squares that grow with their class. */
@@ -50,12 +49,18 @@ static void make_files(const char *images, const char *labels)
 
 static dp_loader *new_loader(dp_ctx *ctx, set *s)
 {
-    const array_file *images = &s->images;
-    const dp_field fields[] = {{"image", images->dtype, 2, {images->shape[1], images->shape[2]}},
-                               {"label", s->labels.dtype, 0, {0}}};
+    dp_idx_info images, labels;
+    DP_CHECK(dp_idx_info_get(s->images, &images));
+    DP_CHECK(dp_idx_info_get(s->labels, &labels));
+    if (images.ndim != 3 || labels.ndim != 1 || images.shape[0] != labels.shape[0]) {
+        fprintf(stderr, "these are not pictures and a label for each\n");
+        exit(1);
+    }
+    const dp_field fields[] = {{"image", images.dtype, 2, {images.shape[1], images.shape[2]}},
+                               {"label", labels.dtype, 0, {0}}};
     dp_loader *loader;
     DP_CHECK(dp_loader_create(ctx,
-                              &(dp_loader_config){.sampler = {.count = images->shape[0]},
+                              &(dp_loader_config){.sampler = {.count = images.shape[0]},
                                                   .batch = BATCH,
                                                   .read = read_sample,
                                                   .user = s,
@@ -92,21 +97,19 @@ int main(int argc, char **argv)
                *labels = argc == 3 ? argv[2] : "load-labels";
     dp_ctx *ctx;
     dp_loader_info info;
+    dp_idx_info pictures;
     dp_value place;
     set s;
     if (argc != 3)
         make_files(images, labels);
-    DP_CHECK(array_file_open(images, &s.images));
-    DP_CHECK(array_file_open(labels, &s.labels));
-    if (s.images.ndim != 3 || s.labels.ndim != 1 || s.images.shape[0] != s.labels.shape[0]) {
-        fprintf(stderr, "these are not pictures and a label for each\n");
-        return 1;
-    }
     DP_CHECK(dp_open(NULL, &ctx));
+    DP_CHECK(dp_idx_open(ctx, images, &s.images));
+    DP_CHECK(dp_idx_open(ctx, labels, &s.labels));
+    DP_CHECK(dp_idx_info_get(s.images, &pictures));
     dp_loader *loader = new_loader(ctx, &s), *again = new_loader(ctx, &s);
     DP_CHECK(dp_loader_info_get(loader, &info));
-    printf("%d pictures of %d x %d, %d batches an epoch\n", (int)s.images.shape[0],
-           (int)s.images.shape[1], (int)s.images.shape[2], (int)info.batch_count);
+    printf("%d pictures of %d x %d, %d batches an epoch\n", (int)pictures.shape[0],
+           (int)pictures.shape[1], (int)pictures.shape[2], (int)info.batch_count);
     rest_of_epoch(ctx, loader, INT32_MAX);
     rest_of_epoch(ctx, loader, (int)info.batch_count / 2);
     dp_scope *scope = dp_scope_begin(ctx);
@@ -115,9 +118,7 @@ int main(int argc, char **argv)
     DP_CHECK(dp_loader_info_get(again, &info));
     printf("epoch %d: on from batch %d\n", (int)info.epoch, (int)info.number);
     rest_of_epoch(ctx, again, INT32_MAX);
-    dp_close(ctx);
-    array_file_close(&s.images);
-    array_file_close(&s.labels);
+    dp_close(ctx); /* and the files */
     if (argc != 3) {
         remove(images);
         remove(labels);

@@ -28,6 +28,7 @@
 #include "sim/hip/as_cuda.h"
 #endif
 #if defined(TEST_TRAIN) || !defined(TEST_ALONE)
+#include "../dp_array.h"
 #include "../dp_average.h"
 #include "../dp_check.h"
 #include "../dp_data.h"
