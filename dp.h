@@ -50,7 +50,8 @@
      dp/distributed.h  the wrapper for all ranks of a job
    Beside them lie, each with its own manual: dp_train.h (optimizers; their formulas are in
    the contract, and the arithmetic in a kernel of each device: dp_cpu.h, dp_cuda.h), dp_data.h,
-   dp_save.h, dp_average.h, dp_norm.h, dp_check.h; dp_cuda.h, dp_nccl.h, dp_hip.h, dp_mpi.h.
+   dp_save.h, dp_array.h, dp_average.h, dp_norm.h, dp_check.h; dp_cuda.h, dp_nccl.h, dp_hip.h,
+   dp_mpi.h.
 
    WHAT IT IS
    A batch is cut into parts, one per device. Your model runs on all devices at the same time. The
@@ -200,6 +201,7 @@
             dp_train.h: optimizers; dp_data.h: samplers, a loader;
             dp_hip.h: AMD's GPUs; dp_save.h: checkpoints; dp_norm.h: batch statistics;
             dp_average.h: averaged models; dp_check.h: wrong gradients;
+            dp_array.h: DLPack, .npy, .npz, printing; dp_idx_open: files of MNIST;
             a timeline: $DP_TRACE; dp_agree, and numbers of all processes (>>agreement): where one
             process cannot make a wrapper, a reducer or a sharded optimizer, all have its status
      names that have changed: dp_scope_open(ctx, &scope) is dp_scope_begin(ctx), and dp_scope_check

@@ -76,8 +76,8 @@ typedef struct dp_dlpack_config { /* zero: the memory is yours, until the delete
                   than the context. No holder then. Marked as copied (1.x) */
 } dp_dlpack_config;
 
-/* What others call a tensor. Whoever takes it has to call its deleter once. config may be NULL. A
-   DLManagedTensor cannot say that it is read-only: such a tensor is refused, unless it is copied. */
+/* What others call a tensor. Whoever takes it has to call its deleter once. config may be NULL. As
+   a DLManagedTensor cannot say that it is read-only, such a tensor is refused, unless copied. */
 DP_MUST_USE DP_API dp_status dp_dlpack_export(dp_ctx *ctx, const dp_tensor *tensor,
                                               const dp_dlpack_config *config,
                                               struct DLManagedTensor **out);
@@ -1781,7 +1781,7 @@ static double dp__print_round(dp_dtype dtype, double number)
     return ldexp(nearbyint(ldexp(fraction, bits[dtype])), exponent - bits[dtype]);
 }
 
-/* From here on numbers have an exponent: as many digits as the dtype has, and some say 8 at most. */
+/* From here on numbers have an exponent: with more digits than the dtype has, or than 8. */
 static const double dp__print_large[] = {1e6, 1e8, 1e3, 1e2};
 static const double dp__print_small = 1e-4, dp__print_range = 1000, dp__print_large_f64 = 1e16;
 

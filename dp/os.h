@@ -465,7 +465,8 @@ static void dp__os_init(void (*before)(void), void (*after)(void), void (*child)
 }
 
 /* ==== >>files ==================================================================================
-   Files that are there as a whole or not at all, and files as memory: for headers around training. */
+   Files that are there as a whole or not at all, and files as memory: for headers around
+   training.                                                                                     */
 
 /* At the public edge: which function, and which file. */
 DP__MAYBE_UNUSED static dp_status dp__os_named(const char *fn, const char *path, dp_status status)

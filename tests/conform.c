@@ -3,6 +3,7 @@
 
 #define DP_IMPLEMENTATION
 #include "../dp.h"
+#include "../dp_array.h"
 #include "../dp_average.h"
 #include "../dp_check.h"
 #include "../dp_data.h"

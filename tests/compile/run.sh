@@ -69,7 +69,7 @@ links() {
 IMPLEMENT='#define DP_IMPLEMENTATION'
 DP='#include "dp.h"'
 CPU='#include "dp_cpu.h"'
-AROUND='average check data norm save train' # headers around training
+AROUND='array average check data norm save train' # headers around training
 EMIT_STB='#define STB_DS_IMPLEMENTATION'
 INCLUDE_STB='#if __has_include("stb_ds.h")
 #include "stb_ds.h"
