@@ -111,7 +111,8 @@
    every processor of its kind has; $DP_CACHE = off compiles the kernels for GPUs each time, else
    they are kept in $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h; $DP_PEERS = off: GPUs of a process copy
    through the host; $DP_TRACE = a file: see >>timeline; $DP_NCCL: see dp_nccl.h; $DP_LAUNCH,
-   $DP_ADDR and $DP_SECRET: see >>launch.
+   $DP_ADDR and $DP_SECRET: see >>launch; $DP_TOPOLOGY = a folder in place of the system's
+   /sys/devices/system/node, for tests.
 
    OWNERSHIP
    What you pass in stays yours. What a function returns belongs to the scope you passed, or to the
@@ -497,6 +498,7 @@ typedef struct
      bootstrap      the processes that a launcher has started (>>launch), else this one alone
      job            "": contexts of several processes meet under one name
      timeout_ms     60,000
+     unbound        threads keep to nodes of the machine, if it has several: see NODES
      allocator      the C library's
      log            silent, or what $DP_DEBUG = error|warn|info|trace says, to stderr           */
 
@@ -545,6 +547,7 @@ typedef struct dp_config {
                            which is quicker by far where nobody else needs the core */
     dp_bootstrap bootstrap;
     bool local_only; /* this process alone, whatever started it */
+    bool unbound;    /* threads run where the system likes: see NODES */
     const char *job; /* tells this context's job from others: the same in all its processes */
     int timeout_ms;  /* of everything that waits for another process */
     bool poison;     /* to find invalid uses of memory: each piece of a scope has a block of its
@@ -591,7 +594,28 @@ typedef struct dp_info {
     const char *device_backend, *coll_backend; /* names of the tables; "none" in a world of one */
     const char *launcher; /* as in DP_LAUNCH; "none", or "bootstrap" for the config's own */
     int machine_process, machine_process_count; /* among the processes of this machine */
+    int node_count;      /* nodes that threads of its devices are bound to; 0: none is bound */
+    const char *binding; /* "nodes", or why no thread is bound */
 } dp_info;
+
+/* NODES (NUMA): a core is slower with memory of another node, and memory lies near the core that
+   writes to it first. So on Linux all cores, node by node, are divided among the processes of the
+   machine, and those of a process among its devices. The thread of each device is bound to the
+   nodes that its part has cores of, and so are threads that it starts, such as OpenMP's in a
+   method; a GPU's to the node of its bus. Parameters and gradients that the library allocates are
+   first written to by the thread of their device. The caller's thread does more than the work of
+   the first device: it is bound to all nodes of its process, and left alone if there are no others.
+   Once its contexts are closed it may use the cores of before.
+
+   No thread is bound, and dp_info.binding says why, if it is
+     "config.unbound"
+     "one node"        or the system does not say how many there are
+     "one device"      of one process, which has the whole machine
+     "bound before"    by a launcher, a container, taskset, or you: the calling thread may not use
+                       all cores of the machine
+     "masks differ"    only some processes of the machine were bound before
+     "unknown nodes"   of GPUs, as in most virtual machines
+     "refused"         the system does not allow it                                            */
 
 typedef struct dp_device_info {
     char name[64], bus_id[32];
@@ -683,7 +707,8 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
 
    The processes of a machine divide it. With equal affinity masks they share the cores, and process
    i of L takes the i-th part of the devices. A launcher that has bound them to cores has divided
-   those already. config.thread_count, device_count, devices and $DP_DEVICES override this.
+   those already. config.thread_count, device_count, devices and $DP_DEVICES override this. Threads
+   keep to the nodes (NUMA) of their part: see NODES.
 
    If a process does not come within timeout_ms of the first, or ends early, the error of all others
    names it. A process that comes within a second after that gets the same error. The tree of
@@ -2324,7 +2349,7 @@ static dp_status dp__devices_open(dp_ctx *ctx, int place)
     return DP_OK;
 }
 
-static dp_status dp__threads_open(dp_ctx *ctx)
+static dp_status dp__threads_open(dp_ctx *ctx, const dp__neighbours *near)
 {
     int count = ctx->info.local_count, cores = ctx->config.thread_count;
     size_t slots = (size_t)count * sizeof *ctx->slots, parts = (size_t)count * sizeof(dp_part);
@@ -2341,8 +2366,7 @@ static dp_status dp__threads_open(dp_ctx *ctx)
                 "%d devices and one core: they take turns. If a launcher bound this process to a "
                 "core, ask it for more (mpirun --bind-to none)",
                 count);
-    int threads = dp__threads_wanted(ctx);
-    return threads > 1 ? dp__team_open(&ctx->host, threads, cores, &ctx->team) : DP_OK;
+    return dp__threads_start(ctx, near);
 }
 
 typedef struct dp__hello {   /* what every process tells the others while it opens */
@@ -2492,7 +2516,7 @@ static dp_status dp__open_local(dp_ctx *ctx, const dp__meeting *meeting)
     DP_TRY(dp__choose_backend(ctx, &place, &available));
     DP_TRY(dp__resolve_devices(ctx, place, available));
     DP_TRY(dp__devices_open(ctx, place));
-    return dp__threads_open(ctx);
+    return dp__threads_open(ctx, &meeting->near);
 }
 
 static void dp__release(dp_ctx *ctx, bool ask_devices);
@@ -2594,6 +2618,24 @@ static dp_status dp__open_job(const dp_config *config, const dp__launch *launch,
     return status;
 }
 
+/* Join the job that a launcher has started, if there is one. */
+static dp_status dp__open_joined(const dp_config *config, dp_ctx **out)
+{
+    dp_config joined = *config;
+    dp__launch launch;
+    dp__tree *tree;
+    dp__mpi_line *line;
+    DP_TRY(dp__join(&joined, &launch, &tree, &line));
+    dp_status status = dp__open_job(&joined, &launch, out);
+    if (status != DP_OK) {
+        dp__tree_close(tree, true);
+        dp__line_close(line, true, false);
+    }
+    DP_TRY(status);
+    dp__far_begin(*out, tree, line);
+    return DP_OK;
+}
+
 DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int version, dp_ctx **out)
 {
     static const dp_config zero;
@@ -2606,24 +2648,20 @@ DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int vers
                         version, config_bytes, DP_VERSION, sizeof(dp_config));
     config = config != NULL ? config : &zero;
     DP_TRY(dp__check_config(config));
-    dp_config joined = *config;
-    dp__launch launch;
-    dp__tree *tree;
-    dp__mpi_line *line;
-    DP_TRY(dp__join(&joined, &launch, &tree, &line));
-    dp_status status = dp__open_job(&joined, &launch, &ctx);
-    if (status != DP_OK) {
-        dp__tree_close(tree, true);
-        dp__line_close(line, true, false);
-    }
+    dp__os_bound others;
+    bool freed = dp__bound_by_others(dp__os_thread(), &others) && dp__os_unbind(&others);
+    dp_status status = dp__open_joined(config, &ctx);
+    if (freed && (status != DP_OK || ctx->bound.thread == 0))
+        (void)dp__os_bind(&others.now, &others);
     DP_TRY(status);
-    dp__far_begin(ctx, tree, line);
     dp__log(ctx, DP_LOG_INFO, "launcher: %s, process %d of %d, %d of %d on this machine",
             ctx->info.launcher, ctx->info.process, ctx->info.process_count,
             ctx->info.machine_process, ctx->info.machine_process_count);
     dp__log(ctx, DP_LOG_INFO, "%d x %s on %d cores, %d threads a device, %d ranks, collectives: %s",
             ctx->info.local_count, ctx->info.device_backend, ctx->info.core_count,
             ctx->info.threads_per_device, ctx->info.rank_count, ctx->info.coll_backend);
+    dp__log(ctx, DP_LOG_INFO, "nodes that threads are bound to: %d (%s)", ctx->info.node_count,
+            ctx->info.binding);
     *out = ctx;
     return DP_OK;
 }
@@ -2665,6 +2703,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
     }
     if (ask_devices)
         dp__trace_leave(ctx);
+    dp__unbind(ctx);
     dp_allocator allocator = ctx->config.allocator;
     dp__job_close(ctx);
     while (ctx->tracked != NULL)

@@ -4,6 +4,7 @@
 
    CONTENTS (search for the tag)
      >>resolve  what a config means
+     >>nodes    which thread keeps to the cores of which nodes
      >>devices  a context's, an array of stb_ds
      >>carrier  which table of collectives serves its devices
 */
@@ -395,6 +396,181 @@ static void dp__resolve_log(dp_ctx *ctx)
         log->level = DP_LOG_INFO;
     if (debug != NULL && level == DP_LOG_DEFAULT)
         dp__log(ctx, DP_LOG_WARN, "DP_DEBUG is '%s', not error, warn, info or trace", debug);
+}
+
+/* ==== >>nodes ==================================================================================
+   Where a machine has several nodes (NUMA), threads keep to them, so that memory lies near who uses
+   it: see >>os's. All cores are one row, node by node. The processes of the machine divide it, and
+   then the devices of each process its part. A thread keeps to whole nodes, those that its part has
+   cores of: among their cores the system chooses, as it knows what else runs.
+
+   The caller's thread is the first device's and everything else's: it keeps to all nodes of its
+   process, and so do threads that it starts later. With all nodes of the machine it is left alone.
+
+   Who has bound this process, or only some processes of the machine, has divided it already.     */
+
+typedef struct dp__seats { /* of a row */
+    int first, count;
+} dp__seats;
+
+/* The part of one of several. What they get is as in dp__core_share; where there are fewer cores
+   than them, neighbours have the same one. */
+static dp__seats dp__seats_of(dp__seats all, dp__share among)
+{
+    int each = all.count / among.count, more = all.count % among.count;
+    int before = among.place * each + (among.place < more ? among.place : more);
+    if (each == 0)
+        before = (int)((int64_t)among.place * all.count / among.count);
+    return (dp__seats){all.first + before, dp__core_share(all.count, among)};
+}
+
+/* Adds nodes, one bit each. */
+static void dp__add_nodes_of(const dp__row *row, dp__seats seats, dp__cores *nodes)
+{
+    for (int i = seats.first; i < seats.first + seats.count; i++)
+        dp__cores_add(nodes, row->node[i]);
+}
+
+static void dp__cores_of_nodes(const dp__row *row, const dp__cores *nodes, dp__cores *out)
+{
+    *out = (dp__cores){{0}};
+    for (int i = 0; i < row->count; i++)
+        if (dp__cores_have(nodes, row->node[i]))
+            dp__cores_add(out, row->core[i]);
+}
+
+typedef struct dp__binding { /* of the threads of a context */
+    dp_ctx *ctx;
+    const dp__row *row;
+    dp__share among; /* processes of the machine */
+} dp__binding;
+
+/* Adds a device's. Those of a device with memory of its own are what its bus is near to; false:
+   unknown, or without a core. */
+static bool dp__add_nodes(const dp__binding *binding, int local_rank, dp__cores *nodes)
+{
+    const dp_ctx *ctx = binding->ctx;
+    const dp__row *row = binding->row;
+    const dp_device_info *info = &ctx->devices[local_rank].info;
+    dp__seats own = dp__seats_of((dp__seats){0, row->count}, binding->among);
+    dp__seats seats = dp__seats_of(own, (dp__share){local_rank, ctx->info.local_count});
+    if (!info->host_memory) {
+        int node = dp__os_node_of(info->bus_id);
+        seats.first = 0;
+        while (seats.first < row->count && row->node[seats.first] != node)
+            seats.first++;
+        seats.count = seats.first < row->count;
+    }
+    dp__add_nodes_of(row, seats, nodes);
+    return seats.count > 0;
+}
+
+/* Why threads are left alone; NULL: they are not. */
+static const char *dp__unbound_by(const dp_ctx *ctx, const dp__neighbours *near, dp__row *row)
+{
+    dp__cores mask, all, nodes;
+    if (ctx->config.unbound)
+        return "config.unbound";
+    if (!dp__os_row(row) || row->node_count < 2)
+        return "one node";
+    dp__os_cores(&mask);
+    memset(&nodes, 0xff, sizeof nodes);
+    dp__cores_of_nodes(row, &nodes, &all);
+    if (!dp__cores_within(&mask, &all)) /* nobody says where the others are */
+        return "one node";
+    if (!dp__cores_equal(&mask, &all))
+        return "bound before";
+    return near->cores.count == near->machine.count ? NULL : "masks differ";
+}
+
+/* The thread of the first device, before there are others. NULL, or why all are left alone. */
+static const char *dp__bind_caller(const dp__binding *binding)
+{
+    dp_ctx *ctx = binding->ctx;
+    dp__cores nodes = {{0}}, cores;
+    bool known = true;
+    for (int i = 0; i < ctx->info.local_count; i++)
+        known = dp__add_nodes(binding, i, &nodes) && known;
+    int count = dp__cores_count(&nodes);
+    bool all = count == binding->row->node_count;
+    if (!known)
+        return "unknown nodes";
+    if (all && ctx->info.local_count == 1)
+        return "one device";
+    dp__cores_of_nodes(binding->row, &nodes, &cores);
+    if (!all && !dp__os_bind(&cores, &ctx->bound))
+        return "refused";
+    ctx->info.node_count = count;
+    return NULL;
+}
+
+static void dp__bind_worker(int local_rank, void *user)
+{
+    const dp__binding *binding = user;
+    dp__cores nodes = {{0}}, cores;
+    dp__os_bound bound; /* as long as the thread lives */
+    if (local_rank == 0)
+        return;
+    dp__add_nodes(binding, local_rank, &nodes);
+    dp__cores_of_nodes(binding->row, &nodes, &cores);
+    bool done = dp__os_bind(&cores, &bound);
+    binding->ctx->slots[local_rank].status = done ? DP_OK : DP_ERR_UNSUPPORTED;
+}
+
+/* NULL, or why some are left alone. */
+static const char *dp__bind_workers(dp__binding *binding)
+{
+    dp_ctx *ctx = binding->ctx;
+    bool done = true;
+    if (ctx->info.local_count == 1 || !dp__team_enter(ctx->team))
+        return NULL;
+    dp__team_run(ctx->team, ctx->info.local_count, dp__bind_worker, binding);
+    dp__team_exit(ctx->team);
+    for (int i = 1; i < ctx->info.local_count; i++)
+        done = done && ctx->slots[i].status == DP_OK;
+    return done ? NULL : "refused";
+}
+
+/* The threads of a context: devices, and others that share long copies. */
+DP__APART static dp_status dp__threads_start(dp_ctx *ctx, const dp__neighbours *near)
+{
+    dp__row row;
+    dp__binding binding = {ctx, &row, near->machine};
+    int threads = dp__threads_wanted(ctx);
+    const char *why = dp__unbound_by(ctx, near, &row);
+    if (why == NULL)
+        why = dp__bind_caller(&binding);
+    if (threads > 1)
+        DP_TRY(dp__team_open(&ctx->host, threads, ctx->info.core_count, &ctx->team));
+    if (why == NULL)
+        why = dp__bind_workers(&binding);
+    ctx->info.node_count = why == NULL ? ctx->info.node_count : 0;
+    ctx->info.binding = why == NULL ? "nodes" : why;
+    return DP_OK;
+}
+
+/* What an open context has done to a thread; false: none has bound it. */
+static bool dp__bound_by_others(int thread, dp__os_bound *out)
+{
+    bool found = false;
+    dp__lock_enter(&dp__live_lock);
+    for (int i = 0; i < DP__LIVE_MAX && thread != 0 && !found; i++) {
+        const dp_ctx *ctx = atomic_load_explicit(&dp__live[i], memory_order_relaxed);
+        found = ctx != NULL && ctx->bound.thread == thread;
+        if (found)
+            *out = ctx->bound;
+    }
+    dp__lock_leave(&dp__live_lock);
+    return found;
+}
+
+/* When the last context that has bound it closes, a thread is as it was before the first. In a
+   child of fork there is no such thread. */
+static void dp__unbind(const dp_ctx *ctx)
+{
+    dp__os_bound others;
+    if (!dp__bound_by_others(ctx->bound.thread, &others))
+        (void)dp__os_unbind(&ctx->bound);
 }
 
 /* ==== >>devices ================================================================================

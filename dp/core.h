@@ -240,7 +240,8 @@ struct dp_ctx {
     dp__heap heap;
     int sharings;   /* how many wrappers share their parameters with other processes */
     int edits;      /* of parameters that are shared: how many are open */
-    dp__team *team; /* NULL in a world of one device */
+    dp__team *team;     /* NULL in a world of one device */
+    dp__os_bound bound; /* the thread that opened this, where it keeps to some nodes */
     dp__slot *slots;
     dp__lane lanes[DP__LANES];
     atomic_uint tags;                    /* how often dp_tag was called */

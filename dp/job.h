@@ -212,7 +212,8 @@ typedef struct dp__card { /* what a process tells the others while it opens */
     int32_t status;
     char text[200];
     dp__shared_name name;
-    uint64_t machine, cores[DP__SHARED_CPU_WORDS];
+    uint64_t machine;
+    dp__cores cores;
 } dp__card;
 
 typedef struct dp__letter { /* a process' record as it travels where there is no board */
@@ -1088,7 +1089,7 @@ static dp_status dp__job_make(dp_ctx *ctx, const dp_bootstrap *boot, dp__gather_
     job->gather = gather;
     job->cards = cards;
     job->card.machine = dp__os_machine();
-    dp__os_cores(job->card.cores);
+    dp__os_cores(&job->card.cores);
     job->process = boot->process;
     job->process_count = boot->process_count;
     job->timeout_ms = ctx->config.timeout_ms;

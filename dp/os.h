@@ -7,6 +7,7 @@
    CONTENTS (search for the tag)
      >>os         memory, environment, cores, fork, locks
      >>files      that are there as a whole or not at all, and as memory
+     >>nodes      which cores belong together, and which of them a thread may use
      >>sockets    connections to other processes
      >>processes  who this process is among others, and processes of our own
      >>team       the workers of a context: persistent threads, run and shared out; the courier
@@ -35,7 +36,8 @@
      dp__os_shared_*              memory between them, and who of them is alive
      dp__os_pages_*               memory that is exchanged for a part of it
      dp__os_word_*                to wait for a word in it
-     dp__os_cores                 which cores this process may use
+     dp__os_cores                 which cores the calling thread may use
+     dp__os_row, _bind, _unbind   how nodes divide them, and to keep a thread to some
      dp__os_process_id            its number
 */
 
@@ -69,6 +71,7 @@
 #include <time.h>
 #include <unistd.h>
 #if defined(__linux__)
+#include <dirent.h>
 #include <link.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -464,8 +467,7 @@ static void dp__os_init(void (*before)(void), void (*after)(void), void (*child)
     dp__lock_leave(&once);
 }
 
-/* ==== >>files ==================================================================================
-   Files that are there as a whole or not at all, and files as memory: for headers around
+/* ==== >>files ===========================================================================   Files that are there as a whole or not at all, and files as memory: for headers around
    training.                                                                                     */
 
 /* At the public edge: which function, and which file. */
@@ -687,6 +689,236 @@ DP__MAYBE_UNUSED static dp_status dp__os_map_open(dp_ctx *ctx, dp_scope *scope, 
         munmap(out->bytes, out->count);
     return status;
 }
+
+=======
+/* ==== >>nodes ==================================================================================
+   A node (NUMA) has cores, and memory that is nearer to them than the other nodes' is. Whoever
+   writes to a page first decides where it lies: near the core that he is on then. So a thread that
+   keeps to the cores of one node has its memory near.                                           */
+
+enum { DP__CORE_WORDS = 16, DP__CORES_MAX = 64 * DP__CORE_WORDS, DP__NODES_MAX = 256 };
+
+typedef struct dp__cores { /* one bit each */
+    uint64_t words[DP__CORE_WORDS];
+} dp__cores;
+
+typedef struct dp__row { /* the cores that there are, node by node */
+    int count, node_count;
+    uint8_t node[DP__CORES_MAX];
+    uint16_t core[DP__CORES_MAX];
+} dp__row;
+
+typedef struct dp__os_bound { /* a thread that keeps to some cores, and those it had before */
+    int thread;               /* 0: none does */
+    dp__cores before, now;
+} dp__os_bound;
+
+static void dp__cores_add(dp__cores *cores, int core)
+{
+    cores->words[core / 64] |= (uint64_t)1 << core % 64;
+}
+
+static bool dp__cores_have(const dp__cores *cores, int core)
+{
+    return (cores->words[core / 64] >> core % 64 & 1) != 0;
+}
+
+static int dp__cores_count(const dp__cores *cores)
+{
+    int count = 0;
+    for (int i = 0; i < DP__CORE_WORDS; i++)
+        for (uint64_t left = cores->words[i]; left != 0; left &= left - 1)
+            count++;
+    return count;
+}
+
+static void dp__cores_join(dp__cores *cores, const dp__cores *others)
+{
+    for (int i = 0; i < DP__CORE_WORDS; i++)
+        cores->words[i] |= others->words[i];
+}
+
+/* Whether all of them are among the others. */
+static bool dp__cores_within(const dp__cores *cores, const dp__cores *others)
+{
+    uint64_t outside = 0;
+    for (int i = 0; i < DP__CORE_WORDS; i++)
+        outside |= cores->words[i] & ~others->words[i];
+    return outside == 0;
+}
+
+static bool dp__cores_equal(const dp__cores *a, const dp__cores *b)
+{
+    return memcmp(a, b, sizeof *a) == 0;
+}
+
+#if defined(__linux__)
+/* Of a thread of this process, 0: of the caller. All, where the system does not say. */
+static void dp__cores_of(int thread, dp__cores *out)
+{
+    cpu_set_t mask;
+    _Static_assert(sizeof mask == sizeof *out, "one bit a core");
+    if (sched_getaffinity(thread, sizeof mask, &mask) != 0)
+        memset(&mask, 0xff, sizeof mask);
+    memcpy(out, &mask, sizeof mask);
+}
+
+static bool dp__cores_give(int thread, const dp__cores *cores)
+{
+    cpu_set_t mask;
+    memcpy(&mask, cores, sizeof mask);
+    return sched_setaffinity(thread, sizeof mask, &mask) == 0;
+}
+
+static void dp__os_cores(dp__cores *out)
+{
+    dp__cores_of(0, out);
+}
+
+static int dp__os_thread(void)
+{
+    return (int)syscall(SYS_gettid);
+}
+
+/* From here on the calling thread, and each that it starts, keeps to these cores. */
+static bool dp__os_bind(const dp__cores *cores, dp__os_bound *out)
+{
+    *out = (dp__os_bound){.thread = dp__os_thread(), .now = *cores};
+    dp__os_cores(&out->before);
+    if (dp__cores_give(0, cores))
+        return true;
+    out->thread = 0;
+    return false;
+}
+
+/* By whatever thread. False: that one has ended, or has been given other cores since. */
+static bool dp__os_unbind(const dp__os_bound *bound)
+{
+    char path[48];
+    dp__cores cores;
+    snprintf(path, sizeof path, "/proc/self/task/%d", bound->thread);
+    if (bound->thread == 0 || access(path, F_OK) != 0)
+        return false;
+    dp__cores_of(bound->thread, &cores);
+    return dp__cores_equal(&cores, &bound->now) && dp__cores_give(bound->thread, &bound->before);
+}
+
+/* Up to the first other character; -1: no digit, or as many as `limit` or more. */
+static int dp__number_below(const char **at, int limit)
+{
+    const char *first = *at;
+    int number = 0;
+    for (; **at >= '0' && **at <= '9' && number < limit; ++*at)
+        number = number * 10 + (**at - '0');
+    return *at > first && number < limit ? number : -1;
+}
+
+/* What a list such as 0-3,8 names; false: it is no list. An empty one is: of a node of memory. */
+static bool dp__cores_listed(const char *text, dp__cores *out)
+{
+    *out = (dp__cores){{0}};
+    for (bool more = *text != '\n'; more; text += more) {
+        int first = dp__number_below(&text, DP__CORES_MAX), last = first;
+        if (*text == '-') {
+            text++;
+            last = dp__number_below(&text, DP__CORES_MAX);
+        }
+        if (first < 0 || last < first)
+            return false;
+        for (int core = first; core <= last; core++)
+            dp__cores_add(out, core);
+        more = *text == ',';
+    }
+    return strcmp(text, "\n") == 0 || *text == '\0';
+}
+
+/* The nodes that a folder has, one bit each, as they come in any order. */
+DP__APART static bool dp__nodes_in(const char *folder, dp__cores *out)
+{
+    DIR *directory = opendir(folder);
+    *out = (dp__cores){{0}};
+    if (directory == NULL)
+        return false;
+    for (const struct dirent *entry; (entry = readdir(directory)) != NULL;) {
+        const char *at = entry->d_name + 4;
+        int node = strncmp(entry->d_name, "node", 4) == 0 ? dp__number_below(&at, DP__NODES_MAX)
+                                                          : -1;
+        if (node >= 0 && *at == '\0')
+            dp__cores_add(out, node);
+    }
+    closedir(directory);
+    return true;
+}
+
+/* Half of the most cores, each with a comma, have room in the text: what is longer is no list. */
+DP__APART static bool dp__node_cores(const char *folder, int node, dp__cores *out)
+{
+    char name[32], text[2560];
+    snprintf(name, sizeof name, "node%d/cpulist", node);
+    return dp__quota_read(folder, name, text, sizeof text) && strlen(text) < sizeof text - 1 &&
+           dp__cores_listed(text, out);
+}
+
+static bool dp__row_add(dp__row *row, int node, const dp__cores *cores)
+{
+    if (row->count + dp__cores_count(cores) > DP__CORES_MAX)
+        return false;
+    for (int core = 0; core < DP__CORES_MAX; core++) {
+        if (!dp__cores_have(cores, core))
+            continue;
+        row->node[row->count] = (uint8_t)node;
+        row->core[row->count++] = (uint16_t)core;
+    }
+    row->node_count += dp__cores_count(cores) > 0;
+    return true;
+}
+
+/* All cores that are in use, of whatever process; false: the system does not say. $DP_TOPOLOGY is a
+   folder in place of the system's, for tests. */
+static bool dp__os_row(dp__row *out)
+{
+    const char *folder = dp__os_env("DP_TOPOLOGY");
+    dp__cores nodes, cores;
+    out->count = out->node_count = 0;
+    folder = folder != NULL ? folder : "/sys/devices/system/node";
+    bool good = dp__nodes_in(folder, &nodes);
+    for (int node = 0; node < DP__NODES_MAX && good; node++)
+        if (dp__cores_have(&nodes, node))
+            good = dp__node_cores(folder, node, &cores) && dp__row_add(out, node, &cores);
+    return good;
+}
+#else
+static void dp__os_cores(dp__cores *out)
+{
+    *out = (dp__cores){{0}};
+    for (int i = 0, count = dp__os_core_count(); i < count && i < DP__CORES_MAX; i++)
+        dp__cores_add(out, i);
+}
+
+static int dp__os_thread(void)
+{
+    return 0;
+}
+
+static bool dp__os_bind(const dp__cores *cores, dp__os_bound *out)
+{
+    (void)cores;
+    out->thread = 0;
+    return false;
+}
+
+static bool dp__os_unbind(const dp__os_bound *bound)
+{
+    (void)bound;
+    return false;
+}
+
+static bool dp__os_row(dp__row *out)
+{
+    out->count = out->node_count = 0;
+    return false;
+}
+#endif
 
 /* ==== >>sockets ================================================================================
    Connections to other processes, over a network or inside this machine. Only dp__os_poll waits; no
@@ -1656,10 +1888,7 @@ static void dp__team_close(dp__team *team)
    process that made it), so that nothing is left behind, whichever process dies, and the size of
    /dev/shm does not matter. Else it has a name until the others have opened it. */
 
-enum {
-    DP__SHARED_CPU_WORDS = 16,
-    DP__SHARED_PAGE = 64 << 10 /* a multiple of every system's page */
-};
+enum { DP__SHARED_PAGE = 64 << 10 }; /* a multiple of every system's page */
 
 typedef struct dp__shared {
     void *data;
@@ -1733,16 +1962,6 @@ static void dp__os_shared_dump(const dp__shared *shared, size_t first, size_t by
                   dump ? MADV_DODUMP : MADV_DONTDUMP);
 }
 
-/* The cores that this process may run on, one bit each. */
-static void dp__os_cores(uint64_t *out)
-{
-    cpu_set_t mask;
-    _Static_assert(sizeof mask == DP__SHARED_CPU_WORDS * sizeof *out, "one bit a core");
-    if (sched_getaffinity(0, sizeof mask, &mask) != 0)
-        memset(&mask, 0xff, sizeof mask);
-    memcpy(out, &mask, sizeof mask);
-}
-
 enum { DP__FUTEX_WAIT = 0, DP__FUTEX_WAKE = 1 }; /* musl comes without <linux/futex.h> */
 
 /* Waits until the word has changed, a wake-up, or the time-out; the caller must look. */
@@ -1789,13 +2008,6 @@ static int dp__shared_pages(int fd, size_t first, size_t bytes)
 static void dp__os_shared_dump(const dp__shared *shared, size_t first, size_t bytes, bool dump)
 {
     (void)shared, (void)first, (void)bytes, (void)dump;
-}
-
-static void dp__os_cores(uint64_t *out)
-{
-    memset(out, 0, DP__SHARED_CPU_WORDS * sizeof *out);
-    for (int i = 0, count = dp__os_core_count(); i < count && i < DP__SHARED_CPU_WORDS * 64; i++)
-        out[i / 64] |= (uint64_t)1 << i % 64;
 }
 
 static void dp__os_word_wait(atomic_uint *word, unsigned seen, uint64_t ns)

@@ -1051,27 +1051,17 @@ static dp_status dp__shm_new(const dp_host *host, const dp_comm_config *config, 
     return DP_OK;
 }
 
-static int dp__shm_count_bits(const uint64_t *words)
-{
-    int count = 0;
-    for (int i = 0; i < DP__SHARED_CPU_WORDS; i++)
-        for (uint64_t left = words[i]; left != 0; left &= left - 1)
-            count++;
-    return count;
-}
-
 /* Whether there are cores for so many threads. If a quota leaves this process fewer cores than its
    mask has, all processes share that quota. */
 static bool dp__shm_has_cores(const dp__shm_comm *comm, int threads)
 {
     const dp__job *job = comm->ring->job;
-    uint64_t cores[DP__SHARED_CPU_WORDS] = {0};
+    dp__cores cores = {{0}};
     int quota = dp__os_core_count();
     for (int p = 0; p < comm->process_count; p++)
-        for (int i = 0; i < DP__SHARED_CPU_WORDS; i++)
-            cores[i] |= job->cards[p].cores[i];
-    bool limited = quota < dp__shm_count_bits(job->card.cores) && threads > quota;
-    return !limited && threads <= dp__shm_count_bits(cores);
+        dp__cores_join(&cores, &job->cards[p].cores);
+    bool limited = quota < dp__cores_count(&job->card.cores) && threads > quota;
+    return !limited && threads <= dp__cores_count(&cores);
 }
 
 static void dp__shm_learn(dp__shm_comm *comm)

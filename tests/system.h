@@ -672,7 +672,8 @@ TEST(a_machine_has_one_name)
 /* Those that this process may use, and no others. */
 TEST(cores_have_a_bit_each)
 {
-    uint64_t got[DP__SHARED_CPU_WORDS], before = dp__os_affinity();
+    dp__cores got;
+    uint64_t before = dp__os_affinity();
     cpu_set_t one, all;
     CHECK_INT(sched_getaffinity(0, sizeof all, &all), 0);
     for (size_t core = 0; core < CPU_SETSIZE; core++) {
@@ -682,10 +683,10 @@ TEST(cores_have_a_bit_each)
         CPU_ZERO(&one);
         CPU_SET(core, &one);
         CHECK_INT(sched_setaffinity(0, sizeof one, &one), 0);
-        memset(got, 0xff, sizeof got);
-        dp__os_cores(got);
-        for (size_t word = 0; word < DP__SHARED_CPU_WORDS; word++) {
-            CHECK(got[word] == (word == core / 64 ? (uint64_t)1 << core % 64 : 0));
+        memset(&got, 0xff, sizeof got);
+        dp__os_cores(&got);
+        for (size_t word = 0; word < DP__CORE_WORDS; word++) {
+            CHECK(got.words[word] == (word == core / 64 ? (uint64_t)1 << core % 64 : 0));
         }
         CHECK_INT(dp__os_affinity_count(), 1);
         CHECK(CPU_COUNT(&all) == 1 || dp__os_affinity() != before);
