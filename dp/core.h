@@ -238,8 +238,8 @@ struct dp_ctx {
     dp__device *devices;    /* stb_ds array, reserved once */
     dp__pool host_pool, pinned_pool, shared_pool, page_pool;
     dp__heap heap;
-    int sharings;   /* how many wrappers share their parameters with other processes */
-    int edits;      /* of parameters that are shared: how many are open */
+    int sharings;       /* how many wrappers share their parameters with other processes */
+    int edits;          /* of parameters that are shared: how many are open */
     dp__team *team;     /* NULL in a world of one device */
     dp__os_bound bound; /* the thread that opened this, where it keeps to some nodes */
     dp__slot *slots;

@@ -871,17 +871,53 @@ static dp_status dp__zero_flat(dp_ctx *ctx, const dp__device *device, const dp_t
     return dp__count(flat) > 0 ? dp__fill_tensor(ctx, device, flat, 0) : DP_OK;
 }
 
+typedef struct dp__blank { /* a block to be made, all zero */
+    dp_scope *scope;
+    const dp__device *device;
+    dp__sort sort;
+    size_t bytes;
+    dp_tensor *out;
+} dp__blank;
+
 /* Gradients lie where other processes see them, and need no copy to be added; parameters where they
    can come to see them. */
+static dp_status dp__blank_make(const dp__blank *blank)
+{
+    dp_scope *scope = blank->scope;
+    dp_ctx *ctx = scope->ctx;
+    int64_t count = (int64_t)blank->bytes;
+    dp__pool *pool = blank->sort == DP__GRADS ? &ctx->shared_pool : &ctx->page_pool;
+    DP_TRY(blank->sort != DP__BUFFERS
+               ? dp__shared_make(scope, blank->device, pool, blank->bytes, blank->out)
+               : dp__tensor_make(scope, blank->device, DP_U8, 1, &count, blank->out));
+    return dp__zero_flat(ctx, blank->device, blank->out);
+}
+
+static void dp__blank_part(int local_rank, void *user)
+{
+    const dp__blank *blank = user;
+    if (local_rank != blank->device->local_rank)
+        return;
+    dp__slot *slot = &blank->scope->ctx->slots[local_rank];
+    slot->status = dp__blank_make(blank);
+    if (slot->status != DP_OK)
+        memcpy(slot->text, dp__thread.text, sizeof slot->text);
+}
+
+/* On the thread of its device, if that may be on another node than this one: who writes first
+   decides which node's memory it is. */
 static dp_status dp__block_zero(dp_scope *scope, const dp__device *device, dp__sort sort,
                                 size_t bytes, dp_tensor *out)
 {
     dp_ctx *ctx = scope->ctx;
-    int64_t count = (int64_t)bytes;
-    dp__pool *pool = sort == DP__GRADS ? &ctx->shared_pool : &ctx->page_pool;
-    DP_TRY(sort != DP__BUFFERS ? dp__shared_make(scope, device, pool, bytes, out)
-                               : dp__tensor_make(scope, device, DP_U8, 1, &count, out));
-    return dp__zero_flat(ctx, device, out);
+    dp__blank blank = {scope, device, sort, bytes, out};
+    if (ctx->info.node_count < 2 || !device->info.host_memory || device->local_rank < 1 ||
+        !dp__team_enter(ctx->team))
+        return dp__blank_make(&blank);
+    const dp__slot *slot = &ctx->slots[device->local_rank];
+    dp__team_run(ctx->team, device->local_rank + 1, dp__blank_part, &blank);
+    dp__team_exit(ctx->team);
+    return slot->status == DP_OK ? DP_OK : dp_error(slot->status, "%s", slot->text);
 }
 
 typedef struct dp__settling { /* memory of one sort, device and dtype: a block */

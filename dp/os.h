@@ -690,7 +690,6 @@ DP__MAYBE_UNUSED static dp_status dp__os_map_open(dp_ctx *ctx, dp_scope *scope, 
     return status;
 }
 
-=======
 /* ==== >>nodes ==================================================================================
    A node (NUMA) has cores, and memory that is nearer to them than the other nodes' is. Whoever
    writes to a page first decides where it lies: near the core that he is on then. So a thread that
