@@ -37,6 +37,7 @@
 #include "../dp_train.h"
 #endif
 #if !defined(TEST_ALONE) /* for fuzzers, and to see what the library costs */
+#include "rows.h"
 #include "system.h"
 #include "team.h"
 #endif

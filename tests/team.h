@@ -130,10 +130,12 @@ static void free_for_tests(const dp_host *host, void *data)
 
 /* ---- who takes what -------------------------------------------------------------------------- */
 
+/* Whose threads have done nothing yet, not even bound themselves to a node. */
 static dp_ctx *open_team(int devices, int threads)
 {
     dp_ctx *ctx = NULL;
-    CHECK_OK(dp_open(&(dp_config){.device_count = devices, .thread_count = threads}, &ctx));
+    CHECK_OK(dp_open(
+        &(dp_config){.device_count = devices, .thread_count = threads, .unbound = true}, &ctx));
     return ctx;
 }
 
