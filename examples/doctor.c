@@ -12,6 +12,7 @@
    Prints:
    ok    compiled   dp.h 0.1.0 for CPUs
    ok    launcher   none: process 0 of 1, 0 of 1 on this machine
+   ... nodes      threads ...
    ok    transport  ...
    ... switches   ...
    ... driver     ...
@@ -217,6 +218,23 @@ static void try_transport(dp_ctx *ctx, const dp_info *info)
             failure.here[0] != '\0' ? "; here: " : "", failure.here);
 }
 
+/* Whether threads keep to the nodes (NUMA) that their memory is on. */
+static void look_at_nodes(const dp_info *info)
+{
+    static const char *const usual[] = {"one node", "one device", "config.unbound"};
+    bool odd = info->node_count == 0;
+    for (size_t i = 0; i < sizeof usual / sizeof usual[0]; i++)
+        odd = odd && strcmp(info->binding, usual[i]) != 0;
+    if (info->node_count > 0)
+        say(OK, "nodes", "threads keep to the node of their device; %d in this process",
+            info->node_count);
+    else
+        say(odd ? NOTE : OK, "nodes", "threads are not bound: %s%s", info->binding,
+            odd ? "; a core is slower with memory of another node (numactl -H; a launcher's own "
+                  "binding is as good, one node for each process)"
+                : "");
+}
+
 static void try_job(void)
 {
     dp_ctx *ctx;
@@ -229,6 +247,7 @@ static void try_job(void)
     self.process_count = info.process_count;
     say(OK, "launcher", "%s: process %d of %d, %d of %d on this machine", info.launcher,
         info.process, info.process_count, info.machine_process, info.machine_process_count);
+    look_at_nodes(&info);
     try_transport(ctx, &info);
     dp_close(ctx);
 }
@@ -245,6 +264,7 @@ static void look_at_switches(void)
         {"DP_NCCL", "from how many bytes NCCL carries; off: never"},
         {"DP_CACHE", "off: each start compiles the kernels for GPUs, which takes a second"},
         {"DP_PEERS", "off: GPUs copy through the host, not directly from each other"},
+        {"DP_TOPOLOGY", "a folder that says which cores are near to which memory, for tests"},
         {"CUDA_VISIBLE_DEVICES", "there seem to be no other GPUs"},
         {"HIP_VISIBLE_DEVICES", "there seem to be no other GPUs"},
         {"ROCR_VISIBLE_DEVICES", "there seem to be no other GPUs"},
