@@ -37,6 +37,7 @@
      dp/os.h           the operating system: threads, sockets, processes, shared memory
      dp_cpu.h          the host as devices, and its collectives inside a process
      dp/core.h         private structs, sentences, scopes, the timeline, work on tensors
+     dp/threads.h      how many threads OpenMP and BLAS use on each device
      dp/job.h          the processes of a job: what each has begun, who is dead, who failed first
      dp/value.h        trees: collate, scatter, gather, replicate
      dp/ranks.h        collectives as a user calls them
@@ -495,6 +496,7 @@ typedef struct
      shards         0: a rank is a device; see THE SAME BITS
      thread_count   the cores of the affinity mask, or fewer if a cgroup's quota says so; shared
                     out among processes of a machine with the same mask
+     threads_per_device  core_count / local_count, at least 1
      bootstrap      the processes that a launcher has started (>>launch), else this one alone
      job            "": contexts of several processes meet under one name
      timeout_ms     60,000
@@ -545,6 +547,9 @@ typedef struct dp_config {
     int thread_count; /* cores that this context may use. With more devices than that, threads
                            that wait sleep at once; else they spin a while before they sleep,
                            which is quicker by far where nobody else needs the core */
+    /* For OpenMP, OpenBLAS, BLIS and MKL, while your functions run on several devices: see dp_run.
+       -1: they are left alone. */
+    int threads_per_device;
     dp_bootstrap bootstrap;
     bool local_only; /* this process alone, whatever started it */
     bool unbound;    /* threads run where the system likes: see NODES */
@@ -590,7 +595,7 @@ typedef struct dp_info {
     int rank_first, rank_count; /* of this process' devices; of the whole job */
     int local_count;            /* devices here, or their shards */
     int core_count;             /* cores that this context may use */
-    int threads_per_device;     /* what a method may use, for OpenMP: core_count / local_count */
+    int threads_per_device; /* what a method may use: the config's, or core_count / local_count */
     const char *device_backend, *coll_backend; /* names of the tables; "none" in a world of one */
     const char *launcher; /* as in DP_LAUNCH; "none", or "bootstrap" for the config's own */
     int machine_process, machine_process_count; /* among the processes of this machine */
@@ -646,7 +651,13 @@ DP_MUST_USE DP_API dp_status dp_wait(dp_ctx *ctx);
 
 /* Run `fn` once for every local device, each on its own thread, the first on the caller's; return
    when all have. Each gets a scope that ends with `scope` (NULL: when this returns). All run even
-   if one fails; the first failure in rank order is returned, with its rank in it. [host] */
+   if one fails; the first failure in rank order is returned, with its rank in it. [host]
+
+   While functions or methods of yours run on several devices, OpenMP, OpenBLAS, BLIS and MKL use
+   threads_per_device threads on each, or as many as the caller has set, if that is less. They are
+   looked for when the context is opened. When the call returns, the caller has his settings again.
+   OpenBLAS built with threads of its own has one setting, for all threads of the process, and lets
+   one call at a time use several. What cannot be told is named in the log, with its variable. */
 typedef dp_status (*dp_run_fn)(int local_rank, dp_scope *scope, void *user);
 DP_MUST_USE DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user);
 
@@ -2270,6 +2281,7 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #include "dp/os.h"
 #include "dp_cpu.h"
 #include "dp/core.h"
+#include "dp/threads.h"
 #include "dp/job.h"
 #include "dp/value.h"
 #include "dp/ranks.h"
@@ -2354,7 +2366,9 @@ static dp_status dp__threads_open(dp_ctx *ctx, const dp__neighbours *near)
     int count = ctx->info.local_count, cores = ctx->config.thread_count;
     size_t slots = (size_t)count * sizeof *ctx->slots, parts = (size_t)count * sizeof(dp_part);
     ctx->info.core_count = cores;
-    ctx->info.threads_per_device = cores > count ? cores / count : 1;
+    int share = cores > count ? cores / count : 1, *each = &ctx->config.threads_per_device;
+    *each = *each != 0 ? *each : share;
+    ctx->info.threads_per_device = *each > 0 ? *each : share;
     ctx->slots = dp__host_alloc(&ctx->host, slots, 64);
     dp_part *all = dp__host_alloc(&ctx->host, DP__LANES * parts, 64);
     for (int i = 0; i < DP__LANES && all != NULL; i++)
@@ -2366,7 +2380,8 @@ static dp_status dp__threads_open(dp_ctx *ctx, const dp__neighbours *near)
                 "%d devices and one core: they take turns. If a launcher bound this process to a "
                 "core, ask it for more (mpirun --bind-to none)",
                 count);
-    return dp__threads_start(ctx, near);
+    DP_TRY(dp__threads_start(ctx, near));
+    return dp__threads_find(ctx);
 }
 
 typedef struct dp__hello {   /* what every process tells the others while it opens */

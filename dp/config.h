@@ -372,6 +372,10 @@ static dp_status dp__resolve_numbers(dp_ctx *ctx, dp__share cores)
                         config->thread_count < 0 ? "thread_count"
                         : config->timeout_ms < 0 ? "timeout_ms"
                                                  : "device_count");
+    if (config->threads_per_device < -1)
+        return dp_error(DP_ERR_INVALID,
+                        "dp_open: threads_per_device is %d: give a number of threads, or -1",
+                        config->threads_per_device);
     if (config->log.level < DP_LOG_DEFAULT || config->log.level > DP_LOG_TRACE)
         return dp_error(DP_ERR_INVALID, "dp_open: log.level is %d", (int)config->log.level);
     DP_TRY(dp__check_shards(config));

@@ -225,6 +225,8 @@ enum { DP__CALLER, DP__COURIER, DP__LANES };
 
 enum { DP__TAG_BYTES = 40, DP__TAG_WORDS = DP__TAG_BYTES / sizeof(uint64_t) };
 
+typedef struct dp__threads dp__threads; /* see dp/threads.h */
+
 struct dp_ctx {
     dp_host host; /* first: a backend's dp_host is the context's head */
     const dp__failing *failing;
@@ -238,10 +240,11 @@ struct dp_ctx {
     dp__device *devices;    /* stb_ds array, reserved once */
     dp__pool host_pool, pinned_pool, shared_pool, page_pool;
     dp__heap heap;
-    int sharings;       /* how many wrappers share their parameters with other processes */
-    int edits;          /* of parameters that are shared: how many are open */
-    dp__team *team;     /* NULL in a world of one device */
-    dp__os_bound bound; /* the thread that opened this, where it keeps to some nodes */
+    int sharings;         /* how many wrappers share their parameters with other processes */
+    int edits;            /* of parameters that are shared: how many are open */
+    dp__team *team;       /* NULL in a world of one device */
+    dp__os_bound bound;   /* the thread that opened this, where it keeps to some nodes */
+    dp__threads *threads; /* libraries that are told how many; NULL: none */
     dp__slot *slots;
     dp__lane lanes[DP__LANES];
     atomic_uint tags;                    /* how often dp_tag was called */

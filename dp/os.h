@@ -16,6 +16,7 @@
    WHAT dp.h NEEDS OF IT (the surface of a port)
      dp__os_alloc, dp__os_free    the default allocator
      dp__os_env                   the environment
+     dp__os_find                  a function of the program or its libraries, by name
      dp__os_write                 a line of the log to stderr
      dp__os_file_*, dp__os_wall_ns  the timeline's file, the clock on the wall
      dp__os_part_*, dp__os_map_*  files that are written, and that are read as memory
@@ -45,6 +46,7 @@
 #error "dp/os.h is a part of dp.h: include dp.h"
 #else
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -111,6 +113,32 @@ static const char *dp__os_env(const char *name)
 {
     const char *text = getenv(name);
     return text != NULL && text[0] != '\0' ? text : NULL;
+}
+
+#if defined(__linux__)
+/* glibc before 2.34 has it in libdl, which a program need not be linked with; so do static ones. */
+extern __typeof__(dlsym) dlsym __attribute__((weak));
+
+static bool dp__os_can_find(void)
+{
+    return dlsym != NULL;
+}
+#else
+static bool dp__os_can_find(void)
+{
+    return true;
+}
+#endif
+
+typedef void (*dp__os_fn)(void);
+
+/* A function of the program or of a library that it has loaded; NULL: there is none. */
+static dp__os_fn dp__os_find(const char *name)
+{
+    dp__os_fn fn = NULL;
+    void *found = dp__os_can_find() ? dlsym(RTLD_DEFAULT, name) : NULL;
+    memcpy(&fn, &found, sizeof fn);
+    return fn;
 }
 
 /* Between these two calls a failing write returns an error and raises no signal: no SIGPIPE when

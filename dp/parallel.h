@@ -27,6 +27,7 @@ typedef void dp__stage(dp__record *record);
 typedef struct dp__runner {
     dp_pass *pass;
     dp__stage *stage;
+    dp__telling telling;
 } dp__runner;
 
 static void dp__stage_forward(dp__record *record)
@@ -151,6 +152,8 @@ static void dp__runner_part(int thread, void *user)
 {
     const dp__runner *runner = user;
     const dp_pass *pass = runner->pass;
+    if (thread > 0)
+        dp__telling_worker(&runner->telling);
     for (size_t r = 0; r < pass->count; r++)
         if (pass->face->threads[r] == thread)
             dp__record_run(&pass->records[r], runner->stage);
@@ -188,7 +191,7 @@ static int dp__pass_threads(const dp_pass *pass)
 static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
 {
     dp_ctx *ctx = pass->ctx;
-    dp__runner runner = {pass, stage};
+    dp__runner runner = {.pass = pass, .stage = stage};
     if (pass->count == 1) {
         dp__record_run(pass->records, stage);
         return dp__pass_result(pass);
@@ -202,7 +205,9 @@ static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
     if (threads > 1 && !dp__team_enter(ctx->team)) {
         return dp__exit(fn, ctx, dp_error(DP_ERR_STATE, "another thread is inside this context"));
     } else if (threads > 1) {
+        dp__telling_begin(ctx, &runner.telling);
         dp__team_run(ctx->team, threads, dp__runner_part, &runner);
+        dp__telling_end(&runner.telling);
         dp__team_exit(ctx->team);
     } else {
         dp__runner_part(0, &runner);

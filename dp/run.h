@@ -89,6 +89,7 @@ typedef struct dp__run {
     dp_scope *scope;
     dp_run_fn fn;
     void *user;
+    dp__telling telling;
 } dp__run;
 
 static void dp__run_part(int local_rank, void *user)
@@ -101,6 +102,8 @@ static void dp__run_part(int local_rank, void *user)
                        .local_rank = local_rank,
                        .together = true,
                        .owns_device = true};
+    if (local_rank > 0)
+        dp__telling_worker(&run->telling);
     dp__frame_enter(&frame);
     slot->status =
         dp__frame_leave(&frame, run->fn(local_rank, run->scope->replicas[local_rank], run->user));
@@ -154,7 +157,9 @@ static dp_status dp__run_all(dp__run *run)
     }
     if (!dp__team_enter(ctx->team)) /* the workers are busy with another thread's copy just now */
         return dp_error(DP_ERR_STATE, "dp_run: another thread is inside this context");
+    dp__telling_begin(ctx, &run->telling);
     dp__team_run(ctx->team, ctx->info.local_count, dp__run_part, run);
+    dp__telling_end(&run->telling);
     dp__team_exit(ctx->team);
     return dp__run_result(ctx);
 }
@@ -169,7 +174,7 @@ DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user)
         return dp_error(DP_ERR_INVALID, "%s: fn is NULL", __func__);
     DP_TRY(dp__enter(__func__, ctx));
     dp_status status = scope == NULL ? dp__temp_begin(ctx, &own) : DP_OK;
-    dp__run run = {ctx, scope != NULL ? scope : own, fn, user};
+    dp__run run = {.ctx = ctx, .scope = scope != NULL ? scope : own, .fn = fn, .user = user};
     if (status == DP_OK)
         status = dp__run_all(&run);
     status = dp__exit(__func__, ctx, status);

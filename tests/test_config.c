@@ -283,6 +283,7 @@ TEST(wrong_values_are_rejected_by_name)
         {{.device_count = INT_MIN}, "device_count"},
         {{.device_count = INT_MAX}, "device_count"},
         {{.thread_count = -1}, "thread_count"},
+        {{.threads_per_device = -2}, "threads_per_device"},
         {{.thread_count = INT_MIN}, "thread_count"},
         {{.timeout_ms = -1}, "timeout_ms"},
         {{.devices = (int[]){0}}, "device_count"},

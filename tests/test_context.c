@@ -186,17 +186,26 @@ TEST(memory_goes_back_to_the_system)
 
 TEST(threads_per_device_is_a_fair_share)
 {
-    const int cases[][3] = {{4, 2, 2}, {4, 3, 1}, {5, 2, 2}, {1, 8, 1},
-                            {7, 1, 7}, {9, 9, 1}, {16, 5, 3}};
+    const struct {
+        int cores, devices, asked, config, info;
+    } cases[] = {
+        {4, 2, 0, 2, 2},   {4, 3, 0, 1, 1},  {5, 2, 0, 2, 2},   {1, 8, 0, 1, 1}, {7, 1, 0, 7, 7},
+        {9, 9, 0, 1, 1},   {16, 5, 0, 3, 3}, {4, 2, 1, 1, 1},   {4, 2, 7, 7, 7}, {5, 2, -1, -1, 2},
+        {1, 3, -1, -1, 1}, {7, 1, 3, 3, 3},  {7, 1, -1, -1, 7},
+    };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        dp_ctx *ctx =
-            open_config(&(dp_config){.thread_count = cases[i][0], .device_count = cases[i][1]});
+        dp_ctx *ctx = open_config(&(dp_config){.thread_count = cases[i].cores,
+                                               .device_count = cases[i].devices,
+                                               .threads_per_device = cases[i].asked});
         dp_info info;
+        dp_config config;
         CHECK_OK(dp_info_get(ctx, &info));
-        CHECK_INT(info.core_count, cases[i][0]);
-        CHECK_INT(info.local_count, cases[i][1]);
-        CHECK_INT(info.threads_per_device, cases[i][2]);
-        check_works(ctx, cases[i][1]);
+        CHECK_OK(dp_config_get(ctx, &config));
+        CHECK_INT(info.core_count, cases[i].cores);
+        CHECK_INT(info.local_count, cases[i].devices);
+        CHECK_INT(info.threads_per_device, cases[i].info);
+        CHECK_INT(config.threads_per_device, cases[i].config);
+        check_works(ctx, cases[i].devices);
         dp_close(ctx);
     }
 }

@@ -7,7 +7,7 @@
 #include <dlfcn.h>
 
 static void *fake_dlopen(const char *name, int flags);
-static void *fake_dlsym(void *library, const char *name);
+void *fake_dlsym(void *library, const char *name); /* dp/os.h declares it weak */
 static int fake_dlclose(void *library);
 
 #define DP_STATIC
@@ -97,11 +97,13 @@ static const struct entry {
     void (*fn)(void);
 } entries[] = {DP__CUDA_RUNTIME(ENTRY) DP__CUDA_NVRTC(ENTRY){"cuInit", (void (*)(void))fake_init}};
 
-static void *fake_dlsym(void *handle, const char *name)
+void *fake_dlsym(void *handle, const char *name)
 {
     const library *own = handle;
     void (*fn)(void) = NULL;
     void *found;
+    if (handle == RTLD_DEFAULT) /* in the program itself there are none */
+        return NULL;
     if (own->lacks_some && strcmp(name, "cudaLibraryLoadData") == 0)
         return NULL;
     for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)

@@ -322,6 +322,7 @@ static bool spoil_config(const dp_config **config, int n)
                                       {.device_count = INT_MAX},
                                       {.devices = zero},
                                       {.thread_count = -1},
+                                      {.threads_per_device = -2},
                                       {.timeout_ms = -1},
                                       {.log = {.level = (dp_level)77}},
                                       {.allocator = {.alloc = some_alloc}},

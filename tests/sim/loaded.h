@@ -92,6 +92,8 @@ void *sim_dlsym(void *library, const char *name)
 {
     void (*fn)(void) = NULL;
     void *found;
+    if (library == RTLD_DEFAULT) /* in the program itself there are none */
+        return NULL;
     if (strcmp(name, sim_lacking) == 0)
         return NULL;
     for (int i = 0; i < sim_nccl_file_count; i++)
