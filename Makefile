@@ -107,6 +107,8 @@ TESTS_mpi     := $(call of,mpi)
 EXAMPLES := $(patsubst %.c,build/%,$(sort $(wildcard examples/*.c)))
 CUDA_HOME ?= /usr/local/cuda
 CUDA_EXAMPLES := build/examples/train_cuda# where there is cuBLAS
+BLAS_EXAMPLES := build/examples/train_blas# where there is OpenBLAS
+BLAS_HERE      = $(shell ls /usr/lib*/libopenblas.so /usr/lib*/*/libopenblas.so 2>/dev/null)
 FUZZERS  := $(patsubst tests/fuzz/%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*$(FUZZ).c)))
 HEADERS  := $(sort $(wildcard *.h dp/*.h))
 SOURCES  := $(HEADERS) $(sort $(wildcard examples/*.[ch] \
@@ -115,10 +117,12 @@ SOURCES  := $(HEADERS) $(sort $(wildcard examples/*.[ch] \
 export CC CLANG T STB_CFLAGS WARNINGS GCC_WARNINGS LIBS BACKEND TABLE COLL
 RUN := +@tests/run.sh
 
-all: $(filter-out $(if $(wildcard $(CUDA_HOME)/include/cublas_v2.h),,$(CUDA_EXAMPLES)),$(EXAMPLES))
+all: $(filter-out $(if $(wildcard $(CUDA_HOME)/include/cublas_v2.h),,$(CUDA_EXAMPLES)) \
+    $(if $(BLAS_HERE),,$(BLAS_EXAMPLES)),$(EXAMPLES))
 
-DEMO := $(filter-out $(CUDA_EXAMPLES),$(EXAMPLES))
-demo: build/pictures
+DEMO = $(filter-out $(CUDA_EXAMPLES) $(if $(BLAS_HERE),,$(BLAS_EXAMPLES)),$(EXAMPLES))
+demo: build/pictures build/blas
+	@$(if $(BLAS_HERE),,echo "examples/train_blas.c is skipped: there is no libopenblas-dev")
 	+@$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$$(nproc || echo 2)) $(DEMO)
 	$(RUN) demo $(DEMO)
 
@@ -186,6 +190,9 @@ build/wheels: tests/get.sh
 
 build/pictures: tests/get.sh
 	@tests/get.sh pictures $@
+
+build/blas: tests/get.sh
+	@tests/get.sh blas $@
 
 # ---- binaries ------------------------------------------------------------------------------------
 
@@ -349,6 +356,9 @@ $(CUDA_EXAMPLES): override EXAMPLES_DP :=
 $(CUDA_EXAMPLES): CFLAGS_gcc += -isystem $(CUDA_HOME)/include
 $(CUDA_EXAMPLES): LIBS += -L$(CUDA_HOME)/lib64 -Wl,--disable-new-dtags,-rpath,$(CUDA_HOME)/lib64 \
     -lcublas -lcudart -lnvrtc
+
+$(BLAS_EXAMPLES): CFLAGS_gcc += -fopenmp
+$(BLAS_EXAMPLES): LIBS += -lopenblas
 
 FUZZ_NEEDS := $(HEADERS) $(wildcard tests/fuzz/*.h) Makefile build/config.mk
 

@@ -5,6 +5,7 @@
 #   get.sh tools FILE    install what `make test` uses when it is there, once: FILE marks it as done
 #   get.sh wheels FILE   the same, of what Python's packages hold
 #   get.sh pictures FILE install the pictures that two examples learn to tell, where that can be done
+#   get.sh blas FILE     the same of OpenBLAS, which one example uses
 #
 # Nothing but apt-get writes outside build/.
 
@@ -97,6 +98,7 @@ TOOLS="g++:g++ clang:clang clang-format:clang-format tcc:tcc busybox:busybox mus
     aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu
     /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross
     /usr/include/hip/hip_runtime_api.h:libamdhip64-dev
+    /usr/lib/$(uname -m)-linux-gnu/libopenblas.so:libopenblas-dev
     mpirun.openmpi:openmpi-bin /usr/include/$(uname -m)-linux-gnu/openmpi:libopenmpi-dev
     mpirun.mpich:mpich /usr/include/$(uname -m)-linux-gnu/mpich:libmpich-dev"
 
@@ -166,16 +168,22 @@ install_wheels() {
     return 0
 }
 
-# Without them the examples draw their own.
-install_pictures() {
-    [ ! -e /usr/share/datasets/fashion-mnist ] && can_install || return 0
+# install_unless_here FILE PACKAGE: what examples use, and can do without
+install_unless_here() {
+    [ ! -e "$1" ] && can_install || return 0
     mkdir -p build/log
-    echo "installing dataset-fashion-mnist (log: build/log/pictures.log)"
+    echo "installing $2 (log: build/log/$2.log)"
     {
-        update_unless_known dataset-fashion-mnist
-        ! apt_lists_know dataset-fashion-mnist || install_packages dataset-fashion-mnist
-    } >build/log/pictures.log 2>&1
+        update_unless_known "$2"
+        ! apt_lists_know "$2" || install_packages "$2"
+    } >"build/log/$2.log" 2>&1
     return 0
+}
+
+install_pictures() { install_unless_here /usr/share/datasets/fashion-mnist dataset-fashion-mnist; }
+
+install_blas() {
+    install_unless_here "/usr/lib/$(uname -m)-linux-gnu/libopenblas.so" libopenblas-dev
 }
 
 case ${1:-} in
@@ -183,6 +191,7 @@ config) write_config "$2" ;;
 tools) mkdir -p "$(dirname "$2")" && install_tools && touch "$2" ;;
 wheels) mkdir -p "$(dirname "$2")" && install_wheels && touch "$2" ;;
 pictures) mkdir -p "$(dirname "$2")" && install_pictures && touch "$2" ;;
+blas) mkdir -p "$(dirname "$2")" && install_blas && touch "$2" ;;
 *)
     sed -n '2,/^$/s/^# \{0,1\}//p' "$0"
     exit 2

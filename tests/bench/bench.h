@@ -157,6 +157,7 @@ void rows_c14(void);
 void rows_c15(void);
 void rows_c16(void);
 void rows_c17(void);
+void rows_c18(void);
 void rows_p7(void); /* of modules */
 void rows_p9(void);
 void rows_p10(void);

@@ -19,7 +19,8 @@ BENCH_TUNED   = $(shell echo 'int x;' | $(CC) -march=native -x c -c - -o /dev/nu
     echo -march=native)
 BENCH_OBJECTS := $(patsubst tests/bench/%.c,$(BENCH)/%.o,$(wildcard tests/bench/*.c)) $(BENCH)/dp.o
 
-bench: $(BENCH)/bench $(BENCH)/peer_mpi $(BENCH)/peer_dp_mpi $(BENCH)/peer_gloo
+bench: $(BENCH)/bench $(BENCH)/peer_mpi $(BENCH)/peer_dp_mpi $(BENCH)/peer_gloo \
+    $(BENCH)/peer_blas
 	-@$(BENCH_RUN) $(BENCH)/bench $(BENCH) $(ROUNDS) $(ROWS)
 
 .PHONY: bench
@@ -42,7 +43,7 @@ $(BENCH)/dp.o: tests/dp.c
 # ---- peers ---------------------------------------------------------------------------------------
 
 BENCH_PACKAGES := g++ libgloo-dev openmpi-bin libopenmpi-dev python3-torch \
-    libopenblas0-pthread
+    libopenblas0-pthread libopenblas-dev
 
 $(BENCH)/peers.log:
 	@mkdir -p $(@D)
@@ -60,3 +61,6 @@ $(BENCH)/peer_dp_mpi: tests/bench/peers/mpi.c tests/bench/peers/dp_steps.h $(HEA
 
 $(BENCH)/peer_gloo: tests/bench/peers/gloo.cpp | $(BENCH)/peers.log
 	@g++ -std=c++17 -O2 $< -o $@ -lgloo -lpthread >$@.log 2>&1 || echo "no gloo (log: $@.log)"
+
+$(BENCH)/peer_blas: tests/bench/peers/blas.c examples/im2col.h $(HEADERS) | $(BENCH)/peers.log
+	@$(CC) -std=c11 -O2 -D_GNU_SOURCE -fopenmp $(STB_CFLAGS) $< -o $@ -lopenblas -lpthread -lm >$@.log 2>&1 || echo "no OpenBLAS (log: $@.log)"

@@ -23,6 +23,7 @@ struct peer_process {
 };
 
 static peer_process peers[] = {
+    {.name = "blas", .args = {"%s/peer_blas"}},
     {.name = "gloo", .args = {"%s/peer_gloo", "%s"}},
     {.name = "mpi",
      .args = {"mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", "%s/peer_mpi",

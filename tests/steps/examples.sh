@@ -126,6 +126,9 @@ step_examples() {
         if [ "$name" = train_cuda ]; then # two devices, also on one GPU
             devices=0,0
             [ -x build/examples/$name ] || { skip "$source" "no cuBLAS"; continue; }
+        elif [ "$name" = train_blas ] && [ ! -x build/examples/$name ]; then
+            skip "$source" "no libopenblas-dev"
+            continue
         fi
         want=$LOGS/$name.want
         got=$LOGS/$name.got

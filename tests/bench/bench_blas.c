@@ -1,0 +1,24 @@
+/* bench_blas.c - C18: a net that uses OpenMP and OpenBLAS, in a process of its own
+   (peers/blas.c). */
+
+#include "bench.h"
+
+enum { BLAS_STEPS = 2 }; /* a measurement */
+
+static double blas_once(void *user)
+{
+    return peer_ask(peer_of("blas", bench.directory), user, 0, BLAS_STEPS);
+}
+
+void rows_c18(void)
+{
+    char naive[] = "naive", tuned[] = "tuned", loose[] = "loose", alone[] = "alone";
+    entrant e[] = {{.once = blas_once, .user = naive},
+                   {.once = blas_once, .user = tuned},
+                   {.once = blas_once, .user = loose},
+                   {.once = blas_once, .user = alone}};
+    take_turns(e, sizeof(e) / sizeof(e[0]));
+    report_speed("C18 CNN by OpenBLAS, over tuned by hand", &e[0].times, &e[1].times, NULL, 0.95);
+    report_speed("C18 the same, over 1 device, 1 thread", &e[0].times, &e[3].times, NULL, 1.8);
+    report_peer("C18 the same, libraries left alone", &e[2].times, &e[1].times);
+}
