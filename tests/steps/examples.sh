@@ -43,6 +43,18 @@ as_torchrun() {
 }
 
 as_one() { "$@"; }
+as_dprun() { build/examples/dprun -n 2 "$@" | sed 's/^\[0\] //'; }
+as_dprun_on_4() { build/examples/dprun -n 4 "$@" | sed 's/^\[0\] //'; }
+
+# As on two machines.
+as_dprun_twice() {
+    local address=127.0.0.1:$((10000 + $$ % 10000)) node
+    for node in 0 1; do
+        build/examples/dprun --nodes 2 --node $node --addr "$address" "$@" | sed 's/^\[0\] //' &
+    done
+    wait
+}
+
 as_openmpi() { mpirun.openmpi --allow-run-as-root --oversubscribe -np 2 "$@"; }
 as_mpich() { mpirun.mpich -np 4 "$@"; }
 
@@ -50,8 +62,8 @@ as_mpich() { mpirun.mpich -np 4 "$@"; }
 launchers_agree() {
     local by want got name=examples/train_anywhere.c program=build/examples/train_anywhere
     want=$("$program")
-    for by in as_torchrun as_openmpi as_mpich; do
-        if [ $by != as_torchrun ] && ! has "mpirun.${by#as_}"; then
+    for by in as_torchrun as_dprun as_dprun_on_4 as_dprun_twice as_openmpi as_mpich; do
+        if [[ $by == as_*mpi* ]] && ! has "mpirun.${by#as_}"; then
             skip "$name $by" "no mpirun.${by#as_}"
             continue
         fi
@@ -106,6 +118,136 @@ goes_on_after_kill() {
     fi
 }
 
+# ---- dprun ---------------------------------------------------------------------------------------
+
+dprun_result() { # WHAT GOT WANT
+    if [ "$2" = "$3" ]; then
+        echo "ok - examples/dprun.c: $1"
+    else
+        echo "not ok - examples/dprun.c: $1"
+        diff <(printf '%s\n' "$3") <(printf '%s\n' "$2") | sed 's/^/#   /'
+    fi
+}
+
+# dprun_ends WHAT STATUS OUTPUT ARGUMENTS...: the lines sorted, as processes write when they like
+dprun_ends() {
+    local what=$1 want="$3 $2" got
+    shift 3
+    got=$(timeout -k 9 100 build/examples/dprun "$@" 2>&1 </dev/null | LC_ALL=C sort
+        exit "${PIPESTATUS[0]}")
+    dprun_result "$what" "$got $?" "$want"
+}
+
+in_time() { # COMMAND...: wait until it is so
+    local i
+    for ((i = 0; i < 600; i++)); do
+        ! "$@" 2>/dev/null || return 0
+        sleep 0.1
+    done
+    return 1
+}
+
+none_of() { # FILE...: no process lives whose number is in one of them
+    local number
+    for number in $(cat "$@"); do
+        ! grep -q '^State:[^Z]*$' "/proc/$number/status" 2>/dev/null || return 1
+    done
+}
+
+all_there() { [ -s "$1" ] && [ -s "$2" ]; }
+
+# dprun gets a signal while each of its processes has one of its own.
+dprun_gets() {
+    local signal=$1 what=$2 want=$3 files=("$LOGS/dprun.0" "$LOGS/dprun.1") got pid
+    rm -f "${files[@]}"
+    # shellcheck disable=SC2016
+    build/examples/dprun -n 2 sh -c '[ "$1" != KILL ] || { echo $$ >"$0.$DP_PROCESS"; exec sleep 1000; }
+        sleep 1000 & echo $$ $! >"$0.$DP_PROCESS"; wait' \
+        "$LOGS/dprun" "$signal" </dev/null >"$LOGS/dprun.log" 2>&1 &
+    pid=$!
+    in_time all_there "${files[@]}" || echo "# they have not begun"
+    kill "-$signal" $pid
+    wait $pid 2>/dev/null
+    got=$?
+    in_time none_of "${files[@]}"
+    dprun_result "$what" "$got $?" "$want 0"
+}
+
+# shellcheck disable=SC2016 # what is in quotes is for the shells that dprun starts
+dprun_does_it() {
+    local line got
+    dprun_ends "lines of all, each with its number" 0 "[0] err
+[0] out
+[1] err
+[1] out" -n 2 sh -c 'echo out; printf err >&2'
+    dprun_ends "the first that fails ends the others, and has the last word" 7 "[1] it broke
+dprun: process 1 ended with exit status 7: it broke" -n 3 \
+        sh -c '[ $DP_PROCESS = 1 ] || exec sleep 1000; echo it broke >&2; exit 7'
+    dprun_ends "one that dies" 137 "dprun: process 1 was ended by signal 9 (Killed)" -n 2 \
+        sh -c '[ $DP_PROCESS = 1 ] || exec sleep 1000; kill -9 $$'
+    dprun_ends "who does not hear SIGTERM is killed" 5 "dprun: process 0 ended with exit status 5" \
+        -n 2 --grace 1 sh -c 'if [ $DP_PROCESS = 0 ]; then
+                until [ -e "$0" ]; do sleep 0.1; done
+                exit 5
+            fi
+            trap "" TERM
+            echo >"$0"
+            while :; do sleep 1; done' "$(rm -f "$LOGS/dprun.deaf"; echo "$LOGS/dprun.deaf")"
+    dprun_ends "it starts again, with another secret" 0 "[0] 0 1
+[0] 1 2
+[0] 2 3
+dprun: process 0 ended with exit status 3
+dprun: process 0 ended with exit status 3
+dprun: starting again, 1 of 4
+dprun: starting again, 2 of 4" --restarts 4 sh -c 'echo $DP_SECRET >>"$0"
+        echo $DP_RESTART $(sort -u "$0" | wc -l); [ $DP_RESTART = 2 ] || exit 3' \
+        "$(rm -f "$LOGS/dprun.secrets"; echo "$LOGS/dprun.secrets")"
+    dprun_ends "not for ever" 3 "dprun: process 0 ended with exit status 3
+dprun: process 0 ended with exit status 3
+dprun: starting again, 1 of 1" --restarts=1 sh -c 'exit 3'
+    dprun_ends "a program that is not there" 127 \
+        "dprun: ./nothing: No such file or directory" -n 2 --restarts 9 ./nothing
+    for line in "" "-n 0 true" "-n 2x true" "--nothing true" "--nodes 2 true" "--bind x true" \
+        "--nodes 2 --node 2 --addr a:1 true" "--nodes 2 --node 1 --addr a:x true" "--addr"; do
+        # shellcheck disable=SC2086
+        got+=$(timeout -k 9 100 build/examples/dprun $line 2>&1 </dev/null)
+        got+=" $?"$'\n'
+    done
+    dprun_result "wrong options" "$(grep -c '^dprun: .*; dprun -h says what there is 2$' <<<"$got")" 9
+    dprun_result "stdin is for process 0" "$(printf 'a\nb\n' |
+        timeout -k 9 100 build/examples/dprun -n 2 wc -l | LC_ALL=C sort)" "[0] 2
+[1] 0"
+    dprun_result "long lines come whole, in parts" "$(timeout -k 9 100 build/examples/dprun -n 2 \
+        sh -c 'head -c 100000 /dev/zero | tr "\0" x' </dev/null | sed 's/^\[[01]\] //' |
+        tr -d '\n' | wc -c)" 200000
+    dprun_result "a reader that has seen enough" "$(timeout -k 9 100 build/examples/dprun yes </dev/null \
+        2>"$LOGS/dprun.log" | head -n 1; echo "${PIPESTATUS[0]}")" "[0] y
+141"
+    rm -rf "$LOGS/dprun.out"
+    dprun_ends "a file for each" 0 "" -n 2 --output "$LOGS/dprun.out" sh -c 'echo I am $DP_PROCESS'
+    dprun_result "with its lines" "$(cat "$LOGS"/dprun.out/{0,1}.log)" "I am 0
+I am 1"
+    dprun_ends "it does not wait for what was left behind" 0 "[0] done" \
+        sh -c 'sleep 1000 & echo $! >"$0"; echo done' "$LOGS/dprun.left"
+    kill "$(cat "$LOGS/dprun.left")"
+    dprun_gets TERM "a signal ends all, with what they have started" 143
+    dprun_gets KILL "nobody outlives it" 137
+    if [ "$(unset OMP_NUM_THREADS; nproc)" = 1 ]; then
+        skip "examples/dprun.c: --bind cores" "one core"
+    else
+        dprun_result "each has other cores" "$(timeout -k 9 100 build/examples/dprun -n 2 --bind cores \
+            grep Cpus_allowed_list /proc/self/status </dev/null | cut -d: -f2 | sort -u | wc -l)" 2
+    fi
+    got=$(timeout -k 9 100 build/examples/dprun -n 3 build/examples/doctor 2>&1 </dev/null)
+    dprun_result "a job of three" "$? $(grep -c '^\[0\] ok .*dp: process 0 of 3, 0 of 3 ' <<<"$got")" \
+        "0 1"
+}
+
+# What an example is called with.
+arguments_of() {
+    [ "${1##*/}" != dprun ] || echo "-n 2 build/examples/train_anywhere"
+}
+
 step_examples() {
     local source name want got devices
     # Most of what an example's compiler does is dp.h, the same for all. So one is compiled whole, as a
@@ -117,9 +259,10 @@ step_examples() {
     fi
     build all EXAMPLES_DP=build/alone/dp.o
     for source in examples/*.c; do
-        grep -q '^#define DP_IMPLEMENTATION$' "$source" ||
+        [ "$source" = examples/dprun.c ] || grep -q '^#define DP_IMPLEMENTATION$' "$source" ||
             echo "not ok - $source defines DP_IMPLEMENTATION"
     done
+    # shellcheck disable=SC2046
     for source in examples/*.c; do
         name=$(basename "$source" .c)
         devices=
@@ -135,7 +278,8 @@ step_examples() {
         expected_output "$source" >"$want"
         if [ ! -s "$want" ]; then
             echo "not ok - $source says after \"Prints:\" what it prints"
-        elif ! DP_DEVICES=$devices timeout 300 "build/examples/$name" >"$got" 2>&1; then
+        elif ! DP_DEVICES=$devices timeout 300 "build/examples/$name" $(arguments_of "$name") \
+            >"$got" 2>&1 </dev/null; then
             echo "not ok - $source # exit status not 0"
             sed 's/^/#   /' "$got"
         elif ! output_matches "$want" "$got"; then
@@ -146,6 +290,7 @@ step_examples() {
         fi
     done
     doctor_finds "RANK is not set" WORLD_SIZE=2
+    dprun_does_it
     launchers_agree
     goes_on_after_kill as_one
     if has mpirun.openmpi; then goes_on_after_kill as_openmpi; fi
@@ -156,7 +301,8 @@ demo() {
     local program failed=0
     for program; do
         printf '\n== %s\n' "$program"
-        timeout 60 "$program" || { echo "$program: failed"; failed=1; }
+        # shellcheck disable=SC2046
+        timeout 60 "$program" $(arguments_of "$program") || { echo "$program: failed"; failed=1; }
     done
     return $failed
 }
