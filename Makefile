@@ -352,7 +352,7 @@ build/alone/dp.o: tests/dp.c Makefile build/config.mk
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O2 -DTEST_ALONE -DTEST_TRAIN $(STB_CFLAGS) -MMD -MP -c $< -o $@
 
-$(CUDA_EXAMPLES) build/examples/dprun: override EXAMPLES_DP :=
+$(CUDA_EXAMPLES) build/examples/dprun build/examples/timeline: override EXAMPLES_DP :=
 $(CUDA_EXAMPLES): CFLAGS_gcc += -isystem $(CUDA_HOME)/include
 $(CUDA_EXAMPLES): LIBS += -L$(CUDA_HOME)/lib64 -Wl,--disable-new-dtags,-rpath,$(CUDA_HOME)/lib64 \
     -lcublas -lcudart -lnvrtc

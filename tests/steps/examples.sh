@@ -243,9 +243,31 @@ I am 1"
         "0 1"
 }
 
-# What an example is called with.
+# The page of a real run: it is well formed, and has a row for each thread, a bar for each span.
+timeline_shows() {
+    local name="examples/timeline.c shows a run of two processes" page=$LOGS/timeline.html got
+    rm -f "$LOGS/timeline.json"
+    DP_TRACE=$LOGS/timeline.json build/examples/dprun -n 2 build/examples/train_anywhere \
+        >"$LOGS/timeline.log" 2>&1 </dev/null &&
+        build/examples/timeline "$LOGS/timeline.json" "$page" 3 >"$LOGS/timeline.log" 2>&1
+    got="$? $(grep -c '^3 steps' "$LOGS/timeline.log") $(grep -c '^process [01]:' "$LOGS/timeline.log")"
+    got+=" $(grep -c '<text x="0" .*caller, device 0' "$page")"
+    got+=" $(($(grep -c '^<g><title>dp_train_step: ' "$page") >= 6))" # and what juts in
+    if has xmllint; then xmllint --noout "$page" || got+=" it is not well formed"; fi
+    if [ "$got" = "0 1 2 2 1" ]; then
+        echo "ok - $name"
+    else
+        echo "not ok - $name: $got"
+        sed 's/^/#   /' "$LOGS/timeline.log"
+    fi
+}
+
+# What an example is called with. Those that are called with something are tools, without dp.h.
 arguments_of() {
-    [ "${1##*/}" != dprun ] || echo "-n 2 build/examples/train_anywhere"
+    case ${1##*/} in
+    dprun) echo "-n 2 build/examples/train_anywhere" ;;
+    timeline) echo "tests/timeline.json build/examples/timeline.html 2" ;;
+    esac
 }
 
 step_examples() {
@@ -259,7 +281,7 @@ step_examples() {
     fi
     build all EXAMPLES_DP=build/alone/dp.o
     for source in examples/*.c; do
-        [ "$source" = examples/dprun.c ] || grep -q '^#define DP_IMPLEMENTATION$' "$source" ||
+        [ -n "$(arguments_of "${source%.c}")" ] || grep -q '^#define DP_IMPLEMENTATION$' "$source" ||
             echo "not ok - $source defines DP_IMPLEMENTATION"
     done
     # shellcheck disable=SC2046
@@ -292,6 +314,7 @@ step_examples() {
     doctor_finds "RANK is not set" WORLD_SIZE=2
     dprun_does_it
     launchers_agree
+    timeline_shows
     goes_on_after_kill as_one
     if has mpirun.openmpi; then goes_on_after_kill as_openmpi; fi
     rm -rf build/examples # what is compiled this fast is not what make demo is to show
