@@ -711,7 +711,7 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    rightful one comes more than half a second after the job has formed. Then only the rightful one
    gets an error.
 
-   By hand, in two terminals:
+   Where there is no launcher, examples/dprun.c is one. By hand, in two terminals:
 
      DP_PROCESS=0 DP_PROCESS_COUNT=2 DP_ADDR=localhost:7000 ./train
      DP_PROCESS=1 DP_PROCESS_COUNT=2 DP_ADDR=localhost:7000 ./train
@@ -1880,7 +1880,7 @@ DP_MUST_USE DP_API dp_status dp_predict_step(dp_module *module, dp_scope *scope,
    process 0 everywhere, as far as the clocks agree. Lines are written at most a quarter of a second
    late while something happens; the rest when the job fails, and in dp_close. So the file of a
    killed run can be read too, and shows what it was doing. The last bracket is always missing,
-   which viewers allow.
+   which viewers allow. examples/timeline.c makes a page of the last steps and their waits.
 
    Where a profiler listens (Nsight Systems), dp_cuda.h gives it the same spans by NVTX, as ranges
    of the domain "dp", with or without $DP_TRACE.                                               */

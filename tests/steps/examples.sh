@@ -243,6 +243,22 @@ I am 1"
         "0 1"
 }
 
+# A process is killed in the middle of training; what dprun starts again ends with the same bytes.
+# shellcheck disable=SC2016
+dprun_goes_on() {
+    local program=build/examples/train_images whole=$LOGS/whole.dprun parts=$LOGS/parts.dprun
+    rm -f "$whole" "$parts"
+    as_dprun $program "$whole" >"$LOGS/dprun.log" 2>&1 </dev/null
+    timeout -k 9 200 build/examples/dprun -n 2 --restarts 3 sh -c '
+        [ $DP_PROCESS.$DP_RESTART = 1.0 ] || exec "$0" "$1"
+        "$0" "$1" &
+        until [ -e "$1" ]; do sleep 0.01; done
+        kill -KILL $!
+        exit 9' $program "$parts" >>"$LOGS/dprun.log" 2>&1 </dev/null
+    dprun_result "a job that goes on after kill -9 as if nothing had happened" \
+        "$? $(grep -c "^\[0\] from $parts" "$LOGS/dprun.log") $(cmp "$whole" "$parts" 2>&1)" "0 1 "
+}
+
 # The page of a real run: it is well formed, and has a row for each thread, a bar for each span.
 timeline_shows() {
     local name="examples/timeline.c shows a run of two processes" page=$LOGS/timeline.html got
@@ -313,6 +329,7 @@ step_examples() {
     done
     doctor_finds "RANK is not set" WORLD_SIZE=2
     dprun_does_it
+    dprun_goes_on
     launchers_agree
     timeline_shows
     goes_on_after_kill as_one
