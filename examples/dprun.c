@@ -586,24 +586,27 @@ static bool some_left(void) /* of processes, of what they have started and writt
     return left;
 }
 
+/* Only what is open is watched: poll takes no more than a process may have open. */
 static void wait_and_pass(void)
 {
     nfds_t count = 1;
     int timeout = patience();
     job.watched[0] = (struct pollfd){.fd = wake[0], .events = POLLIN};
-    for (process *p = job.all; p < job.all + asked.count; p++)
-        for (int k = 0; k < 2; k++) {
-            job.watched[count++] = (struct pollfd){.fd = p->out[k].fd, .events = POLLIN};
-            if (p->ended && p->out[k].fd >= 0)
-                timeout = 0; /* what is there is all, whoever else has the pipe */
-        }
-    if (poll(job.watched, count, timeout) < 0)
-        count = 0;
+    for (int i = 0; i < 2 * asked.count; i++) {
+        const process *p = &job.all[i / 2];
+        if (p->out[i % 2].fd < 0)
+            continue;
+        job.watched[count++] = (struct pollfd){.fd = p->out[i % 2].fd, .events = POLLIN};
+        if (p->ended)
+            timeout = 0; /* what is there is all, whoever else has the pipe */
+    }
+    bool some = poll(job.watched, count, timeout) >= 0;
     attend();
-    for (nfds_t i = 1; i < count; i++) {
-        process *p = &job.all[(i - 1) / 2];
-        stream *s = &p->out[(i - 1) % 2];
-        if (s->fd >= 0 && (job.watched[i].revents != 0 || p->ended))
+    count = 1;
+    for (int i = 0; i < 2 * asked.count && some; i++) {
+        process *p = &job.all[i / 2];
+        stream *s = &p->out[i % 2];
+        if (s->fd >= 0 && (job.watched[count++].revents != 0 || p->ended))
             stream_read(p, s);
     }
 }
