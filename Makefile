@@ -2,6 +2,9 @@
 #
 #   make demo       build and run the examples
 #   make test       everything below; ends with "N passed, N failed"
+#   make install    headers, libdp, files for pkg-config and CMake, manual pages, into PREFIX=/usr/local;
+#                   WITH="cuda nccl mpi": the library with these; DESTDIR= LIBDIR=lib MPICC= CFLAGS=
+#                   LDFLAGS=. make uninstall takes them away, make install-test tries both
 #   make single     build/single/dp.h: dp.h and its rooms as one file; WITH="cuda nccl train": with
 #                   these headers too
 #   make check      while developing: lint, and the tests with one compiler
@@ -29,8 +32,8 @@
 # Results go to build/. With T=substring only the tests whose name holds it are run; of several words
 # all must be in it, and of "!word" none.
 
-SHELL   := /bin/bash
-CC      := $(if $(filter default,$(origin CC)),gcc,$(CC))
+SHELL   := $(shell command -v bash 2>/dev/null)
+CC      := $(if $(filter default,$(origin CC)),$(if $(shell command -v gcc 2>/dev/null),gcc,cc),$(CC))
 CLANG   ?= clang
 FUZZ    ?=
 FUZZ_SECONDS ?= 60
@@ -104,15 +107,35 @@ TESTS_aarch64 := $(call of,aarch64)
 TESTS_musl    := $(call of,musl)
 TESTS_mpi     := $(call of,mpi)
 
-EXAMPLES := $(patsubst %.c,build/%,$(sort $(wildcard examples/*.c)))
+EXAMPLES := $(patsubst %.c,build/%,$(sort $(wildcard examples/*.c))) \
+    $(if $(shell command -v $(CXX) 2>/dev/null),$(patsubst %.cpp,build/%_cpp,$(sort $(wildcard examples/*.cpp))))
 CUDA_HOME ?= /usr/local/cuda
 CUDA_EXAMPLES := build/examples/train_cuda# where there is cuBLAS
 BLAS_EXAMPLES := build/examples/train_blas# where there is OpenBLAS
 BLAS_HERE      = $(shell ls /usr/lib*/libopenblas.so /usr/lib*/*/libopenblas.so 2>/dev/null)
 FUZZERS  := $(patsubst tests/fuzz/%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*$(FUZZ).c)))
 HEADERS  := $(sort $(wildcard *.h dp/*.h))
-SOURCES  := $(HEADERS) $(sort $(wildcard examples/*.[ch] \
+SOURCES  := $(HEADERS) $(sort $(wildcard install/*.c examples/*.[ch] examples/*.cpp \
     $(foreach level,* */* */*/*,tests/$(level).[ch] tests/$(level).cpp)))
+
+# Where make install puts things, and with what.
+PREFIX  ?= /usr/local
+LIBDIR  ?= lib
+DESTDIR ?=
+WITH    ?=
+MPICC   ?= mpicc
+SYSTEM  := $(shell uname -s)
+SHARED  := $(if $(filter Darwin,$(SYSTEM)),dylib,so)
+VERSION := $(shell sed -n '1s/.* v\([0-9.]*\) .*/\1/p' dp.h)
+ABI     := $(basename $(VERSION))
+GPU_WITH  = $(filter-out mpi,$(WITH))
+LIB_LIBS  = $(LIBS) $(if $(GPU_WITH),$(if $(filter Linux,$(SYSTEM)),-ldl))
+LIBRARIES = $(foreach name,dp $(if $(filter mpi,$(WITH)),dp-mpi),build/lib/lib$(name).a \
+    build/lib/lib$(name).$(SHARED))
+MPI_LIBS  = $(if $(filter mpi,$(WITH)),$(filter -L% -l% -Wl%,$(shell $(MPICC) -show)))
+INSTALL   = PREFIX='$(abspath $(PREFIX))' LIBDIR='$(LIBDIR)' DESTDIR='$(DESTDIR)' WITH='$(strip $(WITH))' \
+    VERSION=$(VERSION) ABI=$(ABI) SYSTEM=$(SYSTEM) SHARED=$(SHARED) LIBS='$(strip $(LIB_LIBS))' \
+    MPI_LIBS='$(MPI_LIBS)' install/install.sh
 
 export CC CLANG T STB_CFLAGS WARNINGS GCC_WARNINGS LIBS BACKEND TABLE COLL
 RUN := +@tests/run.sh
@@ -127,7 +150,7 @@ demo: build/pictures build/blas
 	$(RUN) demo $(DEMO)
 
 test: build/tools
-	$(RUN) steps lint compile examples gcc clang compilers musl mpi asan tsan sim hip ptx gpu conform fuzz faults aarch64
+	$(RUN) steps lint compile examples install gcc clang compilers musl mpi asan tsan sim hip ptx gpu conform fuzz faults aarch64
 
 check:
 	$(RUN) steps lint gcc examples
@@ -142,6 +165,9 @@ compilers: export COMPILERS ?= all
 
 conform:
 	$(RUN) $(if $(BACKEND),conform,steps conform)
+
+install-test:
+	$(RUN) steps install
 
 ptx: export PTX_ARCHS ?= all
 ptx:
@@ -164,18 +190,24 @@ gpu-test gpu-bench gpu-all: gpu-pack
 fuzz-run: $(FUZZERS:%=build/libfuzzer/%)
 	$(RUN) fuzz_more $(FUZZ_SECONDS) $^
 
+install: $(LIBRARIES) build/whole/dp.h
+	@$(INSTALL) install
+
+uninstall:
+	@$(INSTALL) uninstall
+
 format:
 	clang-format -i $(SOURCES)
 
 clean:
 	rm -rf build
 
-.PHONY: all demo test check single asan tsan sim hip ptx mpi conform sim-selftest gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
+.PHONY: all demo test check install uninstall install-test single asan tsan sim hip ptx mpi conform sim-selftest gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------
 
-ifneq ($(filter-out clean format,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out clean format uninstall,$(or $(MAKECMDGOALS),all)),)
 include build/config.mk
 endif
 
@@ -223,6 +255,43 @@ $(foreach v,openmpi mpich,$(eval $(call mpi_variant,$(v))))
 build/whole/dp.h: tests/single.sh $(HEADERS)
 	@mkdir -p $(@D)
 	@$< $@ array average check data norm save train
+
+# The library, compiled once. GPUs' libraries are loaded when a context opens, so that one libdp serves
+# on machines with and without them. Of MPI only a library of its own knows. CFLAGS and LDFLAGS are
+# those of who makes a package of it.
+LIB_FLAGS   = -std=c11 -O2 -fPIC $(CPPFLAGS) $(CFLAGS) -fno-fast-math -I. $(STB_CFLAGS) \
+    $(if $(GPU_WITH),-DDP_DYNAMIC_LOAD $(addprefix -DDP_USE_,$(shell echo $(GPU_WITH) | tr a-z A-Z))) \
+    $(if $(filter cuda nccl,$(WITH)),-isystem $(CUDA_HOME)/include)
+LINK_SHARED = -shared -Wl,-soname,$(@F).$(ABI) -Wl,--version-script=build/lib/libdp.map
+ifeq ($(SYSTEM),Darwin)
+LINK_SHARED = -dynamiclib -install_name $(PREFIX)/$(LIBDIR)/$(*F).$(ABI).dylib \
+    -Wl,-exported_symbol,'_dp_*'
+endif
+
+# What they were made with: written when it has changed.
+build/lib/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CC) $(MPICC) $(LIB_FLAGS) $(LDFLAGS)' >$@.new
+	@cmp -s $@.new $@ || mv $@.new $@
+
+build/lib/libdp.map: dp.h
+	@mkdir -p $(@D)
+	echo 'DP_$(ABI) { global: dp_*; local: *; };' >$@
+
+build/lib/dp.o: install/libdp.c Makefile build/lib/flags build/config.mk
+	$(CC) $(LIB_FLAGS) -MMD -MP -c $< -o $@
+
+build/lib/dp-mpi.o: install/libdp.c Makefile build/lib/flags build/config.mk
+	$(MPICC) $(LIB_FLAGS) -DDP_USE_MPI -MMD -MP -c $< -o $@
+
+build/lib/lib%.a: build/lib/%.o
+	@rm -f $@
+	ar rcs $@ $<
+
+build/lib/lib%.$(SHARED): build/lib/%.o build/lib/libdp.map
+	$(if $(filter dp-mpi,$*),$(MPICC),$(CC)) $(LINK_SHARED) $(LDFLAGS) $< -o $@ $(LIB_LIBS)
+
+.PRECIOUS: build/lib/%.o
 
 # The library by another compiler and from one file, the tests by the usual one. What -Wnull-dereference guesses
 # differs from one version of gcc to the next. clang alone knows that nothing may be added to NULL.
@@ -346,6 +415,13 @@ build/examples/%: examples/%.c $(EXAMPLES_DP) Makefile build/config.mk
 	@echo "$(CC) $<"
 	@$(CC) -std=c11 $(CFLAGS_gcc) $(EXAMPLES_EXTRA) $(if $(EXAMPLES_DP),$(EXAMPLES_DONE)) -I. $(STB_CFLAGS) \
 	    -MMD -MP -MT $@ -MF $@.d $< $(EXAMPLES_DP) -o $@ $(LIBS)
+
+# C++ links what is compiled once.
+build/examples/%_cpp: examples/%.cpp $(or $(EXAMPLES_DP),build/lib/libdp.a) Makefile
+	@mkdir -p $(@D)
+	@echo "$(CXX) $<"
+	@$(CXX) -std=c++17 -O2 -Wall -Wextra -Wconversion -Wold-style-cast -Werror -I. \
+	    -MMD -MP -MT $@ -MF $@.d $< $(or $(EXAMPLES_DP),build/lib/libdp.a) -o $@ $(LIB_LIBS)
 
 # All headers for the CPU and nothing else, as a user's compiler makes them: their size, and examples.
 build/alone/dp.o: tests/dp.c Makefile build/config.mk

@@ -11,8 +11,8 @@ mkdir -p $BUILD
 
 shopt -s nullglob globstar
 HEADERS=(dp.h dp_*.h dp/*.h)
-SOURCES=("${HEADERS[@]}" tests/**/*.[ch] tests/**/*.cpp examples/*.[ch])
-TEXTS=("${SOURCES[@]}" Makefile tests/**/*.mk tests/**/*.sh tests/**/*.md *.md)
+SOURCES=("${HEADERS[@]}" install/*.c tests/**/*.[ch] tests/**/*.cpp examples/*.[ch] examples/*.cpp)
+TEXTS=("${SOURCES[@]}" Makefile CMakeLists.txt install/* tests/**/*.mk tests/**/*.sh tests/**/*.md *.md)
 
 MAX_COLUMNS=100
 MAX_HEADER=4500
@@ -190,7 +190,7 @@ check_top_level() {
         dp.h | dp) ;;
         dp_cpu.h | dp_cuda.h | dp_nccl.h | dp_hip.h | dp_mpi.h | dp_train.h | dp_data.h | dp_save.h) ;;
         dp_norm.h | dp_average.h | dp_check.h | dp_array.h) ;;
-        tests | examples | Makefile | README.md | LICENSE | CHANGES.md | build) ;;
+        tests | examples | install | Makefile | CMakeLists.txt | README.md | LICENSE | CHANGES.md | build) ;;
         *) extra+="$file"$'\n' ;;
         esac
     done

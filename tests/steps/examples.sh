@@ -301,14 +301,19 @@ step_examples() {
             echo "not ok - $source defines DP_IMPLEMENTATION"
     done
     # shellcheck disable=SC2046
-    for source in examples/*.c; do
+    for source in examples/*.c examples/*.cpp; do
         name=$(basename "$source" .c)
+        name=${name/.cpp/_cpp}
         devices=
         if [ "$name" = train_cuda ]; then # two devices, also on one GPU
             devices=0,0
             [ -x build/examples/$name ] || { skip "$source" "no cuBLAS"; continue; }
         elif [ "$name" = train_blas ] && [ ! -x build/examples/$name ]; then
             skip "$source" "no libopenblas-dev"
+            continue
+        fi
+        if [[ $source == *.cpp ]] && [ ! -x "build/examples/$name" ] && ! has "${CXX:-g++}"; then
+            skip "$source" "no C++ compiler"
             continue
         fi
         want=$LOGS/$name.want

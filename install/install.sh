@@ -1,0 +1,153 @@
+#!/bin/sh
+# install.sh - puts the library where compilers, pkg-config, CMake and man look for it, or takes away
+# what was put there. Called by make, which exports the variables.
+#
+#   install.sh install
+#   install.sh uninstall
+#
+# share/dp/installed under $PREFIX lists all that is there, and the folders that were new.
+
+set -eu
+cd "$(dirname "$0")/.."
+list=share/dp/installed
+
+fail() {
+    echo "make install: $*" >&2
+    exit 1
+}
+
+# folder PATH: with those above it
+folder() {
+    [ ! -d "$DESTDIR$1" ] || return 0
+    folder "$(dirname "$1")"
+    mkdir "$DESTDIR$1"
+    echo "$1" >>"$list_new"
+}
+
+# put SOURCE PATH [MODE]
+put() {
+    folder "$(dirname "$PREFIX/$2")"
+    install -m "${3:-644}" "$1" "$DESTDIR$PREFIX/$2"
+    echo "$PREFIX/$2" >>"$list_new"
+}
+
+# link TARGET PATH
+link() {
+    ln -sf "$1" "$DESTDIR$PREFIX/$2"
+    echo "$PREFIX/$2" >>"$list_new"
+}
+
+# fill TEMPLATE PATH NAME=VALUE...
+fill() {
+    template=$1 path=$2
+    shift 2
+    cp "$template" "$work/filled"
+    for value in "PREFIX=$PREFIX" "LIBDIR=$LIBDIR" "VERSION=$VERSION" "ABI=$ABI" "$@"; do
+        sed "s|@${value%%=*}@|${value#*=}|g" "$work/filled" | sed 's/ *$//' >"$work/filling"
+        mv "$work/filling" "$work/filled"
+    done
+    sed '/^[A-Z][a-z]*:$/d' "$work/filled" >"$work/filling" # fields without a value
+    put "$work/filling" "$path"
+}
+
+# pc NAME DESCRIPTION [FIELD=VALUE...]
+pc() {
+    name=$1 description=$2
+    shift 2
+    fill install/dp.pc.in "$LIBDIR/pkgconfig/$name.pc" "NAME=$name" "DESCRIPTION=$description" "$@" \
+        REQUIRES= CONFLICTS= CFLAGS= LIBS=
+}
+
+# library NAME: static, and shared under the name that it has on this system
+library() {
+    put "build/lib/lib$1.a" "$LIBDIR/lib$1.a"
+    put "build/lib/lib$1.$SHARED" "$LIBDIR/$(shared "$1" ".$VERSION")" 755
+    link "$(shared "$1" ".$VERSION")" "$LIBDIR/$(shared "$1" ".$ABI")"
+    link "$(shared "$1" ".$ABI")" "$LIBDIR/$(shared "$1" "")"
+}
+
+shared() {
+    case $SHARED in
+    dylib) echo "lib$1$2.dylib" ;;
+    *) echo "lib$1.so$2" ;;
+    esac
+}
+
+headers() {
+    for header in dp.h dp_*.h dp/*.h; do put "$header" "include/$header"; done
+    put build/whole/dp.h share/dp/dp.h
+}
+
+packages() {
+    defines= mpi_library=
+    pc dp "data parallelism for C: one model on every device there is" \
+        "LIBS=-L\${libdir} -ldp $LIBS"
+    for part in $WITH; do
+        [ "$part" != mpi ] || continue
+        define=-DDP_USE_$(echo "$part" | tr a-z A-Z)
+        defines="$defines $define"
+        pc "dp-$part" "dp, and dp.h declares what is in dp_$part.h" REQUIRES=dp "CFLAGS=$define"
+    done
+    case " $WITH " in
+    *" mpi "*)
+        mpi_library=$(shared dp-mpi "")
+        library dp-mpi
+        pc dp-mpi "in place of dp: the library that knows MPI" CONFLICTS=dp \
+            "CFLAGS=-DDP_USE_MPI$defines" "LIBS=-L\${libdir} -ldp-mpi $LIBS $MPI_LIBS"
+        ;;
+    esac
+    to=$LIBDIR/cmake/dp
+    put install/dp-targets.cmake "$to/dp-targets.cmake"
+    fill install/dp-config-version.cmake.in "$to/dp-config-version.cmake"
+    fill install/dp-config.cmake.in "$to/dp-config.cmake" "UP=$(echo "$to" | sed 's,[^/][^/]*,..,g')" \
+        "LIBRARY=$(shared dp "")" "MPI_LIBRARY=$mpi_library" "WITH=$(echo "$WITH" | tr ' ' ';')" \
+        "BESIDE=$(echo "$LIBS" | sed 's/-l//g' | tr ' ' ';')" \
+        "BESIDE_MPI=$(echo "$MPI_LIBS" | tr ' ' ';')"
+}
+
+uninstall() {
+    [ -e "$DESTDIR$PREFIX/$list" ] || return 0
+    sed '1!G;h;$!d' "$DESTDIR$PREFIX/$list" >"$work/all"
+    while IFS= read -r path; do
+        if [ -d "$DESTDIR$path" ] && [ ! -h "$DESTDIR$path" ]; then
+            rmdir "$DESTDIR$path" 2>/dev/null || true # others use it too
+        else
+            rm -f "$DESTDIR$path"
+        fi
+    done <"$work/all"
+}
+
+install_all() {
+    for part in $WITH; do
+        case $part in
+        cuda | nccl | hip | rccl | mpi) ;;
+        *) fail "WITH=$part: of cuda, nccl, hip, rccl and mpi" ;;
+        esac
+    done
+    uninstall # what another WITH, or an older version, has put there
+    [ -z "$DESTDIR" ] || mkdir -p "$DESTDIR"
+    headers
+    library dp
+    packages
+    put "$list_new" "$list" # and again, with what this has added
+    install -m 644 "$list_new" "$DESTDIR$PREFIX/$list"
+    # The loader of Linux finds a new library only when it has been told.
+    [ -n "$DESTDIR" ] || [ "$SYSTEM" != Linux ] || ldconfig 2>/dev/null || true
+    echo "installed in $DESTDIR$PREFIX: $(wc -l <"$list_new" | tr -d ' ') files and folders"
+}
+
+case $LIBDIR in
+/*) fail "LIBDIR=$LIBDIR: a folder in PREFIX, as lib64" ;;
+esac
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+list_new=$work/list
+: >"$list_new"
+case ${1:-} in
+install) install_all ;;
+uninstall) uninstall ;;
+*)
+    sed -n '2,/^$/s/^# \{0,1\}//p' "$0"
+    exit 2
+    ;;
+esac
