@@ -132,6 +132,7 @@ GPU_WITH  = $(filter-out mpi,$(WITH))
 LIB_LIBS  = $(LIBS) $(if $(GPU_WITH),$(if $(filter Linux,$(SYSTEM)),-ldl))
 LIBRARIES = $(foreach name,dp $(if $(filter mpi,$(WITH)),dp-mpi),build/lib/lib$(name).a \
     build/lib/lib$(name).$(SHARED))
+comma    := ,
 MPI_LIBS  = $(if $(filter mpi,$(WITH)),$(filter -L% -l% -Wl%,$(shell $(MPICC) -show)))
 INSTALL   = PREFIX='$(abspath $(PREFIX))' LIBDIR='$(LIBDIR)' DESTDIR='$(DESTDIR)' WITH='$(strip $(WITH))' \
     VERSION=$(VERSION) ABI=$(ABI) SYSTEM=$(SYSTEM) SHARED=$(SHARED) LIBS='$(strip $(LIB_LIBS))' \
@@ -262,7 +263,8 @@ build/whole/dp.h: tests/single.sh $(HEADERS)
 LIB_FLAGS   = -std=c11 -O2 -fPIC $(CPPFLAGS) $(CFLAGS) -fno-fast-math -I. $(STB_CFLAGS) \
     $(if $(GPU_WITH),-DDP_DYNAMIC_LOAD $(addprefix -DDP_USE_,$(shell echo $(GPU_WITH) | tr a-z A-Z))) \
     $(if $(filter cuda nccl,$(WITH)),-isystem $(CUDA_HOME)/include)
-LINK_SHARED = -shared -Wl,-soname,$(@F).$(ABI) -Wl,--version-script=build/lib/libdp.map
+LINK_SHARED = -shared -Wl,-soname,$(@F).$(ABI) -Wl,--version-script=build/lib/libdp.map \
+    $(if $(filter Linux,$(SYSTEM)),-Wl$(comma)-z$(comma)defs)
 ifeq ($(SYSTEM),Darwin)
 LINK_SHARED = -dynamiclib -install_name $(PREFIX)/$(LIBDIR)/$(*F).$(ABI).dylib \
     -Wl,-exported_symbol,'_dp_*'

@@ -1,5 +1,5 @@
-/* hello.cpp - the library from C++: what is opened ends by itself, errors are exceptions, methods of
-   a model are lambdas. The library itself is C, compiled once: by make install, or as here.
+/* hello.cpp - the library from C++: what is opened ends by itself, errors are exceptions, a model's
+   methods are lambdas. The library itself is C, compiled once: by make install, or as here.
    Build: cc -std=c11 -O2 -DDP_IMPLEMENTATION -x c -c dp_train.h -o dp.o
           c++ -std=c++17 examples/hello.cpp dp.o -o hello_cpp -lpthread -lm
    Prints:

@@ -55,7 +55,7 @@ pc() {
     name=$1 description=$2
     shift 2
     fill install/dp.pc.in "$LIBDIR/pkgconfig/$name.pc" "NAME=$name" "DESCRIPTION=$description" "$@" \
-        REQUIRES= CONFLICTS= CFLAGS= LIBS=
+        REQUIRES= CFLAGS= LIBS=
 }
 
 # library NAME: static, and shared under the name that it has on this system
@@ -79,12 +79,12 @@ headers() {
 }
 
 packages() {
-    defines= mpi_library=
+    defines='' mpi_library=''
     pc dp "data parallelism for C: one model on every device there is" \
         "LIBS=-L\${libdir} -ldp $LIBS"
     for part in $WITH; do
         [ "$part" != mpi ] || continue
-        define=-DDP_USE_$(echo "$part" | tr a-z A-Z)
+        define=-DDP_USE_$(echo "$part" | tr '[:lower:]' '[:upper:]')
         defines="$defines $define"
         pc "dp-$part" "dp, and dp.h declares what is in dp_$part.h" REQUIRES=dp "CFLAGS=$define"
     done
@@ -92,7 +92,7 @@ packages() {
     *" mpi "*)
         mpi_library=$(shared dp-mpi "")
         library dp-mpi
-        pc dp-mpi "in place of dp: the library that knows MPI" CONFLICTS=dp \
+        pc dp-mpi "in place of dp and the others: the library that knows MPI" \
             "CFLAGS=-DDP_USE_MPI$defines" "LIBS=-L\${libdir} -ldp-mpi $LIBS $MPI_LIBS"
         ;;
     esac

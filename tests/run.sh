@@ -69,7 +69,7 @@ in_turn() {
     echo "$1"
 }
 
-for steps_of in host gpus tables faults examples; do
+for steps_of in host gpus tables faults examples install; do
     # shellcheck source=/dev/null
     . "tests/steps/$steps_of.sh"
 done
@@ -108,6 +108,7 @@ build_ahead() {
         case $name in
         lint | examples) targets+=(build/alone/dp.o) ;;
         compile) targets+=(build/wheels) ;; # comes while others compile
+        install) targets+=(build/whole/dp.h) ;; # which others want at the same time
         gcc | asan | tsan | sim | aarch64 | musl) targets+=("build/$name/tests") ;;
         clang) targets+=(build/clang/silent "build/with/$CLANG/tests") ;;
         compilers) targets+=(build/gcc/tests) ;;
