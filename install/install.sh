@@ -105,6 +105,22 @@ packages() {
         "BESIDE_MPI=$(echo "$MPI_LIBS" | tr ' ' ';')"
 }
 
+# Manual pages are made of the headers; functions are links to the pages that have them.
+pages() {
+    date=$(date -u -d "@${SOURCE_DATE_EPOCH:-}" +%Y-%m-%d 2>/dev/null || date +%Y-%m-%d)
+    others=''
+    for header in dp_*.h; do
+        [ "$header" = dp_cpu.h ] || others="${header%.h} $others" # of which all is private
+    done
+    mkdir "$work/pages"
+    for header in dp $others; do
+        awk -v "out=$work/pages" -v "date=$date" -v "others=$others" -f install/man.awk "$header.h"
+    done
+    folder "$PREFIX/share/man/man3"
+    install -m 644 "$work/pages"/* "$DESTDIR$PREFIX/share/man/man3"
+    for page in "$work/pages"/*; do echo "$PREFIX/share/man/man3/${page##*/}" >>"$list_new"; done
+}
+
 uninstall() {
     [ -e "$DESTDIR$PREFIX/$list" ] || return 0
     sed '1!G;h;$!d' "$DESTDIR$PREFIX/$list" >"$work/all"
@@ -129,6 +145,7 @@ install_all() {
     headers
     library dp
     packages
+    pages
     put "$list_new" "$list" # and again, with what this has added
     install -m 644 "$list_new" "$DESTDIR$PREFIX/$list"
     # The loader of Linux finds a new library only when it has been told.

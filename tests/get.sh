@@ -94,7 +94,7 @@ TEXT
 
 # command or file that shows that it is there : package
 TOOLS="g++:g++ clang:clang clang-format:clang-format tcc:tcc busybox:busybox musl-gcc:musl-tools
-    cmake:cmake pkg-config:pkg-config meson:meson man:man-db mandoc:mandoc
+    cmake:cmake pkg-config:pkg-config meson:meson mandoc:mandoc
     qemu-aarch64:qemu-user
     aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu
     /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross

@@ -113,6 +113,31 @@ only_dp() {
     nm -D --defined-only "$1" | awk '$2 != "A" { print $3 ~ /^dp_/ ? "only_dp" : "~" $3 }' | sort -u
 }
 
+# What is wrong with the pages.
+faults_of_pages() {
+    local page name
+    for page in man3/*.3; do
+        name=$(sed -n 's/^\.so //p' "$page")
+        if [ -z "$name" ]; then
+            mandoc -T lint -W style "$page"
+        elif [ ! -s "$name" ]; then
+            echo "$page: there is no $name"
+        fi
+    done
+    for name in dp_open $(nm -D --defined-only ../../lib/libdp.so | grep -o '\<dp_[a-z][a-z0-9_]*') \
+        $(mandoc -T ascii man3/dp.3 | sed -n 's/^ *\(dp_[a-z]*\)(3).*/\1/p'); do
+        [ -e "man3/$name.3" ] || echo "there is no page of $name"
+    done
+    mandoc -T ascii man3/dp_scope_begin.3 | grep -q 'void dp_scope_end(dp_scope \*scope);' ||
+        echo "dp_scope_begin.3 does not show dp_scope_end"
+}
+
+# All that the library shows has a page, by a link or of its own.
+pages() {
+    cd "$PREFIX/share/man" || return
+    [ -z "$(faults_of_pages | tee /dev/stderr)" ] && echo "$(find man3 -name 'dp*.3' | wc -l) pages"
+}
+
 with_cmake() {
     local cuda="-DCOMPONENTS=cuda;nccl;train" mpi=(-DCOMPONENTS=mpi)
     has cmake || { skip "CMake" "no cmake"; return; }
@@ -166,6 +191,11 @@ step_install() {
         tried "meson" "$SAYS - - -" by_meson
     else
         skip "meson" "not installed"
+    fi
+    if has mandoc; then
+        tried "manual pages" "2?? pages" pages
+    else
+        skip "manual pages" "no mandoc"
     fi
     refused "make install WITH=what is not known" "WITH=tpu: of cuda" installs install WITH=tpu \
         "PREFIX=$INSTALL/none"
