@@ -266,14 +266,13 @@ LIB_FLAGS   = -std=c11 -O2 -fPIC $(CPPFLAGS) $(CFLAGS) -fno-fast-math -I. $(STB_
 LINK_SHARED = -shared -Wl,-soname,$(@F).$(ABI) -Wl,--version-script=build/lib/libdp.map \
     $(if $(filter Linux,$(SYSTEM)),-Wl$(comma)-z$(comma)defs)
 ifeq ($(SYSTEM),Darwin)
-LINK_SHARED = -dynamiclib -install_name $(PREFIX)/$(LIBDIR)/$(*F).$(ABI).dylib \
-    -Wl,-exported_symbol,'_dp_*'
+LINK_SHARED = -dynamiclib -install_name $(abspath $(PREFIX))/$(LIBDIR)/lib$*.$(ABI).dylib
 endif
 
 # What they were made with: written when it has changed.
 build/lib/flags: FORCE
 	@mkdir -p $(@D)
-	@echo '$(CC) $(MPICC) $(LIB_FLAGS) $(LDFLAGS)' >$@.new
+	@echo '$(CC) $(MPICC) $(LIB_FLAGS) $(LINK_SHARED) $(LDFLAGS)' >$@.new
 	@cmp -s $@.new $@ || mv $@.new $@
 
 build/lib/libdp.map: dp.h

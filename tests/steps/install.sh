@@ -103,10 +103,12 @@ staged() {
     (cd "$stage" && find . ! -type d | sort | tr '\n' ' ' && find . -type d | sort | tr '\n' ' ')
 }
 
-# Another WITH leaves nothing of the one before it.
+# Another WITH leaves nothing of the one before it, and uninstall nothing at all.
 left() {
-    installs install WITH= "PREFIX=$PREFIX" && find "$PREFIX" -name '*mpi*' ! -name dp_mpi.h &&
-        installs uninstall "PREFIX=$PREFIX" && find "$INSTALL" -path "$PREFIX*" && echo nothing
+    installs install WITH= "PREFIX=$PREFIX" || return 1
+    find "$PREFIX" -name '*dp-mpi*' | grep . && return 1
+    installs uninstall "PREFIX=$PREFIX" || return 1
+    find "$INSTALL" -path "$PREFIX*" | grep . || echo nothing
 }
 
 only_dp() {
