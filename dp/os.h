@@ -495,7 +495,8 @@ static void dp__os_init(void (*before)(void), void (*after)(void), void (*child)
     dp__lock_leave(&once);
 }
 
-/* ==== >>files ===========================================================================   Files that are there as a whole or not at all, and files as memory: for headers around
+/* ==== >>files =================================================================================
+   Files that are there as a whole or not at all, and files as memory: for headers around
    training.                                                                                     */
 
 /* At the public edge: which function, and which file. */
