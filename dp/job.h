@@ -158,6 +158,7 @@ static const char *dp__issue_text(const dp__signature *is, const dp__label *labe
    under way in each. Where a call has ended when it returns few are used, which stay in caches.  */
 
 enum {
+    DP__ASK_NS = 200000000, /* after which others are asked, where there is no board */
     DP__KEPT = 512,
     DP__COMPLAINT_BYTES = 160,
     DP__WHO_BYTES = 96,
@@ -203,6 +204,7 @@ typedef struct dp__ring {
     atomic_uint done;    /* calls that have returned */
     atomic_uint odd;     /* in which others seemed to differ */
     atomic_uint asked;   /* and in which they were asked */
+    atomic_uint luck;    /* which locks it asks for */
     dp__wait wait;       /* of the table's threads */
 } dp__ring;
 
@@ -235,8 +237,9 @@ typedef struct dp__job {
     dp__gather_fn *gather;
     dp__card card, *cards; /* the own one, of all */
     int process, process_count, timeout_ms;
-    int *firsts, *ids; /* of each process: its first rank, and at the end how many ranks there are;
-                          what the system calls it */
+    int *firsts; /* of each process: its first rank, and at the end how many ranks there are */
+    int *ids;    /* what its system calls it */
+    int *twins;  /* the next one that is in the same process of a system; itself, if it is alone */
     dp__board *board;
     dp__shared shared; /* data NULL: the board is this process' own, */
     char why[200];     /* and why */
@@ -326,16 +329,13 @@ static bool dp__has_ended(const dp__ring *ring, int process, unsigned seq)
     return (int)(atomic_load(&dp__track_of(ring, process)->ended) - seq) >= 0;
 }
 
-/* One with the id of this process is alive, and so is one that has left its lock to another
-   context. */
+/* A context that shares its process with this one is alive, and so is one that has left its lock to
+   another context of that process. */
 static bool dp__is_alive(const dp__job *job, int process)
 {
-    for (int p = 0; p < job->process_count; p++) {
-        bool same = p == job->process ||
-                    atomic_load(&dp__progress_of(job, p)->presence) == DP__LEFT;
-        if (p != process && same && job->ids[p] == job->ids[process])
+    for (int p = job->twins[process]; p != process; p = job->twins[p])
+        if (p == job->process || atomic_load(&dp__progress_of(job, p)->presence) == DP__LEFT)
             return true;
-    }
     return job->shared.data != NULL
                ? dp__os_shared_held(&job->shared, process)
                : atomic_load(&dp__progress_of(job, process)->presence) != DP__DEAD;
@@ -488,6 +488,14 @@ static void dp__job_tell(dp_ctx *ctx)
 
 /* ---- letters --------------------------------------------------------------------------------- */
 
+/* How long a letter counts as news, so that its sender need not be asked again: no longer than that
+   it is not taken for silent, see dp__ring_missing. */
+static uint64_t dp__news_ns(int timeout_ms)
+{
+    uint64_t part = (uint64_t)timeout_ms * 1000000 / 8;
+    return part < DP__ASK_NS ? part : DP__ASK_NS;
+}
+
 /* The own one. */
 static dp__letter dp__letter_of(const dp__job *job)
 {
@@ -600,7 +608,8 @@ enum {
     DP__LOOK_NS = 4000000,
     DP__LATE_NS = 100000000,    /* the most that goes by between two looks */
     DP__SILENT_NS = 1000000000, /* who waits has looked since, and answers within */
-    DP__ASK_NS = 200000000      /* after which others are asked, where there is no board */
+    DP__SEEN_NS = 12000000,     /* who waits was seen to look since */
+    DP__PROBES = 64 /* locks that all who wait ask the kernel for, together, between two looks */
 };
 
 /* Where there is no board: what have the others begun? Who is silent computes, sleeps, or is
@@ -610,7 +619,7 @@ static dp_status dp__ring_ask(dp__ring *ring, unsigned seq, bool waits)
     char doing[DP__DOING_BYTES];
     dp__job *job = ring->job;
     dp__letter letter = dp__letter_of(job);
-    uint64_t asked_ns = dp__os_now_ns();
+    uint64_t asked_ns = dp__os_now_ns(), news_ns = asked_ns - dp__news_ns(job->timeout_ms);
     bool silent = waits;
     atomic_store(&ring->asked, seq);
     letter.asks = 1;
@@ -625,7 +634,7 @@ static dp_status dp__ring_ask(dp__ring *ring, unsigned seq, bool waits)
         silent = false;
         for (int p = 0; p < job->process_count; p++)
             silent = silent || (p != job->process && dp__is_alive(job, p) &&
-                                atomic_load(&dp__progress_of(job, p)->looked_ns) < asked_ns);
+                                atomic_load(&dp__progress_of(job, p)->looked_ns) < news_ns);
     }
     return DP_OK;
 }
@@ -722,6 +731,50 @@ static dp_status dp__ring_late(dp__ring *ring, unsigned seq)
                         dp__doing(ring, seq, doing), ms);
 }
 
+/* It has looked around a moment ago, while it waited. */
+static bool dp__is_seen(const dp__job *job, int process, uint64_t now)
+{
+    return now < atomic_load(&dp__progress_of(job, process)->looked_ns) + DP__SEEN_NS;
+}
+
+/* It is waited for, as it has not ended this call, and may have died. */
+static bool dp__is_doubtful(const dp__ring *ring, int process, unsigned seq, uint64_t now)
+{
+    const dp__job *job = ring->job;
+    bool seen = job->shared.data != NULL && dp__is_seen(job, process, now);
+    return process != job->process && !seen && !dp__has_ended(ring, process, seq) &&
+           atomic_load(&dp__progress_of(job, process)->presence) != DP__LEFT;
+}
+
+/* A process that has died, of those that are waited for; -1: none is known to have. Asking for a
+   lock takes the kernel as long as there are locks, and those who ask for locks of one file take
+   turns: in a large job in which each asked for all, nobody would do anything else. So those who
+   wait share the work: each asks for `own` locks, which lie somewhere else each time, and all
+   together for DP__PROBES or a few more, so that within some looks somebody has asked for any. Up
+   to 16 processes each asks for all. */
+static int dp__ring_dead(dp__ring *ring, unsigned seq)
+{
+    const dp__job *job = ring->job;
+    uint64_t now = dp__os_now_ns();
+    unsigned doubtful = 0, waiting = 0, place = 0;
+    for (int p = 0; p < job->process_count; p++) {
+        doubtful += dp__is_doubtful(ring, p, seq, now);
+        waiting += p == job->process || dp__is_seen(job, p, now);
+    }
+    unsigned own = job->shared.data != NULL ? (DP__PROBES + waiting - 1) / waiting : doubtful;
+    unsigned luck = atomic_load(&ring->luck) * 1664525u + 1013904223u;
+    atomic_store(&ring->luck, luck);
+    for (int p = 0; p < job->process_count && doubtful > 0; p++) {
+        if (!dp__is_doubtful(ring, p, seq, now))
+            continue;
+        bool mine = own >= doubtful || (place + (luck >> 8)) % doubtful < own;
+        place++;
+        if (mine && !dp__is_alive(job, p))
+            return p;
+    }
+    return -1;
+}
+
 /* Whether it makes sense to wait for the end of number `seq`, for which this process has waited so
    long. What two looks find different is: a call that the table refuses is on the board for a
    moment. */
@@ -736,12 +789,12 @@ static dp_status dp__ring_look(dp__ring *ring, unsigned seq, uint64_t waited_ns)
         DP_TRY(dp__ring_ask(ring, seq, false));
     for (int p = 0; p < job->process_count; p++) {
         bool left = atomic_load(&dp__progress_of(job, p)->presence) == DP__LEFT;
-        bool dead = !left && p != job->process && !dp__is_alive(job, p);
         if (left && !dp__has_begun(ring, p, seq)) /* else it got there before it ended */
             return dp__job_blame(ring, seq, DP_ERR_REMOTE, p, "has closed its context");
-        if (dead && !dp__has_ended(ring, p, seq))
-            return dp__job_blame(ring, seq, DP_ERR_REMOTE, p, "has died");
     }
+    int dead = dp__ring_dead(ring, seq);
+    if (dead >= 0)
+        return dp__job_blame(ring, seq, DP_ERR_REMOTE, dead, "has died");
     bool clashes = dp__ring_clashes(ring, seq);
     if (clashes && atomic_exchange(&ring->odd, seq) == seq)
         return dp__ring_differs(ring, seq, NULL);
@@ -1076,7 +1129,7 @@ static dp_status dp__job_make(dp_ctx *ctx, const dp_bootstrap *boot, dp__gather_
                               dp__job **out)
 {
     size_t count = (size_t)boot->process_count;
-    size_t numbers = (2 * count + 1) * sizeof(int);
+    size_t numbers = (3 * count + 1) * sizeof(int);
     dp__job *job = dp__host_alloc(&ctx->host, sizeof *job, 64);
     int *firsts = dp__host_alloc(&ctx->host, numbers, sizeof(int));
     dp__card *cards = dp__host_alloc(&ctx->host, count * sizeof *cards, _Alignof(dp__card));
@@ -1095,13 +1148,43 @@ static dp_status dp__job_make(dp_ctx *ctx, const dp_bootstrap *boot, dp__gather_
     job->timeout_ms = ctx->config.timeout_ms;
     job->firsts = firsts;
     job->ids = firsts + count + 1;
+    job->twins = job->ids + count;
     job->shared.fd = -1;
     for (int i = 0; i < DP__LANES; i++) {
         job->rings[i].job = job;
         job->rings[i].place = i;
+        atomic_init(&job->rings[i].luck, (unsigned)job->process * 2654435761u);
     }
     *out = job;
     return DP_OK;
+}
+
+typedef struct
+    dp__body { /* a process of a system: on another machine its number may be another's */
+    uint64_t machine;
+    int id, process;
+} dp__body;
+
+static int dp__body_order(const void *a, const void *b)
+{
+    const dp__body *x = a, *y = b;
+    if (x->machine != y->machine)
+        return x->machine < y->machine ? -1 : 1;
+    return x->id != y->id ? (x->id < y->id ? -1 : 1) : x->process - y->process;
+}
+
+/* Contexts of one process of a system become twins: a ring, in order. */
+static void dp__job_twins(dp__job *job, dp__body *bodies)
+{
+    int count = job->process_count;
+    qsort(bodies, (size_t)count, sizeof *bodies, dp__body_order);
+    for (int i = 0, first = 0; i < count; i++) {
+        bool more = i + 1 < count && bodies[i + 1].machine == bodies[i].machine &&
+                    bodies[i + 1].id == bodies[i].id;
+        job->ids[bodies[i].process] = bodies[i].id;
+        job->twins[bodies[i].process] = bodies[more ? i + 1 : first].process;
+        first = more ? first : i + 1;
+    }
 }
 
 /* Behind so many bytes. A part is as large as the machine's memory, since only what is used of it

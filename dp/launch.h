@@ -8,8 +8,10 @@
      >>launchers  what the environment says
      >>wire       bytes on a connection, and who may speak
      >>shape      who is connected to whom
-     >>tree       lasting connections: all_gather, failures, closing
+     >>tree       lasting connections: failures, letters
+     >>gathering  what all say together, and what is heard between; closing
      >>server     who may join, and who may not
+     >>door       until all are here, or it is known who is not
      >>address    where processes listen, and that there is one process 0
      >>connecting how a process finds another one
      >>meeting    from the environment to a tree
@@ -462,7 +464,13 @@ typedef struct dp__welcome {
     char host[DP__PLACE_BYTES]; /* "": where process 0 is */
 } dp__welcome;
 
-_Static_assert(sizeof(dp__join_request) == 40 && sizeof(dp__challenge) == 24 &&
+typedef struct dp__envelope {
+    dp__note note;
+    dp__letter letter;
+} dp__envelope;
+
+_Static_assert(sizeof(dp__envelope) == sizeof(dp__note) + sizeof(dp__letter) &&
+                   sizeof(dp__join_request) == 40 && sizeof(dp__challenge) == 24 &&
                    sizeof(dp__note) == 24 && sizeof(dp__proof_input) == 56 &&
                    sizeof(dp__welcome) == 88,
                "what travels has no gaps");
@@ -591,7 +599,8 @@ static int dp__child_count(int process, int process_count)
 
 enum {
     DP__LINKS_MAX = 1 + 20,
-    DP__TREE_LOOK_MS = 50 /* so often who waits looks whether this process has failed meanwhile */
+    DP__TREE_LOOK_MS = 50, /* so often who waits looks whether this process has failed meanwhile */
+    DP__TREE_NOTES = 64 /* of each link, which one look between calls reads: others send one each */
 };
 
 typedef struct dp__link {
@@ -617,6 +626,8 @@ typedef struct dp__tree {
     dp_status failed; /* once and for all, like what is said about it */
     int culprit;      /* a process */
     char text[DP__TEXT_BYTES];
+    dp__letter told;  /* the last own one, by who has the links, */
+    uint64_t told_ns; /* and when */
 } dp__tree;
 
 /* The parent first, children in order. */
@@ -736,14 +747,37 @@ static void dp__tree_answer(dp__tree *tree, dp__link *link)
     }
 }
 
-/* To all but the one that brought it. */
-static void dp__tree_post(const dp__tree *tree, const dp__link *bringer, int from,
-                          const dp__letter *letter)
+/* To all but the one that brought it, as far as they listen: if there is no room for a letter,
+   nobody has read many of them yet, and who does so then asks if that is too little. Half a letter
+   would be the end of a link. */
+DP__APART static void dp__tree_post(dp__tree *tree, const dp__link *bringer, int from,
+                                    const dp__letter *letter)
 {
-    const dp__note note = {DP__NOTE_MAGIC, DP__LETTER, DP_OK, from, sizeof *letter};
-    for (int i = 0; i < tree->link_count; i++)
-        if (&tree->links[i] != bringer && !tree->links[i].left)
-            (void)dp__note_send(tree->links[i].fd, &note, letter, dp__os_after_ms(100));
+    const dp__envelope whole = {{DP__NOTE_MAGIC, DP__LETTER, DP_OK, from, sizeof *letter}, *letter};
+    for (int i = 0; i < tree->link_count; i++) {
+        dp__link *link = &tree->links[i];
+        dp__os_watch watch = {.fd = link->fd, .events = POLLOUT};
+        if (link != bringer && !link->left && dp__os_poll(&watch, 1, 0) > 0)
+            link->left = dp__wire_send(link->fd, &whole, sizeof whole, dp__os_after_ms(100)) ==
+                         DP_ERR_TIMEOUT;
+    }
+}
+
+/* The own one. Who only answers says the same thing once for all who ask at about the same time, as
+   those do that wait for one process: a letter about a process goes over each link of the tree
+   once, however many have asked. If each question had its own answers, there would be as many as
+   the square of the number of processes, and each would go over all links. */
+DP__APART static void dp__tree_report(dp__tree *tree, const dp__letter *letter, bool answers)
+{
+    dp__letter news = *letter;
+    uint64_t now = dp__os_now_ns();
+    news.asks = 0;
+    if (answers && now - tree->told_ns < dp__news_ns(tree->timeout_ms) &&
+        memcmp(&news, &tree->told, sizeof news) == 0)
+        return;
+    tree->told = news;
+    tree->told_ns = now;
+    dp__tree_post(tree, NULL, tree->process, letter);
 }
 
 static dp_status dp__tree_letter(dp__tree *tree, dp__link *link)
@@ -761,7 +795,7 @@ static dp_status dp__tree_letter(dp__tree *tree, dp__link *link)
     if (tree->job == NULL || !dp__letter_read(tree->job, from, &letter))
         return DP_OK;
     letter = dp__letter_of(tree->job);
-    dp__tree_post(tree, NULL, tree->process, &letter);
+    dp__tree_report(tree, &letter, true);
     return DP_OK;
 }
 
@@ -793,6 +827,10 @@ static dp_status dp__tree_hear(dp__tree *tree, dp__link *link, bool listens)
         dp__tree_answer(tree, link);
     return DP_OK;
 }
+
+/* ==== >>gathering ================================================================================
+   all_gather over the tree, in as many steps as it is deep; and what a process that is in no such
+   call hears when it looks.                                                                      */
 
 /* Links that may have something new, for dp__os_poll; returns how many. */
 static int dp__tree_watch(const dp__tree *tree, dp__os_watch *watch)
@@ -968,9 +1006,13 @@ static dp_status dp__tree_listen(dp__tree *tree, int *out_process)
 {
     dp__os_watch watch[DP__LINKS_MAX];
     if (dp__tree_enter(tree, false)) {
-        int count = dp__tree_failure(tree) == DP_OK ? dp__tree_watch(tree, watch) : 0;
-        if (count > 0 && dp__os_poll(watch, count, 0) > 0)
-            (void)dp__tree_hear_all(tree, watch, count, true);
+        bool more = true;
+        for (int i = 0; i < DP__TREE_NOTES && more && dp__tree_failure(tree) == DP_OK; i++) {
+            int count = dp__tree_watch(tree, watch);
+            more = count > 0 && dp__os_poll(watch, count, 0) > 0;
+            if (more)
+                (void)dp__tree_hear_all(tree, watch, count, true);
+        }
         dp__tree_leave(tree);
     }
     dp_status status = dp__tree_failure(tree);
@@ -1018,16 +1060,28 @@ static void dp__tree_close(dp__tree *tree, bool politely)
    may come from anywhere: one that sends anything but a request is closed, one that is silent is
    replaced by a later one, and none is waited for.
 
+   A flood of strangers keeps no process of the job out. The system's queue of callers may be full,
+   and then any caller gets the next place: one of the job tries every millisecond, and stays in the
+   queue once it is there, since inside a machine it waits for an answer until its time is over. It
+   comes to the head of the queue because every look takes DP__ACCEPT_MAX out. By then it has sent
+   its request, unless the queue was empty; then it has the four looks it takes to replace all that
+   are pending. After its request only those that have asked too are replaced before it.
+
    Process 0 keeps a connection to every peer until all have connected to their neighbours. It
    notices any process that ends or fails before that, and tells all others, also those that connect
-   within a second after that.
+   within a second after that. To look at many peers takes a while, so that it is not done each time
+   when a connection has news: else to meet would take time with the square of their number. For as
+   long as it takes to open, process 0 raises its limit of open files, where that is low.
 
    Without a number from a launcher and without a secret, two jobs started at one address cannot be
    told apart. Then some process number comes twice, which is an error for all processes there.
    Process 0 waits a little longer for this when all numbers have come.                           */
 
 enum {
-    DP__PENDING_MAX = 64, /* also: how many are accepted between two looks at the time */
+    DP__PENDING_MAX = 256,
+    DP__ACCEPT_MAX = 64, /* between two looks at the time */
+    DP__PEERS_FEW = 64,  /* are looked at each time */
+    DP__PEER_NS = 400,   /* else for each of them so long passes; a look at one takes 50 to 100 */
     DP__PENDING_MS = 5000,
     DP__QUIET_MS = 500,
     DP__SAID_BYTES = 320
@@ -1067,6 +1121,9 @@ typedef struct dp__server {
     dp__os_watch *watch;
     uint64_t opened_ns, until_ns;
     uint64_t quiet_ns;         /* until then a number may come twice */
+    uint64_t peers_ns;         /* not before then are the peers looked at again */
+    bool raised;               /* the limit of open files */
+    bool full;                 /* nobody is accepted before those that are pending are gone */
     int rejected;              /* connections without the right proof */
     char said[DP__SAID_BYTES]; /* why the last process was refused */
 } dp__server;
@@ -1086,6 +1143,9 @@ static dp_status dp__server_open(dp__server *server)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", server->process_count);
     for (size_t i = 0; i < peers; i++)
         server->peers[i] = (dp__peer){.fd = -1};
+    server->raised = server->all;
+    if (server->raised)
+        dp__os_files_raise(peers + DP__PENDING_MAX);
     return DP_OK;
 }
 
@@ -1099,6 +1159,8 @@ static void dp__server_close(dp__server *server)
     if (server->listener >= 0)
         dp__os_forget(&server->at);
     dp__os_close(server->listener);
+    if (server->raised)
+        dp__os_files_lower();
     dp__os_free(server->peers, 0, NULL);
     dp__os_free(server->pending, 0, NULL);
     dp__os_free(server->watch, 0, NULL);
@@ -1245,9 +1307,10 @@ static bool dp__server_read(dp__server *server, dp__pending *pending)
     return heard == DP__MORE || dp__server_answer(server, pending, heard);
 }
 
-static bool dp__server_keeps(const dp__pending *pending)
+static bool dp__server_keeps(const dp__server *server, const dp__pending *pending)
 {
-    if (dp__os_now_ns() - pending->came_ns < DP__PENDING_MS * (uint64_t)1000000)
+    uint64_t most_ms = server->full ? DP__QUIET_MS : DP__PENDING_MS;
+    if (dp__os_now_ns() - pending->came_ns < most_ms * 1000000)
         return true;
     dp__os_close(pending->fd);
     return false;
@@ -1259,20 +1322,41 @@ static bool dp__server_drops_first(const dp__pending *a, const dp__pending *b)
     return a->asked != b->asked ? b->asked : a->came_ns < b->came_ns;
 }
 
+/* The connection that is replaced first; -1: none is pending. */
+static int dp__server_first_to_drop(const dp__server *server)
+{
+    int place = server->pending_count - 1;
+    for (int i = place - 1; i >= 0; i--)
+        if (dp__server_drops_first(&server->pending[i], &server->pending[place]))
+            place = i;
+    return place;
+}
+
 /* If there is no place left, the connection that has been silent for longest is replaced. */
 static void dp__server_hold(dp__server *server, int fd)
 {
     int place = server->pending_count;
-    for (int i = 0;
-         server->pending_count == server->pending_capacity && i < server->pending_capacity; i++)
-        if (place == server->pending_capacity ||
-            dp__server_drops_first(&server->pending[i], &server->pending[place]))
-            place = i;
-    if (place == server->pending_count)
-        server->pending_count++;
-    else
+    if (place == server->pending_capacity) {
+        place = dp__server_first_to_drop(server);
         dp__os_close(server->pending[place].fd);
+    } else {
+        server->pending_count++;
+    }
     server->pending[place] = (dp__pending){.fd = fd, .came_ns = dp__os_now_ns()};
+}
+
+/* This process may open no more files. Those that are pending come in first, or go: then it is
+   known who needs a file. */
+static dp_status dp__server_full(dp__server *server)
+{
+    server->full = server->pending_count > 0;
+    if (server->full)
+        return DP_OK;
+    return dp_error(DP_ERR_NO_MEMORY,
+                    "process %d has %d of %d connections and may open no more files than %llu: "
+                    "raise its hard limit (ulimit -Hn, LimitNOFILE of a service) to %d or more",
+                    server->process, server->taken, server->expected,
+                    (unsigned long long)dp__os_files_limit(), server->expected + DP__PENDING_MAX);
 }
 
 /* Accept new connections: only so many at once, since those accepted are served first. */
@@ -1280,20 +1364,19 @@ static dp_status dp__server_accept(dp__server *server, int listener)
 {
     bool full = false;
     int fd = 0;
-    for (int i = 0; i < DP__PENDING_MAX && fd >= 0; i++) {
+    for (int i = 0; i < DP__ACCEPT_MAX && fd >= 0; i++) {
         fd = dp__os_accept(listener, &full);
         if (fd >= 0 && (server->at.at.ss_family != AF_UNIX || dp__os_same_user(fd)))
             dp__server_hold(server, fd);
         else
             dp__os_close(fd);
     }
-    if (!full)
-        return DP_OK;
-    return dp_error(DP_ERR_NO_MEMORY,
-                    "process %d has %d of %d connections and may open no more files: "
-                    "ulimit -n says how many",
-                    server->process, server->taken, server->expected);
+    return full ? dp__server_full(server) : DP_OK;
 }
+
+/* ==== >>door =====================================================================================
+   Whoever serves looks at all that has happened, again and again, until all have joined and then
+   until all have met their neighbours, or until it has to say who is missing.                    */
 
 /* Whether this process still waits for that peer. */
 static bool dp__server_misses(const dp__server *server, int peer)
@@ -1365,14 +1448,22 @@ static dp_status dp__server_receive(dp__server *server, int place)
                     server->welcomed ? "had connected" : "had joined");
 }
 
+/* How long the peers are left alone; 0: it is time to look at them. */
+static int dp__server_rest_ms(const dp__server *server)
+{
+    bool many = server->all && server->failed == DP_OK && server->taken > DP__PEERS_FEW;
+    return many ? dp__os_ms_until(server->peers_ns) : 0;
+}
+
 /* Watch the peers that have joined: those behind this process in the tree may report a failure. */
-static int dp__server_watch(const dp__server *server, dp__os_watch *watch)
+static int dp__server_watch(dp__server *server, dp__os_watch *watch)
 {
     int count = 0;
     if (server->failed != DP_OK)
         return 0;
     if (!server->all)
         return dp__tree_watch(server->tree, watch);
+    server->peers_ns = dp__os_now_ns() + (uint64_t)server->taken * DP__PEER_NS;
     for (int i = 0; i < server->peer_count; i++)
         if (server->peers[i].taken)
             watch[count++] = (dp__os_watch){.fd = server->peers[i].fd, .events = POLLIN};
@@ -1401,7 +1492,8 @@ static int dp__server_patience(const dp__server *server)
 {
     bool quiet = !server->welcomed && server->taken == server->expected;
     int ms = dp__os_ms_until(quiet ? server->quiet_ns : server->until_ns);
-    return ms < DP__PENDING_MS ? ms : DP__PENDING_MS;
+    int most = server->full ? DP__QUIET_MS : DP__PENDING_MS;
+    return ms < most ? ms : most;
 }
 
 /* Look once at everything that has happened. Pending connections are served backwards, because the
@@ -1409,17 +1501,20 @@ static int dp__server_patience(const dp__server *server)
 static dp_status dp__server_look(dp__server *server)
 {
     dp__os_watch *watch = server->watch, *peers = watch + 2;
-    int peer_count = dp__server_watch(server, peers);
+    server->full = server->full && server->pending_count > 0;
+    int ms = dp__server_patience(server), rest_ms = dp__server_rest_ms(server);
+    int peer_count = rest_ms == 0 ? dp__server_watch(server, peers) : 0;
     dp__os_watch *pending = peers + peer_count;
-    watch[0] = (dp__os_watch){.fd = server->listener, .events = POLLIN};
-    watch[1] = (dp__os_watch){.fd = server->tree->claim, .events = POLLIN};
+    watch[0] = (dp__os_watch){.fd = server->full ? -1 : server->listener, .events = POLLIN};
+    watch[1] = (dp__os_watch){.fd = server->full ? -1 : server->tree->claim, .events = POLLIN};
     for (int i = 0; i < server->pending_count; i++)
         pending[i] = (dp__os_watch){.fd = server->pending[i].fd, .events = POLLIN};
-    dp__os_poll(watch, 2 + peer_count + server->pending_count, dp__server_patience(server));
+    dp__os_poll(watch, 2 + peer_count + server->pending_count,
+                rest_ms > 0 && rest_ms < ms ? rest_ms : ms);
     DP_TRY(dp__server_receive_all(server, peers, peer_count));
     for (int i = server->pending_count; i-- > 0;)
         if (pending[i].revents != 0 ? !dp__server_read(server, &server->pending[i])
-                                    : !dp__server_keeps(&server->pending[i]))
+                                    : !dp__server_keeps(server, &server->pending[i]))
             server->pending[i] = server->pending[--server->pending_count];
     if (server->twice && server->failed == DP_OK)
         return dp_error(DP_ERR_MISMATCH, "%s", server->said);
@@ -1641,6 +1736,8 @@ static dp_status dp__connect_at(const dp__os_address *at, dp__key key, dp__join_
                                 uint64_t until_ns, int *out_fd, const char **out_why)
 {
     int fd = dp__os_connect(at);
+    for (; fd == DP__OS_CROWDED && dp__os_ms_until(until_ns) > 0; fd = dp__os_connect(at))
+        dp__os_sleep_ms(1);
     dp__os_watch watch = {.fd = fd, .events = POLLOUT};
     if (fd < 0)
         return DP_PENDING;
@@ -1666,8 +1763,10 @@ static dp_status dp__connect_once(const dp__target *target, dp__key key, dp__joi
     int patience = 1000 << (round < 5 ? round : 5), rest = dp__os_ms_until(until_ns);
     uint64_t until = dp__os_after_ms(patience < rest ? patience : rest);
     dp_status status = DP_PENDING;
-    if (target->host[0] == '\0') {
+    if (target->host[0] ==
+        '\0') { /* one of the job listens there, or another user of the machine */
         dp__os_address here = dp__os_local(target->place);
+        until = target->tree == NULL ? until_ns : until;
         return dp__connect_at(&here, key, request, until, out_fd, out_why);
     }
     dp__os_resolve(dp__os_look_up, target->host, target->port, rest, &found);
@@ -1986,7 +2085,7 @@ static bool dp__far_send(dp_ctx *ctx, const dp__letter *letter)
 {
     dp__lock_enter(&ctx->far_lock);
     if (ctx->tree != NULL && dp__tree_enter(ctx->tree, false)) {
-        dp__tree_post(ctx->tree, NULL, ctx->tree->process, letter);
+        dp__tree_report(ctx->tree, letter, false);
         dp__tree_leave(ctx->tree);
     }
     if (dp__backend_mpi != NULL && ctx->line != NULL)
@@ -2091,7 +2190,8 @@ DP__COLD static dp_status dp__find_neighbours(const dp_bootstrap *boot, const dp
 
 enum { DP__SPAWN_GRACE_MS = 2000, DP__SPAWN_MAX = 4096 };
 
-typedef struct dp__last_words { /* of a child */
+typedef struct dp__last_words { /* of a child, in memory that it shares with its parent */
+    atomic_int said;            /* all that follows */
     int32_t status;
     char text[DP__TEXT_BYTES];
 } dp__last_words;
@@ -2099,6 +2199,7 @@ typedef struct dp__last_words { /* of a child */
 typedef struct dp__spawned {
     int count, left;
     dp__os_child *children;
+    dp__last_words *words;
     bool ending;       /* they were told to end */
     uint64_t until_ns; /* when they are told to end, or made to; 0: nobody has failed */
     dp_status status;
@@ -2114,10 +2215,9 @@ static void dp__env_set_number(const char *name, int number)
     dp__os_env_set(name, text);
 }
 
-static _Noreturn void dp__spawn_run(const dp__os_child *child, int process, int count,
+static _Noreturn void dp__spawn_run(dp__last_words *words, int process, int count,
                                     const char *secret, dp_status (*fn)(void *user), void *user)
 {
-    dp__last_words words = {DP_OK, ""};
     char place[40];
     snprintf(place, sizeof place, "@%s", secret);
     dp__os_env_set("DP_LAUNCH", dp__launchers[0].name);
@@ -2129,10 +2229,11 @@ static _Noreturn void dp__spawn_run(const dp__os_child *child, int process, int 
     dp__os_env_set("DP_SECRET", secret);
     atomic_store(&dp__spawning, false);
     dp__thread.text[0] = '\0';
-    words.status = (int32_t)dp__sentence_after('\0', fn(user));
-    if (words.status != DP_OK)
-        memcpy(words.text, dp__thread.text, sizeof words.text);
-    dp__os_leave(child, &words, sizeof words, words.status == DP_OK);
+    words->status = (int32_t)dp__sentence_after('\0', fn(user));
+    if (words->status != DP_OK)
+        memcpy(words->text, dp__thread.text, sizeof words->text);
+    atomic_store(&words->said, 1);
+    dp__os_leave(words->status == DP_OK);
 }
 
 /* Notes whether a process that has ended failed, and if so, whether it was the first or the cause:
@@ -2140,22 +2241,22 @@ static _Noreturn void dp__spawn_run(const dp__os_child *child, int process, int 
 static void dp__spawn_judge(dp__spawned *all, int process)
 {
     const dp__os_child *child = &all->children[process];
-    dp__last_words words = {DP_OK, ""};
-    bool spoke = dp__os_words(child, &words, sizeof words), echo;
+    dp__last_words *words = &all->words[process];
+    bool spoke = atomic_load(&words->said) != 0, echo;
     if (!spoke && (child->by_signal != 0 || child->code != 0)) {
-        words.status = DP_ERR_USER;
-        snprintf(words.text, sizeof words.text, "%s %d",
+        words->status = DP_ERR_USER;
+        snprintf(words->text, sizeof words->text, "%s %d",
                  child->by_signal != 0 ? "it was ended by signal" : "it ended with exit status",
                  child->by_signal != 0 ? child->by_signal : child->code);
     }
-    words.text[sizeof words.text - 1] = '\0';
-    if (words.status == DP_OK || (all->ending && !spoke))
+    words->text[sizeof words->text - 1] = '\0';
+    if (words->status == DP_OK || (all->ending && !spoke))
         return;
-    echo = words.status == DP_ERR_REMOTE || words.status == DP_ERR_TIMEOUT;
+    echo = words->status == DP_ERR_REMOTE || words->status == DP_ERR_TIMEOUT;
     if (all->status != DP_OK && (echo || dp_status_class(all->status) != DP_CLASS_JOB))
         return;
-    all->status = (dp_status)words.status;
-    snprintf(all->text, sizeof all->text, "process %d of %d: %s", process, all->count, words.text);
+    all->status = (dp_status)words->status;
+    snprintf(all->text, sizeof all->text, "process %d of %d: %s", process, all->count, words->text);
     if (!all->ending)
         all->until_ns = dp__os_after_ms(echo ? 300 : 0);
 }
@@ -2179,7 +2280,6 @@ static void dp__spawn_wait(dp__spawned *all)
             if (child->pid == 0 || !dp__os_ended(child))
                 continue;
             dp__spawn_judge(all, i);
-            dp__os_close(child->pipe);
             all->left--;
         }
         if (dp__os_signal != 0 && all->status == DP_OK) {
@@ -2197,6 +2297,7 @@ DP__COLD static dp_status dp__spawn_all(dp__spawned *all, dp_status (*fn)(void *
 {
     char secret[36];
     uint64_t drawn[2];
+    memset(all->children, 0, (size_t)all->count * sizeof *all->children);
     if (!dp__os_secret(drawn, sizeof drawn))
         return dp_error(DP_ERR_UNSUPPORTED,
                         "dp_spawn: the system has no random numbers for the secret of the new "
@@ -2206,7 +2307,7 @@ DP__COLD static dp_status dp__spawn_all(dp__spawned *all, dp_status (*fn)(void *
     for (int i = 0; i < all->count && all->status == DP_OK; i++) {
         int forked = dp__os_fork(&all->children[i]);
         if (forked == 0)
-            dp__spawn_run(&all->children[i], i, all->count, secret, fn, user);
+            dp__spawn_run(&all->words[i], i, all->count, secret, fn, user);
         all->left += forked > 0;
         if (forked < 0) {
             all->status = DP_ERR_NO_MEMORY;
@@ -2243,19 +2344,22 @@ static dp_status dp__spawn_check(int count, dp_status (*fn)(void *user))
 DP__COLD DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), void *user)
 {
     DP_TRY(dp__spawn_check(count, fn));
-    size_t bytes = (size_t)count * sizeof(dp__os_child);
-    dp__spawned all = {.count = count, .children = dp__os_alloc(bytes, 64, NULL)};
-    if (all.children == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "dp_spawn: no memory for %d processes", count);
-    memset(all.children, 0, bytes);
-    if (atomic_exchange(&dp__spawning, true)) {
-        dp__os_free(all.children, bytes, NULL);
+    if (atomic_exchange(&dp__spawning, true))
         return dp_error(DP_ERR_STATE, "dp_spawn: another thread is inside dp_spawn");
-    }
+    size_t bytes = (size_t)count * sizeof(dp__os_child);
+    size_t said = (size_t)count * sizeof(dp__last_words);
+    dp__spawned all = {.count = count,
+                       .children = dp__os_alloc(bytes, 64, NULL),
+                       .words = dp__os_common_alloc(said)};
     dp__os_signals_take();
-    dp_status status = dp__spawn_all(&all, fn, user);
+    dp_status status =
+        all.children != NULL && all.words != NULL
+            ? dp__spawn_all(&all, fn, user)
+            : dp_error(DP_ERR_NO_MEMORY, "dp_spawn: no memory for %d processes", count);
     dp__os_signals_give_back();
     dp__os_free(all.children, bytes, NULL);
+    if (all.words != NULL)
+        dp__os_common_free(all.words, said);
     atomic_store(&dp__spawning, false);
     dp__os_signal_again();
     return status;

@@ -28,8 +28,9 @@
      dp__os_fork_count            how many forks lie between the first process and this one
      dp__lock, dp__lock_*         a mutex
      dp__os_address, _watch, and the functions that take them: sockets
+     dp__os_files_*               how many files and sockets this process may open
      dp__os_machine, _affinity, _user, _parent   who this process is
-     dp__os_child, and functions that take it    processes of our own
+     dp__os_child, dp__os_common_*, and functions that take them   processes of our own
      dp__os_let_threads_go        before a fork that would leave them behind
      dp__os_random, dp__os_sleep_ms, dp__os_env_set
      dp__team, dp__team_*         threads
@@ -65,6 +66,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -1137,15 +1139,63 @@ static int dp__os_accept(int listener, bool *out_full)
     return fd;
 }
 
-/* Begins to connect; done once it can be written to and dp__os_connected says so. -1: refused. */
+enum { DP__OS_CROWDED = -2 };
+
+/* Begins to connect; done once it can be written to and dp__os_connected says so. -1: refused;
+   DP__OS_CROWDED: as many as may wait for the listener do, so that nobody has heard of this one. */
 static int dp__os_connect(const dp__os_address *to)
 {
     int fd = dp__os_socket(to->at.ss_family);
     if (connect(fd, (const struct sockaddr *)&to->at, to->bytes) == 0 || errno == EINPROGRESS ||
         errno == EINTR)
         return fd;
+    bool crowded = fd >= 0 && errno == EAGAIN && to->at.ss_family == AF_UNIX;
     dp__os_close(fd);
-    return -1;
+    return crowded ? DP__OS_CROWDED : -1;
+}
+
+/* How many files a process may open is limited twice: it may raise the soft limit up to the hard
+   one. Programs that use select() need a low one, so it is raised only for as long as needed. */
+static struct {
+    dp__lock lock;
+    int users;
+    rlim_t before, raised;
+} dp__os_files = {.lock = DP__LOCK_INITIALIZER};
+
+static uint64_t dp__os_files_limit(void)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? (uint64_t)limit.rlim_cur : 0;
+}
+
+/* So many more are going to be opened. Half of the limit is left to the rest of the program. */
+static void dp__os_files_raise(size_t more)
+{
+    struct rlimit limit;
+    dp__lock_enter(&dp__os_files.lock);
+    bool known = getrlimit(RLIMIT_NOFILE, &limit) == 0;
+    if (dp__os_files.users++ == 0 && known)
+        dp__os_files.before = dp__os_files.raised = limit.rlim_cur;
+    if (known && limit.rlim_cur != RLIM_INFINITY && more > limit.rlim_cur / 2) {
+        rlim_t room = limit.rlim_max - limit.rlim_cur;
+        limit.rlim_cur += more < room ? (rlim_t)more : room;
+        if (setrlimit(RLIMIT_NOFILE, &limit) == 0)
+            dp__os_files.raised = limit.rlim_cur;
+    }
+    dp__lock_leave(&dp__os_files.lock);
+}
+
+/* When the last one has called it; unless the program has set another limit meanwhile. */
+static void dp__os_files_lower(void)
+{
+    struct rlimit limit;
+    dp__lock_enter(&dp__os_files.lock);
+    if (--dp__os_files.users == 0 && getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+        limit.rlim_cur == dp__os_files.raised) {
+        limit.rlim_cur = dp__os_files.before;
+        (void)setrlimit(RLIMIT_NOFILE, &limit);
+    }
+    dp__lock_leave(&dp__os_files.lock);
 }
 
 static bool dp__os_connected(int fd)
@@ -1387,9 +1437,21 @@ static void dp__os_env_set(const char *name, const char *text)
 
 typedef struct dp__os_child {
     pid_t pid;           /* 0: there is none, or it was waited for */
-    int pipe;            /* its last words are read here; in the child, written here */
     int code, by_signal; /* how it ended */
 } dp__os_child;
+
+/* Memory that this process has in common with children to come, all zeros; NULL: there is none. A
+   pipe to each of them would take a file of each, of which there may be few. */
+static void *dp__os_common_alloc(size_t bytes)
+{
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    return data != MAP_FAILED ? data : NULL;
+}
+
+static void dp__os_common_free(void *data, size_t bytes)
+{
+    munmap(data, bytes);
+}
 
 /* While there are children, SIGINT and SIGTERM are noted here. */
 static volatile sig_atomic_t dp__os_signal;
@@ -1495,13 +1557,8 @@ static const char *dp__os_let_threads_go(void)
    handlers. */
 static int dp__os_fork(dp__os_child *child)
 {
-    int ends[2];
     sigset_t all, before;
     pid_t parent = getpid();
-    if (pipe(ends) != 0)
-        return -1;
-    fcntl(ends[0], F_SETFD, FD_CLOEXEC);
-    fcntl(ends[1], F_SETFD, FD_CLOEXEC);
     fflush(NULL); /* else both would write what is in a buffer */
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before);
@@ -1509,37 +1566,23 @@ static int dp__os_fork(dp__os_child *child)
     if (child->pid == 0)
         dp__os_signals_give_back();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    child->pipe = ends[child->pid == 0];
-    close(ends[child->pid != 0]);
     if (child->pid == 0)
         dp__os_die_with(parent);
     if (child->pid < 0) {
-        close(child->pipe);
         child->pid = 0;
         return -1;
     }
     return child->pid != 0;
 }
 
-/* Ends a child with its last words, without the exit handlers of its parent. */
-static _Noreturn void dp__os_leave(const dp__os_child *child, const void *words, size_t bytes,
-                                   bool good)
+/* Ends a child without the exit handlers of its parent. */
+static _Noreturn void dp__os_leave(bool good)
 {
     fflush(NULL);
-    ssize_t said = write(child->pipe, words, bytes); /* shorter than what a pipe takes at once */
-    _exit(good && said >= 0 ? EXIT_SUCCESS : EXIT_FAILURE);
+    _exit(good ? EXIT_SUCCESS : EXIT_FAILURE);
 }
 
-static bool dp__os_words(const dp__os_child *child, void *words, size_t bytes)
-{
-    ssize_t got;
-    do
-        got = read(child->pipe, words, bytes);
-    while (got < 0 && errno == EINTR);
-    return got == (ssize_t)bytes;
-}
-
-/* Whether it has ended; if so, its last words are there. */
+/* Whether it has ended; if so, how is there. */
 static bool dp__os_ended(dp__os_child *child)
 {
     int status = 0;

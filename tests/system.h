@@ -490,28 +490,27 @@ static void wait_for(dp__os_child *child)
     CHECK_INT(child->pid, 0);
 }
 
-/* The words reach the parent, and what the parent has registered for its own end does not run. */
+/* What it leaves in common memory reaches the parent, and what the parent has registered for its
+   own end does not run. */
 static void start_and_end(bool good)
 {
-    int before = open_files(), words = 0;
+    int before = open_files(), *words = dp__os_common_alloc(sizeof *words);
     dp__os_child child = {0};
+    CHECK(words != NULL);
+    CHECK_INT(*words, 0);
     int started = dp__os_fork(&child);
-    CHECK((fcntl(child.pipe, F_GETFD) & FD_CLOEXEC) != 0);
     if (started == 0) {
-        words = getpid();
+        *words = getpid();
         alarm(5);
-        dp__os_leave(&child, &words, sizeof words, good);
+        dp__os_leave(good);
     }
     int pid = child.pid;
     CHECK_INT(started, 1);
     wait_for(&child);
     CHECK_INT(child.by_signal, 0);
     CHECK_INT(child.code, good ? EXIT_SUCCESS : EXIT_FAILURE);
-    CHECK(dp__os_words(&child, &words, sizeof words));
-    CHECK_INT(words, pid);
-    errno = EINTR; /* of an older call */
-    CHECK(!dp__os_words(&child, &words, sizeof words));
-    dp__os_close(child.pipe);
+    CHECK_INT(*words, pid);
+    dp__os_common_free(words, sizeof *words);
     CHECK_INT(open_files(), before);
 }
 
@@ -533,11 +532,10 @@ TEST(buffers_are_written_once)
     int started = dp__os_fork(&child);
     if (started == 0) {
         fputs(" child", file);
-        dp__os_leave(&child, "", 0, true);
+        dp__os_leave(true);
     }
     CHECK_INT(started, 1);
     wait_for(&child);
-    dp__os_close(child.pipe);
     CHECK_INT(fflush(file), 0);
     CHECK_INT(pread(fileno(file), got, sizeof got - 1, 0), 12);
     CHECK_STR(got, "parent child");
@@ -596,13 +594,12 @@ TEST(a_fork_is_not_interrupted)
     int started = dp__os_fork(&child);
     bool restored = is_blocked(SIGUSR1) && !is_blocked(SIGINT) && !is_blocked(SIGTERM);
     if (started == 0) {
-        dp__os_leave(&child, "", 0, restored && blocked_behind_a_fork);
+        dp__os_leave(restored && blocked_behind_a_fork);
     }
     CHECK(restored && blocked_around_a_fork && !blocked_behind_a_fork);
     wait_for(&child);
     CHECK_INT(child.by_signal, 0);
     CHECK_INT(child.code, EXIT_SUCCESS);
-    dp__os_close(child.pipe);
 }
 
 /* Nobody but root may always start one more; returns the limit as it was. */

@@ -1387,6 +1387,86 @@ TEST_SLOW(hundreds_of_processes_meet_in_seconds, 60)
     }
 }
 
+/* ---- few files ------------------------------------------------------------------------------- */
+
+/* Only so many more; `hard`: this process cannot raise the limit either. Returns it. */
+static rlim_t allow_few_files(int more, bool hard)
+{
+    struct rlimit limit;
+    int next = dup(STDIN_FILENO);
+    CHECK(next >= 0 && close(next) == 0);
+    CHECK_INT(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    limit.rlim_cur = (rlim_t)(next + more);
+    limit.rlim_max = hard ? limit.rlim_cur : limit.rlim_max;
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    return limit.rlim_cur;
+}
+
+static void check_file_limit(rlim_t want)
+{
+    struct rlimit limit;
+    CHECK_INT(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    CHECK_INT(limit.rlim_cur, want);
+}
+
+static void meet_with_few_files(void)
+{
+    rlim_t limit = me == 0 ? allow_few_files(6, false) : 0;
+    check_world("dp", NULL);
+    if (me == 0)
+        check_file_limit(limit);
+}
+
+static void meet_with_few_files_by_name(void)
+{
+    use_name();
+    meet_with_few_files();
+}
+
+static void meet_with_few_files_over_tcp(void)
+{
+    use_tcp();
+    meet_with_few_files();
+}
+
+TEST(process_0_raises_its_limit_of_files)
+{
+    struct rlimit limit;
+    CHECK_INT(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    if (limit.rlim_max != RLIM_INFINITY && limit.rlim_max < 1024)
+        SKIP("so many files are not allowed");
+    run_world(8, meet_with_few_files_by_name);
+    run_world(8, meet_with_few_files_over_tcp);
+}
+
+static int *heard_of_files; /* processes that did */
+
+/* Who comes when process 0 has given up finds nobody, and waits no longer than it has to. */
+static void hear_of_too_few_files(void)
+{
+    dp_ctx *ctx;
+    use_name();
+    if (me == 0) {
+        allow_few_files(5, true);
+        CHECK_ERROR(open_world(0, NULL, &ctx), DP_ERR_NO_MEMORY, "may open no more files than ");
+        CHECK(strstr(dp_last_error(), "ulimit -Hn") != NULL);
+        return;
+    }
+    dp_status status = open_world((int)(2000 * test_timeout_scale()), NULL, &ctx);
+    CHECK(status == DP_ERR_NO_MEMORY || status == DP_ERR_TIMEOUT || status == DP_ERR_REMOTE);
+    if (status == DP_ERR_NO_MEMORY)
+        __atomic_fetch_add(heard_of_files, 1, __ATOMIC_RELAXED);
+}
+
+TEST(too_few_files_in_one_process_are_heard_of)
+{
+    heard_of_files = mmap(NULL, sizeof *heard_of_files, PROT_READ | PROT_WRITE,
+                          MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(heard_of_files != MAP_FAILED);
+    run_world(8, hear_of_too_few_files);
+    CHECK(*heard_of_files > 0);
+}
+
 /* ---- dp_spawn -------------------------------------------------------------------------------- */
 
 typedef struct shared { /* memory of all processes */
@@ -1441,6 +1521,23 @@ TEST(spawned_processes_are_a_job)
     check_no_child();
     set("DP_LAUNCH", "none"); /* of this process: those that it starts are started on purpose */
     CHECK_OK(dp_spawn(3, spawned_sum, all));
+}
+
+static dp_status see_the_limit(void *user)
+{
+    check_file_limit(*(rlim_t *)user);
+    return DP_OK;
+}
+
+/* As many processes as files would be too many. */
+TEST(a_spawned_process_takes_no_file_of_its_parent)
+{
+    nobody_launched_us();
+    int before = open_files();
+    rlim_t limit = allow_few_files(2, false);
+    CHECK_OK(dp_spawn(2 * MOST, see_the_limit, &limit));
+    check_file_limit(limit);
+    CHECK_INT(open_files(), before);
 }
 
 static dp_status second_fails(void *user)

@@ -95,12 +95,15 @@ static void *faulty_mmap(void *at, size_t bytes, int protection, int flags, int 
     return fails() ? MAP_FAILED : mmap(at, bytes, protection, flags, fd, first);
 }
 
+static int locks_asked; /* for */
+
 /* Only locks that are set: what asks for one fails by saying nothing. */
 static int faulty_fcntl(int fd, int command, ...)
 {
     va_list args;
     int status = -1;
     va_start(args, command);
+    locks_asked += command == F_GETLK;
     if (command != F_SETLK && command != F_GETLK)
         status = fcntl(fd, command, va_arg(args, int));
     else if (command == F_GETLK || !fails())
@@ -492,11 +495,260 @@ TEST(half_a_letter_is_none)
     }
 }
 
+/* ---- jobs of many, seen from one of them ----------------------------------------------------- */
+
+/* One whose processes are alone on their machines, and have begun nothing. */
+static dp__job *make_job(int process_count)
+{
+    size_t count = (size_t)process_count, head = dp__board_bytes(process_count);
+    size_t entries = DP__LANES * (DP__KEPT + count) * sizeof(dp__entry);
+    dp__job *job = test_room(sizeof *job);
+    memset(job, 0, sizeof *job);
+    job->process_count = process_count;
+    job->timeout_ms = 60000;
+    job->shared.fd = -1;
+    job->board = dp__os_alloc(head + entries, 128, NULL);
+    job->firsts = test_room((3 * count + 1) * sizeof(int));
+    job->ids = job->firsts + count + 1;
+    job->twins = job->ids + count;
+    memset(job->board, 0, head + entries);
+    for (int p = 0; p < process_count; p++) {
+        job->firsts[p + 1] = p + 1;
+        job->twins[p] = p;
+        atomic_store(&dp__progress_of(job, p)->presence, DP__INSIDE);
+    }
+    for (int i = 0; i < DP__LANES; i++)
+        job->rings[i] = (dp__ring){.job = job, .place = i};
+    return job;
+}
+
+static void connect_link(dp__tree *tree, int process, int *out_end)
+{
+    int fds[2];
+    CHECK_INT(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    dp__os_prepare(fds[0], AF_UNIX);
+    dp__os_prepare(fds[1], AF_UNIX);
+    dp__tree_link(tree, fds[0], process);
+    *out_end = fds[1];
+}
+
+static void send_letter(int fd, int from, dp__letter letter)
+{
+    const dp__envelope whole = {{DP__NOTE_MAGIC, DP__LETTER, 0, from, sizeof letter}, letter};
+    CHECK(dp__wire_send(fd, &whole, sizeof whole, dp__os_after_ms(5000)) == DP_OK);
+}
+
+/* How many letters about each process have come here. */
+static void count_letters(int fd, int counts[4])
+{
+    dp__envelope whole;
+    dp__os_watch watch = {.fd = fd, .events = POLLIN};
+    memset(counts, 0, 4 * sizeof *counts);
+    while (dp__os_poll(&watch, 1, 0) > 0) {
+        CHECK(dp__wire_receive(fd, &whole, sizeof whole, dp__os_after_ms(5000)) == DP_OK);
+        CHECK_INT(whole.note.kind, DP__LETTER);
+        CHECK(whole.note.process >= 0 && whole.note.process < 4);
+        counts[whole.note.process]++;
+    }
+}
+
+static void check_letters(const int ends[2], int of_zero, bool all)
+{
+    static const int passed[2][4] = {{0, 0, 1, 1}, {0, 1, 0, 0}};
+    for (int i = 0; i < 2; i++) {
+        int counts[4];
+        count_letters(ends[i], counts);
+        for (int p = 0; p < 4; p++)
+            CHECK_INT(counts[p], p == 0 ? of_zero : all && passed[i][p]);
+    }
+}
+
+/* Process 0 of 4, before 1 and 2; 3 is behind 2. All three ask, as they do who wait for it. */
+TEST(letter_crosses_each_link_once)
+{
+    int ends[2], culprit;
+    bool quick = false;
+    for (int tries = 0; tries < 50 && !quick; tries++) {
+        dp__job *job = make_job(4);
+        dp__tree tree = {.process_count = 4,
+                         .timeout_ms = 60000,
+                         .claim = -1,
+                         .job = job,
+                         .lock = DP__LOCK_INITIALIZER};
+        const dp__letter asks = {.presence = DP__INSIDE, .asks = 1};
+        connect_link(&tree, 1, &ends[0]);
+        connect_link(&tree, 2, &ends[1]);
+        uint64_t begun_ns = dp__os_now_ns();
+        for (int p = 1; p < 4; p++)
+            send_letter(ends[p > 1], p, asks);
+        CHECK(dp__tree_listen(&tree, &culprit) == DP_OK);
+        quick = dp__os_now_ns() - begun_ns < DP__ASK_NS;
+        if (quick)
+            check_letters(ends, 1, true);
+        atomic_store(&dp__progress_of(job, 0)->tracks[0].said_after, 7); /* then there is news */
+        if (quick)
+            send_letter(ends[0], 1, asks);
+        CHECK(dp__tree_listen(&tree, &culprit) == DP_OK);
+        if (quick) {
+            int counts[4];
+            count_letters(ends[0], counts);
+            CHECK_INT(counts[0], 1);
+        }
+        for (int i = 0; i < 2; i++) {
+            dp__os_close(ends[i]);
+            dp__os_close(tree.links[i].fd);
+        }
+        dp__os_free(job->board, 0, NULL);
+    }
+    CHECK(quick);
+}
+
+/* To a process that computes, and reads nothing for hours. */
+TEST(letters_without_room_are_dropped_whole)
+{
+    int end, counts[4];
+    dp__tree tree = {.process_count = 4, .claim = -1, .lock = DP__LOCK_INITIALIZER};
+    const dp__letter letter = {.presence = DP__INSIDE};
+    connect_link(&tree, 1, &end);
+    for (int i = 0; i < 5000; i++)
+        dp__tree_post(&tree, NULL, 2, &letter);
+    CHECK(!tree.links[0].left);
+    count_letters(end, counts);
+    CHECK(counts[2] > 0 && counts[2] < 5000);
+    dp__tree_post(&tree, NULL, 3, &letter); /* there is room again */
+    count_letters(end, counts);
+    CHECK_INT(counts[3], 1);
+    dp__os_close(end);
+    dp__os_close(tree.links[0].fd);
+}
+
+enum { CROWD = 512, FALLEN = 300 };
+
+/* Has the locks of all but the first, and then of all but one more, until nobody listens. */
+static void hold_locks(const dp__shared *shared, int told, int hears)
+{
+    char word;
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1, .l_len = CROWD - 1};
+    CHECK_INT(fcntl(shared->fd, F_SETLK, &lock), 0);
+    CHECK_INT(write(told, "x", 1), 1);
+    CHECK_INT(read(hears, &word, 1), 1);
+    lock = (struct flock){.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = FALLEN, .l_len = 1};
+    CHECK_INT(fcntl(shared->fd, F_SETLK, &lock), 0);
+    CHECK_INT(write(told, "x", 1), 1);
+    (void)!read(hears, &word, 1);
+    _exit(EXIT_SUCCESS);
+}
+
+/* While 1 of 512 waits it asks for 64 locks in a look, and while 256 do, each for one; and it finds
+   the one that has died. */
+TEST(those_who_wait_share_the_asking)
+{
+    int down[2], up[2], found = -1, looks = 0, ended = 0;
+    char word;
+    dp__job *job = make_job(CROWD);
+    dp__ring *ring = &job->rings[0];
+    job->shared.fd = memfd_create("locks", 0);
+    job->shared.data = job->board;
+    CHECK(job->shared.fd >= 0 && pipe(down) == 0 && pipe(up) == 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        close(down[1]);
+        hold_locks(&job->shared, up[1], down[0]);
+    }
+    CHECK_INT(read(up[0], &word, 1), 1);
+    locks_asked = 0;
+    CHECK_INT(dp__ring_dead(ring, 1), -1);
+    CHECK_INT(locks_asked, 64);
+    for (int p = 1; p < CROWD / 2; p++) /* they will have looked by then */
+        atomic_store(&dp__progress_of(job, p)->looked_ns, dp__os_after_ms(600000));
+    locks_asked = 0;
+    CHECK_INT(dp__ring_dead(ring, 1), -1);
+    CHECK_INT(locks_asked, 1);
+    CHECK_INT(write(down[1], "x", 1), 1);
+    CHECK_INT(read(up[0], &word, 1), 1);
+    for (int p = 1; p < CROWD / 2; p++)
+        atomic_store(&dp__progress_of(job, p)->looked_ns, 0);
+    for (; looks < 100 && found < 0; looks++)
+        found = dp__ring_dead(ring, 1);
+    CHECK_INT(found, FALLEN);
+    close(down[1]);
+    CHECK_INT(waitpid(pid, &ended, 0), pid);
+    CHECK_INT(ended, 0);
+    close(job->shared.fd);
+    dp__os_free(job->board, 0, NULL);
+}
+
+/* Numbers of processes are those of a machine: another one has the same ones. */
+TEST(processes_of_two_machines_are_no_twins)
+{
+    dp__job *job = make_job(5);
+    dp__body bodies[5] = {{1, 40, 0}, {2, 40, 1}, {1, 41, 2}, {2, 40, 3}, {2, 40, 4}};
+    dp__job_twins(job, bodies);
+    static const int twins[5] = {0, 3, 2, 4, 1}, ids[5] = {40, 40, 41, 40, 40};
+    for (int p = 0; p < 5; p++) {
+        CHECK_INT(job->twins[p], twins[p]);
+        CHECK_INT(job->ids[p], ids[p]);
+    }
+    for (int p = 1; p < 4; p++)
+        dp__job_miss(job, p);
+    CHECK(!dp__is_alive(job, 1)); /* it is not taken for this process */
+    CHECK(!dp__is_alive(job, 2));
+    atomic_store(&dp__progress_of(job, 4)->presence, DP__LEFT);
+    CHECK(dp__is_alive(job, 1)); /* it may have lost its lock to another context */
+    CHECK(!dp__is_alive(job, 2));
+    dp__os_free(job->board, 0, NULL);
+}
+
+/* ---- crowds ---------------------------------------------------------------------------------- */
+
+/* A caller that finds the queue full is told so, and may come when there is a place. */
+TEST(full_queue_is_not_a_refusal)
+{
+    int callers[3];
+    char name[40];
+    bool full;
+    snprintf(name, sizeof name, "dp-queue-%d", (int)getpid());
+    dp__os_address at = dp__os_local(name);
+    CHECK_INT(dp__os_connect(&at), -1);
+    int listener = dp__os_listen(&at);
+    CHECK(listener >= 0 && listen(listener, 1) == 0); /* two may wait */
+    for (int i = 0; i < 3; i++)
+        callers[i] = dp__os_connect(&at);
+    CHECK(callers[0] >= 0 && callers[1] >= 0);
+    CHECK_INT(callers[2], DP__OS_CROWDED);
+    dp__os_close(dp__os_accept(listener, &full));
+    callers[2] = dp__os_connect(&at);
+    CHECK(callers[2] >= 0);
+    for (int i = 0; i < 3; i++)
+        dp__os_close(callers[i]);
+    dp__os_close(listener);
+}
+
+/* Many peers are not looked at each time. */
+TEST(many_peers_are_looked_at_now_and_then)
+{
+    dp__tree tree = {.process_count = 4096, .claim = -1};
+    dp__server server = {.process_count = 4096, .all = true, .tree = &tree, .listener = -1};
+    CHECK(dp__server_open(&server) == DP_OK);
+    server.taken = DP__PEERS_FEW;
+    (void)dp__server_watch(&server, server.watch);
+    CHECK_INT(dp__server_rest_ms(&server), 0);
+    server.taken = 4000;
+    server.peers_ns = dp__os_after_ms(600000);
+    CHECK(dp__server_rest_ms(&server) > 0);
+    uint64_t now = dp__os_now_ns();
+    (void)dp__server_watch(&server, server.watch);
+    CHECK(server.peers_ns >= now + (uint64_t)4000 * DP__PEER_NS);
+    server.failed = DP_ERR_REMOTE; /* then nobody is looked at */
+    CHECK_INT(dp__server_rest_ms(&server), 0);
+    dp__server_close(&server);
+}
+
 /* However many call, the server looks at the time, and at who is in, before it lets in more. */
 TEST(a_flood_is_let_in_by_and_by)
 {
-    enum { CALLERS = 2 * DP__PENDING_MAX + 1 };
-    int callers[CALLERS];
+    enum { LOOKS = DP__PENDING_MAX / DP__ACCEPT_MAX + 2, CALLERS = LOOKS * DP__ACCEPT_MAX };
+    static int callers[CALLERS];
     char name[40];
     dp__launch launch = {.where = "here"};
     dp__tree tree = {.process_count = 2, .claim = -1};
@@ -510,10 +762,11 @@ TEST(a_flood_is_let_in_by_and_by)
         callers[i] = dp__os_connect(&server.at);
         CHECK(callers[i] >= 0);
     }
-    for (int i = 0; i < 3; i++) {
+    for (int i = 1; i <= LOOKS; i++) {
+        int come = i * DP__ACCEPT_MAX;
         CHECK_INT(dp__os_poll(&more, 1, 0), 1);
         CHECK(dp__server_accept(&server, server.listener) == DP_OK);
-        CHECK_INT(server.pending_count, i == 0 ? DP__PENDING_MAX : DP__PENDING_MAX + 1);
+        CHECK_INT(server.pending_count, come <= DP__PENDING_MAX ? come : DP__PENDING_MAX + 1);
     }
     CHECK_INT(dp__os_poll(&more, 1, 0), 0);
     for (int i = 0; i < CALLERS; i++)
@@ -525,8 +778,8 @@ TEST(a_flood_is_let_in_by_and_by)
    there are places, and send nothing. */
 TEST(process_that_sent_its_request_is_not_replaced)
 {
-    enum { CALLERS = 2 * DP__PENDING_MAX + 1 };
-    int callers[CALLERS];
+    enum { CALLERS = 2 * DP__PENDING_MAX + 1, LOOKS = CALLERS / DP__ACCEPT_MAX };
+    static int callers[CALLERS];
     char name[40];
     dp__launch launch = {.where = "here"};
     dp__tree tree = {.process_count = 2, .claim = -1};
@@ -546,7 +799,8 @@ TEST(process_that_sent_its_request_is_not_replaced)
     CHECK(dp__wire_send(fd, &request, sizeof request, server.until_ns) == DP_OK);
     for (int i = 0; i < CALLERS; i++)
         callers[i] = dp__os_connect(&server.at);
-    for (int i = 0; i < 3; i++) /* as there is always a connection to accept, none of them waits */
+    for (int i = 0; i < LOOKS;
+         i++) /* as there is always a connection to accept, none of them waits */
         CHECK(dp__server_look(&server) == DP_OK);
     CHECK_INT(server.pending_count, server.pending_capacity);
     CHECK(dp__wire_receive(fd, &challenge, sizeof challenge, server.until_ns) == DP_OK);
