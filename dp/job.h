@@ -204,7 +204,7 @@ typedef struct dp__ring {
     atomic_uint done;    /* calls that have returned */
     atomic_uint odd;     /* in which others seemed to differ */
     atomic_uint asked;   /* and in which they were asked */
-    atomic_uint luck;    /* which locks it asks for */
+    atomic_uint looks;   /* so far */
     dp__wait wait;       /* of the table's threads */
 } dp__ring;
 
@@ -609,7 +609,8 @@ enum {
     DP__LATE_NS = 100000000,    /* the most that goes by between two looks */
     DP__SILENT_NS = 1000000000, /* who waits has looked since, and answers within */
     DP__SEEN_NS = 12000000,     /* who waits was seen to look since */
-    DP__PROBES = 64 /* locks that all who wait ask the kernel for, together, between two looks */
+    DP__PROBES = 64, /* locks that all who wait ask the kernel for, together, between two looks */
+    DP__SLICE = 64   /* processes that a look is about, where all share memory */
 };
 
 /* Where there is no board: what have the others begun? Who is silent computes, sleeps, or is
@@ -746,28 +747,56 @@ static bool dp__is_doubtful(const dp__ring *ring, int process, unsigned seq, uin
            atomic_load(&dp__progress_of(job, process)->presence) != DP__LEFT;
 }
 
+/* The processes that a look is about: from `first` on so many, one in `step`, in a circle. */
+typedef struct dp__slice {
+    int first, count, step;
+} dp__slice;
+
+static dp__slice dp__slice_of(dp__ring *ring)
+{
+    const dp__job *job = ring->job;
+    int count = job->process_count;
+    unsigned looks = atomic_fetch_add(&ring->looks, 1) + (unsigned)job->process;
+    if (job->shared.data == NULL || count <= DP__SLICE)
+        return (dp__slice){0, count, 1};
+    return (dp__slice){(int)(looks % (unsigned)count), DP__SLICE, count / DP__SLICE | 1};
+}
+
+static int dp__slice_at(const dp__job *job, const dp__slice *slice, int i)
+{
+    return (slice->first + i * slice->step) % job->process_count;
+}
+
+/* How many locks of `doubtful` ones this look is to ask for. */
+static unsigned dp__probes(const dp__job *job, const dp__slice *slice, unsigned seen,
+                           unsigned doubtful)
+{
+    unsigned waiting = 1 + seen * (unsigned)job->process_count / (unsigned)slice->count;
+    return job->shared.data != NULL ? (DP__PROBES + waiting - 1) / waiting : doubtful;
+}
+
 /* A process that has died, of those that are waited for; -1: none is known to have. Asking for a
    lock takes the kernel as long as there are locks, and those who ask for locks of one file take
    turns: in a large job in which each asked for all, nobody would do anything else. So those who
-   wait share the work: each asks for `own` locks, which lie somewhere else each time, and all
-   together for DP__PROBES or a few more, so that within some looks somebody has asked for any. Up
-   to 16 processes each asks for all. */
-static int dp__ring_dead(dp__ring *ring, unsigned seq)
+   wait share the work: a look is about some processes, and asks for some of their locks, others
+   each time, and all together for DP__PROBES or a few more, so that within some looks somebody has
+   asked for any. Up to 16 processes each asks for all. */
+static int dp__ring_dead(dp__ring *ring, const dp__slice *slice, unsigned seq)
 {
     const dp__job *job = ring->job;
     uint64_t now = dp__os_now_ns();
-    unsigned doubtful = 0, waiting = 0, place = 0;
-    for (int p = 0; p < job->process_count; p++) {
+    unsigned doubtful = 0, seen = 0, place = atomic_load(&ring->looks) * 2654435761u >> 8;
+    for (int i = 0; i < slice->count; i++) {
+        int p = dp__slice_at(job, slice, i);
         doubtful += dp__is_doubtful(ring, p, seq, now);
-        waiting += p == job->process || dp__is_seen(job, p, now);
+        seen += p != job->process && dp__is_seen(job, p, now);
     }
-    unsigned own = job->shared.data != NULL ? (DP__PROBES + waiting - 1) / waiting : doubtful;
-    unsigned luck = atomic_load(&ring->luck) * 1664525u + 1013904223u;
-    atomic_store(&ring->luck, luck);
-    for (int p = 0; p < job->process_count && doubtful > 0; p++) {
+    unsigned own = dp__probes(job, slice, seen, doubtful);
+    for (int i = 0; i < slice->count && doubtful > 0; i++) {
+        int p = dp__slice_at(job, slice, i);
         if (!dp__is_doubtful(ring, p, seq, now))
             continue;
-        bool mine = own >= doubtful || (place + (luck >> 8)) % doubtful < own;
+        bool mine = own >= doubtful || place % doubtful < own;
         place++;
         if (mine && !dp__is_alive(job, p))
             return p;
@@ -787,12 +816,14 @@ static dp_status dp__ring_look(dp__ring *ring, unsigned seq, uint64_t waited_ns)
         dp__track_guess(ring, p);
     if (job->shared.data == NULL && waited_ns > DP__ASK_NS && atomic_load(&ring->asked) != seq)
         DP_TRY(dp__ring_ask(ring, seq, false));
-    for (int p = 0; p < job->process_count; p++) {
+    const dp__slice slice = dp__slice_of(ring);
+    for (int i = 0; i < slice.count; i++) {
+        int p = dp__slice_at(job, &slice, i);
         bool left = atomic_load(&dp__progress_of(job, p)->presence) == DP__LEFT;
         if (left && !dp__has_begun(ring, p, seq)) /* else it got there before it ended */
             return dp__job_blame(ring, seq, DP_ERR_REMOTE, p, "has closed its context");
     }
-    int dead = dp__ring_dead(ring, seq);
+    int dead = dp__ring_dead(ring, &slice, seq);
     if (dead >= 0)
         return dp__job_blame(ring, seq, DP_ERR_REMOTE, dead, "has died");
     bool clashes = dp__ring_clashes(ring, seq);
@@ -1153,7 +1184,6 @@ static dp_status dp__job_make(dp_ctx *ctx, const dp_bootstrap *boot, dp__gather_
     for (int i = 0; i < DP__LANES; i++) {
         job->rings[i].job = job;
         job->rings[i].place = i;
-        atomic_init(&job->rings[i].luck, (unsigned)job->process * 2654435761u);
     }
     *out = job;
     return DP_OK;

@@ -639,6 +639,13 @@ static void hold_locks(const dp__shared *shared, int told, int hears)
     _exit(EXIT_SUCCESS);
 }
 
+static int look_for_dead(dp__ring *ring)
+{
+    const dp__slice slice = dp__slice_of(ring);
+    locks_asked = 0;
+    return dp__ring_dead(ring, &slice, 1);
+}
+
 /* While 1 of 512 waits it asks for 64 locks in a look, and while 256 do, each for one; and it finds
    the one that has died. */
 TEST(those_who_wait_share_the_asking)
@@ -656,20 +663,20 @@ TEST(those_who_wait_share_the_asking)
         hold_locks(&job->shared, up[1], down[0]);
     }
     CHECK_INT(read(up[0], &word, 1), 1);
-    locks_asked = 0;
-    CHECK_INT(dp__ring_dead(ring, 1), -1);
-    CHECK_INT(locks_asked, 64);
+    CHECK_INT(look_for_dead(ring), -1);
+    CHECK(locks_asked >= 62 && locks_asked <= 64); /* one may be its own */
     for (int p = 1; p < CROWD / 2; p++) /* they will have looked by then */
         atomic_store(&dp__progress_of(job, p)->looked_ns, dp__os_after_ms(600000));
-    locks_asked = 0;
-    CHECK_INT(dp__ring_dead(ring, 1), -1);
-    CHECK_INT(locks_asked, 1);
+    for (int i = 0; i < 16; i++) {
+        CHECK_INT(look_for_dead(ring), -1);
+        CHECK(locks_asked >= 1 && locks_asked <= 2);
+    }
     CHECK_INT(write(down[1], "x", 1), 1);
     CHECK_INT(read(up[0], &word, 1), 1);
     for (int p = 1; p < CROWD / 2; p++)
         atomic_store(&dp__progress_of(job, p)->looked_ns, 0);
     for (; looks < 100 && found < 0; looks++)
-        found = dp__ring_dead(ring, 1);
+        found = look_for_dead(ring);
     CHECK_INT(found, FALLEN);
     close(down[1]);
     CHECK_INT(waitpid(pid, &ended, 0), pid);
