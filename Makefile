@@ -25,6 +25,7 @@
 #   make fuzz       replay the fuzzers' corpora
 #   make fuzz-run   let libFuzzer look for more: FUZZ=name, FUZZ_SECONDS=n for each
 #   make bench      measure
+#   make model      what 2 to 16,384 processes cost: measured to MODEL_MOST=512, and on paper
 #   make faults     jobs whose processes are killed and stopped, whose disk is full, whose network is cut:
 #                   500 trials and a table, in a quarter of an hour (tests/faults/faults.mk)
 #   make lint format clean

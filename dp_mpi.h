@@ -491,7 +491,7 @@ static dp_status dp__mpi_look(dp__mpi_line *line, dp__wait *wait)
 {
     char text[64];
     uint64_t waited_ns;
-    if (!dp__wait_looks(wait, &waited_ns))
+    if (!dp__wait_looks(wait, DP__LOOK_NS, &waited_ns))
         return DP_OK;
     DP_TRY(dp__mpi_hear(line, NULL));
     if (waited_ns < (uint64_t)line->timeout_ms * 1000000)

@@ -237,9 +237,10 @@ typedef struct dp__job {
     dp__gather_fn *gather;
     dp__card card, *cards; /* the own one, of all */
     int process, process_count, timeout_ms;
-    int *firsts; /* of each process: its first rank, and at the end how many ranks there are */
-    int *ids;    /* what its system calls it */
-    int *twins;  /* the next one that is in the same process of a system; itself, if it is alone */
+    uint64_t look_ns; /* so long lies between two looks of who waits */
+    int *firsts;      /* of each process: its first rank, and at the end how many ranks there are */
+    int *ids;         /* what its system calls it */
+    int *twins; /* the next one that is in the same process of a system; itself, if it is alone */
     dp__board *board;
     dp__shared shared; /* data NULL: the board is this process' own, */
     char why[200];     /* and why */
@@ -606,9 +607,10 @@ static void dp__job_leave(const dp_ctx *ctx)
 
 enum {
     DP__LOOK_NS = 4000000,
+    DP__LOOKERS = 16,           /* to a core; if there are more each looks less often */
     DP__LATE_NS = 100000000,    /* the most that goes by between two looks */
     DP__SILENT_NS = 1000000000, /* who waits has looked since, and answers within */
-    DP__SEEN_NS = 12000000,     /* who waits was seen to look since */
+    DP__SEEN_LOOKS = 3,         /* who waits has looked since so many should have been */
     DP__PROBES = 64, /* locks that all who wait ask the kernel for, together, between two looks */
     DP__SLICE = 64   /* processes that a look is about, where all share memory */
 };
@@ -732,10 +734,19 @@ static dp_status dp__ring_late(dp__ring *ring, unsigned seq)
                         dp__doing(ring, seq, doing), ms);
 }
 
+/* If many shared a core, and all looked often, they would keep those that they wait for from it. */
+static uint64_t dp__look_ns(int process_count, int core_count)
+{
+    uint64_t times = (uint64_t)process_count / (uint64_t)(DP__LOOKERS * core_count);
+    uint64_t ns = times * DP__LOOK_NS < DP__LATE_NS ? times * DP__LOOK_NS : DP__LATE_NS;
+    return ns > DP__LOOK_NS ? ns : DP__LOOK_NS;
+}
+
 /* It has looked around a moment ago, while it waited. */
 static bool dp__is_seen(const dp__job *job, int process, uint64_t now)
 {
-    return now < atomic_load(&dp__progress_of(job, process)->looked_ns) + DP__SEEN_NS;
+    uint64_t looked_ns = atomic_load(&dp__progress_of(job, process)->looked_ns);
+    return now < looked_ns + DP__SEEN_LOOKS * job->look_ns;
 }
 
 /* It is waited for, as it has not ended this call, and may have died. */
@@ -833,10 +844,10 @@ static dp_status dp__ring_look(dp__ring *ring, unsigned seq, uint64_t waited_ns)
 }
 
 /* Every few milliseconds of a wait: true, and how long it has taken. */
-static bool dp__wait_looks(dp__wait *wait, uint64_t *out_waited_ns)
+static bool dp__wait_looks(dp__wait *wait, uint64_t look_ns, uint64_t *out_waited_ns)
 {
     uint64_t now = dp__os_now_ns(), before = atomic_load(&wait->looked_ns), since = now - before;
-    if ((before != 0 && since < DP__LOOK_NS) ||
+    if ((before != 0 && since < look_ns) ||
         !atomic_compare_exchange_strong(&wait->looked_ns, &before, now) || before == 0)
         return false;
     since = since < DP__LATE_NS ? since : DP__LATE_NS;
@@ -848,7 +859,7 @@ static bool dp__wait_looks(dp__wait *wait, uint64_t *out_waited_ns)
 static dp_status dp__ring_rest(dp__ring *ring, dp__wait *wait)
 {
     uint64_t waited_ns;
-    if (!dp__wait_looks(wait, &waited_ns))
+    if (!dp__wait_looks(wait, ring->job->look_ns, &waited_ns))
         return DP_OK;
     return dp__ring_look(ring, atomic_load(&dp__own_track(ring)->begun), waited_ns);
 }
@@ -1177,6 +1188,7 @@ static dp_status dp__job_make(dp_ctx *ctx, const dp_bootstrap *boot, dp__gather_
     job->process = boot->process;
     job->process_count = boot->process_count;
     job->timeout_ms = ctx->config.timeout_ms;
+    job->look_ns = DP__LOOK_NS;
     job->firsts = firsts;
     job->ids = firsts + count + 1;
     job->twins = job->ids + count;
@@ -1265,6 +1277,8 @@ static dp_status dp__job_seat(dp__job *job, bool one_machine, const dp__mail *ma
         dp__log(job->ctx, DP_LOG_INFO, "processes do not see what others do: %s", job->why);
     }
     job->mail = mail;
+    if (status == DP_OK)
+        job->look_ns = dp__look_ns(job->process_count, dp__os_core_count());
     if (status != DP_OK) {
         job->board = dp__host_alloc(&job->ctx->host, bytes, 128);
         if (job->board != NULL)

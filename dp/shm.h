@@ -244,7 +244,7 @@ static dp_status dp__shm_sleep(const dp__shm_comm *comm, const dp__shm_need *nee
         unsigned seen = atomic_load(word);
         if (dp__shm_reached(comm, need))
             break;
-        dp__os_word_wait(word, seen, DP__LOOK_NS);
+        dp__os_word_wait(word, seen, comm->ring->job->look_ns);
         status = dp__shm_reached(comm, need) ? DP_OK : dp__ring_rest(comm->ring, &wait);
     }
     atomic_fetch_sub(&comm->control->sleepers, 1);

@@ -506,6 +506,7 @@ static dp__job *make_job(int process_count)
     memset(job, 0, sizeof *job);
     job->process_count = process_count;
     job->timeout_ms = 60000;
+    job->look_ns = DP__LOOK_NS;
     job->shared.fd = -1;
     job->board = dp__os_alloc(head + entries, 128, NULL);
     job->firsts = test_room((3 * count + 1) * sizeof(int));
@@ -665,7 +666,7 @@ TEST(those_who_wait_share_the_asking)
     CHECK_INT(read(up[0], &word, 1), 1);
     CHECK_INT(look_for_dead(ring), -1);
     CHECK(locks_asked >= 62 && locks_asked <= 64); /* one may be its own */
-    for (int p = 1; p < CROWD / 2; p++) /* they will have looked by then */
+    for (int p = 1; p < CROWD / 2; p++)            /* they will have looked by then */
         atomic_store(&dp__progress_of(job, p)->looked_ns, dp__os_after_ms(600000));
     for (int i = 0; i < 16; i++) {
         CHECK_INT(look_for_dead(ring), -1);
@@ -683,6 +684,15 @@ TEST(those_who_wait_share_the_asking)
     CHECK_INT(ended, 0);
     close(job->shared.fd);
     dp__os_free(job->board, 0, NULL);
+}
+
+TEST(many_to_a_core_look_less_often)
+{
+    CHECK_INT(dp__look_ns(2, 1), DP__LOOK_NS);
+    CHECK_INT(dp__look_ns(512, 32), DP__LOOK_NS);
+    CHECK_INT(dp__look_ns(512, 64), DP__LOOK_NS);
+    CHECK_INT(dp__look_ns(128, 2), 4 * DP__LOOK_NS);
+    CHECK_INT(dp__look_ns(4096, 1), DP__LATE_NS); /* after which a wait counts as stopped */
 }
 
 /* Numbers of processes are those of a machine: another one has the same ones. */

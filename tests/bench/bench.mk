@@ -23,7 +23,17 @@ bench: $(BENCH)/bench $(BENCH)/peer_mpi $(BENCH)/peer_dp_mpi $(BENCH)/peer_gloo 
     $(BENCH)/peer_blas
 	-@$(BENCH_RUN) $(BENCH)/bench $(BENCH) $(ROUNDS) $(ROWS)
 
-.PHONY: bench
+.PHONY: bench model
+
+# What a job of 2 to 16,384 processes costs, on paper and as far as it can be had here: a minute in
+# which up to MODEL_MOST processes share this machine.
+MODEL_MOST ?= 512
+model: $(BENCH)/model
+	@nice -n 10 $< $(MODEL_MOST)
+
+$(BENCH)/model: tests/bench/model/model.c $(HEADERS)
+	@mkdir -p $(@D)
+	@$(CC) $(filter-out -D_POSIX_C_SOURCE=%,$(BENCH_FLAGS)) $(STB_CFLAGS) $< -o $@ -lpthread -lm -ldl
 
 $(BENCH)/bench: $(BENCH_OBJECTS)
 	@$(CC) $^ -o $@ -lpthread -lm -ldl
