@@ -1,8 +1,8 @@
 /* dp_save.h - v0.1.0 - what a training program keeps in files - MIT licence
 
    Include it after dp.h, or instead. But for the wording of errors it uses only the public API of
-   dp.h, the functions of dp/os.h for files, and pieces of tensors. Files are safetensors files: Python's
-   `safetensors` reads them, and its files can be read here.
+   dp.h, the functions of dp/os.h for files, and pieces of tensors. Files are safetensors files:
+   Python's `safetensors` reads them, and its files can be read here.
 
        dp_module_save(par, step, &model);
        dp_optim_save(optim, step, &state);                     of dp_train.h
