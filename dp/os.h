@@ -1176,9 +1176,10 @@ static void dp__os_files_raise(size_t more)
     bool known = getrlimit(RLIMIT_NOFILE, &limit) == 0;
     if (dp__os_files.users++ == 0 && known)
         dp__os_files.before = dp__os_files.raised = limit.rlim_cur;
-    if (known && limit.rlim_cur != RLIM_INFINITY && more > limit.rlim_cur / 2) {
-        rlim_t room = limit.rlim_max - limit.rlim_cur;
-        limit.rlim_cur += more < room ? (rlim_t)more : room;
+    const rlim_t wanted = (rlim_t)more; /* of either sign */
+    if (known && limit.rlim_cur != RLIM_INFINITY && wanted > limit.rlim_cur / 2) {
+        const rlim_t room = limit.rlim_max - limit.rlim_cur;
+        limit.rlim_cur += wanted < room ? wanted : room;
         if (setrlimit(RLIMIT_NOFILE, &limit) == 0)
             dp__os_files.raised = limit.rlim_cur;
     }
