@@ -14,6 +14,7 @@
 
 #define DP_IMPLEMENTATION
 #include "../dp_data.h"
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { SIDE = 28, MADE = 1000, BATCH = 64 };

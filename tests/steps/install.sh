@@ -195,7 +195,7 @@ step_install() {
         skip "meson" "not installed"
     fi
     if has mandoc; then
-        tried "manual pages" "2?? pages" pages
+        tried "manual pages" "[23]?? pages" pages
     else
         skip "manual pages" "no mandoc"
     fi
