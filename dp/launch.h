@@ -1763,8 +1763,8 @@ static dp_status dp__connect_once(const dp__target *target, dp__key key, dp__joi
     int patience = 1000 << (round < 5 ? round : 5), rest = dp__os_ms_until(until_ns);
     uint64_t until = dp__os_after_ms(patience < rest ? patience : rest);
     dp_status status = DP_PENDING;
-    if (target->host[0] ==
-        '\0') { /* one of the job listens there, or another user of the machine */
+    if (target->host[0] == '\0') {
+        /* One of the job listens there, or another user of the machine. */
         dp__os_address here = dp__os_local(target->place);
         until = target->tree == NULL ? until_ns : until;
         return dp__connect_at(&here, key, request, until, out_fd, out_why);
