@@ -192,7 +192,7 @@ gpu-test gpu-bench gpu-all: gpu-pack
 fuzz-run: $(FUZZERS:%=build/libfuzzer/%)
 	$(RUN) fuzz_more $(FUZZ_SECONDS) $^
 
-install: $(LIBRARIES) build/whole/dp.h
+install: $(LIBRARIES) build/whole/dp.h build/examples/dprun
 	@$(INSTALL) install
 
 uninstall:

@@ -146,6 +146,7 @@ install_all() {
     library dp
     packages
     pages
+    put build/examples/dprun bin/dprun 755
     put "$list_new" "$list" # and again, with what this has added
     install -m 644 "$list_new" "$DESTDIR$PREFIX/$list"
     # The loader of Linux finds a new library only when it has been told.

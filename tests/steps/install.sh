@@ -180,6 +180,7 @@ step_install() {
     [ -e "$PREFIX/share/dp/installed" ] || return
     export LD_LIBRARY_PATH=$PREFIX/lib PKG_CONFIG_PATH=$PREFIX/lib/pkgconfig
     tried "libdp.a" "$SAYS - - -" by_hand
+    tried "dprun" "[[]0[]] yes" "$PREFIX/bin/dprun" echo yes
     tried "libdp.so shows nothing but dp_" only_dp only_dp "$PREFIX/lib/libdp.so"
     if has pkg-config; then
         tried "pkg-config: dp" "$SAYS - - -" by_make plain dp
