@@ -754,37 +754,37 @@ static void dp__train_list(dp__train_views *views, const dp_stretch *all, size_t
     }
 }
 
-/* Only parameters are edited: who asks for a gradient to edit it gives the parameter one. */
-static dp_status dp__train_edit(const dp__train_views *views)
+/* What processes share has one owner, and is not edited before all have come. */
+static dp_status dp__train_share(const dp__train_views *views)
+{
+    for (size_t i = 0; i < views->count; i++) {
+        dp_param_info info;
+        DP_TRY(dp_module_param(views->module, views->listed[i].param, &info));
+        views->listed[i].once = info.shared;
+        views->data[i] = info.data;
+    }
+    return DP_OK;
+}
+
+/* Only parameters are edited: who asks for a gradient to edit it gives the parameter one. `all`:
+   what processes share, too. */
+static dp_status dp__train_edit(const dp__train_views *views, bool all)
 {
     for (size_t owner = 0; owner < views->owner_count; owner++)
         for (size_t i = 0; i < views->count; i++)
-            if (dp__train_has(views, owner, i))
+            if (dp__train_has(views, owner, i) && (all || !views->listed[i].once))
                 DP_TRY(dp_owner_edit(views->module, owner, views->listed[i].param,
                                      &views->data[owner * views->count + i], NULL));
     return DP_OK;
 }
 
-/* What processes share has one owner, and is not edited before all have come. */
-static dp_status dp__train_see(const dp__train_views *views, size_t owner, size_t i)
-{
-    dp_tensor *out = &views->data[owner * views->count + i];
-    dp_param_info info;
-    DP_TRY(dp_module_param(views->module, views->listed[i].param, &info));
-    views->listed[i].once = info.shared;
-    if (!info.shared)
-        return dp_owner_edit(views->module, owner, views->listed[i].param, out, NULL);
-    *out = info.data;
-    return DP_OK;
-}
-
-/* An edit is refused to replicas that ask at the same time, before anything is written. */
+/* Replicas that ask at the same time are refused before anything is written. */
 static dp_status dp__train_ask(const dp__train_views *views)
 {
-    for (size_t owner = 0; owner < views->owner_count; owner++)
-        for (size_t i = 0; i < views->count; i++)
-            if (dp__train_has(views, owner, i))
-                DP_TRY(dp__train_see(views, owner, i));
+    const dp_stretch *stretches;
+    size_t count;
+    DP_TRY(dp_module_stretches(views->module, &stretches, &count));
+    DP_TRY(dp__train_edit(views, false));
     for (size_t owner = 0; owner < views->owner_count; owner++)
         for (size_t i = 0; i < views->count; i++)
             if (dp__train_has(views, owner, i))
@@ -910,6 +910,7 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, bool s
     DP_TRY(dp_info_get(out->ctx, &out->job));
     DP_TRY(dp__train_number(out, numbers));
     dp__train_list(out, stretches, stretch_count, numbers, shared);
+    DP_TRY(dp__train_share(out));
     DP_TRY(dp__train_ask(out));
     dp__train_rank_all(out);
     dp__train_cut(out, false);
@@ -1783,7 +1784,7 @@ static dp_status dp__train_optim_edit(dp__train_optimizer *optim)
 {
     double factor = 1;
     bool skips = false;
-    DP_TRY(dp__train_edit(&optim->views));
+    DP_TRY(dp__train_edit(&optim->views, true));
     DP_TRY(dp__train_look(&optim->views));
     DP_TRY(dp__train_optim_clip(optim, &factor, &skips));
     if (!skips)

@@ -377,10 +377,15 @@ TEST(nothing_runs_in_an_edit)
     in_processes(2, passes_inside);
 }
 
+static dp_optim *scaled;
+
 static dp_status edit_inside(dp_call *call)
 {
     call->out = dp_float(1);
     CHECK_STATUS(dp_edit_begin(call->module, DP_OK), DP_ERR_STATE);
+    CHECK_STATUS(dp_edit_end(call->module, DP_OK), DP_ERR_STATE);
+    CHECK_STATUS(dp_optim_unscale(scaled), DP_ERR_STATE); /* on both devices at the same time */
+    CHECK_STATUS(dp_optim_step(scaled), DP_ERR_STATE);
     return DP_OK;
 }
 
@@ -396,6 +401,7 @@ static void edits_in_methods(meeting *m)
             .methods = inside, .method_count = 2, .params = &param, .param_count = 1},
         &net));
     CHECK_OK(dp_distributed(net, &(dp_distributed_config){.share_params = true}, &par));
+    scaled = optim_of(par, &rules[0], (dp_optim_config){.scale = {.scale = 2}});
     dp_scope *scope = dp_scope_begin(ctx);
     dp_value out;
     CHECK_OK(
