@@ -295,6 +295,8 @@ TEST(wrong_values_are_rejected_by_name)
         {{.bootstrap = {.process = -1, .all_gather = no_gather}}, "process"},
         {{.bootstrap = {.process = 1, .all_gather = no_gather}}, "process"},
         {{.bootstrap = {.process = 2, .process_count = 2, .all_gather = no_gather}}, "process"},
+        {{.bootstrap = {.process_count = 1, .all_gather = no_gather}, .local_only = true},
+         "local_only is set, and bootstrap is given"},
         {{.bootstrap = {.process_count = 2}}, "all_gather"},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
