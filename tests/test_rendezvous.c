@@ -633,13 +633,13 @@ static void begin_flood(pid_t first, pid_t strangers[STRANGERS])
         strangers[i] = start(i, pour);
 }
 
-/* Each stranger has called some hundred times. */
+/* Each stranger has called often, however little time a loaded machine had for it. */
 static void end_flood(const pid_t strangers[STRANGERS])
 {
     for (int i = 0; i < STRANGERS; i++) {
         kill(strangers[i], SIGKILL);
         CHECK_INT(waitpid(strangers[i], NULL, 0), strangers[i]);
-        CHECK(calls[i] > 300);
+        CHECK(calls[i] > 30);
     }
 }
 
