@@ -114,7 +114,8 @@ pages() {
     done
     mkdir "$work/pages"
     for header in dp $others; do
-        awk -v "out=$work/pages" -v "date=$date" -v "others=$others" -f install/man.awk "$header.h"
+        awk -v "out=$work/pages" -v "date=$date" -v "others=$others" -f install/manual.awk \
+            -f install/man.awk "$header.h"
     done
     folder "$PREFIX/share/man/man3"
     install -m 644 "$work/pages"/* "$DESTDIR$PREFIX/share/man/man3"

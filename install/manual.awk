@@ -1,0 +1,77 @@
+# manual.awk - what a header says of itself, for all that writes it down: man.awk, docs/*.awk.
+#
+#   awk -f manual.awk -f WRITER.awk dp.h
+#
+# It reads the manual in the first comment and all that is public. A writer has the functions
+#
+#   begin_header(name, description)   of dp_train.h, "dp_train" and the title's last part
+#   heading(text)                     in the manual: THREADS
+#   begin_section(name)               >>name, of which about[name] says what it holds
+#   begin_declarations()              what follows is code, after a section's own words
+#   fill(line)                        of text
+#   code(line)                        of code, a table, anything that stands as it is
+#   end_header()
+#
+# `empty` says that an empty line came before; `verbatim_text` that a line of code() is part of text.
+
+# Of text, what is indented is a table or code, and a blank line ends a paragraph.
+function show(line, is_code) {
+    if (!is_code) sub(/^   /, "", line)
+    if (line == "") { empty = 1; return }
+    verbatim_text = !is_code
+    if (is_code || line ~ /^ /) code(line)
+    else fill(line)
+    empty = first = 0
+}
+
+# The public function that a line of code declares, or that lines before it began to declare.
+function declares(line,    name) {
+    if (line ~ /^ *#/) return ""
+    if (line ~ /DP_API |static inline /) declaration = " "
+    if (declaration == "") return ""
+    declaration = declaration line
+    if (match(declaration, /dp_[a-z0-9_]+\(/)) name = substr(declaration, RSTART, RLENGTH - 1)
+    else if (line !~ /[;{}]/) return ""
+    declaration = ""
+    return name ~ /^dp__/ ? "" : name
+}
+
+FNR == 1 {
+    line = $0
+    if (line !~ / - MIT licence/ && (getline more) > 0) line = line substr(more, 3)
+    split(line, title, / - /)
+    version = substr(title[2], 2)
+    begin_header(substr(FILENAME, 1, length(FILENAME) - 2), title[3])
+    where = "manual"
+    next
+}
+/^#if defined\(DP_IMPLEMENTATION\) && !defined\(DP_([A-Z]+_)?IMPLEMENTED\)/ { exit }
+where == "manual" && /^   CONTENTS/ { where = "contents"; next }
+where == "contents" && /^   [a-z]/ { where = "private contents" }
+where == "contents" && /^ +>>/ {
+    tag[++tags] = substr($1, 3)
+    about[tag[tags]] = substr($0, match($0, / [^ >]/) + 1)
+}
+where ~ /contents/ && /^$/ { where = "manual" }
+where == "manual" && /^   [A-Z][A-Z]+( [A-Z]+)*( \(.*\))?$/ { heading(substr($0, 4)); next }
+where ~ /manual|contents|banner/ {
+    last = sub(/ *\*\/$/, "")
+    if (where !~ /contents/) show($0)
+    if (last && where == "banner") begin_declarations()
+    if (last) where = where == "banner" ? "code" : ""
+    empty = empty || last
+    next
+}
+/^\/\* ==== >>/ {
+    begin_section(substr($3, 3))
+    where = /\*\/$/ ? "code" : "banner"
+    next
+}
+/^extern "C"/ && FILENAME != "dp.h" { # what is declared before the first section
+    getline
+    where = "code before"
+}
+where == "code before" && /^[^#]/ { begin_declarations(); where = "code" }
+/^#ifdef __cplusplus/ || (where == "code" && /^#endif \/\* DP/) { where = "" }
+where == "code" && !/clang-format (on|off)/ { show($0, 1) }
+END { end_header() }
