@@ -5,6 +5,8 @@
 #   make install    headers, libdp, files for pkg-config and CMake, manual pages, into PREFIX=/usr/local;
 #                   WITH="cuda nccl mpi": the library with these; DESTDIR= LIBDIR=lib MPICC= CFLAGS=
 #                   LDFLAGS=. make uninstall takes them away, make install-test tries both
+#   make docs       build/docs/index.html: the manuals of the headers, README.md and the examples as one
+#                   static site, with a search that needs no server
 #   make single     build/single/dp.h: dp.h and its rooms as one file; WITH="cuda nccl train": with
 #                   these headers too
 #   make check      while developing: lint, and the tests with one compiler
@@ -152,7 +154,7 @@ demo: build/pictures build/blas
 	$(RUN) demo $(DEMO)
 
 test: build/tools
-	$(RUN) steps lint compile examples install gcc clang compilers musl mpi asan tsan sim hip ptx gpu conform fuzz faults aarch64
+	$(RUN) steps lint docs compile examples install gcc clang compilers musl mpi asan tsan sim hip ptx gpu conform fuzz faults aarch64
 
 check:
 	$(RUN) steps lint gcc examples
@@ -177,6 +179,12 @@ ptx:
 
 sim-selftest: build/sim/selftest
 	@$<
+
+docs:
+	@install/docs/docs.sh build/docs
+
+docs-test:
+	$(RUN) steps docs
 
 single:
 	@mkdir -p build/single
@@ -204,12 +212,12 @@ format:
 clean:
 	rm -rf build
 
-.PHONY: all demo test check install uninstall install-test single asan tsan sim hip ptx mpi conform sim-selftest gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
+.PHONY: all demo test check install uninstall install-test docs docs-test single asan tsan sim hip ptx mpi conform sim-selftest gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------
 
-ifneq ($(filter-out clean format uninstall,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out clean docs format uninstall,$(or $(MAKECMDGOALS),all)),)
 include build/config.mk
 endif
 

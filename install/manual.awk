@@ -72,6 +72,9 @@ where ~ /manual|contents|banner/ {
     where = "code before"
 }
 where == "code before" && /^[^#]/ { begin_declarations(); where = "code" }
-/^#ifdef __cplusplus/ || (where == "code" && /^#endif \/\* DP/) { where = "" }
+where == "code" && /^#ifdef __cplusplus/ { where = "c++"; next }
+where == "c++" && /^#(else|endif)/ { of_c = /else/; where = "code"; next }
+of_c && /^#endif/ { of_c = 0; next }
+where == "code" && /^#endif \/\* DP/ { where = "" }
 where == "code" && !/clang-format (on|off)/ { show($0, 1) }
 END { end_header() }

@@ -69,7 +69,7 @@ in_turn() {
     echo "$1"
 }
 
-for steps_of in host gpus tables faults examples install; do
+for steps_of in host gpus tables faults examples install docs; do
     # shellcheck source=/dev/null
     . "tests/steps/$steps_of.sh"
 done
