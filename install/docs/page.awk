@@ -72,6 +72,7 @@ function heading(text,    id) {
 }
 
 function begin_section(name) {
+    sections++
     flush()
     begin_words("section", FILENAME ": " name, name)
     words = about[name]
@@ -146,10 +147,11 @@ function end_header(    i) {
     end_words()
     top(FILENAME)
     print body[1] "\n" body[2]
-    if (tags) {
+    if (sections) {
         print "<ul class=\"contents\">"
         for (i = 1; i <= tags; i++)
-            print "<li><a href=\"#" tag[i] "\">" tag[i] "</a> " linked(about[tag[i]]) "</li>"
+            if ((FILENAME, tag[i]) in section_of) # others hold what is private
+                print "<li><a href=\"#" tag[i] "\">" tag[i] "</a> " linked(about[tag[i]]) "</li>"
         print "</ul>"
     }
     for (i = 3; i <= lines; i++) print body[i]
