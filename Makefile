@@ -1,6 +1,6 @@
 # dp.h is a header: nothing has to be built to use it. This file runs its examples and tests.
 #
-#   make demo       build and run the examples
+#   make demo       build and run the examples; LIBTORCH=folder: examples/torch with this libtorch
 #   make test       everything below; ends with "N passed, N failed"
 #   make install    headers, libdp, files for pkg-config and CMake, manual pages, into PREFIX=/usr/local;
 #                   WITH="cuda nccl mpi": the library with these; DESTDIR= LIBDIR=lib MPICC= CFLAGS=
@@ -116,9 +116,13 @@ CUDA_HOME ?= /usr/local/cuda
 CUDA_EXAMPLES := build/examples/train_cuda# where there is cuBLAS
 BLAS_EXAMPLES := build/examples/train_blas# where there is OpenBLAS
 BLAS_HERE      = $(shell ls /usr/lib*/libopenblas.so /usr/lib*/*/libopenblas.so 2>/dev/null)
+# Where libtorch is at hand: libtorch-dev, or LIBTORCH=folder, such as that of Python's package.
+LIBTORCH  ?=
+TORCH_HERE = $(if $(shell command -v $(CXX) 2>/dev/null),$(wildcard \
+    $(or $(LIBTORCH),/usr)/include/torch/csrc/api/include/torch/torch.h))
 FUZZERS  := $(patsubst tests/fuzz/%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*$(FUZZ).c)))
 HEADERS  := $(sort $(wildcard *.h dp/*.h))
-SOURCES  := $(HEADERS) $(sort $(wildcard install/*.c examples/*.[ch] examples/*.cpp \
+SOURCES  := $(HEADERS) $(sort $(wildcard install/*.c examples/*.[ch] examples/*.cpp examples/torch/*.[ch]pp \
     $(foreach level,* */* */*/*,tests/$(level).[ch] tests/$(level).cpp)))
 
 # Where make install puts things, and with what.
@@ -145,13 +149,17 @@ export CC CLANG T STB_CFLAGS WARNINGS GCC_WARNINGS LIBS BACKEND TABLE COLL
 RUN := +@tests/run.sh
 
 all: $(filter-out $(if $(wildcard $(CUDA_HOME)/include/cublas_v2.h),,$(CUDA_EXAMPLES)) \
-    $(if $(BLAS_HERE),,$(BLAS_EXAMPLES)),$(EXAMPLES))
+    $(if $(BLAS_HERE),,$(BLAS_EXAMPLES)),$(EXAMPLES)) \
+    $(if $(TORCH_HERE),build/examples/torch_ddp build/examples/test_torch)
 
+TORCH_DEMO = $(if $(TORCH_HERE),build/examples/torch_ddp)
 DEMO = $(filter-out $(CUDA_EXAMPLES) $(if $(BLAS_HERE),,$(BLAS_EXAMPLES)),$(EXAMPLES))
 demo: build/pictures build/blas
 	@$(if $(BLAS_HERE),,echo "examples/train_blas.c is skipped: there is no libopenblas-dev")
-	+@$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$$(nproc || echo 2)) $(DEMO)
-	$(RUN) demo $(DEMO)
+	@$(if $(TORCH_HERE),,echo "examples/torch is skipped: there is no libtorch-dev$(comma) and no LIBTORCH=folder")
+	+@$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$$(nproc || echo 2)) $(DEMO) \
+	    $(TORCH_DEMO)
+	$(RUN) demo $(DEMO) $(TORCH_DEMO)
 
 test: build/tools
 	$(RUN) steps lint docs compile examples install gcc clang compilers musl mpi asan tsan sim hip ptx gpu conform fuzz faults aarch64
@@ -432,6 +440,19 @@ build/examples/%_cpp: examples/%.cpp $(or $(EXAMPLES_DP),build/lib/libdp.a) Make
 	@echo "$(CXX) $<"
 	@$(CXX) -std=c++17 -O2 -Wall -Wextra -Wconversion -Wold-style-cast -Werror -I. \
 	    -MMD -MP -MT $@ -MF $@.d $< $(or $(EXAMPLES_DP),build/lib/libdp.a) -o $@ $(LIB_LIBS)
+
+# Newer ones than Debian's are C++20. Their headers are for other warnings.
+build/examples/torch_ddp: examples/torch/torch_ddp.cpp
+build/examples/test_torch: tests/torch/test_torch.cpp
+build/examples/torch_ddp build/examples/test_torch: $(or $(EXAMPLES_DP),build/lib/libdp.a) Makefile
+	@mkdir -p $(@D)
+	@echo "$(CXX) $(filter %.cpp,$^)"
+	@$(CXX) -std=$(if $(LIBTORCH),c++20,c++17) -O2 -Wall -Wextra -Wconversion -Wold-style-cast -Werror \
+	    $(if $(LIBTORCH),-isystem $(LIBTORCH)/include) \
+	    -isystem $(or $(LIBTORCH),/usr)/include/torch/csrc/api/include -MMD -MP -MT $@ -MF $@.d $(filter %.cpp,$^) \
+	    $(or $(EXAMPLES_DP),build/lib/libdp.a) -o $@ \
+	    $(if $(LIBTORCH),-L$(LIBTORCH)/lib -Wl$(comma)-rpath$(comma)$(LIBTORCH)/lib) \
+	    -ltorch -ltorch_cpu -lc10 $(LIB_LIBS)
 
 # All headers for the CPU and nothing else, as a user's compiler makes them: their size, and examples.
 build/alone/dp.o: tests/dp.c Makefile build/config.mk

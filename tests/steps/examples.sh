@@ -278,6 +278,41 @@ timeline_shows() {
     fi
 }
 
+# ---- examples/torch ------------------------------------------------------------------------------
+
+as_three() { build/examples/dprun -n 3 "$@" | sed 's/^\[0\] //'; }
+
+# Where libtorch is at hand, which is too large to be installed for a test.
+torch_does_it() {
+    local by source=examples/torch/torch_ddp.cpp
+    local want=$LOGS/torch_ddp.want got=$LOGS/torch_ddp.got folder=$LOGS/torch
+    if [ ! -x build/examples/torch_ddp ] || [ ! -x build/examples/test_torch ]; then
+        skip "$source" "no libtorch-dev"
+        return
+    fi
+    expected_output $source >"$want"
+    mkdir -p "$folder"
+    for by in as_one as_dprun as_three as_openmpi; do
+        if [ $by = as_openmpi ] && ! has mpirun.openmpi; then
+            skip "$source $by" "no mpirun.openmpi"
+            continue
+        fi
+        export -f $by
+        (unset DP_LAUNCH; timeout 300 bash -c "$by build/examples/torch_ddp $folder/$by") \
+            >"$got" 2>&1 </dev/null
+        if output_matches "$want" "$got"; then
+            echo "ok - $source $by"
+        else
+            echo "not ok - $source $by prints something else"
+            diff "$want" "$got" | sed 's/^/#   /'
+        fi
+    done
+    for by in as_one as_dprun as_three; do
+        (unset DP_LAUNCH; timeout 300 bash -c "$by build/examples/test_torch tests/torch/expected.txt $folder" \
+            2>&1 </dev/null || echo "not ok - examples/torch $by ends") | sed "s/ (/ $by (/" # what, as what
+    done
+}
+
 # What an example is called with. Those that are called with something are tools, without dp.h.
 arguments_of() {
     case ${1##*/} in
@@ -335,11 +370,22 @@ step_examples() {
     doctor_finds "RANK is not set" WORLD_SIZE=2
     dprun_does_it
     dprun_goes_on
+    torch_does_it
     launchers_agree
     timeline_shows
     goes_on_after_kill as_one
     if has mpirun.openmpi; then goes_on_after_kill as_openmpi; fi
     rm -rf build/examples # what is compiled this fast is not what make demo is to show
+}
+
+# The same under launchers.
+torch_demo() {
+    printf '\n== dprun -n 2 %s\n' "$1"
+    timeout 60 build/examples/dprun -n 2 "$1" || return 1
+    if has mpirun.openmpi; then
+        printf '\n== mpirun -np 2 %s\n' "$1"
+        timeout 60 mpirun.openmpi --allow-run-as-root --oversubscribe -np 2 "$1"
+    fi
 }
 
 demo() {
@@ -349,5 +395,8 @@ demo() {
         # shellcheck disable=SC2046
         timeout 60 "$program" $(arguments_of "$program") || { echo "$program: failed"; failed=1; }
     done
+    if [ "$program" = build/examples/torch_ddp ]; then
+        torch_demo "$program" || { echo "$program: failed"; failed=1; }
+    fi
     return $failed
 }
