@@ -8,14 +8,15 @@
        loss.backward();                                   gradients are equal now
        optimizer.step();
 
-   Parameters and buffers begin as those of rank 0. Gradients lie in one flat block of memory
-   that all processes of the machine see. A hook of autograd reports each one, so buckets travel while backward goes on. What fails throws std::runtime_error with the library's sentence.
-   Parameters that are not frozen have one dtype. Each forward has one backward. When the wrapper
-   goes, the model stays, without gradients.
+   Parameters and buffers begin as those of rank 0. Gradients lie in one flat block of memory that
+   all processes of the machine see. A hook of autograd reports each one, so buckets travel while
+   backward goes on. What fails throws std::runtime_error with the library's sentence. Parameters
+   that are not frozen have one dtype. Each forward has one backward. When the wrapper goes, the
+   model stays, without gradients.
 
    GPUs: compile with DP_USE_CUDA, link libdp made with "cuda nccl", and move the model to
-   dp::device_of(job.get()) first. Gradients are taken from the current stream and are ready on it. For a
-   model on the CPU where there are GPUs, backends in the job's config are dp_cpu() alone. */
+   dp::device_of(job.get()) first. Gradients are taken from the current stream and are ready on it.
+   For a model on the CPU where there are GPUs, backends in open's config are dp_cpu() alone. */
 
 #ifndef DP_TORCH_HPP
 #define DP_TORCH_HPP
@@ -104,8 +105,8 @@ struct DDPOptions {
     dp_buckets buckets = {};                /* wire = DP_BF16: half as many bytes */
 };
 
-template <class Model> class DistributedDataParallel
-{
+template <class Model> struct DistributedDataParallel {
+  private:
     using Scope = std::unique_ptr<dp_scope, decltype(&dp_scope_end)>;
     using Nodes = std::vector<torch::autograd::Node *>;
     struct Unit {
@@ -176,7 +177,7 @@ template <class Model> class DistributedDataParallel
         for (auto &unit : units_)
             unit.param.mutable_grad() = torch::Tensor();
     }
-    /* While what it returns lives, gradients are added up here; the first backward after reduces. */
+    /* While what it returns lives, gradients add up here; the first backward after reduces. */
     [[nodiscard]] std::shared_ptr<void> no_sync()
     {
         sync_ = false;

@@ -244,7 +244,7 @@ static void all_as_in_python(const std::shared_ptr<dp_ctx> &ctx, const char *pat
     as_in_python(ctx, expected, "static", std::make_shared<Branch>(), 1, fixed);
 }
 
-/* ---- what Python's does otherwise, or not ----------------------------------------------------- */
+/* ---- what Python's does otherwise, or not ---------------------------------------------------- */
 
 /* Ranks have different numbers of batches, of different sizes; the same as all rows in one. */
 static void uneven(const std::shared_ptr<dp_ctx> &ctx)
