@@ -611,8 +611,7 @@ static void pour(void)
         int *place = &kept[n % KEPT], fd = call_target((int)(n % (unsigned)target_count));
         if (fd >= 0 && me % 3 == NOISY)
             send(fd, noise, sizeof noise, MSG_NOSIGNAL);
-        if (fd >= 0)
-            calls[me]++;
+        calls[me]++;
         if (*place >= 0)
             close(*place);
         if (me % 3 == HASTY && fd >= 0)

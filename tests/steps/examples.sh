@@ -298,7 +298,7 @@ torch_does_it() {
             continue
         fi
         export -f $by
-        (unset DP_LAUNCH; timeout 300 bash -c "$by build/examples/torch_ddp $folder/$by") \
+        (unset DP_LAUNCH; timeout 300 bash -o pipefail -c "$by build/examples/torch_ddp $folder/$by" || echo "it failed") \
             >"$got" 2>&1 </dev/null
         if output_matches "$want" "$got"; then
             echo "ok - $source $by"
@@ -308,7 +308,7 @@ torch_does_it() {
         fi
     done
     for by in as_one as_dprun as_three; do
-        (unset DP_LAUNCH; timeout 300 bash -c "$by build/examples/test_torch tests/torch/expected.txt $folder" \
+        (unset DP_LAUNCH; timeout 300 bash -o pipefail -c "$by build/examples/test_torch tests/torch/expected.txt $folder" \
             2>&1 </dev/null || echo "not ok - examples/torch $by ends") | sed "s/ (/ $by (/" # what, as what
     done
 }
