@@ -452,7 +452,7 @@ build/examples/torch_ddp build/examples/test_torch: $(or $(EXAMPLES_DP),build/li
 	    -isystem $(or $(LIBTORCH),/usr)/include/torch/csrc/api/include -MMD -MP -MT $@ -MF $@.d $(filter %.cpp,$^) \
 	    $(or $(EXAMPLES_DP),build/lib/libdp.a) -o $@ \
 	    $(if $(LIBTORCH),-L$(LIBTORCH)/lib -Wl$(comma)-rpath$(comma)$(LIBTORCH)/lib) \
-	    -ltorch -ltorch_cpu -lc10 $(LIB_LIBS)
+	    -ltorch_cpu -lc10 $(LIB_LIBS)
 
 # All headers for the CPU and nothing else, as a user's compiler makes them: their size, and examples.
 build/alone/dp.o: tests/dp.c Makefile build/config.mk

@@ -111,7 +111,7 @@ template <class Model> struct DistributedDataParallel {
     using Nodes = std::vector<torch::autograd::Node *>;
     struct Unit {
         torch::Tensor param, grad; /* its part of a block */
-        std::shared_ptr<torch::autograd::Node> accumulator;
+        decltype(torch::autograd::impl::grad_accumulator(param)) accumulator;
         uintptr_t hook;
         bool unused;  /* here, says the last walk */
         int64_t used; /* here, since the last reduction; then by any process */

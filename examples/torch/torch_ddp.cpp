@@ -79,7 +79,7 @@ int main(int argc, char **argv)
         }
         dp::must(dp_all_reduce_f64(job.get(), &loss, 1, DP_OP_SUM)); // +
         if (rank == 0)
-            std::printf("epoch %d: loss %.3f\n", epoch, loss / SAMPLES);
+            std::printf("epoch %d: loss %.3f\n", epoch, loss / double{SAMPLES});
     }
     net->eval();
     const auto right = net->forward(x).argmax(1).eq(y).sum().item<int64_t>();
