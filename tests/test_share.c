@@ -419,13 +419,14 @@ TEST(no_method_begins_an_edit)
 static void edits_of_trees(meeting *m)
 {
     dp_ctx *ctx = open_over_shm(m, 1, 0);
-    dp_module *children[3], *tree = NULL;
+    dp_module *nets[3], *children[3], *tree = NULL;
     dp_tensor data;
     for (int i = 0; i < 3; i++) {
         char name[8];
         snprintf(name, sizeof name, "net%d", i);
         const dp_distributed_config config = {.name = name, .share_params = i != 1};
-        CHECK_OK(dp_distributed(net_of(ctx, DP_F32, false), &config, &children[i]));
+        nets[i] = net_of(ctx, DP_F32, false);
+        CHECK_OK(dp_distributed(nets[i], &config, &children[i]));
     }
     CHECK_OK(dp_module_create(ctx,
                               &(dp_module_config){.name = "tree",
@@ -455,7 +456,15 @@ static void edits_of_trees(meeting *m)
         check_each(children[i], (float)(2 - 0.02 * 1.52));
     CHECK_OK(dp_barrier(ctx));
     dp_optim_destroy(optim);
-    CHECK_OK(dp_module_destroy(tree));
+    CHECK_OK(dp_module_destroy(tree)); /* and the wrappers in it: each has its own again */
+    for (int i = 0; i < 3; i++) {
+        check_each(nets[i], (float)(2 - 0.02 * 1.52));
+        for (size_t k = 0; k < 3; k++)
+            CHECK_OK(put(nets[i], k, m->process));
+    }
+    CHECK_OK(dp_barrier(ctx));
+    for (int i = 0; i < 3; i++)
+        check_each(nets[i], (float)m->process);
     dp_close(ctx);
 }
 
