@@ -7,56 +7,12 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "folder.h"
 #include "process.h"
 #include "tree.h"
 #include "../dp_array.h"
 
 /* ---- files ----------------------------------------------------------------------------------- */
-
-static char folder[300];
-static pid_t folder_of;
-
-static void leave_folder(void)
-{
-    char command[320];
-    if (getpid() != folder_of)
-        return;
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    if (system(command) != 0)
-        abort();
-}
-
-static void enter_folder(void)
-{
-    const char *top = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : P_tmpdir;
-    snprintf(folder, sizeof folder, "%s/array-dp-XXXXXX", top);
-    CHECK(mkdtemp(folder) != NULL);
-    CHECK_INT(chdir(folder), 0);
-    folder_of = getpid();
-    CHECK_INT(atexit(leave_folder), 0);
-}
-
-static void put_file(const char *name, const void *bytes, size_t count)
-{
-    FILE *file = fopen(name, "wb");
-    CHECK(file != NULL);
-    CHECK_INT(fwrite(bytes, 1, count, file), count);
-    CHECK_INT(fclose(file), 0);
-}
-
-/* A whole file, in memory that is the test's. */
-static char *get_file(const char *name, size_t *out_count)
-{
-    struct stat there;
-    FILE *file = fopen(name, "rb");
-    CHECK(file != NULL);
-    CHECK_INT(fstat(fileno(file), &there), 0);
-    *out_count = (size_t)there.st_size;
-    char *bytes = test_room(*out_count);
-    CHECK_INT(fread(bytes, 1, *out_count, file), *out_count);
-    CHECK_INT(fclose(file), 0);
-    return bytes;
-}
 
 static dp_status read_npy(dp_ctx *ctx, dp_scope *scope, const char *name, dp_value *out)
 {

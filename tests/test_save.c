@@ -10,6 +10,7 @@
 #include <sys/syscall.h>
 /* clang-format off */
 #include "../examples/custom_device.h"
+#include "folder.h"
 #include "tree.h"
 #include "nets.h"
 #include "meeting.h"
@@ -17,51 +18,7 @@
 #include "../dp_save.h"
 /* clang-format on */
 
-/* ---- folders --------------------------------------------------------------------------------- */
-
-static char folder[300];
-static pid_t folder_of;
-
-static void leave_folder(void)
-{
-    char command[320];
-    if (getpid() != folder_of)
-        return;
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    if (system(command) != 0)
-        abort();
-}
-
-/* In memory, where there is such a place: a disk is waited for with each file. */
-static void enter_folder(void)
-{
-    const char *top = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : P_tmpdir;
-    snprintf(folder, sizeof folder, "%s/save-dp-XXXXXX", top);
-    CHECK(mkdtemp(folder) != NULL);
-    CHECK_INT(chdir(folder), 0);
-    folder_of = getpid();
-    CHECK_INT(atexit(leave_folder), 0);
-}
-
-static void put_file(const char *name, const void *bytes, size_t count)
-{
-    FILE *file = fopen(name, "wb");
-    CHECK(file != NULL);
-    CHECK_INT(fwrite(bytes, 1, count, file), count);
-    CHECK_INT(fclose(file), 0);
-}
-
-/* A whole file, in memory that is the test's. */
-static char *get_file(const char *name, size_t *out_count)
-{
-    FILE *file = fopen(name, "rb");
-    CHECK(file != NULL);
-    char *bytes = test_room(1 << 16);
-    *out_count = fread(bytes, 1, 1 << 16, file);
-    CHECK(*out_count < 1 << 16);
-    fclose(file);
-    return bytes;
-}
+/* ---- files ----------------------------------------------------------------------------------- */
 
 static void check_same_files(const char *a, const char *b)
 {
@@ -907,7 +864,7 @@ TEST(paths_of_any_form)
     char paths[4][320] = {"in/file", "./file", "in/../in//file"};
     enter_folder();
     CHECK_INT(mkdir("in", 0777), 0);
-    snprintf(paths[3], sizeof paths[3], "%s/file", folder);
+    snprintf(paths[3], sizeof paths[3], "%s/file", own_folder);
     for (int i = 0; i < 4; i++) {
         CHECK_OK(dp_file_write(ctx, paths[i], DP_DICT(scope, {"i", dp_int(i)})));
         CHECK_OK(dp_file_read(ctx, scope, paths[i], &got));
@@ -1496,7 +1453,7 @@ static void fail_each(bool poison)
         CHECK_INT(count_names(".", ""), 2);
         dp_close(s.ctx);
         CHECK_NO_LEAKS(&counter);
-        CHECK(!is_mapped("/save-dp-"));
+        CHECK(!is_mapped("/test-dp-"));
     }
 }
 
