@@ -1944,7 +1944,7 @@ static bool dp__cuda_kept_fits(const dp__cuda_kept *kept, int file, dp__cuda_kep
     struct stat at;
     if (fstat(file, &at) != 0 || !S_ISREG(at.st_mode) || at.st_uid != geteuid() ||
         (at.st_mode & (S_IWGRP | S_IWOTH)) != 0 || (size_t)at.st_size <= sizeof *head ||
-        !dp__os_file_get(file, head, sizeof *head))
+        !dp__os_file_get_at(file, head, sizeof *head, 0))
         return false;
     return memcmp(head->what, dp__cuda_kept_what, sizeof head->what) == 0 &&
            head->key == kept->key && head->bytes == (size_t)at.st_size - sizeof *head;
@@ -1961,7 +1961,7 @@ static bool dp__cuda_kept_get(const dp__cuda_kept *kept, dp__cuda_image *out)
         return false;
     if (dp__cuda_kept_fits(kept, file, &head))
         out->data = host->alloc(host, head.bytes, 16);
-    bool good = out->data != NULL && dp__os_file_get(file, out->data, head.bytes) &&
+    bool good = out->data != NULL && dp__os_file_get_at(file, out->data, head.bytes, sizeof head) &&
                 dp__hash(dp__hash_first, out->data, head.bytes) == head.checksum;
     close(file);
     if (good) {

@@ -233,13 +233,13 @@ static bool dp__os_file_put(int file, const void *data, size_t bytes)
     return done == bytes;
 }
 
-/* All of it; false: it cannot be read, or ends before. */
-DP__MAYBE_UNUSED static bool dp__os_file_get(int file, void *data, size_t bytes)
+/* All of it; false: it cannot be read, or ends before. Any thread. */
+DP__MAYBE_UNUSED static bool dp__os_file_get_at(int file, void *data, size_t bytes, uint64_t at)
 {
     size_t done = 0;
     ssize_t got = 1;
     while (done < bytes && (got > 0 || (got < 0 && errno == EINTR))) {
-        got = read(file, (char *)data + done, bytes - done);
+        got = pread(file, (char *)data + done, bytes - done, (off_t)(at + done));
         done += got > 0 ? (size_t)got : 0;
     }
     return done == bytes;
@@ -686,18 +686,6 @@ static dp_status dp__os_file_open(const char *path, int *out_fd, uint64_t *out_b
     else
         close(fd);
     return status;
-}
-
-/* All of it; false: it cannot be read, or ends before. Any thread. */
-DP__MAYBE_UNUSED static bool dp__os_file_get_at(int file, void *data, size_t bytes, uint64_t at)
-{
-    size_t done = 0;
-    ssize_t got = 1;
-    while (done < bytes && (got > 0 || (got < 0 && errno == EINTR))) {
-        got = pread(file, (char *)data + done, bytes - done, (off_t)(at + done));
-        done += got > 0 ? (size_t)got : 0;
-    }
-    return done == bytes;
 }
 
 DP__MAYBE_UNUSED static dp_status dp__os_map_open(dp_ctx *ctx, dp_scope *scope, const char *path,
