@@ -657,7 +657,8 @@ DP_MUST_USE DP_API dp_status dp_wait(dp_ctx *ctx);
    threads_per_device threads on each, or as many as the caller has set, if that is less. They are
    looked for when the context is opened. When the call returns, the caller has his settings again.
    OpenBLAS built with threads of its own has one setting, for all threads of the process, and lets
-   one call at a time use several. What cannot be told is named in the log, with its variable. */
+   one call at a time use several. What cannot be told is named in the log, with its variable; what
+   is linked statically, or loaded later or privately, is not found. */
 typedef dp_status (*dp_run_fn)(int local_rank, dp_scope *scope, void *user);
 DP_MUST_USE DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user);
 
@@ -1733,10 +1734,11 @@ typedef struct dp_distributed_config {
    optimizer there is one of each, and gradients P times; a step sends nothing. Buffers stay with
    each process. An optimizer has to be `sharded` (dp_train.h). Whoever writes, writes for all: see
    dp_edit_begin. When the wrapper is destroyed each process gets a copy of its own, which may fail
-   for want of memory (NO_MEMORY: nothing has changed). A process that dies in a step leaves some
-   parameters stepped and others not: go back to a checkpoint. Several machines, devices with memory
-   of their own, `ignored` parameters, memory of yours, a module in a tree with other parameters,
-   and a second wrapper are UNSUPPORTED. With one process the switch changes nothing. */
+   for want of memory (NO_MEMORY: nothing has changed). The one copy lies near process 0. A process
+   that dies in a step leaves some parameters stepped and others not: go back to a checkpoint.
+   Several machines, devices other than CPU devices, `ignored` parameters, memory of yours, a module
+   in a tree with other parameters, and a second wrapper are UNSUPPORTED. With one process the
+   switch changes nothing. */
 DP_MUST_USE DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
                                             dp_module **out);
 /* A module whose methods train its children one by one, as in a GAN. Each child that has parameters

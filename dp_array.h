@@ -779,6 +779,12 @@ static bool dp__array_bytes(const dp__array_form *form, uint64_t *out)
     return good;
 }
 
+/* Also of an array without elements the other sizes have to make sense. */
+static bool dp__array_is_countable(const dp__array_form *form)
+{
+    return dp_wrap_const(NULL, form->dtype, form->ndim, form->shape).dtype == form->dtype;
+}
+
 /* The whole of a .npy file, or of a member of a .npz file; the bytes are there as long as the
    scope. */
 static dp_status dp__array_parse(dp_scope *scope, const char *bytes, size_t count, dp_tensor *out)
@@ -788,6 +794,8 @@ static dp_status dp__array_parse(dp_scope *scope, const char *bytes, size_t coun
     const char *data = bytes, *end = bytes + count;
     DP_TRY(dp__array_header(&data, end, &form));
     bool counted = dp__array_bytes(&form, &size);
+    if (counted && size == 0 && !dp__array_is_countable(&form))
+        return dp_error(DP_ERR_FILE, "its shape has more elements than can be counted");
     if (!counted || size != (uint64_t)(end - data))
         return dp_error(DP_ERR_FILE, "it has %llu bytes of elements, and its shape says %s%llu",
                         (unsigned long long)(end - data), counted ? "" : "more than ",

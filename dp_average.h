@@ -410,8 +410,10 @@ DP_API dp_status dp_average_begin(dp_average *average)
     DP_TRY(dp__check_pointer(__func__, "average", average));
     DP_TRY(dp__named(__func__, dp__average_not_begun(average, "another one")));
     dp_scope *scope = dp_scope_begin(average->ctx);
-    DP_TRY(dp_scope_check(scope));
-    dp_status status = dp__average_write(average, dp__average_keep(average, scope), false);
+    dp_status status = dp_scope_check(scope);
+    if (status == DP_OK)
+        status = dp__average_keep(average, scope);
+    status = dp__average_write(average, status, false);
     if (status == DP_OK)
         average->kept = scope;
     else
@@ -502,7 +504,10 @@ static dp_status dp__average_find_all(const dp_average *average, dp_scope *temp,
 static dp_status dp__average_copy(const dp_average *average, dp_scope *temp, dp_module *module)
 {
     size_t *params = NULL;
-    DP_TRY(dp_edit_begin(module, dp__average_find_all(average, temp, module, &params)));
+    dp_status status = dp_scope_check(temp);
+    if (status == DP_OK)
+        status = dp__average_find_all(average, temp, module, &params);
+    DP_TRY(dp_edit_begin(module, status));
     return dp_edit_end(module, dp__average_send_all(average, temp, module, params));
 }
 
@@ -514,7 +519,6 @@ DP_API dp_status dp_average_copy(dp_average *average, dp_module *module)
     if (average->kept != NULL)
         DP_TRY(dp__named(__func__, dp__average_not_begun(average, "a copy")));
     dp_scope *temp = dp_scope_begin(average->ctx);
-    DP_TRY(dp_scope_check(temp));
     dp_status status = dp__average_copy(average, temp, module);
     dp_scope_end(temp);
     return dp__named(__func__, status);

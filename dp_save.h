@@ -1618,23 +1618,32 @@ static dp_status dp__save_check_module(const char *fn, const dp_module *module)
     return DP_OK;
 }
 
+static dp_status dp__save_check_saved(dp_value saved)
+{
+    dp_value probe = dp_get(saved, "");
+    if (probe.kind == DP_ERROR)
+        return dp_error((dp_status)probe.status, "%s", probe.as.s);
+    return saved.kind == DP_DICT ? DP_OK
+                                 : dp_error(DP_ERR_INVALID, "the saved value is not a dict");
+}
+
 DP_API dp_status dp_module_load(dp_module *module, dp_value saved,
                                 const dp_module_load_config *config)
 {
     DP_TRY(dp__save_check_module(__func__, module));
     char before[DP__SAVE_SENTENCE];
     dp__save_loader loader = {.ctx = dp_module_ctx(module), .module = module};
-    dp_value probe = dp_get(saved, "");
-    if (probe.kind == DP_ERROR)
-        return dp_error((dp_status)probe.status, "%s: %s", __func__, probe.as.s);
-    if (saved.kind != DP_DICT)
-        return dp_error(DP_ERR_INVALID, "%s: the saved value is not a dict", __func__);
     if (config != NULL)
         loader.config = *config;
+    dp_status status = dp__save_check_saved(saved);
     snprintf(before, sizeof before, "%s", dp_last_error());
-    loader.temp = dp_scope_begin(loader.ctx);
-    DP_TRY(dp_scope_check(loader.temp));
-    dp_status status = dp__save_put_in(&loader, dp__save_load(&loader, saved));
+    if (status == DP_OK) {
+        loader.temp = dp_scope_begin(loader.ctx);
+        status = dp_scope_check(loader.temp);
+    }
+    if (status == DP_OK)
+        status = dp__save_load(&loader, saved);
+    status = dp__save_put_in(&loader, status);
     dp_scope_end(loader.temp);
     if (status == DP_OK) /* which leaves sentences alone; that of a name unknown is not one */
         return dp_error(DP_OK, "%s", before);

@@ -389,6 +389,14 @@ static dp_status dp__ranks_start(const char *fn, const dp__face *face, dp_scope 
    many processes use it. When the wrapper ends each process takes pages of its own, with a copy of
    the numbers, and leaves the room; after the last one has left it is used again.                */
 
+static bool dp__all_are_cpu(const dp_ctx *ctx)
+{
+    bool all = true;
+    for (int r = 0; r < ctx->info.local_count && all; r++)
+        all = ctx->devices[r].dev->ops == ctx->host_device.dev->ops;
+    return all;
+}
+
 static dp_status dp__check_shareable(const char *fn, const dp_module *module,
                                      const dp_distributed_config *config)
 {
@@ -396,8 +404,8 @@ static dp_status dp__check_shareable(const char *fn, const dp_module *module,
     const char *why = NULL;
     if (config->ignored_count > 0)
         why = "some parameters are ignored";
-    else if (!dp__all_are_host(ctx))
-        why = "devices have memory of their own";
+    else if (!dp__all_are_cpu(ctx))
+        why = "not all devices are CPU devices";
     else if (ctx->info.process_count > 1 && (ctx->heap.shared == NULL || !DP__PAGES_CHANGE))
         why = "the processes do not see each other's memory";
     for (size_t home = 0; home < module->listed_count && why == NULL; home++) {
@@ -441,7 +449,7 @@ static dp_status dp__room_take(dp_ctx *ctx, size_t bytes, size_t *out_at)
     dp__heap_room *room = ctx->heap.rooms;
     void *data = NULL;
     while (room != NULL &&
-           (atomic_load(room->users) > 0 || room->bytes < bytes || room->bytes / 2 > bytes))
+           (atomic_load(&room->head->users) > 0 || room->bytes < bytes || room->bytes / 2 > bytes))
         room = room->next;
     if (room == NULL) {
         room = dp__host_alloc(&ctx->host, sizeof *room, _Alignof(dp__heap_room));
@@ -449,11 +457,11 @@ static dp_status dp__room_take(dp_ctx *ctx, size_t bytes, size_t *out_at)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu bytes", sizeof *room);
         *room = (dp__heap_room){.next = ctx->heap.rooms, .bytes = bytes};
         DP_TRY(dp__heap_take(ctx, DP__SHARED_PAGE + bytes, DP__SHARED_PAGE, &data));
-        room->users = data;
+        room->head = data;
         room->at = (size_t)((char *)data - (char *)ctx->heap.shared->data) + DP__SHARED_PAGE;
         ctx->heap.rooms = room;
     }
-    atomic_store(room->users, ctx->info.process_count);
+    atomic_store(&room->head->users, ctx->info.process_count);
     *out_at = room->at;
     return DP_OK;
 }
@@ -493,6 +501,15 @@ static dp_status dp__sharing_rooms(const dp__sharing *sharing, uint64_t *places)
     return DP_OK;
 }
 
+/* They were taken for nothing. */
+static void dp__rooms_leave(const dp_ctx *ctx, const uint64_t *places, size_t count)
+{
+    for (dp__heap_room *room = ctx->heap.rooms; room != NULL && places != NULL; room = room->next)
+        for (size_t i = 0; i < count; i++)
+            if (room->at == places[i])
+                atomic_store(&room->head->users, 0);
+}
+
 /* The process' own pages go. */
 static dp_status dp__sharing_map(dp__sharing *sharing, const uint64_t *places)
 {
@@ -501,7 +518,7 @@ static dp_status dp__sharing_map(dp__sharing *sharing, const uint64_t *places)
         dp__once *once = &sharing->blocks[i];
         DP_TRY(dp__os_pages_share(once->block->data, once->pages, shared, places[i]));
         once->block->everybodys = true;
-        once->users = (void *)((char *)shared->data + places[i] - DP__SHARED_PAGE);
+        once->head = (void *)((char *)shared->data + places[i] - DP__SHARED_PAGE);
     }
     return DP_OK;
 }
@@ -519,7 +536,10 @@ static dp_status dp__params_share(const char *fn, dp_scope *temp, dp_module *wra
                            : dp_error(DP_ERR_NO_MEMORY, "no memory for %zu places", ranges);
     if (status == DP_OK && ctx->info.process == 0)
         status = dp__sharing_rooms(sharing, places);
-    DP_TRY(dp__all_or_none(fn, ctx, status));
+    status = dp__all_or_none(fn, ctx, status);
+    if (status != DP_OK)
+        dp__rooms_leave(ctx, places, ranges);
+    DP_TRY(status);
     DP_TRY(dp__words_of(fn, ctx, 0, places, ranges * sizeof *places));
     DP_TRY(dp__shared_failure(ctx, dp__sharing_map(sharing, places)));
     for (size_t home = 0; home < face->inner->listed_count; home++) {
@@ -527,6 +547,7 @@ static dp_status dp__params_share(const char *fn, dp_scope *temp, dp_module *wra
         if (dp__is_of_sort(root, DP__PARAMS))
             root->sharing = sharing;
     }
+    sharing->seen = dp__writes_of(sharing);
     wrapper->sharing = sharing;
     ctx->sharings++;
     return dp__all_or_none(fn, ctx, DP_OK); /* nobody writes before all are here */

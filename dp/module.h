@@ -10,6 +10,7 @@
      >>layout    which parameters lie together
      >>keeping   what a user asks of a module, and does to it; what may prevent that
      >>editing   parameters that are written to, gradients that are zeroed; copies
+     >>sharing   edits of parameters that processes share
      >>kinds     what a wrapper keeps, and what kinds of wrappers there are
      >>replicas  the memory of a wrapper's devices
      >>passes    one record: a method, its call, its backward
@@ -100,25 +101,32 @@ typedef struct dp__layout { /* see >>layout */
     size_t region_count, range_count;
 } dp__layout;
 
-typedef struct
-    dp__heap_room { /* of the heap, for a block that all processes of the machine have there */
+typedef struct dp__room_head { /* what all see of a room, before its first page */
+    atomic_int users;          /* processes that still have it */
+    atomic_uint writes;        /* how often one of them was let write there */
+} dp__room_head;
+
+/* Of the heap, for a block that all processes of the machine have there. */
+typedef struct dp__heap_room {
     struct dp__heap_room *next;
-    atomic_int *users; /* processes that still have it; they lie before its first page */
-    size_t at, bytes;  /* in the shared memory; both are multiples of pages */
+    dp__room_head *head;
+    size_t at, bytes; /* in the shared memory; both are multiples of pages */
 } dp__heap_room;
 
 typedef struct dp__once { /* a block of parameters that the processes have once */
     dp__block *block;
     void *spare;         /* pages for the time after that; NULL: not yet */
     size_t bytes, pages; /* of the numbers; and of the pages that they are in */
-    atomic_int *users;
+    dp__room_head *head;
 } dp__once;
 
 typedef struct dp__sharing { /* what one wrapper shares with the other processes */
     dp_ctx *ctx;
     size_t count;
     dp__once *blocks;
-    int edits; /* of its parameters, that are open; 0: nobody may write */
+    int edits;     /* of its parameters, that are open; 0: nobody may write */
+    unsigned seen; /* dp__room_head.writes of the first block, when an edit last ended */
+    bool writes;   /* this process has begun to, since then */
 } dp__sharing;
 
 typedef struct dp__face dp__face;
@@ -1242,15 +1250,13 @@ static dp_status dp__sharing_stay(const char *fn, dp_module *wrapper)
     return DP_OK;
 }
 
-/* Each wrapper that shares, of those that end with a module. */
+/* Each wrapper that shares, of those that end with a module. Those of dp_separate_distributed do
+   not. */
 static dp_status dp__each_sharing(const char *fn, dp_module *module,
                                   dp_status (*what)(const char *fn, dp_module *wrapper))
 {
     if (module->sharing != NULL)
         DP_TRY(what(fn, module));
-    for (size_t i = 0; module->separate != NULL && i < module->wraps->child_count; i++)
-        if (module->separate[i] != NULL)
-            DP_TRY(dp__each_sharing(fn, module->separate[i], what));
     for (size_t i = 0; i < module->child_count; i++)
         if (module->children[i].module != module->wraps)
             DP_TRY(dp__each_sharing(fn, module->children[i].module, what));
@@ -1265,11 +1271,15 @@ static void dp__sharing_end(dp_module *wrapper)
     const dp_module *inner = wrapper->wraps;
     for (size_t i = 0; i < sharing->count; i++) {
         dp__once *once = &sharing->blocks[i];
-        bool own = once->spare != NULL &&
-                   dp__os_pages_replace(once->block->data, once->spare, once->pages);
-        if (own) {
+        if (once->spare == NULL)
+            continue;
+        if (dp__os_pages_replace(once->block->data, once->spare, once->pages)) {
             once->block->everybodys = false;
-            atomic_fetch_sub(once->users, 1);
+            atomic_fetch_sub(&once->head->users, 1);
+        } else {
+            dp__os_pages_free(once->spare, once->pages);
+            dp_abort(sharing->ctx, DP_ERR_NO_MEMORY, "pages of '%s' cannot be exchanged",
+                     wrapper->name);
         }
     }
     for (size_t home = 0; home < inner->listed_count; home++) {
@@ -1539,8 +1549,14 @@ static dp_status dp__param_grad(const char *fn, dp_module *module, size_t param,
 static dp_status dp__check_edited(const char *fn, const dp_module *module, size_t param)
 {
     const dp__param *root = dp__root(module->slots[module->listed[param]]);
-    if (root->sharing == NULL || root->sharing->edits > 0)
+    if (root->sharing == NULL)
         return DP_OK;
+    if (root->sharing->edits > 0) {
+        if (!root->sharing->writes)
+            atomic_fetch_add(&root->sharing->blocks->head->writes, 1);
+        root->sharing->writes = true;
+        return DP_OK;
+    }
     return dp_error(DP_ERR_STATE,
                     "%s: '%s' is shared by the processes of this machine: all of them call "
                     "dp_edit_begin first",
@@ -1590,74 +1606,6 @@ DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *ho
     if (status == DP_OK && !dp__is_host(&module->ctx->devices[data->device.index]))
         status = dp__sync_all(module->ctx); /* the caller may reuse its memory */
     return dp__leave(__func__, module->ctx, status);
-}
-
-/* ---- edits of what processes share ----------------------------------------------------------- */
-
-static bool dp__shares(const dp_module *module)
-{
-    bool shares = false;
-    for (size_t i = 0; module->ctx->sharings > 0 && i < module->listed_count && !shares; i++)
-        shares = dp__root(module->slots[module->listed[i]])->sharing != NULL;
-    return shares;
-}
-
-/* Each parameter counts. */
-static void dp__edits_count(const dp_module *module, int more)
-{
-    for (size_t i = 0; i < module->listed_count; i++) {
-        dp__sharing *sharing = dp__root(module->slots[module->listed[i]])->sharing;
-        if (sharing == NULL)
-            continue;
-        sharing->edits += more;
-        module->ctx->edits += more;
-    }
-}
-
-static bool dp__is_edited(const dp_module *module)
-{
-    bool edited = false;
-    for (size_t i = 0; module->ctx->edits > 0 && i < module->listed_count && !edited; i++) {
-        const dp__sharing *sharing = dp__root(module->slots[module->listed[i]])->sharing;
-        edited = sharing != NULL && sharing->edits > 0;
-    }
-    return edited;
-}
-
-/* Methods would read what other processes may write just now. */
-static dp_status dp__check_unedited(const char *fn, const dp_module *module)
-{
-    if (!dp__is_edited(module))
-        return DP_OK;
-    return dp_error(DP_ERR_STATE,
-                    "%s: parameters of '%s' are being edited by the processes that share them: "
-                    "dp_edit_end first",
-                    fn, module->name);
-}
-
-/* When all have come here none is in a pass of theirs. */
-DP_API dp_status dp_edit_begin(dp_module *module, dp_status status)
-{
-    DP_TRY(dp__check_unshared(__func__, module));
-    if (!dp__shares(module))
-        return status;
-    DP_TRY(dp_agree(module->ctx, status));
-    dp__edits_count(module, 1);
-    return DP_OK;
-}
-
-/* And here all have written. */
-DP_API dp_status dp_edit_end(dp_module *module, dp_status status)
-{
-    DP_TRY(dp__check_unshared(__func__, module));
-    if (!dp__shares(module))
-        return status;
-    if (!dp__is_edited(module))
-        return dp_error(DP_ERR_STATE, "%s: no edit of '%s' is open: dp_edit_begin first", __func__,
-                        module->name);
-    status = dp_agree(module->ctx, status);
-    dp__edits_count(module, -1);
-    return status;
 }
 
 DP_API dp_status dp_params_changed(dp_module *module)
@@ -1904,6 +1852,99 @@ DP_API dp_status dp_module_copy(dp_module *module, int local_rank, dp_module **o
     else if (copy != NULL)
         dp__module_end(copy);
     return dp__leave(__func__, module->ctx, status);
+}
+
+/* ==== >>sharing ================================================================================
+   Edits of parameters that processes share. When all have come to begin one, none is in a pass;
+   when all have come to its end, all have written.                                              */
+
+static bool dp__shares(const dp_module *module)
+{
+    bool shares = false;
+    for (size_t i = 0; module->ctx->sharings > 0 && i < module->listed_count && !shares; i++)
+        shares = dp__root(module->slots[module->listed[i]])->sharing != NULL;
+    return shares;
+}
+
+/* Each parameter counts. */
+static void dp__edits_count(const dp_module *module, int more)
+{
+    for (size_t i = 0; i < module->listed_count; i++) {
+        dp__sharing *sharing = dp__root(module->slots[module->listed[i]])->sharing;
+        if (sharing == NULL)
+            continue;
+        sharing->edits += more;
+        module->ctx->edits += more;
+    }
+}
+
+static bool dp__is_edited(const dp_module *module)
+{
+    bool edited = false;
+    for (size_t i = 0; module->ctx->edits > 0 && i < module->listed_count && !edited; i++) {
+        const dp__sharing *sharing = dp__root(module->slots[module->listed[i]])->sharing;
+        edited = sharing != NULL && sharing->edits > 0;
+    }
+    return edited;
+}
+
+/* Methods would read what other processes may write just now. */
+static dp_status dp__check_unedited(const char *fn, const dp_module *module)
+{
+    if (!dp__is_edited(module))
+        return DP_OK;
+    return dp_error(DP_ERR_STATE,
+                    "%s: parameters of '%s' are being edited by the processes that share them: "
+                    "dp_edit_end first",
+                    fn, module->name);
+}
+
+static unsigned dp__writes_of(const dp__sharing *sharing)
+{
+    return atomic_load(&sharing->blocks->head->writes);
+}
+
+/* What some process may have written to, all have: passes of before know other numbers. */
+static void dp__edits_note(dp_module *module)
+{
+    for (size_t i = 0; i < module->listed_count; i++) {
+        const dp__sharing *sharing = dp__root(module->slots[module->listed[i]])->sharing;
+        if (sharing != NULL && dp__writes_of(sharing) != sharing->seen)
+            dp__param_changed(module, i);
+    }
+    for (size_t i = 0; i < module->listed_count; i++) {
+        dp__sharing *sharing = dp__root(module->slots[module->listed[i]])->sharing;
+        if (sharing == NULL)
+            continue;
+        sharing->seen = dp__writes_of(sharing);
+        sharing->writes = false;
+    }
+}
+
+/* When all have come here none is in a pass of theirs. */
+DP_API dp_status dp_edit_begin(dp_module *module, dp_status status)
+{
+    DP_TRY(dp__check_unshared(__func__, module));
+    if (!dp__shares(module))
+        return status;
+    DP_TRY(dp_agree(module->ctx, status));
+    dp__edits_count(module, 1);
+    return DP_OK;
+}
+
+/* And here all have written. */
+DP_API dp_status dp_edit_end(dp_module *module, dp_status status)
+{
+    DP_TRY(dp__check_unshared(__func__, module));
+    if (!dp__shares(module))
+        return status;
+    if (!dp__is_edited(module))
+        return dp_error(DP_ERR_STATE, "%s: no edit of '%s' is open: dp_edit_begin first", __func__,
+                        module->name);
+    status = dp_agree(module->ctx, status);
+    dp__edits_note(module);
+    dp__edits_count(module, -1);
+    return status;
 }
 
 /* ==== >>kinds ====================================================================================

@@ -539,7 +539,7 @@ static int open_input(const process *p)
 /* The end of a pipe for the process; dprun keeps the other one. */
 static int open_output(process *p, stream *s, int usual)
 {
-    char path[PATH_MAX / 2];
+    char path[PATH_MAX];
     int ends[2], flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC;
     if (job.attempt == 0 && s == p->out)
         flags |= O_TRUNC;
@@ -782,6 +782,7 @@ int main(int argc, char **argv)
         again = job.code != 0 && !job.broken && !job.told && job.attempt < asked.restarts;
         if (again)
             say("starting again, %d of %d", job.attempt + 1, asked.restarts);
+        again = again && !job.told; /* meanwhile */
     }
     return job.code;
 }

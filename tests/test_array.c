@@ -77,6 +77,8 @@ static const npy_row dicts[] = {
     {DICT("<i4", "True", "1, 1"), BYTES("\0\0\0\0"),
      "i32[1,1]=0", DP_OK},
     {DICT("<f4", "False", ""), BYTES("\0\0\x80\x3f"), "f32[]=1", DP_OK},
+    {DICT("<f4", "False", "0, 100000000000000000, 100000000000000000"), BYTES(""),
+     "its shape has more elements than can be counted", DP_ERR_FILE},
     {F4 "x", BYTES(ONES), "something follows in its header: \"x\"", DP_ERR_FILE},
     {DICT("<c8", "False", "1,"), BYTES("12345678"), "its dtype is '<c8'", DP_ERR_UNSUPPORTED},
     {DICT("|f4", "False", "2,"), BYTES("12345678"), "its dtype is '|f4'", DP_ERR_UNSUPPORTED},

@@ -377,6 +377,32 @@ TEST(nothing_runs_in_an_edit)
     in_processes(2, passes_inside);
 }
 
+/* One process writes: backwards of passes from before are void in all. */
+static void writes_of_others(meeting *m)
+{
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    dp_module *par = par_of(ctx, DP_F32, false, true);
+    dp_scope *scope = dp_scope_begin(ctx);
+    const dp_pass_config alone = {.no_sync = true};
+    dp_value out, data = a_part_each(ctx, scope);
+    for (int round = 0; round < 2; round++) {
+        dp_pass *pass = NULL;
+        CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), data, &alone, &out, &pass));
+        CHECK_OK(dp_edit_begin(par, DP_OK));
+        if (m->process == 1 && round == 0)
+            CHECK_OK(put(par, 1, 5));
+        CHECK_OK(dp_edit_end(par, DP_OK));
+        CHECK_STATUS(dp_backward(pass, dp_float(1), NULL), round == 0 ? DP_ERR_STATE : DP_OK);
+    }
+    dp_scope_end(scope);
+    dp_close(ctx);
+}
+
+TEST(a_pass_notices_what_another_process_wrote)
+{
+    in_processes(2, writes_of_others);
+}
+
 static dp_optim *scaled;
 
 static dp_status edit_inside(dp_call *call)
@@ -491,9 +517,10 @@ static void loads(meeting *m)
     check_same(par, own);
     CHECK_OK(dp_module_load(par, saved, NULL));
     CHECK_OK(put(own, 0, 0.25));
-    if (m->process == 1) /* it has other numbers to load: then none loads */
-        saved = dp_dict_make(scope, NULL, 0);
-    CHECK_ERROR(dp_module_load(par, saved, NULL), DP_ERR_MISMATCH, "parameters of");
+    dp_value other = m->process == 1 ? dp_dict_make(scope, NULL, 0) : saved;
+    CHECK_ERROR(dp_module_load(par, other, NULL), DP_ERR_MISMATCH, "parameters of");
+    other = m->process == 1 ? dp_int(1) : saved; /* one cannot: then none loads */
+    CHECK_ERROR(dp_module_load(par, other, NULL), DP_ERR_INVALID, "is not a dict");
     CHECK_OK(put(own, 0, 0.5));
     CHECK_OK(dp_module_copy(dp_unwrap(par), 0, &copy));
     CHECK(!is_shared(copy, 0));
@@ -623,7 +650,7 @@ static void refused_to_toys(meeting *m)
 {
     dp_ctx *ctx = open_job(m, 1, toy_device());
     CHECK_ERROR(share(net_of(ctx, DP_F32, false), (dp_distributed_config){0}), DP_ERR_UNSUPPORTED,
-                "cannot be shared: devices have memory of their own");
+                "cannot be shared: not all devices are CPU devices");
     dp_close(ctx);
 }
 

@@ -96,8 +96,8 @@ staged() {
     touch "$stage/opt/share/of-others"
     installs install "WITH=$WITH" "DESTDIR=$stage" PREFIX=/opt LIBDIR=lib64 || return 1
     grep -rl "$INSTALL" "$stage" && return 1
-    PKG_CONFIG_PATH=$stage/opt/lib64/pkgconfig pkg-config --libs dp | grep -q -- '-L/opt/lib64 -ldp' ||
-        return 1
+    ! has pkg-config || PKG_CONFIG_PATH=$stage/opt/lib64/pkgconfig pkg-config --libs dp |
+        grep -q -- '-L/opt/lib64 -ldp' || return 1
     touch "$stage/opt/include/dp/of-others"
     installs uninstall "DESTDIR=$stage" PREFIX=/opt || return 1
     (cd "$stage" && find . ! -type d | sort | tr '\n' ' ' && find . -type d | sort | tr '\n' ' ')
@@ -151,7 +151,7 @@ with_cmake() {
         -DBUILD_SHARED_LIBS=ON
     refused "CMake: find_package says what is not there" "dp was installed without hip" \
         by_cmake none -DCOMPONENTS=hip
-    refused "CMake: find_package wants the version" "version: 0.1.0" by_cmake old -DWANTED=0.2
+    refused "CMake: find_package wants the version" "version: " by_cmake old -DWANTED=99.0
     [ -n "$MPICC" ] || return
     tried "CMake: find_package, MPI" "$SAYS cuda nccl MPI" by_cmake mpi "${mpi[@]}" \
         -DLINK=dp::mpi
@@ -169,6 +169,7 @@ with_mpi() {
 
 step_install() {
     local PREFIX=$INSTALL/usr MPICC='' WITH="cuda nccl"
+    has "${CXX:-g++}" || { skip "make install" "no C++ compiler"; return; }
     rm -rf "$INSTALL"
     mkdir -p "$INSTALL/cuda/include"
     ln -sf "$PWD"/tests/sim/*.h "$INSTALL/cuda/include" # which declare as much as is used
