@@ -539,7 +539,7 @@ static int open_input(const process *p)
 /* The end of a pipe for the process; dprun keeps the other one. */
 static int open_output(process *p, stream *s, int usual)
 {
-    char path[PATH_MAX];
+    static char path[PATH_MAX];
     int ends[2], flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC;
     if (job.attempt == 0 && s == p->out)
         flags |= O_TRUNC;
