@@ -46,6 +46,7 @@
      dp/shm.h          collectives between processes of one machine
      dp/config.h       what a config means
      dp/run.h          what a context is asked, and functions on its devices
+     dp/group.h        some processes of a job as a job of their own
      dp/module.h       modules: parameters, replicas, passes
      dp/parallel.h     wrappers of one process, dp_train_step
      dp/distributed.h  the wrapper for all ranks of a job
@@ -150,7 +151,7 @@
      dp_params_edit, _write, _changed, dp_owner_edit,
      dp_module_train
      making, copying, wrapping and destroying modules; dp_run,    yes (2)   no
-     collectives, dp_buffers_sync, dp_use_stream,
+     collectives, dp_buffers_sync, dp_open_group, dp_use_stream,
      dp_data_parallel_once, reducers except dp_reducer_ready
      dp_scope_end, dp_scope_attach                                yes (2)   yes (2)
      dp_close                                                     no        no
@@ -205,7 +206,8 @@
             dp_average.h: averaged models; dp_check.h: wrong gradients;
             dp_array.h: DLPack, .npy, .npz, printing; dp_idx_open: files of MNIST;
             a timeline: $DP_TRACE; dp_agree, and numbers of all processes (>>agreement): where one
-            process cannot make a wrapper, a reducer or a sharded optimizer, all have its status
+            process cannot make a wrapper, a reducer or a sharded optimizer, all have its status;
+            dp_open_group: some of the processes as a job of their own
      names that have changed: dp_scope_open(ctx, &scope) is dp_scope_begin(ctx), and dp_scope_check
             says why there is none; DP_SUM is DP_SUM_RANKS, as DP_OP_SUM is another enum's;
             dp_grads_scatter is dp_grads_scatter_set; first_bucket_bytes and bucket_bytes are
@@ -597,8 +599,9 @@ typedef struct dp_info {
     int core_count;             /* cores that this context may use */
     int threads_per_device; /* what a method may use: the config's, or core_count / local_count */
     const char *device_backend, *coll_backend; /* names of the tables; "none" in a world of one */
-    const char *launcher; /* as in DP_LAUNCH; "none", or "bootstrap" for the config's own */
+    const char *launcher; /* as in DP_LAUNCH; "none", "bootstrap" for the config's own, "group" */
     int machine_process, machine_process_count; /* among the processes of this machine */
+    int machine, machine_count; /* which of how many, in the order of their first processes */
     int node_count;      /* nodes that threads of its devices are bound to; 0: none is bound */
     const char *binding; /* "nodes", or why no thread is bound */
 } dp_info;
@@ -740,6 +743,31 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    are ended before, because new processes would wait for them for ever. STATE while a context is
    open, inside a parallel region of OpenMP, and in a process that a launcher has started. */
 DP_MUST_USE DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), void *user);
+
+DP_MUST_USE DP_API dp_status dp__open_group(dp_ctx *ctx, int group, const dp_config *config,
+                                            size_t config_bytes, int version, dp_ctx **out);
+
+/* Open a context for some processes of this job, as a job of their own: with ranks, collectives,
+   wrappers and failures of its own. All processes of `ctx` call this; those that give the same
+   number `group` are together, in their order in `ctx`. A process that gives -1 is in no group, and
+   gets NULL. If it fails in one process, all get its status. Two calls cut a job of several
+   machines both ways:
+
+       dp_open_group(ctx, info.machine, NULL, &inside);             who is on this machine
+       dp_open_group(ctx, info.machine_process, NULL, &between);    one process of each machine
+
+   What is 0 in `config` (NULL: everything) is as in `ctx`: the devices too, and the shards, if the
+   group's processes have a power of two of them, else 0. INVALID: bootstrap, local_only, job.
+   Threads keep to the cores of the calling thread.
+
+   Close the group with dp_close, before `ctx` or after it. A process that dies fails all contexts
+   that it was in; whatever else fails a group leaves the others alone. One thread may use both in
+   turn, if all processes do so in the same order. */
+DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const dp_config *config,
+                                                  dp_ctx **out)
+{
+    return dp__open_group(ctx, group, config, sizeof(dp_config), DP_VERSION, out);
+}
 
 /* ==== >>scope ==================================================================================
    A lifetime: what is made in a scope is freed by one call, on error paths too. Blocks are kept and
@@ -2531,6 +2559,8 @@ static dp_status dp__open_local(dp_ctx *ctx, const dp__meeting *meeting)
     ctx->info.launcher = meeting->launcher;
     ctx->info.machine_process = meeting->near.machine.place;
     ctx->info.machine_process_count = meeting->near.machine.count;
+    ctx->info.machine = meeting->near.machines.place;
+    ctx->info.machine_count = meeting->near.machines.count;
     ctx->info.process = ctx->config.bootstrap.process;
     if (ctx->info.machine_process == 0)
         DP_TRY(dp__trace_make(ctx->info.process));
@@ -2626,7 +2656,7 @@ static dp_status dp__open_job(const dp_config *config, const dp__launch *launch,
                                    .coll = -1,
                                    .shards = config->shards},
                            .launcher = launch->name,
-                           .near = {{0, 1}, {0, 1}}};
+                           .near = {{0, 1}, {0, 1}, {0, 1}}};
     if (boot->all_gather == NULL || boot->process_count == 1)
         return dp__open_ctx(config, &meeting, out);
     /* not by the allocator's hooks: a process without memory still has to say so */
@@ -2642,15 +2672,11 @@ static dp_status dp__open_job(const dp_config *config, const dp__launch *launch,
     return status;
 }
 
-/* Join the job that a launcher has started, if there is one. */
-static dp_status dp__open_joined(const dp_config *config, dp_ctx **out)
+/* With the processes that this one has met, which become the context's. */
+static dp_status dp__open_met(const dp_config *joined, const dp__launch *launch, dp__tree *tree,
+                              dp__mpi_line *line, dp_ctx **out)
 {
-    dp_config joined = *config;
-    dp__launch launch;
-    dp__tree *tree;
-    dp__mpi_line *line;
-    DP_TRY(dp__join(&joined, &launch, &tree, &line));
-    dp_status status = dp__open_job(&joined, &launch, out);
+    dp_status status = dp__open_job(joined, launch, out);
     if (status != DP_OK) {
         dp__tree_close(tree, true);
         dp__line_close(line, true, false);
@@ -2660,16 +2686,46 @@ static dp_status dp__open_joined(const dp_config *config, dp_ctx **out)
     return DP_OK;
 }
 
+/* Join the job that a launcher has started, if there is one. */
+static dp_status dp__open_joined(const dp_config *config, dp_ctx **out)
+{
+    dp_config joined = *config;
+    dp__launch launch;
+    dp__tree *tree;
+    dp__mpi_line *line;
+    DP_TRY(dp__join(&joined, &launch, &tree, &line));
+    return dp__open_met(&joined, &launch, tree, line, out);
+}
+
+static dp_status dp__check_caller(const char *fn, size_t config_bytes, int version)
+{
+    if (config_bytes == sizeof(dp_config) && version == DP_VERSION)
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID,
+                    "%s: the caller was compiled with another dp.h (version %d, config of %zu "
+                    "bytes) than the implementation (%d, %zu)",
+                    fn, version, config_bytes, DP_VERSION, sizeof(dp_config));
+}
+
+static void dp__log_opened(const dp_ctx *ctx)
+{
+    const dp_info *info = &ctx->info;
+    dp__log(ctx, DP_LOG_INFO, "launcher: %s, process %d of %d, %d of %d on this machine",
+            info->launcher, info->process, info->process_count, info->machine_process,
+            info->machine_process_count);
+    dp__log(ctx, DP_LOG_INFO, "%d x %s on %d cores, %d threads a device, %d ranks, collectives: %s",
+            info->local_count, info->device_backend, info->core_count, info->threads_per_device,
+            info->rank_count, info->coll_backend);
+    dp__log(ctx, DP_LOG_INFO, "nodes that threads are bound to: %d (%s)", info->node_count,
+            info->binding);
+}
+
 DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int version, dp_ctx **out)
 {
     static const dp_config zero;
     dp_ctx *ctx = NULL;
     DP_TRY(dp__check_pointer("dp_open", "out", out));
-    if (config_bytes != sizeof(dp_config) || version != DP_VERSION)
-        return dp_error(DP_ERR_INVALID,
-                        "dp_open: the caller was compiled with another dp.h (version %d, config of "
-                        "%zu bytes) than the implementation (%d, %zu)",
-                        version, config_bytes, DP_VERSION, sizeof(dp_config));
+    DP_TRY(dp__check_caller("dp_open", config_bytes, version));
     config = config != NULL ? config : &zero;
     DP_TRY(dp__check_config(config));
     dp__os_bound others;
@@ -2678,14 +2734,7 @@ DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int vers
     if (freed && (status != DP_OK || ctx->bound.thread == 0))
         (void)dp__os_bind(&others.now, &others);
     DP_TRY(status);
-    dp__log(ctx, DP_LOG_INFO, "launcher: %s, process %d of %d, %d of %d on this machine",
-            ctx->info.launcher, ctx->info.process, ctx->info.process_count,
-            ctx->info.machine_process, ctx->info.machine_process_count);
-    dp__log(ctx, DP_LOG_INFO, "%d x %s on %d cores, %d threads a device, %d ranks, collectives: %s",
-            ctx->info.local_count, ctx->info.device_backend, ctx->info.core_count,
-            ctx->info.threads_per_device, ctx->info.rank_count, ctx->info.coll_backend);
-    dp__log(ctx, DP_LOG_INFO, "nodes that threads are bound to: %d (%s)", ctx->info.node_count,
-            ctx->info.binding);
+    dp__log_opened(ctx);
     *out = ctx;
     return DP_OK;
 }
@@ -2776,6 +2825,7 @@ DP_API void dp_close(dp_ctx *ctx)
 }
 
 #include "dp/run.h"
+#include "dp/group.h"
 #include "dp/module.h"
 #include "dp/parallel.h"
 #include "dp/distributed.h"

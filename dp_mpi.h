@@ -694,6 +694,28 @@ DP_API dp_status dp_mpi_bootstrap(int communicator, dp_bootstrap *out)
     return DP_OK;
 }
 
+static dp_status dp__mpi_split(dp__mpi_line *line, int group, dp_bootstrap *out)
+{
+    MPI_Comm comm = MPI_COMM_NULL;
+    dp__mpi_enter();
+    int code = MPI_Comm_split(line->comm, group < 0 ? MPI_UNDEFINED : group, line->process, &comm);
+    dp__mpi_leave();
+    if (code != MPI_SUCCESS)
+        return dp__mpi_error("MPI_Comm_split", code);
+    *out = (dp_bootstrap){0};
+    if (comm == MPI_COMM_NULL)
+        return DP_OK;
+    dp__mpi_tally(1);
+    return dp_mpi_bootstrap((int)MPI_Comm_c2f(comm), out);
+}
+
+static void dp__mpi_drop_split(dp_bootstrap *boot)
+{
+    MPI_Comm comm = MPI_Comm_f2c((MPI_Fint)(intptr_t)boot->user);
+    if (boot->all_gather != NULL)
+        dp__mpi_drop(&comm);
+}
+
 /* As the environment says; `launch` is filled in with what it knows. */
 static dp_status dp__mpi_is_meant(dp__launch *launch, bool *out)
 {
@@ -1887,8 +1909,9 @@ DP_API const dp_coll_ops *dp_mpi_coll(void)
 }
 
 static const dp__mpi_place dp__mpi_here = {
-    dp__mpi_join,      dp__mpi_line_leave, dp__mpi_line_gather, dp_mpi_coll,
-    dp__mpi_line_hear, dp__mpi_line_tell,  dp__mpi_line_send};
+    dp__mpi_join,      dp__mpi_line_leave, dp__mpi_line_gather,
+    dp_mpi_coll,       dp__mpi_line_hear,  dp__mpi_line_tell,
+    dp__mpi_line_send, dp__mpi_split,      dp__mpi_drop_split};
 static const dp__mpi_place *dp__backend_mpi = &dp__mpi_here; /* dp.h asks for it */
 
 #endif /* MPI 3 */

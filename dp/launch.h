@@ -300,6 +300,12 @@ static uint64_t dp__launcher_id(const dp__launcher *launcher)
     return maker.process != 0 ? maker.process : dp__os_parent();
 }
 
+/* Which nobody has chosen. */
+static int dp__drawn_port(dp__key key)
+{
+    return 20000 + (int)(dp__sip(key, "port", 4) % 10000);
+}
+
 /* When no address is given: the machines of a Slurm step have names; else all processes have to be
    on one machine, and the job's key is the name of the place where they meet. */
 static dp_status dp__launch_place(dp__launch *launch, const dp__launcher *launcher)
@@ -310,7 +316,7 @@ static dp_status dp__launch_place(dp__launch *launch, const dp__launcher *launch
     strcpy(launch->where, "on this machine");
     if (launcher->step != NULL && list != NULL && (nodes == NULL || strcmp(nodes, "1") != 0)) {
         dp__first_host(list, launch->host, sizeof launch->host);
-        launch->port = 20000 + (int)(dp__sip(launch->key, "port", 4) % 10000);
+        launch->port = dp__drawn_port(launch->key);
         snprintf(launch->where, sizeof launch->where, "at %.60s:%d", launch->host, launch->port);
         return DP_OK;
     }
@@ -2041,6 +2047,10 @@ typedef struct dp__mpi_place { /* what dp_mpi.h has for processes that meet thro
     dp_status (*hear)(dp__mpi_line *line, const dp__job *job, int *out_process);
     void (*tell)(dp__mpi_line *line, dp_status status, int process, const char *text);
     void (*send)(dp__mpi_line *line, const dp__letter *letter);
+    /* A bootstrap for the processes of a line that give the same number, until that is dropped; -1
+       has none. */
+    dp_status (*split)(dp__mpi_line *line, int group, dp_bootstrap *out);
+    void (*drop)(dp_bootstrap *boot);
 } dp__mpi_place;
 
 static const dp__mpi_place *dp__backend_mpi; /* dp_mpi.h defines it */
@@ -2107,6 +2117,18 @@ static void dp__far_begin(dp_ctx *ctx, dp__tree *tree, dp__mpi_line *line)
     dp__lock_leave(&ctx->far_lock);
 }
 
+/* Meet the processes of a launch. */
+static dp_status dp__join_tree(dp_config *config, const dp__launch *launch, int timeout_ms,
+                               dp__tree **out)
+{
+    dp_status status = dp__tree_open(launch, timeout_ms, out);
+    if (status != DP_OK)
+        dp_error(status, "dp_open: %s", dp__open_error());
+    config->bootstrap =
+        (dp_bootstrap){dp__tree_all_gather, *out, launch->process, launch->process_count};
+    return status;
+}
+
 /* Join the world that the environment names, unless the config has another, or wants none. */
 static dp_status dp__join(dp_config *config, dp__launch *launch, dp__tree **out,
                           dp__mpi_line **out_line)
@@ -2123,14 +2145,7 @@ static dp_status dp__join(dp_config *config, dp__launch *launch, dp__tree **out,
     if (own || by_mpi)
         return DP_OK;
     DP_TRY(dp__launch_read(config->job, launch));
-    if (launch->process_count == 1)
-        return DP_OK;
-    dp_status status = dp__tree_open(launch, timeout_ms, out);
-    if (status != DP_OK)
-        dp_error(status, "dp_open: %s", dp__open_error());
-    config->bootstrap =
-        (dp_bootstrap){dp__tree_all_gather, *out, launch->process, launch->process_count};
-    return status;
+    return launch->process_count > 1 ? dp__join_tree(config, launch, timeout_ms, out) : DP_OK;
 }
 
 /* One round of the bootstrap. A failure in it is a failure of the job, even in a user's. */
@@ -2150,13 +2165,36 @@ typedef struct dp__share { /* a part of something that `count` processes divide 
     int place, count;
 } dp__share;
 
-typedef struct dp__neighbours { /* on the machine of a process */
-    dp__share machine, cores;
+typedef struct dp__neighbours {
+    dp__share machine, cores; /* among the processes of its machine; of these cores */
+    dp__share machines;       /* its machine among all */
 } dp__neighbours;
 
 typedef struct dp__whereabouts {
     uint64_t machine, cores;
 } dp__whereabouts;
+
+/* Whether a process is the first of its machine; most are beside another one of it. */
+static bool dp__is_first_there(const dp__whereabouts *all, int process)
+{
+    int before = process - 1;
+    while (before >= 0 && all[before].machine != all[process].machine)
+        before--;
+    return before < 0;
+}
+
+/* The machine of this process among those of all, in the order of their first processes. */
+static dp__share dp__count_machines(const dp__whereabouts *all, const dp_bootstrap *boot)
+{
+    dp__share out = {0, 0};
+    for (int i = 0; i < boot->process_count; i++) {
+        bool first = dp__is_first_there(all, i);
+        if (first && all[i].machine == all[boot->process].machine)
+            out.place = out.count;
+        out.count += first;
+    }
+    return out;
+}
 
 /* Which processes are on this machine, and which of them may run on the same cores: a launcher that
    has bound its processes to different ones has divided them already. What the launcher says about
@@ -2170,7 +2208,7 @@ DP__COLD static dp_status dp__find_neighbours(const dp_bootstrap *boot, const dp
     if (all == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %zu processes", count);
     dp_status status = dp__boot_gather(boot, &own, all, sizeof own);
-    *out = (dp__neighbours){{0, 0}, {0, 0}};
+    *out = (dp__neighbours){{0, 0}, {0, 0}, {0, 0}};
     for (int i = 0; i < boot->process_count && status == DP_OK; i++) {
         bool near = all[i].machine == own.machine, same = near && all[i].cores == own.cores;
         out->machine.place += near && i < boot->process;
@@ -2178,6 +2216,8 @@ DP__COLD static dp_status dp__find_neighbours(const dp_bootstrap *boot, const dp
         out->cores.place += same && i < boot->process;
         out->cores.count += same;
     }
+    if (status == DP_OK)
+        out->machines = dp__count_machines(all, boot);
     dp__os_free(all, 0, NULL);
     if (launch->local_count > 0)
         out->machine = (dp__share){launch->local, launch->local_count};

@@ -486,6 +486,21 @@ static void enter_host(int host)
     set("DP_MACHINE", hosts[host]);
 }
 
+/* A group of so many processes, on one or both. */
+static void check_group(dp_ctx *ctx, int which, int processes, int machines)
+{
+    dp_ctx *group;
+    dp_info info;
+    int64_t count = 1;
+    CHECK_OK(dp_open_group(ctx, which, NULL, &group));
+    CHECK_OK(dp_info_get(group, &info));
+    CHECK_INT(info.process_count, processes);
+    CHECK_INT(info.machine_count, machines);
+    CHECK_OK(dp_all_reduce_i64(group, &count, 1, DP_OP_SUM));
+    CHECK_INT(count, processes);
+    dp_close(group);
+}
+
 /* Processes take turns, so that parents and children in the tree are on different machines. */
 static void meet_across(void)
 {
@@ -500,7 +515,12 @@ static void meet_across(void)
     CHECK_OK(dp_info_get(ctx, &info));
     CHECK_INT(info.machine_process, me / 2);
     CHECK_INT(info.machine_process_count, (world + 1 - me % 2) / 2);
+    CHECK_INT(info.machine, me % 2);
+    CHECK_INT(info.machine_count, 2);
     check_sum(ctx);
+    check_group(ctx, info.machine, info.machine_process_count, 1);
+    check_group(ctx, me < 3, me < 3 ? 3 : world - 3, 2); /* whose first is on the second machine */
+    check_group(ctx, me / 2 + 7, me == world - 1 ? 1 : 2, me == world - 1 ? 1 : 2);
     dp_close(ctx);
 }
 

@@ -629,6 +629,46 @@ MPI_SUITE(a_communicator_of_the_users)
     CHECK_ERROR(dp_mpi_bootstrap(0, NULL), DP_ERR_INVALID, "out");
 }
 
+/* Every second process, over shared memory or MPI; the communicators of all stay. */
+static int64_t ones_of(dp_ctx *ctx)
+{
+    int64_t count = 1;
+    CHECK_OK(dp_all_reduce_i64(ctx, &count, 1, DP_OP_SUM));
+    return count;
+}
+
+static void check_group(const dp_coll_ops *const *colls)
+{
+    dp_ctx *all, *half, *none;
+    dp_info info;
+    int mine = mpi_process % 2, count = (mpi_process_count + 1 - mine) / 2;
+    CHECK_OK(dp_open(&(dp_config){.colls = colls, .device_count = 1}, &all));
+    CHECK_OK(dp_open_group(all, mine, NULL, &half));
+    CHECK_OK(dp_info_get(half, &info));
+    CHECK_STR(info.launcher, "group");
+    CHECK_INT(info.process, mpi_process / 2);
+    CHECK_INT(info.process_count, count);
+    CHECK_INT(ones_of(half), count);
+    CHECK_INT(ones_of(all), mpi_process_count);
+    CHECK_OK(dp_open_group(all, mpi_process == 0 ? 3 : -1, NULL, &none));
+    CHECK((none != NULL) == (mpi_process == 0));
+    dp_close(none);
+    CHECK_ERROR(
+        dp_open_group(all, 0, &(dp_config){.device_count = mpi_process == 1 ? -1 : 1}, &none),
+        DP_ERR_INVALID, "device_count");
+    CHECK_INT(ones_of(half), count);
+    dp_close(all);
+    CHECK_INT(ones_of(half), count);
+    dp_close(half);
+}
+
+MPI_SUITE(groups_of_processes)
+{
+    const dp_coll_ops *colls[] = {dp_mpi_coll(), NULL};
+    check_group(NULL);
+    check_group(colls);
+}
+
 MPI_SUITE(jobs_are_told_apart)
 {
     dp_ctx *ctx = NULL;

@@ -1,0 +1,273 @@
+/* dp/group.h - v0.1.0 - some processes of a job as a job of their own - MIT licence
+
+   Part of dp.h, which includes it. A group is a context like any other. Only the way in which its
+   processes meet is different: not by what a launcher says, but by what they tell each other in the
+   context of which they are a part.
+
+   CONTENTS (search for the tag)
+     >>cards   what all processes tell each other
+     >>group   how those with the same number meet
+*/
+
+#ifndef DP__ROOMS
+#error "dp/group.h is a part of dp.h: include dp.h"
+#else
+
+/* ==== >>cards ==================================================================================
+   Every process learns who is in its group, where the first of them will listen, and a secret that
+   only this job knows.                                                                          */
+
+typedef struct dp__group_card {
+    int64_t group; /* -1: in none */
+    uint64_t machine;
+    dp__key secret;
+    char host[DP__PLACE_BYTES]; /* its address for other machines; "": not known */
+} dp__group_card;
+
+enum { DP__CARD_WORDS = sizeof(dp__group_card) / sizeof(int64_t) };
+_Static_assert(sizeof(dp__group_card) == DP__CARD_WORDS * sizeof(int64_t) &&
+                   sizeof(dp__key) == 2 * sizeof(uint64_t),
+               "a card travels as numbers, and has no gaps");
+
+typedef struct dp__group {
+    const char *fn;
+    dp_ctx *ctx;
+    int number;
+    int process, process_count;  /* in the group */
+    const dp__group_card *cards; /* by the ranks of ctx */
+    dp_config config;
+    dp_ctx *made;
+} dp__group;
+
+/* What a connection to another machine comes from is what other machines can reach. */
+static void dp__group_host(const dp_ctx *ctx, char *text, size_t room)
+{
+    text[0] = '\0';
+    for (int i = 0; ctx->tree != NULL && i < ctx->tree->link_count && text[0] == '\0'; i++)
+        dp__os_self(ctx->tree->links[i].fd, text, room);
+}
+
+static dp_status dp__group_card_make(const dp__group *group, dp__group_card *out)
+{
+    *out = (dp__group_card){.group = group->number, .machine = dp__os_machine()};
+    dp__group_host(group->ctx, out->host, sizeof out->host);
+    if (group->number < 0 || dp__os_secret((uint64_t *)&out->secret, sizeof out->secret))
+        return DP_OK;
+    return dp_error(DP_ERR_UNSUPPORTED,
+                    "%s: the system has no random numbers for the secret of a group: neither "
+                    "getentropy nor /dev/urandom gives any",
+                    group->fn);
+}
+
+static const dp__group_card *dp__group_card_of(const dp__group *group, int process)
+{
+    const dp__job *job = group->ctx->job;
+    return &group->cards[job != NULL ? job->firsts[process] : 0];
+}
+
+/* Counts who is in the group; returns the first of them. */
+static const dp__group_card *dp__group_meet(dp__group *group, bool *out_far)
+{
+    const dp_info *info = &group->ctx->info;
+    const dp__group_card *own = dp__group_card_of(group, info->process), *first = NULL;
+    *out_far = false;
+    for (int p = 0; p < info->process_count; p++) {
+        const dp__group_card *card = dp__group_card_of(group, p);
+        if (card->group != own->group)
+            continue;
+        first = first != NULL ? first : card;
+        group->process += p < info->process;
+        group->process_count++;
+        *out_far = *out_far || card->machine != own->machine;
+    }
+    return first;
+}
+
+/* A process whose connections all stay inside its machine has the address of another one there. */
+static const char *dp__group_address(const dp__group *group, const dp__group_card *first)
+{
+    const char *host = first->host;
+    for (int p = 0; p < group->ctx->info.process_count && host[0] == '\0'; p++) {
+        const dp__group_card *card = dp__group_card_of(group, p);
+        if (card->machine == first->machine)
+            host = card->host;
+    }
+    return host;
+}
+
+/* ==== >>group ==================================================================================
+   From the cards to a context. All processes of the job take part in each step, whatever group they
+   are in, and hear how it went: so all groups are opened or none is.                            */
+
+static dp_status dp__group_check(dp__group *group, const dp_config *config)
+{
+    const char *field = config->bootstrap.all_gather != NULL || config->bootstrap.process_count != 0
+                            ? "bootstrap"
+                        : config->local_only  ? "local_only"
+                        : config->job != NULL ? "job"
+                                              : NULL;
+    if (group->number < -1)
+        return dp_error(DP_ERR_INVALID, "%s: group is %d: -1 is none, others count from 0",
+                        group->fn, group->number);
+    if (field != NULL)
+        return dp_error(DP_ERR_INVALID,
+                        "%s: config.%s is set, but who is in a group is known without it",
+                        group->fn, field);
+    return DP_OK;
+}
+
+/* What is not set is as in the context of all. */
+static void dp__group_resolve(dp__group *group)
+{
+    const dp_ctx *ctx = group->ctx;
+    const dp_config *all = &ctx->config;
+    dp_config *config = &group->config;
+    int ranks = group->process_count * ctx->info.local_count;
+    if (config->backends == NULL && config->devices == NULL && config->device_count == 0) {
+        config->devices = all->devices;
+        config->device_count = all->device_count;
+        if (config->shards == 0 && all->shards > 0 && (ranks & (ranks - 1)) == 0)
+            config->shards = ranks;
+        if (config->threads_per_device == 0)
+            config->threads_per_device = all->threads_per_device;
+    }
+    config->backends = config->backends != NULL ? config->backends : all->backends;
+    config->colls = config->colls != NULL ? config->colls : all->colls;
+    config->thread_count = config->thread_count != 0 ? config->thread_count : all->thread_count;
+    config->timeout_ms = config->timeout_ms != 0 ? config->timeout_ms : all->timeout_ms;
+    if (config->allocator.alloc == NULL && config->allocator.free == NULL)
+        config->allocator = all->allocator;
+    dp_level level = config->log.level;
+    if (config->log.fn == NULL)
+        config->log = all->log;
+    config->log.level = level != DP_LOG_DEFAULT ? level : all->log.level;
+    config->poison = config->poison || all->poison;
+    config->unbound = true;
+}
+
+/* A wrong one is found later, when all have met. */
+static int dp__group_timeout_ms(const dp__group *group)
+{
+    int own = group->config.timeout_ms;
+    return own > 0 ? own : group->ctx->config.timeout_ms;
+}
+
+/* As if a launcher had said it. */
+static dp_status dp__group_launch(const dp__group *group, const dp__group_card *first, bool far,
+                                  dp__launch *out)
+{
+    out->key = first->secret;
+    out->numbered = out->secret = true;
+    snprintf(out->where, sizeof out->where, "in group %d", group->number);
+    if (far) {
+        const char *host = dp__group_address(group, first);
+        if (host[0] == '\0')
+            return dp_error(DP_ERR_UNSUPPORTED,
+                            "%s: group %d is on several machines, and this job has met by a "
+                            "bootstrap of yours, so that no address is known: open it by dp_open "
+                            "with another bootstrap",
+                            group->fn, group->number);
+        snprintf(out->host, sizeof out->host, "%s", host);
+        out->port = dp__drawn_port(out->key);
+    }
+    dp__launch_name(out);
+    return DP_OK;
+}
+
+/* Where MPI has brought the processes together, it does so again. */
+static dp_status dp__group_join_line(dp__group *group, dp__launch *launch, dp__mpi_line **out)
+{
+    bool meant;
+    dp_bootstrap split;
+    dp_config *config = &group->config;
+    DP_TRY(dp__backend_mpi->split(group->ctx->line, group->number, &split));
+    config->bootstrap = split;
+    dp_status status = DP_OK;
+    if (group->number >= 0)
+        status = dp__backend_mpi->join(config, dp__group_timeout_ms(group), launch, &meant, out);
+    launch->name = "group";
+    dp__backend_mpi->drop(&split);
+    return status;
+}
+
+static dp_status dp__group_open(dp__group *group)
+{
+    bool far;
+    dp__tree *tree = NULL;
+    dp__mpi_line *line = NULL;
+    dp_ctx *made = NULL;
+    const dp__group_card *first = dp__group_meet(group, &far);
+    dp__launch launch = {
+        .name = "group", .process = group->process, .process_count = group->process_count};
+    dp__group_resolve(group);
+    if (dp__backend_mpi != NULL && group->ctx->line != NULL) {
+        DP_TRY(dp__group_join_line(group, &launch, &line));
+    } else if (group->number >= 0 && group->process_count > 1) {
+        DP_TRY(dp__group_launch(group, first, far, &launch));
+        DP_TRY(dp__join_tree(&group->config, &launch, dp__group_timeout_ms(group), &tree));
+    }
+    if (group->number < 0)
+        return DP_OK;
+    DP_TRY(dp__open_met(&group->config, &launch, tree, line, &made));
+    dp__log_opened(made);
+    group->made = made;
+    return DP_OK;
+}
+
+/* How a step went, to all and from all. Who has only heard of another's failure lets that one speak
+   first. It fails no job: a group is none of ctx's business. */
+static dp_status dp__group_agree(const dp__group *group, dp_status own)
+{
+    bool echo = own == DP_ERR_REMOTE || own == DP_ERR_TIMEOUT;
+    char text[DP__TEXT_BYTES];
+    snprintf(text, sizeof text, "%s", dp__unnamed(group->fn, dp__open_error()));
+    dp_status status = own == DP_OK || echo ? DP_OK : dp_error(own, "%s", text);
+    status = dp_agree(group->ctx, status);
+    if (status == DP_OK)
+        status = dp_agree(group->ctx, own == DP_OK ? DP_OK : dp_error(own, "%s", text));
+    if (status == DP_OK)
+        return DP_OK;
+    return dp_error(status, "%s: %s", group->fn, dp__unnamed("dp_agree", dp_last_error()));
+}
+
+static dp_status dp__group_run(dp__group *group, const dp__group_card *own, dp__group_card *cards)
+{
+    const dp_coll_call call = {.verb = DP_ALL_GATHER, .count = DP__CARD_WORDS, .dtype = DP_I64};
+    DP_TRY(dp__numbers(group->fn, group->ctx, call, own, cards));
+    group->cards = cards;
+    dp_status status = dp__group_open(group);
+    return dp__group_agree(group, status);
+}
+
+DP_API dp_status dp__open_group(dp_ctx *ctx, int number, const dp_config *config,
+                                size_t config_bytes, int version, dp_ctx **out)
+{
+    dp__group group = {.fn = "dp_open_group", .ctx = ctx, .number = number};
+    dp__group_card own = {.group = number};
+    DP_TRY(dp__check_ctx(group.fn, ctx));
+    DP_TRY(dp__check_pointer(group.fn, "out", out));
+    DP_TRY(dp__check_caller(group.fn, config_bytes, version));
+    if (config != NULL)
+        group.config = *config;
+    size_t bytes = (size_t)ctx->info.rank_count * sizeof own;
+    dp__group_card *cards = dp__host_alloc(&ctx->host, bytes, _Alignof(dp__group_card));
+    dp_status status = dp__group_check(&group, &group.config);
+    if (status == DP_OK && cards == NULL)
+        status = dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %d ranks", group.fn,
+                          ctx->info.rank_count);
+    if (status == DP_OK)
+        status = dp__group_card_make(&group, &own);
+    status = dp__group_agree(&group, status);
+    if (status == DP_OK)
+        status = dp__group_run(&group, &own, cards);
+    dp__host_free(&ctx->host, cards);
+    if (status != DP_OK)
+        dp_close(group.made);
+    DP_TRY(status);
+    *out = group.made;
+    return DP_OK;
+}
+
+#endif /* DP__ROOMS */
+
+/* The licence is at the end of dp.h. */
