@@ -2,6 +2,7 @@
    the job around it, and what it does not. */
 
 #include <limits.h>
+#include "../examples/custom_device.h"
 #include "ranked.h"
 #include "world.h"
 
@@ -182,11 +183,19 @@ TEST(groups_of_groups)
 
 /* ---- its config ------------------------------------------------------------------------------ */
 
+static void count_groups(const dp_log_record *record, void *user)
+{
+    *(int *)user += strncmp(record->text, "launcher: group, ", 17) == 0;
+}
+
 static void configs(meeting *m)
 {
     dp_ctx *ctx, *group;
     dp_config config = config_of(m, 2), got;
+    int seen = 0;
     config.colls = NULL;
+    config.devices = (const int[]){3, 1};
+    config.log = (dp_log){.fn = count_groups, .user = &seen};
     config.timeout_ms = 12345;
     config.thread_count = 3;
     config.threads_per_device = -1;
@@ -199,6 +208,9 @@ static void configs(meeting *m)
     CHECK_INT(got.threads_per_device, -1);
     CHECK(got.poison);
     CHECK_INT(got.shards, 0);
+    CHECK_INT(got.devices[0], 3);
+    CHECK_INT(got.devices[1], 1);
+    CHECK_INT(seen, 1);
     dp_close(group);
     CHECK_OK(dp_open_group(
         ctx, 0, &(dp_config){.device_count = 3, .timeout_ms = 9999, .thread_count = 6}, &group));
@@ -214,6 +226,21 @@ static void configs(meeting *m)
 TEST(what_is_not_set_is_as_around_it)
 {
     in_processes(2, configs);
+}
+
+static void toys(meeting *m)
+{
+    dp_ctx *ctx = open_shm(m, 2), *group;
+    CHECK_OK(dp_open_group(ctx, 0, NULL, &group));
+    CHECK_STR(info_here(group).device_backend, toy_device()->name);
+    check_place(group, m->process, 2, 2);
+    dp_close(group);
+    dp_close(ctx);
+}
+
+TEST(devices_with_memory_of_their_own)
+{
+    in_processes_on(toy_device(), 2, toys);
 }
 
 /* Eight shards in four processes: two of these have four of them, three have none. */
@@ -368,7 +395,7 @@ static void short_of_memory(meeting *m)
     size_t blocks = counter.live_blocks;
     if (m->process == 1)
         counter.fail_at = counter.call_count + shortage_seen->fail_at;
-    dp_status status = dp_open_group(ctx, 0, NULL, &group);
+    dp_status status = dp_open_group(ctx, m->process / 2, NULL, &group); /* 2 is alone */
     char failed = counter.fail_count != 0, all[BOOT_PROCESSES];
     CHECK_OK(meeting_all_gather(&failed, all, 1, m));
     CHECK_STATUS(status, all[1] ? DP_ERR_NO_MEMORY : DP_OK);
@@ -377,7 +404,7 @@ static void short_of_memory(meeting *m)
         CHECK_INT((int64_t)counter.live_blocks, (int64_t)blocks);
         CHECK_INT(sum_of(ctx, m->process), 6);
         counter.fail_at = 0;
-        CHECK_OK(dp_open_group(ctx, m->process / 2, NULL, &group));
+        CHECK_OK(dp_open_group(ctx, 0, NULL, &group));
     } else if (m->process == 1) {
         shortage_seen->all_went_well = true;
     }
