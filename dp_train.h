@@ -1,7 +1,7 @@
 /* dp_train.h - v0.1.0 - what stands around the wrappers of dp.h in a training program - MIT licence
 
    Include it after dp.h, or instead. But for the wording of errors it uses only the public API of
-   dp.h, and the function of dp/os.h that writes a line, so it works with every device and any
+   dp.h, and functions of dp/os.h (lines, signals), so it works with every device and any
    number of processes.
 
        dp_optim *optim;
@@ -23,6 +23,7 @@
      >>several    optimizers with names: a generator's, a discriminator's
      >>logging    what dp_train_step has logged, of all processes
      >>progress   a line that says how far training is
+     >>stopping   all processes end after the same step
    and of the implementation
      >>stepping   rules as kernels
      >>factors    of the learning rate
@@ -38,6 +39,7 @@
      >>naming     of several
      >>means      of logs
      >>line       on the terminal
+     >>ending     signals, a clock
 */
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
@@ -322,6 +324,36 @@ DP_API void dp_progress_step(dp_progress *progress, dp_ctx *ctx, int64_t epoch, 
                              int64_t samples, dp_value log);
 DP_API void dp_progress_end(dp_progress *progress); /* leave the line */
 
+/* ==== >>stopping ===============================================================================
+   A job is told to stop: by Slurm before its time is up, by a cloud that wants its machine back, by
+   Ctrl-C. Whichever process hears of it, all stop after the same step, with a checkpoint:
+
+       dp_stop_on_signal(SIGTERM);
+       while (...) {
+           dp_train_step(...);
+           dp_stop_requested(ctx, &stop);
+           if (stop)
+               return keep(file);                                      as in dp_save.h
+       }
+
+   A process is asked once; this lasts as long as it lives.                                      */
+
+/* From now on this signal asks for a stop. When it comes again it does what it did before: so a
+   second Ctrl-C ends a program that does not listen. INVALID: no such signal, or SIGKILL. [any] */
+DP_MUST_USE DP_API dp_status dp_stop_on_signal(int signal);
+
+/* A stop is asked for so many seconds from now; the earliest of several counts. A job of four hours
+   says here how much of them a checkpoint leaves. [any] */
+DP_MUST_USE DP_API dp_status dp_stop_after(double seconds);
+
+/* Ask for one. Signal handlers may call it, too. [any] */
+DP_API void dp_stop_request(void);
+
+/* Whether a process of the job has been asked, by any of these. All processes call it equally often
+   and get the same answer; it costs an all-reduce of one number. Where gradients of several batches
+   make a step, call it after those that do (dp_optim_info.step_count). [host] */
+DP_MUST_USE DP_API dp_status dp_stop_requested(dp_ctx *ctx, bool *out);
+
 #ifdef __cplusplus
 }
 #endif
@@ -333,6 +365,7 @@ DP_API void dp_progress_end(dp_progress *progress); /* leave the line */
 #include <float.h>
 #include <math.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -3122,6 +3155,47 @@ DP_API void dp_progress_end(dp_progress *progress)
     if (progress->seen.how == DP__TRAIN_TERMINAL)
         dp__os_write("\n");
     progress->seen = (struct dp__train_seen){.how = DP__TRAIN_UNKNOWN};
+}
+
+/* ==== >>ending ===================================================================================
+   What a process has heard, until all are asked.                                                */
+
+static atomic_bool dp__stop_asked;
+static _Atomic int64_t dp__stop_at_ns; /* 0: never */
+
+DP_API dp_status dp_stop_on_signal(int signal)
+{
+    if (dp__os_stop_on(signal))
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID, "%s: signal %d is none that a program can wait for", __func__,
+                    signal);
+}
+
+DP_API dp_status dp_stop_after(double seconds)
+{
+    if (!(seconds >= 0 && seconds <= 1e9))
+        return dp_error(DP_ERR_INVALID, "%s: %g seconds: not 0 to 1e9", __func__, seconds);
+    int64_t at = dp__train_now_ns() + (int64_t)(seconds * 1e9);
+    int64_t before = atomic_load(&dp__stop_at_ns);
+    while ((before == 0 || at < before) &&
+           !atomic_compare_exchange_weak(&dp__stop_at_ns, &before, at))
+        continue;
+    return DP_OK;
+}
+
+DP_API void dp_stop_request(void)
+{
+    atomic_store(&dp__stop_asked, true);
+}
+
+DP_API dp_status dp_stop_requested(dp_ctx *ctx, bool *out)
+{
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    int64_t at = atomic_load(&dp__stop_at_ns);
+    bool own = atomic_load(&dp__stop_asked) || atomic_load(&dp__os_stop) != 0 ||
+               (at != 0 && dp__train_now_ns() >= at);
+    return dp__named(__func__, dp_any(ctx, own, out));
 }
 #endif /* DP_IMPLEMENTATION && !DP_TRAIN_IMPLEMENTED */
 /* ------------------------------------------------------------------------------------------------

@@ -1496,6 +1496,29 @@ static void dp__os_signal_again(void)
         raise((int)dp__os_signal);
 }
 
+/* Signals that ask for a stop, once each: then what the program had before is back. */
+static atomic_int dp__os_stop; /* the last of them */
+static struct sigaction dp__os_stop_before[NSIG];
+
+static void dp__os_on_stop(int number)
+{
+    atomic_store_explicit(&dp__os_stop, number, memory_order_relaxed);
+    sigaction(number, &dp__os_stop_before[number], NULL);
+}
+
+/* false: the system knows no such signal, or lets nobody have it. Twice is once. */
+DP__MAYBE_UNUSED static bool dp__os_stop_on(int number)
+{
+    struct sigaction ours = {.sa_handler = dp__os_on_stop, .sa_flags = SA_RESTART}, before;
+    sigemptyset(&ours.sa_mask);
+    if (number <= 0 || number >= NSIG || sigaction(number, NULL, &before) != 0)
+        return false;
+    if (before.sa_handler == dp__os_on_stop)
+        return true;
+    dp__os_stop_before[number] = before;
+    return sigaction(number, &ours, NULL) == 0;
+}
+
 #if defined(__linux__)
 static void dp__os_die_with(pid_t parent)
 {

@@ -13,9 +13,10 @@
 #include "../dp_train.h"
 #include "conv.h"
 #include "pictures.h" /* pictures[4096][784], labels[4096] */
+#include <signal.h>
 #include <string.h>
 
-enum { BATCH = 64, EPOCHS = 2, KEPT_EVERY = 16, TESTED = 512 };
+enum { BATCH = 64, ACCUMULATE = 2, EPOCHS = 2, KEPT_EVERY = 16, TESTED = 512 };
 static dp_ctx *ctx;
 static dp_module *par;
 static dp_optim *optim;
@@ -45,7 +46,7 @@ static void create(void)
         .rule = dp_adamw(),
         .hyper = {.lr = 0.005, .weight_decay = 0.01},
         .schedule = {.warmup = 8, .decay = DP_DECAY_COSINE, .total = 64, .end_factor = 0.1},
-        .accumulate = 2, /* gradients of two batches make a step */
+        .accumulate = ACCUMULATE, /* gradients of two batches make a step */
         .clip = {.norm = 2}};
     dp_module *net;
     DP_CHECK(conv_create(ctx, &net));
@@ -87,7 +88,7 @@ static void go_on(const char *file)
 }
 
 /* One batch, if there is one; false: the epoch has ended. */
-static bool train(const char *file)
+static bool train(const char *file, bool *out_stop)
 {
     dp_scope *scope = dp_scope_begin(ctx);
     dp_batch batch;
@@ -97,7 +98,9 @@ static bool train(const char *file)
         DP_CHECK(dp_train_step(par, scope, batch.value, optim, &log));
         DP_CHECK(dp_average_update(average));
         dp_progress_step(&progress, ctx, batch.epoch, batch.number + 1, batch.count, log);
-        if (file != NULL && (batch.number + 1) % KEPT_EVERY == 0)
+        if (batch.number % ACCUMULATE == ACCUMULATE - 1)
+            DP_CHECK(dp_stop_requested(ctx, out_stop));
+        if (file != NULL && (*out_stop || (batch.number + 1) % KEPT_EVERY == 0))
             keep(file);
     }
     dp_scope_end(scope);
@@ -126,11 +129,28 @@ static double percent_right(void)
     return 100.0 * (double)seen[0] / (double)seen[1];
 }
 
+static void report(bool stopped)
+{
+    dp_optim_info steps;
+    DP_CHECK(dp_optim_info_get(optim, &steps));
+    double right = stopped ? 0 : percent_right(), averaged = 0;
+    if (!stopped) {
+        DP_CHECK(dp_average_begin(average));
+        averaged = percent_right();
+    }
+    if (dp_rank(ctx) == 0 && stopped)
+        printf("stopped after %d steps\n", (int)steps.step_count);
+    else if (dp_rank(ctx) == 0)
+        printf("%d steps: %.0f %% right, %.0f %% by the averaged parameters\n",
+               (int)steps.step_count, right, averaged);
+}
+
 int main(int argc, char **argv)
 {
     const char *file = argc > 1 ? argv[1] : NULL;
     dp_loader_info at;
-    dp_optim_info steps;
+    bool stop = false;
+    DP_CHECK(dp_stop_on_signal(SIGTERM));
     load_pictures();
     DP_CHECK(dp_open(NULL, &ctx));
     DP_CHECK(dp_info_get(ctx, &info));
@@ -139,16 +159,10 @@ int main(int argc, char **argv)
         go_on(file);
     DP_CHECK(dp_loader_info_get(loader, &at));
     progress.step_count = at.batch_count;
-    for (int64_t epoch = at.epoch; epoch < EPOCHS;)
-        epoch += !train(file);
+    for (int64_t epoch = at.epoch; epoch < EPOCHS && !stop;)
+        epoch += !train(file, &stop);
     dp_progress_end(&progress);
-    double right = percent_right();
-    DP_CHECK(dp_average_begin(average));
-    double averaged = percent_right();
-    DP_CHECK(dp_optim_info_get(optim, &steps));
-    if (dp_rank(ctx) == 0)
-        printf("%d steps: %.0f %% right, %.0f %% by the averaged parameters\n",
-               (int)steps.step_count, right, averaged);
+    report(stop);
     dp_close(ctx);
     return 0;
 }

@@ -77,14 +77,21 @@ launchers_agree() {
     done
 }
 
-# kill -9 all processes that have this in their command line, whoever has started them.
-kill_all_with() {
-    local process
+# The processes that have this in their command line, whoever has started them. Nothing is forked to
+# find them, as they may be gone soon.
+processes_with() {
+    local process words
     for process in /proc/[0-9]*; do
-        if tr '\0' ' ' <"$process/cmdline" | grep -qF -- "$1"; then
-            kill -KILL "${process#/proc/}"
-        fi
+        mapfile -d '' -t words <"$process/cmdline"
+        [[ "${words[*]}" != *"$1"* ]] || echo "${process#/proc/}"
     done 2>/dev/null
+}
+
+kill_all_with() { # -9
+    local process
+    for process in $(processes_with "$1"); do
+        kill -KILL "$process" 2>/dev/null
+    done
 }
 
 # killed FILE COMMAND...: train_images FILE under COMMAND, killed once it has kept something
@@ -100,22 +107,49 @@ killed() {
     ! wait $! 2>/dev/null
 }
 
-# What was killed and goes on ends with the bytes of what was not.
-goes_on_after_kill() {
-    local by=$1 name=examples/train_images.c whole=$LOGS/whole.$1 parts=$LOGS/parts.$1 got
+# One of its processes is told to stop; all end well, whatever step they were at.
+stopped() {
+    local file=$1 process i
+    shift
+    timeout 120 "$@" build/examples/train_images "$file" 2>&1 &
+    for ((i = 0; i < 6000; i++)); do
+        [ ! -e "$file" ] || break
+        sleep 0.01
+    done
+    for process in $(processes_with "build/examples/train_images $file"); do
+        if [ "/proc/$process/exe" -ef build/examples/train_images ]; then # and not who has started it
+            kill -TERM "$process"
+            break
+        fi
+    done
+    wait $!
+}
+
+goes_on_result() { # BY WHAT GOT WHOLE PARTS: both have the same bytes, and the second run went on
+    if ! grep -q "^it was not" <<<"$3" && grep -q "^from $5" <<<"$3" && cmp "$4" "$5"; then
+        echo "ok - examples/train_images.c $1 goes on after $2 as if nothing had happened"
+    else
+        echo "not ok - examples/train_images.c $1 goes on after $2 as if nothing had happened"
+        printf '%s\n' "$3" | sed 's/^/#   /'
+    fi
+}
+
+# What was killed, or told to stop, and goes on ends with the bytes of what was not.
+goes_on() {
+    local by=$1 whole=$LOGS/whole.$1 parts=$LOGS/parts.$1 got
     rm -f "$whole" "$parts"
     export -f "$by"
     got=$(unset DP_LAUNCH
         timeout 120 bash -c "$by build/examples/train_images $whole" 2>&1
         killed "$parts" bash -c "$by \"\$@\"" "$by" 2>&1 || echo "it was not killed in time"
         timeout 120 bash -c "$by build/examples/train_images $parts" 2>&1)
-    if ! grep -q "not killed" <<<"$got" && grep -q "^from $parts" <<<"$got" &&
-        cmp "$whole" "$parts"; then
-        echo "ok - $name $by goes on after kill -9 as if nothing had happened"
-    else
-        echo "not ok - $name $by goes on after kill -9 as if nothing had happened"
-        printf '%s\n' "$got" | sed 's/^/#   /'
-    fi
+    goes_on_result "$by" "kill -9" "$got" "$whole" "$parts"
+    rm -f "$parts"
+    got=$(unset DP_LAUNCH
+        stopped "$parts" bash -c "$by \"\$@\"" "$by" | grep "^stopped after" ||
+            echo "it was not stopped in time"
+        timeout 120 bash -c "$by build/examples/train_images $parts" 2>&1)
+    goes_on_result "$by" SIGTERM "$got" "$whole" "$parts"
 }
 
 # ---- dprun ---------------------------------------------------------------------------------------
@@ -373,8 +407,8 @@ step_examples() {
     torch_does_it
     launchers_agree
     timeline_shows
-    goes_on_after_kill as_one
-    if has mpirun.openmpi; then goes_on_after_kill as_openmpi; fi
+    goes_on as_one
+    if has mpirun.openmpi; then goes_on as_openmpi; fi
     rm -rf build/examples # what is compiled this fast is not what make demo is to show
 }
 
