@@ -613,7 +613,7 @@ typedef struct dp_info {
    method; a GPU's to the node of its bus. Parameters and gradients that the library allocates are
    first written to by the thread of their device. The caller's thread does more than the work of
    the first device: it is bound to all nodes of its process, and left alone if there are no others.
-   Once its contexts are closed it may use the cores of before.
+   Once its contexts are closed it may use the cores of before, and a child of fork may at once.
 
    No thread is bound, and dp_info.binding says why, if it is
      "config.unbound"
@@ -2729,7 +2729,8 @@ DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int vers
     config = config != NULL ? config : &zero;
     DP_TRY(dp__check_config(config));
     dp__os_bound others;
-    bool freed = dp__bound_by_others(dp__os_thread(), &others) && dp__os_unbind(&others);
+    bool freed = dp__bound_by_others(dp__os_thread(), &others) &&
+                 dp__os_rebind(&others, &others.before);
     dp_status status = dp__open_joined(config, &ctx);
     if (freed && (status != DP_OK || ctx->bound.thread == 0))
         (void)dp__os_bind(&others.now, &others);

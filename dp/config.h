@@ -367,6 +367,10 @@ static dp_status dp__check_shards(const dp_config *config)
 static dp_status dp__resolve_numbers(dp_ctx *ctx, dp__share cores)
 {
     dp_config *config = &ctx->config;
+    dp__cores mask;
+    dp__os_cores_of(0, &mask);
+    ctx->cores = dp__os_core_count();
+    ctx->limited = ctx->cores < dp__cores_count(&mask);
     if (config->thread_count < 0 || config->timeout_ms < 0 || config->device_count < 0)
         return dp_error(DP_ERR_INVALID, "dp_open: %s is negative",
                         config->thread_count < 0 ? "thread_count"
@@ -380,7 +384,7 @@ static dp_status dp__resolve_numbers(dp_ctx *ctx, dp__share cores)
         return dp_error(DP_ERR_INVALID, "dp_open: log.level is %d", (int)config->log.level);
     DP_TRY(dp__check_shards(config));
     if (config->thread_count == 0)
-        config->thread_count = dp__core_share(dp__os_core_count(), cores);
+        config->thread_count = dp__core_share(ctx->cores, cores);
     if (config->timeout_ms == 0)
         config->timeout_ms = DP__TIMEOUT_MS;
     config->bootstrap.process_count =
@@ -477,7 +481,7 @@ static const char *dp__unbound_by(const dp_ctx *ctx, const dp__neighbours *near,
         return "config.unbound";
     if (!dp__os_row(row) || row->node_count < 2)
         return "one node";
-    dp__os_cores(&mask);
+    dp__os_cores_of(0, &mask);
     memset(&nodes, 0xff, sizeof nodes);
     dp__cores_of_nodes(row, &nodes, &all);
     if (!dp__cores_within(&mask, &all)) /* nobody says where the others are */
@@ -521,7 +525,18 @@ static void dp__bind_worker(int local_rank, void *user)
     binding->ctx->slots[local_rank].status = done ? DP_OK : DP_ERR_UNSUPPORTED;
 }
 
-/* NULL, or why some are left alone. */
+static void dp__bind_to_all(int part, void *user)
+{
+    const dp__binding *binding = user;
+    dp__cores nodes, cores;
+    dp__os_bound bound;
+    (void)part;
+    memset(&nodes, 0xff, sizeof nodes);
+    dp__cores_of_nodes(binding->row, &nodes, &cores);
+    (void)dp__os_bind(&cores, &bound);
+}
+
+/* NULL, or why all are left alone: also the caller, and threads that have his cores from him. */
 static const char *dp__bind_workers(dp__binding *binding)
 {
     dp_ctx *ctx = binding->ctx;
@@ -529,9 +544,13 @@ static const char *dp__bind_workers(dp__binding *binding)
     if (ctx->info.local_count == 1 || !dp__team_enter(ctx->team))
         return NULL;
     dp__team_run(ctx->team, ctx->info.local_count, dp__bind_worker, binding);
-    dp__team_exit(ctx->team);
     for (int i = 1; i < ctx->info.local_count; i++)
         done = done && ctx->slots[i].status == DP_OK;
+    if (!done) {
+        dp__team_run(ctx->team, ctx->team->thread_count, dp__bind_to_all, binding);
+        ctx->bound.thread = 0;
+    }
+    dp__team_exit(ctx->team);
     return done ? NULL : "refused";
 }
 
@@ -553,28 +572,33 @@ DP__APART static dp_status dp__threads_start(dp_ctx *ctx, const dp__neighbours *
     return DP_OK;
 }
 
-/* What an open context has done to a thread; false: none has bound it. */
+/* What an open context has done to a thread; of several the one whose cores it has. False: none has
+   bound it. */
 static bool dp__bound_by_others(int thread, dp__os_bound *out)
 {
-    bool found = false;
+    dp__cores cores;
+    bool found = false, has = false;
+    dp__os_cores_of(thread, &cores);
     dp__lock_enter(&dp__live_lock);
-    for (int i = 0; i < DP__LIVE_MAX && thread != 0 && !found; i++) {
+    for (int i = 0; i < DP__LIVE_MAX && thread != 0 && !has; i++) {
         const dp_ctx *ctx = atomic_load_explicit(&dp__live[i], memory_order_relaxed);
-        found = ctx != NULL && ctx->bound.thread == thread;
-        if (found)
-            *out = ctx->bound;
+        if (ctx == NULL || ctx->bound.thread != thread)
+            continue;
+        found = true;
+        has = dp__cores_equal(&ctx->bound.now, &cores);
+        *out = ctx->bound;
     }
     dp__lock_leave(&dp__live_lock);
     return found;
 }
 
-/* When the last context that has bound it closes, a thread is as it was before the first. In a
-   child of fork there is no such thread. */
+/* A thread has the cores of another context that has bound it; when the last one closes, it is as
+   it was before the first. In a child of fork there is no such thread. */
 static void dp__unbind(const dp_ctx *ctx)
 {
     dp__os_bound others;
-    if (!dp__bound_by_others(ctx->bound.thread, &others))
-        (void)dp__os_unbind(&ctx->bound);
+    bool more = dp__bound_by_others(ctx->bound.thread, &others);
+    (void)dp__os_rebind(&ctx->bound, more ? &others.now : &ctx->bound.before);
 }
 
 /* ==== >>devices ================================================================================

@@ -233,6 +233,8 @@ struct dp_ctx {
     dp_config config;
     dp_info info;
     unsigned fork_count;
+    int cores;    /* that this process might use before its threads were bound to some */
+    bool limited; /* by a quota, to fewer than its mask has */
     bool traced;
     dp__lock lock; /* pools, scope lists, tracked blocks, failure */
     dp__tracked *tracked;

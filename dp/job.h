@@ -1184,7 +1184,7 @@ static dp_status dp__job_make(dp_ctx *ctx, const dp_bootstrap *boot, dp__gather_
     job->gather = gather;
     job->cards = cards;
     job->card.machine = dp__os_machine();
-    dp__os_cores(&job->card.cores);
+    dp__os_cores_of(0, &job->card.cores);
     job->process = boot->process;
     job->process_count = boot->process_count;
     job->timeout_ms = ctx->config.timeout_ms;
@@ -1278,7 +1278,7 @@ static dp_status dp__job_seat(dp__job *job, bool one_machine, const dp__mail *ma
     }
     job->mail = mail;
     if (status == DP_OK)
-        job->look_ns = dp__look_ns(job->process_count, dp__os_core_count());
+        job->look_ns = dp__look_ns(job->process_count, job->ctx->cores);
     if (status != DP_OK) {
         job->board = dp__host_alloc(&job->ctx->host, bytes, 128);
         if (job->board != NULL)

@@ -1035,12 +1035,26 @@ static void dp__tree_unclaim(dp__tree *tree)
     tree->claim = -1;
 }
 
+/* The only thread of a child has the cores of the one that forked. */
+static void dp__unbind_child(dp_ctx *ctx)
+{
+    if (ctx->bound.thread == 0)
+        return;
+    ctx->bound.thread = dp__os_thread();
+    (void)dp__os_rebind(&ctx->bound, &ctx->bound.before);
+    ctx->bound.thread = 0;
+}
+
 /* In a child, whose contexts are its parent's. */
 static void dp__in_child(void)
 {
-    for (int i = 0; i < DP__LIVE_MAX; i++)
-        if (atomic_load(&dp__live[i]) != NULL)
-            dp__tree_unclaim(atomic_load(&dp__live[i])->tree);
+    for (int i = 0; i < DP__LIVE_MAX; i++) {
+        dp_ctx *ctx = atomic_load(&dp__live[i]);
+        if (ctx == NULL)
+            continue;
+        dp__tree_unclaim(ctx->tree);
+        dp__unbind_child(ctx);
+    }
 }
 
 /* Waits for nobody. A child of fork closes its copies silently: the connection is the parent's. */

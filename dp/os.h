@@ -38,8 +38,8 @@
      dp__os_shared_*              memory between them, and who of them is alive
      dp__os_pages_*               memory that is exchanged for a part of it
      dp__os_word_*                to wait for a word in it
-     dp__os_cores                 which cores the calling thread may use
-     dp__os_row, _bind, _unbind   how nodes divide them, and to keep a thread to some
+     dp__os_cores_of              which cores a thread may use; 0: the caller
+     dp__os_row, _bind, _rebind   how nodes divide them, and to keep a thread to some
      dp__os_process_id            its number
 */
 
@@ -772,7 +772,7 @@ static bool dp__cores_equal(const dp__cores *a, const dp__cores *b)
 
 #if defined(__linux__)
 /* Of a thread of this process, 0: of the caller. All, where the system does not say. */
-static void dp__cores_of(int thread, dp__cores *out)
+static void dp__os_cores_of(int thread, dp__cores *out)
 {
     cpu_set_t mask;
     _Static_assert(sizeof mask == sizeof *out, "one bit a core");
@@ -788,11 +788,6 @@ static bool dp__cores_give(int thread, const dp__cores *cores)
     return sched_setaffinity(thread, sizeof mask, &mask) == 0;
 }
 
-static void dp__os_cores(dp__cores *out)
-{
-    dp__cores_of(0, out);
-}
-
 static int dp__os_thread(void)
 {
     return (int)syscall(SYS_gettid);
@@ -802,7 +797,7 @@ static int dp__os_thread(void)
 static bool dp__os_bind(const dp__cores *cores, dp__os_bound *out)
 {
     *out = (dp__os_bound){.thread = dp__os_thread(), .now = *cores};
-    dp__os_cores(&out->before);
+    dp__os_cores_of(0, &out->before);
     if (dp__cores_give(0, cores))
         return true;
     out->thread = 0;
@@ -810,15 +805,15 @@ static bool dp__os_bind(const dp__cores *cores, dp__os_bound *out)
 }
 
 /* By whatever thread. False: that one has ended, or has been given other cores since. */
-static bool dp__os_unbind(const dp__os_bound *bound)
+static bool dp__os_rebind(const dp__os_bound *bound, const dp__cores *cores)
 {
     char path[48];
-    dp__cores cores;
+    dp__cores has;
     snprintf(path, sizeof path, "/proc/self/task/%d", bound->thread);
     if (bound->thread == 0 || access(path, F_OK) != 0)
         return false;
-    dp__cores_of(bound->thread, &cores);
-    return dp__cores_equal(&cores, &bound->now) && dp__cores_give(bound->thread, &bound->before);
+    dp__os_cores_of(bound->thread, &has);
+    return dp__cores_equal(&has, &bound->now) && dp__cores_give(bound->thread, cores);
 }
 
 /* Up to the first other character; -1: no digit, or as many as `limit` or more. */
@@ -906,8 +901,9 @@ static bool dp__os_row(dp__row *out)
     return good;
 }
 #else
-static void dp__os_cores(dp__cores *out)
+static void dp__os_cores_of(int thread, dp__cores *out)
 {
+    (void)thread;
     *out = (dp__cores){{0}};
     for (int i = 0, count = dp__os_core_count(); i < count && i < DP__CORES_MAX; i++)
         dp__cores_add(out, i);
@@ -925,9 +921,10 @@ static bool dp__os_bind(const dp__cores *cores, dp__os_bound *out)
     return false;
 }
 
-static bool dp__os_unbind(const dp__os_bound *bound)
+static bool dp__os_rebind(const dp__os_bound *bound, const dp__cores *cores)
 {
     (void)bound;
+    (void)cores;
     return false;
 }
 

@@ -36,7 +36,9 @@ DP_API dp_status dp_device_info_get(dp_ctx *ctx, int local_rank, dp_device_info 
     DP_TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     dp_dev *dev = ctx->devices[local_rank].dev;
-    return dp__leave(__func__, ctx, dev->ops->info(dev, out));
+    dp_status status = dev->ops->info(dev, out);
+    out->compute_units = ctx->devices[local_rank].info.compute_units; /* not of a bound thread */
+    return dp__leave(__func__, ctx, status);
 }
 
 DP_API dp_device dp_local_device(const dp_ctx *ctx, int local_rank)

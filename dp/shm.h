@@ -1057,10 +1057,9 @@ static bool dp__shm_has_cores(const dp__shm_comm *comm, int threads)
 {
     const dp__job *job = comm->ring->job;
     dp__cores cores = {{0}};
-    int quota = dp__os_core_count();
     for (int p = 0; p < comm->process_count; p++)
         dp__cores_join(&cores, &job->cards[p].cores);
-    bool limited = quota < dp__cores_count(&job->card.cores) && threads > quota;
+    bool limited = job->ctx->limited && threads > job->ctx->cores;
     return !limited && threads <= dp__cores_count(&cores);
 }
 

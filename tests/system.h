@@ -682,13 +682,36 @@ TEST(cores_have_a_bit_each)
         CPU_SET(core, &one);
         CHECK_INT(sched_setaffinity(0, sizeof one, &one), 0);
         memset(&got, 0xff, sizeof got);
-        dp__os_cores(&got);
+        dp__os_cores_of(0, &got);
         for (size_t word = 0; word < DP__CORE_WORDS; word++) {
             CHECK(got.words[word] == (word == core / 64 ? (uint64_t)1 << core % 64 : 0));
         }
         CHECK_INT(dp__os_affinity_count(), 1);
         CHECK(CPU_COUNT(&all) == 1 || dp__os_affinity() != before);
     }
+}
+
+/* Who spins counts the cores of all; a quota, which all share, counts before a thread is bound. */
+TEST(a_quota_leaves_fewer_cores_than_masks)
+{
+    static dp_ctx ctx;
+    static dp__card cards[2];
+    dp__job job = {.ctx = &ctx, .cards = cards};
+    dp__ring ring = {.job = &job};
+    const dp__shm_comm comm = {.ring = &ring, .process_count = 2};
+    for (int core = 0; core < 4; core++) {
+        dp__cores_add(&cards[core / 2].cores, core);
+    }
+    ctx.cores = 3; /* of other processes the masks may be more than of this one */
+    CHECK(dp__shm_has_cores(&comm, 4));
+    CHECK(!dp__shm_has_cores(&comm, 5));
+    ctx.limited = true;
+    CHECK(dp__shm_has_cores(&comm, 3));
+    CHECK(!dp__shm_has_cores(&comm, 4));
+    dp_ctx *here;
+    CHECK_OK(dp_open(NULL, &here));
+    CHECK_INT(here->limited, dp__os_core_count() < dp__os_affinity_count());
+    dp_close(here);
 }
 
 TEST(random_numbers_differ)

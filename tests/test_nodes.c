@@ -566,7 +566,52 @@ TEST_SLOW(a_context_that_binds_nothing_leaves_the_thread_bound, 20)
     topology_remove();
 }
 
-/* In a child of fork nothing is done. */
+/* As the first of two processes: on the first node. */
+static dp_ctx *open_as_first(void)
+{
+    static echo e;
+    dp_config config = {.device_count = 1};
+    config.bootstrap = (dp_bootstrap){gather_echo, &e, 0, 2};
+    return open_with(&config);
+}
+
+/* What a context knows of the machine it knows from before its thread was bound. */
+TEST(cores_are_counted_before_a_thread_is_bound)
+{
+    dp_device_info before, after;
+    need_two_cores();
+    machine *m = machine_of(2);
+    dp_ctx *ctx = open_with(&(dp_config){.device_count = 1});
+    CHECK_OK(dp_device_info_get(ctx, 0, &before));
+    dp_close(ctx);
+    ctx = open_as_first();
+    cpu_set_t now = own_mask();
+    check_mask(&now, &m->of[0]);
+    CHECK_OK(dp_device_info_get(ctx, 0, &after));
+    CHECK_INT(after.compute_units, before.compute_units);
+    dp_close(ctx);
+    topology_remove();
+}
+
+/* Whether the thread has all cores, can open a context of its own that is bound, and has all again
+   when that closes. */
+static bool is_free_child(dp_ctx *of_parent, const machine *m)
+{
+    dp_ctx *own = NULL;
+    dp_info info;
+    cpu_set_t at_first = own_mask(), at_last;
+    const dp_config config = {.device_count = 2, .local_only = true};
+    if (dp_open(&config, &own) != DP_OK || dp_info_get(own, &info) != DP_OK) {
+        return false;
+    }
+    dp_close(of_parent);
+    dp_close(own);
+    at_last = own_mask();
+    return strcmp(info.binding, "nodes") == 0 && info.node_count == 2 &&
+           CPU_EQUAL(&at_first, &m->all) && CPU_EQUAL(&at_last, &m->all);
+}
+
+/* A child of fork has the cores of before, and its parent keeps to its own. */
 static dp_status have_a_child(void *user)
 {
     const machine *m = user;
@@ -576,9 +621,7 @@ static dp_status have_a_child(void *user)
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
-        dp_close(ctx);
-        now = own_mask();
-        _exit(CPU_EQUAL(&now, &own) ? EXIT_SUCCESS : EXIT_FAILURE);
+        _exit(is_free_child(ctx, m) ? EXIT_SUCCESS : EXIT_FAILURE);
     }
     CHECK_INT(waitpid(child, &status, 0), child);
     CHECK_INT(status, 0);
@@ -588,11 +631,31 @@ static dp_status have_a_child(void *user)
     return DP_OK;
 }
 
-TEST_SLOW(a_child_of_fork_changes_nothing, 20)
+TEST_SLOW(a_child_of_fork_is_not_bound, 20)
 {
     need_two_cores();
     machine *m = machine_of(2);
     CHECK_OK(dp_spawn(2, have_a_child, m));
+    topology_remove();
+}
+
+/* Whoever has given a thread other cores since is right, in a child too. */
+TEST(a_child_keeps_the_cores_that_somebody_else_has_given)
+{
+    int status = 0;
+    need_two_cores();
+    machine *m = machine_of(2);
+    dp_ctx *ctx = open_as_first();
+    give_mask(&m->of[1]);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        cpu_set_t now = own_mask();
+        _exit(CPU_EQUAL(&now, &m->of[1]) ? EXIT_SUCCESS : EXIT_FAILURE);
+    }
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(status, 0);
+    dp_close(ctx);
     topology_remove();
 }
 
@@ -751,13 +814,18 @@ static void cards_remove(void)
     }
 }
 
+static void need_bus(void)
+{
+    if (access("/sys/bus/pci/devices", F_OK) != 0) {
+        SKIP("there is no bus");
+    }
+}
+
 TEST(devices_with_their_own_memory_are_driven_near_to_them)
 {
     cpu_set_t masks[2], after;
     need_two_cores();
-    if (access("/sys/bus/pci/devices", F_OK) != 0) {
-        SKIP("there is no bus");
-    }
+    need_bus();
     machine *m = machine_of(2);
     dp_ctx *ctx = open_cards("1\n", "1\n");
     CHECK_INT(info_of(ctx).node_count, 1);
@@ -791,6 +859,50 @@ TEST(nothing_is_bound_where_a_device_is_near_to_no_node)
     topology_remove();
 }
 
+/* The first and the third are on the first node, the second is on the other one. */
+static void close_in_order(const machine *m, const int *order)
+{
+    static const int nodes[] = {0, 1, 0};
+    dp_ctx *contexts[3];
+    cpu_set_t now = m->all, after;
+    for (int i = 0; i < 3; i++) {
+        contexts[i] = open_cards(nodes[i] == 0 ? "0\n" : "1\n", nodes[i] == 0 ? "0\n" : "1\n");
+        CHECK_INT(info_of(contexts[i]).node_count, 1);
+        now = own_mask();
+        check_mask(&now, &m->of[nodes[i]]);
+    }
+    for (int i = 0; i < 3; i++) {
+        int left[2] = {0, 0};
+        for (int j = i + 1; j < 3; j++) {
+            left[nodes[order[j]]]++;
+        }
+        dp_close(contexts[order[i]]);
+        after = own_mask();
+        if (i == 2) {
+            check_mask(&after, &m->all);
+        } else if (left[CPU_EQUAL(&now, &m->of[1])] > 0) { /* whose cores it has is still open */
+            check_mask(&after, &now);
+        } else {
+            check_mask(&after, &m->of[left[1] > 0]);
+        }
+        now = after;
+    }
+}
+
+TEST(contexts_on_several_nodes_close_in_any_order)
+{
+    static const int orders[][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2},
+                                    {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+    need_two_cores();
+    need_bus();
+    machine *m = machine_of(2);
+    for (size_t i = 0; i < sizeof orders / sizeof orders[0]; i++) {
+        close_in_order(m, orders[i]);
+    }
+    cards_remove();
+    topology_remove();
+}
+
 /* ---- where the system says no ---------------------------------------------------------------- */
 
 /* As some containers do it. */
@@ -816,6 +928,64 @@ static dp_status be_refused(void *user)
     open_free(&two, "refused");
     open_free(&(dp_config){.device_count = 2, .local_only = true}, "refused");
     return DP_OK;
+}
+
+/* In place of the C library's: one call is refused. */
+static atomic_int bindings, refused;
+
+int sched_setaffinity(pid_t thread, size_t bytes, const cpu_set_t *mask)
+{
+    if (atomic_fetch_add(&bindings, 1) + 1 == atomic_load(&refused)) {
+        errno = EPERM;
+        return -1;
+    }
+    return (int)syscall(SYS_sched_setaffinity, thread, bytes, mask);
+}
+
+static const dp_config three = {.device_count = 3};
+
+/* A context before has its cores back, and workers have all. */
+static void refuse_second(const machine *m, int call)
+{
+    cpu_set_t own = own_part(m), now, masks[3];
+    dp_ctx *first = open_with(&three);
+    CHECK_STR(info_of(first).binding, "nodes");
+    atomic_store(&bindings, 0);
+    atomic_store(&refused, call);
+    dp_ctx *second = open_with(&three);
+    CHECK_STR(info_of(second).binding, "refused");
+    CHECK_OK(dp_run(second, NULL, note_mask, masks));
+    check_mask(&masks[0], &own);
+    check_mask(&masks[1], &m->all);
+    check_mask(&masks[2], &m->all);
+    dp_close(second);
+    now = own_mask();
+    check_mask(&now, &own);
+    dp_close(first);
+    now = own_mask();
+    check_mask(&now, &m->all);
+}
+
+/* All threads are bound or none is, whichever the system refuses: the caller's, or a worker's. */
+static dp_status be_refused_once(void *user)
+{
+    const machine *m = user;
+    for (int call = 1; call <= 3; call++) {
+        atomic_store(&bindings, 0);
+        atomic_store(&refused, call);
+        open_free(&three, "refused");
+        CHECK(atomic_load(&bindings) >= call);
+        refuse_second(m, call + 1); /* after the one that gives the thread all cores */
+    }
+    return DP_OK;
+}
+
+TEST_SLOW(all_threads_are_bound_or_none, 20)
+{
+    need_two_cores();
+    machine *m = machine_of(2);
+    CHECK_OK(dp_spawn(2, be_refused_once, m));
+    topology_remove();
 }
 
 TEST_SLOW(a_refusal_of_the_system_is_no_error, 20)
