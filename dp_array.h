@@ -60,7 +60,7 @@ struct DLManagedTensorVersioned;
    the scope ends, after the work that was enqueued on the compute stream of its device and copies
    that read it: end a scope of its own to give it back earlier. If the call fails, it stays yours.
    After a failure of the job no deleter is called, as a device may still use the memory. What a
-   dp_tensor cannot be is UNSUPPORTED: negative strides, other dtypes, other devices. */
+   dp_tensor cannot be is UNSUPPORTED: negative strides, more dims, other dtypes, other devices. */
 DP_MUST_USE DP_API dp_status dp_dlpack_import(dp_ctx *ctx, dp_scope *scope,
                                               struct DLManagedTensor *managed, dp_tensor *out);
 /* The same. If it is read-only, so is the view. Any version 1.x. */
@@ -87,8 +87,8 @@ DP_MUST_USE DP_API dp_status dp_dlpack_export_versioned(dp_ctx *ctx, const dp_te
 
 /* ==== >>arrays =================================================================================
    Files of numpy.save and numpy.savez. They are memory-mapped, and checked before use: a file has
-   exactly what its header says. Anything else is a DP_ERR_FILE that says what is wrong; a dtype
-   that dp.h does not have is UNSUPPORTED. DP_ERR_NO_FILE: there is no file of this name.
+   exactly what its header says. Anything else is a DP_ERR_FILE that says what is wrong; a dtype that
+   dp.h does not have is UNSUPPORTED, and so are more dims. DP_ERR_NO_FILE: no file has this name.
 
    Tensors are read-only views of the file, which stays mapped until the scope ends. Nothing is read
    before it is used, so the file may be larger than memory. Meanwhile it may be replaced, but not
@@ -289,7 +289,8 @@ static dp_status dp__dl_tensor_in(const dp__dl_import *import, const dp__dl_tens
     dp_dtype dtype = DP_F32;
     dp_device device;
     if (from->ndim < 0 || from->ndim > DP_MAX_DIMS || (from->ndim > 0 && from->shape == NULL))
-        return dp_error(DP_ERR_INVALID, "%d dims, a tensor has 0 to %d%s", from->ndim, DP_MAX_DIMS,
+        return dp_error(from->ndim > DP_MAX_DIMS ? DP_ERR_UNSUPPORTED : DP_ERR_INVALID,
+                        "%d dims, a tensor has 0 to %d%s", from->ndim, DP_MAX_DIMS,
                         from->shape == NULL ? ", and a shape" : "");
     DP_TRY(dp__dl_dtype_in(from, &dtype));
     DP_TRY(dp__dl_device_in(import->ctx, from, &device));
@@ -655,15 +656,18 @@ static bool dp__array_takes_number(dp__array_text *text, int64_t *out)
     return digits > 0;
 }
 
+/* Of more dims than a tensor has the first ones, and that there are more. */
 static bool dp__array_takes_shape(dp__array_text *text, dp__array_form *form)
 {
+    int64_t size;
     bool comma = true;
     if (!dp__array_takes(text, "("))
         return false;
-    for (form->ndim = 0; !dp__array_takes(text, ")"); form->ndim++) {
-        if (!comma || form->ndim == DP_MAX_DIMS ||
-            !dp__array_takes_number(text, &form->shape[form->ndim]))
+    for (form->ndim = 0; !dp__array_takes(text, ")"); form->ndim += form->ndim <= DP_MAX_DIMS) {
+        if (!comma || !dp__array_takes_number(text, &size))
             return false;
+        if (form->ndim < DP_MAX_DIMS)
+            form->shape[form->ndim] = size;
         comma = dp__array_takes(text, ",");
     }
     return form->ndim != 1 || comma; /* (3) is a number in Python */
@@ -710,6 +714,8 @@ static dp_status dp__array_describe(dp__array_text *text, dp__array_form *out)
     if (text->at < text->end)
         return dp_error(DP_ERR_FILE, "something follows in its header: \"%s\"",
                         dp__array_show(text));
+    if (out->ndim > DP_MAX_DIMS)
+        return dp_error(DP_ERR_UNSUPPORTED, "it has more than %d dims", DP_MAX_DIMS);
     if (out->dtype != DP_DTYPE_ANY)
         return DP_OK;
     text->at = out->descr;
@@ -989,7 +995,7 @@ static dp_status dp__npz_entry_at(const dp__npz *zip, uint64_t *at, dp__npz_entr
 /* Without ".npy"; a string of its own. */
 static dp_status dp__npz_name(dp_scope *scope, const dp__npz_entry *entry, const char **out)
 {
-    size_t suffix = sizeof dp__array_suffix - 1, count = entry->name_bytes, at = 0, step = 1;
+    size_t suffix = sizeof dp__array_suffix - 1, count = entry->name_bytes;
     if (count >= suffix && memcmp(entry->name + count - suffix, dp__array_suffix, suffix) == 0)
         count -= suffix;
     char *name = dp_scope_alloc(scope, count + 1);
@@ -997,9 +1003,7 @@ static dp_status dp__npz_name(dp_scope *scope, const dp__npz_entry *entry, const
         return dp__no_memory();
     memcpy(name, entry->name, count);
     name[count] = '\0';
-    while (at < count && step > 0 && name[at] != '\0')
-        at += step = dp_utf8_bytes(name + at);
-    if (at != count)
+    if (strlen(name) != count || !dp__is_text(name))
         return dp_error(DP_ERR_FILE, "the name of a member is not UTF-8");
     *out = name;
     return DP_OK;
@@ -1440,14 +1444,13 @@ static dp_status dp__npz_check(dp_value dict, dp__npz_put *puts)
 {
     for (size_t i = 0; i < dp_count(dict); i++) {
         const char *key = dp_key_at(dict, i);
-        size_t count = strlen(key), at = 0, step = 1;
+        size_t count = strlen(key);
+        bool text = dp__is_text(key);
         dp__array_text name = {.at = key, .end = key + count};
-        while (at < count && step > 0)
-            at += step = dp_utf8_bytes(key + at);
         puts[i] = (dp__npz_put){.name = key, .name_bytes = count + sizeof dp__array_suffix - 1};
-        if (at != count || puts[i].name_bytes > DP__ZIP_NAME_MOST)
+        if (!text || puts[i].name_bytes > DP__ZIP_NAME_MOST)
             return dp_error(DP_ERR_INVALID, "key '%s' is %s", dp__array_show(&name),
-                            at != count ? "not UTF-8" : "too long");
+                            text ? "too long" : "not UTF-8");
         if (dp_at(dict, i).kind != DP_TENSOR)
             return dp_error(DP_ERR_INVALID,
                             "'%s' is not a tensor: dp_file_write (dp_save.h) writes other values",

@@ -61,7 +61,7 @@ extern "C" {
    Files of other programs are read as a flat dict, in the order of their headers. Files are
    memory-mapped and validated before use: every byte must belong to one tensor, which has as many
    as its dtype and shape say. Anything else is a DP_ERR_FILE that says what is wrong where. A dtype
-   that dp.h does not have is UNSUPPORTED.                                                      */
+   that dp.h does not have is UNSUPPORTED, and so are more dims.                                */
 
 /* The file is written as path.part, synced to disk, and renamed. If anything fails, the old file
    stays; only a process that was killed leaves a path.part, which the next write reuses. Of two
@@ -169,16 +169,6 @@ static const char *const dp__save_dtypes[] = {"F32", "F64", "F16", "BF16", "I64"
 _Static_assert(sizeof dp__save_dtypes / sizeof dp__save_dtypes[0] == DP_DTYPE_COUNT,
                "each dtype has a name in files");
 
-static bool dp__save_is_text(const char *text)
-{
-    size_t count = 1;
-    while (*text != '\0' && count > 0) {
-        count = dp_utf8_bytes(text);
-        text += count;
-    }
-    return count > 0;
-}
-
 /* "a.b", in the scope; NULL when there is no memory. */
 static const char *dp__save_join(dp_scope *scope, const char *path, const char *key)
 {
@@ -244,7 +234,7 @@ static uint64_t dp__save_bytes_of(const dp_tensor *tensor)
 
 static dp_status dp__save_check_text(const char *path, const char *text)
 {
-    if (!dp__save_is_text(text))
+    if (!dp__is_text(text))
         return dp_error(DP_ERR_INVALID, "a string or key in '%s' is not UTF-8",
                         dp__save_show(path).text);
     return DP_OK;
@@ -783,7 +773,7 @@ static dp_status dp__save_string(dp__save_scan *scan, const char **out)
         return dp__save_bad(scan, "a string does not end");
     scan->at++;
     *scan->strings++ = '\0';
-    return dp__save_is_text(*out) ? DP_OK : dp__save_bad(scan, "a string is not UTF-8");
+    return dp__is_text(*out) ? DP_OK : dp__save_bad(scan, "a string is not UTF-8");
 }
 
 /* Digits; what follows is for the caller to judge. */

@@ -423,6 +423,14 @@ DP_API size_t dp_utf8_bytes(const char *text)
     return *at < 0xF8 && code >= least[count] && !half && code <= 0x10FFFF ? count : 0;
 }
 
+DP__MAYBE_UNUSED static bool dp__is_text(const char *text)
+{
+    size_t count = dp_utf8_bytes(text);
+    while (count > 0 && *text != '\0')
+        count = dp_utf8_bytes(text += count);
+    return count > 0;
+}
+
 /* As the inside of a JSON string, cut where there is no room. */
 static const char *dp__trace_name(const char *text, char *out)
 {

@@ -87,7 +87,13 @@ static const npy_row dicts[] = {
     {DICT("<f4", "False", "2"), BYTES("12345678"), "makes no sense", DP_ERR_FILE},
     {DICT("<f4", "False", "-2,"), BYTES("12345678"), "makes no sense", DP_ERR_FILE},
     {DICT("<f4", "False", "1 2"), BYTES("12345678"), "makes no sense", DP_ERR_FILE},
-    {DICT("<f4", "False", "1,1,1,1,1,1,1,1,1"), BYTES("1234"), "makes no sense", DP_ERR_FILE},
+    {DICT("<f4", "False", "1,1,1,1,1,1,1,1"), BYTES("\0\0\x80\x3f"), "f32[1,1,1,1,1,1,1,1]=1",
+     DP_OK},
+    {DICT("<f4", "False", "1,1,1,1,1,1,1,1,1"), BYTES("1234"), "it has more than 8 dims",
+     DP_ERR_UNSUPPORTED},
+    {DICT("<f4", "False", "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1"), BYTES("1234"),
+     "it has more than 8 dims", DP_ERR_UNSUPPORTED},
+    {DICT("<f4", "False", "1,1,1,1,1,1,1,1,1,x"), BYTES("1234"), "makes no sense", DP_ERR_FILE},
     {DICT("<f4", "False", "9999999999999999999,"), BYTES("1"), "makes no sense", DP_ERR_FILE},
     {DICT("<f4", "False", "1, 999999999999999999, 99"), BYTES("1234"),
      "it has 4 bytes of elements, and its shape says more than 9223372036854775807", DP_ERR_FILE},
@@ -455,6 +461,23 @@ TEST(members_of_files)
     dp_close(ctx);
 }
 
+/* It would be read as one that is shorter. */
+TEST(a_name_with_a_nul_is_refused)
+{
+    char bytes[1024];
+    dp_value out;
+    enter_folder();
+    dp_ctx *ctx = open_cpus(1);
+    dp_scope *scope = dp_scope_begin(ctx);
+    size_t count = put_zip(bytes, &(zip_row){.name = "x|y.npy"});
+    for (size_t i = 0; i < count; i++)
+        bytes[i] = (char)(bytes[i] == '|' ? '\0' : bytes[i]);
+    put_file("a.npz", bytes, count);
+    CHECK_ERROR(dp_npz_read(ctx, scope, "a.npz", &out), DP_ERR_FILE,
+                "the name of a member is not UTF-8");
+    dp_close(ctx);
+}
+
 /* Every beginning, and every byte that is another: refused, or read as what it then says. */
 TEST(damaged_npz_files)
 {
@@ -655,6 +678,33 @@ TEST(dlpack_import)
     dp_close(ctx);
 }
 
+/* As all memory; what is written there lands there. */
+TEST(dlpack_import_at_any_address)
+{
+    dp_ctx *ctx = open_cpus(2);
+    for (size_t offset = 0; offset < sizeof(float); offset++) {
+        char bytes[sizeof their_floats + sizeof(float)];
+        int64_t shape[] = {6};
+        int count = 0;
+        DLTensor theirs = their_tensor(shape, 1);
+        theirs.data = bytes;
+        theirs.byte_offset = offset;
+        memcpy(bytes + offset, their_floats, sizeof their_floats);
+        CHECK_OK(import(ctx, &theirs, 0, 0, "f32[6]=1 2 3 4 5 6", &count));
+        DLManagedTensor plain = {theirs, NULL, NULL};
+        dp_tensor tensor;
+        dp_scope *scope = dp_scope_begin(ctx);
+        CHECK_OK(dp_dlpack_import(ctx, scope, &plain, &tensor));
+        CHECK_OK(dp_axpby(ctx, 2, &tensor, 0, NULL, &tensor));
+        CHECK_TREE(ctx, dp_of(scope, &tensor), "f32[6]=2 4 6 8 10 12");
+        float last;
+        memcpy(&last, bytes + offset + 5 * sizeof last, sizeof last);
+        CHECK_F64(last, 12, 0);
+        dp_scope_end(scope);
+    }
+    dp_close(ctx);
+}
+
 /* Strides and data may be NULL where they say nothing, and so may a deleter. */
 TEST(dlpack_import_of_null)
 {
@@ -698,7 +748,7 @@ TEST(dlpack_refused)
         {10, 3, 1, 2, 32, 1, 2, 1, 0, 0, 0, DP_ERR_UNSUPPORTED, "is DLPack's {10, 3}"},
         {0, 0, 1, 2, 32, 1, 2, 1, 0, 0, 0, DP_ERR_UNSUPPORTED, "is DLPack's {0, 0}"},
         {1, 0, -1, 2, 32, 1, 2, 1, 0, 0, 0, DP_ERR_INVALID, "-1 dims, a tensor has 0 to 8"},
-        {1, 0, 9, 2, 32, 1, 2, 1, 0, 0, 0, DP_ERR_INVALID, "9 dims"},
+        {1, 0, 9, 2, 32, 1, 2, 1, 0, 0, 0, DP_ERR_UNSUPPORTED, "9 dims"},
         {1, 0, 1, 2, 32, 1, 2, 1, 0, 1, 0, DP_ERR_INVALID, ", and a shape"},
         {1, 0, 1, 2, 32, 1, -2, 1, 0, 0, 0, DP_ERR_INVALID, "its shape has a size below 0"},
         {1, 0, 1, 2, 32, 1, INT64_MAX, 1, 0, 0, 0, DP_ERR_INVALID, "more elements than can be"},
