@@ -74,6 +74,12 @@ static double number_in(const char *line, const char *field)
     return at != NULL ? strtod(at + strlen(field), NULL) : 0;
 }
 
+/* Whether a character of UTF-8 has begun before: nothing is cut there. */
+static bool goes_on(char c)
+{
+    return ((unsigned char)c & 0xC0) == 0x80;
+}
+
 /* The last "name" in the line, up to its quote: that of what a line with two of them is about. */
 static void name_in(const char *line, char out[NAME])
 {
@@ -87,6 +93,8 @@ static void name_in(const char *line, char out[NAME])
             out[used++] = *at++;
         out[used++] = *at;
     }
+    for (; at != NULL && goes_on(*at) && used > 0; at--)
+        used--;
     out[used] = '\0';
 }
 
@@ -256,10 +264,11 @@ static double x_of(double at)
     return LEFT + (at - run.begin) / (run.end - run.begin) * (WIDTH - LEFT);
 }
 
-/* A name of JSON is put into a page: what means something there is written otherwise. */
+/* So many characters of a name of JSON: what means something in a page is written otherwise. */
 static void put_text(FILE *out, const char *text, size_t most)
 {
-    for (; *text != '\0' && most > 0; text++, most--) {
+    for (; *text != '\0' && (most > 0 || goes_on(*text)); text++) {
+        most -= !goes_on(*text);
         if (*text == '\\' && text[1] != '\0')
             text++;
         if (strchr("<>&\"", *text) != NULL)

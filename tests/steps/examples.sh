@@ -254,9 +254,12 @@ dprun: starting again, 1 of 1" --restarts=1 sh -c 'exit 3'
     dprun_result "long lines come whole, in parts" "$(timeout -k 9 100 build/examples/dprun -n 2 \
         sh -c 'head -c 100000 /dev/zero | tr "\0" x' </dev/null | sed 's/^\[[01]\] //' |
         tr -d '\n' | wc -c)" 200000
-    dprun_result "a reader that has seen enough" "$(timeout -k 9 100 build/examples/dprun yes </dev/null \
-        2>"$LOGS/dprun.log" | head -n 1; echo "${PIPESTATUS[0]}")" "[0] y
-141"
+    dprun_result "a reader that has seen enough" "$(timeout -k 9 100 build/examples/dprun \
+        sh -c 'trap "" PIPE; while echo y; do :; done; exit 9' </dev/null 2>"$LOGS/dprun.log" |
+        head -n 1; echo "${PIPESTATUS[0]}")" "[0] y
+9"
+    dprun_result "what was ignored before is still" "$(timeout -k 9 100 build/examples/dprun \
+        grep SigIgn /proc/self/status </dev/null)" "[0] $(timeout 9 grep SigIgn /proc/self/status)"
     rm -rf "$LOGS/dprun.out"
     dprun_ends "a file for each" 0 "" -n 2 --output "$LOGS/dprun.out" sh -c 'echo I am $DP_PROCESS'
     dprun_result "with its lines" "$(cat "$LOGS"/dprun.out/{0,1}.log)" "I am 0
@@ -304,6 +307,9 @@ timeline_shows() {
     got+=" $(grep -c '<text x="0" .*caller, device 0' "$page")"
     got+=" $(($(grep -c '^<g><title>dp_train_step: ' "$page") >= 6))" # and what juts in
     if has xmllint; then xmllint --noout "$page" || got+=" it is not well formed"; fi
+    if has iconv; then # what step_examples has made of tests/timeline.json
+        iconv -f UTF-8 -t UTF-16 build/examples/timeline.html >/dev/null || got+=" a character is cut"
+    fi
     if [ "$got" = "0 1 2 2 1" ]; then
         echo "ok - $name"
     else
