@@ -5,7 +5,8 @@
 #   install.sh install
 #   install.sh uninstall
 #
-# share/dp/installed under $PREFIX lists all that is there, and the folders that were new.
+# share/dp/installed under $PREFIX lists all that is there, and the folders that were new. It grows with
+# what is put there, so that what an install leaves that fails can be taken away too.
 
 set -eu
 cd "$(dirname "$0")/.."
@@ -21,20 +22,20 @@ folder() {
     [ ! -d "$DESTDIR$1" ] || return 0
     folder "$(dirname "$1")"
     mkdir "$DESTDIR$1"
-    echo "$1" >>"$list_new"
+    echo "$1" >>"$listing"
 }
 
 # put SOURCE PATH [MODE]
 put() {
     folder "$(dirname "$PREFIX/$2")"
+    echo "$PREFIX/$2" >>"$listing"
     install -m "${3:-644}" "$1" "$DESTDIR$PREFIX/$2"
-    echo "$PREFIX/$2" >>"$list_new"
 }
 
 # link TARGET PATH
 link() {
+    echo "$PREFIX/$2" >>"$listing"
     ln -sf "$1" "$DESTDIR$PREFIX/$2"
-    echo "$PREFIX/$2" >>"$list_new"
 }
 
 # fill TEMPLATE PATH NAME=VALUE...
@@ -118,8 +119,8 @@ pages() {
             -f install/man.awk "$header.h"
     done
     folder "$PREFIX/share/man/man3"
+    for page in "$work/pages"/*; do echo "$PREFIX/share/man/man3/${page##*/}" >>"$listing"; done
     install -m 644 "$work/pages"/* "$DESTDIR$PREFIX/share/man/man3"
-    for page in "$work/pages"/*; do echo "$PREFIX/share/man/man3/${page##*/}" >>"$list_new"; done
 }
 
 uninstall() {
@@ -143,16 +144,16 @@ install_all() {
     done
     uninstall # what another WITH, or an older version, has put there
     [ -z "$DESTDIR" ] || mkdir -p "$DESTDIR"
+    put "$listing" "$list" # itself and its folders
+    listing=$DESTDIR$PREFIX/$list
     headers
     library dp
     packages
     pages
     put build/examples/dprun bin/dprun 755
-    put "$list_new" "$list" # and again, with what this has added
-    install -m 644 "$list_new" "$DESTDIR$PREFIX/$list"
     # The loader of Linux finds a new library only when it has been told.
     [ -n "$DESTDIR" ] || [ "$SYSTEM" != Linux ] || ldconfig 2>/dev/null || true
-    echo "installed in $DESTDIR$PREFIX: $(wc -l <"$list_new" | tr -d ' ') files and folders"
+    echo "installed in $DESTDIR$PREFIX: $(wc -l <"$listing" | tr -d ' ') files and folders"
 }
 
 case $LIBDIR in
@@ -160,8 +161,8 @@ case $LIBDIR in
 esac
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-list_new=$work/list
-: >"$list_new"
+listing=$work/list
+: >"$listing"
 case ${1:-} in
 install) install_all ;;
 uninstall) uninstall ;;

@@ -103,6 +103,17 @@ staged() {
     (cd "$stage" && find . ! -type d | sort | tr '\n' ' ' && find . -type d | sort | tr '\n' ' ')
 }
 
+# What was put there before something went wrong is taken away, and nothing else.
+halfway() {
+    local stage=$INSTALL/half
+    mkdir -p "$stage/opt/share"
+    touch "$stage/opt/share/man" # where a folder should be
+    installs install "WITH=$WITH" "DESTDIR=$stage" PREFIX=/opt && return 1
+    [ -e "$stage/opt/include/dp/os.h" ] || return 1
+    installs uninstall "DESTDIR=$stage" PREFIX=/opt || return 1
+    (cd "$stage" && find . | sort | tr '\n' ' ')
+}
+
 # Another WITH leaves nothing of the one before it, and uninstall nothing at all.
 left() {
     installs install WITH= "PREFIX=$PREFIX" || return 1
@@ -205,5 +216,6 @@ step_install() {
         "PREFIX=$INSTALL/none"
     tried "make install with DESTDIR, and uninstall" \
         "./opt/include/dp/of-others ./opt/share/of-others . ./opt ./opt/include ./opt/include/dp ./opt/share " staged
+    tried "make uninstall after an install that failed" ". ./opt ./opt/share ./opt/share/man " halfway
     tried "make uninstall leaves nothing" nothing left
 }
