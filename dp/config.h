@@ -385,8 +385,6 @@ static dp_status dp__resolve_numbers(dp_ctx *ctx, dp__share cores)
     DP_TRY(dp__check_shards(config));
     if (config->thread_count == 0)
         config->thread_count = dp__core_share(ctx->cores, cores);
-    if (config->timeout_ms == 0)
-        config->timeout_ms = DP__TIMEOUT_MS;
     config->bootstrap.process_count =
         config->bootstrap.all_gather != NULL ? config->bootstrap.process_count : 1;
     return dp__copy_job(ctx, config->job, &config->job);

@@ -39,18 +39,22 @@ typedef struct dp__group {
     dp_ctx *made;
 } dp__group;
 
-/* What a connection to another machine comes from is what other machines can reach. */
-static void dp__group_host(const dp_ctx *ctx, char *text, size_t room)
+/* What the user says, or what a connection to another machine comes from. */
+static dp_status dp__group_host(const dp_ctx *ctx, char *text, size_t room)
 {
-    text[0] = '\0';
-    for (int i = 0; ctx->tree != NULL && i < ctx->tree->link_count && text[0] == '\0'; i++)
+    dp__launch own = {.name = "group"};
+    DP_TRY(dp__launch_interface(&own));
+    snprintf(text, room, "%s", own.own);
+    for (int i = 0; i < ctx->tree->link_count && text[0] == '\0'; i++)
         dp__os_self(ctx->tree->links[i].fd, text, room);
+    return DP_OK;
 }
 
 static dp_status dp__group_card_make(const dp__group *group, dp__group_card *out)
 {
     *out = (dp__group_card){.group = group->number, .machine = dp__os_machine()};
-    dp__group_host(group->ctx, out->host, sizeof out->host);
+    if (group->ctx->tree != NULL)
+        DP_TRY(dp__group_host(group->ctx, out->host, sizeof out->host));
     if (group->number < 0 || dp__os_secret((uint64_t *)&out->secret, sizeof out->secret))
         return DP_OK;
     return dp_error(DP_ERR_UNSUPPORTED,
@@ -168,7 +172,9 @@ static dp_status dp__group_launch(const dp__group *group, const dp__group_card *
                             "with another bootstrap",
                             group->fn, group->number);
         snprintf(out->host, sizeof out->host, "%s", host);
-        out->port = dp__drawn_port(out->key);
+        DP_TRY(dp__launch_ports(out));
+        DP_TRY(dp__launch_interface(out));
+        out->port = dp__launch_port(out);
     }
     dp__launch_name(out);
     return DP_OK;

@@ -6,6 +6,7 @@
 
    CONTENTS (search for the tag)
      >>launchers  what the environment says
+     >>place      and where the processes meet
      >>wire       bytes on a connection, and who may speak
      >>shape      who is connected to whom
      >>tree       lasting connections: failures, letters
@@ -31,7 +32,9 @@
 enum {
     DP__PROCESSES_MAX = 1 << 20,
     DP__PORT_MAX = 65535,
-    DP__PORTS = 8, /* from the first on, where another program may have taken the first */
+    DP__PORTS = 8,          /* from the first on, where another program may have taken the first */
+    DP__PORT_FIRST = 20000, /* of those that process 0 takes if no one says which */
+    DP__PORT_LAST = 29999,
     DP__HOST_BYTES = 256,
     DP__PLACE_BYTES = 64,
     DP__WHERE_BYTES = 80
@@ -94,6 +97,10 @@ typedef struct dp__key { /* what only processes of one job know */
     uint64_t low, high;
 } dp__key;
 
+typedef struct dp__ports { /* from the first to the last; 0: whatever is free */
+    int first, last;
+} dp__ports;
+
 typedef struct dp__launch { /* what was found */
     const char *name;
     int process, process_count;
@@ -101,6 +108,8 @@ typedef struct dp__launch { /* what was found */
     char host[DP__HOST_BYTES]; /* of process 0; "": all meet at a place inside this machine */
     int port, port_count;
     char where[DP__WHERE_BYTES]; /* the same in words */
+    dp__ports ports;             /* where processes listen that no one has told where */
+    char own[DP__PLACE_BYTES];   /* at which address this one does; "": at all that it has */
     char place[DP__PLACE_BYTES]; /* a name inside this machine */
     dp__key key;
     bool numbered; /* the launcher has told this job from all others */
@@ -229,6 +238,55 @@ DP__COLD static dp_status dp__launcher_find(const dp__launcher **out)
     return DP_OK;
 }
 
+/* ==== >>place ==================================================================================
+   Where process 0 is, and at which addresses and ports this process may listen.                 */
+
+/* *at stands behind it afterwards. 0: there is none. */
+static int dp__port_read(const char **at)
+{
+    int port = 0;
+    for (; **at >= '0' && **at <= '9' && port <= DP__PORT_MAX; (*at)++)
+        port = port * 10 + (**at - '0');
+    return port <= DP__PORT_MAX ? port : 0;
+}
+
+/* "PORT", or "PORT-PORT": the first and the last of a range. */
+static dp_status dp__launch_ports(dp__launch *launch)
+{
+    const char *text = dp__os_env("DP_PORTS"), *at = text;
+    dp__ports *ports = &launch->ports;
+    if (text == NULL)
+        return DP_OK;
+    ports->first = ports->last = dp__port_read(&at);
+    if (*at == '-') {
+        at++;
+        ports->last = dp__port_read(&at);
+    }
+    if (*at != '\0' || ports->first == 0 || ports->last < ports->first)
+        return dp_error(DP_ERR_INVALID,
+                        "dp_open: DP_PORTS is '%s', neither a port from 1 to %d nor a range of "
+                        "them like 20000-20031",
+                        text, DP__PORT_MAX);
+    return DP_OK;
+}
+
+/* What the others are told. Process 0 is found by its name, and need not know this. */
+static dp_status dp__launch_interface(dp__launch *launch)
+{
+    const char *wanted = dp__os_env("DP_INTERFACE");
+    dp__os_interface found;
+    char others[200];
+    if (wanted == NULL)
+        return DP_OK;
+    if (!dp__os_interface_find(wanted, &found, others, sizeof others))
+        return dp_error(DP_ERR_INVALID,
+                        "dp_open: DP_INTERFACE is '%s', and no interface of this machine has a "
+                        "name or an address that begins so. There are %s",
+                        wanted, others[0] != '\0' ? others : "none");
+    memcpy(launch->own, found.address, sizeof launch->own);
+    return DP_OK;
+}
+
 /* "HOST:PORT", "[HOST]:PORT" where the host has colons itself, or "@NAME" for a place inside this
    machine. */
 static dp_status dp__launch_address(dp__launch *launch, const char *text)
@@ -236,15 +294,14 @@ static dp_status dp__launch_address(dp__launch *launch, const char *text)
     const char *colon = strrchr(text, ':'), *at = colon != NULL ? colon + 1 : "";
     bool bracket = colon != NULL && text[0] == '[' && colon[-1] == ']';
     size_t bytes = colon != NULL ? (size_t)(colon - text) - (bracket ? 2 : 0) : 0;
-    int port = 0;
+    int port;
     snprintf(launch->where, sizeof launch->where, "at %s", text);
     if (text[0] == '@' && text[1] != '\0') {
         launch->key = dp__key_with(launch->key, text);
         return DP_OK;
     }
-    for (; *at >= '0' && *at <= '9' && port <= DP__PORT_MAX; at++)
-        port = port * 10 + (*at - '0');
-    if (bytes == 0 || bytes >= DP__HOST_BYTES || *at != '\0' || port < 1 || port > DP__PORT_MAX)
+    port = dp__port_read(&at);
+    if (bytes == 0 || bytes >= DP__HOST_BYTES || *at != '\0' || port == 0)
         return dp_error(DP_ERR_INVALID,
                         "dp_open: DP_ADDR is '%s', not host:port with a port from 1 to %d, nor "
                         "@name",
@@ -300,10 +357,15 @@ static uint64_t dp__launcher_id(const dp__launcher *launcher)
     return maker.process != 0 ? maker.process : dp__os_parent();
 }
 
-/* Which nobody has chosen. */
-static int dp__drawn_port(dp__key key)
+/* The launcher says none: the number of the job chooses one, and leaves room for the next ones. */
+static int dp__launch_port(const dp__launch *launch)
 {
-    return 20000 + (int)(dp__sip(key, "port", 4) % 10000);
+    dp__ports ports = {DP__PORT_FIRST, DP__PORT_LAST};
+    if (launch->ports.last != 0)
+        ports = launch->ports;
+    int choices = ports.last - ports.first + 2 - DP__PORTS;
+    uint64_t drawn = dp__sip(launch->key, "port", 4);
+    return ports.first + (choices > 1 ? (int)(drawn % (uint64_t)choices) : 0);
 }
 
 /* When no address is given: the machines of a Slurm step have names; else all processes have to be
@@ -316,7 +378,7 @@ static dp_status dp__launch_place(dp__launch *launch, const dp__launcher *launch
     strcpy(launch->where, "on this machine");
     if (launcher->step != NULL && list != NULL && (nodes == NULL || strcmp(nodes, "1") != 0)) {
         dp__first_host(list, launch->host, sizeof launch->host);
-        launch->port = dp__drawn_port(launch->key);
+        launch->port = dp__launch_port(launch);
         snprintf(launch->where, sizeof launch->where, "at %.60s:%d", launch->host, launch->port);
         return DP_OK;
     }
@@ -332,12 +394,18 @@ static dp_status dp__launch_place(dp__launch *launch, const dp__launcher *launch
     return DP_OK;
 }
 
+static bool dp__launch_may(const dp__launch *launch, int port)
+{
+    return port >= launch->ports.first && port <= launch->ports.last;
+}
+
 /* Names inside a machine are each user's own; who meets over a network may be another user. */
 static void dp__launch_name(dp__launch *launch)
 {
     char user[24] = "";
     bool far = launch->host[0] != '\0';
-    launch->port_count = DP__PORT_MAX - launch->port + 1;
+    int last = dp__launch_may(launch, launch->port) ? launch->ports.last : DP__PORT_MAX;
+    launch->port_count = last - launch->port + 1;
     if (launch->port_count > DP__PORTS)
         launch->port_count = DP__PORTS;
     if (far) /* ranges of ports overlap */
@@ -351,6 +419,7 @@ static void dp__launch_name(dp__launch *launch)
 DP__COLD static dp_status dp__launch_where(dp__launch *launch, const dp__launcher *launcher)
 {
     const char *address = dp__os_env("DP_ADDR");
+    DP_TRY(dp__launch_ports(launch));
     if (address != NULL)
         DP_TRY(dp__launch_address(launch, address));
     else if (launcher->host != NULL)
@@ -360,7 +429,7 @@ DP__COLD static dp_status dp__launch_where(dp__launch *launch, const dp__launche
     else
         DP_TRY(dp__launch_place(launch, launcher));
     dp__launch_name(launch);
-    return DP_OK;
+    return launch->host[0] != '\0' ? dp__launch_interface(launch) : DP_OK;
 }
 
 /* Which process of how many this is. */
@@ -430,6 +499,7 @@ typedef struct dp__join_request { /* sent by a connecting process */
     int32_t process, process_count;
     uint64_t listens; /* where those behind it connect: a port, or a number in a name */
     uint32_t patience_ms, reserved;
+    char host[DP__PLACE_BYTES]; /* and at which address; "": where this comes from */
 } dp__join_request;
 
 typedef struct dp__challenge {
@@ -476,8 +546,8 @@ typedef struct dp__envelope {
 } dp__envelope;
 
 _Static_assert(sizeof(dp__envelope) == sizeof(dp__note) + sizeof(dp__letter) &&
-                   sizeof(dp__join_request) == 40 && sizeof(dp__challenge) == 24 &&
-                   sizeof(dp__note) == 24 && sizeof(dp__proof_input) == 56 &&
+                   sizeof(dp__join_request) == 104 && sizeof(dp__challenge) == 24 &&
+                   sizeof(dp__note) == 24 && sizeof(dp__proof_input) == 120 &&
                    sizeof(dp__welcome) == 88,
                "what travels has no gaps");
 
@@ -1257,7 +1327,10 @@ static void dp__server_add(dp__server *server, const dp__pending *pending)
     else
         dp__tree_link(server->tree, pending->fd, pending->request.process);
     peer->listens = pending->request.listens;
-    dp__os_peer(pending->fd, peer->host, sizeof peer->host);
+    memcpy(peer->host, pending->request.host, sizeof peer->host);
+    peer->host[sizeof peer->host - 1] = '\0';
+    if (peer->host[0] == '\0')
+        dp__os_peer(pending->fd, peer->host, sizeof peer->host);
     server->until_ns = until < server->until_ns ? until : server->until_ns;
     if (server->all && !server->launch->numbered && !server->launch->secret)
         server->quiet_ns = dp__os_after_ms(DP__QUIET_MS);
@@ -1643,11 +1716,12 @@ static dp_status dp__listen_nowhere(int process)
 }
 
 /* On all interfaces, as the name of a host may mean another address on the host itself; but if it
-   says that all are on this machine, only they can connect. */
+   says that all are on this machine, only they can connect, and if it is the address of the one
+   that is wanted, only who reaches that one. */
 static bool dp__listen_on(dp__server *server, const char *host, int port)
 {
     dp__os_found found = {.count = 0};
-    if (dp__is_loopback(host))
+    if (dp__is_loopback(host) || strcmp(host, server->launch->own) == 0)
         dp__os_look_up(host, port, 0, &found);
     else
         found.count = dp__os_everywhere(port, found.list);
@@ -1685,7 +1759,26 @@ static dp_status dp__listen_first(dp__server *server, const dp__launch *launch)
         launch->host, launch->port, launch->port + launch->port_count - 1);
 }
 
-/* Where those behind this process find it; it has a port of its own. */
+/* Any port, or one of those that there may be. Process 0 of another job, or of this one, may want
+   that where it is met and those after it: they come last, and that one at the very end. */
+static dp_status dp__listen_within(dp__server *server, const dp__launch *launch)
+{
+    dp__ports ports = launch->ports;
+    const char *host = launch->own[0] != '\0' ? launch->own : launch->host;
+    int count = ports.last - ports.first + 1;
+    int met = dp__launch_may(launch, launch->port) ? launch->port - ports.first : 0;
+    if (ports.last == 0)
+        return dp__listen_on(server, host, 0) ? DP_OK : dp__listen_nowhere(server->process);
+    for (int i = 1; i <= count; i++)
+        if (dp__listen_on(server, host, ports.first + (met + count - i) % count))
+            return DP_OK;
+    return dp_error(DP_ERR_INVALID,
+                    "process %d cannot listen: the ports of DP_PORTS, %d to %d, are taken. Each "
+                    "process of a machine needs one",
+                    server->process, ports.first, ports.last);
+}
+
+/* Where those behind this process find it. */
 static dp_status dp__listen_behind(dp__server *server, const dp__launch *launch,
                                    uint64_t *out_listens)
 {
@@ -1693,11 +1786,13 @@ static dp_status dp__listen_behind(dp__server *server, const dp__launch *launch,
     int other = -1;
     *out_listens = dp__os_random() | 1;
     snprintf(place, sizeof place, "%s-%016llx", launch->place, (unsigned long long)*out_listens);
-    server->at = dp__os_local(place);
-    if (launch->host[0] == '\0')
-        server->listener = dp__listen_at(&server->at, &other);
-    else if (dp__listen_on(server, launch->host, 0))
+    if (launch->host[0] != '\0') {
+        DP_TRY(dp__listen_within(server, launch));
         *out_listens = (uint64_t)dp__os_port(server->listener);
+        return DP_OK;
+    }
+    server->at = dp__os_local(place);
+    server->listener = dp__listen_at(&server->at, &other);
     dp__os_close(other);
     return server->listener >= 0 ? DP_OK : dp__listen_nowhere(server->process);
 }
@@ -2001,6 +2096,7 @@ DP__COLD static dp_status dp__meet_others(dp__tree *tree, const dp__launch *laun
     dp__welcome welcome = {0};
     int fd = -1;
     DP_TRY(dp__server_open(server));
+    memcpy(request.host, launch->own, sizeof request.host);
     if (server->expected > 0)
         DP_TRY(dp__listen_behind(server, launch, &request.listens));
     memcpy(first.place, launch->place, sizeof first.place);
@@ -2143,15 +2239,29 @@ static dp_status dp__join_tree(dp_config *config, const dp__launch *launch, int 
     return status;
 }
 
+/* What the program says counts, then what its user says. A wrong number is an error later, when the
+   others can hear of it. */
+static dp_status dp__join_timeout(dp_config *config, int *out_ms)
+{
+    int seconds = DP__TIMEOUT_MS / 1000;
+    if (config->timeout_ms == 0 && dp__os_env("DP_TIMEOUT") != NULL)
+        DP_TRY(dp__env_number("DP_TIMEOUT", 1, INT_MAX / 1000, &seconds));
+    if (config->timeout_ms == 0)
+        config->timeout_ms = seconds * 1000;
+    *out_ms = config->timeout_ms > 0 ? config->timeout_ms : DP__TIMEOUT_MS;
+    return DP_OK;
+}
+
 /* Join the world that the environment names, unless the config has another, or wants none. */
 static dp_status dp__join(dp_config *config, dp__launch *launch, dp__tree **out,
                           dp__mpi_line **out_line)
 {
-    int timeout_ms = config->timeout_ms > 0 ? config->timeout_ms : DP__TIMEOUT_MS;
+    int timeout_ms;
     bool own = config->bootstrap.all_gather != NULL, by_mpi = false;
     *out = NULL;
     *out_line = NULL;
     *launch = (dp__launch){.name = own ? "bootstrap" : "none", .process_count = 1};
+    DP_TRY(dp__join_timeout(config, &timeout_ms));
     if (config->local_only)
         return DP_OK;
     if (dp__backend_mpi != NULL)

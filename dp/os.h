@@ -9,6 +9,7 @@
      >>files      that are there as a whole or not at all, and as memory
      >>nodes      which cores belong together, and which of them a thread may use
      >>sockets    connections to other processes
+     >>interfaces where this machine can be reached
      >>processes  who this process is among others, and processes of our own
      >>team       the workers of a context: persistent threads, run and shared out; the courier
      >>shared     memory between processes, words to wait for in it, who is alive
@@ -28,6 +29,7 @@
      dp__os_fork_count            how many forks lie between the first process and this one
      dp__lock, dp__lock_*         a mutex
      dp__os_address, _watch, and the functions that take them: sockets
+     dp__os_interface_find        by a part of its name or address
      dp__os_files_*               how many files and sockets this process may open
      dp__os_machine, _affinity, _user, _parent   who this process is
      dp__os_child, dp__os_common_*, and functions that take them   processes of our own
@@ -50,8 +52,10 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
 #include <limits.h>
 #include <math.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -1354,6 +1358,70 @@ static void dp__os_self(int fd, char *text, size_t room)
     text[0] = '\0';
     if (getsockname(fd, (struct sockaddr *)&at, &bytes) == 0)
         dp__os_address_text(&at, bytes, text, room);
+}
+
+/* ==== >>interfaces =============================================================================
+   A machine may have several networks: which of its addresses others shall use is the user's to
+   say.                                                                                          */
+
+typedef struct dp__os_interface {
+    char name[32], address[64]; /* as text for dp__os_resolve */
+} dp__os_interface;
+
+/* false: it is not in use, or has no address that means something elsewhere. */
+static bool dp__os_interface_of(const struct ifaddrs *at, dp__os_interface *out)
+{
+    int family = at->ifa_addr != NULL ? at->ifa_addr->sa_family : AF_UNSPEC;
+    socklen_t bytes = family == AF_INET    ? sizeof(struct sockaddr_in)
+                      : family == AF_INET6 ? sizeof(struct sockaddr_in6)
+                                           : 0;
+    snprintf(out->name, sizeof out->name, "%s", at->ifa_name);
+    return bytes > 0 && (at->ifa_flags & IFF_UP) != 0 &&
+           getnameinfo(at->ifa_addr, bytes, out->address, sizeof out->address, NULL, 0,
+                       NI_NUMERICHOST) == 0 &&
+           strchr(out->address, '%') == NULL;
+}
+
+static bool dp__begins(const char *text, const char *begin)
+{
+    return strncmp(text, begin, strlen(begin)) == 0;
+}
+
+/* How well it fits: a name before the beginning of one, that before the beginning of an address,
+   and with equal ones IPv4 before IPv6. 0: not at all. */
+static int dp__os_interface_fits(const dp__os_interface *one, const char *wanted)
+{
+    int fits = strcmp(one->name, wanted) == 0     ? 6
+               : dp__begins(one->name, wanted)    ? 4
+               : dp__begins(one->address, wanted) ? 2
+                                                  : 0;
+    return fits > 0 && strchr(one->address, ':') == NULL ? fits + 1 : fits;
+}
+
+/* The interface that `wanted` means; false: none, and `others` names those that there are. */
+static bool dp__os_interface_find(const char *wanted, dp__os_interface *out, char *others,
+                                  size_t room)
+{
+    struct ifaddrs *all = NULL;
+    dp__os_interface one;
+    int best = 0;
+    size_t used = 0;
+    others[0] = '\0';
+    if (getifaddrs(&all) != 0)
+        return false;
+    for (const struct ifaddrs *at = all; at != NULL; at = at->ifa_next) {
+        if (!dp__os_interface_of(at, &one))
+            continue;
+        int fits = dp__os_interface_fits(&one, wanted);
+        if (fits > best)
+            *out = one;
+        best = fits > best ? fits : best;
+        if (used < room)
+            used += (size_t)snprintf(others + used, room - used, "%s%s (%s)", used > 0 ? ", " : "",
+                                     one.name, one.address);
+    }
+    freeifaddrs(all);
+    return best > 0;
 }
 
 /* ==== >>processes ==============================================================================

@@ -14,6 +14,7 @@
 static void clean_environment(void)
 {
     CHECK_INT(unsetenv("DP_DEVICES"), 0);
+    CHECK_INT(unsetenv("DP_TIMEOUT"), 0);
     CHECK_INT(unsetenv("DP_DEBUG"), 0);
 }
 
@@ -660,6 +661,43 @@ TEST(garbage_in_dp_devices_is_rejected)
         set_environment("DP_DEVICES", garbage[i]);
         check_rejected(NULL, DP_ERR_INVALID, "DP_DEVICES");
         CHECK(strstr(dp_last_error(), garbage[i]) != NULL);
+    }
+}
+
+/* ---- DP_TIMEOUT ------------------------------------------------------------------------------ */
+
+static int timeout_of(dp_config *config)
+{
+    dp_ctx *ctx;
+    dp_config got;
+    CHECK_OK(dp_open(config, &ctx));
+    CHECK_OK(dp_config_get(ctx, &got));
+    dp_close(ctx);
+    return got.timeout_ms;
+}
+
+TEST(dp_timeout_is_in_seconds_and_the_config_wins)
+{
+    set_environment("DP_TIMEOUT", "7");
+    CHECK_INT(timeout_of(NULL), 7000);
+    CHECK_INT(timeout_of(&(dp_config){.local_only = true}), 7000);
+    CHECK_INT(timeout_of(&(dp_config){.timeout_ms = 1234}), 1234);
+    set_environment("DP_TIMEOUT", "2147483");
+    CHECK_INT(timeout_of(NULL), 2147483000);
+    set_environment("DP_TIMEOUT", "nonsense");
+    CHECK_INT(timeout_of(&(dp_config){.timeout_ms = 1234}), 1234);
+    set_environment("DP_TIMEOUT", "");
+    CHECK_INT(timeout_of(NULL), 60000);
+}
+
+TEST(garbage_in_dp_timeout_is_rejected)
+{
+    const char *const garbage[] = {"0", "-1", "1.5", "x", "60s", " 60", "2147484", "99999999999"};
+    for (size_t i = 0; i < sizeof garbage / sizeof garbage[0]; i++) {
+        set_environment("DP_TIMEOUT", garbage[i]);
+        check_rejected(NULL, DP_ERR_INVALID, "dp_open: DP_TIMEOUT is '");
+        CHECK(strstr(dp_last_error(), garbage[i]) != NULL);
+        check_rejected(&(dp_config){.local_only = true}, DP_ERR_INVALID, "DP_TIMEOUT");
     }
 }
 

@@ -186,6 +186,35 @@ TEST(addresses_that_are_none)
     check_refused(DP_ERR_INVALID, "MASTER_ADDR", "is not set");
 }
 
+TEST(ports_that_are_none)
+{
+    static const char *const bad[] = {"x",       "0",   "65536", "20000-",      "-20000",
+                                      "20000-x", "2-1", "0-9",   "1-65536",     " 20000",
+                                      "20000 ",  "1,2", "1-2-3", "20000:20010", "99999999999"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        char quoted[60];
+        nobody_launched_us();
+        launched_by(&launchers[i % LAUNCHERS], 0, 2);
+        set("DP_PORTS", bad[i]);
+        snprintf(quoted, sizeof quoted, "DP_PORTS is '%s'", bad[i]);
+        check_refused(DP_ERR_INVALID, quoted, "20000-20031");
+    }
+}
+
+/* There is one at which nobody else is met. */
+TEST(interfaces_that_are_none)
+{
+    static const char *const bad[] = {"no-such-interface", "1.2.3.4", "lo (", "127.0.0.1 "};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        char quoted[60];
+        nobody_launched_us();
+        launched_by(&launchers[1], 0, 2);
+        set("DP_INTERFACE", bad[i]);
+        snprintf(quoted, sizeof quoted, "DP_INTERFACE is '%s'", bad[i]);
+        check_refused(DP_ERR_INVALID, quoted, " (127.0.0.1)");
+    }
+}
+
 /* mpirun over several machines does not say where process 0 is. */
 TEST(several_machines_want_an_address)
 {
@@ -417,6 +446,112 @@ TEST(mpirun_and_srun_say_no_address)
     run_world(3, meet_as_slurm_on_a_list);
 }
 
+/* ---- ports ----------------------------------------------------------------------------------- */
+
+static void use_ports(int first, int last)
+{
+    char text[40];
+    snprintf(text, sizeof text, first == last ? "%d" : "%d-%d", first, last);
+    set("DP_PORTS", text);
+}
+
+/* One is process 0's; process 2, which process 3 connects to, has the other. */
+static void meet_as_slurm_at_two_ports(void)
+{
+    use_ports(port, port + 1);
+    meet_as_slurm_on_a_list();
+}
+
+static void meet_as_slurm_at_many_ports(void)
+{
+    use_ports(port, port + 9);
+    meet_as_slurm_on_a_list();
+}
+
+static void meet_as_slurm_at_no_port(void)
+{
+    char taken[60];
+    dp_ctx *ctx;
+    int fd = listen_at(port);
+    use_ports(port, port);
+    launched_by(&launchers[4], me, world);
+    set("SLURM_STEP_NODELIST", "localhost,elsewhere");
+    snprintf(taken, sizeof taken, "its ports %d to %d are taken", port, port);
+    CHECK_ERROR(open_world(500, NULL, &ctx), DP_ERR_INVALID, taken);
+    close(fd);
+}
+
+TEST(slurms_port_is_one_of_those_that_there_may_be)
+{
+    run_world(4, meet_as_slurm_at_two_ports);
+    run_world(9, meet_as_slurm_at_many_ports);
+    nobody_launched_us();
+    world = 2;
+    port = free_port();
+    finish(start(0, meet_as_slurm_at_no_port), 0);
+}
+
+/* Those that process 0 might take are behind it; of the others, one is left. */
+static void meet_at_the_port_that_is_left(void)
+{
+    use_tcp();
+    use_ports(port + 8, port + 9);
+    check_world("dp", NULL);
+}
+
+static void find_no_port(void)
+{
+    dp_ctx *ctx;
+    int ms = (int)(700 * test_timeout_scale());
+    use_tcp();
+    use_ports(port + 8, port + 9);
+    if (me == 2) {
+        CHECK_ERROR(open_world(ms, NULL, &ctx), DP_ERR_INVALID,
+                    "dp_open: process 2 cannot listen: the ports of DP_PORTS");
+    } else {
+        CHECK_ERROR(open_world(ms, NULL, &ctx), DP_ERR_TIMEOUT, "process 2 of 4 did not come");
+    }
+}
+
+static void run_at_a_port_that_is_left(void)
+{
+    pid_t pids[4];
+    int fds[2];
+    nobody_launched_us();
+    port = free_port();
+    for (int i = 0; i < 2; i++) {
+        fds[i] = listen_at(port + 9 - i);
+        for (int p = 0; p < world; p++) {
+            pids[p] = start(p, i == 0 ? meet_at_the_port_that_is_left : find_no_port);
+        }
+        for (int p = 0; p < world; p++) {
+            finish(pids[p], p);
+        }
+    }
+    close(fds[0]);
+    close(fds[1]);
+}
+
+TEST(processes_that_others_connect_to_keep_to_the_ports)
+{
+    world = 4;
+    finish(start(0, run_at_a_port_that_is_left), 0);
+}
+
+/* ---- the interface --------------------------------------------------------------------------- */
+
+static void meet_on_an_interface(void)
+{
+    use_tcp();
+    set("DP_INTERFACE", me % 2 ? "127." : "l"); /* lo, or lo0 */
+    check_world("dp", NULL);
+}
+
+TEST(processes_meet_on_an_interface)
+{
+    run_world(7, meet_on_an_interface);
+}
+
 /* Each behind a shell, as it were; what they have in common is who made their connections. */
 static void meet_behind_a_shell(void)
 {
@@ -462,6 +597,15 @@ DP_PRINTF(1, 2) static bool run_ip(const char *format, ...)
     return system(command) == 0;
 }
 
+/* A second network joins them, whose interface has a longer name. */
+static bool make_fast_network(void)
+{
+    return run_ip("link add v2 netns %s type veth peer name v2 netns %s", hosts[0], hosts[1]) &&
+           run_ip("-n %s addr add 10.80.0.1/24 dev v2", hosts[0]) &&
+           run_ip("-n %s addr add 10.80.0.2/24 dev v2", hosts[1]) &&
+           run_ip("-n %s link set v2 up", hosts[0]) && run_ip("-n %s link set v2 up", hosts[1]);
+}
+
 static bool make_hosts(void)
 {
     for (int i = 0; i < 2; i++) {
@@ -473,7 +617,8 @@ static bool make_hosts(void)
     return run_ip("link add v netns %s type veth peer name v netns %s", hosts[0], hosts[1]) &&
            run_ip("-n %s addr add 10.79.0.1/24 dev v", hosts[0]) &&
            run_ip("-n %s addr add 10.79.0.2/24 dev v", hosts[1]) &&
-           run_ip("-n %s link set v up", hosts[0]) && run_ip("-n %s link set v up", hosts[1]);
+           run_ip("-n %s link set v up", hosts[0]) && run_ip("-n %s link set v up", hosts[1]) &&
+           make_fast_network();
 }
 
 static void enter_host(int host)
@@ -534,10 +679,58 @@ static void meet_in_vain(void)
     }
 }
 
+/* Whoever comes there hears nothing. */
+static void hold_ports(int host, const char *address, int first, int count)
+{
+    enter_host(host);
+    for (int i = 0; i < count; i++) {
+        struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)(first + i))};
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        CHECK_INT(inet_pton(AF_INET, address, &at.sin_addr), 1);
+        CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&at, sizeof at) == 0 && listen(fd, 4) == 0);
+    }
+}
+
+/* Processes 2 and 4, which others connect to, are on the second host. */
+static void meet_on_the_fast_network(void)
+{
+    dp_ctx *ctx;
+    enter_host(me != 0 && me % 2 == 0);
+    launched_by(&launchers[1], me, world);
+    unsetenv("LOCAL_RANK");
+    unsetenv("LOCAL_WORLD_SIZE");
+    set("MASTER_ADDR", "10.79.0.1");
+    set("DP_PORTS", "7000-7003");
+    set("DP_INTERFACE", me % 2 ? "10.80." : "v2");
+    CHECK_OK(open_world(0, NULL, &ctx));
+    check_sum(ctx);
+    dp_close(ctx);
+}
+
+/* Process 0 listens at its own address alone, if that is of the interface. "v" is one, and begins
+   the name of the other. */
+static void meet_at_an_address(void)
+{
+    dp_ctx *ctx;
+    enter_host(me % 2);
+    launched_by(&launchers[0], me, world);
+    unsetenv("DP_LOCAL_PROCESS");
+    unsetenv("DP_LOCAL_PROCESS_COUNT");
+    set("DP_ADDR", "10.79.0.1:7000");
+    set("DP_INTERFACE", "v");
+    CHECK_OK(open_world(0, NULL, &ctx));
+    check_sum(ctx);
+    dp_close(ctx);
+}
+
 static void run_across(void)
 {
     run_world(7, meet_across);
     run_world(2, meet_in_vain);
+    hold_ports(1, "10.79.0.2", 7000, 4);
+    run_world(7, meet_on_the_fast_network);
+    hold_ports(0, "10.80.0.1", 7000, 8);
+    run_world(4, meet_at_an_address);
 }
 
 TEST(two_machines)

@@ -42,7 +42,10 @@ static const char *const variables[] = {"DP_LAUNCH",
                                         "SLURM_LOCALID",
                                         "SLURM_STEP_ID",
                                         "SLURM_STEP_NODELIST",
-                                        "SLURM_STEP_NUM_NODES"};
+                                        "SLURM_STEP_NUM_NODES",
+                                        "DP_PORTS",
+                                        "DP_INTERFACE",
+                                        "DP_TIMEOUT"};
 enum { VARIABLES = sizeof variables / sizeof variables[0] };
 
 static int opened; /* devices of a context */
