@@ -30,6 +30,7 @@
 #   make model      what 2 to 16,384 processes cost: measured to MODEL_MOST=512, and on paper
 #   make faults     jobs whose processes are killed and stopped, whose disk is full, whose network is cut:
 #                   500 trials and a table, in a quarter of an hour (tests/faults/faults.mk)
+#   make slurm-test examples/slurm.sbatch on a Slurm of two nodes, made for it here, as root
 #   make lint format clean
 #
 # Results go to build/. With T=substring only the tests whose name holds it are run; of several words
@@ -486,3 +487,4 @@ build/libfuzzer/%: tests/fuzz/%.c tests/dp.c $(FUZZ_NEEDS)
 -include $(wildcard build/*/*.d build/*/*/*.d build/*/*/*/*.d)
 -include tests/bench/bench.mk
 -include tests/faults/faults.mk
+-include tests/slurm/slurm.mk

@@ -6,6 +6,7 @@
 #   get.sh wheels FILE   the same, of what Python's packages hold
 #   get.sh pictures FILE install the pictures that two examples learn to tell, where that can be done
 #   get.sh blas FILE     the same of OpenBLAS, which one example uses
+#   get.sh slurm FILE    the same of a Slurm, for make slurm-test
 #
 # Nothing but apt-get writes outside build/.
 
@@ -187,12 +188,19 @@ install_blas() {
     install_unless_here "/usr/lib/$(uname -m)-linux-gnu/libopenblas.so" libopenblas-dev
 }
 
+install_slurm() {
+    install_unless_here /usr/sbin/slurmctld slurmctld
+    install_unless_here /usr/sbin/slurmd slurmd
+    install_unless_here /usr/sbin/munged munge
+}
+
 case ${1:-} in
 config) write_config "$2" ;;
 tools) mkdir -p "$(dirname "$2")" && install_tools && touch "$2" ;;
 wheels) mkdir -p "$(dirname "$2")" && install_wheels && touch "$2" ;;
 pictures) mkdir -p "$(dirname "$2")" && install_pictures && touch "$2" ;;
 blas) mkdir -p "$(dirname "$2")" && install_blas && touch "$2" ;;
+slurm) mkdir -p "$(dirname "$2")" && install_slurm && touch "$2" ;;
 *)
     sed -n '2,/^$/s/^# \{0,1\}//p' "$0"
     exit 2

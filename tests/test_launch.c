@@ -614,11 +614,11 @@ static bool make_hosts(void)
             return false;
         }
     }
-    return run_ip("link add v netns %s type veth peer name v netns %s", hosts[0], hosts[1]) &&
+    return make_fast_network() &&
+           run_ip("link add v netns %s type veth peer name v netns %s", hosts[0], hosts[1]) &&
            run_ip("-n %s addr add 10.79.0.1/24 dev v", hosts[0]) &&
            run_ip("-n %s addr add 10.79.0.2/24 dev v", hosts[1]) &&
-           run_ip("-n %s link set v up", hosts[0]) && run_ip("-n %s link set v up", hosts[1]) &&
-           make_fast_network();
+           run_ip("-n %s link set v up", hosts[0]) && run_ip("-n %s link set v up", hosts[1]);
 }
 
 static void enter_host(int host)
