@@ -113,8 +113,8 @@
    every processor of its kind has; $DP_CACHE = off compiles the kernels for GPUs each time, else
    they are kept in $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h; $DP_PEERS = off: GPUs of a process copy
    through the host; $DP_TRACE = a file: see >>timeline; $DP_NCCL: see dp_nccl.h; $DP_LAUNCH,
-   $DP_ADDR and $DP_SECRET: see >>launch; $DP_TOPOLOGY = a folder in place of the system's
-   /sys/devices/system/node, for tests.
+   $DP_ADDR, $DP_PORTS, $DP_INTERFACE, $DP_SECRET and $DP_TIMEOUT: see >>launch; $DP_TOPOLOGY = a
+   folder in place of the system's /sys/devices/system/node, for tests.
 
    OWNERSHIP
    What you pass in stays yours. What a function returns belongs to the scope you passed, or to the
@@ -501,7 +501,7 @@ typedef struct
      threads_per_device  core_count / local_count, at least 1
      bootstrap      the processes that a launcher has started (>>launch), else this one alone
      job            "": contexts of several processes meet under one name
-     timeout_ms     60,000
+     timeout_ms     $DP_TIMEOUT, which is in seconds, else 60,000
      unbound        threads keep to nodes of the machine, if it has several: see NODES
      allocator      the C library's
      log            silent, or what $DP_DEBUG = error|warn|info|trace says, to stderr           */
@@ -700,6 +700,15 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    it is made from the numbers of job and step, between 20000 and 29999. mpirun gives no address:
    its processes meet inside their machine, under a name made from the job's; so do processes with
    $DP_ADDR = @name.
+
+   For a firewall, $DP_PORTS = 20000-20031 (or one port) limits where processes listen that nobody
+   has told a port: process 0 under slurm, and in each dp_open those that others connect to, which
+   else take any port that is free. As many as a machine has processes are enough.
+
+   $DP_INTERFACE chooses among the networks of a machine: the name of an interface, or how one
+   begins (ib), or how its address does (10.1.). Processes listen there, and the others are told so.
+   Process 0 is met at the address above; it listens there alone if that is the interface's. NCCL
+   gets the same interface (dp_nccl.h), MPI has settings of its own.
 
    Two jobs at one address are told apart by the number that their launcher has given them
    (TORCHELASTIC_RUN_ID, PMIX_NAMESPACE, PMI_JOBID, SLURM_JOB_ID and SLURM_STEP_ID), or by

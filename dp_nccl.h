@@ -14,7 +14,8 @@
    NCCL carries data between GPUs of several processes, on one machine or on many. Without it their
    collectives go through the host. Among the GPUs of one process NCCL takes large collectives, as
    far as it can add up as asked; the rest goes over dp_cuda_coll(). $DP_NCCL sets from how many
-   bytes on (default 1048576, which was not measured); "off" does without NCCL.
+   bytes on (default 1048576, which was not measured); "off" does without NCCL. In a job of several
+   processes $DP_INTERFACE (dp.h, >>launch) becomes $NCCL_SOCKET_IFNAME, unless that is set.
 
    When a communicator opens, it sends known numbers the way that its sums will go: 256 KiB of each
    GPU, but not more than 4 MiB. If some arrive wrong, dp_open fails and names the ranks. Without
@@ -1860,6 +1861,19 @@ static dp_status dp__nccl_prepare_to_ask(dp__nccl_join *join)
                                : DP_OK);
 }
 
+/* Where dp.h listens, NCCL shall too. It reads this with its first communicator. */
+static void dp__nccl_interface(const dp__nccl_join *join)
+{
+    const char *wanted = dp__os_env("DP_INTERFACE");
+    dp__os_interface found;
+    char text[64];
+    if (wanted == NULL || join->process_count == 1 || dp__os_env("NCCL_SOCKET_IFNAME") != NULL ||
+        !dp__os_interface_find(wanted, &found, text, sizeof text))
+        return;
+    snprintf(text, sizeof text, "=%s", found.name);
+    dp__os_env_set("NCCL_SOCKET_IFNAME", text);
+}
+
 /* A communicator with nothing in it. */
 static dp_status dp__nccl_new(dp__nccl_join *join)
 {
@@ -1887,6 +1901,7 @@ static dp_status dp__nccl_new(dp__nccl_join *join)
     if (full)
         return dp_error(DP_ERR_NO_MEMORY, "nccl: no memory for a communicator");
     DP_TRY(dp__nccl_wish(&comm->least));
+    dp__nccl_interface(join);
     DP_TRY(dp__nccl_ready());
     return dp__nccl_tags(join);
 }

@@ -259,6 +259,9 @@ static void look_at_switches(void)
     static const char *const known[][2] = {
         {"DP_LAUNCH", "whose variables say which process this is; none: it is alone"},
         {"DP_ADDR", "where process 0 is"},
+        {"DP_PORTS", "the ports at which processes may listen"},
+        {"DP_INTERFACE", "the network between machines"},
+        {"DP_TIMEOUT", "seconds that a process waits for another"},
         {"DP_DEVICES", "how many devices, or which"},
         {"DP_SIMD", "base: slower kernels for any CPU"},
         {"DP_NCCL", "from how many bytes NCCL carries; off: never"},

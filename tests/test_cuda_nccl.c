@@ -560,6 +560,32 @@ TEST_SLOW(nothing_stays_open, 60)
     in_processes(2, again_and_again);
 }
 
+/* The interface that dp.h is to use: NCCL takes "=" for "not one that only begins so". */
+static void own_interface(meeting *m)
+{
+    unsetenv("NCCL_SOCKET_IFNAME");
+    setenv("DP_INTERFACE", "127.", 1);
+    dp_ctx *ctx = open_for(m, 0);
+    const char *set = getenv("NCCL_SOCKET_IFNAME");
+    CHECK(set != NULL && strncmp(set, "=lo", 3) == 0);
+    dp_close(ctx);
+    setenv("NCCL_SOCKET_IFNAME", "eth", 1); /* whoever has set it keeps it */
+    ctx = open_for(m, 0);
+    CHECK_STR(getenv("NCCL_SOCKET_IFNAME"), "eth");
+    dp_close(ctx);
+}
+
+TEST_SLOW(nccl_takes_the_interface_that_dp_does, 30)
+{
+    dp_ctx *ctx;
+    in_processes(2, own_interface);
+    unsetenv("NCCL_SOCKET_IFNAME");
+    setenv("DP_INTERFACE", "127.", 1);
+    ctx = open_alone(2); /* which needs none */
+    CHECK(getenv("NCCL_SOCKET_IFNAME") == NULL);
+    dp_close(ctx);
+}
+
 /* Both have the GPU that CUDA calls 0000:01:00.0. */
 static void same_gpu(meeting *m)
 {
