@@ -94,17 +94,19 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 TEXT
 }
 
-wait_for() { # SECONDS WHAT COMMAND...: until it succeeds
-    local until=$((SECONDS + $1)) what=$2
+wait_for() { # SECONDS WHAT COMMAND...: until it succeeds, or cannot any more
+    local until=$((SECONDS + $1)) what=$2 over
     shift 2
-    until "$@" >/dev/null 2>&1; do
-        if [ $SECONDS -ge $until ]; then
+    while over=$(job_is_over) && ! "$@" >/dev/null 2>&1; do
+        if [ $SECONDS -ge $until ] || [ "$over" = yes ]; then
             echo "# waited in vain for $what"
             return 1
         fi
         sleep 0.2
     done
 }
+
+job_is_over() { if [ -n "${JOB:-}" ] && has_ended; then echo yes; else echo no; fi; }
 
 nodes_are_idle() { [ "$(on 1 sinfo --noheader --states=idle --format=%D)" = 2 ]; }
 
