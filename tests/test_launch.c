@@ -704,6 +704,7 @@ static void meet_on_the_fast_network(void)
     set("DP_INTERFACE", me % 2 ? "10.80." : "v2");
     CHECK_OK(open_world(0, NULL, &ctx));
     check_sum(ctx);
+    check_group(ctx, me >= 2, me >= 2 ? 5 : 2, me >= 2 ? 2 : 1); /* 2 is the first of five */
     dp_close(ctx);
 }
 
