@@ -23,6 +23,7 @@
      >>primitives   scatter cuts a batch; gather, replicate, reduce values
      >>collectives  all_reduce and its relatives on plain memory
      >>agreement    how it went on all ranks; numbers of all processes
+     >>messages     from one rank to another
      >>reducer      gradients made equal on all ranks, while backward still runs
      >>module       a model: methods, parameters, children
      >>call         what a method gets
@@ -44,6 +45,7 @@
      dp/reduce.h       the reducer: buckets that travel while backward runs
      dp/launch.h       how the processes of a job find each other; dp_spawn
      dp/shm.h          collectives between processes of one machine
+     dp/messages.h     messages from one rank to another
      dp/config.h       what a config means
      dp/run.h          what a context is asked, and functions on its devices
      dp/group.h        some processes of a job as a job of their own
@@ -151,7 +153,7 @@
      dp_params_edit, _write, _changed, dp_owner_edit,
      dp_module_train
      making, copying, wrapping and destroying modules; dp_run,    yes (2)   no
-     collectives, dp_buffers_sync, dp_open_group, dp_use_stream,
+     collectives, messages, dp_buffers_sync, dp_open_group, dp_use_stream,
      dp_data_parallel_once, reducers except dp_reducer_ready
      dp_scope_end, dp_scope_attach                                yes (2)   yes (2)
      dp_close                                                     no        no
@@ -1175,6 +1177,52 @@ DP_MUST_USE DP_API dp_status dp_all_gather_f64(dp_ctx *ctx, const double *number
 DP_MUST_USE DP_API dp_status dp_broadcast_i64(dp_ctx *ctx, int64_t *numbers, size_t count,
                                               int root);
 DP_MUST_USE DP_API dp_status dp_broadcast_f64(dp_ctx *ctx, double *numbers, size_t count, int root);
+
+/* ==== >>messages ===============================================================================
+   From one rank to another: pipelines, parameter servers. Only these two take part. Messages from A
+   to B with the same tag arrive in the order in which they were begun; others may overtake.
+
+   A message is done when all of it is at the receiver, so a send waits for its receive, and two
+   ranks that dp_send to each other wait for ever: begin both directions, then wait. Whatever a
+   process has begun goes on while it is in any function of this section. Between begin and end it
+   may compute, run collectives, and begin more.
+
+   A receive that does not fit is DP_ERR_MISMATCH on both sides, and harms no other message. If the
+   peer dies or closes its context first, or nothing has moved for timeout_ms while this process
+   waits, the job fails, and the sentence names ranks and tag.
+
+   The memory stays yours, and has to last, unchanged, until the message is done: dp_scope_end does
+   not wait for it. dp_close drops what is not done; then others that wait for it fail. Processes of
+   a machine use shared memory; what lies there (dp_shared_alloc) is copied once. Several machines
+   use MPI, if it has brought them together; else messages between them are UNSUPPORTED. Memory of
+   devices that the host does not reach goes through copies on the host.                         */
+
+#define DP_ANY_RANK (-1)
+
+typedef struct dp_message { /* all zero but for what you set */
+    dp_tensor tensor; /* what is sent, or where it goes: the same dtype and number of elements */
+    int local_rank;   /* which rank of this process sends or receives */
+    int peer; /* a rank of the job, also of this process; to receive: or DP_ANY_RANK, which becomes
+                 the sender */
+    int tag;  /* any; the other side has the same */
+    bool receives;
+    dp_status status; /* DP_PENDING, and in the end how it went */
+    void *state;      /* this and `number` are the library's */
+    uint64_t number;
+} dp_message;
+
+/* All begin, or none. A struct may be copied; one of its copies is ended. [host], where a tensor is
+   not in memory that the host reaches */
+DP_MUST_USE DP_API dp_status dp_messages_begin(dp_ctx *ctx, dp_message *messages, size_t count);
+/* All of these are done. Returns the first failure of them; what is done stays so. [host] */
+DP_MUST_USE DP_API dp_status dp_messages_end(dp_ctx *ctx, dp_message *messages, size_t count);
+/* The same without waiting: DP_PENDING while one is not done. With none, all go on. */
+DP_MUST_USE DP_API dp_status dp_messages_test(dp_ctx *ctx, dp_message *messages, size_t count);
+
+/* One message, to its end, of the rank of the tensor's device; if it is of the host: of the first
+   rank of this process. `from` may be DP_ANY_RANK. [host] */
+DP_MUST_USE DP_API dp_status dp_send(dp_ctx *ctx, const dp_tensor *tensor, int to, int tag);
+DP_MUST_USE DP_API dp_status dp_recv(dp_ctx *ctx, const dp_tensor *tensor, int from, int tag);
 
 /* ==== >>reducer ================================================================================
    Makes gradients in your own memory the same on all ranks. You say which parts of the memory
@@ -2327,6 +2375,7 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #include "dp/reduce.h"
 #include "dp/launch.h"
 #include "dp/shm.h"
+#include "dp/messages.h"
 #include "dp/config.h"
 
 /* ==== >>open =====================================================================================
@@ -2546,7 +2595,8 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
         meeting->own.coll = choice.place;
         meeting->own.staged = choice.staged;
         DP_TRY(dp__agree(meeting, status));
-        status = dp__job_seat(job, choice.config.one_machine, &dp__far_mail);
+        const dp__desk_sizes lines = dp__desk_sizes_of(ctx->info.process_count);
+        status = dp__job_seat(job, choice.config.one_machine, &lines, &dp__far_mail);
     }
     if (status == DP_OK)
         status = dp__lane_open(&ctx->lanes[DP__CALLER], &choice);
@@ -2759,6 +2809,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         dp__lane_give_up(&ctx->lanes[DP__COURIER]);
         dp__job_leave(ctx); /* what follows may take a while */
         dp__lane_end(&ctx->lanes[DP__COURIER]);
+        dp__post_close(ctx);
     }
     while (ask_devices && ctx->scopes != NULL)
         dp__scope_end(ctx->scopes);

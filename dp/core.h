@@ -254,6 +254,7 @@ struct dp_ctx {
     dp_part *wires;            /* with several processes: room for what they tell each other */
     size_t wire_bytes;         /* on each device */
     struct dp__job *job;       /* with several processes; else NULL */
+    struct dp__post *post;     /* messages; NULL before the first one */
     dp__lock far_lock;         /* of the next two, while the context is open */
     struct dp__tree *tree;     /* to the other processes, where a launcher named them; else NULL */
     struct dp__mpi_line *line; /* the same, where MPI has brought them together */

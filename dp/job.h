@@ -9,6 +9,7 @@
      >>members  what each process says of itself
      >>failing  the first failure, in words, for all
      >>looking  whether it makes sense to wait for others
+     >>watching a word in shared memory, until it changes
      >>journal  what this process begins
      >>opening  from a bootstrap to a job
 */
@@ -244,6 +245,7 @@ typedef struct dp__job {
     dp__board *board;
     dp__shared shared; /* data NULL: the board is this process' own, */
     char why[200];     /* and why */
+    size_t each;       /* bytes of a process behind the board: its entries, and its lines */
     const dp__mail *mail;
     dp__ring rings[DP__LANES];
 } dp__job;
@@ -282,18 +284,30 @@ static size_t dp__board_bytes(int process_count)
     return (sizeof(dp__board) + (size_t)process_count * sizeof(dp__progress) + 63) / 64 * 64;
 }
 
+/* What a process has behind the board, in shared memory. */
+static char *dp__behind_board(const dp__job *job, int process)
+{
+    return (char *)job->board + dp__board_bytes(job->process_count) + (size_t)process * job->each;
+}
+
 /* A board in shared memory has all entries. One of a process' own has its own ones, and behind them
    the last one of each other. */
 static _Atomic uint64_t *dp__entry_of(const dp__ring *ring, int process, unsigned seq)
 {
     const dp__job *job = ring->job;
     bool seen = job->shared.data != NULL;
-    size_t kept = (size_t)(DP__LANES * (seen ? process : 0) + ring->place);
-    size_t place = kept * DP__KEPT + seq % (ring->ends_later ? DP__KEPT : DP__RECENT);
-    _Atomic uint64_t *first = (void *)((char *)job->board + dp__board_bytes(job->process_count));
+    size_t kept = (size_t)ring->place * DP__KEPT;
+    size_t place = kept + seq % (ring->ends_later ? DP__KEPT : DP__RECENT);
+    _Atomic uint64_t *first = (void *)dp__behind_board(job, seen ? process : 0);
     if (!seen && process != job->process)
         place = (size_t)(DP__LANES * (DP__KEPT + process) + ring->place);
     return first + place * DP__ENTRY_WORDS;
+}
+
+/* What messages are exchanged with: see dp/messages.h. */
+static void *dp__desk_memory(const dp__job *job, int process)
+{
+    return dp__behind_board(job, process) + (size_t)DP__LANES * DP__KEPT * sizeof(dp__entry);
 }
 
 /* What a process has begun as number `seq`; false: it is not known. */
@@ -864,6 +878,17 @@ static dp_status dp__ring_rest(dp__ring *ring, dp__wait *wait)
     return dp__ring_look(ring, atomic_load(&dp__own_track(ring)->begun), waited_ns);
 }
 
+/* Whether there are cores for so many threads of all processes. If a quota leaves this process
+   fewer cores than its mask has, all processes share that quota. */
+static bool dp__job_has_cores(const dp__job *job, int threads)
+{
+    dp__cores cores = {{0}};
+    for (int p = 0; p < job->process_count; p++)
+        dp__cores_join(&cores, &job->cards[p].cores);
+    bool limited = job->ctx->limited && threads > job->ctx->cores;
+    return !limited && threads <= dp__cores_count(&cores);
+}
+
 /* dp_host.aborted: a table of anybody's looks around where it asks that. */
 static bool dp__job_aborted(const dp_host *host)
 {
@@ -902,6 +927,71 @@ static dp_status dp__ring_reason(dp__ring *ring, dp_status status)
     dp__thread.fresh = fresh;
     dp__thread.culprit = culprit;
     return status;
+}
+
+/* ==== >>watching ===============================================================================
+   A wait in shared memory spins if there is a core for every thread of all the processes, for a
+   courier's wait also one for every courier, and sleeps otherwise; as in a team, it learns how long
+   to spin. After a short while it offers its core to others at every look: the system may have put
+   the process it waits for on that core, and moves it only if both want to run. A sleeper wakes up
+   every few milliseconds and looks whether it still makes sense to wait.
+
+   A sleeper is counted before it looks for the last time, and who changes the word reads that count
+   afterwards: so one of the two sees the other.                                                 */
+
+enum {
+    DP__ALONE_NS = 10000,
+    DP__WATCH_PATIENCE = 8 /* times a team's: who slept is late by more than that */
+};
+
+typedef struct dp__watch {
+    bool (*there)(void *what); /* what is waited for has come */
+    dp_status (*rest)(void *what, dp__wait *wait);
+    void *what;
+    atomic_uint *word, *sleepers; /* the word that changes when it comes; who sleeps until then */
+    unsigned *missed;             /* spins in a row that ran out */
+    uint64_t look_ns;
+} dp__watch;
+
+static bool dp__watch_spin(const dp__watch *watch)
+{
+    uint64_t start = 0, now = 0, patience = dp__gate_patience(*watch->missed);
+    do {
+        for (int i = 0; i < 16; i++) {
+            if (watch->there(watch->what)) {
+                *watch->missed = 0;
+                return true;
+            }
+            dp__os_pause();
+        }
+        now = dp__os_now_ns();
+        start = start != 0 ? start : now;
+        if (now - start > DP__ALONE_NS)
+            dp__os_yield();
+    } while (now - start < DP__WATCH_PATIENCE * patience);
+    ++*watch->missed;
+    return false;
+}
+
+static dp_status dp__watch_sleep(const dp__watch *watch)
+{
+    dp__wait wait = {0};
+    dp_status status = watch->rest(watch->what, &wait);
+    atomic_fetch_add(watch->sleepers, 1);
+    while (status == DP_OK) {
+        unsigned seen = atomic_load(watch->word);
+        if (watch->there(watch->what))
+            break;
+        dp__os_word_wait(watch->word, seen, watch->look_ns);
+        status = watch->there(watch->what) ? DP_OK : watch->rest(watch->what, &wait);
+    }
+    atomic_fetch_sub(watch->sleepers, 1);
+    return status;
+}
+
+static dp_status dp__watch_until(const dp__watch *watch, bool spins)
+{
+    return spins && dp__watch_spin(watch) ? DP_OK : dp__watch_sleep(watch);
 }
 
 /* ==== >>journal ================================================================================
@@ -1241,37 +1331,48 @@ static dp__heap dp__heap_behind(const dp__job *job, size_t bytes)
                       .process = job->process};
 }
 
-/* Pages of its own for what each process writes, and behind them the heap, if there may be such a
-   large file. */
-static dp_status dp__board_share(dp__job *job)
+/* A board, and behind it what each process writes: its entries, and so many bytes of lines. */
+static dp__area dp__board_area(dp__job *job, size_t lines)
 {
-    size_t rings = (size_t)DP__LANES * DP__KEPT * sizeof(dp__entry);
     size_t head = dp__board_bytes(job->process_count), count = (size_t)job->process_count;
-    const dp__area board = {.bytes = head + count * rings,
-                            .head = head,
-                            .first = head + (size_t)job->process * rings,
-                            .each = rings};
-    const dp__heap heap = dp__heap_behind(job, board.bytes);
-    dp__area both = board;
-    both.bytes = heap.first + count * heap.each;
-    if (dp__area_try(job, &both, false, &job->shared) == DP_OK) {
+    job->each = (size_t)DP__LANES * DP__KEPT * sizeof(dp__entry) + lines;
+    return (dp__area){.bytes = head + count * job->each,
+                      .head = head,
+                      .first = head + (size_t)job->process * job->each,
+                      .each = job->each};
+}
+
+typedef struct dp__desk_sizes { /* of each process: multiples of two lines of a cache */
+    size_t with_heap, alone;
+} dp__desk_sizes;
+
+/* Behind it the heap, if there may be such a large file. */
+static dp_status dp__board_share(dp__job *job, const dp__desk_sizes *lines)
+{
+    size_t count = (size_t)job->process_count;
+    dp__area area = dp__board_area(job, lines->with_heap);
+    const dp__heap heap = dp__heap_behind(job, area.bytes);
+    area.bytes = heap.first + count * heap.each;
+    if (dp__area_try(job, &area, false, &job->shared) == DP_OK) {
         dp__os_shared_dump(&job->shared, heap.first, count * heap.each, false);
         job->ctx->heap = heap;
     } else {
         dp__log(job->ctx, DP_LOG_INFO, "gradients are not in shared memory: %s", dp_last_error());
-        DP_TRY(dp__area_open(job, &board, &job->shared));
+        area = dp__board_area(job, lines->alone);
+        DP_TRY(dp__area_open(job, &area, &job->shared));
     }
     job->board = job->shared.data;
     return DP_OK;
 }
 
 /* Without a board that all see, failures are noticed later. */
-static dp_status dp__job_seat(dp__job *job, bool one_machine, const dp__mail *mail)
+static dp_status dp__job_seat(dp__job *job, bool one_machine, const dp__desk_sizes *lines,
+                              const dp__mail *mail)
 {
     size_t head = dp__board_bytes(job->process_count);
     size_t entries = (size_t)(DP__LANES * (DP__KEPT + job->process_count));
     size_t bytes = head + entries * sizeof(dp__entry);
-    dp_status status = one_machine ? dp__board_share(job) : DP_ERR_UNSUPPORTED;
+    dp_status status = one_machine ? dp__board_share(job, lines) : DP_ERR_UNSUPPORTED;
     if (one_machine && status != DP_OK) {
         snprintf(job->why, sizeof job->why, "%.199s", dp_last_error());
         dp__log(job->ctx, DP_LOG_INFO, "processes do not see what others do: %s", job->why);

@@ -180,8 +180,7 @@ static atomic_uint *dp__shm_word_of(const dp__shm_comm *comm, int process, int w
                                 : &comm->control->members[process].words[word].at;
 }
 
-/* A word counts up. A sleeper is counted before it looks at the word for the last time, and the
-   count is read after the word was written: so one of the two sees the other. */
+/* A word counts up. The sleepers are read after it was written. */
 static void dp__shm_tell(const dp__shm_comm *comm, int which, unsigned value)
 {
     atomic_uint *word = dp__shm_word_of(comm, comm->process, which);
@@ -191,73 +190,40 @@ static void dp__shm_tell(const dp__shm_comm *comm, int which, unsigned value)
 }
 
 /* ==== >>waiting ================================================================================
-   A wait spins if there is a core for every thread of all the processes, for a courier's wait also
-   one for every courier, and sleeps otherwise; as in a team, it learns how long to spin. After a
-   short while it offers its core to others at every look: the system may have put the process it
-   waits for on that core, and moves it only if both want to run. A sleeper wakes up every few
-   milliseconds and looks whether it still makes sense to wait.                                  */
-
-enum {
-    DP__SHM_ALONE_NS = 10000,
-    DP__SHM_PATIENCE = 8 /* times a team's: who slept is late by more than that */
-};
+   For another process: see >>watching in dp/job.h.                                              */
 
 typedef struct dp__shm_need {
+    const dp__shm_comm *comm;
     int process;
     int word; /* dp__shm_word, at least `value` */
     unsigned value;
 } dp__shm_need;
 
-static bool dp__shm_reached(const dp__shm_comm *comm, const dp__shm_need *need)
+static bool dp__shm_reached(void *what)
 {
-    const atomic_uint *word = dp__shm_word_of(comm, need->process, need->word);
+    const dp__shm_need *need = what;
+    const atomic_uint *word = dp__shm_word_of(need->comm, need->process, need->word);
     return (int)(atomic_load_explicit(word, memory_order_acquire) - need->value) >= 0;
 }
 
-static bool dp__shm_spin(dp__shm_comm *comm, const dp__shm_need *need)
+static dp_status dp__shm_rest(void *what, dp__wait *wait)
 {
-    uint64_t start = 0, now = 0, patience = dp__gate_patience(comm->missed);
-    do {
-        for (int i = 0; i < 16; i++) {
-            if (dp__shm_reached(comm, need)) {
-                comm->missed = 0;
-                return true;
-            }
-            dp__os_pause();
-        }
-        now = dp__os_now_ns();
-        start = start != 0 ? start : now;
-        if (now - start > DP__SHM_ALONE_NS)
-            dp__os_yield();
-    } while (now - start < DP__SHM_PATIENCE * patience);
-    comm->missed++;
-    return false;
-}
-
-static dp_status dp__shm_sleep(const dp__shm_comm *comm, const dp__shm_need *need)
-{
-    atomic_uint *word = dp__shm_word_of(comm, need->process, need->word);
-    dp__wait wait = {0};
-    dp_status status = dp__ring_rest(comm->ring, &wait);
-    atomic_fetch_add(&comm->control->sleepers, 1);
-    while (status == DP_OK) {
-        unsigned seen = atomic_load(word);
-        if (dp__shm_reached(comm, need))
-            break;
-        dp__os_word_wait(word, seen, comm->ring->job->look_ns);
-        status = dp__shm_reached(comm, need) ? DP_OK : dp__ring_rest(comm->ring, &wait);
-    }
-    atomic_fetch_sub(&comm->control->sleepers, 1);
-    return status;
+    return dp__ring_rest(((const dp__shm_need *)what)->comm->ring, wait);
 }
 
 static dp_status dp__shm_wait(dp__shm_comm *comm, int process, int word, unsigned value)
 {
-    const dp__shm_need need = {process, word, value};
-    if (dp__shm_reached(comm, &need))
+    dp__shm_need need = {comm, process, word, value};
+    if (dp__shm_reached(&need))
         return DP_OK;
-    bool spins = dp__thread.beside ? comm->spare : comm->spin;
-    return spins && dp__shm_spin(comm, &need) ? DP_OK : dp__shm_sleep(comm, &need);
+    const dp__watch watch = {.there = dp__shm_reached,
+                             .rest = dp__shm_rest,
+                             .what = &need,
+                             .word = dp__shm_word_of(comm, process, word),
+                             .sleepers = &comm->control->sleepers,
+                             .missed = &comm->missed,
+                             .look_ns = comm->ring->job->look_ns};
+    return dp__watch_until(&watch, dp__thread.beside ? comm->spare : comm->spin);
 }
 
 /* For all other processes. */
@@ -1051,25 +1017,14 @@ static dp_status dp__shm_new(const dp_host *host, const dp_comm_config *config, 
     return DP_OK;
 }
 
-/* Whether there are cores for so many threads. If a quota leaves this process fewer cores than its
-   mask has, all processes share that quota. */
-static bool dp__shm_has_cores(const dp__shm_comm *comm, int threads)
-{
-    const dp__job *job = comm->ring->job;
-    dp__cores cores = {{0}};
-    for (int p = 0; p < comm->process_count; p++)
-        dp__cores_join(&cores, &job->cards[p].cores);
-    bool limited = job->ctx->limited && threads > job->ctx->cores;
-    return !limited && threads <= dp__cores_count(&cores);
-}
-
 static void dp__shm_learn(dp__shm_comm *comm)
 {
     const dp_host *host = comm->base.host;
     int threads = comm->rank_count;
     dp__shm_plan(comm);
-    comm->spin = host->thread_count(host) >= comm->local_count && dp__shm_has_cores(comm, threads);
-    comm->spare = comm->spin && dp__shm_has_cores(comm, threads + comm->process_count);
+    comm->spin = host->thread_count(host) >= comm->local_count &&
+                 dp__job_has_cores(comm->ring->job, threads);
+    comm->spare = comm->spin && dp__job_has_cores(comm->ring->job, threads + comm->process_count);
 }
 
 /* If there is one, and room for the places of all ranks. */

@@ -526,6 +526,15 @@ static bool spoil(args *a, char kind, int n)
 
 /* ---- the calls ------------------------------------------------------------------------------- */
 
+static dp_message *message_of(const args *a)
+{
+    static dp_message one;
+    if (a->a == NULL || a->outs == NULL)
+        return NULL;
+    one = (dp_message){.tensor = *a->a, .local_rank = a->rank, .peer = a->root};
+    return &one;
+}
+
 #define OUT(field) (a->outs != NULL ? &a->outs->field : NULL)
 #define CALL(name, ...)                                                                            \
     static dp_status call_##name(const args *a)                                                    \
@@ -677,6 +686,11 @@ CALL(dp_all_gather_i64, a->ctx, a->memory, a->count, a->outs != NULL ? a->outs->
 CALL(dp_all_gather_f64, a->ctx, a->memory, a->count, a->outs != NULL ? a->outs->reals : NULL)
 CALL(dp_broadcast_i64, a->ctx, OUT(first), a->count, a->root)
 CALL(dp_broadcast_f64, a->ctx, a->memory, a->count, a->root)
+CALL(dp_send, a->ctx, a->a, a->root, 0)
+CALL(dp_recv, a->ctx, a->out, a->root, 0)
+CALL(dp_messages_begin, a->ctx, message_of(a), 1)
+CALL(dp_messages_end, a->ctx, message_of(a), 1)
+CALL(dp_messages_test, a->ctx, message_of(a), 1)
 CALL(dp_reducer_create, a->ctx, a->reduce, OUT(reducer))
 CALL(dp_reducer_destroy, a->reducer)
 CALL(dp_reducer_begin, a->reducer, NULL)
@@ -823,7 +837,10 @@ static const row table[] = {
     ROW(dp_agree, "c", 0), ROW(dp_any, "cO", 0), ROW(dp_all_reduce_i64, "czfO", 0),
     ROW(dp_all_reduce_f64, "cHzf", 0), ROW(dp_all_gather_i64, "cHzO", 0),
     ROW(dp_all_gather_f64, "cHzO", 0), ROW(dp_broadcast_i64, "czRO", 0),
-    ROW(dp_broadcast_f64, "cHzR", 0), ROW(dp_reducer_create, "cVO", 0),
+    ROW(dp_broadcast_f64, "cHzR", 0), ROW(dp_send, "caR", NOT_RIGHTLY),
+    ROW(dp_recv, "coR", NOT_RIGHTLY), ROW(dp_messages_begin, "carRO", NOT_RIGHTLY),
+    ROW(dp_messages_end, "cO", NOT_RIGHTLY), ROW(dp_messages_test, "cO", NOT_RIGHTLY),
+    ROW(dp_reducer_create, "cVO", 0),
     ROW(dp_reducer_destroy, "J", NOT_RIGHTLY), ROW(dp_reducer_begin, "j", 0),
     ROW(dp_reducer_ready, "jri", 0), ROW(dp_reducer_finish, "j", 0),
     ROW(dp_reducer_info_get, "jO", GOES_ON), ROW(dp_reducer_bucket_get, "jiO", GOES_ON),

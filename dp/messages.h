@@ -1,0 +1,1197 @@
+/* dp/messages.h - v0.1.0 - messages from one rank to another - MIT licence
+
+   Part of dp.h, which includes it. It holds what a process knows of its messages and of those that
+   others offer, which of them belong together, and one way for their bytes: shared memory. Another
+   one is in dp_mpi.h.
+
+   CONTENTS (search for the tag)
+     >>parcels   what is known of a message
+     >>matching  which receive an offer is for
+     >>lines     offers, answers and bytes in shared memory
+     >>looking   whether it makes sense to wait for a message
+     >>beginning checks, and what a message needs
+     >>ending    the public edge
+*/
+
+#ifndef DP__ROOMS
+#error "dp/messages.h is a part of dp.h: include dp.h"
+#else
+
+/* ==== >>parcels ================================================================================
+   A message is a parcel, from its beginning until its end is told to the user. The sender offers
+   it: from whom, to whom, tag, dtype and count. The receiver keeps offers until it expects them, so
+   that none is in the way of another. When it does, the bytes travel, and an answer ends the
+   sender's part. Nothing else is ever waited for: whatever is in a process' hands it can finish, or
+   give back, by itself.
+
+   Bytes lie in memory that the host reaches, row-major: the tensor's own, or a copy (`stage`). */
+
+enum {
+    DP__PARCEL_TINY = 64, /* so many bytes travel with the offer */
+    DP__PARCELS_AT_ONCE = 16,
+    DP__PARCELS_LOOKED_AT = 16, /* by one look */
+    DP__PARCEL_DOUBTS = 2, /* looks after which a process that is gone has nothing more to say */
+    DP__PARCEL_TEXT = 128
+};
+
+typedef struct dp__offer { /* what is sent, or expected */
+    uint64_t reply;        /* where the answer goes, as the carrier counts */
+    uint64_t place, room;  /* where the data lies in shared memory, or will: SIZE_MAX: not there */
+    uint64_t count;
+    int32_t from, to, tag, dtype; /* from: or DP_ANY_RANK */
+} dp__offer;
+
+enum { DP__OFFER_WORDS = sizeof(dp__offer) / sizeof(uint64_t) };
+_Static_assert(DP__OFFER_WORDS * sizeof(uint64_t) == sizeof(dp__offer), "an offer is words");
+
+typedef struct dp__parcels { /* a list, the oldest first */
+    struct dp__parcel *first, *last;
+} dp__parcels;
+
+typedef struct dp__parcel {
+    struct dp__parcel *prev, *next;
+    dp__parcels *list;   /* that it is in; or NULL */
+    uint64_t number;     /* of the message; 0: somebody else's, whose offer has arrived */
+    dp__offer is, other; /* other: of the one that does not fit, or of the one that was taken */
+    dp_scope *stage;     /* holds the data, if the tensor's memory cannot */
+    char *data;
+    size_t bytes, moved;
+    int process; /* at the other end; -1: any */
+    bool receives;
+    dp_status status;
+    unsigned doubts;
+    void *wire;       /* what the carrier has of it */
+    dp_tensor tensor; /* with a stage, to receive */
+    char tiny[DP__PARCEL_TINY];
+} dp__parcel;
+
+typedef struct dp__post {
+    dp_ctx *ctx;
+    dp__job *job;                      /* NULL: one process */
+    const struct dp__carrier *carrier; /* NULL: there is no way to others */
+    void *carried;                     /* the carrier's */
+    dp_scope *scope;                   /* as long as the context: what is here lies there */
+    int process, process_count;
+    uint64_t numbers;              /* of messages so far */
+    dp__parcels spare;             /* to be used again */
+    dp__parcels expected, arrived; /* receives, and offers, that have not met */
+    dp__parcels offered;           /* sends to other processes that are not done */
+    bool moved;                    /* something has happened since this was last false */
+    dp_status failed;              /* of the carrier, while others wait */
+    dp__wait wait;                 /* of those who only test */
+    unsigned looks, turns;         /* turns: of those that may be any rank */
+    dp_message *awaited;           /* by dp_messages_end */
+    size_t awaited_count;
+} dp__post;
+
+/* How bytes get to another process. All functions are called by the context's thread. */
+typedef struct dp__carrier {
+    /* What sending this needs is there, so that nothing is lacking later. Nobody knows of it. */
+    dp_status (*prepare)(dp__post *post, dp__parcel *send);
+    void (*discard)(dp__post *post, dp__parcel *send); /* the counterpart, also when it is done */
+    dp_status (*offer)(dp__post *post, dp__parcel *send);
+    /* Bring the data of what was taken, which ends with dp__parcel_received. */
+    dp_status (*fetch)(dp__post *post, dp__parcel *receive);
+    /* All is here, or (fits false) it is not what was expected: to the sender, whose part ends. */
+    dp_status (*answer)(dp__post *post, const dp__parcel *receive, bool fits);
+    dp_status (*advance)(dp__post *post); /* what can go on without waiting does: see moved */
+    dp_status (*wait)(dp__post *post);    /* until something has moved; see dp__post_rest */
+    void (*close)(dp__post *post);
+} dp__carrier;
+
+static void dp__parcel_add(dp__parcels *list, dp__parcel *parcel)
+{
+    parcel->list = list;
+    parcel->next = NULL;
+    parcel->prev = list->last;
+    if (list->last != NULL)
+        list->last->next = parcel;
+    else
+        list->first = parcel;
+    list->last = parcel;
+}
+
+static void dp__parcel_remove(dp__parcel *parcel)
+{
+    dp__parcels *list = parcel->list;
+    if (list == NULL)
+        return;
+    if (parcel->prev != NULL)
+        parcel->prev->next = parcel->next;
+    else
+        list->first = parcel->next;
+    if (parcel->next != NULL)
+        parcel->next->prev = parcel->prev;
+    else
+        list->last = parcel->prev;
+    parcel->list = NULL;
+}
+
+/* NULL: there is no memory. */
+static dp__parcel *dp__parcel_new(dp__post *post)
+{
+    dp__parcel *parcel = post->spare.first;
+    if (parcel == NULL) {
+        parcel = dp__scope_bytes(post->scope, DP__PARCELS_AT_ONCE * sizeof *parcel, 64);
+        for (int i = 0; i < DP__PARCELS_AT_ONCE && parcel != NULL; i++)
+            dp__parcel_add(&post->spare, &parcel[i]);
+    }
+    if (parcel == NULL)
+        return NULL;
+    dp__parcel_remove(parcel);
+    memset(parcel, 0, offsetof(dp__parcel, tensor));
+    parcel->process = -1;
+    parcel->status = DP_PENDING;
+    return parcel;
+}
+
+static void dp__parcel_free(dp__post *post, dp__parcel *parcel)
+{
+    parcel->number = 0;
+    dp__parcel_add(&post->spare, parcel);
+}
+
+/* "25 f32 from rank 1 to rank 0 with tag 5" */
+static const char *dp__parcel_text(const dp__parcel *parcel, char *text)
+{
+    char from[32] = "any rank";
+    if (parcel->is.from != DP_ANY_RANK)
+        snprintf(from, sizeof from, "rank %d", (int)parcel->is.from);
+    snprintf(text, DP__PARCEL_TEXT, "%llu %s from %s to rank %d with tag %d",
+             (unsigned long long)parcel->is.count, dp_dtype_name((dp_dtype)parcel->is.dtype), from,
+             (int)parcel->is.to, (int)parcel->is.tag);
+    return text;
+}
+
+/* The same on both sides. */
+static dp_status dp__parcel_mismatch(const dp__parcel *parcel)
+{
+    const dp__offer *sent = parcel->receives ? &parcel->other : &parcel->is;
+    const dp__offer *expected = parcel->receives ? &parcel->is : &parcel->other;
+    return dp_error(DP_ERR_MISMATCH,
+                    "rank %d has sent %llu %s to rank %d with tag %d, which expected %llu %s",
+                    (int)sent->from, (unsigned long long)sent->count,
+                    dp_dtype_name((dp_dtype)sent->dtype), (int)sent->to, (int)sent->tag,
+                    (unsigned long long)expected->count, dp_dtype_name((dp_dtype)expected->dtype));
+}
+
+/* Its end, which the user is told when he asks. */
+static void dp__parcel_end(dp__post *post, dp__parcel *parcel, dp_status status)
+{
+    dp__parcel_remove(parcel);
+    parcel->status = status;
+    post->moved = true;
+}
+
+/* What was sent has arrived, or did not fit: `other` says what was expected. */
+static void dp__parcel_sent(dp__post *post, dp__parcel *send, bool fits)
+{
+    dp__parcel_end(post, send, fits ? DP_OK : DP_ERR_MISMATCH);
+}
+
+static dp_status dp__parcel_unpack(dp__post *post, dp__parcel *receive)
+{
+    if (receive->stage == NULL)
+        return DP_OK;
+    const dp_tensor stage = dp__tensor_like(receive->data, (dp_device){0, 0},
+                                            (dp_dtype)receive->tensor.dtype, receive->tensor.ndim,
+                                            receive->tensor.shape);
+    return dp__shared_failure(post->ctx,
+                              dp__copy_tensor(post->ctx, &receive->tensor, &stage, NULL));
+}
+
+/* All of it is in `data`. */
+static dp_status dp__parcel_received(dp__post *post, dp__parcel *receive)
+{
+    dp_status status = dp__parcel_unpack(post, receive);
+    receive->is.from = receive->other.from;
+    dp__parcel_end(post, receive, status);
+    return status;
+}
+
+/* ==== >>matching ===============================================================================
+   Offers and receives meet by rank and tag, each time the oldest first.                         */
+
+static bool dp__offer_is_for(const dp__offer *offer, const dp__offer *expected)
+{
+    return offer->to == expected->to && offer->tag == expected->tag &&
+           (expected->from == DP_ANY_RANK || expected->from == offer->from);
+}
+
+/* Both are of this process. */
+static dp_status dp__parcels_meet_here(dp__post *post, dp__parcel *receive, dp__parcel *send,
+                                       bool fits)
+{
+    send->other = receive->is;
+    if (fits && receive->bytes > 0)
+        memmove(receive->data, send->data, receive->bytes);
+    dp__parcel_sent(post, send, fits);
+    if (fits)
+        return dp__parcel_received(post, receive);
+    dp__parcel_end(post, receive, DP_ERR_MISMATCH);
+    return DP_OK;
+}
+
+static dp_status dp__parcels_meet_far(dp__post *post, dp__parcel *receive, dp__parcel *offer,
+                                      bool fits)
+{
+    bool tiny = receive->bytes <= DP__PARCEL_TINY;
+    receive->process = offer->process;
+    if (fits && receive->bytes > 0 && tiny)
+        memcpy(receive->data, offer->tiny, receive->bytes);
+    dp__parcel_free(post, offer);
+    if (fits && !tiny)
+        return post->carrier->fetch(post, receive);
+    if (fits)
+        DP_TRY(dp__parcel_received(post, receive));
+    else
+        dp__parcel_end(post, receive, DP_ERR_MISMATCH);
+    return post->carrier->answer(post, receive, fits);
+}
+
+/* Neither is in a list. */
+static dp_status dp__parcels_meet(dp__post *post, dp__parcel *receive, dp__parcel *offer)
+{
+    bool fits = receive->is.count == offer->is.count && receive->is.dtype == offer->is.dtype;
+    receive->other = offer->is;
+    return offer->number != 0 ? dp__parcels_meet_here(post, receive, offer, fits)
+                              : dp__parcels_meet_far(post, receive, offer, fits);
+}
+
+static dp_status dp__parcel_expect(dp__post *post, dp__parcel *receive)
+{
+    dp__parcel *offer = post->arrived.first;
+    while (offer != NULL && !dp__offer_is_for(&offer->is, &receive->is))
+        offer = offer->next;
+    if (offer == NULL) {
+        dp__parcel_add(&post->expected, receive);
+        return DP_OK;
+    }
+    dp__parcel_remove(offer);
+    return dp__parcels_meet(post, receive, offer);
+}
+
+static dp_status dp__parcel_arrive(dp__post *post, dp__parcel *offer)
+{
+    dp__parcel *receive = post->expected.first;
+    post->moved = true;
+    while (receive != NULL && !dp__offer_is_for(&offer->is, &receive->is))
+        receive = receive->next;
+    if (receive == NULL) {
+        dp__parcel_add(&post->arrived, offer);
+        return DP_OK;
+    }
+    dp__parcel_remove(receive);
+    return dp__parcels_meet(post, receive, offer);
+}
+
+/* From another process, which a carrier has heard. */
+static dp_status dp__offer_arrived(dp__post *post, int process, const dp__offer *is,
+                                   const char *tiny)
+{
+    dp__parcel *offer = dp__parcel_new(post);
+    if (offer == NULL)
+        return dp__shared_failure(
+            post->ctx, dp_error(DP_ERR_NO_MEMORY, "no memory for what process %d sends", process));
+    offer->is = *is;
+    offer->process = process;
+    memcpy(offer->tiny, tiny, sizeof offer->tiny);
+    return dp__parcel_arrive(post, offer);
+}
+
+/* ==== >>lines ==================================================================================
+   Between processes of one machine. Each has, behind its part of the board, a line for every other
+   one, which only it writes. It holds its last offer, and counts: offers made and offers taken out
+   of the other's line, after which there is room for the next one; pieces made and pieces taken.
+
+   What lies in the heap is copied from there by the receiver, or to there by the sender. The rest
+   goes in pieces through a room in the sender's heap, one for each process that it sends to, taken
+   from the heap when it is first needed: so a process that computes keeps back only what is for
+   itself. Of the messages that need the room the receiver wants one at a time.
+
+   An answer is written into memory of the sender's, which each message has for itself until it is
+   done: so it never waits for anything. But if a message was expected, and is done as soon as it is
+   heard of, the line says so: another one would cost as much as the whole message.              */
+
+enum {
+    DP__ROOM_PIECE = 64 << 10, /* that fits into an L2 cache twice */
+    DP__ROOM_PIECES = 4,
+    DP__ROOM_PIECE_ALONE = 2 << 10, /* where there is no heap */
+    DP__ANSWERS = 64,               /* taken from the heap at once */
+    DP__ANSWERS_ALONE = 256
+};
+
+typedef enum dp__answered {
+    DP__ANSWER_NONE,
+    DP__ANSWER_WANTED,
+    DP__ANSWER_DONE,
+    DP__ANSWER_REFUSED
+} dp__answered;
+
+#define DP__HEARD_DONE UINT64_MAX
+
+typedef struct dp__answer {
+    _Alignas(64) atomic_uint what;
+    int32_t dtype;
+    uint64_t count;          /* refused: what was expected */
+    uint64_t place;          /* wanted: where to write it; SIZE_MAX: through the room */
+    struct dp__answer *next; /* the sender's, of those that wait for no answer */
+} dp__answer;
+
+typedef struct dp__line {
+    _Alignas(128) atomic_uint offers;
+    atomic_uint heard; /* of the other's, times 2; plus 1: and the last one is done */
+    atomic_uint made, took;
+    _Atomic uint64_t offer[DP__OFFER_WORDS];
+    _Alignas(64) char tiny[DP__PARCEL_TINY];
+} dp__line;
+_Static_assert(sizeof(dp__line) == 128, "it is two lines of a cache");
+
+typedef struct dp__desk { /* of a process */
+    _Alignas(128) atomic_uint bell;
+    atomic_uint sleepers; /* others ring if it sleeps */
+    dp__line lines[];     /* to every process */
+} dp__desk;
+
+typedef struct dp__desk_peer {
+    unsigned offers, heard, made, took; /* the own counts; offers and heard times 2 */
+    unsigned known;                     /* the other's `heard` */
+    dp__parcel *last;                   /* that was offered, and may not have been heard */
+    uint64_t hears;                     /* the reply of the offer that is being heard */
+    dp__parcels queue;                  /* to be offered */
+    dp__parcels wanted;                 /* to be received in pieces, one after the other */
+    char *room;
+} dp__desk_peer;
+
+typedef struct dp__desks {
+    dp__desk *own;
+    dp__answer *answers; /* that are free */
+    size_t piece;
+    unsigned missed;
+    bool spin;
+    dp__desk_peer peers[];
+} dp__desks;
+
+static size_t dp__desk_bytes(int process_count)
+{
+    return sizeof(dp__desk) + (size_t)process_count * sizeof(dp__line);
+}
+
+/* Without a heap answers and rooms lie behind the lines. */
+static dp__desk_sizes dp__desk_sizes_of(int process_count)
+{
+    size_t desk = dp__desk_bytes(process_count);
+    size_t rooms = (size_t)process_count * DP__ROOM_PIECES * DP__ROOM_PIECE_ALONE;
+    return (dp__desk_sizes){desk, desk + DP__ANSWERS_ALONE * sizeof(dp__answer) + rooms};
+}
+
+static dp__desks *dp__desks_here(const dp__post *post)
+{
+    return post->carried;
+}
+
+static dp__desk *dp__desk_of(const dp__post *post, int process)
+{
+    return dp__desk_memory(post->job, process);
+}
+
+/* From this process to another one, and back. */
+static dp__line *dp__line_to(const dp__post *post, int process)
+{
+    return &dp__desks_here(post)->own->lines[process];
+}
+
+static dp__line *dp__line_from(const dp__post *post, int process)
+{
+    return &dp__desk_of(post, process)->lines[post->process];
+}
+
+static void *dp__place_at(const dp__post *post, uint64_t place)
+{
+    return (char *)post->job->shared.data + place;
+}
+
+/* For others; SIZE_MAX: it does not lie in the heap. */
+static uint64_t dp__place_of(const dp__post *post, const void *data, size_t bytes)
+{
+    bool there = dp__heap_place(&post->ctx->heap, data, bytes) != SIZE_MAX;
+    return there ? (uint64_t)((const char *)data - (const char *)post->job->shared.data) : SIZE_MAX;
+}
+
+/* A word of this process changes, for which another one may wait. */
+static void dp__line_tell(const dp__post *post, int process, atomic_uint *word, unsigned value)
+{
+    dp__desk *desk = dp__desk_of(post, process);
+    atomic_store(word, value);
+    if (atomic_load(&desk->sleepers) == 0)
+        return;
+    atomic_fetch_add(&desk->bell, 1);
+    dp__os_word_wake(&desk->bell);
+}
+
+/* ---- sending --------------------------------------------------------------------------------- */
+
+static void dp__answers_add(dp__desks *desks, dp__answer *answers, int count)
+{
+    for (int i = 0; i < count; i++) {
+        answers[i].next = desks->answers;
+        desks->answers = &answers[i];
+    }
+}
+
+static dp_status dp__answer_take(dp__post *post, dp__answer **out)
+{
+    dp__desks *desks = dp__desks_here(post);
+    void *more = NULL;
+    if (desks->answers == NULL && post->ctx->heap.shared == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for more than %d messages at once",
+                        (int)DP__ANSWERS_ALONE);
+    if (desks->answers == NULL) {
+        DP_TRY(dp__heap_take(post->ctx, DP__ANSWERS * sizeof(dp__answer), 64, &more));
+        dp__answers_add(desks, more, DP__ANSWERS);
+    }
+    *out = desks->answers;
+    desks->answers = (*out)->next;
+    atomic_store_explicit(&(*out)->what, DP__ANSWER_NONE, memory_order_relaxed);
+    return DP_OK;
+}
+
+static dp_status dp__desk_room(dp__post *post, dp__desk_peer *peer)
+{
+    void *room = NULL;
+    if (peer->room == NULL)
+        DP_TRY(dp__heap_take(post->ctx, (size_t)DP__ROOM_PIECES * DP__ROOM_PIECE, 64, &room));
+    peer->room = room != NULL ? room : peer->room;
+    return DP_OK;
+}
+
+static dp_status dp__desk_prepare(dp__post *post, dp__parcel *send)
+{
+    dp__answer *answer = NULL;
+    dp__desk_peer *peer = &dp__desks_here(post)->peers[send->process];
+    send->is.room = SIZE_MAX;
+    send->is.place = dp__place_of(post, send->data, send->bytes);
+    if (send->bytes > DP__PARCEL_TINY && send->is.place == SIZE_MAX) {
+        DP_TRY(dp__desk_room(post, peer));
+        send->is.room = (uint64_t)(peer->room - (char *)post->job->shared.data);
+    }
+    DP_TRY(dp__answer_take(post, &answer));
+    send->wire = answer;
+    send->is.reply = (uint64_t)((char *)answer - (char *)post->job->shared.data);
+    return DP_OK;
+}
+
+static void dp__desk_discard(dp__post *post, dp__parcel *send)
+{
+    if (send->wire != NULL)
+        dp__answers_add(dp__desks_here(post), send->wire, 1);
+    send->wire = NULL;
+}
+
+/* If the other one has heard the last offer. */
+static void dp__offer_next(dp__post *post, int process)
+{
+    dp__desk_peer *peer = &dp__desks_here(post)->peers[process];
+    dp__parcel *send = peer->queue.first;
+    dp__line *line = dp__line_to(post, process);
+    if (send == NULL || peer->known / 2 != peer->offers / 2)
+        return;
+    dp__parcel_remove(send);
+    dp__parcel_add(&post->offered, send);
+    if (send->bytes > 0 && send->bytes <= DP__PARCEL_TINY)
+        memcpy(line->tiny, send->data, send->bytes);
+    dp__words_store(line->offer, &send->is, DP__OFFER_WORDS);
+    peer->offers += 2;
+    peer->last = send;
+    dp__line_tell(post, process, &line->offers, peer->offers);
+    post->moved = true;
+}
+
+/* The last offer was, and may be done. */
+static void dp__offer_heard(dp__post *post, int process)
+{
+    dp__desk_peer *peer = &dp__desks_here(post)->peers[process];
+    unsigned heard = atomic_load(&dp__line_from(post, process)->heard);
+    if (heard == peer->known)
+        return;
+    peer->known = heard;
+    if (heard % 2 == 1)
+        dp__parcel_sent(post, peer->last, true);
+}
+
+static dp_status dp__desk_offer(dp__post *post, dp__parcel *send)
+{
+    dp__parcel_add(&dp__desks_here(post)->peers[send->process].queue, send);
+    dp__offer_next(post, send->process);
+    return DP_OK;
+}
+
+/* As far as there is room. */
+static void dp__pieces_give(dp__post *post, dp__parcel *send, const dp__answer *answer)
+{
+    dp__desks *desks = dp__desks_here(post);
+    dp__desk_peer *peer = &desks->peers[send->process];
+    dp__line *line = dp__line_to(post, send->process);
+    const dp__line *back = dp__line_from(post, send->process);
+    bool direct = answer->place != SIZE_MAX;
+    while (send->moved < send->bytes &&
+           (direct || peer->made - atomic_load(&back->took) < DP__ROOM_PIECES)) {
+        size_t left = send->bytes - send->moved;
+        size_t bytes = direct || left < desks->piece ? left : desks->piece;
+        char *to = direct ? dp__place_at(post, answer->place)
+                          : peer->room + peer->made % DP__ROOM_PIECES * desks->piece;
+        memcpy(to, send->data + send->moved, bytes);
+        send->moved += bytes;
+        dp__line_tell(post, send->process, &line->made, ++peer->made);
+        post->moved = true;
+    }
+}
+
+static void dp__answer_read(dp__post *post, dp__parcel *send)
+{
+    const dp__answer *answer = send->wire;
+    unsigned what = atomic_load(&answer->what);
+    if (what == DP__ANSWER_WANTED)
+        dp__pieces_give(post, send, answer);
+    if (what < DP__ANSWER_DONE)
+        return;
+    send->other = send->is;
+    send->other.dtype = what == DP__ANSWER_REFUSED ? answer->dtype : send->is.dtype;
+    send->other.count = what == DP__ANSWER_REFUSED ? answer->count : send->is.count;
+    dp__parcel_sent(post, send, what == DP__ANSWER_DONE);
+}
+
+/* ---- receiving ------------------------------------------------------------------------------- */
+
+static void dp__answer_write(dp__post *post, const dp__parcel *receive, dp__answered what)
+{
+    dp__answer *answer = dp__place_at(post, receive->other.reply);
+    answer->dtype = receive->is.dtype;
+    answer->count = receive->is.count;
+    answer->place = dp__place_of(post, receive->data, receive->bytes);
+    dp__line_tell(post, receive->process, &answer->what, what);
+}
+
+static dp_status dp__desk_answer(dp__post *post, const dp__parcel *receive, bool fits)
+{
+    dp__desk_peer *peer = &dp__desks_here(post)->peers[receive->process];
+    if (fits && receive->other.reply == peer->hears)
+        peer->hears = DP__HEARD_DONE;
+    else
+        dp__answer_write(post, receive, fits ? DP__ANSWER_DONE : DP__ANSWER_REFUSED);
+    return DP_OK;
+}
+
+static dp_status dp__desk_fetch(dp__post *post, dp__parcel *receive)
+{
+    dp__parcels *wanted = &dp__desks_here(post)->peers[receive->process].wanted;
+    if (receive->other.place != SIZE_MAX) {
+        memcpy(receive->data, dp__place_at(post, receive->other.place), receive->bytes);
+        DP_TRY(dp__parcel_received(post, receive));
+        return dp__desk_answer(post, receive, true);
+    }
+    dp__parcel_add(wanted, receive);
+    if (wanted->first == receive)
+        dp__answer_write(post, receive, DP__ANSWER_WANTED);
+    return DP_OK;
+}
+
+/* What has been made of the one that is wanted. */
+static void dp__pieces_take(dp__post *post, int process, dp__parcel *receive)
+{
+    dp__desks *desks = dp__desks_here(post);
+    dp__desk_peer *peer = &desks->peers[process];
+    dp__line *line = dp__line_to(post, process);
+    const dp__line *from = dp__line_from(post, process);
+    bool direct = dp__place_of(post, receive->data, receive->bytes) != SIZE_MAX;
+    while (receive->moved < receive->bytes && peer->took != atomic_load(&from->made)) {
+        size_t left = receive->bytes - receive->moved;
+        size_t bytes = direct || left < desks->piece ? left : desks->piece;
+        const char *room = dp__place_at(post, receive->other.room);
+        if (!direct)
+            memcpy(receive->data + receive->moved,
+                   room + peer->took % DP__ROOM_PIECES * desks->piece, bytes);
+        receive->moved += bytes;
+        dp__line_tell(post, process, &line->took, ++peer->took);
+        post->moved = true;
+    }
+}
+
+static dp_status dp__wanted_advance(dp__post *post, int process)
+{
+    dp__parcels *wanted = &dp__desks_here(post)->peers[process].wanted;
+    dp__parcel *receive = wanted->first;
+    if (receive == NULL)
+        return DP_OK;
+    dp__pieces_take(post, process, receive);
+    if (receive->moved < receive->bytes)
+        return DP_OK;
+    DP_TRY(dp__parcel_received(post, receive));
+    DP_TRY(dp__desk_answer(post, receive, true));
+    if (wanted->first != NULL)
+        dp__answer_write(post, wanted->first, DP__ANSWER_WANTED);
+    return DP_OK;
+}
+
+static dp_status dp__offer_hear(dp__post *post, int process)
+{
+    dp__desk_peer *peer = &dp__desks_here(post)->peers[process];
+    const dp__line *from = dp__line_from(post, process);
+    char tiny[DP__PARCEL_TINY];
+    dp__offer offer;
+    if (atomic_load(&from->offers) == peer->heard)
+        return DP_OK;
+    dp__words_load(&offer, from->offer, DP__OFFER_WORDS);
+    memcpy(tiny, from->tiny, sizeof tiny);
+    peer->heard += 2;
+    peer->hears = offer.reply;
+    dp_status status = dp__offer_arrived(post, process, &offer, tiny);
+    dp__line_tell(post, process, &dp__line_to(post, process)->heard,
+                  peer->heard + (peer->hears == DP__HEARD_DONE));
+    peer->hears = 0;
+    return status;
+}
+
+static dp_status dp__desk_advance(dp__post *post)
+{
+    for (int i = 1; i < post->process_count; i++) {
+        int p = (post->process + i) % post->process_count;
+        DP_TRY(dp__offer_hear(post, p));
+        dp__offer_heard(post, p);
+        DP_TRY(dp__wanted_advance(post, p));
+        dp__offer_next(post, p);
+    }
+    for (dp__parcel *send = post->offered.first, *next; send != NULL; send = next) {
+        next = send->next;
+        dp__answer_read(post, send);
+    }
+    return DP_OK;
+}
+
+static bool dp__desk_moved(void *what)
+{
+    dp__post *post = what;
+    if (post->failed == DP_OK)
+        post->failed = dp__desk_advance(post);
+    return post->moved || post->failed != DP_OK;
+}
+
+static dp_status dp__post_rest(void *what, dp__wait *wait);
+
+static dp_status dp__desk_wait(dp__post *post)
+{
+    dp__desks *desks = dp__desks_here(post);
+    const dp__watch watch = {.there = dp__desk_moved,
+                             .rest = dp__post_rest,
+                             .what = post,
+                             .word = &desks->own->bell,
+                             .sleepers = &desks->own->sleepers,
+                             .missed = &desks->missed,
+                             .look_ns = post->job->look_ns};
+    DP_TRY(dp__watch_until(&watch, desks->spin));
+    return post->failed;
+}
+
+/* Others may still read what this process has written: the memory is theirs too. */
+static void dp__desk_close(dp__post *post)
+{
+    (void)post;
+}
+
+static const dp__carrier dp__desk_carrier = {
+    .prepare = dp__desk_prepare,
+    .discard = dp__desk_discard,
+    .offer = dp__desk_offer,
+    .fetch = dp__desk_fetch,
+    .answer = dp__desk_answer,
+    .advance = dp__desk_advance,
+    .wait = dp__desk_wait,
+    .close = dp__desk_close,
+};
+
+static dp_status dp__desk_open(dp__post *post)
+{
+    size_t count = (size_t)post->process_count;
+    size_t bytes = sizeof(dp__desks) + count * sizeof(dp__desk_peer);
+    dp__desks *desks = dp__scope_bytes(post->scope, bytes, 64);
+    if (desks == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for messages");
+    memset(desks, 0, bytes);
+    desks->own = dp__desk_of(post, post->process);
+    desks->piece = DP__ROOM_PIECE;
+    desks->spin = dp__job_has_cores(post->job, post->process_count);
+    post->carried = desks;
+    post->carrier = &dp__desk_carrier;
+    if (post->ctx->heap.shared != NULL)
+        return DP_OK;
+    char *behind = (char *)desks->own + dp__desk_bytes(post->process_count);
+    dp__answers_add(desks, (void *)behind, DP__ANSWERS_ALONE);
+    behind += DP__ANSWERS_ALONE * sizeof(dp__answer);
+    desks->piece = DP__ROOM_PIECE_ALONE;
+    for (size_t p = 0; p < count; p++)
+        desks->peers[p].room = behind + p * DP__ROOM_PIECES * DP__ROOM_PIECE_ALONE;
+    return DP_OK;
+}
+
+/* ==== >>looking ================================================================================
+   Who waits looks every few milliseconds whether the other end of a message is still there. What it
+   had said before it went may be on its way: so it is looked at more than once.                 */
+
+/* "25 f32 from rank 1 to rank 0 with tag 5: rank 1 (process 1, pid 4242) has died"; process -1: it
+   may be anybody. */
+static dp_status dp__parcel_blame(const dp__post *post, const dp__parcel *parcel, dp_status status,
+                                  int process, const char *what)
+{
+    char text[DP__PARCEL_TEXT], who[DP__WHO_BYTES] = "whoever sends it";
+    if (process >= 0)
+        (void)dp__who(post->job, process, who);
+    return dp__job_fail(post->job, status, process >= 0 ? process : post->process, "%s: %s %s",
+                        dp__parcel_text(parcel, text), who, what);
+}
+
+static bool dp__has_left(const dp__post *post, int process)
+{
+    return atomic_load(&dp__progress_of(post->job, process)->presence) == DP__LEFT;
+}
+
+/* Who may be at the other end is gone, each look another one if that may be any: then only when
+   nobody is left, or one has died. */
+static dp_status dp__parcel_look(dp__post *post, dp__parcel *parcel)
+{
+    int process = parcel->process, left = 0;
+    for (int p = 0; p < post->process_count && process < 0; p++)
+        left += p == post->process || dp__has_left(post, p);
+    if (process < 0)
+        process = (int)(post->turns++ % (unsigned)post->process_count);
+    bool alone = parcel->process < 0 ? left == post->process_count : dp__has_left(post, process);
+    bool dead = process != post->process && !dp__has_left(post, process) &&
+                !dp__is_alive(post->job, process);
+    if (!alone && !dead)
+        return DP_OK;
+    if (parcel->doubts++ < DP__PARCEL_DOUBTS)
+        return DP_OK;
+    return dp__parcel_blame(post, parcel, DP_ERR_REMOTE,
+                            dead || parcel->process >= 0 ? process : -1,
+                            dead                   ? "has died"
+                            : parcel->process >= 0 ? "has closed its context"
+                                                   : "is not among those that are left");
+}
+
+/* Of this context, and not told to the user yet; else NULL. */
+static dp__parcel *dp__parcel_of(const dp__post *post, const dp_message *message)
+{
+    dp__parcel *parcel = message->state;
+    return post != NULL && parcel != NULL && parcel->number == message->number ? parcel : NULL;
+}
+
+static dp_status dp__post_late(const dp__post *post)
+{
+    char what[64];
+    snprintf(what, sizeof what, "did not come within %d ms", post->job->timeout_ms);
+    for (size_t i = 0; i < post->awaited_count; i++) {
+        const dp__parcel *parcel = dp__parcel_of(post, &post->awaited[i]);
+        if (parcel != NULL && parcel->status == DP_PENDING)
+            return dp__parcel_blame(post, parcel, DP_ERR_TIMEOUT, parcel->process, what);
+    }
+    return DP_OK;
+}
+
+static dp_status dp__post_look(dp__post *post)
+{
+    size_t count = post->awaited_count < DP__PARCELS_LOOKED_AT ? post->awaited_count
+                                                               : DP__PARCELS_LOOKED_AT;
+    atomic_store(&dp__progress_of(post->job, post->process)->looked_ns, dp__os_now_ns());
+    DP_TRY(dp__job_heard(post->job));
+    for (size_t i = 0; i < count; i++) {
+        const dp_message *message = &post->awaited[post->looks++ % post->awaited_count];
+        dp__parcel *parcel = dp__parcel_of(post, message);
+        if (parcel != NULL && parcel->status == DP_PENDING)
+            DP_TRY(dp__parcel_look(post, parcel));
+    }
+    return DP_OK;
+}
+
+/* In a loop that waits for something to move. */
+static dp_status dp__post_rest(void *what, dp__wait *wait)
+{
+    dp__post *post = what;
+    uint64_t waited_ns;
+    if (!dp__wait_looks(wait, post->job->look_ns, &waited_ns))
+        return DP_OK;
+    DP_TRY(dp__post_look(post));
+    bool late = waited_ns >= (uint64_t)post->job->timeout_ms * 1000000;
+    return late ? dp__post_late(post) : DP_OK;
+}
+
+/* ==== >>beginning ==============================================================================
+   Checks, and what a message needs, before anybody hears of it.                                 */
+
+static dp_status dp__post_fill(dp_ctx *ctx, dp_scope *scope)
+{
+    dp__post *post = dp__scope_bytes(scope, sizeof *post, 64);
+    if (post == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for messages");
+    *post = (dp__post){.ctx = ctx,
+                       .job = ctx->job,
+                       .scope = scope,
+                       .process = ctx->info.process,
+                       .process_count = ctx->info.process_count};
+    if (ctx->job != NULL && ctx->job->shared.data != NULL)
+        DP_TRY(dp__desk_open(post));
+    ctx->post = post;
+    return DP_OK;
+}
+
+/* Made by the first message. */
+static dp_status dp__post_open(dp_ctx *ctx)
+{
+    dp_scope *scope;
+    if (ctx->post != NULL)
+        return DP_OK;
+    DP_TRY(dp__temp_begin(ctx, &scope));
+    dp_status status = dp__post_fill(ctx, scope);
+    if (status != DP_OK)
+        dp__scope_end(scope);
+    return status;
+}
+
+static void dp__post_close(dp_ctx *ctx)
+{
+    if (ctx->post != NULL && ctx->post->carrier != NULL)
+        ctx->post->carrier->close(ctx->post);
+}
+
+static dp_status dp__message_check(const char *fn, dp_ctx *ctx, const dp_message *message)
+{
+    dp__device *device;
+    bool any = message->receives && message->peer == DP_ANY_RANK;
+    DP_TRY(dp__check_placed(fn, ctx, "tensor", &message->tensor, &device));
+    if (message->receives)
+        DP_TRY(dp__check_writable(fn, "tensor", &message->tensor));
+    DP_TRY(dp__check_rank(fn, ctx, "local_rank", message->local_rank));
+    if (!any && (message->peer < 0 || message->peer >= ctx->info.rank_count))
+        return dp_error(DP_ERR_INVALID, "%s: peer is %d, there are %d ranks", fn, message->peer,
+                        ctx->info.rank_count);
+    return DP_OK;
+}
+
+/* Row-major memory that the host reaches: the tensor's own, or as much that others see, too. */
+static dp_status dp__parcel_stage(dp__post *post, dp__parcel *parcel, const dp_tensor *tensor)
+{
+    dp_ctx *ctx = post->ctx;
+    bool own = dp__is_host(dp__device_of(ctx, tensor->device)) && dp__is_dense(tensor);
+    void *data = tensor->data;
+    if (!own && parcel->bytes > 0) {
+        DP_TRY(dp__temp_begin(ctx, &parcel->stage));
+        if (ctx->heap.shared != NULL)
+            DP_TRY(dp__scope_block(parcel->stage, &ctx->shared_pool, parcel->bytes, &data));
+        else
+            data = dp__scope_bytes(parcel->stage, parcel->bytes, 64);
+        if (data == NULL)
+            return dp_error(DP_ERR_NO_MEMORY, "no memory for a copy of a message");
+    }
+    parcel->data = data;
+    if (parcel->stage == NULL)
+        return DP_OK;
+    parcel->tensor = *tensor;
+    if (parcel->receives)
+        return DP_OK;
+    const dp_tensor stage = dp__tensor_like(data, (dp_device){0, 0}, (dp_dtype)tensor->dtype,
+                                            tensor->ndim, tensor->shape);
+    return dp__copy_tensor(ctx, &stage, tensor, NULL);
+}
+
+static dp_status dp__parcel_fill(dp__post *post, dp__parcel *parcel, const dp_message *message)
+{
+    const dp_ctx *ctx = post->ctx;
+    int own = ctx->info.rank_first + message->local_rank;
+    parcel->receives = message->receives;
+    parcel->is = (dp__offer){.count = (uint64_t)dp__count(&message->tensor),
+                             .from = message->receives ? message->peer : own,
+                             .to = message->receives ? own : message->peer,
+                             .tag = message->tag,
+                             .dtype = message->tensor.dtype};
+    parcel->bytes = dp__bytes(&message->tensor);
+    if (message->peer != DP_ANY_RANK || post->job == NULL)
+        parcel->process = post->job != NULL ? dp__process_of(post->job, message->peer) : 0;
+    if (parcel->process != post->process && post->carrier == NULL)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "nothing carries messages between these processes: they are on several "
+                        "machines, or share no memory, and have not met through MPI");
+    DP_TRY(dp__parcel_stage(post, parcel, &message->tensor));
+    if (parcel->receives || parcel->process == post->process)
+        return DP_OK;
+    return post->carrier->prepare(post, parcel);
+}
+
+/* It is as if it had never been begun, or is done. */
+static dp_status dp__parcel_drop(dp__post *post, dp__parcel *parcel, dp_status status)
+{
+    dp__parcel_remove(parcel);
+    if (post->carrier != NULL)
+        post->carrier->discard(post, parcel);
+    status = dp__temp_end(parcel->stage, NULL, status);
+    dp__parcel_free(post, parcel);
+    return status;
+}
+
+static dp_status dp__message_make(dp__post *post, dp_message *message)
+{
+    dp__parcel *parcel = dp__parcel_new(post);
+    if (parcel == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a message");
+    dp_status status = dp__parcel_fill(post, parcel, message);
+    if (status != DP_OK)
+        return dp__parcel_drop(post, parcel, status);
+    parcel->number = ++post->numbers;
+    message->state = parcel;
+    message->number = parcel->number;
+    message->status = DP_PENDING;
+    return DP_OK;
+}
+
+static dp_status dp__message_start(dp__post *post, const dp_message *message)
+{
+    dp__parcel *parcel = message->state;
+    if (parcel->receives)
+        return dp__parcel_expect(post, parcel);
+    if (parcel->process == post->process)
+        return dp__parcel_arrive(post, parcel);
+    return post->carrier->offer(post, parcel);
+}
+
+static dp_status dp__messages_begin(const char *fn, dp_ctx *ctx, dp_message *messages, size_t count)
+{
+    dp_status status = DP_OK;
+    size_t made = 0;
+    for (size_t i = 0; i < count; i++) {
+        DP_TRY(dp__message_check(fn, ctx, &messages[i]));
+        if (dp__parcel_of(ctx->post, &messages[i]) != NULL)
+            return dp_error(DP_ERR_STATE, "%s: message %zu has begun, and was not ended", fn, i);
+    }
+    DP_TRY(dp__post_open(ctx));
+    while (made < count && status == DP_OK) {
+        status = dp__message_make(ctx->post, &messages[made]);
+        made += status == DP_OK;
+    }
+    for (size_t i = 0; i < made && status != DP_OK; i++) {
+        status = dp__parcel_drop(ctx->post, messages[i].state, status);
+        messages[i].state = NULL;
+        messages[i].number = 0;
+        messages[i].status = status;
+    }
+    for (size_t i = 0; i < count && status == DP_OK; i++)
+        status = dp__message_start(ctx->post, &messages[i]);
+    return status;
+}
+
+/* ==== >>ending =================================================================================
+   The public edge.                                                                              */
+
+static dp_status dp__messages_check(const char *fn, dp_ctx *ctx, const dp_message *messages,
+                                    size_t count)
+{
+    DP_TRY(dp__check_ctx(fn, ctx));
+    return count > 0 ? dp__check_pointer(fn, "messages", messages) : DP_OK;
+}
+
+DP_API dp_status dp_messages_begin(dp_ctx *ctx, dp_message *messages, size_t count)
+{
+    DP_TRY(dp__messages_check(__func__, ctx, messages, count));
+    DP_TRY(dp__enter(__func__, ctx));
+    return dp__exit(__func__, ctx, dp__messages_begin(__func__, ctx, messages, count));
+}
+
+/* How a message went, once: DP_PENDING, or the user has it now. */
+static dp_status dp__message_collect(dp__post *post, dp_message *message)
+{
+    dp__parcel *parcel = dp__parcel_of(post, message);
+    if (parcel == NULL)
+        return message->status == DP_OK
+                   ? DP_OK
+                   : dp_error(message->status, "%s", dp_status_text(message->status));
+    if (parcel->status == DP_PENDING)
+        return DP_PENDING;
+    message->status = parcel->status;
+    message->state = NULL;
+    if (parcel->receives && parcel->status == DP_OK)
+        message->peer = (int)parcel->is.from;
+    if (parcel->status == DP_ERR_MISMATCH)
+        (void)dp__parcel_mismatch(parcel);
+    return dp__parcel_drop(post, parcel, message->status);
+}
+
+/* The first failure, once all are done. */
+static dp_status dp__messages_collect(dp__post *post, dp_message *messages, size_t count)
+{
+    dp_status first = DP_OK;
+    char said[DP__TEXT_BYTES];
+    for (size_t i = 0; i < count; i++) {
+        const dp__parcel *parcel = dp__parcel_of(post, &messages[i]);
+        if (parcel != NULL && parcel->status == DP_PENDING)
+            return DP_PENDING;
+    }
+    for (size_t i = 0; i < count; i++) {
+        dp_status status = dp__message_collect(post, &messages[i]);
+        if (first != DP_OK || status == DP_OK)
+            continue;
+        first = status;
+        memcpy(said, dp_last_error(), sizeof said);
+    }
+    return first == DP_OK ? DP_OK : dp_error(first, "%s", said);
+}
+
+static dp_status dp__messages_begun(const char *fn, const dp__post *post,
+                                    const dp_message *messages, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        bool lost = messages[i].status == DP_PENDING && dp__parcel_of(post, &messages[i]) == NULL;
+        if (messages[i].number == 0 || lost)
+            return dp_error(DP_ERR_STATE, "%s: message %zu was not begun in this context", fn, i);
+    }
+    return DP_OK;
+}
+
+/* Nobody but this process could end it, which is about to wait. */
+static dp_status dp__messages_alone(const char *fn, const dp__post *post,
+                                    const dp_message *messages, size_t count)
+{
+    char text[DP__PARCEL_TEXT];
+    for (size_t i = 0; i < count; i++) {
+        const dp__parcel *parcel = dp__parcel_of(post, &messages[i]);
+        if (parcel != NULL && parcel->status == DP_PENDING && parcel->process == post->process)
+            return dp_error(DP_ERR_STATE,
+                            "%s: %s: the other end is of this process, too, and has "
+                            "not been begun",
+                            fn, dp__parcel_text(parcel, text));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__post_advance(dp__post *post)
+{
+    post->moved = false;
+    if (post->carrier == NULL)
+        return DP_OK;
+    if (post->job != NULL && dp__job_is_lost(post->job))
+        return dp__job_heard(post->job);
+    return post->carrier->advance(post);
+}
+
+static dp_status dp__messages_wait(dp__post *post, dp_message *messages, size_t count)
+{
+    dp_status status = dp__post_advance(post);
+    post->awaited = messages;
+    post->awaited_count = count;
+    while (status == DP_OK) {
+        status = dp__messages_collect(post, messages, count);
+        if (status != DP_PENDING)
+            break;
+        post->moved = false;
+        status = post->carrier->wait(post);
+    }
+    post->awaited = NULL;
+    post->awaited_count = 0;
+    return status;
+}
+
+/* In this thread's row of the timeline. */
+static void dp__messages_trace(const dp__post *post, const dp_message *messages, size_t count)
+{
+    char text[DP__PARCEL_TEXT], name[DP__PARCEL_TEXT + 32];
+    const dp__parcel *parcel = count > 0 ? dp__parcel_of(post, &messages[0]) : NULL;
+    if (!dp__trace_is_on())
+        return;
+    size_t used = dp__append(name, sizeof name, 0, "%s",
+                             parcel != NULL ? dp__parcel_text(parcel, text) : "messages");
+    if (count > 1)
+        (void)dp__append(name, sizeof name, used, " and %zu more", count - 1);
+    dp_trace_begin(name);
+}
+
+static dp_status dp__messages_end(const char *fn, dp_ctx *ctx, dp_message *messages, size_t count)
+{
+    dp__post *post = ctx->post;
+    DP_TRY(dp__messages_begun(fn, post, messages, count));
+    if (count == 0)
+        return DP_OK;
+    DP_TRY(dp__messages_alone(fn, post, messages, count));
+    dp__messages_trace(post, messages, count);
+    dp_status status = dp__messages_wait(post, messages, count);
+    dp_trace_end();
+    return status;
+}
+
+DP_API dp_status dp_messages_end(dp_ctx *ctx, dp_message *messages, size_t count)
+{
+    DP_TRY(dp__messages_check(__func__, ctx, messages, count));
+    DP_TRY(dp__enter(__func__, ctx));
+    return dp__exit(__func__, ctx, dp__messages_end(__func__, ctx, messages, count));
+}
+
+static dp_status dp__messages_test(const char *fn, dp_ctx *ctx, dp_message *messages, size_t count)
+{
+    dp__post *post = ctx->post;
+    uint64_t waited_ns;
+    DP_TRY(dp__messages_begun(fn, post, messages, count));
+    if (post == NULL)
+        return DP_OK;
+    DP_TRY(dp__post_advance(post));
+    dp_status status = dp__messages_collect(post, messages, count);
+    if (status != DP_PENDING || post->job == NULL ||
+        !dp__wait_looks(&post->wait, post->job->look_ns, &waited_ns))
+        return status;
+    post->awaited = messages;
+    post->awaited_count = count;
+    dp_status look = dp__post_look(post);
+    post->awaited = NULL;
+    post->awaited_count = 0;
+    return look != DP_OK ? look : status;
+}
+
+DP_API dp_status dp_messages_test(dp_ctx *ctx, dp_message *messages, size_t count)
+{
+    DP_TRY(dp__messages_check(__func__, ctx, messages, count));
+    DP_TRY(dp__enter(__func__, ctx));
+    dp_status status = dp__messages_test(__func__, ctx, messages, count);
+    bool pending = status == DP_PENDING;
+    status = dp__exit(__func__, ctx, pending ? DP_OK : status);
+    return pending && status == DP_OK ? DP_PENDING : status;
+}
+
+static dp_status dp__message_whole(const char *fn, dp_ctx *ctx, dp_message *message)
+{
+    DP_TRY(dp__messages_begin(fn, ctx, message, 1));
+    dp_status status = dp__messages_end(fn, ctx, message, 1);
+    if (status == DP_ERR_STATE && message->state != NULL) /* nothing has happened */
+        return dp__parcel_drop(ctx->post, message->state, status);
+    return status;
+}
+
+static dp_status dp__message_one(const char *fn, dp_ctx *ctx, const dp_tensor *tensor, int peer,
+                                 int tag, bool receives)
+{
+    DP_TRY(dp__check_ctx(fn, ctx));
+    DP_TRY(dp__check_tensor(fn, "tensor", tensor));
+    dp_message message = {.tensor = *tensor,
+                          .local_rank = tensor->device.backend != 0 ? tensor->device.index : 0,
+                          .peer = peer,
+                          .tag = tag,
+                          .receives = receives};
+    DP_TRY(dp__enter(fn, ctx));
+    return dp__exit(fn, ctx, dp__message_whole(fn, ctx, &message));
+}
+
+DP_API dp_status dp_send(dp_ctx *ctx, const dp_tensor *tensor, int to, int tag)
+{
+    return dp__message_one(__func__, ctx, tensor, to, tag, false);
+}
+
+DP_API dp_status dp_recv(dp_ctx *ctx, const dp_tensor *tensor, int from, int tag)
+{
+    return dp__message_one(__func__, ctx, tensor, from, tag, true);
+}
+
+#endif /* DP__ROOMS */
+
+/* The licence is at the end of dp.h. */
