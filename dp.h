@@ -153,8 +153,9 @@
      dp_params_edit, _write, _changed, dp_owner_edit,
      dp_module_train
      making, copying, wrapping and destroying modules; dp_run,    yes (2)   no
-     collectives, messages, dp_buffers_sync, dp_open_group, dp_use_stream,
-     dp_data_parallel_once, reducers except dp_reducer_ready
+     collectives, messages, dp_buffers_sync, dp_open_group,
+     dp_use_stream, dp_data_parallel_once, reducers except
+     dp_reducer_ready
      dp_scope_end, dp_scope_attach                                yes (2)   yes (2)
      dp_close                                                     no        no
 

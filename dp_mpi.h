@@ -53,6 +53,7 @@
      >>adding       reductions
      >>groups       large sums, where several processes are on one machine
      >>moving       broadcast, all_gather, all_to_all
+     >>slips        messages from one rank to another
      >>table        from a line to a communicator, and the table
 */
 
@@ -500,12 +501,12 @@ static dp_status dp__mpi_look(dp__mpi_line *line, dp__wait *wait)
     return dp__mpi_accuse(line, DP_ERR_TIMEOUT, text);
 }
 
-/* Between two questions to MPI. */
-static dp_status dp__mpi_rest(dp__mpi_line *line, dp__ring *ring, dp__mpi_wait *wait)
+/* Between two questions to MPI. False: it is not worth while to look yet. */
+static bool dp__mpi_idle(dp__mpi_wait *wait)
 {
     if (wait->tries++ < DP__MPI_TRIES) {
         dp__os_pause();
-        return DP_OK;
+        return false;
     }
     uint64_t now = dp__os_now_ns();
     if (wait->begun == 0)
@@ -514,6 +515,13 @@ static dp_status dp__mpi_rest(dp__mpi_line *line, dp__ring *ring, dp__mpi_wait *
         dp__os_yield();
     else
         dp__mpi_nap(dp__mpi_nap_ns(now - wait->begun));
+    return true;
+}
+
+static dp_status dp__mpi_rest(dp__mpi_line *line, dp__ring *ring, dp__mpi_wait *wait)
+{
+    if (!dp__mpi_idle(wait))
+        return DP_OK;
     return ring != NULL ? dp__ring_rest(ring, &wait->look) : dp__mpi_look(line, &wait->look);
 }
 
@@ -1714,6 +1722,321 @@ static dp_status dp__mpi_coll_run(dp_comm *base, const dp_coll_call *asked)
     return dp__mpi_all_to_all(&call);
 }
 
+/* ==== >>slips ==================================================================================
+   Messages from one rank to another (see dp/messages.h) on the line: its slips are offers and
+   answers, small, and in order. The data of what is wanted follows with a tag of its own, so that
+   two that are under way are not taken for each other. MPI writes and reads slips after a failure,
+   too: they are not the context's memory.                                                       */
+
+enum {
+    DP__MPI_SLIPS = DP__MPI_NOTES + 1, /* the tag */
+    DP__MPI_DATA = DP__MPI_NOTES + 16, /* the first of those for data: MPI has 32,767 at least */
+    DP__MPI_DATA_TAGS = 4096,
+    DP__MPI_DATA_BYTES = 1 << 30 /* at once: MPI counts in int */
+};
+
+typedef enum dp__mpi_slip_kind {
+    DP__MPI_OFFERED,
+    DP__MPI_WANTED,
+    DP__MPI_DONE,
+    DP__MPI_REFUSED
+} dp__mpi_slip_kind;
+
+typedef struct dp__mpi_slip { /* as it travels */
+    int32_t kind, reserved;
+    dp__offer is; /* what is sent, or was expected */
+    char tiny[DP__PARCEL_TINY];
+} dp__mpi_slip;
+
+typedef struct dp__mpi_sheet { /* what MPI has in its hands: a slip, or data */
+    struct dp__mpi_sheet *next;
+    MPI_Request request; /* MPI_REQUEST_NULL: nothing */
+    dp__mpi_slip slip;
+} dp__mpi_sheet;
+
+typedef struct dp__mpi_post {
+    dp__mpi_line *line;
+    dp__mpi_sheet *free, *out; /* out: slips on their way */
+    dp__parcels fetched;       /* receives whose data is on its way */
+} dp__mpi_post;
+
+static dp__mpi_post *dp__mpi_post_of(const dp__post *post)
+{
+    return post->carried;
+}
+
+static dp_status dp__mpi_sheet_take(dp__post *post, dp__mpi_sheet **out)
+{
+    dp__mpi_post *own = dp__mpi_post_of(post);
+    dp__mpi_sheet *sheet = own->free;
+    if (sheet != NULL)
+        own->free = sheet->next;
+    else
+        sheet = dp__os_alloc(sizeof *sheet, 64, NULL);
+    if (sheet == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a message");
+    memset(sheet, 0, sizeof *sheet);
+    sheet->request = MPI_REQUEST_NULL;
+    *out = sheet;
+    return DP_OK;
+}
+
+static void dp__mpi_sheet_give(dp__post *post, dp__mpi_sheet *sheet)
+{
+    sheet->next = dp__mpi_post_of(post)->free;
+    dp__mpi_post_of(post)->free = sheet;
+}
+
+/* Whether MPI is through with it. */
+static dp_status dp__mpi_sheet_test(dp__mpi_sheet *sheet, bool *out)
+{
+    int done = 0;
+    dp__mpi_enter();
+    int code = MPI_Test(&sheet->request, &done, MPI_STATUS_IGNORE);
+    dp__mpi_leave();
+    *out = done;
+    return code == MPI_SUCCESS ? DP_OK : dp__mpi_error("MPI_Test", code);
+}
+
+static dp_status dp__mpi_slips_reap(dp__post *post)
+{
+    dp__mpi_sheet **at = &dp__mpi_post_of(post)->out;
+    while (*at != NULL) {
+        dp__mpi_sheet *sheet = *at;
+        bool done = false;
+        DP_TRY(dp__mpi_sheet_test(sheet, &done));
+        if (done) {
+            *at = sheet->next;
+            dp__mpi_sheet_give(post, sheet);
+        } else {
+            at = &sheet->next;
+        }
+    }
+    return DP_OK;
+}
+
+static dp_status dp__mpi_slip_send(dp__post *post, int process, const dp__mpi_slip *slip)
+{
+    dp__mpi_post *own = dp__mpi_post_of(post);
+    dp__mpi_sheet *sheet = NULL;
+    DP_TRY(dp__shared_failure(post->ctx, dp__mpi_sheet_take(post, &sheet)));
+    sheet->slip = *slip;
+    sheet->next = own->out;
+    own->out = sheet;
+    dp__mpi_enter();
+    int code = MPI_Isend(&sheet->slip, (int)sizeof sheet->slip, MPI_BYTE, process, DP__MPI_SLIPS,
+                         own->line->comm, &sheet->request);
+    dp__mpi_leave();
+    return code == MPI_SUCCESS ? DP_OK : dp__mpi_error("MPI_Isend", code);
+}
+
+/* The next part of the data, to the other process or from it. */
+static dp_status dp__mpi_data(dp__post *post, dp__parcel *parcel)
+{
+    const dp__mpi_post *own = dp__mpi_post_of(post);
+    dp__mpi_sheet *sheet = parcel->wire;
+    const dp__offer *offer = parcel->receives ? &parcel->other : &parcel->is;
+    size_t left = parcel->bytes - parcel->moved;
+    int bytes = left < DP__MPI_DATA_BYTES ? (int)left : DP__MPI_DATA_BYTES;
+    int tag = DP__MPI_DATA + (int)(offer->reply % DP__MPI_DATA_TAGS);
+    dp__mpi_enter();
+    int code = parcel->receives ? MPI_Irecv(parcel->data + parcel->moved, bytes, MPI_BYTE,
+                                            parcel->process, tag, own->line->comm, &sheet->request)
+                                : MPI_Isend(parcel->data + parcel->moved, bytes, MPI_BYTE,
+                                            parcel->process, tag, own->line->comm, &sheet->request);
+    dp__mpi_leave();
+    parcel->moved += (size_t)bytes;
+    return code == MPI_SUCCESS ? DP_OK : dp__mpi_error("MPI_Isend, MPI_Irecv", code);
+}
+
+/* Whether all of it has gone, or has come. */
+static dp_status dp__mpi_data_go_on(dp__post *post, dp__parcel *parcel, bool *out)
+{
+    bool done = false;
+    DP_TRY(dp__mpi_sheet_test(parcel->wire, &done));
+    *out = done && parcel->moved == parcel->bytes;
+    post->moved = post->moved || *out;
+    return done && !*out ? dp__mpi_data(post, parcel) : DP_OK;
+}
+
+static dp_status dp__mpi_prepare(dp__post *post, dp__parcel *send)
+{
+    dp__mpi_sheet *sheet = NULL;
+    DP_TRY(dp__mpi_sheet_take(post, &sheet));
+    send->wire = sheet;
+    return DP_OK;
+}
+
+static void dp__mpi_discard(dp__post *post, dp__parcel *parcel)
+{
+    dp__mpi_sheet *sheet = parcel->wire;
+    if (sheet == NULL)
+        return;
+    dp__mpi_enter();
+    MPI_Wait(&sheet->request, MPI_STATUS_IGNORE); /* the other one has all: it does not block */
+    dp__mpi_leave();
+    dp__mpi_sheet_give(post, sheet);
+    parcel->wire = NULL;
+}
+
+static dp_status dp__mpi_offer(dp__post *post, dp__parcel *send)
+{
+    dp__mpi_slip slip = {.kind = DP__MPI_OFFERED};
+    send->is.reply = send->number;
+    slip.is = send->is;
+    if (send->bytes > 0 && send->bytes <= sizeof slip.tiny)
+        memcpy(slip.tiny, send->data, send->bytes);
+    dp__parcel_add(&post->offered, send);
+    return dp__mpi_slip_send(post, send->process, &slip);
+}
+
+static dp_status dp__mpi_reply(dp__post *post, const dp__parcel *receive, dp__mpi_slip_kind kind)
+{
+    dp__mpi_slip slip = {.kind = kind, .is = receive->is};
+    slip.is.reply = receive->other.reply;
+    return dp__mpi_slip_send(post, receive->process, &slip);
+}
+
+static dp_status dp__mpi_answer(dp__post *post, const dp__parcel *receive, bool fits)
+{
+    return dp__mpi_reply(post, receive, fits ? DP__MPI_DONE : DP__MPI_REFUSED);
+}
+
+static dp_status dp__mpi_fetch(dp__post *post, dp__parcel *receive)
+{
+    DP_TRY(dp__shared_failure(post->ctx, dp__mpi_prepare(post, receive)));
+    dp__parcel_add(&dp__mpi_post_of(post)->fetched, receive);
+    DP_TRY(dp__mpi_data(post, receive));
+    return dp__mpi_reply(post, receive, DP__MPI_WANTED);
+}
+
+static dp_status dp__mpi_slip_read(dp__post *post, int from, const dp__mpi_slip *slip)
+{
+    dp__parcel *send = post->offered.first;
+    if (slip->kind == DP__MPI_OFFERED)
+        return dp__offer_arrived(post, from, &slip->is, slip->tiny);
+    while (send != NULL && send->number != slip->is.reply)
+        send = send->next;
+    if (send == NULL)
+        return dp_error(DP_ERR_INTERNAL, "process %d answers what was never sent", from);
+    if (slip->kind == DP__MPI_WANTED)
+        return dp__mpi_data(post, send);
+    send->other = slip->is;
+    dp__parcel_sent(post, send, slip->kind == DP__MPI_DONE);
+    return DP_OK;
+}
+
+/* The next slip, if one has come; *out_from is -1 else. */
+static dp_status dp__mpi_slip_next(dp__post *post, dp__mpi_slip *slip, int *out_from)
+{
+    MPI_Comm comm = dp__mpi_post_of(post)->line->comm;
+    MPI_Status status;
+    int there = 0;
+    *out_from = -1;
+    dp__mpi_enter();
+    int code = MPI_Iprobe(MPI_ANY_SOURCE, DP__MPI_SLIPS, comm, &there, &status);
+    if (code == MPI_SUCCESS && there) /* it is here, so this does not block */
+        code = MPI_Recv(slip, (int)sizeof *slip, MPI_BYTE, status.MPI_SOURCE, DP__MPI_SLIPS, comm,
+                        &status);
+    dp__mpi_leave();
+    if (code != MPI_SUCCESS)
+        return dp__mpi_error("MPI_Iprobe", code);
+    *out_from = there ? status.MPI_SOURCE : -1;
+    return DP_OK;
+}
+
+static dp_status dp__mpi_parcels_go_on(dp__post *post)
+{
+    for (dp__parcel *send = post->offered.first; send != NULL; send = send->next) {
+        dp__mpi_sheet *sheet = send->wire;
+        bool gone = false;
+        if (sheet->request != MPI_REQUEST_NULL)
+            DP_TRY(dp__mpi_data_go_on(post, send, &gone));
+    }
+    dp__parcel *receive = dp__mpi_post_of(post)->fetched.first, *next;
+    for (; receive != NULL; receive = next) {
+        bool all = false;
+        next = receive->next;
+        DP_TRY(dp__mpi_data_go_on(post, receive, &all));
+        if (!all)
+            continue;
+        DP_TRY(dp__parcel_received(post, receive));
+        DP_TRY(dp__mpi_answer(post, receive, true));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__mpi_advance(dp__post *post)
+{
+    dp__mpi_slip slip;
+    int from;
+    do {
+        DP_TRY(dp__mpi_slip_next(post, &slip, &from));
+        if (from >= 0)
+            DP_TRY(dp__mpi_slip_read(post, from, &slip));
+    } while (from >= 0);
+    DP_TRY(dp__mpi_parcels_go_on(post));
+    return dp__mpi_slips_reap(post);
+}
+
+static dp_status dp__mpi_post_wait(dp__post *post)
+{
+    dp__mpi_wait wait = {0};
+    for (;;) {
+        DP_TRY(dp__mpi_advance(post));
+        if (post->moved)
+            return DP_OK;
+        if (dp__mpi_idle(&wait))
+            DP_TRY(dp__post_rest(post, &wait.look));
+    }
+}
+
+/* What was received into is the user's again. Slips that are still on their way stay with MPI. */
+static void dp__mpi_post_close(dp__post *post)
+{
+    dp__mpi_post *own = dp__mpi_post_of(post);
+    uint64_t until = dp__os_after_ms(DP__MPI_FLUSH_MS);
+    if (!dp__mpi_is_there())
+        return;
+    while (dp__mpi_slips_reap(post) == DP_OK && own->out != NULL && dp__os_ms_until(until) > 0)
+        dp__os_yield();
+    for (dp__parcel *receive = own->fetched.first; receive != NULL; receive = receive->next) {
+        dp__mpi_sheet *sheet = receive->wire;
+        dp__mpi_enter();
+        MPI_Cancel(&sheet->request);
+        MPI_Request_free(&sheet->request);
+        dp__mpi_leave();
+    }
+    while (own->free != NULL) {
+        dp__mpi_sheet *sheet = own->free;
+        own->free = sheet->next;
+        dp__os_free(sheet, 0, NULL);
+    }
+}
+
+static dp_status dp__mpi_post_open(dp__post *post)
+{
+    static const dp__carrier carrier = {
+        .prepare = dp__mpi_prepare,
+        .discard = dp__mpi_discard,
+        .offer = dp__mpi_offer,
+        .fetch = dp__mpi_fetch,
+        .answer = dp__mpi_answer,
+        .advance = dp__mpi_advance,
+        .wait = dp__mpi_post_wait,
+        .close = dp__mpi_post_close,
+    };
+    if (dp__mpi_level() < MPI_THREAD_SERIALIZED)
+        return DP_OK;
+    dp__mpi_post *own = dp__scope_bytes(post->scope, sizeof *own, 64);
+    if (own == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for messages");
+    *own = (dp__mpi_post){.line = post->ctx->line};
+    post->carried = own;
+    post->carrier = &carrier;
+    return DP_OK;
+}
+
 /* ==== >>table ==================================================================================
    From a line to a communicator. Every step is agreed upon by all processes, including those that
    failed in it, so that all fail together.                                                      */
@@ -1909,9 +2232,9 @@ DP_API const dp_coll_ops *dp_mpi_coll(void)
 }
 
 static const dp__mpi_place dp__mpi_here = {
-    dp__mpi_join,      dp__mpi_line_leave, dp__mpi_line_gather,
-    dp_mpi_coll,       dp__mpi_line_hear,  dp__mpi_line_tell,
-    dp__mpi_line_send, dp__mpi_split,      dp__mpi_drop_split};
+    dp__mpi_join,       dp__mpi_line_leave, dp__mpi_line_gather, dp_mpi_coll,
+    dp__mpi_line_hear,  dp__mpi_line_tell,  dp__mpi_line_send,   dp__mpi_split,
+    dp__mpi_drop_split, dp__mpi_post_open};
 static const dp__mpi_place *dp__backend_mpi = &dp__mpi_here; /* dp.h asks for it */
 
 #endif /* MPI 3 */

@@ -838,6 +838,8 @@ static dp_status dp__post_fill(dp_ctx *ctx, dp_scope *scope)
                        .process_count = ctx->info.process_count};
     if (ctx->job != NULL && ctx->job->shared.data != NULL)
         DP_TRY(dp__desk_open(post));
+    else if (ctx->line != NULL && dp__backend_mpi != NULL)
+        DP_TRY(dp__backend_mpi->post(post));
     ctx->post = post;
     return DP_OK;
 }
@@ -916,8 +918,8 @@ static dp_status dp__parcel_fill(dp__post *post, dp__parcel *parcel, const dp_me
         parcel->process = post->job != NULL ? dp__process_of(post->job, message->peer) : 0;
     if (parcel->process != post->process && post->carrier == NULL)
         return dp_error(DP_ERR_UNSUPPORTED,
-                        "nothing carries messages between these processes: they are on several "
-                        "machines, or share no memory, and have not met through MPI");
+                        "nothing carries messages between these processes: they share no memory, "
+                        "and have not met through an MPI that may be called here");
     DP_TRY(dp__parcel_stage(post, parcel, &message->tensor));
     if (parcel->receives || parcel->process == post->process)
         return DP_OK;

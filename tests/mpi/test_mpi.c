@@ -796,6 +796,148 @@ MPI_TEST(machines_of_several_groups, 7)
     mpi_run_ranks_are_added_in_one_tree();
 }
 
+/* ---- messages -------------------------------------------------------------------------------- */
+
+enum { EACH_WAY = 20 };
+
+static uint64_t message_seed(int from, int to, int i)
+{
+    uint64_t seed = (uint64_t)((from * 64 + to) * 64 + i + 1) * 0x9e3779b97f4a7c15u;
+    return (seed ^ seed >> 29) * 0xbf58476d1ce4e5b9u;
+}
+
+static size_t message_count(uint64_t seed)
+{
+    return (size_t)(seed >> 20) % 300000 >> seed % 19;
+}
+
+static dp_message message_of(dp_scope *scope, int from, int to, int i, bool receives)
+{
+    uint64_t seed = message_seed(from, to, i);
+    size_t count = message_count(seed);
+    int32_t *data = dp_scope_alloc(scope, (count + 1) * sizeof *data);
+    CHECK(data != NULL);
+    for (size_t k = 0; k <= count; k++)
+        data[k] = receives ? -1 : (int32_t)(seed + k);
+    return (dp_message){.tensor = dp_wrap(data, DP_I32, 1, (int64_t[]){(int64_t)count}),
+                        .peer = receives ? from : to,
+                        .tag = i % 3,
+                        .receives = receives};
+}
+
+static void check_message(const dp_message *message, int from, int to, int i)
+{
+    uint64_t seed = message_seed(from, to, i);
+    const int32_t *data = message->tensor.data;
+    size_t count = message_count(seed);
+    CHECK_INT(message->status, DP_OK);
+    for (size_t k = 0; k < count; k++)
+        CHECK_INT(data[k], (int32_t)(seed + k));
+    CHECK_INT(data[count], -1);
+}
+
+static void everybody_to_everybody(dp_ctx *ctx, int ranks)
+{
+    dp_scope *scope = dp_scope_begin(ctx);
+    size_t count = 0, all = 2 * (size_t)ranks * EACH_WAY;
+    dp_message *messages = dp_scope_alloc(scope, all * sizeof *messages);
+    CHECK(messages != NULL);
+    for (int i = 0; i < EACH_WAY; i++)
+        for (int peer = 0; peer < ranks; peer++) {
+            messages[count++] = message_of(scope, mpi_process, peer, i, false);
+            messages[count++] = message_of(scope, peer, mpi_process, i, true);
+        }
+    CHECK_OK(dp_messages_begin(ctx, messages, all / 2));
+    CHECK_OK(dp_barrier(ctx));
+    CHECK_OK(dp_messages_begin(ctx, messages + all / 2, all - all / 2));
+    CHECK_OK(dp_messages_end(ctx, messages, all));
+    for (size_t i = 1; i < all; i += 2)
+        check_message(&messages[i], (int)(i / 2) % ranks, mpi_process, (int)(i / 2) / ranks);
+    dp_scope_end(scope);
+}
+
+/* What any rank sends, what does not fit, and what comes after it. */
+static void check_server(dp_ctx *ctx, int ranks)
+{
+    enum { LARGE = 100000 };
+    static int32_t data[LARGE];
+    for (int i = 1; i < ranks; i++) {
+        dp_tensor tensor = dp_wrap(data, DP_I32, 1, (int64_t[]){i % 2 ? LARGE : 5});
+        dp_tensor other = dp_wrap(data, DP_I32, 1, (int64_t[]){7});
+        dp_message one = {.tensor = tensor, .peer = DP_ANY_RANK, .tag = i, .receives = true};
+        data[LARGE - 1] = i;
+        if (mpi_process == i) {
+            CHECK_OK(dp_send(ctx, &tensor, 0, i));
+            CHECK_ERROR(dp_send(ctx, &tensor, 0, i), DP_ERR_MISMATCH, "which expected 7 i32");
+            CHECK_OK(dp_recv(ctx, &other, 0, i));
+        } else if (mpi_process == 0) {
+            data[LARGE - 1] = 0;
+            CHECK_OK(dp_messages_begin(ctx, &one, 1));
+            CHECK_OK(dp_messages_end(ctx, &one, 1));
+            CHECK_INT(one.peer, i);
+            CHECK_INT(data[LARGE - 1], i % 2 ? i : 0);
+            CHECK_ERROR(dp_recv(ctx, &other, i, i), DP_ERR_MISMATCH, "which expected 7 i32");
+            CHECK_OK(dp_send(ctx, &other, i, i));
+        }
+    }
+}
+
+static void check_messages(void)
+{
+    dp_ctx *ctx = open_by_mpi(1, 0);
+    everybody_to_everybody(ctx, mpi_process_count);
+    check_server(ctx, mpi_process_count);
+    CHECK_OK(dp_barrier(ctx));
+    dp_close(ctx);
+}
+
+MPI_TEST(messages_between_machines, 3)
+{
+    check_messages();
+    setenv("DP_MACHINE", machine_of("abc"), 1);
+    check_messages();
+    setenv("DP_MACHINE", machine_of("aba"), 1);
+    check_messages();
+}
+
+static dp_status receive_from(dp_ctx *ctx, int from)
+{
+    static int32_t data[25];
+    dp_tensor tensor = dp_wrap(data, DP_I32, 1, (int64_t[]){25});
+    return dp_recv(ctx, &tensor, from, 3);
+}
+
+MPI_TEST_UNDER(who_sends_no_message_is_named, 3, mpi_launch_broken)
+{
+    atexit(say_through);
+    setenv("DP_MACHINE", machine_of("abc"), 1);
+    dp_ctx *ctx = open_by_mpi(1, 400);
+    if (mpi_process == 1)
+        a_while(2500);
+    if (mpi_process == 0)
+        CHECK_ERROR(receive_from(ctx, 1), DP_ERR_TIMEOUT,
+                    "dp_recv: 25 i32 from rank 1 to rank 0 with tag 3: rank 1 (process 1, pid ");
+    else
+        CHECK_INT(dp_status_class(receive_from(ctx, 0)), DP_CLASS_JOB);
+    dp_close(ctx);
+    exit(EXIT_SUCCESS);
+}
+
+MPI_TEST_UNDER(who_closes_before_a_message_is_named, 3, mpi_launch_broken)
+{
+    atexit(say_through);
+    setenv("DP_MACHINE", machine_of("abc"), 1);
+    dp_ctx *ctx = open_by_mpi(1, 20000);
+    CHECK_OK(dp_barrier(ctx));
+    if (mpi_process != 1) {
+        CHECK_STATUS(receive_from(ctx, 1), DP_ERR_REMOTE);
+        CHECK_SAYS(dp_last_error(), "has closed its context");
+        CHECK_SAYS(dp_last_error(), "rank 1 (process 1, pid ");
+    }
+    dp_close(ctx);
+    exit(EXIT_SUCCESS);
+}
+
 /* One process cannot have the memory: then nobody has any, and all sums are right. */
 MPI_TEST(a_machine_without_shared_memory, 4)
 {
