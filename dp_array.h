@@ -87,8 +87,8 @@ DP_MUST_USE DP_API dp_status dp_dlpack_export_versioned(dp_ctx *ctx, const dp_te
 
 /* ==== >>arrays =================================================================================
    Files of numpy.save and numpy.savez. They are memory-mapped, and checked before use: a file has
-   exactly what its header says. Anything else is a DP_ERR_FILE that says what is wrong; a dtype that
-   dp.h does not have is UNSUPPORTED, and so are more dims. DP_ERR_NO_FILE: no file has this name.
+   exactly what its header says. Anything else is a DP_ERR_FILE that says what is wrong; UNSUPPORTED
+   are a dtype that dp.h does not have, and more dims. DP_ERR_NO_FILE: no file has this name.
 
    Tensors are read-only views of the file, which stays mapped until the scope ends. Nothing is read
    before it is used, so the file may be larger than memory. Meanwhile it may be replaced, but not

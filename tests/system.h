@@ -696,18 +696,16 @@ TEST(a_quota_leaves_fewer_cores_than_masks)
 {
     static dp_ctx ctx;
     static dp__card cards[2];
-    dp__job job = {.ctx = &ctx, .cards = cards};
-    dp__ring ring = {.job = &job};
-    const dp__shm_comm comm = {.ring = &ring, .process_count = 2};
+    const dp__job job = {.ctx = &ctx, .cards = cards, .process_count = 2};
     for (int core = 0; core < 4; core++) {
         dp__cores_add(&cards[core / 2].cores, core);
     }
     ctx.cores = 3; /* of other processes the masks may be more than of this one */
-    CHECK(dp__shm_has_cores(&comm, 4));
-    CHECK(!dp__shm_has_cores(&comm, 5));
+    CHECK(dp__job_has_cores(&job, 4));
+    CHECK(!dp__job_has_cores(&job, 5));
     ctx.limited = true;
-    CHECK(dp__shm_has_cores(&comm, 3));
-    CHECK(!dp__shm_has_cores(&comm, 4));
+    CHECK(dp__job_has_cores(&job, 3));
+    CHECK(!dp__job_has_cores(&job, 4));
     dp_ctx *here;
     CHECK_OK(dp_open(NULL, &here));
     CHECK_INT(here->limited, dp__os_core_count() < dp__os_affinity_count());
