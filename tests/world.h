@@ -139,14 +139,14 @@ static inline int listen_at(int n)
     return -1;
 }
 
-/* The first of ten that nobody has, below those that the system gives out. */
-static inline int free_port(void)
+/* The first of ten that nobody has. */
+static inline int free_port_from(int least, int choices)
 {
     static uint64_t seed;
     int first = 0, count = 0;
     seed = seed != 0 ? seed : (uint64_t)getpid();
     while (count < 10) {
-        first = 12000 + (int)(test_random(&seed) % 20000);
+        first = least + (int)(test_random(&seed) % (uint64_t)choices);
         for (count = 0; count < 10; count++) {
             int fd = listen_at(first + count);
             if (fd < 0) {
@@ -156,6 +156,18 @@ static inline int free_port(void)
         }
     }
     return first;
+}
+
+/* Below those that the system gives out. Most tests go on to the next one if another has taken it. */
+static inline int free_port(void)
+{
+    return free_port_from(12000, 20000);
+}
+
+/* For those that have to have it: the others leave these alone. */
+static inline int own_port(void)
+{
+    return free_port_from(10100, 1890);
 }
 
 /* -1: nobody is there yet */
@@ -223,18 +235,23 @@ static inline void finish(pid_t pid, int process)
     }
 }
 
-static inline void run_world(int count, void (*body)(void))
+static inline void run_world_at(int first, int count, void (*body)(void))
 {
     pid_t pids[MOST];
     nobody_launched_us();
     world = count;
-    port = free_port();
+    port = first;
     for (int p = 0; p < count; p++) {
         pids[p] = start(p, body);
     }
     for (int p = 0; p < count; p++) {
         finish(pids[p], p);
     }
+}
+
+static inline void run_world(int count, void (*body)(void))
+{
+    run_world_at(free_port(), count, body);
 }
 
 static inline dp_status open_world(int timeout_ms, const char *job, dp_ctx **out)
