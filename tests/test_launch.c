@@ -856,6 +856,24 @@ TEST(missing_rank_is_named_on_all_ranks)
     run_world(7, wait_for_others);
 }
 
+/* The config has none. */
+static void wait_as_the_environment_says(void)
+{
+    dp_ctx *ctx;
+    use_tcp();
+    set("DP_TIMEOUT", "1");
+    if (me == 0) {
+        CHECK_ERROR(open_world(0, NULL, &ctx), DP_ERR_TIMEOUT, "process 1 of 2 did not come");
+        double seconds = atof(strstr(dp_last_error(), "within ") + 7);
+        CHECK(seconds > 0 && seconds <= 1.01);
+    }
+}
+
+TEST(the_environment_says_how_long_to_wait)
+{
+    run_world(2, wait_as_the_environment_says);
+}
+
 static void wait_for_the_first(void)
 {
     dp_ctx *ctx;
