@@ -158,7 +158,7 @@ static inline int free_port_from(int least, int choices)
     return first;
 }
 
-/* Below those that the system gives out. Most tests go on to the next one if another has taken it. */
+/* Below those that the system gives out. Most tests go on to the next one if this is taken. */
 static inline int free_port(void)
 {
     return free_port_from(12000, 20000);

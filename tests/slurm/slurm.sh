@@ -177,19 +177,35 @@ on_both_nodes() {
 
 restarted() { [ "$(field Restarts)" = 1 ]; }
 
-# The shell of the job gets the signal that it would get before the end of its time. Slurm waits for
-# cred_expire before it starts a job again.
+# Slurm waits for cred_expire before it starts a job again.
+goes_on() {
+    check "and goes on from its checkpoint" wait_for 300 "from step" all_logs_have \
+        "from step [1-9]"
+    touch "$WORK/job/enough"
+    check "up to the end" state_is COMPLETED
+    check "as all its processes say" all_logs_have "^ended after step"
+}
+
+# The shell of the job gets the signal that it would get before the end of its time.
 requeue() {
     submit "$WORK/steps" .
     check "all take steps" wait_for 120 "step 3" all_logs_have "^step 3$"
     check "two processes are on each node" on_both_nodes
     on 1 scancel --batch --signal=USR1 "$JOB"
     check "a job is put back before its time is up" wait_for 120 "the queue" restarted
-    check "and goes on from its checkpoint" wait_for 300 "from step" all_logs_have \
-        "from step [1-9]"
-    touch "$WORK/job/enough"
-    check "until it is done" state_is COMPLETED
-    check "as all its processes say" all_logs_have "^ended after step"
+    goes_on
+}
+
+# It may be on its way by itself.
+node_comes_back() { on 1 scontrol update nodename=node2 state=resume || nodes_are_idle; }
+
+lose_a_node() {
+    submit "$WORK/steps" .
+    check "all take steps as before" wait_for 120 "step 3" all_logs_have "^step 3$"
+    on 1 scontrol update nodename=node2 state=down reason=lost
+    check "a job is put back when a node is lost" wait_for 120 "the queue" restarted
+    check "until that is back" wait_for 120 "node2" node_comes_back
+    goes_on
 }
 
 lose_a_process() {
@@ -234,7 +250,7 @@ machines_apart() {
 }
 
 shift
-[ $# -gt 0 ] || set -- train requeue lose_a_process interfaces machines_apart
+[ $# -gt 0 ] || set -- train requeue lose_a_node lose_a_process interfaces machines_apart
 start
 for part; do $part; done
 echo "$passed passed, $failed failed"
