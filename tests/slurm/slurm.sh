@@ -43,6 +43,7 @@ take_down() {
         ip netns del "$ID-$i"
         rm -rf "/etc/netns/$ID-$i"
     done
+    rmdir /etc/netns
     if [ -e "$ROOM/pids" ]; then xargs kill -KILL <"$ROOM/pids"; fi
     wait
     rm -rf "$ROOM"
