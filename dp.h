@@ -208,7 +208,8 @@
             dp_array.h: DLPack, .npy, .npz, printing; dp_idx_open: files of MNIST;
             a timeline: $DP_TRACE; dp_agree, and numbers of all processes (>>agreement): where one
             process cannot make a wrapper, a reducer or a sharded optimizer, all have its status;
-            dp_open_group: some of the processes as a job of their own; dp_stop_requested
+            dp_open_group: some of the processes as a job of their own; dp_stop_requested;
+            messages from one rank to another
      names that have changed: dp_scope_open(ctx, &scope) is dp_scope_begin(ctx), and dp_scope_check
             says why there is none; DP_SUM is DP_SUM_RANKS, as DP_OP_SUM is another enum's;
             dp_grads_scatter is dp_grads_scatter_set; first_bucket_bytes and bucket_bytes are
@@ -1182,7 +1183,7 @@ DP_MUST_USE DP_API dp_status dp_broadcast_f64(dp_ctx *ctx, double *numbers, size
    to B with the same tag arrive in the order in which they were begun; others may overtake.
 
    A message is done when all of it is at the receiver, so a send waits for its receive, and two
-   ranks that dp_send to each other wait for ever: begin both directions, then wait. Whatever a
+   ranks that dp_send to each other wait in vain: begin both directions, then wait. Whatever a
    process has begun goes on while it is in any function of this section. Between begin and end it
    may compute, run collectives, and begin more.
 
@@ -1194,7 +1195,8 @@ DP_MUST_USE DP_API dp_status dp_broadcast_f64(dp_ctx *ctx, double *numbers, size
    not wait for it. dp_close drops what is not done; then others that wait for it fail. Processes of
    a machine use shared memory; what lies there (dp_shared_alloc) is copied once. Several machines
    use MPI, if it has brought them together; else messages between them are UNSUPPORTED. Memory of
-   devices that the host does not reach goes through copies on the host.                         */
+   devices that the host does not reach goes through copies on the host: those are read before a
+   send has begun, and written, in the order of the stream, when a receive is done.              */
 
 #define DP_ANY_RANK (-1)
 
@@ -1956,10 +1958,10 @@ DP_MUST_USE DP_API dp_status dp_predict_step(dp_module *module, dp_scope *scope,
 /* ==== >>timeline ===============================================================================
    With $DP_TRACE=run.json in the environment, dp_open starts to record what the process does in
    that file, for ui.perfetto.dev and chrome://tracing: steps and their parts, methods and other
-   functions of yours, collectives, loaders and checkpoints, each in the row of the thread that ran
-   it. The caller's row is also that of device 0. Devices with memory of their own, such as GPUs,
-   have a row for their stream: when it began a method or a collective, and when that was done. To
-   find out, the stream waits for the host for some microseconds.
+   functions of yours, collectives, waits for messages, loaders and checkpoints, each in the row of
+   the thread that ran it. The caller's row is also that of device 0. Devices with memory of their
+   own, such as GPUs, have a row for their stream: when it began a method or a collective, and when
+   that was done. To find out, the stream waits for the host for some microseconds.
 
    The processes of a machine share the file, each as a process in it. Several machines need one
    file each. All lines but the first can be appended to another machine's file: time is that of

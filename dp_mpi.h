@@ -19,7 +19,8 @@
    placed machine by machine, a multiple of the group's size on each; mpirun does so by default.
    Over a link of 1 Gbit/s, two hosts of two processes each add up 25 MiB in 220 ms; the link needs
    210, one sum for each process took 458, and MPI_Allreduce of Open MPI 530 to 630 (network
-   namespaces on a busy machine). dp_config.colls overrides this.
+   namespaces on a busy machine). dp_config.colls overrides this. Messages from one rank to another
+   (dp.h, >>messages) go by shared memory on one machine, and by MPI if there are several.
 
    THREADS
    MPI is asked for MPI_THREAD_MULTIPLE. With MPI_THREAD_SERIALIZED the calls of this file exclude
@@ -31,11 +32,11 @@
    THE END
    MPI is finalised when the process exits, if dp_open has initialised it, all contexts were closed
    and none has failed; otherwise never. After a failure nothing waits for MPI. The buffers of a
-   collective, and shared memory, stay in use until the process ends. mpirun then ends all
-   processes, as it does when one dies. If it is told not to (--enable-recovery of Open MPI), the
-   others name the dead process: on one machine at once, on several after timeout_ms. If you have
-   initialised MPI, the error handler of MPI_COMM_WORLD is yours, and Open MPI calls it for failures
-   in our collectives too. With MPI_ERRORS_RETURN this library reports them.
+   collective or a message, and shared memory, stay in use until the process ends. mpirun then ends
+   all processes, as it does when one dies. If it is told not to (--enable-recovery of Open MPI),
+   the others name the dead process: on one machine at once, on several after timeout_ms. If you
+   have initialised MPI, the error handler of MPI_COMM_WORLD is yours, and Open MPI calls it for
+   failures in our collectives too. With MPI_ERRORS_RETURN this library reports them.
 
    BITS
    The ranks of a process are added in a binary tree, then the processes in another, whatever
