@@ -59,7 +59,7 @@ LIBS         := -lpthread -lm
 # the stack's size, so the warnings are for the plain builds alone. What is tested is optimized, the
 # tests themselves compile fast; for a debugger, make with DEBUG=-g. With ASan and UBSan, which is for
 # the library alone, it takes a compiler three times as long to optimize, and runs as fast without.
-PLAIN_TEST  = $(filter-out test_shmfault,$(filter test_%,$*))# which holds the implementation
+PLAIN_TEST  = $(filter test_%,$*)
 DEBUG      ?= -g1
 VARIANTS   := gcc asan tsan aarch64 musl sim hip gpu conform
 CC_gcc     := $(CC)
@@ -364,9 +364,10 @@ build/gpu/hold: tests/gpu/hold.c Makefile
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O2 $(TEST_DEFINES) $< -o $@ -ldl
 
-build/gpu/bench: tests/bench/gpu/gpu.c build/gpu/cuda_calls.o $(HEADERS) Makefile build/config.mk
+# What measures; few/bench, which only shows that it runs, is compiled faster.
+build/gpu/bench build/gpu/few/bench: tests/bench/gpu/gpu.c build/gpu/cuda_calls.o $(HEADERS) Makefile build/config.mk
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -O2 -DDP_DYNAMIC_LOAD -I. $(shell tests/gpu/gpu.sh flags) $(STB_CFLAGS) $< \
+	$(CC) -std=c11 $(if $(findstring few,$@),-O0,-O2) -DDP_DYNAMIC_LOAD -I. $(shell tests/gpu/gpu.sh flags) $(STB_CFLAGS) $< \
 	    build/gpu/cuda_calls.o -o $@ $(LIBS) -ldl
 
 # The simulator is one object: who links it need not know its parts.
@@ -377,7 +378,7 @@ build/hip/tests: $(patsubst %,build/sim/%.o,$(filter-out dp test_cuda_load,$(TES
     build/sim/sim/sim_hip.o $(SIM)
 
 build/sim/bench: tests/bench/gpu/gpu.c $(SIM) $(HEADERS)
-	$(CC) -std=c11 -O1 -g $(WARNINGS) $(GCC_WARNINGS) -Wno-frame-larger-than \
+	$(CC) -std=c11 -O0 -g $(WARNINGS) $(GCC_WARNINGS) -Wno-frame-larger-than \
 	    -Wno-null-dereference -DTEST_SIM -I. -Itests/sim $(STB_CFLAGS) $< $(SIM) -o $@ $(LIBS)
 
 build/sim/selftest: build/sim/sim/selftest.o $(SIM)
@@ -407,7 +408,7 @@ build/sim/sim/kernels.o build/sim/sim/selftest.o build/sim/sim/library.o build/s
 PTX_OPTIMIZE ?= -O1
 build/ptx/write: tests/ptx/write.c $(HEADERS) Makefile build/config.mk
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -O1 $(WARNINGS) $(GCC_WARNINGS) -Wno-null-dereference -Wno-frame-larger-than \
+	$(CC) -std=c11 -O0 $(WARNINGS) $(GCC_WARNINGS) -Wno-null-dereference -Wno-frame-larger-than \
 	    -DDP_DYNAMIC_LOAD -I. $(shell tests/gpu/gpu.sh flags) $(STB_CFLAGS) $< -o $@ $(LIBS) -ldl
 
 build/ptx/sm_%.ptx: build/ptx/write
@@ -478,6 +479,15 @@ build/fuzz/test_main.o: tests/test_main.c $(FUZZ_NEEDS)
 build/fuzz/%: tests/fuzz/%.c tests/fuzz/replay.c build/fuzz/test_main.o build/asan/dp.o $(FUZZ_NEEDS)
 	@mkdir -p $(@D)
 	$(CC) -std=c11 $(CFLAGS_asan) $(TEST_DEFINES) $(filter %.c %.o,$^) -o $@ $(LIBS)
+
+# Those that have the implementation in them have it once.
+FUZZ_INSIDE := $(shell sed -n 's/^.define LLVMFuzzerTestOneInput //p' tests/fuzz/inside.c)
+build/fuzz/inside.o: tests/fuzz/inside.c $(FUZZ_INSIDE:%=tests/fuzz/%.c) $(FUZZ_NEEDS)
+	@mkdir -p $(@D)
+	$(CC) -std=c11 $(CFLAGS_asan) $(TEST_DEFINES) -c $< -o $@
+
+$(FUZZ_INSIDE:%=build/fuzz/%): build/fuzz/%: tests/fuzz/replay.c build/fuzz/inside.o build/fuzz/test_main.o build/asan/dp.o $(FUZZ_NEEDS)
+	$(CC) -std=c11 $(CFLAGS_asan) $(TEST_DEFINES) -DLLVMFuzzerTestOneInput=$* $(filter %.c %.o,$^) -o $@ $(LIBS)
 
 build/libfuzzer/%: tests/fuzz/%.c tests/dp.c $(FUZZ_NEEDS)
 	@mkdir -p $(@D)

@@ -10,7 +10,7 @@
 #include "fuzz.h"
 
 /* NaN is equal to none, itself included. */
-static bool has_nan(const dp_tensor *tensor)
+static bool tensor_has_nan(const dp_tensor *tensor)
 {
     const char *at = tensor->data;
     size_t size = dp_dtype_bytes((dp_dtype)tensor->dtype);
@@ -22,7 +22,7 @@ static bool has_nan(const dp_tensor *tensor)
 }
 
 /* As a file would have it. */
-static void write_and_read(dp_ctx *ctx, dp_scope *scope, dp_value value)
+static void write_and_read_tensor(dp_ctx *ctx, dp_scope *scope, dp_value value)
 {
     static char bytes[(1 << 16) + DP__ARRAY_HEADER];
     const dp_tensor *tensor = value.as.t;
@@ -35,16 +35,16 @@ static void write_and_read(dp_ctx *ctx, dp_scope *scope, dp_value value)
     FUZZ_CHECK(header % DP__ARRAY_ALIGN == 0);
     FUZZ_CHECK(dp_read(ctx, tensor, bytes + header, size) == DP_OK);
     FUZZ_CHECK(dp__array_parse(scope, bytes, header + size, &again) == DP_OK);
-    FUZZ_CHECK(has_nan(tensor) || fuzz_same(ctx, value, dp_of(scope, &again)));
+    FUZZ_CHECK(tensor_has_nan(tensor) || fuzz_same(ctx, value, dp_of(scope, &again)));
 }
 
 static void use(dp_ctx *ctx, dp_scope *scope, dp_value value)
 {
     const char *text;
     if (value.kind != DP_DICT)
-        write_and_read(ctx, scope, value);
+        write_and_read_tensor(ctx, scope, value);
     for (uint32_t i = 0; value.kind == DP_DICT && i < dp_count(value); i++)
-        write_and_read(ctx, scope, dp_at(value, i));
+        write_and_read_tensor(ctx, scope, dp_at(value, i));
     FUZZ_CHECK(dp_print_text(ctx, scope, value, &text) == DP_OK);
     FUZZ_CHECK(text[0] != '\0');
 }
