@@ -69,7 +69,6 @@ NOT_IN_THREADS="!_toy !one_by_one !cut_short !align/ !of_one_process_fails !seve
 step_tsan() {
     can_sanitize thread || { skip "tests under TSan" "$CC cannot"; return; }
     export TSAN_OPTIONS=die_after_fork=0:second_deadlock_stack=1
-    export TEST_STRIDE=${TEST_STRIDE:-$(in_turn 11 13)} # a call that fails is rarely a race
     T=${T:-$NOT_SANITIZED $NOT_IN_THREADS} tests tsan 10 without_aslr
 }
 
