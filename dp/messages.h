@@ -1174,7 +1174,7 @@ static dp_status dp__message_one(const char *fn, dp_ctx *ctx, const dp_tensor *t
                                  int tag, bool receives)
 {
     DP_TRY(dp__check_ctx(fn, ctx));
-    DP_TRY(dp__check_tensor(fn, "tensor", tensor));
+    DP_TRY(dp__check_pointer(fn, "tensor", tensor));
     dp_message message = {.tensor = *tensor,
                           .local_rank = tensor->device.backend != 0 ? tensor->device.index : 0,
                           .peer = peer,

@@ -1,4 +1,5 @@
-/* bench_shm.c - C11b: collectives between two processes of this machine, over shared memory. */
+/* bench_shm.c - C11b: collectives and messages between two processes of this machine, over shared
+   memory. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,9 +7,9 @@
 #include <unistd.h>
 #include "bench.h"
 
-enum { WARM_CALLS = 6, MAX_BYTES = 25 << 20, SMALL_CALLS = 4000 };
+enum { WARM_CALLS = 6, MAX_BYTES = 25 << 20, SMALL_CALLS = 4000, LARGE_CALLS = 4 };
 
-typedef enum verb { ALL_REDUCE, BROADCAST, ALL_GATHER, BARRIER } verb;
+typedef enum verb { ALL_REDUCE, BROADCAST, ALL_GATHER, BARRIER, MESSAGE } verb;
 
 typedef struct order { /* what the other process is to do; it sleeps in between */
     verb verb;
@@ -22,6 +23,17 @@ typedef struct job {
     float *data[2]; /* own, shared */
     order now;
 } job;
+
+static void there_and_back(const job *j, float *data, size_t count)
+{
+    dp_ctx *ctx = j->duo.ctx;
+    const dp_tensor tensor = dp_wrap(data, DP_F32, 1, (const int64_t[]){(int64_t)count});
+    if (j->duo.process == 0)
+        must(dp_send(ctx, &tensor, 1, 0));
+    must(dp_recv(ctx, &tensor, 1 - j->duo.process, 0));
+    if (j->duo.process == 1)
+        must(dp_send(ctx, &tensor, 0, 0));
+}
 
 static void call(const job *j)
 {
@@ -41,6 +53,9 @@ static void call(const job *j)
         break;
     case BARRIER:
         must(dp_barrier(ctx));
+        break;
+    case MESSAGE:
+        there_and_back(j, data, count);
         break;
     }
 }
@@ -147,11 +162,12 @@ static void large_rows(job *j, const char *what, bool shared, double mpi_times, 
 
 static void small_row(job *j, const char *what, verb of, size_t bytes)
 {
-    static const char *const hows[] = {"in_place", "broadcast", "all_gather", "barrier"};
+    static const char *const hows[] = {"in_place", "broadcast", "all_gather", "barrier", "message"};
     char name[80];
-    j->now = (order){of, bytes, SMALL_CALLS, false};
-    question mpi = {peer_of("mpi", bench.directory), hows[of], bytes, SMALL_CALLS};
-    question mpi_apart = {mpi.peer, "apart", bytes, SMALL_CALLS};
+    int calls = bytes < MAX_BYTES ? SMALL_CALLS : LARGE_CALLS;
+    j->now = (order){of, bytes, calls, false};
+    question mpi = {peer_of("mpi", bench.directory), hows[of], bytes, calls};
+    question mpi_apart = {mpi.peer, "apart", bytes, calls};
     entrant e[] = {{.once = dp_once, .user = j},
                    {.once = peer_once, .user = &mpi},
                    {.once = peer_once, .user = &mpi_apart}};
@@ -174,5 +190,8 @@ void rows_c11b(void)
     small_row(&j, "broadcast of 1 KiB", BROADCAST, 1 << 10);
     small_row(&j, "all_gather of 1 KiB each", ALL_GATHER, 1 << 10);
     small_row(&j, "barrier", BARRIER, 4);
+    small_row(&j, "a message of 8 B there and back", MESSAGE, 8);
+    small_row(&j, "a message of 16 KiB there and back", MESSAGE, 16 << 10);
+    small_row(&j, "a message of 25 MiB there and back", MESSAGE, MAX_BYTES);
     close_job(&j);
 }

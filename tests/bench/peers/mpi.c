@@ -4,8 +4,8 @@
        mpirun --oversubscribe -np 2 peer_mpi FIFO
 
    Says "ready"; then, for each line "HOW BYTES CALLS" on the standard input, where HOW is in_place
-   or apart (an all-reduce), broadcast, all_gather or barrier, makes one call that does not count,
-   and CALLS that do, and answers with the nanoseconds that one took. In between both ranks sleep in
+   or apart (an all-reduce), broadcast, all_gather, barrier or message (there and back), makes one
+   call that does not count, and CALLS that do, and answers with the nanoseconds that one took. In between both ranks sleep in
    read: rank 0 on its input, rank 1 on the fifo, for inside MPI a rank that waits spins. Ends with
    its input. */
 
@@ -74,9 +74,24 @@ static void finish(void)
 {
 }
 
+static void there_and_back(const buffers *b, int count)
+{
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (rank == 0)
+        MPI_Send(b->send, count, MPI_FLOAT, 1, 0, MPI_COMM_WORLD);
+    MPI_Recv(b->recv, count, MPI_FLOAT, 1 - rank, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    if (rank == 1)
+        MPI_Send(b->send, count, MPI_FLOAT, 0, 0, MPI_COMM_WORLD);
+}
+
 static void call(const buffers *b, const request *r)
 {
     int count = (int)(r->bytes / sizeof(float));
+    if (strcmp(r->how, "message") == 0) {
+        there_and_back(b, count);
+        return;
+    }
     if (strcmp(r->how, "broadcast") == 0)
         MPI_Bcast(b->recv, count, MPI_FLOAT, 0, MPI_COMM_WORLD);
     else if (strcmp(r->how, "all_gather") == 0)
