@@ -200,13 +200,13 @@ static dp_status dp__parcel_unpack(dp__post *post, dp__parcel *receive)
                               dp__copy_tensor(post->ctx, &receive->tensor, &stage, NULL));
 }
 
-/* All of it is in `data`. */
+/* All of it is in `data`. Fails if the job does. */
 static dp_status dp__parcel_received(dp__post *post, dp__parcel *receive)
 {
     dp_status status = dp__parcel_unpack(post, receive);
     receive->is.from = receive->other.from;
     dp__parcel_end(post, receive, status);
-    return status;
+    return dp_status_class(status) == DP_CLASS_JOB ? status : DP_OK;
 }
 
 /* ==== >>matching ===============================================================================
@@ -1020,6 +1020,8 @@ static dp_status dp__message_collect(dp__post *post, dp_message *message)
         message->peer = (int)parcel->is.from;
     if (parcel->status == DP_ERR_MISMATCH)
         (void)dp__parcel_mismatch(parcel);
+    else if (parcel->status != DP_OK)
+        (void)dp_error(parcel->status, "%s", dp_status_text(parcel->status));
     return dp__parcel_drop(post, parcel, message->status);
 }
 
