@@ -1,10 +1,13 @@
-/* test_messages.c - messages from one rank to another: every which arrives where it should, in
+/* test_messages.c - messages from one rank to another: every number arrives where it should, in
    order, whatever else goes on; and who waits in vain hears why. */
+
+#define _GNU_SOURCE /* P_tmpdir */
 
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include "../examples/custom_device.h"
+#include "folder.h"
 #include "ranked.h"
 
 /* ---- bytes that say which message they are of ------------------------------------------------ */
@@ -228,6 +231,40 @@ static void one_tag_in_order(meeting *m)
 TEST(messages_with_one_tag_keep_their_order)
 {
     in_processes(2, one_tag_in_order);
+}
+
+/* Large ones that all want the same room, in another order than they were sent in. */
+static void large_ones_backwards(meeting *m)
+{
+    enum { LARGE = 400000, COUNT = 5 };
+    static char data[COUNT][LARGE];
+    static dp_message all[COUNT + 1];
+    dp_ctx *ctx = open_near(m, 1, 0);
+    bool sends = m->process == 0;
+    for (int i = 0; i <= COUNT; i++) {
+        int tag = sends ? i : COUNT - i;
+        size_t bytes = tag == COUNT ? 0 : LARGE - (size_t)tag;
+        all[i] = message(bytes_at(data[tag % COUNT], bytes), 0, 1 - m->process, tag, !sends);
+        if (sends)
+            fill(data[tag % COUNT], tag == COUNT ? LARGE : bytes, (uint64_t)(tag % COUNT));
+    }
+    CHECK_OK(dp_messages_begin(ctx, all, sends ? COUNT + 1 : 1));
+    CHECK_OK(dp_messages_end(ctx, all, sends ? COUNT + 1 : 1));
+    if (!sends) { /* all have been offered */
+        CHECK_OK(dp_messages_begin(ctx, all + 1, COUNT));
+        CHECK_OK(dp_messages_end(ctx, all + 1, COUNT));
+        for (int i = 0; i < COUNT; i++)
+            check_filled(data[i], (size_t)(LARGE - i), (uint64_t)i);
+    }
+    dp_close(ctx);
+}
+
+TEST(large_messages_take_turns)
+{
+    in_processes(2, large_ones_backwards);
+    no_heap = true;
+    in_processes(2, large_ones_backwards);
+    no_heap = false;
 }
 
 /* ---- many at once ---------------------------------------------------------------------------- */
@@ -768,11 +805,9 @@ TEST(a_child_of_fork_has_no_messages)
     in_processes(2, child_of_fork);
 }
 
-static char traced[64];
-
 static void send_traced(meeting *m)
 {
-    CHECK_INT(setenv("DP_TRACE", traced, 1), 0);
+    CHECK_INT(setenv("DP_TRACE", "messages.json", 1), 0);
     dp_ctx *ctx = open_near(m, 1, 0);
     dp_tensor tensor = some_bytes(25);
     CHECK_OK(m->process == 0 ? dp_send(ctx, &tensor, 1, 5) : dp_recv(ctx, &tensor, 0, 5));
@@ -781,14 +816,12 @@ static void send_traced(meeting *m)
 
 TEST(the_timeline_shows_messages)
 {
-    static char text[20000];
-    snprintf(traced, sizeof traced, "build/messages-%d.json", (int)getpid());
+    static const char name[] = "\"25 u8 from rank 0 to rank 1 with tag 5\"";
+    size_t count = 0;
+    enter_folder();
     in_processes(2, send_traced);
-    FILE *file = fopen(traced, "r");
-    CHECK(file != NULL);
-    text[fread(text, 1, sizeof text - 1, file)] = '\0';
-    fclose(file);
-    CHECK_INT(unlink(traced), 0);
-    const char *at = strstr(text, "\"25 u8 from rank 0 to rank 1 with tag 5\"");
-    CHECK(at != NULL && strstr(at + 1, "\"25 u8 from rank 0 to rank 1 with tag 5\"") != NULL);
+    char *text = get_file("messages.json", &count);
+    text[count - 1] = '\0'; /* of the last line's end */
+    const char *at = strstr(text, name);
+    CHECK(at != NULL && strstr(at + 1, name) != NULL);
 }
