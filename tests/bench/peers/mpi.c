@@ -5,9 +5,9 @@
 
    Says "ready"; then, for each line "HOW BYTES CALLS" on the standard input, where HOW is in_place
    or apart (an all-reduce), broadcast, all_gather, barrier or message (there and back), makes one
-   call that does not count, and CALLS that do, and answers with the nanoseconds that one took. In between both ranks sleep in
-   read: rank 0 on its input, rank 1 on the fifo, for inside MPI a rank that waits spins. Ends with
-   its input. */
+   call that does not count, and CALLS that do, and answers with the nanoseconds that one took. In
+   between both ranks sleep in read: rank 0 on its input, rank 1 on the fifo, for inside MPI a rank
+   that waits spins. Ends with its input. */
 
 #if defined(BENCH_DP)
 #define DP_IMPLEMENTATION
