@@ -550,6 +550,29 @@ TEST(what_does_not_fit_fails_on_both_sides)
     in_processes(2, some_do_not_fit);
 }
 
+/* By the user's own table of collectives, on two machines. */
+static void nobody_carries(meeting *m)
+{
+    CHECK_INT(setenv("DP_MACHINE", m->process == 0 ? "a" : "b", 1), 0);
+    dp_ctx *ctx = open_job(m, 2, dp_cpu());
+    dp_tensor tensor = bytes_at((char[]){1, 2}, 2);
+    CHECK_ERROR(dp_send(ctx, &tensor, 2 - 2 * m->process, 0), DP_ERR_UNSUPPORTED,
+                "dp_send: nothing carries messages between these processes");
+    CHECK_ERROR(dp_recv(ctx, &tensor, DP_ANY_RANK, 0), DP_ERR_UNSUPPORTED,
+                "dp_recv: nothing carries messages between these processes");
+    dp_message both[] = {message(tensor, 0, dp_rank(ctx) + 1, 0, false),
+                         message(bytes_at((char[2]){0}, 2), 1, dp_rank(ctx), 0, true)};
+    CHECK_OK(dp_messages_begin(ctx, both, 2));
+    CHECK_OK(dp_messages_end(ctx, both, 2));
+    CHECK_BYTES(both[1].tensor.data, tensor.data, 2);
+    dp_close(ctx);
+}
+
+TEST(machines_that_nothing_joins)
+{
+    in_processes(2, nobody_carries);
+}
+
 /* ---- without memory -------------------------------------------------------------------------- */
 
 static void begin_without_memory(meeting *m)
