@@ -1,6 +1,8 @@
 # dp.h is a header: nothing has to be built to use it. This file runs its examples and tests.
 #
 #   make demo       build and run the examples; LIBTORCH=folder: examples/torch with this libtorch
+#   make torch-backend  build/torch/dp_c10d.so: the backend "dp" of Python's torch.distributed;
+#                   TORCH_PYTHON=python3: the Python that has torch (examples/torch/c10d.cpp)
 #   make test       everything below; ends with "N passed, N failed"
 #   make install    headers, libdp, files for pkg-config and CMake, manual pages, into PREFIX=/usr/local;
 #                   WITH="cuda nccl mpi": the library with these; DESTDIR= LIBDIR=lib MPICC= CFLAGS=
@@ -121,6 +123,8 @@ BLAS_HERE      = $(shell ls /usr/lib*/libopenblas.so /usr/lib*/*/libopenblas.so 
 LIBTORCH  ?=
 TORCH_HERE = $(if $(shell command -v $(CXX) 2>/dev/null),$(wildcard \
     $(or $(LIBTORCH),/usr)/include/torch/csrc/api/include/torch/torch.h))
+TORCH_PYTHON ?= python3
+export TORCH_PYTHON
 FUZZERS  := $(patsubst tests/fuzz/%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*$(FUZZ).c)))
 HEADERS  := $(sort $(wildcard *.h dp/*.h))
 SOURCES  := $(HEADERS) $(sort $(wildcard install/*.c examples/*.[ch] examples/*.cpp examples/torch/*.[ch]pp \
@@ -221,7 +225,7 @@ format:
 clean:
 	rm -rf build
 
-.PHONY: all demo test check install uninstall install-test docs docs-test single asan tsan sim hip ptx mpi conform sim-selftest gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
+.PHONY: all demo torch-backend test check install uninstall install-test docs docs-test single asan tsan sim hip ptx mpi conform sim-selftest gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------
@@ -455,6 +459,18 @@ build/examples/torch_ddp build/examples/test_torch: $(or $(EXAMPLES_DP),build/li
 	    $(or $(EXAMPLES_DP),build/lib/libdp.a) -o $@ \
 	    $(if $(LIBTORCH),-L$(LIBTORCH)/lib -Wl$(comma)-rpath$(comma)$(LIBTORCH)/lib) \
 	    -ltorch_cpu -lc10 $(LIB_LIBS)
+
+# For the Python that will load it. What it takes from the library stays its own.
+torch-backend: build/torch/dp_c10d.so
+build/torch/dp_c10d.so: examples/torch/c10d.cpp build/lib/libdp.a Makefile
+	@mkdir -p $(@D)
+	@echo "$(CXX) $<"
+	@set -e; torch=$$($(TORCH_PYTHON) -c 'import torch; print(torch.__path__[0])'); \
+	python=$$($(TORCH_PYTHON) -c 'import sysconfig; print(sysconfig.get_paths()["include"])'); \
+	$(CXX) -std=c++20 -O2 -Wall -Wextra -Wconversion -Wold-style-cast -Werror -fPIC -shared \
+	    -isystem $$torch/include -isystem $$torch/include/torch/csrc/api/include -isystem $$python \
+	    -MMD -MP -MT $@ -MF $@.d $< build/lib/libdp.a -o $@ -L$$torch/lib \
+	    -ltorch_python -ltorch_cpu -lc10 $(if $(filter Linux,$(SYSTEM)),-Wl$(comma)--exclude-libs$(comma)libdp.a) $(LIB_LIBS)
 
 # All headers for the CPU and nothing else, as a user's compiler makes them: their size, and examples.
 build/alone/dp.o: tests/dp.c Makefile build/config.mk
