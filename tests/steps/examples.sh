@@ -353,6 +353,25 @@ torch_does_it() {
     done
 }
 
+# Where a Python has a torch that is new enough.
+c10d_does_it() {
+    local source=examples/torch/c10d.cpp python=${TORCH_PYTHON:-python3} got=$LOGS/c10d
+    if ! "$python" -c 'import torch; assert torch.torch_version.TorchVersion(torch.__version__) >= (2, 15)' 2>/dev/null; then
+        skip "$source" "no TORCH_PYTHON=python with torch 2.15 or newer"
+        return
+    fi
+    build torch-backend
+    (unset DP_LAUNCH; PYTHONPATH=build/torch timeout 1800 "$python" tests/torch/c10d_test.py 2>"$got.errors" </dev/null) >"$got"
+    grep -E '^(not )?ok|^#' "$got"
+    tail -n 1 "$got" | grep -q ' passed, ' || echo "not ok - $source: its tests end"
+    if (unset DP_LAUNCH; PYTHONPATH=build/torch timeout 600 "$python" tests/torch/c10d_train.py check </dev/null) >"$got" 2>&1; then
+        echo "ok - $source trains as gloo does"
+    else
+        echo "not ok - $source trains as gloo does"
+        sed 's/^/#   /' "$got"
+    fi
+}
+
 # What an example is called with. Those that are called with something are tools, without dp.h.
 arguments_of() {
     case ${1##*/} in
@@ -411,6 +430,7 @@ step_examples() {
     dprun_does_it
     dprun_goes_on
     torch_does_it
+    c10d_does_it
     launchers_agree
     timeline_shows
     goes_on as_one
