@@ -1,4 +1,6 @@
-"""What torch.distributed does over the backend "dp": PYTHONPATH=build/torch python3 c10d_test.py [word]
+"""What torch.distributed does over the backend "dp".
+
+    PYTHONPATH=build/torch python3 tests/torch/c10d_test.py [word]
 
 Runs the cases whose names hold the word, in 2, 3 and 4 processes. Prints a line for each and, at
 the end, "N passed, N failed".
@@ -48,7 +50,9 @@ def data(rank, shape, dtype, seed=0):
     """What a rank gives: small numbers, so that sums and products are exact."""
     random = torch.Generator().manual_seed(1000 * seed + rank)
     numbers = torch.randint(0, 3, tuple(shape), generator=random)
-    return numbers.to(torch.uint8).view(dtype) if dtype == torch.float8_e4m3fn else numbers.to(dtype)
+    if dtype == torch.float8_e4m3fn:
+        return numbers.to(torch.uint8).view(dtype)
+    return numbers.to(dtype)
 
 
 def same(got, want):
@@ -239,7 +243,7 @@ def all_gather_into_views(rank, size):
 @case
 def all_gather_uneven(rank, size):
     for dtype in (torch.float32, torch.uint8):
-        for rows in ([r + 1 for r in range(size)], [0] + [5] * (size - 1), [20000] + [1] * (size - 1)):
+        for rows in (list(range(1, size + 1)), [0] + [5] * (size - 1), [20000] + [1] * (size - 1)):
             outs = [torch.zeros(rows[r], 3, dtype=dtype) for r in range(size)]
             dist.all_gather(outs, data(rank, (rows[rank], 3), dtype))
             for r in range(size):
@@ -271,7 +275,8 @@ def all_gather_coalesced(rank, size):
     outs = [[torch.zeros(2), torch.zeros(3, 3)] for _ in range(size)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dist.all_gather_coalesced(outs, [torch.full((2,), float(rank)), torch.full((3, 3), -float(rank))])
+        ins = [torch.full((2,), float(rank)), torch.full((3, 3), -float(rank))]
+        dist.all_gather_coalesced(outs, ins)
     for r in range(size):
         same(outs[r][0], torch.full((2,), float(r)))
         same(outs[r][1], torch.full((3, 3), -float(r)))
@@ -282,15 +287,17 @@ def gather_and_scatter(rank, size):
     for dtype in (torch.float32, torch.int16, torch.bool, torch.complex64):
         for root in range(size):
             for shape in ((2, 3), (0,), (20000,)):
-                outs = [torch.zeros(shape, dtype=dtype) for _ in range(size)] if rank == root else None
-                dist.gather(data(rank, shape, dtype), outs, root)
-                for r in range(size if rank == root else 0):
+                at_root = range(size if rank == root else 0)
+                outs = [torch.zeros(shape, dtype=dtype) for _ in at_root]
+                dist.gather(data(rank, shape, dtype), outs or None, root)
+                for r in at_root:
                     same(outs[r], data(r, shape, dtype))
                 out = torch.zeros(shape, dtype=dtype)
-                dist.scatter(out, [data(r, shape, dtype, 7) for r in range(size)] if rank == root else None, root)
+                dist.scatter(out, [data(r, shape, dtype, 7) for r in at_root] or None, root)
                 same(out, data(rank, shape, dtype, 7))
     out = strided(torch.zeros(3))
-    dist.scatter(out, list(torch.arange(3.0 * size).view(3, size).unbind(1)) if rank == 0 else None, 0)
+    columns = list(torch.arange(3.0 * size).view(3, size).unbind(1))
+    dist.scatter(out, columns if rank == 0 else None, 0)
     same(out.contiguous(), torch.arange(3.0) * size + rank)
 
 
@@ -298,7 +305,7 @@ def gather_and_scatter(rank, size):
 def reduce(rank, size):
     for dtype in (torch.float32, torch.float16, torch.int32, torch.bool):
         for op in ops_of(dtype):
-            root = (rank * 0 + len(str(op))) % size
+            root = len(str(op)) % size
             x = data(rank, (3, 5), dtype)
             dist.reduce(x, root, op)
             if rank == root:
@@ -340,7 +347,8 @@ def reduce_scatter_tensor(rank, size):
             dist.reduce_scatter_tensor(out, x, op)
             want = reduced(op, [data(r, (size * each,), torch.float32) for r in range(size)])
             close(out, want[rank * each:rank * each + each])
-    x, out = strided(data(rank, (size * 2,), torch.int64)), strided(torch.zeros(2, dtype=torch.int64))
+    x = strided(data(rank, (size * 2,), torch.int64))
+    out = strided(torch.zeros(2, dtype=torch.int64))
     dist.reduce_scatter_tensor(out, x, ReduceOp.BOR)
     want = reduced(ReduceOp.BOR, [data(r, (size * 2,), torch.int64) for r in range(size)])
     same(out.contiguous(), want[rank * 2:rank * 2 + 2])
@@ -371,8 +379,8 @@ def all_to_all_split_sizes(rank, size):
         same(out, torch.cat([data(r, (rows(r, rank), 2), dtype, rank) for r in range(size)]))
     # all to rank 0
     out = torch.zeros(2 * size if rank == 0 else 0)
-    dist.all_to_all_single(out, torch.full((2,), float(rank)), [2] * size if rank == 0 else [0] * size,
-                           [2] + [0] * (size - 1))
+    dist.all_to_all_single(out, torch.full((2,), float(rank)),
+                           [2 if rank == 0 else 0] * size, [2] + [0] * (size - 1))
     if rank == 0:
         same(out, torch.arange(float(size)).repeat_interleave(2))
 
@@ -384,7 +392,8 @@ def all_to_all_lists(rank, size):
     for r in range(size):
         same(outs[r], torch.full((r + rank + 1,), 10.0 * r + rank))
     whole = torch.zeros(3, size)
-    dist.all_to_all(list(whole.unbind(1)), list((torch.arange(float(size)) + 10 * rank).repeat(3, 1).unbind(1)))
+    columns = (torch.arange(float(size)) + 10 * rank).repeat(3, 1).unbind(1)
+    dist.all_to_all(list(whole.unbind(1)), list(columns))
     same(whole[0], torch.arange(float(size)) * 10 + rank)
 
 
@@ -460,7 +469,7 @@ def async_callback_runs_collectives(rank, size):
 def async_keeps_tensors(rank, size):
     works = [dist.all_reduce(torch.ones(5000), async_op=True) for _ in range(30)]
     outs = torch.zeros(size * 3)
-    works.append(dist.all_gather_into_tensor(outs, torch.full((3,), float(rank)) * 1, async_op=True))
+    works.append(dist.all_gather_into_tensor(outs, torch.full((3,), float(rank)), async_op=True))
     for work in works:
         work.wait()
     same(outs, torch.arange(float(size)).repeat_interleave(3))
@@ -514,7 +523,7 @@ def groups_run_side_by_side(rank, size):
     a, b = dist.new_group(), dist.new_group()
     for i in range(10):
         x, y = torch.ones(1000), torch.ones(1000)
-        works = [dist.all_reduce(x, group=a, async_op=True), dist.all_reduce(y, group=b, async_op=True)]
+        works = [dist.all_reduce(t, group=g, async_op=True) for t, g in ((x, a), (y, b))]
         if rank % 2:
             works.reverse()
         for work in works:
@@ -578,7 +587,8 @@ def functional_collectives(rank, size):
          torch.full((3,), size * (size - 1) / 2))
     same(fun.all_gather_tensor(torch.full((2,), float(rank)), 0, group) + 0,
          torch.arange(float(size)).repeat_interleave(2))
-    same(fun.reduce_scatter_tensor(torch.ones(2 * size), "sum", 0, group) + 0, torch.full((2,), float(size)))
+    same(fun.reduce_scatter_tensor(torch.ones(2 * size), "sum", 0, group) + 0,
+         torch.full((2,), float(size)))
     same(fun.broadcast(torch.full((2,), float(rank)), 1, group) + 0, torch.ones(2))
 
 
@@ -680,8 +690,9 @@ def recv_from_any(rank, size):
 @case
 def batches_of_messages(rank, size):
     outs = [torch.zeros(4) for _ in range(size)]
-    ops = [dist.P2POp(dist.isend, torch.full((4,), 10.0 * rank + r), r) for r in range(size) if r != rank]
-    ops += [dist.P2POp(dist.irecv, outs[r], r) for r in range(size) if r != rank]
+    others = [r for r in range(size) if r != rank]
+    ops = [dist.P2POp(dist.isend, torch.full((4,), 10.0 * rank + r), r) for r in others]
+    ops += [dist.P2POp(dist.irecv, outs[r], r) for r in others]
     for work in dist.batch_isend_irecv(ops):
         work.wait()
     for r in range(size):
@@ -787,8 +798,8 @@ def trained(size, steps, branch, every, make):
     return net
 
 
-def fit(rank, size, steps=4, branch=lambda rank, step: True, hook=None, every=1, tolerance=1e-5, make=None,
-        optimizer=None, **how):
+def fit(rank, size, steps=4, branch=lambda rank, step: True, hook=None, every=1, tolerance=1e-5,
+        make=None, optimizer=None, **how):
     torch.manual_seed(3 if rank == 0 else 4)  # all begin with those of rank 0
     net = Net(False)
     ddp = DDP(net, **how)
@@ -806,17 +817,20 @@ def fit(rank, size, steps=4, branch=lambda rank, step: True, hook=None, every=1,
             sgd.zero_grad()
     want = trained(size, steps, branch, every, make)
     for (name, got), other in zip(net.named_parameters(), want.parameters()):
-        torch.testing.assert_close(got, other, rtol=tolerance, atol=tolerance, msg=lambda m: f"{name}: {m}")
+        torch.testing.assert_close(got, other, rtol=tolerance, atol=tolerance,
+                                   msg=lambda said: f"{name}: {said}")
 
 
 case(functools.partial(fit)).__name__ = "ddp"
 case(functools.partial(fit, gradient_as_bucket_view=True)).__name__ = "ddp_bucket_views"
 case(functools.partial(fit, bucket_cap_mb=0.01, steps=6)).__name__ = "ddp_small_buckets"
 case(functools.partial(fit, every=2, steps=6)).__name__ = "ddp_no_sync"
-case(functools.partial(fit, every=2, steps=6, gradient_as_bucket_view=True)).__name__ = "ddp_no_sync_bucket_views"
+case(functools.partial(fit, every=2, steps=6, gradient_as_bucket_view=True)
+     ).__name__ = "ddp_no_sync_bucket_views"
 case(functools.partial(fit, static_graph=True, steps=5)).__name__ = "ddp_static_graph"
-case(functools.partial(fit, find_unused_parameters=True, branch=lambda rank, step: (rank + step) % 2 == 0,
-                       steps=6)).__name__ = "ddp_unused_parameters"
+case(functools.partial(fit, find_unused_parameters=True, steps=6,
+                       branch=lambda rank, step: (rank + step) % 2 == 0)
+     ).__name__ = "ddp_unused_parameters"
 case(functools.partial(fit, make=lambda p: torch.optim.Adam(p, 0.003))).__name__ = "ddp_adam"
 
 
@@ -1133,8 +1147,9 @@ def by_torchrun():
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
         file.write(program)
         file.flush()
-        subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-                        file.name], check=True, timeout=200, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone",
+                        "--nproc-per-node=2", file.name], check=True, timeout=200,
+                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def by_store():
@@ -1154,7 +1169,8 @@ def by_store():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    both = [subprocess.Popen([sys.executable, "-c", program, str(rank), str(port)]) for rank in (0, 1)]
+    both = [subprocess.Popen([sys.executable, "-c", program, str(rank), str(port)])
+            for rank in (0, 1)]
     assert [each.wait(200) for each in both] == [0, 0]
 
 
@@ -1172,7 +1188,7 @@ def run_cases(rank, size, names, file, results):
     begin(rank, size, file)
     store = dist.FileStore(file + ".results", size)
     for fn in CASES:
-        name = (fn.__name__)
+        name = fn.__name__
         if name not in names:
             continue
         try:
@@ -1260,7 +1276,8 @@ def all_worlds(word, folder, report):
             continue
         context = mp.get_context("spawn")
         results = context.Queue()
-        processes = [context.Process(target=run_world, args=(r, index, os.path.join(folder, fn.__name__), results))
+        file = os.path.join(folder, fn.__name__)
+        processes = [context.Process(target=run_world, args=(r, index, file, results))
                      for r in range(size)]
         for process in processes:
             process.start()
