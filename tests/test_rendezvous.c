@@ -356,11 +356,11 @@ static void come_after_the_end(void)
     dp_ctx *ctx;
     use();
     if (me == 1) {
-        const struct itimerval soon = {.it_value = {.tv_usec = 200000}};
+        const struct itimerval soon = {.it_value = {.tv_usec = 500000}};
         signal(SIGALRM, SIG_DFL);
         setitimer(ITIMER_REAL, &soon, NULL);
     } else if (me > 2) {
-        rest(100 + 250 * (me - 2)); /* when the end has been noticed */
+        rest(400 + 250 * (me - 2)); /* when the end has been noticed */
     }
     CHECK_ERROR(open_world(9000, NULL, &ctx), DP_ERR_REMOTE, "process 1 of 5 joined, and ended");
 }
