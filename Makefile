@@ -462,8 +462,12 @@ build/examples/torch_ddp build/examples/test_torch: $(or $(EXAMPLES_DP),build/li
 
 # For the Python that will load it. What it takes from the library stays its own.
 torch-backend: build/torch/dp_c10d.so
-build/torch/dp_c10d.so: examples/torch/c10d.cpp build/lib/libdp.a Makefile
+build/torch/python: FORCE
 	@mkdir -p $(@D)
+	@echo '$(TORCH_PYTHON)' >$@.new
+	@cmp -s $@.new $@ || mv $@.new $@
+
+build/torch/dp_c10d.so: examples/torch/c10d.cpp build/lib/libdp.a build/torch/python Makefile
 	@echo "$(CXX) $<"
 	@set -e; torch=$$($(TORCH_PYTHON) -c 'import torch; print(torch.__path__[0])'); \
 	python=$$($(TORCH_PYTHON) -c 'import sysconfig; print(sysconfig.get_paths()["include"])'); \
