@@ -1893,7 +1893,7 @@ static dp_status dp__mpi_offer(dp__post *post, dp__parcel *send)
 
 static dp_status dp__mpi_reply(dp__post *post, const dp__parcel *receive, dp__mpi_slip_kind kind)
 {
-    dp__mpi_slip slip = {.kind = kind, .is = receive->is};
+    dp__mpi_slip slip = {.kind = (int32_t)kind, .is = receive->is};
     slip.is.reply = receive->other.reply;
     return dp__mpi_slip_send(post, receive->process, &slip);
 }
