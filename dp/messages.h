@@ -485,7 +485,6 @@ static void dp__desk_discard(dp__post *post, dp__parcel *send)
 {
     if (send->wire != NULL)
         dp__answers_add(dp__desks_here(post), send->wire, 1);
-    send->wire = NULL;
 }
 
 /* If the other one has heard the last offer. */

@@ -848,3 +848,77 @@ TEST(the_timeline_shows_messages)
     const char *at = strstr(text, name);
     CHECK(at != NULL && strstr(at + 1, name) != NULL);
 }
+
+/* ---- what only tests, and what is too much --------------------------------------------------- */
+
+static void tests_only(meeting *m)
+{
+    dp_ctx *ctx = open_near(m, 1, 0);
+    dp_message one = message(some_bytes(5), 0, 1, 9, true);
+    dp_status status = DP_PENDING;
+    CHECK_OK(dp_messages_test(ctx, NULL, 0)); /* before there is any */
+    CHECK_OK(dp_messages_end(ctx, NULL, 0));
+    wait_for_all(m);
+    if (m->process == 1)
+        end_die(ctx);
+    CHECK_OK(dp_messages_begin(ctx, &one, 1));
+    while (status == DP_PENDING)
+        status = dp_messages_test(ctx, &one, 1);
+    CHECK_STATUS(status, DP_ERR_REMOTE);
+    CHECK_SAYS(dp_last_error(), "5 u8 from rank 1 to rank 0 with tag 9: rank 1 (process 1, pid ");
+    dp_close(ctx);
+}
+
+TEST(who_only_tests_hears_of_a_dead_rank)
+{
+    in_processes_but(2, 1, tests_only);
+}
+
+static void several_fail(meeting *m)
+{
+    dp_ctx *ctx = open_near(m, 1, 0);
+    bool sends = m->process == 0;
+    dp_message all[3];
+    for (int i = 0; i < 3; i++)
+        all[i] = message(some_bytes(sends || i == 1 ? 5 : 4), 0, 1 - m->process, i, !sends);
+    CHECK_OK(dp_messages_begin(ctx, all, 3));
+    CHECK_STATUS(dp_messages_end(ctx, all, 3), DP_ERR_MISMATCH);
+    CHECK_SAYS(dp_last_error(), "with tag 0, ");
+    CHECK_INT(all[1].status, DP_OK);
+    CHECK_INT(all[2].status, DP_ERR_MISMATCH);
+    dp_close(ctx);
+}
+
+TEST(the_first_of_several_failures_is_told)
+{
+    in_processes(2, several_fail);
+}
+
+/* Without a heap there are as many at once as can be answered; the rest has not begun. */
+static void too_many(meeting *m)
+{
+    enum { MOST = 256 };
+    static dp_message all[MOST + 1];
+    dp_ctx *ctx = open_near(m, 1, 0);
+    bool sends = m->process == 0;
+    for (int i = 0; i <= MOST; i++)
+        all[i] = message(some_bytes(5), 0, 1 - m->process, i, !sends);
+    if (sends) {
+        CHECK_ERROR(dp_messages_begin(ctx, all, MOST + 1), DP_ERR_NO_MEMORY,
+                    "no memory for more than 256 messages at once");
+        CHECK_ERROR(dp_messages_end(ctx, all, 1), DP_ERR_STATE, "was not begun");
+    }
+    CHECK_OK(dp_messages_begin(ctx, all, MOST));
+    CHECK_OK(dp_messages_end(ctx, all, MOST));
+    CHECK_OK(dp_messages_begin(ctx, all, MOST)); /* the answers are free again */
+    CHECK_OK(dp_messages_end(ctx, all, MOST));
+    CHECK(!dp_failure(ctx, NULL));
+    dp_close(ctx);
+}
+
+TEST(more_than_can_be_answered_without_a_heap)
+{
+    no_heap = true;
+    in_processes(2, too_many);
+    no_heap = false;
+}
