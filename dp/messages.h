@@ -27,8 +27,9 @@
    Bytes lie in memory that the host reaches, row-major: the tensor's own, or a copy (`stage`). */
 
 enum {
-    DP__PARCEL_TINY = 64, /* so many bytes travel with the offer */
-    DP__PARCELS_AT_ONCE = 16,
+    DP__PARCEL_TINY = 64,     /* so many bytes travel with the offer */
+    DP__PARCELS_AT_ONCE = 16, /* in the first block; each further one is twice as large */
+    DP__PARCEL_BLOCKS = 32,
     DP__PARCELS_LOOKED_AT = 16, /* by one look */
     DP__PARCEL_DOUBTS = 2, /* looks after which a process that is gone has nothing more to say */
     DP__PARCEL_TEXT = 128
@@ -72,7 +73,8 @@ typedef struct dp__post {
     void *carried;                     /* the carrier's */
     dp_scope *scope;                   /* as long as the context: what is here lies there */
     int process, process_count;
-    uint64_t numbers;              /* of messages so far */
+    dp__parcel *blocks[DP__PARCEL_BLOCKS];
+    int block_count;
     dp__parcels spare;             /* to be used again */
     dp__parcels expected, arrived; /* receives, and offers, that have not met */
     dp__parcels offered;           /* sends to other processes that are not done */
@@ -98,6 +100,9 @@ typedef struct dp__carrier {
     dp_status (*wait)(dp__post *post);    /* until something has moved; see dp__post_rest */
     void (*close)(dp__post *post);
 } dp__carrier;
+
+/* Of messages of all contexts so far: no two have the same number. */
+static _Atomic uint64_t dp__message_numbers;
 
 static void dp__parcel_add(dp__parcels *list, dp__parcel *parcel)
 {
@@ -127,15 +132,30 @@ static void dp__parcel_remove(dp__parcel *parcel)
     parcel->list = NULL;
 }
 
+static size_t dp__parcels_in(int block)
+{
+    return (size_t)DP__PARCELS_AT_ONCE << block;
+}
+
+static void dp__parcels_more(dp__post *post)
+{
+    size_t count = dp__parcels_in(post->block_count);
+    dp__parcel *block = NULL;
+    if (post->block_count < DP__PARCEL_BLOCKS)
+        block = dp__scope_bytes(post->scope, count * sizeof *block, 64);
+    if (block == NULL)
+        return;
+    post->blocks[post->block_count++] = block;
+    for (size_t i = 0; i < count; i++)
+        dp__parcel_add(&post->spare, &block[i]);
+}
+
 /* NULL: there is no memory. */
 static dp__parcel *dp__parcel_new(dp__post *post)
 {
+    if (post->spare.first == NULL)
+        dp__parcels_more(post);
     dp__parcel *parcel = post->spare.first;
-    if (parcel == NULL) {
-        parcel = dp__scope_bytes(post->scope, DP__PARCELS_AT_ONCE * sizeof *parcel, 64);
-        for (int i = 0; i < DP__PARCELS_AT_ONCE && parcel != NULL; i++)
-            dp__parcel_add(&post->spare, &parcel[i]);
-    }
     if (parcel == NULL)
         return NULL;
     dp__parcel_remove(parcel);
@@ -149,6 +169,19 @@ static void dp__parcel_free(dp__post *post, dp__parcel *parcel)
 {
     parcel->number = 0;
     dp__parcel_add(&post->spare, parcel);
+}
+
+/* Of this context, and not told to the user yet; else NULL: the message may be of another context,
+   whose memory may be gone. */
+static dp__parcel *dp__parcel_of(const dp__post *post, const dp_message *message)
+{
+    dp__parcel *parcel = NULL;
+    for (int i = 0; post != NULL && i < post->block_count && parcel == NULL; i++) {
+        uintptr_t place = (uintptr_t)message->state - (uintptr_t)post->blocks[i];
+        if (place < dp__parcels_in(i) * sizeof *parcel && place % sizeof *parcel == 0)
+            parcel = message->state;
+    }
+    return parcel != NULL && parcel->number == message->number ? parcel : NULL;
 }
 
 /* "25 f32 from rank 1 to rank 0 with tag 5" */
@@ -776,13 +809,6 @@ static dp_status dp__parcel_look(dp__post *post, dp__parcel *parcel)
                                                    : "is not among those that are left");
 }
 
-/* Of this context, and not told to the user yet; else NULL. */
-static dp__parcel *dp__parcel_of(const dp__post *post, const dp_message *message)
-{
-    dp__parcel *parcel = message->state;
-    return post != NULL && parcel != NULL && parcel->number == message->number ? parcel : NULL;
-}
-
 static dp_status dp__post_late(const dp__post *post)
 {
     char what[64];
@@ -944,7 +970,7 @@ static dp_status dp__message_make(dp__post *post, dp_message *message)
     dp_status status = dp__parcel_fill(post, parcel, message);
     if (status != DP_OK)
         return dp__parcel_drop(post, parcel, status);
-    parcel->number = ++post->numbers;
+    parcel->number = atomic_fetch_add(&dp__message_numbers, 1) + 1;
     message->state = parcel;
     message->number = parcel->number;
     message->status = DP_PENDING;
@@ -1007,6 +1033,8 @@ DP_API dp_status dp_messages_begin(dp_ctx *ctx, dp_message *messages, size_t cou
 static dp_status dp__message_collect(dp__post *post, dp_message *message)
 {
     dp__parcel *parcel = dp__parcel_of(post, message);
+    if (parcel == NULL && message->status == DP_PENDING)
+        return dp_error(DP_ERR_STATE, "two of these are copies of one message");
     if (parcel == NULL)
         return message->status == DP_OK
                    ? DP_OK
@@ -1049,7 +1077,7 @@ static dp_status dp__messages_begun(const char *fn, const dp__post *post,
 {
     for (size_t i = 0; i < count; i++) {
         bool lost = messages[i].status == DP_PENDING && dp__parcel_of(post, &messages[i]) == NULL;
-        if (messages[i].number == 0 || lost)
+        if (post == NULL || messages[i].number == 0 || lost)
             return dp_error(DP_ERR_STATE, "%s: message %zu was not begun in this context", fn, i);
     }
     return DP_OK;

@@ -462,6 +462,48 @@ TEST(messages_of_a_world_of_one)
     dp_close(ctx);
 }
 
+/* The other context may be open, or its memory gone. */
+TEST(messages_of_another_context)
+{
+    static const char wrong[] = "message 0 was not begun in this context";
+    dp_ctx *ctx = open_here(1), *other = open_here(1);
+    int64_t out = 5, in = 6;
+    dp_tensor from = dp_wrap(&out, DP_I64, 0, NULL), to = dp_wrap(&in, DP_I64, 0, NULL);
+    dp_message both[] = {message(from, 0, 0, 1, false), message(to, 0, 0, 1, true)};
+    dp_message receive = message(to, 0, 0, 2, true), send = message(from, 0, 0, 2, false);
+    CHECK_OK(dp_messages_begin(ctx, both, 2));
+    CHECK_OK(dp_messages_end(ctx, both, 2));
+    CHECK_ERROR(dp_messages_end(other, both, 2), DP_ERR_STATE, wrong);
+    CHECK_OK(dp_messages_begin(other, both, 2));
+    CHECK_OK(dp_messages_begin(ctx, &receive, 1));
+    CHECK_ERROR(dp_messages_test(other, &receive, 1), DP_ERR_STATE, wrong);
+    dp_close(ctx);
+    CHECK_ERROR(dp_messages_end(other, &receive, 1), DP_ERR_STATE, wrong);
+    CHECK_OK(dp_messages_begin(other, &receive, 1)); /* again */
+    CHECK_OK(dp_messages_begin(other, &send, 1));
+    CHECK_OK(dp_messages_end(other, &receive, 1));
+    CHECK_OK(dp_messages_end(other, &send, 1));
+    CHECK_OK(dp_messages_end(other, both, 2));
+    CHECK_INT(in, 5);
+    dp_close(other);
+}
+
+TEST(copies_of_one_message)
+{
+    dp_ctx *ctx = open_here(1);
+    int64_t out = 5, in = 6;
+    dp_message all[3] = {message(dp_wrap(&out, DP_I64, 0, NULL), 0, 0, 1, false),
+                         message(dp_wrap(&in, DP_I64, 0, NULL), 0, 0, 1, true)};
+    CHECK_OK(dp_messages_begin(ctx, all, 2));
+    all[2] = all[1];
+    CHECK_ERROR(dp_messages_end(ctx, all, 3), DP_ERR_STATE,
+                "dp_messages_end: two of these are copies of one message");
+    CHECK_OK(dp_messages_end(ctx, all, 2));
+    CHECK_ERROR(dp_messages_test(ctx, &all[2], 1), DP_ERR_STATE, "message 0 was not begun");
+    CHECK_INT(in, 5);
+    dp_close(ctx);
+}
+
 /* ---- wrong ----------------------------------------------------------------------------------- */
 
 TEST(wrong_messages)
