@@ -161,7 +161,7 @@ static dp_status dp__group_launch(const dp__group *group, const dp__group_card *
                                   dp__launch *out)
 {
     out->key = first->secret;
-    out->numbered = out->secret = true;
+    out->numbered = out->agreed = true;
     snprintf(out->where, sizeof out->where, "in group %d", group->number);
     if (far) {
         const char *host = dp__group_address(group, first);

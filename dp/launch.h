@@ -113,6 +113,7 @@ typedef struct dp__launch { /* what was found */
     char place[DP__PLACE_BYTES]; /* a name inside this machine */
     dp__key key;
     bool numbered; /* the launcher has told this job from all others */
+    bool agreed;   /* the processes have told each other the key: none has another one */
     bool secret;   /* or the user has */
 } dp__launch;
 
@@ -1512,7 +1513,7 @@ static dp_status dp__server_timed_out(const dp__server *server)
     if (server->rejected > 0)
         snprintf(rejected, sizeof rejected,
                  "; connections from another job, or with another DP_SECRET: %d", server->rejected);
-    else if (server->launch->host[0] == '\0')
+    else if (server->launch->host[0] == '\0' && !server->launch->agreed)
         strcpy(rejected, "; a process with another DP_SECRET cannot find this one");
     return dp_error(DP_ERR_TIMEOUT, "%s of %d did not come within %.3g s%s%s%s%s", missing,
                     server->process_count, seconds, rejected, server->said[0] != '\0' ? " (" : "",
@@ -1919,7 +1920,7 @@ static dp_status dp__connect_failed(const dp__target *target, int process,
     char claim[128] = "";
     if (target->launch != NULL)
         dp__claim_text(target, claim, sizeof claim);
-    if (target->host[0] == '\0' && target->launch == NULL)
+    if (target->host[0] == '\0' && (target->launch == NULL || target->launch->agreed))
         return dp_error(DP_ERR_TIMEOUT, "process %d of %d was not found within %.3g s", process,
                         (int)request->process_count, seconds);
     if (target->host[0] == '\0')

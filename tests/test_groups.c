@@ -339,6 +339,26 @@ TEST(wrong_arguments_of_a_group)
     CHECK_STATUS(dp_open_group(ctx, 0, NULL, &group), DP_ERR_STATE);
 }
 
+/* Whatever they make of a millisecond, they have one secret, and are where they are. */
+static void in_a_hurry(meeting *m)
+{
+    dp_ctx *ctx = open_shm(m, 1), *group = NULL;
+    dp_status status = dp_open_group(ctx, 0, &(dp_config){.timeout_ms = 1}, &group);
+    if (status != DP_OK) {
+        CHECK_INT(dp_status_class(status), DP_CLASS_JOB);
+        CHECK(strstr(dp_last_error(), "DP_SECRET") == NULL);
+        CHECK(group == NULL);
+    }
+    CHECK_INT(sum_of(ctx, m->process), 6);
+    dp_close(group);
+    dp_close(ctx);
+}
+
+TEST(a_group_in_a_hurry)
+{
+    in_processes(3, in_a_hurry);
+}
+
 /* Where the library has not brought the processes together it knows no address. */
 static void apart(meeting *m)
 {
