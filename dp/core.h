@@ -1154,10 +1154,12 @@ static bool dp__log_wants(const dp_ctx *ctx, dp_level level)
 
 DP_PRINTF(3, 4) static void dp__log(const dp_ctx *ctx, dp_level level, const char *format, ...)
 {
-    char text[DP__TEXT_BYTES];
+    char text[DP__TEXT_BYTES], said[DP__TEXT_BYTES]; /* which may be on its way to the user */
     va_list args;
     if (!dp__log_wants(ctx, level))
         return;
+    bool fresh = dp__thread.fresh;
+    memcpy(said, dp__thread.text, sizeof said);
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
@@ -1166,6 +1168,8 @@ DP_PRINTF(3, 4) static void dp__log(const dp_ctx *ctx, dp_level level, const cha
     dp__frame_enter(&frame);
     ctx->config.log.fn(&(dp_log_record){level, rank, text}, ctx->config.log.user);
     (void)dp__frame_leave(&frame, DP_OK);
+    memcpy(dp__thread.text, said, sizeof said);
+    dp__thread.fresh = fresh;
 }
 
 /* ==== >>host ===================================================================================

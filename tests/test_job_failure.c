@@ -429,6 +429,37 @@ TEST(a_process_that_is_alone_keeps_no_journal)
     dp_close(ctx);
 }
 
+/* The log function's own trouble is not what the user hears of the failure. */
+static void log_and_fail(const dp_log_record *record, void *user)
+{
+    (void)record;
+    ++*(int *)user;
+    (void)dp_error(DP_ERR_USER, "the log's own trouble");
+}
+
+static void fails_with_a_log(meeting *m)
+{
+    dp_ctx *ctx;
+    dp_config config = config_of(m, 1);
+    int records = 0;
+    config.colls = NULL;
+    config.timeout_ms = 1000;
+    config.log = (dp_log){.fn = log_and_fail, .user = &records};
+    CHECK_OK(dp_open(&config, &ctx));
+    records = 0;
+    if (m->process == 0) {
+        CHECK_ERROR(dp_barrier(ctx), DP_ERR_TIMEOUT, "dp_barrier: ");
+        CHECK(records > 0);
+    }
+    wait_for_all(m);
+    dp_close(ctx);
+}
+
+TEST(the_log_function_leaves_sentences_alone)
+{
+    in_processes(2, fails_with_a_log);
+}
+
 /* Rank 1 dies or stops in backward, before it reports anything. */
 static int fatal = SIGKILL;
 
