@@ -603,7 +603,7 @@ typedef struct dp_info {
     const char *device_backend, *coll_backend; /* names of the tables; "none" in a world of one */
     const char *launcher; /* as in DP_LAUNCH; "none", "bootstrap" for the config's own, "group" */
     int machine_process, machine_process_count; /* among the processes of this machine */
-    int machine, machine_count; /* which of how many, in the order of their first processes */
+    int machine, machine_count; /* machines are numbered in the order of their first processes */
     int node_count;      /* nodes that threads of its devices are bound to; 0: none is bound */
     const char *binding; /* "nodes", or why no thread is bound */
 } dp_info;
@@ -703,14 +703,15 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    its processes meet inside their machine, under a name made from the job's; so do processes with
    $DP_ADDR = @name.
 
-   For a firewall, $DP_PORTS = 20000-20031 (or one port) limits where processes listen that nobody
-   has told a port: process 0 under slurm, and in each dp_open those that others connect to, which
-   else take any port that is free. As many as a machine has processes are enough.
+   For a firewall, $DP_PORTS = 20000-20031 (or one port) is the range in which processes listen if
+   nothing else gives them a port: process 0 under slurm, and all processes that others connect to
+   while a context opens. Without it, those take any free port. A machine needs as many ports as it
+   has processes.
 
-   $DP_INTERFACE chooses among the networks of a machine: the name of an interface, or how one
-   begins (ib), or how its address does (10.1.). Processes listen there, and the others are told so.
-   Process 0 is met at the address above; it listens there alone if that is the interface's. NCCL
-   gets the same interface (dp_nccl.h), MPI has settings of its own.
+   $DP_INTERFACE chooses among the networks of a machine. It is the name of an interface, or the
+   beginning of a name (ib) or of an address (10.1.). Processes listen there, and the others connect
+   to that address. Process 0 is still found at the address above; if that is the interface's, it
+   listens nowhere else. NCCL gets the same interface (dp_nccl.h), MPI has settings of its own.
 
    Two jobs at one address are told apart by the number that their launcher has given them
    (TORCHELASTIC_RUN_ID, PMIX_NAMESPACE, PMI_JOBID, SLURM_JOB_ID and SLURM_STEP_ID), or by
@@ -1183,13 +1184,14 @@ DP_MUST_USE DP_API dp_status dp_broadcast_f64(dp_ctx *ctx, double *numbers, size
    to B with the same tag arrive in the order in which they were begun; others may overtake.
 
    A message is done when all of it is at the receiver, so a send waits for its receive, and two
-   ranks that dp_send to each other wait in vain: begin both directions, then wait. Whatever a
-   process has begun goes on while it is in any function of this section. Between begin and end it
-   may compute, run collectives, and begin more.
+   ranks that dp_send to each other wait in vain: begin both directions, then wait. Between begin
+   and end a process may compute, run collectives, and begin more. But messages move only while both
+   processes are in functions of this section: if one of them waits for a message, and comes to a
+   collective after that, the other one may not wait in that collective first.
 
-   A receive that does not fit is DP_ERR_MISMATCH on both sides, and harms no other message. If the
-   peer dies or closes its context first, or nothing has moved for timeout_ms while this process
-   waits, the job fails, and the sentence names ranks and tag.
+   If dtype or number of elements differ, both sides get DP_ERR_MISMATCH; other messages are not
+   affected. If the peer dies or closes its context first, or nothing has moved for timeout_ms while
+   this process waits, the job fails, and the sentence names ranks and tag.
 
    The memory stays yours, and has to last, unchanged, until the message is done: dp_scope_end does
    not wait for it. dp_close drops what is not done; then others that wait for it fail. Processes of

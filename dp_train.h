@@ -336,22 +336,22 @@ DP_API void dp_progress_end(dp_progress *progress); /* leave the line */
                return keep(file);                                      as in dp_save.h
        }
 
-   A process is asked once; this lasts as long as it lives.                                      */
+   A request is never taken back: it lasts as long as the process.                               */
 
-/* From now on this signal asks for a stop. When it comes again it does what it did before: so a
-   second Ctrl-C ends a program that does not listen. INVALID: no such signal, or SIGKILL. [any] */
+/* From now on this signal asks for a stop, once; after that it does what it did before. So a second
+   Ctrl-C ends a program that does not listen. INVALID: no such signal, or SIGKILL. [any] */
 DP_MUST_USE DP_API dp_status dp_stop_on_signal(int signal);
 
-/* A stop is asked for so many seconds from now; the earliest of several counts. A job of four hours
-   says here how much of them a checkpoint leaves. [any] */
+/* A stop is asked for so many seconds from now; the earliest of several counts. A job that has four
+   hours gives four hours less the time that a checkpoint takes. [any] */
 DP_MUST_USE DP_API dp_status dp_stop_after(double seconds);
 
 /* Ask for one. Signal handlers may call it, too. [any] */
 DP_API void dp_stop_request(void);
 
 /* Whether a process of the job has been asked, by any of these. All processes call it equally often
-   and get the same answer; it costs an all-reduce of one number. Where gradients of several batches
-   make a step, call it after those that do (dp_optim_info.step_count). [host] */
+   and get the same answer; it costs an all-reduce of one number. Where several batches make a step,
+   call it only after the last of them (dp_optim_info.step_count). [host] */
 DP_MUST_USE DP_API dp_status dp_stop_requested(dp_ctx *ctx, bool *out);
 
 #ifdef __cplusplus
