@@ -1196,9 +1196,10 @@ DP_MUST_USE DP_API dp_status dp_broadcast_f64(dp_ctx *ctx, double *numbers, size
    The memory stays yours, and has to last, unchanged, until the message is done: dp_scope_end does
    not wait for it. dp_close drops what is not done; then others that wait for it fail. Processes of
    a machine use shared memory; what lies there (dp_shared_alloc) is copied once. Several machines
-   use MPI, if it has brought them together; else messages between them are UNSUPPORTED. Memory of
-   devices that the host does not reach goes through copies on the host: those are read before a
-   send has begun, and written, in the order of the stream, when a receive is done.              */
+   use MPI, if it has brought them together (for dp_close then see THE END in dp_mpi.h); else
+   messages between them are UNSUPPORTED. Memory of devices that the host does not reach goes
+   through copies on the host: those are read before a send has begun, and written, in the order of
+   the stream, when a receive is done.                                                           */
 
 #define DP_ANY_RANK (-1)
 

@@ -38,6 +38,9 @@
    have initialised MPI, the error handler of MPI_COMM_WORLD is yours, and Open MPI calls it for
    failures in our collectives too. With MPI_ERRORS_RETURN this library reports them.
 
+   dp_close waits up to 0.2 s for data of messages that is on its way. What takes longer MPI may
+   still read or write: the memory of such a message has to last until the process ends.
+
    BITS
    The ranks of a process are added in a binary tree, then the processes in another, whatever
    algorithm MPI has. If all processes have the same number of ranks, a power of two, that is the
@@ -1992,7 +1995,30 @@ static dp_status dp__mpi_post_wait(dp__post *post)
     }
 }
 
-/* What was received into is the user's again. Slips that are still on their way stay with MPI. */
+/* MPI cannot always give back data that is under way: that stays with it. */
+static void dp__mpi_data_leave(dp__post *post, dp__parcel *parcel, uint64_t until)
+{
+    dp__mpi_sheet *sheet = parcel->wire;
+    bool done = false;
+    if (sheet->request != MPI_REQUEST_NULL && parcel->receives) {
+        dp__mpi_enter();
+        MPI_Cancel(&sheet->request);
+        dp__mpi_leave();
+    }
+    while (dp__mpi_sheet_test(sheet, &done) == DP_OK && !done && dp__os_ms_until(until) > 0)
+        dp__os_yield();
+    if (done) {
+        dp__mpi_discard(post, parcel);
+        return;
+    }
+    if (parcel->stage != NULL)
+        dp__scope_keep(parcel->stage);
+    dp__mpi_enter();
+    MPI_Request_free(&sheet->request);
+    dp__mpi_leave();
+}
+
+/* Slips that are still on their way stay with MPI, too. */
 static void dp__mpi_post_close(dp__post *post)
 {
     dp__mpi_post *own = dp__mpi_post_of(post);
@@ -2001,13 +2027,10 @@ static void dp__mpi_post_close(dp__post *post)
         return;
     while (dp__mpi_slips_reap(post) == DP_OK && own->out != NULL && dp__os_ms_until(until) > 0)
         dp__os_yield();
-    for (dp__parcel *receive = own->fetched.first; receive != NULL; receive = receive->next) {
-        dp__mpi_sheet *sheet = receive->wire;
-        dp__mpi_enter();
-        MPI_Cancel(&sheet->request);
-        MPI_Request_free(&sheet->request);
-        dp__mpi_leave();
-    }
+    for (int i = 0; i < post->block_count; i++)
+        for (size_t k = 0; k < dp__parcels_in(i); k++)
+            if (post->blocks[i][k].wire != NULL)
+                dp__mpi_data_leave(post, &post->blocks[i][k], until);
     while (own->free != NULL) {
         dp__mpi_sheet *sheet = own->free;
         own->free = sheet->next;

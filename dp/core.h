@@ -113,6 +113,7 @@ typedef struct dp__block {                /* memory of a pool, in a scope or in 
     size_t bytes; /* capacity: the size of its class */
     int class_;
     bool everybodys; /* other processes have it too: see dp__sharing */
+    bool kept;       /* somebody may still read or write it: it is never freed */
 } dp__block;
 
 typedef enum dp__source { /* of a pool's memory */
@@ -1462,8 +1463,8 @@ static void dp__blocks_free(dp_ctx *ctx, bool ask_devices)
         ctx->all_blocks = block->made_before;
         if (dp__pool_is_host(block->pool))
             dp__unpoison(block->data, block->bytes);
-        if (ask_devices || block->pool->source == DP__FROM_ALLOCATOR ||
-            block->pool->source == DP__FROM_PAGES)
+        if (!block->kept && (ask_devices || block->pool->source == DP__FROM_ALLOCATOR ||
+                             block->pool->source == DP__FROM_PAGES))
             dp__pool_return(ctx, block);
         dp__raw_free(ctx, block, sizeof *block);
     }
@@ -1559,6 +1560,15 @@ static void *dp__scope_bytes(dp_scope *scope, size_t bytes, size_t align)
     if (bytes <= DP__SMALL_BYTES)
         return dp__scope_cut(scope, bytes > 0 ? bytes : 1, align);
     return dp__scope_block(scope, &scope->ctx->host_pool, bytes, &data) == DP_OK ? data : NULL;
+}
+
+/* What lies in it stays where it is until the process ends. */
+DP__MAYBE_UNUSED static void dp__scope_keep(const dp_scope *scope)
+{
+    if (scope->home != NULL)
+        scope->home->kept = true;
+    for (dp__block *block = scope->blocks; block != NULL; block = block->next)
+        block->kept = true;
 }
 
 static void dp__scope_link(dp_scope *scope, dp_scope *parent) /* under the context's lock */

@@ -145,6 +145,7 @@ static void dp__parcels_more(dp__post *post)
         block = dp__scope_bytes(post->scope, count * sizeof *block, 64);
     if (block == NULL)
         return;
+    memset(block, 0, count * sizeof *block);
     post->blocks[post->block_count++] = block;
     for (size_t i = 0; i < count; i++)
         dp__parcel_add(&post->spare, &block[i]);

@@ -937,6 +937,44 @@ MPI_TEST_UNDER(who_closes_before_a_message_is_named, 3, mpi_launch_broken)
     say_through();
 }
 
+static dp_tensor every_other(dp_scope *scope, int64_t count)
+{
+    char *data = dp_scope_alloc(scope, 2 * (size_t)count);
+    CHECK(data != NULL);
+    memset(data, 1, 2 * (size_t)count);
+    dp_tensor tensor = dp_wrap(data, DP_U8, 1, &count);
+    tensor.stride[0] = 2;
+    return tensor;
+}
+
+/* MPI may go on with what is closed in the middle, while others use it. */
+MPI_TEST(a_context_is_closed_while_messages_travel, 2)
+{
+    enum { BYTES = 32 << 20, LOOKS = 20, ROUNDS = 100 };
+    dp_ctx *group;
+    setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 1); /* in pieces */
+    setenv("DP_MACHINE", machine_of("ab"), 1);
+    dp_ctx *ctx = open_by_mpi(1, 0);
+    CHECK_OK(dp_open_group(ctx, 0, NULL, &group));
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_message both[2] = {{.tensor = every_other(scope, BYTES), .peer = 1 - mpi_process},
+                          {.tensor = every_other(scope, BYTES), .peer = 1 - mpi_process}};
+    both[1].receives = true;
+    CHECK_OK(dp_messages_begin(group, both, 2));
+    for (int i = 0; i < LOOKS; i++) {
+        dp_status status = dp_messages_test(group, both, 2);
+        CHECK(status == DP_PENDING || status == DP_OK);
+        a_while(1);
+    }
+    CHECK_OK(dp_barrier(ctx));
+    dp_close(group);
+    for (int i = 0; i < ROUNDS; i++) {
+        CHECK_OK(dp_barrier(ctx));
+        a_while(1);
+    }
+    dp_close(ctx);
+}
+
 /* One process cannot have the memory: then nobody has any, and all sums are right. */
 MPI_TEST(a_machine_without_shared_memory, 4)
 {
