@@ -213,7 +213,7 @@ gpu-test gpu-bench gpu-all: gpu-pack
 fuzz-run: $(FUZZERS:%=build/libfuzzer/%)
 	$(RUN) fuzz_more $(FUZZ_SECONDS) $^
 
-install: $(LIBRARIES) build/whole/dp.h build/examples/dprun
+install: $(LIBRARIES) build/whole/dp.h build/lib/dprun
 	@$(INSTALL) install
 
 uninstall:
@@ -439,6 +439,11 @@ build/examples/%: examples/%.c $(EXAMPLES_DP) Makefile build/config.mk
 	@echo "$(CC) $<"
 	@$(CC) -std=c11 $(CFLAGS_gcc) $(EXAMPLES_EXTRA) $(if $(EXAMPLES_DP),$(EXAMPLES_DONE)) -I. $(STB_CFLAGS) \
 	    -MMD -MP -MT $@ -MF $@.d $< $(EXAMPLES_DP) -o $@ $(LIBS)
+
+# What is installed is its own: the tests throw build/examples away.
+build/lib/dprun: examples/dprun.c Makefile build/config.mk
+	@mkdir -p $(@D)
+	$(CC) -std=c11 $(CFLAGS_gcc) $< -o $@ $(LIBS)
 
 # C++ links what is compiled once.
 build/examples/%_cpp: examples/%.cpp $(or $(EXAMPLES_DP),build/lib/libdp.a) Makefile

@@ -150,7 +150,7 @@ install_all() {
     library dp
     packages
     pages
-    put build/examples/dprun bin/dprun 755
+    put build/lib/dprun bin/dprun 755
     # The loader of Linux finds a new library only when it has been told.
     [ -n "$DESTDIR" ] || [ "$SYSTEM" != Linux ] || ldconfig 2>/dev/null || true
     echo "installed in $DESTDIR$PREFIX: $(wc -l <"$listing" | tr -d ' ') files and folders"
