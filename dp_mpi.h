@@ -2256,9 +2256,17 @@ DP_API const dp_coll_ops *dp_mpi_coll(void)
 }
 
 static const dp__mpi_place dp__mpi_here = {
-    dp__mpi_join,       dp__mpi_line_leave, dp__mpi_line_gather, dp_mpi_coll,
-    dp__mpi_line_hear,  dp__mpi_line_tell,  dp__mpi_line_send,   dp__mpi_split,
-    dp__mpi_drop_split, dp__mpi_post_open};
+    .join = dp__mpi_join,
+    .leave = dp__mpi_line_leave,
+    .all_gather = dp__mpi_line_gather,
+    .coll = dp_mpi_coll,
+    .hear = dp__mpi_line_hear,
+    .tell = dp__mpi_line_tell,
+    .send = dp__mpi_line_send,
+    .split = dp__mpi_split,
+    .drop = dp__mpi_drop_split,
+    .post = dp__mpi_post_open,
+};
 static const dp__mpi_place *dp__backend_mpi = &dp__mpi_here; /* dp.h asks for it */
 
 #endif /* MPI 3 */

@@ -46,7 +46,7 @@ static dp_status dp__group_host(const dp_ctx *ctx, char *text, size_t room)
     DP_TRY(dp__launch_interface(&own));
     snprintf(text, room, "%s", own.own);
     for (int i = 0; i < ctx->tree->link_count && text[0] == '\0'; i++)
-        dp__os_self(ctx->tree->links[i].fd, text, room);
+        dp__os_host_of(ctx->tree->links[i].fd, true, text, room);
     return DP_OK;
 }
 

@@ -1331,7 +1331,7 @@ static void dp__server_add(dp__server *server, const dp__pending *pending)
     memcpy(peer->host, pending->request.host, sizeof peer->host);
     peer->host[sizeof peer->host - 1] = '\0';
     if (peer->host[0] == '\0')
-        dp__os_peer(pending->fd, peer->host, sizeof peer->host);
+        dp__os_host_of(pending->fd, false, peer->host, sizeof peer->host);
     server->until_ns = until < server->until_ns ? until : server->until_ns;
     if (server->all && !server->launch->numbered && !server->launch->secret)
         server->quiet_ns = dp__os_after_ms(DP__QUIET_MS);

@@ -292,31 +292,25 @@ static dp_status dp__parcels_meet(dp__post *post, dp__parcel *receive, dp__parce
                               : dp__parcels_meet_far(post, receive, offer, fits);
 }
 
-static dp_status dp__parcel_expect(dp__post *post, dp__parcel *receive)
+static bool dp__parcels_belong(const dp__parcel *a, const dp__parcel *b)
 {
-    dp__parcel *offer = post->arrived.first;
-    while (offer != NULL && !dp__offer_is_for(&offer->is, &receive->is))
-        offer = offer->next;
-    if (offer == NULL) {
-        dp__parcel_add(&post->expected, receive);
-        return DP_OK;
-    }
-    dp__parcel_remove(offer);
-    return dp__parcels_meet(post, receive, offer);
+    return a->receives ? dp__offer_is_for(&b->is, &a->is) : dp__offer_is_for(&a->is, &b->is);
 }
 
-static dp_status dp__parcel_arrive(dp__post *post, dp__parcel *offer)
+/* A receive waits for its offer, an offer for its receive. */
+static dp_status dp__parcel_match(dp__post *post, dp__parcel *parcel)
 {
-    dp__parcel *receive = post->expected.first;
+    dp__parcel *other = parcel->receives ? post->arrived.first : post->expected.first;
     post->moved = true;
-    while (receive != NULL && !dp__offer_is_for(&offer->is, &receive->is))
-        receive = receive->next;
-    if (receive == NULL) {
-        dp__parcel_add(&post->arrived, offer);
+    while (other != NULL && !dp__parcels_belong(parcel, other))
+        other = other->next;
+    if (other == NULL) {
+        dp__parcel_add(parcel->receives ? &post->expected : &post->arrived, parcel);
         return DP_OK;
     }
-    dp__parcel_remove(receive);
-    return dp__parcels_meet(post, receive, offer);
+    dp__parcel_remove(other);
+    return parcel->receives ? dp__parcels_meet(post, parcel, other)
+                            : dp__parcels_meet(post, other, parcel);
 }
 
 /* From another process, which a carrier has heard. */
@@ -330,7 +324,7 @@ static dp_status dp__offer_arrived(dp__post *post, int process, const dp__offer 
     offer->is = *is;
     offer->process = process;
     memcpy(offer->tiny, tiny, sizeof offer->tiny);
-    return dp__parcel_arrive(post, offer);
+    return dp__parcel_match(post, offer);
 }
 
 /* ==== >>lines ==================================================================================
@@ -981,11 +975,8 @@ static dp_status dp__message_make(dp__post *post, dp_message *message)
 static dp_status dp__message_start(dp__post *post, const dp_message *message)
 {
     dp__parcel *parcel = message->state;
-    if (parcel->receives)
-        return dp__parcel_expect(post, parcel);
-    if (parcel->process == post->process)
-        return dp__parcel_arrive(post, parcel);
-    return post->carrier->offer(post, parcel);
+    bool here = parcel->receives || parcel->process == post->process;
+    return here ? dp__parcel_match(post, parcel) : post->carrier->offer(post, parcel);
 }
 
 static dp_status dp__messages_begin(const char *fn, dp_ctx *ctx, dp_message *messages, size_t count)

@@ -1326,38 +1326,22 @@ static dp__os_address dp__os_at_port(const dp__os_address *at, int port)
     return other;
 }
 
-/* An address as text for dp__os_resolve; "" inside the machine, where a third process could not use
-   it. */
-static void dp__os_address_text(const struct sockaddr_storage *at, socklen_t bytes, char *text,
-                                size_t room)
+/* The address of one end of a connection, of this one or of the other, as text for dp__os_resolve;
+   "" inside the machine, where a third process could not use it. */
+static void dp__os_host_of(int fd, bool own, char *text, size_t room)
 {
-    if (at->ss_family == AF_UNIX || getnameinfo((const struct sockaddr *)at, bytes, text,
-                                                (socklen_t)room, NULL, 0, NI_NUMERICHOST) != 0)
+    struct sockaddr_storage at;
+    socklen_t bytes = sizeof at;
+    int none = own ? getsockname(fd, (struct sockaddr *)&at, &bytes)
+                   : getpeername(fd, (struct sockaddr *)&at, &bytes);
+    if (none != 0 || at.ss_family == AF_UNIX ||
+        getnameinfo((struct sockaddr *)&at, bytes, text, (socklen_t)room, NULL, 0,
+                    NI_NUMERICHOST) != 0)
         text[0] = '\0';
     if (strncmp(text, "::ffff:", 7) == 0) /* IPv4 dressed up as IPv6 */
         memmove(text, text + 7, strlen(text + 7) + 1);
     if (strncmp(text, "127.", 4) == 0 || strcmp(text, "::1") == 0)
         text[0] = '\0';
-}
-
-/* The other end's. */
-static void dp__os_peer(int fd, char *text, size_t room)
-{
-    struct sockaddr_storage at;
-    socklen_t bytes = sizeof at;
-    text[0] = '\0';
-    if (getpeername(fd, (struct sockaddr *)&at, &bytes) == 0)
-        dp__os_address_text(&at, bytes, text, room);
-}
-
-/* This end's. */
-static void dp__os_self(int fd, char *text, size_t room)
-{
-    struct sockaddr_storage at;
-    socklen_t bytes = sizeof at;
-    text[0] = '\0';
-    if (getsockname(fd, (struct sockaddr *)&at, &bytes) == 0)
-        dp__os_address_text(&at, bytes, text, room);
 }
 
 /* ==== >>interfaces =============================================================================

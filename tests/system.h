@@ -70,7 +70,7 @@ static void check_listener(int listener, const char *host, const char *peer)
     int called = accept_one(listener);
     check_prepared(called, true);
     memset(text, 'x', sizeof text);
-    dp__os_peer(called, text, sizeof text);
+    dp__os_host_of(called, false, text, sizeof text);
     CHECK_STR(text, peer);
     check_pair(caller, called);
 }
@@ -150,7 +150,7 @@ TEST(connections_inside_a_machine)
     CHECK(dp__os_owner_of(called, &owner));
     CHECK_INT(owner.process, getpid());
     CHECK_INT(owner.user, geteuid());
-    dp__os_peer(called, text, sizeof text);
+    dp__os_host_of(called, false, text, sizeof text);
     CHECK_STR(text, "");
     check_pair(caller, called);
     dp__os_close(listener);
