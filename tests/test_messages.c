@@ -545,7 +545,8 @@ static dp_status send_inside(int rank, dp_scope *scope, void *user)
     float data = 0;
     dp_tensor tensor = dp_wrap(&data, DP_F32, 0, NULL);
     (void)scope;
-    CHECK_ERROR(dp_send(user, &tensor, 1 - rank, 0), DP_ERR_STATE, "dp_send: ");
+    CHECK_ERROR(dp_send(user, &tensor, 1 - rank, 0), DP_ERR_STATE,
+                "dp_send: a function under dp_run called it");
     CHECK_ERROR(dp_messages_test(user, NULL, 0), DP_ERR_STATE, "dp_messages_test: ");
     return DP_OK;
 }
