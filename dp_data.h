@@ -181,8 +181,10 @@ DP_MUST_USE DP_API dp_status dp_loader_info_get(const dp_loader *loader, dp_load
 DP_MUST_USE DP_API dp_status dp_loader_seek(dp_loader *loader, int64_t epoch, int64_t number);
 
 /* The loader's place, for a checkpoint: a dict of numbers. A loader of the same samples in the same
-   order can load it, with any world and batch, if the batches of all ranks together begin at that
-   sample; else an error names what differs, and nothing changes. */
+   order can load it, with any world and batch; else an error names what differs, and nothing
+   changes. If no batch of all ranks together begins at that sample, what is left of the epoch is
+   dealt anew, and the batches of this epoch are counted from there. A loader whose sampler has no
+   world takes that of its job as it is now, as after dp_recover. */
 DP_MUST_USE DP_API dp_status dp_loader_save(const dp_loader *loader, dp_scope *scope,
                                             dp_value *out);
 DP_MUST_USE DP_API dp_status dp_loader_load(dp_loader *loader, dp_value saved);
@@ -324,6 +326,7 @@ static int64_t dp__data_permuted(uint64_t key, int64_t count, int64_t position)
 
 typedef struct dp__data_deal { /* a sampler with its defaults put in */
     dp_sampler of;
+    int64_t first;      /* positions before it have been dealt otherwise */
     int64_t count;      /* positions that the rank has */
     int64_t full;       /* of these, in full blocks */
     int64_t each, more; /* of the rest: what every rank has; ranks that have one more */
@@ -345,17 +348,17 @@ static dp_status dp__data_sampler_check(const dp_sampler *sampler)
     return DP_OK;
 }
 
-static dp_status dp__data_deal_of(const dp_sampler *sampler, dp__data_deal *out)
+static dp_status dp__data_deal_of(const dp_sampler *sampler, int64_t first, dp__data_deal *out)
 {
     if (sampler == NULL)
         return dp_error(DP_ERR_INVALID, "sampler is NULL");
     DP_TRY(dp__data_sampler_check(sampler));
-    *out = (dp__data_deal){.of = *sampler, .count = INT64_MAX, .full = INT64_MAX};
+    *out = (dp__data_deal){.of = *sampler, .first = first, .count = INT64_MAX, .full = INT64_MAX};
     out->of.world = sampler->world > 0 ? sampler->world : 1;
     out->of.block = sampler->block > 0 ? sampler->block : 1;
     if (sampler->sampling == DP_SAMPLE_ENDLESS)
         return DP_OK;
-    int64_t world = out->of.world, rest = sampler->count % world, all = sampler->count;
+    int64_t world = out->of.world, all = sampler->count - first, rest = all % world;
     if (sampler->sampling == DP_SAMPLE_PADDED && rest > 0)
         all += world - rest;
     else if (sampler->sampling == DP_SAMPLE_DROP)
@@ -373,9 +376,9 @@ static int64_t dp__data_position(const dp__data_deal *deal, int64_t position)
 {
     int64_t rank = deal->of.rank, world = deal->of.world, block = deal->of.block;
     if (position < deal->full)
-        return position / block * world * block + rank * block + position % block;
-    return deal->full * world + rank * deal->each + (rank < deal->more ? rank : deal->more) +
-           position - deal->full;
+        return deal->first + position / block * world * block + rank * block + position % block;
+    return deal->first + deal->full * world + rank * deal->each +
+           (rank < deal->more ? rank : deal->more) + position - deal->full;
 }
 
 static int64_t dp__data_index(const dp__data_deal *deal, int64_t epoch, int64_t position)
@@ -404,7 +407,7 @@ static dp_status dp__data_position_check(const dp__data_deal *deal, int64_t epoc
 DP_API int64_t dp_sampler_count(const dp_sampler *sampler)
 {
     dp__data_deal deal;
-    if (dp__named(__func__, dp__data_deal_of(sampler, &deal)) != DP_OK)
+    if (dp__named(__func__, dp__data_deal_of(sampler, 0, &deal)) != DP_OK)
         return -1;
     return deal.count;
 }
@@ -412,7 +415,7 @@ DP_API int64_t dp_sampler_count(const dp_sampler *sampler)
 DP_API int64_t dp_sampler_index(const dp_sampler *sampler, int64_t epoch, int64_t position)
 {
     dp__data_deal deal;
-    dp_status status = dp__data_deal_of(sampler, &deal);
+    dp_status status = dp__data_deal_of(sampler, 0, &deal);
     if (status == DP_OK)
         status = dp__data_position_check(&deal, epoch, position);
     if (dp__named(__func__, status) != DP_OK)
@@ -945,9 +948,10 @@ struct dp_loader {
     dp_ctx *ctx;
     dp_scope *scope, *guard; /* the guard ends first of all that is in the scope */
     dp_loader_config config;
-    dp__data_deal deal;
+    bool of_job;               /* its world is the job's */
+    dp__data_deal whole, rest; /* of an epoch; of what is left of one, rest_epoch */
+    int64_t rest_epoch;        /* -1: there is none */
     size_t *row_bytes;
-    int64_t batch_count;
     size_t group;                      /* samples for each local device */
     int64_t epoch, number;             /* of the batch that comes next */
     int64_t ahead_epoch, ahead_number; /* of the slot that is made next */
@@ -976,9 +980,29 @@ static bool dp__data_is_inside(const dp_loader *loader)
     return frame != NULL;
 }
 
-static int64_t dp__data_batch_size(const dp_loader *loader, int64_t number)
+static const dp__data_deal *dp__data_deal_in(const dp_loader *loader, int64_t epoch)
 {
-    int64_t batch = loader->config.batch, left = loader->deal.count - number * batch;
+    return epoch == loader->rest_epoch ? &loader->rest : &loader->whole;
+}
+
+/* INT64_MAX: endless. */
+static int64_t dp__data_batches_of(const dp_loader *loader, const dp__data_deal *deal)
+{
+    int64_t samples = deal->count, batch = loader->config.batch;
+    if (samples == INT64_MAX)
+        return samples;
+    return samples / batch + (!loader->config.drop_last && samples % batch > 0);
+}
+
+static int64_t dp__data_batches(const dp_loader *loader, int64_t epoch)
+{
+    return dp__data_batches_of(loader, dp__data_deal_in(loader, epoch));
+}
+
+static int64_t dp__data_batch_size(const dp_loader *loader, int64_t epoch, int64_t number)
+{
+    int64_t batch = loader->config.batch;
+    int64_t left = dp__data_deal_in(loader, epoch)->count - number * batch;
     return left < batch ? left : batch;
 }
 
@@ -996,7 +1020,7 @@ static dp_status dp__data_slot_tensors(const dp_loader *loader, dp__data_slot *s
 
 static void dp__data_slot_samples(const dp_loader *loader, dp__data_slot *slot)
 {
-    const dp__data_deal *deal = &loader->deal;
+    const dp__data_deal *deal = dp__data_deal_in(loader, slot->epoch);
     int64_t first = slot->number * loader->config.batch;
     for (int64_t i = 0; i < slot->count; i++) {
         bool repeated = deal->of.sampling == DP_SAMPLE_PADDED &&
@@ -1009,7 +1033,7 @@ static void dp__data_slot_samples(const dp_loader *loader, dp__data_slot *slot)
 
 static dp_status dp__data_slot_fill(dp_loader *loader, dp_scope *scope, dp__data_slot **out)
 {
-    size_t count = (size_t)dp__data_batch_size(loader, loader->ahead_number);
+    size_t count = (size_t)dp__data_batch_size(loader, loader->ahead_epoch, loader->ahead_number);
     size_t readers = (size_t)loader->reader_count;
     dp__data_slot *slot = dp_scope_alloc(scope, sizeof *slot);
     if (slot == NULL)
@@ -1071,8 +1095,9 @@ static dp_status dp__data_fill(dp_loader *loader)
         loader->ahead_number = loader->number;
     }
     while (loader->slot_count < loader->depth) {
-        if (loader->ahead_number == loader->batch_count) {
-            if (loader->batch_count == 0 || loader->ahead_epoch + 1 >= loader->config.epoch_count)
+        int64_t batches = dp__data_batches(loader, loader->ahead_epoch);
+        if (loader->ahead_number == batches) {
+            if (batches == 0 || loader->ahead_epoch + 1 >= loader->config.epoch_count)
                 return DP_OK;
             loader->ahead_epoch++;
             loader->ahead_number = 0;
@@ -1137,8 +1162,9 @@ static void dp__data_failed(dp_loader *loader, dp__data_slot *slot, int64_t at, 
 static void dp__data_read(dp__data_reader *reader, dp__data_slot *slot, int64_t at)
 {
     dp_loader *loader = reader->loader;
-    int64_t position = dp__data_position(&loader->deal, slot->number * loader->config.batch + at);
-    uint64_t key = dp__data_key(loader->deal.of.seed, slot->epoch);
+    const dp__data_deal *deal = dp__data_deal_in(loader, slot->epoch);
+    int64_t position = dp__data_position(deal, slot->number * loader->config.batch + at);
+    uint64_t key = dp__data_key(deal->of.seed, slot->epoch);
     dp_sample sample = {.index = slot->indices[at],
                         .epoch = slot->epoch,
                         .seed = dp__data_mix(key ^ dp__data_mix((uint64_t)position)),
@@ -1304,21 +1330,26 @@ static dp_status dp__data_fields_copy(dp_loader *loader)
     return DP_OK;
 }
 
+/* The job's as it is now, if the user has not said another. */
+static dp_status dp__data_world(const dp_loader *loader, dp_sampler *sampler)
+{
+    dp_info info;
+    DP_TRY(dp_info_get(loader->ctx, &info));
+    sampler->rank = loader->of_job ? info.process : sampler->rank;
+    sampler->world = loader->of_job ? info.process_count : sampler->world;
+    return DP_OK;
+}
+
 static dp_status dp__data_numbers(dp_loader *loader)
 {
     dp_loader_config *config = &loader->config;
     dp_info info;
     DP_TRY(dp_info_get(loader->ctx, &info));
-    if (config->sampler.world == 0 && config->sampler.rank == 0) {
-        config->sampler.rank = info.process;
-        config->sampler.world = info.process_count;
-    }
-    DP_TRY(dp__data_deal_of(&config->sampler, &loader->deal));
+    loader->of_job = config->sampler.world == 0 && config->sampler.rank == 0;
+    loader->rest_epoch = -1;
+    DP_TRY(dp__data_world(loader, &config->sampler));
+    DP_TRY(dp__data_deal_of(&config->sampler, 0, &loader->whole));
     config->batch = config->batch > 0 ? config->batch : 1;
-    int64_t samples = loader->deal.count, batch = config->batch;
-    loader->batch_count = samples;
-    if (samples < INT64_MAX)
-        loader->batch_count = samples / batch + (!config->drop_last && samples % batch > 0);
     loader->group = (size_t)((config->batch - 1) / info.local_count + 1);
     loader->depth = config->worker_count == 0 ? 1 : config->ahead > 0 ? config->ahead : 2;
     loader->reader_count = config->worker_count > 0 ? config->worker_count : 1;
@@ -1547,7 +1578,7 @@ DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *ou
     DP_TRY(dp__named(__func__, dp__data_alive(loader)));
     DP_TRY(dp__check_scope(__func__, scope));
     DP_TRY(dp__check_pointer(__func__, "out", out));
-    if (loader->number >= loader->batch_count) {
+    if (loader->number >= dp__data_batches(loader, loader->epoch)) {
         dp__data_end(loader, out);
         return DP_OK;
     }
@@ -1566,21 +1597,28 @@ DP_API dp_status dp_loader_info_get(const dp_loader *loader, dp_loader_info *out
     DP_TRY(dp__check_pointer(__func__, "out", out));
     *out = (dp_loader_info){.epoch = loader->epoch,
                             .number = loader->number,
-                            .batch_count = loader->batch_count,
-                            .sample_count = loader->deal.count};
+                            .batch_count = dp__data_batches(loader, loader->epoch),
+                            .sample_count = dp__data_deal_in(loader, loader->epoch)->count};
+    return DP_OK;
+}
+
+static dp_status dp__data_place_check(const dp_loader *loader, const dp__data_deal *deal,
+                                      int64_t epoch, int64_t number)
+{
+    int64_t epochs = loader->config.epoch_count, most = dp__data_batches_of(loader, deal);
+    if (most == INT64_MAX) /* endless: as many as can be counted */
+        most = DP__DATA_COUNT_MAX / deal->of.world / loader->config.batch / 2;
+    if (epoch < 0 || epoch > DP__DATA_COUNT_MAX || (epochs > 0 && epoch >= epochs) ||
+        (epoch > 0 && deal->of.sampling == DP_SAMPLE_ENDLESS))
+        return dp_error(DP_ERR_INVALID, "there is no epoch %lld", (long long)epoch);
+    if (number < 0 || number > most)
+        return dp_error(DP_ERR_INVALID, "batch %lld of %lld", (long long)number, (long long)most);
     return DP_OK;
 }
 
 static dp_status dp__data_seek(dp_loader *loader, int64_t epoch, int64_t number)
 {
-    int64_t epochs = loader->config.epoch_count, most = loader->batch_count;
-    if (most == INT64_MAX) /* endless: as many as can be counted */
-        most = DP__DATA_COUNT_MAX / loader->deal.of.world / loader->config.batch / 2;
-    if (epoch < 0 || epoch > DP__DATA_COUNT_MAX || (epochs > 0 && epoch >= epochs) ||
-        (epoch > 0 && loader->deal.of.sampling == DP_SAMPLE_ENDLESS))
-        return dp_error(DP_ERR_INVALID, "there is no epoch %lld", (long long)epoch);
-    if (number < 0 || number > most)
-        return dp_error(DP_ERR_INVALID, "batch %lld of %lld", (long long)number, (long long)most);
+    DP_TRY(dp__data_place_check(loader, dp__data_deal_in(loader, epoch), epoch, number));
     dp__data_forget(loader);
     loader->epoch = epoch;
     loader->number = number;
@@ -1598,11 +1636,13 @@ DP_API dp_status dp_loader_save(const dp_loader *loader, dp_scope *scope, dp_val
 {
     DP_TRY(dp__check_pointer(__func__, "loader", loader));
     DP_TRY(dp__check_pointer(__func__, "out", out));
-    const dp_sampler *sampler = &loader->deal.of;
+    const dp__data_deal *deal = dp__data_deal_in(loader, loader->epoch);
+    const dp_sampler *sampler = &deal->of;
+    int64_t done = loader->number * loader->config.batch * sampler->world;
     const dp_pair pairs[] = {
         {"epoch", dp_int(loader->epoch)},
-        {"samples", dp_int(loader->number * loader->config.batch * sampler->world)},
-        {"ended", dp_bool(loader->number == loader->batch_count)},
+        {"samples", dp_int(deal->first + done)},
+        {"ended", dp_bool(loader->number == dp__data_batches(loader, loader->epoch))},
         {"count", dp_int(sampler->count)},
         {"seed", dp_int((int64_t)sampler->seed)},
         {"in_order", dp_bool(sampler->in_order)},
@@ -1621,9 +1661,9 @@ static dp_status dp__data_saved(dp_value saved, const char *key, dp_kind kind, i
     return DP_OK;
 }
 
-static dp_status dp__data_load(dp_loader *loader, dp_value saved)
+static dp_status dp__data_load_check(const dp_loader *loader, dp_value saved)
 {
-    const dp_sampler *sampler = &loader->deal.of;
+    const dp_sampler *sampler = &loader->whole.of;
     const struct {
         const char *key;
         dp_kind kind;
@@ -1632,24 +1672,51 @@ static dp_status dp__data_load(dp_loader *loader, dp_value saved)
                 {"seed", DP_INT, (int64_t)sampler->seed},
                 {"in_order", DP_BOOLEAN, sampler->in_order},
                 {"endless", DP_BOOLEAN, sampler->sampling == DP_SAMPLE_ENDLESS}};
-    int64_t there = 0, epoch = 0, samples = 0, ended = 0,
-            all = loader->config.batch * sampler->world;
+    int64_t there = 0;
     for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
         DP_TRY(dp__data_saved(saved, same[i].key, same[i].kind, &there));
         if (there != same[i].own)
             return dp_error(DP_ERR_MISMATCH, "'%s' is %lld, saved %lld", same[i].key,
                             (long long)same[i].own, (long long)there);
     }
+    return DP_OK;
+}
+
+/* By the world as it is now. What is left after so many samples begins with a batch of all ranks,
+   or is dealt by itself. */
+static dp_status dp__data_deal_again(dp_loader *loader, int64_t epoch, int64_t samples, bool ended)
+{
+    dp_sampler sampler = loader->config.sampler;
+    dp__data_deal whole, rest;
+    DP_TRY(dp__data_world(loader, &sampler));
+    DP_TRY(dp__data_deal_of(&sampler, 0, &whole));
+    int64_t all = loader->config.batch * whole.of.world;
+    bool endless = sampler.sampling == DP_SAMPLE_ENDLESS, begins = ended || samples % all == 0;
+    if (samples < 0 || samples > DP__DATA_COUNT_MAX / 2 ||
+        (!begins && !endless && samples > sampler.count))
+        return dp_error(DP_ERR_MISMATCH, "'samples' is %lld, of %lld", (long long)samples,
+                        (long long)sampler.count);
+    DP_TRY(dp__data_deal_of(&sampler, begins ? 0 : samples, &rest));
+    int64_t number = ended ? dp__data_batches_of(loader, &whole) : begins ? samples / all : 0;
+    DP_TRY(dp__data_place_check(loader, &rest, epoch, number));
+    dp__data_forget(loader);
+    loader->config.sampler = sampler;
+    loader->whole = whole;
+    loader->rest = rest;
+    loader->rest_epoch = begins ? -1 : epoch;
+    loader->epoch = epoch;
+    loader->number = number;
+    return DP_OK;
+}
+
+static dp_status dp__data_load(dp_loader *loader, dp_value saved)
+{
+    int64_t epoch = 0, samples = 0, ended = 0;
+    DP_TRY(dp__data_load_check(loader, saved));
     DP_TRY(dp__data_saved(saved, "epoch", DP_INT, &epoch));
     DP_TRY(dp__data_saved(saved, "samples", DP_INT, &samples));
     DP_TRY(dp__data_saved(saved, "ended", DP_BOOLEAN, &ended));
-    if (ended)
-        return dp__data_seek(loader, epoch, loader->batch_count);
-    if (samples % all != 0)
-        return dp_error(DP_ERR_MISMATCH,
-                        "%lld samples were done, and a batch of all ranks has %lld",
-                        (long long)samples, (long long)all);
-    return dp__data_seek(loader, epoch, samples / all);
+    return dp__data_deal_again(loader, epoch, samples, ended != 0);
 }
 
 DP_API dp_status dp_loader_load(dp_loader *loader, dp_value saved)
