@@ -11,7 +11,8 @@
    after some seconds SIGKILL. The job's exit status is that of the failed one (128 + the number of
    the signal that ended it), whose last words are repeated at the end. Signals are passed on; a
    second Ctrl-C kills. Each process has a process group, so what it has started itself hears all
-   that too. If dprun is killed by SIGKILL, its processes are killed as well, on Linux. Elsewhere,
+   that too. With --spare so many may fail first: each is named, and the others go on, if their
+   program calls dp_recover. If dprun is killed by SIGKILL, its processes are killed as well, on Linux. Elsewhere,
    and for what they have started, the next line that they write ends them, as nobody reads it.
 
    Build: cc -std=c11 examples/dprun.c -o dprun
@@ -61,6 +62,7 @@ static const char usage[] =
     "  --restarts COUNT   start the job again when it has failed, at most so often (0). A program\n"
     "                     goes on from what it has saved; DP_RESTART says how often. On several\n"
     "                     machines each dprun starts its own part\n"
+    "  --spare COUNT      so many processes may fail, and the others go on: by dp_recover (0)\n"
     "  --bind cores       each process gets its own share of the cores (Linux)\n"
     "  --grace SECONDS    from SIGTERM to SIGKILL (10)\n"
     "  -h                 this text\n"
@@ -79,7 +81,7 @@ enum {
 };
 
 static struct {
-    int count, nodes, node, restarts, grace;
+    int count, nodes, node, restarts, spare, grace;
     const char *addr, *output, *bind;
     char **program;
 } asked = {.count = 1, .nodes = 1, .node = -1, .grace = 10};
@@ -102,7 +104,8 @@ typedef struct process {
 static struct {
     process *all;
     struct pollfd *watched;
-    int running, first; /* the process that failed first, or -1 */
+    int running, lost; /* lost: how many have failed */
+    int first;         /* the process that failed first of those that end the job, or -1 */
     int attempt, code;
     bool broken;        /* a process could not be started */
     bool ending;        /* all have been told to end */
@@ -234,6 +237,28 @@ static void heed_signals(void)
     }
 }
 
+SAYS static void say(const char *format, ...);
+
+static void say_how(const process *p)
+{
+    const char *colon = p->words[0] != '\0' ? ": " : "";
+    if (WIFSIGNALED(p->status))
+        say("process %d was ended by signal %d (%s)%s%s", number_of(p), WTERMSIG(p->status),
+            strsignal(WTERMSIG(p->status)), colon, p->words);
+    else
+        say("process %d ended with exit status %d%s%s", number_of(p), WEXITSTATUS(p->status), colon,
+            p->words);
+}
+
+/* The job goes on without it, if there are others. */
+static bool is_spare(const process *p)
+{
+    bool spare = !job.ending && job.lost <= asked.spare && job.running > 0;
+    if (spare)
+        say_how(p);
+    return spare;
+}
+
 /* Of several that have failed at once, one that a signal has ended is no echo of another. */
 static void reap(void)
 {
@@ -249,7 +274,8 @@ static void reap(void)
             job.running--;
             bool first = job.first < 0 || (WIFSIGNALED(status) && !job.ending &&
                                            !WIFSIGNALED(job.all[job.first].status));
-            if (failed(p) && first)
+            job.lost += failed(p);
+            if (failed(p) && first && !is_spare(p))
                 job.first = (int)(p - job.all);
         }
     }
@@ -613,7 +639,7 @@ static void wait_and_pass(void)
 
 static void run_job(void)
 {
-    job.running = 0, job.first = -1, job.code = 0;
+    job.running = job.lost = 0, job.first = -1, job.code = 0;
     job.ending = job.killed = job.broken = false;
     memset(job.all, 0, (size_t)asked.count * sizeof *job.all);
     for (process *p = job.all; p < job.all + asked.count; p++)
@@ -638,18 +664,11 @@ static void run_job(void)
 /* At the end, where it is easily found: which one failed, and what it said. */
 static void conclude(void)
 {
-    const process *p = &job.all[job.first >= 0 ? job.first : 0];
-    const char *colon = p->words[0] != '\0' ? ": " : "";
     if (job.first < 0 || job.broken)
         return;
-    bool by_signal = WIFSIGNALED(p->status);
-    int number = by_signal ? WTERMSIG(p->status) : WEXITSTATUS(p->status);
-    job.code = by_signal ? 128 + number : number;
-    if (by_signal)
-        say("process %d was ended by signal %d (%s)%s%s", number_of(p), number, strsignal(number),
-            colon, p->words);
-    else
-        say("process %d ended with exit status %d%s%s", number_of(p), number, colon, p->words);
+    const process *p = &job.all[job.first];
+    job.code = WIFSIGNALED(p->status) ? 128 + WTERMSIG(p->status) : WEXITSTATUS(p->status);
+    say_how(p);
 }
 
 /* ---- what is asked --------------------------------------------------------------------------- */
@@ -674,6 +693,7 @@ static const struct option {
     {"--nodes", 1, TOTAL_MAX, &asked.nodes, NULL},
     {"--node", 0, TOTAL_MAX - 1, &asked.node, NULL},
     {"--restarts", 0, SECONDS_MAX, &asked.restarts, NULL},
+    {"--spare", 0, TOTAL_MAX, &asked.spare, NULL},
     {"--grace", 0, SECONDS_MAX, &asked.grace, NULL},
     {"--addr", 0, 0, NULL, &asked.addr},
     {"--output", 0, 0, NULL, &asked.output},

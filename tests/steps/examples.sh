@@ -219,6 +219,15 @@ dprun: process 1 ended with exit status 7: it broke" -n 3 \
         sh -c '[ $DP_PROCESS = 1 ] || exec sleep 1000; echo it broke >&2; exit 7'
     dprun_ends "one that dies" 137 "dprun: process 1 was ended by signal 9 (Killed)" -n 2 \
         sh -c '[ $DP_PROCESS = 1 ] || exec sleep 1000; kill -9 $$'
+    dprun_ends "one that dies may be spared" 0 "[0] done
+[2] done
+dprun: process 1 was ended by signal 9 (Killed)" -n 3 --spare 1 \
+        sh -c '[ $DP_PROCESS != 1 ] || kill -9 $$; echo done'
+    dprun_ends "a second one too many" 9 "dprun: process 0 ended with exit status 8
+dprun: process 1 ended with exit status 9" -n 3 --spare 1 \
+        sh -c 'case $DP_PROCESS in 0) exit 8;; 1) sleep 1; exit 9;; *) sleep 100;; esac'
+    dprun_ends "but not all of them" 3 "dprun: process 0 ended with exit status 3" --spare 1 \
+        sh -c 'exit 3'
     dprun_ends "who does not hear SIGTERM is killed" 5 "dprun: process 0 ended with exit status 5" \
         -n 2 --grace 1 sh -c 'if [ $DP_PROCESS = 0 ]; then
                 until [ -e "$0" ]; do sleep 0.1; done
