@@ -16,6 +16,7 @@
      >>config       what can be set, and what zero means
      >>context      open devices, run on them, close
      >>launch       several processes: who starts them, how they meet
+     >>recovery     a job goes on without those that have died
      >>scope        memory that one call frees
      >>tensor       views and the work on them
      >>value        trees of tensors, numbers, strings, lists, dicts
@@ -50,6 +51,7 @@
      dp/module.h       modules: parameters, replicas, passes
      dp/parallel.h     wrappers of one process, dp_train_step
      dp/distributed.h  the wrapper for all ranks of a job
+     dp/recover.h      a job goes on without those that have died
    Beside them lie, each with its own manual: dp_train.h (optimizers; their formulas are in
    the contract, and the arithmetic in a kernel of each device: dp_cpu.h, dp_cuda.h), dp_data.h,
    dp_save.h, dp_array.h, dp_average.h, dp_norm.h, dp_check.h; dp_cuda.h, dp_nccl.h, dp_hip.h,
@@ -194,8 +196,8 @@
    nothing. A call that fails on a device waits for the work that it has enqueued. Writing raises no
    signal: a file that may not grow (RLIMIT_FSIZE) is an error, and a log that nobody reads any more
    is ignored. Your signal handlers and masks stay as they are. After a failure of the JOB class
-   (>>status) only dp_close works. Nothing is waited for, no memory is reused, and a device may use
-   your memory until dp_close returns.
+   (>>status) only dp_close works, and dp_recover where the config asks for it. Until one of them
+   has returned nothing is waited for, no memory is reused, and a device may use your memory.
 
    CHANGES
      0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract;
@@ -209,7 +211,7 @@
             a timeline: $DP_TRACE; dp_agree, and numbers of all processes (>>agreement): where one
             process cannot make a wrapper, a reducer or a sharded optimizer, all have its status;
             dp_open_group: some of the processes as a job of their own; dp_stop_requested;
-            messages from one rank to another
+            messages from one rank to another; dp_recover, dp_checkpoint_share
      names that have changed: dp_scope_open(ctx, &scope) is dp_scope_begin(ctx), and dp_scope_check
             says why there is none; DP_SUM is DP_SUM_RANKS, as DP_OP_SUM is another enum's;
             dp_grads_scatter is dp_grads_scatter_set; first_bucket_bytes and bucket_bytes are
@@ -318,7 +320,7 @@ extern "C" {
    Errors are values, in three classes that differ in what the caller can still do:
      CALL  the call is wrong: nothing happened, correct the call and go on
      PASS  this pass failed: its outputs are void, the context is fine
-     JOB   the job failed: sticky, every later call returns it, only dp_close is left           */
+     JOB   the job failed: sticky, every later call returns it, until dp_close or dp_recover    */
 
 /* clang-format off */
 #define DP_STATUS_LIST(X)                                                  \
@@ -558,6 +560,7 @@ typedef struct dp_config {
     bool local_only; /* this process alone, whatever started it */
     bool unbound;    /* threads run where the system likes: see NODES */
     const char *job; /* tells this context's job from others: the same in all its processes */
+    bool recovers;   /* dp_recover may follow a failure: see >>recovery */
     int timeout_ms;  /* of everything that waits for another process */
     bool poison;     /* to find invalid uses of memory: each piece of a scope has a block of its
                         own, which is filled with 0xDD when the scope gives it back */
@@ -606,6 +609,7 @@ typedef struct dp_info {
     int machine, machine_count; /* machines are numbered in the order of their first processes */
     int node_count;      /* nodes that threads of its devices are bound to; 0: none is bound */
     const char *binding; /* "nodes", or why no thread is bound */
+    int recoveries;      /* how often dp_recover has made this job anew */
 } dp_info;
 
 /* NODES (NUMA): a core is slower with memory of another node, and memory lies near the core that
@@ -744,8 +748,8 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
 
    Later, too, the error of all others names a process that is killed, stops, leaves out a
    collective or issues a different one. Every process returns within the time-out plus a few
-   seconds, in which it asks which one is missing. The others can go on without it
-   (examples/survivors.c).                                                                      */
+   seconds, in which it asks which one is missing. The others can go on without it: see
+   >>recovery.                                                                                  */
 
 /* Run fn(user) in `count` new processes, as a job on this machine, and wait for all. The
    environment tells each process its number, so its dp_open needs no config. A process begins with
@@ -780,6 +784,41 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
 {
     return dp__open_group(ctx, group, config, sizeof(dp_config), DP_VERSION, out);
 }
+
+/* ==== >>recovery ===============================================================================
+   A job goes on without processes that have died. With config.recovers, the others call dp_recover
+   once a call has failed with a status of the JOB class. They agree who is left, and are a job of
+   their own, in the same context:
+
+       status = step(par, optim, batch);
+       if (status != DP_OK && dp_failure(ctx, NULL)) {
+           DP_TRY(dp_recover(ctx));                    dp_info says which process this is now
+           keep and share what the furthest one has: see dp_checkpoint_share in dp_save.h
+       }
+
+   Devices, memory, scopes, modules, wrappers by dp_distributed, optimizers, averages, loaders and
+   log functions stay. Processes are numbered anew, without gaps, in the order that they had, and so
+   are ranks; dp_info.recoveries counts. A wrapper reduces over the ranks that are left, its
+   gradients are zero, and its buckets are those of a new wrapper. What was under way is void:
+   passes, open edits, messages. Parameters stay as they are in each process. One process may have
+   made the last step while another one had not heard of its end; no two are further apart than
+   that.
+
+   Not valid any more are reducers that you have made and optimizers with `sharded`, whose state the
+   dead had a part of: their calls are a STATE, destroying them works. (A new optimizer loads a
+   checkpoint.) Groups are contexts of their own.
+
+   Where all processes share a machine, any number may die. Between machines those go on that are
+   more than half, or the half with process 0: another half might be alive where nobody can see it.
+   Who is left behind gets an error that says so, also if it was only stopped and wakes up later.
+   Who still computes is waited for, half of timeout_ms at least. If another one dies meanwhile, it
+   begins anew. config.recovers costs each process an open port, in dp_open and until dp_close. MPI
+   ends all processes when one has died: with it, it is UNSUPPORTED, and so are share_params and
+   shards.                                                                                       */
+
+/* All that are left call this. An error: the job stays failed, and only dp_close is left, or
+   another try. STATE: the job has not failed. [host] */
+DP_MUST_USE DP_API dp_status dp_recover(dp_ctx *ctx);
 
 /* ==== >>scope ==================================================================================
    A lifetime: what is made in a scope is freed by one call, on error paths too. Blocks are kept and
@@ -2387,6 +2426,7 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #include "dp/module.h"
 #include "dp/parallel.h"
 #include "dp/distributed.h"
+#include "dp/recover.h"
 #undef DP__ROOMS
 
 #if defined(DP_USE_HIP) && !defined(DP__HIP_FIRST_DP)

@@ -35,6 +35,7 @@
      >>reading      a file as a value
      >>loading      a value into a module
      >>agreement    what all processes know of it
+     >>sharing      one process' value becomes that of all
 */
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
@@ -115,6 +116,13 @@ DP_MUST_USE DP_API dp_status dp_checkpoint_save(dp_ctx *ctx, const char *path, d
    resume. (Files are compared by size, header and samples of their bytes.) */
 DP_MUST_USE DP_API dp_status dp_checkpoint_load(dp_ctx *ctx, dp_scope *scope, const char *path,
                                                 dp_value *out);
+
+/* A checkpoint without a file: all processes get the value of the one that is furthest, as its
+   `progress` says, of several the first. If all are as far, their values are taken to be equal, and
+   nothing is sent. What they get are copies on the host, which end with the scope: after dp_recover
+   load them, as from a file. Of a process that has nothing yet, `progress` is -1. */
+DP_MUST_USE DP_API dp_status dp_checkpoint_share(dp_ctx *ctx, dp_scope *scope, int64_t progress,
+                                                 dp_value value, dp_value *out);
 
 #ifdef __cplusplus
 }
@@ -208,8 +216,8 @@ typedef struct dp__save_writer {
     char *header;
     size_t header_bytes;
     dp__os_part part;
-    char *chunk;
-    size_t filled, unsaid;
+    char *chunk; /* of so many bytes: when it is full it is written out */
+    size_t room, filled, unsaid;
     dp_status (*beat)(void *user); /* NULL, or called every DP__SAVE_BEAT bytes */
     void *user;
 } dp__save_writer;
@@ -589,7 +597,7 @@ static dp_status dp__save_flush(dp__save_writer *writer)
 static dp_status dp__save_put_piece(const dp_tensor *piece, size_t bytes, void *user)
 {
     dp__save_writer *writer = user;
-    if (writer->filled + bytes > DP__SAVE_CHUNK)
+    if (writer->filled + bytes > writer->room)
         DP_TRY(dp__save_flush(writer));
     char *to = writer->chunk + writer->filled;
     DP_TRY(dp_read(writer->ctx, piece, to, bytes));
@@ -607,12 +615,13 @@ static dp_status dp__save_put_tensors(dp__save_writer *writer)
             if (dp_dtype_bytes((dp_dtype)tensor->dtype) == dp__save_sizes[s])
                 DP_TRY(dp__pieces(tensor, DP__SAVE_CHUNK, dp__save_put_piece, writer));
         }
-    return dp__save_flush(writer);
+    return DP_OK;
 }
 
 static dp_status dp__save_write_in(dp__save_writer *writer, const char *path)
 {
-    writer->chunk = dp_scope_alloc(writer->temp, DP__SAVE_CHUNK);
+    writer->room = DP__SAVE_CHUNK;
+    writer->chunk = dp_scope_alloc(writer->temp, writer->room);
     if (writer->chunk == NULL)
         return dp__no_memory();
     DP_TRY(dp__os_part_make(writer->temp, path, &writer->part));
@@ -622,6 +631,8 @@ static dp_status dp__save_write_in(dp__save_writer *writer, const char *path)
     dp_status status = dp__os_part_write(&writer->part, writer->header, writer->header_bytes);
     if (status == DP_OK)
         status = dp__save_put_tensors(writer);
+    if (status == DP_OK)
+        status = dp__save_flush(writer);
     return dp__os_part_end(&writer->part, status);
 }
 
@@ -632,6 +643,36 @@ static dp_status dp__save_write(dp_ctx *ctx, const char *path, dp_value value,
     writer.temp = dp_scope_begin(ctx);
     DP_TRY(dp_scope_check(writer.temp));
     dp_status status = dp__save_write_in(&writer, path);
+    dp_scope_end(writer.temp);
+    return status;
+}
+
+typedef struct dp__save_image { /* what a file would hold */
+    char *bytes;
+    size_t count;
+} dp__save_image;
+
+static dp_status dp__save_image_fill(dp__save_writer *writer, dp_scope *scope, dp__save_image *out)
+{
+    DP_TRY(dp__save_leaves(writer));
+    DP_TRY(dp__save_header_make(writer));
+    writer->room = (size_t)writer->data_bytes;
+    out->count = writer->header_bytes + writer->room;
+    out->bytes = dp_scope_alloc(scope, out->count);
+    if (out->bytes == NULL)
+        return dp__no_memory();
+    memcpy(out->bytes, writer->header, writer->header_bytes);
+    writer->chunk = out->bytes + writer->header_bytes;
+    return dp__save_put_tensors(writer);
+}
+
+static dp_status dp__save_image_make(dp_ctx *ctx, dp_scope *scope, dp_value value,
+                                     dp__save_image *out)
+{
+    dp__save_writer writer = {.ctx = ctx, .value = value};
+    writer.temp = dp_scope_begin(ctx);
+    DP_TRY(dp_scope_check(writer.temp));
+    dp_status status = dp__save_image_fill(&writer, scope, out);
     dp_scope_end(writer.temp);
     return status;
 }
@@ -1739,6 +1780,119 @@ DP_API dp_status dp_checkpoint_load(dp_ctx *ctx, dp_scope *scope, const char *pa
     else
         dp_scope_end(own);
     return dp__os_named(__func__, path, status);
+}
+/* ==== >>sharing =================================================================================
+   One process' value becomes that of all, through memory of the devices.                       */
+
+enum { DP__SAVE_SHARED = 4 << 20 }; /* at once */
+
+typedef struct dp__save_sharing {
+    dp_ctx *ctx;
+    dp_scope *scope, *temp;
+    dp_info info;
+    int64_t progress, root; /* root: the rank that gives; -1: all have the same */
+    dp__save_image image;
+    dp_tensor *pieces; /* of each local rank */
+    dp_part *parts;
+} dp__save_sharing;
+
+/* Who is furthest. */
+static dp_status dp__save_furthest(dp__save_sharing *own)
+{
+    int64_t far[2] = {own->progress, -own->progress};
+    DP_TRY(dp_all_reduce_i64(own->ctx, far, 2, DP_OP_MAX));
+    if (far[0] < 0)
+        return dp_error(DP_ERR_INVALID, "no process has a value: progress is -1 in all");
+    own->root = own->progress == far[0] ? own->info.rank_first : INT64_MAX;
+    DP_TRY(dp_all_reduce_i64(own->ctx, &own->root, 1, DP_OP_MIN));
+    if (far[0] == -far[1])
+        own->root = -1;
+    return DP_OK;
+}
+
+static dp_status dp__save_pieces_make(dp__save_sharing *own)
+{
+    size_t count = (size_t)own->info.local_count;
+    own->pieces = dp_scope_alloc(own->temp, count * sizeof *own->pieces);
+    own->parts = dp_scope_alloc(own->temp, count * sizeof *own->parts);
+    if (own->pieces == NULL || own->parts == NULL)
+        return dp__no_memory();
+    for (size_t i = 0; i < count; i++) {
+        DP_TRY(dp_tensor_new(own->temp, dp_local_device(own->ctx, (int)i), DP_U8,
+                             DP_SHAPE(DP__SAVE_SHARED), &own->pieces[i]));
+        own->parts[i] = (dp_part){own->pieces[i].data, own->pieces[i].data, NULL};
+    }
+    return DP_OK;
+}
+
+static dp_status dp__save_piece_share(const dp__save_sharing *own, char *at, size_t bytes)
+{
+    dp_tensor here = dp_wrap(at, DP_U8, DP_SHAPE((int64_t)bytes)), there = own->pieces[0];
+    there.shape[0] = (int64_t)bytes;
+    if (own->root == own->info.rank_first)
+        DP_TRY(dp_copy(own->ctx, &there, &here, NULL));
+    DP_TRY(dp_broadcast(own->ctx, own->parts, bytes, DP_U8, (int)own->root));
+    return dp_read(own->ctx, &there, at, bytes);
+}
+
+/* A process that is as far gets what it has. */
+static dp_status dp__save_image_share(dp__save_sharing *own)
+{
+    int64_t count = (int64_t)own->image.count;
+    dp_status status = DP_OK;
+    DP_TRY(dp_broadcast_i64(own->ctx, &count, 1, (int)own->root));
+    if (own->root != own->info.rank_first) {
+        own->image.count = (size_t)count;
+        own->image.bytes = dp_scope_alloc(own->scope, own->image.count);
+        status = own->image.bytes != NULL ? DP_OK : dp__no_memory();
+    }
+    if (status == DP_OK)
+        status = dp__save_pieces_make(own);
+    DP_TRY(dp_agree(own->ctx, status));
+    for (size_t at = 0, bytes; at < own->image.count; at += bytes) {
+        bytes = own->image.count - at < DP__SAVE_SHARED ? own->image.count - at : DP__SAVE_SHARED;
+        DP_TRY(dp__save_piece_share(own, own->image.bytes + at, bytes));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__save_share(dp__save_sharing *own, dp_value value, dp_value *out)
+{
+    dp_status status = dp_scope_check(own->scope);
+    if (status == DP_OK)
+        status = dp_scope_check(own->temp);
+    DP_TRY(dp_agree(own->ctx, status));
+    DP_TRY(dp__save_furthest(own));
+    if (own->root < 0 || own->root == own->info.rank_first)
+        status = dp__save_image_make(own->ctx, own->scope, value, &own->image);
+    DP_TRY(dp_agree(own->ctx, status));
+    if (own->root >= 0)
+        DP_TRY(dp__save_image_share(own));
+    status = dp__save_parse(own->scope, own->temp, own->image.bytes, own->image.count, out);
+    return dp_agree(own->ctx, status);
+}
+
+DP_API dp_status dp_checkpoint_share(dp_ctx *ctx, dp_scope *scope, int64_t progress, dp_value value,
+                                     dp_value *out)
+{
+    dp__save_sharing own = {.ctx = ctx, .progress = progress};
+    DP_TRY(dp_info_get(ctx, &own.info));
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    if (progress < -1)
+        return dp_error(DP_ERR_INVALID, "%s: progress is %lld", __func__, (long long)progress);
+    own.scope = dp_scope_child(scope);
+    own.temp = dp_scope_begin(ctx);
+    dp_trace_begin(__func__);
+    dp_value shared = dp_none();
+    dp_status status = dp__save_share(&own, value, &shared);
+    dp_trace_end();
+    dp_scope_end(own.temp);
+    if (status == DP_OK)
+        *out = shared;
+    else
+        dp_scope_end(own.scope);
+    return dp__named(__func__, status);
 }
 #endif /* little-endian */
 #endif /* DP_IMPLEMENTATION && !DP_SAVE_IMPLEMENTED */

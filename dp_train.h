@@ -1517,6 +1517,24 @@ static dp_status dp__train_gather(const dp__train_optimizer *optim, size_t each,
 /* Of steps: one more can be counted, for as long as anybody will wait. */
 #define DP__TRAIN_COUNT_MAX ((int64_t)1 << 62)
 
+/* After dp_recover ranks have other numbers. */
+static dp_status dp__train_rejoin(dp__train_optimizer *optim)
+{
+    dp__train_views *views = &optim->views;
+    dp_info job;
+    DP_TRY(dp_info_get(views->ctx, &job));
+    if (job.recoveries == views->job.recoveries)
+        return DP_OK;
+    if (optim->config.sharded)
+        return dp_error(DP_ERR_STATE,
+                        "the state of '%s' was spread over %d ranks, and some have died with their "
+                        "parts: make a new optimizer, which can load a checkpoint",
+                        dp_module_name(views->module), views->job.rank_count);
+    views->job = job;
+    dp__train_rank_all(views);
+    return DP_OK;
+}
+
 /* How many train steps have their gradients in the step that comes next. */
 static int64_t dp__train_gathered(const dp__train_optimizer *optim)
 {
@@ -1838,7 +1856,8 @@ static dp_status dp__train_optim_apply(dp__train_optimizer *optim)
 
 static dp_status dp__train_optim_begin(dp_optim *base, dp_module *module, dp_pass_config *pass)
 {
-    const dp__train_optimizer *optim = dp__train_optimizer_of(base);
+    dp__train_optimizer *optim = dp__train_optimizer_of(base);
+    DP_TRY(dp__train_rejoin(optim));
     if (module != optim->views.module)
         return dp_error(DP_ERR_INVALID, "the optimizer was made for '%s', not for '%s'",
                         dp_module_name(optim->views.module), dp_module_name(module));
@@ -2367,6 +2386,7 @@ static dp_status dp__train_optim_valid(const char *fn, const dp_optim *optim)
 DP_API dp_status dp_optim_step(dp_optim *optim)
 {
     DP_TRY(dp__train_optim_valid(__func__, optim));
+    DP_TRY(dp__named(__func__, dp__train_rejoin(dp__train_optimizer_of(optim))));
     return dp__named(__func__, dp__train_optim_apply(dp__train_optimizer_of(optim)));
 }
 
@@ -2385,6 +2405,7 @@ static dp_status dp__train_wide_grads(const dp__train_optimizer *optim)
 static dp_status dp__train_optim_unscale(dp__train_optimizer *optim)
 {
     double norm = 0;
+    DP_TRY(dp__train_rejoin(optim));
     if (!dp__train_is_scaled(optim))
         return dp_error(DP_ERR_STATE, "losses are not scaled");
     if (optim->unscaled)
@@ -2608,6 +2629,7 @@ DP_API dp_status dp_optim_save(dp_optim *optim, dp_scope *scope, dp_value *out)
 {
     DP_TRY(dp__train_optim_valid(__func__, optim));
     DP_TRY(dp__train_wants(__func__, scope, out));
+    DP_TRY(dp__named(__func__, dp__train_rejoin(dp__train_optimizer_of(optim))));
     return dp__named(__func__, dp__train_optim_save(dp__train_optimizer_of(optim), scope, out));
 }
 
@@ -2782,6 +2804,7 @@ DP_API dp_status dp_optim_load(dp_optim *base, dp_value saved)
 {
     DP_TRY(dp__train_optim_valid(__func__, base));
     dp__train_optimizer *optim = dp__train_optimizer_of(base);
+    DP_TRY(dp__named(__func__, dp__train_rejoin(optim)));
     DP_TRY(dp__named(__func__, dp__train_saved_check(optim, saved)));
     dp_scope *temp = dp_scope_begin(optim->views.ctx);
     DP_TRY(dp_scope_check(temp));

@@ -185,6 +185,7 @@ struct dp_scope {
     dp__deferred *deferred;
     dp_scope **replicas;   /* one child per local rank, made by the first dp_run */
     dp__pass_head *passes; /* that lie in it */
+    bool lost;             /* a call that the job's failure ended has left it */
 };
 
 typedef struct dp__slot { /* of one local rank under dp_run */
@@ -252,18 +253,23 @@ struct dp_ctx {
     dp__lane lanes[DP__LANES];
     atomic_uint tags;                    /* how often dp_tag was called */
     _Atomic uint64_t tag[DP__TAG_WORDS]; /* the last one, word by word: see dp/job.h */
+    dp_dev **commed;           /* the devices that lanes were opened for, and as often the host's */
     dp_part *wires;            /* with several processes: room for what they tell each other */
     size_t wire_bytes;         /* on each device */
+    dp_scope *wires_scope;     /* where they lie */
     struct dp__job *job;       /* with several processes; else NULL */
     struct dp__post *post;     /* messages; NULL before the first one */
     dp__lock far_lock;         /* of the next two, while the context is open */
     struct dp__tree *tree;     /* to the other processes, where a launcher named them; else NULL */
     struct dp__mpi_line *line; /* the same, where MPI has brought them together */
+    struct dp__roll *roll;     /* where those that are left meet after a failure; or NULL */
     dp_scope *scopes;          /* live ones without a parent */
     dp_scope *idle;            /* ended ones */
+    dp_scope *lost;            /* ended after the job had failed: see dp/recover.h */
     dp_scope *all_scopes;
     dp__block *all_blocks;
     dp_module *idle_modules; /* destroyed, to be reused */
+    dp_module *over_ranks;   /* wrappers by dp_distributed, the oldest first */
     uint32_t wrappers;       /* how many dp_distributed has made: their numbers */
     uint32_t reducers;       /* the same of reducers that all processes have made */
     atomic_ullong forwards;  /* with a pass, that have returned */
@@ -1562,15 +1568,6 @@ static void *dp__scope_bytes(dp_scope *scope, size_t bytes, size_t align)
     return dp__scope_block(scope, &scope->ctx->host_pool, bytes, &data) == DP_OK ? data : NULL;
 }
 
-/* What lies in it stays where it is until the process ends. */
-DP__MAYBE_UNUSED static void dp__scope_keep(const dp_scope *scope)
-{
-    if (scope->home != NULL)
-        scope->home->kept = true;
-    for (dp__block *block = scope->blocks; block != NULL; block = block->next)
-        block->kept = true;
-}
-
 static void dp__scope_link(dp_scope *scope, dp_scope *parent) /* under the context's lock */
 {
     dp_scope **list = parent != NULL ? &parent->first_child : &scope->ctx->scopes;
@@ -1620,6 +1617,7 @@ static void dp__scopes_reuse(dp_ctx *ctx, dp_scope *parent, dp_scope **out, size
         ctx->idle = out[i]->next;
         dp__scope_link(out[i], parent);
         out[i]->magic = DP__SCOPE_LIVE;
+        out[i]->lost = false;
     }
     dp__lock_leave(&ctx->lock);
 }
@@ -1742,6 +1740,15 @@ static void dp__scope_run_deferred(dp_scope *scope)
     (void)dp__frame_leave(&frame, DP_OK);
 }
 
+/* What it held is forgotten. */
+static void dp__scope_wipe(dp_scope *scope)
+{
+    dp__blocks_wipe(scope->ctx, scope->blocks);
+    dp__blocks_wipe(scope->ctx, scope->home);
+    if (scope->home != NULL)
+        dp__scope_cut_from(scope, scope->home);
+}
+
 /* Ends all that it holds, except the blocks themselves; it has no children any more. When the job
    has failed a device may do what was enqueued at any later time: no memory is touched then. */
 static void dp__scope_empty(dp_scope *scope)
@@ -1753,25 +1760,24 @@ static void dp__scope_empty(dp_scope *scope)
         dp__scope_run_deferred(scope);
     dp__scope_wait_reads(scope);
     scope->magic = 0;
-    if (dp__has_failed(scope->ctx))
-        return;
-    dp__blocks_wipe(scope->ctx, scope->blocks);
-    dp__blocks_wipe(scope->ctx, scope->home);
-    if (scope->home != NULL)
-        dp__scope_cut_from(scope, scope->home);
+    if (!dp__has_failed(scope->ctx))
+        dp__scope_wipe(scope);
 }
 
-/* For reuse; when the job has failed everything is left to dp_close. Under the context's lock. */
+/* For reuse; when the job has failed they are lost. Under the context's lock. */
 static void dp__scopes_give(dp_ctx *ctx, dp_scope *scopes)
 {
-    while (scopes != NULL && !dp__has_failed(ctx)) {
+    dp_scope **list = dp__has_failed(ctx) ? &ctx->lost : &ctx->idle;
+    while (scopes != NULL) {
         dp_scope *scope = scopes;
         scopes = scope->next;
-        dp__blocks_give(scope->blocks);
-        scope->blocks = NULL;
-        scope->replicas = NULL;
-        scope->next = ctx->idle;
-        ctx->idle = scope;
+        if (list == &ctx->idle) {
+            dp__blocks_give(scope->blocks);
+            scope->blocks = NULL;
+            scope->replicas = NULL;
+        }
+        scope->next = *list;
+        *list = scope;
     }
 }
 
@@ -1839,12 +1845,14 @@ static dp_status dp__drain(dp_ctx *ctx, dp_stream *stream, dp_status status)
 }
 
 /* End a temporary scope that work on the compute streams and on `stream` (or NULL) used; NULL is
-   fine. Work that cannot be waited for keeps its memory: the scope is left to dp_close. */
+   fine. Work that cannot be waited for keeps its memory: the scope is lost. */
 DP__APART static dp_status dp__temp_end(dp_scope *temp, dp_stream *stream, dp_status status)
 {
-    if (temp != NULL)
-        status = dp__drain(temp->ctx, stream, status);
-    if (dp_status_class(status) != DP_CLASS_JOB)
+    if (temp == NULL)
+        return status;
+    status = dp__drain(temp->ctx, stream, status);
+    temp->lost = dp_status_class(status) == DP_CLASS_JOB;
+    if (!temp->lost)
         dp__scope_end(temp);
     return status;
 }

@@ -52,7 +52,9 @@ typedef struct dp__unit_share {
 } dp__unit_share;
 
 struct dp__distributed {
+    dp_distributed_config config;
     dp_reducer *reducer;
+    dp_scope *reducer_scope;
     dp_reduction reduction;
     dp_buffer_sync buffers;
     bool log_unused;
@@ -1022,7 +1024,8 @@ static dp_status dp__distributed_make(const char *fn, dp_module *module,
     if (face->ranks == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for a wrapper", fn);
     *face->ranks =
-        (dp__distributed){.reduction = config->reduction != 0 ? config->reduction : DP_MEAN_RANKS,
+        (dp__distributed){.config = *config,
+                          .reduction = config->reduction != 0 ? config->reduction : DP_MEAN_RANKS,
                           .buffers = config->buffers,
                           .log_unused = config->log_unused,
                           .number = ++face->ctx->wrappers,
@@ -1110,6 +1113,21 @@ static dp_status dp__distributed_alike(const char *fn, dp_scope *temp, const dp_
     return dp__lines_compare(&ranges, dp__ranges_lines(&ranges, wrapper->face));
 }
 
+/* For as long as the job lasts. */
+static dp_status dp__distributed_reducer(const char *fn, const dp__face *face,
+                                         const dp_reducer_config *config,
+                                         const dp__wrapped *wrapped, dp_status status)
+{
+    dp__distributed *ranks = face->ranks;
+    if (status == DP_OK && ranks->reducer_scope == NULL) {
+        ranks->reducer_scope = dp__scope_try_open(fn, face->ctx, face->scope);
+        status = ranks->reducer_scope != NULL ? DP_OK : DP_ERR_NO_MEMORY;
+    }
+    DP_TRY(dp__shared_failure(face->ctx, status));
+    return dp__reducer_create(fn, face->ctx, config, wrapped, ranks->reducer_scope,
+                              &ranks->reducer);
+}
+
 static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module *wrapper,
                                       const dp_distributed_config *config)
 {
@@ -1121,12 +1139,35 @@ static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module 
         status = dp__replicas_send(face, DP__BUFFERS, face->count);
     if (status == DP_OK && face->ctx->info.process_count > 1)
         status = dp__ranks_start(fn, face, temp);
-    DP_TRY(dp__shared_failure(face->ctx, status));
-    DP_TRY(
-        dp__reducer_create(fn, face->ctx, &reducer, &wrapped, face->scope, &face->ranks->reducer));
+    DP_TRY(dp__distributed_reducer(fn, face, &reducer, &wrapped, status));
     return config->share_params && face->ctx->info.process_count > 1
                ? dp__params_share(fn, temp, wrapper)
                : DP_OK;
+}
+
+/* After a failure, with the processes that are left: as if it had just been made, but that each has
+   the numbers that it has. */
+static dp_status dp__distributed_return(const char *fn, dp_module *wrapper)
+{
+    dp__face *face = wrapper->face;
+    dp__distributed *ranks = face->ranks;
+    dp_reducer_config reducer = dp__distributed_rules(face, &ranks->config);
+    dp__wrapped wrapped = {0};
+    dp_scope *temp = NULL;
+    dp__scope_end(ranks->reducer_scope);
+    ranks->reducer_scope = NULL;
+    ranks->reducer = NULL;
+    ranks->zeroed = UINT64_MAX;
+    ranks->met = DP__MET_NOBODY;
+    ranks->reduced = ranks->owes = false;
+    ranks->buffers_apart = true;
+    dp_status status = dp__temp_begin(face->ctx, &temp);
+    if (status == DP_OK)
+        status = dp__units_config(face, temp, &reducer, &wrapped);
+    if (status == DP_OK)
+        status = dp__grads_zero(wrapper);
+    status = dp__distributed_reducer(fn, face, &reducer, &wrapped, status);
+    return dp__temp_end(temp, NULL, status);
 }
 
 /* `status`: whether there is a wrapper here. */
@@ -1151,10 +1192,12 @@ static dp_status dp__distribute(const char *fn, dp_module *module,
     dp_module *wrapper = NULL;
     dp_status status = dp__distributed_make(fn, module, config, &wrapper);
     status = dp__distributed_meet(fn, module, wrapper, config, status);
-    if (status == DP_OK)
+    if (status == DP_OK) {
+        dp__wrapper_list(wrapper);
         *out = wrapper;
-    else if (wrapper != NULL)
+    } else if (wrapper != NULL) {
         dp__module_end(wrapper);
+    }
     return status;
 }
 
@@ -1452,6 +1495,7 @@ static dp_status dp__module_stretches(dp_module *module)
     module->stretch_count = dp__stretches_find(module, params, all);
     dp__stretches_number(all, module->stretch_count, numbers);
     module->stretches = all;
+    module->stretched_for = module->ctx->info.recoveries;
     return DP_OK;
 }
 
@@ -1460,7 +1504,7 @@ DP_API dp_status dp_module_stretches(dp_module *module, const dp_stretch **out, 
     DP_TRY(dp__check_unshared(__func__, module));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     DP_TRY(dp__check_pointer(__func__, "out_count", out_count));
-    if (module->stretches == NULL)
+    if (module->stretches == NULL || module->stretched_for != module->ctx->info.recoveries)
         DP_TRY(dp__leave(__func__, module->ctx, dp__module_stretches(module)));
     *out = module->stretches;
     *out_count = module->stretch_count;

@@ -39,22 +39,11 @@ typedef struct dp__group {
     dp_ctx *made;
 } dp__group;
 
-/* What the user says, or what a connection to another machine comes from. */
-static dp_status dp__group_host(const dp_ctx *ctx, char *text, size_t room)
-{
-    dp__launch own = {.name = "group"};
-    DP_TRY(dp__launch_interface(&own));
-    snprintf(text, room, "%s", own.own);
-    for (int i = 0; i < ctx->tree->link_count && text[0] == '\0'; i++)
-        dp__os_host_of(ctx->tree->links[i].fd, true, text, room);
-    return DP_OK;
-}
-
 static dp_status dp__group_card_make(const dp__group *group, dp__group_card *out)
 {
     *out = (dp__group_card){.group = group->number, .machine = dp__os_machine()};
     if (group->ctx->tree != NULL)
-        DP_TRY(dp__group_host(group->ctx, out->host, sizeof out->host));
+        DP_TRY(dp__far_host(group->ctx->tree, out->host, sizeof out->host));
     if (group->number < 0 || dp__os_secret((uint64_t *)&out->secret, sizeof out->secret))
         return DP_OK;
     return dp_error(DP_ERR_UNSUPPORTED,

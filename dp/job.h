@@ -167,7 +167,13 @@ enum {
     DP__LAST_BYTES = DP__WORDS_BYTES + 224
 };
 
-typedef enum dp__presence { DP__OUTSIDE, DP__INSIDE, DP__LEFT, DP__DEAD } dp__presence;
+typedef enum dp__presence {
+    DP__OUTSIDE,
+    DP__INSIDE,
+    DP__LEFT,
+    DP__DEAD,
+    DP__MOVED /* it is in a job that was made of this one: see dp/recover.h */
+} dp__presence;
 
 typedef struct dp__track {                       /* of a lane */
     _Alignas(128) atomic_uint begun;             /* neighbours of a line are fetched with it */
@@ -247,6 +253,7 @@ typedef struct dp__job {
     char why[200];     /* and why */
     size_t each;       /* bytes of a process behind the board: its entries, and its lines */
     const dp__mail *mail;
+    struct dp__job *before; /* see dp__roll */
     dp__ring rings[DP__LANES];
 } dp__job;
 
@@ -1403,10 +1410,24 @@ static dp_status dp__job_seat(dp__job *job, bool one_machine, const dp__desk_siz
 
 /* Others may still read what this process has begun: the memory is theirs too. A child of fork has
    it from its parent. */
-static void dp__job_close(dp_ctx *ctx)
+static void dp__job_close(dp__job *job)
 {
-    if (ctx->job != NULL)
-        dp__os_shared_close(&ctx->job->shared);
+    if (job != NULL)
+        dp__os_shared_close(&job->shared);
+}
+
+/* Nobody uses it any more. */
+static void dp__job_free(dp__job *job)
+{
+    if (job == NULL)
+        return;
+    const dp_host *host = &job->ctx->host;
+    if (job->shared.data == NULL)
+        dp__host_free(host, job->board);
+    dp__job_close(job);
+    dp__host_free(host, job->cards);
+    dp__host_free(host, job->firsts);
+    dp__host_free(host, job);
 }
 
 #endif /* DP__ROOMS */

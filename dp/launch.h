@@ -17,6 +17,8 @@
      >>connecting how a process finds another one
      >>meeting    from the environment to a tree
      >>world      what a context knows of its other processes
+     >>roll       who is left after a failure
+     >>calling    how they find out
      >>spawn      processes without a launcher
 */
 
@@ -1097,6 +1099,10 @@ static dp_status dp__tree_listen(dp__tree *tree, int *out_process)
     return status;
 }
 
+typedef struct dp__roll dp__roll; /* see >>roll */
+
+static void dp__roll_unlisten(dp__roll *roll);
+
 /* A child of fork may outlive its parent's context, and the address is not its own. */
 static void dp__tree_unclaim(dp__tree *tree)
 {
@@ -1124,6 +1130,7 @@ static void dp__in_child(void)
         if (ctx == NULL)
             continue;
         dp__tree_unclaim(ctx->tree);
+        dp__roll_unlisten(ctx->roll);
         dp__unbind_child(ctx);
     }
 }
@@ -1175,6 +1182,7 @@ enum {
     DP__PEER_NS = 400,   /* else for each of them so long passes; a look at one takes 50 to 100 */
     DP__PENDING_MS = 5000,
     DP__QUIET_MS = 500,
+    DP__CALL_LOOK_MS = 10, /* so often a roll call looks who has died */
     DP__SAID_BYTES = 320
 };
 
@@ -1211,11 +1219,13 @@ typedef struct dp__server {
     int pending_count, pending_capacity;
     dp__os_watch *watch;
     uint64_t opened_ns, until_ns;
-    uint64_t quiet_ns;         /* until then a number may come twice */
-    uint64_t peers_ns;         /* not before then are the peers looked at again */
-    bool raised;               /* the limit of open files */
-    bool full;                 /* nobody is accepted before those that are pending are gone */
-    int rejected;              /* connections without the right proof */
+    uint64_t quiet_ns; /* until then a number may come twice */
+    uint64_t peers_ns; /* not before then are the peers looked at again */
+    bool raised;       /* the limit of open files */
+    bool full;         /* nobody is accepted before those that are pending are gone */
+    int rejected;      /* connections without the right proof */
+    bool (*hear)(void *user, int peer, int fd); /* of a roll call: false: it has gone again */
+    void *user;
     char said[DP__SAID_BYTES]; /* why the last process was refused */
 } dp__server;
 
@@ -1279,8 +1289,8 @@ static bool dp__server_admits(dp__server *server, const dp__join_request *reques
     else if (request->process_count != server->process_count)
         snprintf(said, DP__SAID_BYTES, "process %d counts %d processes, process %d counts %d", who,
                  (int)request->process_count, server->process, server->process_count);
-    else if (who == server->process ||
-             (peer >= 0 && peer < server->peer_count && server->peers[peer].taken))
+    else if (who == server->process || (peer >= 0 && peer < server->peer_count &&
+                                        server->peers[peer].taken && server->hear == NULL))
         return dp__server_twice(server, who);
     else if (who < server->process || peer >= server->peer_count ||
              (!server->all && dp__parent(who) != server->process))
@@ -1316,12 +1326,22 @@ static dp__heard dp__pending_hear(const dp__server *server, dp__pending *pending
     return pending->request.magic == DP__JOIN_MAGIC ? DP__REQUESTED : DP__NOISE;
 }
 
+/* It may come again. */
+static void dp__server_let_go(dp__server *server, dp__peer *peer)
+{
+    dp__os_close(peer->fd);
+    *peer = (dp__peer){.fd = -1};
+    server->taken--;
+}
+
 /* The connection belongs to the peer from now on, or to the tree. The first process to arrive has
    waited longest: all have the time that it has left. */
 static void dp__server_add(dp__server *server, const dp__pending *pending)
 {
     dp__peer *peer = &server->peers[pending->request.process - server->process - 1];
     uint64_t until = dp__os_after_ms(pending->request.patience_ms);
+    if (peer->taken) /* it has begun anew */
+        dp__server_let_go(server, peer);
     peer->taken = true;
     if (server->all)
         peer->fd = pending->fd;
@@ -1525,6 +1545,11 @@ static dp_status dp__server_receive(dp__server *server, int place)
 {
     dp__note note, here = {DP__NOTE_MAGIC, DP__HERE, DP_OK, 0, 0};
     dp__peer *peer = &server->peers[place];
+    if (server->hear != NULL) {
+        if (!server->hear(server->user, place, peer->fd))
+            dp__server_let_go(server, peer);
+        return DP_OK;
+    }
     uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS);
     bool sound = dp__wire_receive(peer->fd, &note, sizeof note, until_ns) == DP_OK &&
                  server->welcomed && dp__note_is_sound(&note);
@@ -1586,7 +1611,9 @@ static int dp__server_patience(const dp__server *server)
 {
     bool quiet = !server->welcomed && server->taken == server->expected;
     int ms = dp__os_ms_until(quiet ? server->quiet_ns : server->until_ns);
-    int most = server->full ? DP__QUIET_MS : DP__PENDING_MS;
+    int most = server->full           ? DP__QUIET_MS
+               : server->hear != NULL ? DP__CALL_LOOK_MS
+                                      : DP__PENDING_MS;
     return ms < most ? ms : most;
 }
 
@@ -1600,7 +1627,8 @@ static dp_status dp__server_look(dp__server *server)
     int peer_count = rest_ms == 0 ? dp__server_watch(server, peers) : 0;
     dp__os_watch *pending = peers + peer_count;
     watch[0] = (dp__os_watch){.fd = server->full ? -1 : server->listener, .events = POLLIN};
-    watch[1] = (dp__os_watch){.fd = server->full ? -1 : server->tree->claim, .events = POLLIN};
+    watch[1] = (dp__os_watch){.fd = server->full || server->tree == NULL ? -1 : server->tree->claim,
+                              .events = POLLIN};
     for (int i = 0; i < server->pending_count; i++)
         pending[i] = (dp__os_watch){.fd = server->pending[i].fd, .events = POLLIN};
     dp__os_poll(watch, 2 + peer_count + server->pending_count,
@@ -2217,6 +2245,18 @@ static bool dp__far_send(dp_ctx *ctx, const dp__letter *letter)
     return some;
 }
 
+/* What other machines find this process by: what the user says, or what a connection to one comes
+   from; "": nothing is known. */
+static dp_status dp__far_host(const dp__tree *tree, char *text, size_t room)
+{
+    dp__launch own = {.name = "far"};
+    DP_TRY(dp__launch_interface(&own));
+    snprintf(text, room, "%s", own.own);
+    for (int i = 0; tree != NULL && i < tree->link_count && text[0] == '\0'; i++)
+        dp__os_host_of(tree->links[i].fd, true, text, room);
+    return DP_OK;
+}
+
 static const dp__mail dp__far_mail = {dp__far_hear, dp__far_tell, dp__far_send};
 
 static void dp__far_begin(dp_ctx *ctx, dp__tree *tree, dp__mpi_line *line)
@@ -2347,6 +2387,499 @@ DP__COLD static dp_status dp__find_neighbours(const dp_bootstrap *boot, const dp
     dp__os_free(all, 0, NULL);
     if (launch->local_count > 0)
         out->machine = (dp__share){launch->local, launch->local_count};
+    return status;
+}
+
+/* ==== >>roll ===================================================================================
+   Who is left after a failure. Every process keeps a port open from the start, where nothing
+   happens until then: as long as it can be connected to, its process is there. The first process
+   that is left leads. The others connect to it, one after another in the order of their numbers
+   until one is there, and wait. It connects to those that have not come: who refuses has died. Then
+   it says who is left, and with which key they meet as they did at first.
+
+   Who cannot be reached may be alive on another side of the network, and find others there. So only
+   a side goes on that is more than half of the job, or the half with its first process. Where all
+   share a machine it is certain who is gone, and who is gone counts on no side; but for those that
+   have gone on without this process, and may be done by now.
+
+   A leader may die while it says who is left. What some have heard by then may have become the job,
+   or not: whoever leads next needs to be more than half of that, too.                            */
+
+enum {
+    DP__ROLL_MAGIC = 0x3170726c,
+    DP__REACH_MS = 1500, /* who does not answer by then cannot be reached */
+    DP__ANSWER_MS = 200  /* before those that wait go on to another one */
+};
+
+typedef struct dp__seat { /* of a process, for as long as it lives */
+    uint64_t machine, port;
+    dp__key key;
+    char host[DP__PLACE_BYTES]; /* its address for other machines; "": not known */
+} dp__seat;
+_Static_assert(sizeof(dp__seat) == 96, "what travels has no gaps");
+
+enum { DP__MEMBER = 1, DP__OFFERED = 2 }; /* of a roster, by seat */
+
+typedef struct dp__roster { /* who the job is, and who it is to be */
+    uint64_t ballot, offer; /* numbers that grow; offer 0: nothing is offered */
+    unsigned char *seats;
+} dp__roster;
+
+typedef enum dp__fate { DP__AWAITED, DP__CAME, DP__DIED, DP__UNREACHED } dp__fate;
+
+struct dp__roll {
+    dp__launch launch;
+    int own, count; /* seats: processes are numbered as they were at first */
+    int listener;
+    dp__os_address at;
+    dp__seat *seats;
+    dp__roster job, heard; /* what this process knows; and what those that have come know */
+    dp__fate *fates;
+    int *probes; /* connections to those that have not come; -1: none */
+    size_t bytes;
+    struct dp__job *before; /* the jobs that were: their memory may be in use */
+};
+
+static void dp__roll_unlisten(dp__roll *roll)
+{
+    if (roll == NULL)
+        return;
+    dp__os_close(roll->listener);
+    roll->listener = -1;
+}
+
+static void dp__roll_close(dp__roll *roll)
+{
+    dp__roll_unlisten(roll);
+    if (roll != NULL)
+        dp__os_free(roll, roll->bytes, NULL);
+}
+
+/* One piece of memory: a process without any still has to find out who is left. */
+static dp__roll *dp__roll_make(int own, int count)
+{
+    size_t seats = (size_t)count;
+    size_t bytes = sizeof(dp__roll) +
+                   seats * (sizeof(dp__seat) + sizeof(dp__fate) + sizeof(int) + 2);
+    dp__roll *roll = dp__os_alloc(bytes, _Alignof(max_align_t), NULL);
+    if (roll == NULL)
+        return NULL;
+    memset(roll, 0, bytes);
+    roll->bytes = bytes;
+    roll->own = own;
+    roll->count = count;
+    roll->listener = -1;
+    roll->seats = (dp__seat *)(roll + 1);
+    roll->fates = (dp__fate *)(roll->seats + count);
+    roll->probes = (int *)(roll->fates + count);
+    roll->job.seats = (unsigned char *)(roll->probes + count);
+    roll->heard.seats = roll->job.seats + count;
+    memset(roll->job.seats, DP__MEMBER, seats);
+    return roll;
+}
+
+/* A port of its own, which only its machine can reach if all processes are there. */
+static dp_status dp__roll_listen(dp__roll *roll, bool far)
+{
+    dp__server server = {.launch = &roll->launch, .process = roll->own, .listener = -1};
+    snprintf(roll->launch.host, DP__HOST_BYTES, "%s", far ? "0.0.0.0" : "127.0.0.1");
+    if (far) {
+        DP_TRY(dp__launch_ports(&roll->launch));
+        DP_TRY(dp__launch_interface(&roll->launch));
+    }
+    DP_TRY(dp__listen_within(&server, &roll->launch));
+    roll->listener = server.listener;
+    roll->at = server.at;
+    return DP_OK;
+}
+
+static dp_status dp__roll_seat(dp__roll *roll, const dp__tree *tree, bool far)
+{
+    dp__seat *seat = &roll->seats[roll->own];
+    seat->machine = dp__os_machine();
+    if (far)
+        DP_TRY(dp__far_host(tree, seat->host, sizeof seat->host));
+    if (!dp__os_secret((uint64_t *)&seat->key, sizeof seat->key))
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "the system has no random numbers for the secret of a job: neither "
+                        "getentropy nor /dev/urandom gives any");
+    DP_TRY(dp__roll_listen(roll, far));
+    seat->port = (uint64_t)dp__os_port(roll->listener);
+    return DP_OK;
+}
+
+/* A process whose connections all stay inside its machine has the address of another one there; "":
+   there is none. */
+static const char *dp__seat_address(const dp__roll *roll, int seat)
+{
+    const char *host = roll->seats[seat].host;
+    for (int s = 0; s < roll->count && host[0] == '\0'; s++)
+        if (roll->seats[s].machine == roll->seats[seat].machine)
+            host = roll->seats[s].host;
+    return host;
+}
+
+/* From here. */
+static const char *dp__seat_host(const dp__roll *roll, int seat)
+{
+    bool near = roll->seats[seat].machine == roll->seats[roll->own].machine;
+    return near ? "127.0.0.1" : dp__seat_address(roll, seat);
+}
+
+/* While a context opens. It is closed with the context, however that goes. */
+static dp_status dp__roll_open(const dp_bootstrap *boot, bool far, dp__roll **out)
+{
+    bool by_tree = boot->all_gather == dp__tree_all_gather;
+    if (dp__backend_mpi != NULL && boot->all_gather == dp__backend_mpi->all_gather)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "config.recovers: MPI has brought the processes together, and it ends them "
+                        "all when one of them dies");
+    *out = dp__roll_make(boot->process, boot->process_count);
+    if (*out == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", boot->process_count);
+    return dp__roll_seat(*out, by_tree ? boot->user : NULL, far);
+}
+
+/* The first one's key becomes that of all. */
+static dp_status dp__roll_meet(const dp_bootstrap *boot, dp__roll *roll)
+{
+    const dp__seat own = roll->seats[roll->own];
+    DP_TRY(dp__boot_gather(boot, &own, roll->seats, sizeof own));
+    roll->launch.key = roll->seats[0].key;
+    for (int s = 0; s < roll->count; s++)
+        if (dp__seat_host(roll, s)[0] == '\0')
+            return dp_error(DP_ERR_UNSUPPORTED,
+                            "config.recovers: the processes are on several machines and have met "
+                            "by a bootstrap of yours, so that no address of process %d is known: "
+                            "set DP_INTERFACE",
+                            s);
+    return DP_OK;
+}
+
+/* The number of a seat's process in a roster. */
+static int dp__seat_number(const dp__roster *roster, int seat, unsigned char mark)
+{
+    int number = 0;
+    for (int s = 0; s < seat; s++)
+        number += (roster->seats[s] & mark) != 0;
+    return number;
+}
+
+/* ==== >>calling ==================================================================================
+   The roll is called: this process leads, or another one does.                                   */
+
+typedef struct dp__tally { /* of the leader: who is left; or why this process is not */
+    uint32_t magic;
+    int32_t status, leader, far;
+    uint64_t number, port;
+    dp__key key;
+    char text[DP__SAID_BYTES];
+} dp__tally;
+
+typedef struct dp__calling {
+    dp__roll *roll;
+    const dp__job *job; /* whose board says who has left in good order */
+    dp__server server;
+    uint64_t begun_ns, until_ns;
+    dp__tally tally;
+} dp__calling;
+
+/* So that the leader is process 0, as a server wants it. */
+static int dp__seat_place(const dp__roll *roll, int seat, int leader)
+{
+    return (seat - leader + roll->count) % roll->count;
+}
+
+static bool dp__is_member(const dp__roll *roll, int seat)
+{
+    return (roll->job.seats[seat] & DP__MEMBER) != 0;
+}
+
+/* It has ended, if that is certain, and not somewhere else. */
+static dp__fate dp__fate_of_gone(const dp__calling *calling, int seat)
+{
+    const dp__job *job = calling->job;
+    int process = dp__seat_number(&calling->roll->job, seat, DP__MEMBER);
+    bool seen = job->shared.data != NULL;
+    bool moved = atomic_load(&dp__progress_of(job, process)->presence) == DP__MOVED;
+    return seen && !moved ? DP__DIED : DP__UNREACHED;
+}
+
+static void dp__probe_end(dp__calling *calling, int seat, dp__fate fate)
+{
+    dp__roll *roll = calling->roll;
+    dp__os_close(roll->probes[seat]);
+    roll->probes[seat] = -1;
+    roll->fates[seat] = fate;
+}
+
+static bool dp__seat_find(const dp__roll *roll, int seat, dp__os_address *out)
+{
+    dp__os_found found;
+    dp__os_look_up(dp__seat_host(roll, seat), (int)roll->seats[seat].port, AI_NUMERICHOST, &found);
+    *out = found.list[0];
+    return found.count > 0;
+}
+
+/* Whether its process is there. A connection that stands is kept: it ends with its process. */
+static void dp__seat_probe(dp__calling *calling, int seat)
+{
+    dp__roll *roll = calling->roll;
+    dp__os_address at;
+    char none;
+    bool late = dp__os_now_ns() - calling->begun_ns > DP__REACH_MS * (uint64_t)1000000;
+    if (roll->probes[seat] < 0) {
+        int fd = dp__seat_find(roll, seat, &at) ? dp__os_connect(&at) : -1;
+        roll->probes[seat] = fd < 0 ? -1 : fd;
+        if (fd == DP__OS_REFUSED)
+            roll->fates[seat] = dp__fate_of_gone(calling, seat);
+        else if (fd < 0 && late)
+            roll->fates[seat] = DP__UNREACHED;
+        return;
+    }
+    dp__os_watch watch = {.fd = roll->probes[seat], .events = POLLOUT};
+    if (dp__os_poll(&watch, 1, 0) == 0) {
+        if (late)
+            dp__probe_end(calling, seat, DP__UNREACHED);
+        return;
+    }
+    int how = dp__os_connection(roll->probes[seat]);
+    if (how == DP__OS_REFUSED || (how == 0 && dp__os_receive(watch.fd, &none, 1) < 0))
+        dp__probe_end(calling, seat, dp__fate_of_gone(calling, seat));
+    else if (how != 0)
+        dp__probe_end(calling, seat, DP__UNREACHED);
+}
+
+/* The newest roster that is somebody's job, and the newest offer after it. */
+static void dp__roster_hear(dp__roll *roll, const dp__roster *other)
+{
+    dp__roster *heard = &roll->heard;
+    bool newer = other->ballot > heard->ballot, offered = other->offer > heard->offer;
+    for (int s = 0; s < roll->count; s++) {
+        if (newer)
+            heard->seats[s] =
+                (unsigned char)((heard->seats[s] & ~DP__MEMBER) | (other->seats[s] & DP__MEMBER));
+        if (offered)
+            heard->seats[s] =
+                (unsigned char)((heard->seats[s] & ~DP__OFFERED) | (other->seats[s] & DP__OFFERED));
+    }
+    heard->ballot = newer ? other->ballot : heard->ballot;
+    heard->offer = offered ? other->offer : heard->offer;
+}
+
+/* One that has come says what it knows, once; nothing more comes from it. */
+static bool dp__calling_hear(void *user, int peer, int fd)
+{
+    dp__calling *calling = user;
+    dp__roll *roll = calling->roll;
+    int seat = (roll->own + peer + 1) % roll->count;
+    uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS), numbers[2];
+    dp__roster said = {.seats = dp__os_alloc((size_t)roll->count, 1, NULL)};
+    bool there = said.seats != NULL && roll->fates[seat] != DP__CAME &&
+                 dp__wire_receive(fd, numbers, sizeof numbers, until_ns) == DP_OK &&
+                 dp__wire_receive(fd, said.seats, (size_t)roll->count, until_ns) == DP_OK;
+    roll->fates[seat] = there ? DP__CAME : DP__AWAITED;
+    if (there) {
+        dp__probe_end(calling, seat, DP__CAME);
+        said.ballot = numbers[0];
+        said.offer = numbers[1];
+        dp__roster_hear(roll, &said);
+    }
+    dp__os_free(said.seats, (size_t)roll->count, NULL);
+    return there;
+}
+
+/* Those that have come get an answer before their patience is over. */
+static bool dp__calling_waits(const dp__calling *calling)
+{
+    bool waits = false;
+    for (int s = 0; s < calling->roll->count && !waits; s++)
+        waits = dp__is_member(calling->roll, s) && calling->roll->fates[s] == DP__AWAITED;
+    return waits && dp__os_ms_until(calling->server.until_ns) > DP__ANSWER_MS;
+}
+
+/* Whether those that have come may speak for all of a roster. */
+static bool dp__has_majority(const dp__roll *roll, unsigned char mark)
+{
+    int came = 0, alive = 0, first = -1;
+    for (int s = 0; s < roll->count; s++) {
+        if ((roll->heard.seats[s] & mark) == 0 || roll->fates[s] == DP__DIED)
+            continue;
+        first = first >= 0 ? first : s;
+        alive++;
+        came += roll->fates[s] == DP__CAME;
+    }
+    return 2 * came > alive || (2 * came == alive && first >= 0 && roll->fates[first] == DP__CAME);
+}
+
+/* "processes 3 and 4 of 5" */
+static dp_status dp__no_majority(const dp__roll *roll)
+{
+    int came = 0, missing = 0, one = -1;
+    for (int s = 0; s < roll->count; s++) {
+        bool member = (roll->heard.seats[s] & DP__MEMBER) != 0 && roll->fates[s] != DP__DIED;
+        came += member && roll->fates[s] == DP__CAME;
+        missing += member && roll->fates[s] != DP__CAME;
+        one = member && roll->fates[s] != DP__CAME && one < 0 ? s : one;
+    }
+    return dp_error(DP_ERR_TIMEOUT,
+                    "of the processes that may be alive only %d came and %d did not, process %d "
+                    "among them: those may have gone on, so these cannot",
+                    came, missing, one >= 0 ? dp__seat_number(&roll->heard, one, DP__MEMBER) : one);
+}
+
+/* What is offered to all that have come and are of the job. */
+static dp_status dp__tally_make(dp__calling *calling)
+{
+    dp__roll *roll = calling->roll;
+    dp__tally *tally = &calling->tally;
+    *tally = (dp__tally){.magic = DP__ROLL_MAGIC, .leader = roll->own};
+    bool offers = roll->heard.offer > roll->heard.ballot;
+    uint64_t newest = offers ? roll->heard.offer : roll->heard.ballot;
+    if ((roll->heard.seats[roll->own] & DP__MEMBER) == 0)
+        return dp_error(DP_ERR_TIMEOUT, "the others have gone on without this process");
+    if (!dp__has_majority(roll, DP__MEMBER) || (offers && !dp__has_majority(roll, DP__OFFERED)))
+        return dp__no_majority(roll);
+    uint64_t machine = roll->seats[roll->own].machine;
+    for (int s = 0; s < roll->count; s++) {
+        bool joins = (roll->heard.seats[s] & DP__MEMBER) != 0 && roll->fates[s] == DP__CAME;
+        roll->job.seats[s] =
+            (unsigned char)((roll->job.seats[s] & DP__MEMBER) | (joins ? DP__OFFERED : 0));
+        tally->far = tally->far || (joins && roll->seats[s].machine != machine);
+    }
+    tally->number = roll->job.offer = newest + 1;
+    if (!dp__os_secret((uint64_t *)&tally->key, sizeof tally->key))
+        return dp_error(DP_ERR_UNSUPPORTED, "the system has no random numbers for a secret");
+    return DP_OK;
+}
+
+static void dp__tally_send(const dp__calling *calling, dp_status status)
+{
+    const dp__roll *roll = calling->roll;
+    for (int i = 0; i < calling->server.peer_count; i++) {
+        const dp__peer *peer = &calling->server.peers[i];
+        int seat = (roll->own + i + 1) % roll->count;
+        uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS);
+        dp__tally own = calling->tally;
+        if (peer->fd < 0)
+            continue;
+        if (status != DP_OK || (roll->job.seats[seat] & DP__OFFERED) == 0) {
+            own.status = (int32_t)(status != DP_OK ? status : DP_ERR_TIMEOUT);
+            snprintf(own.text, sizeof own.text, "%.300s",
+                     status != DP_OK ? dp_last_error()
+                                     : "the others have gone on without this process");
+        }
+        if (dp__wire_send(peer->fd, &own, sizeof own, until_ns) == DP_OK && own.status == DP_OK)
+            (void)dp__wire_send(peer->fd, roll->job.seats, (size_t)roll->count, until_ns);
+    }
+}
+
+/* As the first of those that are left. */
+static dp_status dp__roll_lead(dp__calling *calling)
+{
+    dp__roll *roll = calling->roll;
+    dp__server *server = &calling->server;
+    *server = (dp__server){.launch = &roll->launch,
+                           .process_count = roll->count,
+                           .all = true,
+                           .key = roll->launch.key,
+                           .listener = roll->listener,
+                           .at = roll->at,
+                           .until_ns = calling->until_ns,
+                           .hear = dp__calling_hear,
+                           .user = calling};
+    roll->launch.numbered = true;
+    roll->fates[roll->own] = DP__CAME;
+    dp_status status = dp__server_open(server);
+    while (status == DP_OK && dp__calling_waits(calling)) {
+        for (int s = 0; s < roll->count; s++)
+            if (dp__is_member(roll, s) && roll->fates[s] == DP__AWAITED)
+                dp__seat_probe(calling, s);
+        status = dp__server_look(server);
+    }
+    for (int s = 0; s < roll->count; s++)
+        if (roll->fates[s] == DP__AWAITED)
+            dp__probe_end(calling, s, DP__UNREACHED);
+    if (status == DP_OK)
+        status = dp__tally_make(calling);
+    dp__tally_send(calling, status);
+    server->listener = -1;
+    dp__server_close(server);
+    return status;
+}
+
+/* The leader's answer. DP_PENDING: it has died, or does not lead. */
+static dp_status dp__tally_take(dp__calling *calling, int fd, uint64_t until_ns)
+{
+    dp__roll *roll = calling->roll;
+    dp__tally *tally = &calling->tally;
+    uint64_t numbers[2] = {roll->job.ballot, roll->job.offer};
+    size_t count = (size_t)roll->count;
+    if (dp__wire_send(fd, numbers, sizeof numbers, until_ns) != DP_OK ||
+        dp__wire_send(fd, roll->job.seats, count, until_ns) != DP_OK ||
+        dp__wire_receive(fd, tally, sizeof *tally, until_ns) != DP_OK ||
+        tally->magic != DP__ROLL_MAGIC)
+        return DP_PENDING;
+    tally->text[sizeof tally->text - 1] = '\0';
+    if (dp__is_failure((dp_status)tally->status))
+        return dp_error((dp_status)tally->status, "%s", tally->text);
+    if (dp__wire_receive(fd, roll->heard.seats, count, until_ns) != DP_OK)
+        return DP_PENDING;
+    for (int s = 0; s < roll->count; s++)
+        roll->job.seats[s] = (unsigned char)((roll->job.seats[s] & DP__MEMBER) |
+                                             (roll->heard.seats[s] & DP__OFFERED));
+    roll->job.offer = tally->number;
+    return DP_OK;
+}
+
+/* DP_PENDING: that one does not lead. It may have been stopped, or compute for long: half of the
+   time that is left is for those after it. */
+static dp_status dp__roll_follow(dp__calling *calling, int leader)
+{
+    const dp__roll *roll = calling->roll;
+    const char *why;
+    dp__os_address at;
+    int patience_ms = dp__os_ms_until(calling->until_ns) / 2;
+    uint64_t until_ns = dp__os_after_ms(patience_ms);
+    dp__join_request request = {.magic = DP__JOIN_MAGIC,
+                                .version = DP_VERSION,
+                                .process = dp__seat_place(roll, roll->own, leader),
+                                .process_count = roll->count,
+                                .patience_ms = (uint32_t)patience_ms};
+    int fd = dp__seat_find(roll, leader, &at) ? dp__os_connect(&at) : -1;
+    dp__os_watch watch = {.fd = fd, .events = POLLOUT};
+    if (fd < 0)
+        return DP_PENDING;
+    dp__os_poll(&watch, 1, patience_ms < DP__REACH_MS ? patience_ms : DP__REACH_MS);
+    dp_status status = DP_PENDING;
+    if (watch.revents != 0 && dp__os_connected(fd) &&
+        dp__handshake(fd, roll->launch.key, &request, until_ns, &why))
+        status = dp__tally_take(calling, fd, until_ns);
+    dp__os_close(fd);
+    return status;
+}
+
+/* One attempt: until it is known who is left, or that it cannot be known. */
+static dp_status dp__roll_call(dp__roll *roll, const dp__job *job, uint64_t until_ns,
+                               dp__tally *out)
+{
+    dp__calling calling = {
+        .roll = roll, .job = job, .begun_ns = dp__os_now_ns(), .until_ns = until_ns};
+    dp_status status = DP_PENDING;
+    roll->heard.ballot = roll->heard.offer = 0;
+    memset(roll->heard.seats, 0, (size_t)roll->count);
+    dp__roster_hear(roll, &roll->job);
+    memcpy(roll->heard.seats, roll->job.seats, (size_t)roll->count);
+    for (int s = 0; s < roll->count; s++) {
+        roll->fates[s] = DP__AWAITED;
+        roll->probes[s] = -1;
+    }
+    for (int s = 0; s < roll->own && status == DP_PENDING; s++)
+        if (dp__is_member(roll, s))
+            status = dp__roll_follow(&calling, s);
+    if (status == DP_PENDING)
+        status = dp__roll_lead(&calling);
+    *out = calling.tally;
     return status;
 }
 

@@ -883,6 +883,36 @@ static void dp__post_close(dp_ctx *ctx)
         ctx->post->carrier->close(ctx->post);
 }
 
+/* What lies in it stays where it is until the process ends. */
+DP__MAYBE_UNUSED static void dp__scope_keep(const dp_scope *scope)
+{
+    if (scope->home != NULL)
+        scope->home->kept = true;
+    for (dp__block *block = scope->blocks; block != NULL; block = block->next)
+        block->kept = true;
+}
+
+static void dp__stages_lose(const dp__parcels *list)
+{
+    for (const dp__parcel *parcel = list->first; parcel != NULL; parcel = parcel->next)
+        if (parcel->stage != NULL)
+            parcel->stage->lost = true;
+}
+
+/* The job has failed, and is made anew: no message of it goes on. */
+static void dp__post_forget(dp_ctx *ctx)
+{
+    dp__post *post = ctx->post;
+    if (post == NULL)
+        return;
+    dp__post_close(ctx);
+    dp__stages_lose(&post->expected);
+    dp__stages_lose(&post->arrived);
+    dp__stages_lose(&post->offered);
+    post->scope->lost = true;
+    ctx->post = NULL;
+}
+
 static dp_status dp__message_check(const char *fn, dp_ctx *ctx, const dp_message *message)
 {
     dp__device *device;

@@ -155,6 +155,7 @@ struct dp_module {
     dp__layout layouts[DP__SORT_COUNT];
     dp_stretch *stretches; /* NULL: nobody has asked yet */
     size_t stretch_count;
+    int stretched_for; /* dp_info.recoveries, of the ranks that share them */
     const void *state;
     dp_status (*replica_create)(const dp_replica_info *info, void **own);
     void (*replica_destroy)(void *own);
@@ -165,8 +166,9 @@ struct dp_module {
     bool partial;     /* mean_grads: a pass with no_sync has left gradients, to be added to */
     int local_rank;
     bool training, ready, announces_changes, packed, mean_grads;
-    dp__face *face;       /* of the library's wrappers */
-    dp__sharing *sharing; /* of a wrapper; NULL: it shares nothing */
+    dp__face *face;             /* of the library's wrappers */
+    dp_module *next_over_ranks; /* see dp_ctx */
+    dp__sharing *sharing;       /* of a wrapper; NULL: it shares nothing */
     dp_module **separate; /* by child of what it wraps: a wrapper, or NULL; NULL: there are none */
 };
 
@@ -1291,8 +1293,28 @@ static void dp__sharing_end(dp_module *wrapper)
     wrapper->sharing = NULL;
 }
 
+/* Those over ranks are made anew after a failure. */
+static void dp__wrapper_list(dp_module *wrapper)
+{
+    dp_module **at = &wrapper->ctx->over_ranks;
+    while (*at != NULL)
+        at = &(*at)->next_over_ranks;
+    *at = wrapper;
+    wrapper->next_over_ranks = NULL;
+}
+
+static void dp__wrapper_unlist(const dp_module *module)
+{
+    dp_module **at = &module->ctx->over_ranks;
+    while (*at != NULL && *at != module)
+        at = &(*at)->next_over_ranks;
+    if (*at != NULL)
+        *at = module->next_over_ranks;
+}
+
 static void dp__module_give_tree(dp_module *module)
 {
+    dp__wrapper_unlist(module);
     for (size_t i = 0; module->separate != NULL && i < module->wraps->child_count; i++)
         if (module->separate[i] != NULL)
             dp__module_give_tree(module->separate[i]);

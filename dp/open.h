@@ -117,7 +117,7 @@ typedef struct dp__hello {   /* what every process tells the others while it ope
     int32_t local_count, process_id;
     int32_t coll;   /* place of the table that it chose; -1: none yet */
     int32_t staged; /* that carries copies in host memory */
-    int32_t shards, reserved;
+    int32_t shards, recovers;
 } dp__hello;
 
 typedef struct dp__meeting { /* the processes of a job */
@@ -147,6 +147,10 @@ static dp_status dp__agree(dp__meeting *meeting, dp_status own)
         if (other->shards != meeting->own.shards)
             return dp_error(DP_ERR_MISMATCH, "dp_open: process %d has %d shards, process %d has %d",
                             boot->process, (int)meeting->own.shards, i, (int)other->shards);
+        if (other->recovers != meeting->own.recovers)
+            return dp_error(
+                DP_ERR_MISMATCH, "dp_open: process %d has config.recovers, process %d has not",
+                other->recovers ? i : boot->process, other->recovers ? boot->process : i);
         if (other->status != DP_OK)
             return dp_error(DP_ERR_REMOTE, "dp_open: process %d of %d failed: %s", i,
                             boot->process_count, dp_status_text((dp_status)other->status));
@@ -178,6 +182,7 @@ static dp_status dp__comm_config(dp_ctx *ctx, const dp__meeting *meeting, dp_com
     dp_dev **local = dp__host_alloc(&ctx->host, 2 * (size_t)count * sizeof *local, sizeof *local);
     if (local == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d devices", count);
+    ctx->commed = local;
     *out =
         (dp_comm_config){.local = local,
                          .local_count = count,
@@ -253,9 +258,9 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
 /* ==== >>opening ================================================================================
    From a config to a context.                                                                   */
 
-static dp_status dp__open_local(dp_ctx *ctx, const dp__meeting *meeting)
+/* Where this process is among all. */
+static void dp__place_set(dp_ctx *ctx, const dp__meeting *meeting)
 {
-    int place = 0, available = 0;
     ctx->info.coll_backend = "none";
     ctx->info.launcher = meeting->launcher;
     ctx->info.machine_process = meeting->near.machine.place;
@@ -263,6 +268,12 @@ static dp_status dp__open_local(dp_ctx *ctx, const dp__meeting *meeting)
     ctx->info.machine = meeting->near.machines.place;
     ctx->info.machine_count = meeting->near.machines.count;
     ctx->info.process = ctx->config.bootstrap.process;
+}
+
+static dp_status dp__open_local(dp_ctx *ctx, const dp__meeting *meeting)
+{
+    int place = 0, available = 0;
+    dp__place_set(ctx, meeting);
     if (ctx->info.machine_process == 0)
         DP_TRY(dp__trace_make(ctx->info.process));
     DP_TRY(dp__resolve_numbers(ctx, meeting->near.cores));
@@ -301,6 +312,14 @@ static dp_ctx *dp__ctx_new(const dp_config *config)
     return ctx;
 }
 
+/* What a failure of the job will need. */
+static dp_status dp__open_roll(dp_ctx *ctx, dp__meeting *meeting)
+{
+    const dp_bootstrap *boot = meeting->boot;
+    DP_TRY(dp__agree(meeting, dp__roll_open(boot, !dp__one_machine(meeting), &ctx->roll)));
+    return dp__agree(meeting, dp__roll_meet(boot, ctx->roll));
+}
+
 static dp_status dp__open_ctx(const dp_config *config, dp__meeting *meeting, dp_ctx **out)
 {
     dp_ctx *ctx = dp__ctx_new(config);
@@ -312,6 +331,8 @@ static dp_status dp__open_ctx(const dp_config *config, dp__meeting *meeting, dp_
     }
     if (status == DP_OK)
         status = dp__job_open(ctx, others);
+    if (status == DP_OK && others != NULL && config->recovers)
+        status = dp__open_roll(ctx, others);
     if (status == DP_OK && !dp__live_swap(NULL, ctx))
         status =
             dp_error(DP_ERR_UNSUPPORTED, "dp_open: more than %d contexts at once", DP__LIVE_MAX);
@@ -341,32 +362,45 @@ static dp_status dp__check_config(const dp_config *config)
                         boot->process_count);
     if (boot->all_gather != NULL && config->local_only)
         return dp_error(DP_ERR_INVALID, "dp_open: local_only is set, and bootstrap is given");
+    if (config->recovers && config->shards > 0)
+        return dp_error(DP_ERR_INVALID,
+                        "dp_open: recovers is set, and shards are as many in each process, however "
+                        "many are left");
     return DP_OK;
 }
 
-/* Meet the other processes, and find out which of them are near. If something goes wrong before
-   that, they notice that this one is missing; if later, they are told. */
-static dp_status dp__open_job(const dp_config *config, const dp__launch *launch, dp_ctx **out)
+/* Find out which of the other processes are near. Its `all` is to be freed. */
+static dp_status dp__meeting_make(const dp_config *config, const dp__launch *launch,
+                                  dp__meeting *out)
 {
     const dp_bootstrap *boot = &config->bootstrap;
-    dp__meeting meeting = {.boot = boot,
-                           .own = {.machine = dp__os_machine(),
-                                   .process_id = dp__os_process_id(),
-                                   .epoch = dp__os_wall_ns(),
-                                   .version = DP_VERSION,
-                                   .coll = -1,
-                                   .shards = config->shards},
-                           .launcher = launch->name,
-                           .near = {{0, 1}, {0, 1}, {0, 1}}};
+    *out = (dp__meeting){.boot = boot,
+                         .own = {.machine = dp__os_machine(),
+                                 .process_id = dp__os_process_id(),
+                                 .epoch = dp__os_wall_ns(),
+                                 .version = DP_VERSION,
+                                 .coll = -1,
+                                 .shards = config->shards,
+                                 .recovers = config->recovers},
+                         .launcher = launch->name,
+                         .near = {{0, 1}, {0, 1}, {0, 1}}};
     if (boot->all_gather == NULL || boot->process_count == 1)
-        return dp__open_ctx(config, &meeting, out);
+        return DP_OK;
     /* not by the allocator's hooks: a process without memory still has to say so */
-    meeting.all =
-        dp__os_alloc((size_t)boot->process_count * sizeof *meeting.all, _Alignof(dp__hello), NULL);
-    if (meeting.all == NULL)
+    out->all =
+        dp__os_alloc((size_t)boot->process_count * sizeof *out->all, _Alignof(dp__hello), NULL);
+    if (out->all == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d processes",
                         boot->process_count);
-    dp_status status = dp__find_neighbours(boot, launch, &meeting.near);
+    return dp__find_neighbours(boot, launch, &out->near);
+}
+
+/* If something goes wrong before all have met, the others notice that this process is missing; if
+   later, they are told. */
+static dp_status dp__open_job(const dp_config *config, const dp__launch *launch, dp_ctx **out)
+{
+    dp__meeting meeting;
+    dp_status status = dp__meeting_make(config, launch, &meeting);
     if (status == DP_OK)
         status = dp__open_ctx(config, &meeting, out);
     dp__os_free(meeting.all, 0, NULL);
@@ -481,7 +515,11 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         dp__trace_leave(ctx);
     dp__unbind(ctx);
     dp_allocator allocator = ctx->config.allocator;
-    dp__job_close(ctx);
+    dp__job_close(ctx->job);
+    for (dp__job *job = ctx->roll != NULL ? ctx->roll->before : NULL; job != NULL;
+         job = job->before)
+        dp__job_close(job);
+    dp__roll_close(ctx->roll);
     while (ctx->tracked != NULL)
         dp__tracked_free(ctx, ctx->tracked);
     allocator.free(ctx, sizeof *ctx, allocator.user);

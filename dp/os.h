@@ -1128,19 +1128,21 @@ static int dp__os_accept(int listener, bool *out_full)
     return fd;
 }
 
-enum { DP__OS_CROWDED = -2 };
+enum { DP__OS_CROWDED = -2, DP__OS_REFUSED = -3 };
 
-/* Begins to connect; done once it can be written to and dp__os_connected says so. -1: refused;
-   DP__OS_CROWDED: as many as may wait for the listener do, so that nobody has heard of this one. */
+/* Begins to connect; done once it can be written to and dp__os_connected says so. -1: it cannot;
+   DP__OS_REFUSED: nobody listens there; DP__OS_CROWDED: as many as may wait for the listener do, so
+   that nobody has heard of this one. */
 static int dp__os_connect(const dp__os_address *to)
 {
     int fd = dp__os_socket(to->at.ss_family);
     if (connect(fd, (const struct sockaddr *)&to->at, to->bytes) == 0 || errno == EINPROGRESS ||
         errno == EINTR)
         return fd;
+    bool refused = fd >= 0 && errno == ECONNREFUSED;
     bool crowded = fd >= 0 && errno == EAGAIN && to->at.ss_family == AF_UNIX;
     dp__os_close(fd);
-    return crowded ? DP__OS_CROWDED : -1;
+    return crowded ? DP__OS_CROWDED : refused ? DP__OS_REFUSED : -1;
 }
 
 /* How many files a process may open is limited twice: it may raise the soft limit up to the hard
@@ -1188,11 +1190,19 @@ static void dp__os_files_lower(void)
     dp__lock_leave(&dp__os_files.lock);
 }
 
-static bool dp__os_connected(int fd)
+/* 0: connected; DP__OS_REFUSED: nobody listens there; -1: neither. */
+static int dp__os_connection(int fd)
 {
     int failed = 0;
     socklen_t bytes = sizeof failed;
-    return getsockopt(fd, SOL_SOCKET, SO_ERROR, &failed, &bytes) == 0 && failed == 0;
+    if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &failed, &bytes) != 0)
+        return -1;
+    return failed == 0 ? 0 : failed == ECONNREFUSED || failed == ECONNRESET ? DP__OS_REFUSED : -1;
+}
+
+static bool dp__os_connected(int fd)
+{
+    return dp__os_connection(fd) == 0;
 }
 
 /* How many bytes were sent: 0 when none can be now, -1 when none ever will. */
@@ -2180,6 +2190,18 @@ static void dp__os_shared_close(dp__shared *shared)
     if (shared->fd >= 0)
         close(shared->fd);
     *shared = (dp__shared){.fd = -1};
+}
+
+/* All but these bytes is given back: multiples of DP__SHARED_PAGE. */
+static void dp__os_shared_trim(dp__shared *shared, size_t first, size_t bytes)
+{
+    char *data = shared->data;
+    if (first > 0)
+        munmap(data, first);
+    if (first + bytes < shared->bytes)
+        munmap(data + first + bytes, shared->bytes - first - bytes);
+    dp__os_close(shared->fd);
+    *shared = (dp__shared){data + first, bytes, -1};
 }
 
 static dp_status dp__shared_map(dp__shared *shared, size_t bytes)

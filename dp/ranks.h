@@ -556,14 +556,13 @@ static dp_status dp__exchange(dp__coll coll, void *data, size_t stride)
    travels on memory that a context has from the start, so that a process that is out of memory can
    still say so. */
 
-/* Lasts as long as the context. */
+/* Last as long as the job. */
 static dp_status dp__wires_open(dp_ctx *ctx)
 {
-    dp_scope *scope;
     size_t one_each = (size_t)ctx->info.rank_count * sizeof(int64_t);
     ctx->wire_bytes = one_each > DP__WIRE_BYTES ? one_each : DP__WIRE_BYTES;
-    DP_TRY(dp__temp_begin(ctx, &scope));
-    return dp__wires_make("dp_open", ctx, scope, ctx->wire_bytes, &ctx->wires);
+    DP_TRY(dp__temp_begin(ctx, &ctx->wires_scope));
+    return dp__wires_make("dp_open", ctx, ctx->wires_scope, ctx->wire_bytes, &ctx->wires);
 }
 
 /* A reduction of any byte of each rank: nobody leaves before everybody has given theirs. */

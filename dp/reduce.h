@@ -87,6 +87,7 @@ struct dp_reducer {
     char *name, **unit_names;
     char label[DP__LABEL_BYTES]; /* for sentences */
     uint32_t number;             /* among all of the context, from 1: the same on all ranks */
+    int recoveries;              /* of the job that it was made for */
     dp_reduction reduction;
     dp_unused unused_units;
     bool wrapped;  /* the config is a wrapper's */
@@ -961,7 +962,11 @@ static dp_status dp__check_reducer_open(const char *fn, const dp_reducer *reduce
 static dp_status dp__check_reducer(const char *fn, const dp_reducer *reducer)
 {
     DP_TRY(dp__check_reducer_open(fn, reducer));
-    return dp__check_ctx(fn, reducer->ctx);
+    DP_TRY(dp__check_ctx(fn, reducer->ctx));
+    if (reducer->recoveries != reducer->ctx->info.recoveries)
+        return dp_error(DP_ERR_STATE, "%s: '%s' was made before dp_recover: make it anew", fn,
+                        reducer->name);
+    return DP_OK;
 }
 
 typedef enum dp__act { DP__FAILS, DP__RETURNS, DP__REDUCES, DP__GATHERS } dp__act;
@@ -1582,7 +1587,10 @@ static dp_status dp__reducer_make(const char *fn, dp_ctx *ctx, const dp_reducer_
     dp_reducer *reducer = dp__scope_bytes(scope, sizeof *reducer, _Alignof(dp_reducer));
     if (reducer == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for a reducer", fn);
-    *reducer = (dp_reducer){.ctx = ctx, .lane = &ctx->lanes[DP__COURIER], .scope = scope};
+    *reducer = (dp_reducer){.ctx = ctx,
+                            .lane = &ctx->lanes[DP__COURIER],
+                            .scope = scope,
+                            .recoveries = ctx->info.recoveries};
     DP_TRY(dp__reducer_fill(fn, reducer, config, wrapped));
     *out = reducer;
     return DP_OK;

@@ -1,0 +1,281 @@
+/* dp/recover.h - v0.1.0 - a job goes on without those that have died - MIT licence
+
+   Part of dp.h, which includes it. What a context has of its own stays: devices, memory, modules.
+   What it has of the job is given up and made anew with the processes that are left, by the
+   functions that have made it when the context was opened.
+
+   CONTENTS (search for the tag)
+     >>leaving     the job as it was
+     >>returning   the job as it is
+     >>recovering  dp_recover
+*/
+
+#ifndef DP__ROOMS
+#error "dp/recover.h is a part of dp.h: include dp.h"
+#else
+
+/* ==== >>leaving ================================================================================
+   What belongs to the processes as they were. Nothing of it runs any more: the job has failed, and
+   the devices have been waited for.                                                             */
+
+/* Also what an attempt has made that failed. `old` is what there was before the first one. */
+static void dp__world_end(dp_ctx *ctx, dp__job *old)
+{
+    dp__post_forget(ctx);
+    for (int i = DP__LANES - 1; i >= 0; i--) {
+        dp_part *parts = ctx->lanes[i].parts;
+        dp__lane_end(&ctx->lanes[i]);
+        dp__host_free(&ctx->host, ctx->lanes[i].ranks);
+        ctx->lanes[i] = (dp__lane){.ctx = ctx, .parts = parts};
+    }
+    dp__host_free(&ctx->host, ctx->commed);
+    ctx->commed = NULL;
+    if (ctx->wires_scope != NULL)
+        ctx->wires_scope->lost = true;
+    ctx->wires_scope = NULL;
+    ctx->wires = NULL;
+    dp__tree *tree = ctx->tree;
+    dp__far_begin(ctx, NULL, NULL);
+    dp__tree_close(tree, true);
+    if (ctx->job != old)
+        dp__job_free(ctx->job);
+    ctx->job = NULL;
+    ctx->heap = (dp__heap){.shared = NULL};
+}
+
+/* No pass goes on that was begun with others. */
+static void dp__passes_void(const dp_scope *scopes)
+{
+    for (const dp_scope *scope = scopes; scope != NULL; scope = scope->next) {
+        dp__passes_end(scope, DP__PASS_ANY);
+        dp__passes_void(scope->first_child);
+    }
+}
+
+/* A job has come in the place of `old`. A process that has not heard of it sees that this one has
+   gone on. What lies in its heap stays where it is, as memory of this process. */
+static void dp__job_retire(dp_ctx *ctx, dp__job *old, const dp__heap *heap)
+{
+    if (old == NULL)
+        return;
+    atomic_store(&dp__progress_of(old, old->process)->presence, DP__MOVED);
+    if (heap->used > 0) {
+        size_t first = (size_t)(dp__heap_part(heap, heap->process) - (char *)old->shared.data);
+        dp__os_shared_trim(&old->shared, first, dp__align_up(heap->used, DP__SHARED_PAGE));
+        old->before = ctx->roll->before;
+        ctx->roll->before = old;
+    } else {
+        dp__job_free(old);
+    }
+}
+
+/* ==== >>returning ==============================================================================
+   Those that are left meet as they did at first. Their leader is process 0.                     */
+
+static dp_status dp__returning_launch(const dp__roll *roll, const dp__tally *tally, dp__launch *out)
+{
+    *out = (dp__launch){.name = "recovery",
+                        .process = dp__seat_number(&roll->job, roll->own, DP__OFFERED),
+                        .process_count = dp__seat_number(&roll->job, roll->count, DP__OFFERED),
+                        .key = tally->key,
+                        .numbered = true,
+                        .agreed = true,
+                        .where = "after a failure"};
+    if (tally->far != 0) {
+        snprintf(out->host, sizeof out->host, "%s", dp__seat_address(roll, tally->leader));
+        DP_TRY(dp__launch_ports(out));
+        DP_TRY(dp__launch_interface(out));
+        out->port = dp__launch_port(out);
+    }
+    dp__launch_name(out);
+    return DP_OK;
+}
+
+static dp_status dp__world_open(dp_ctx *ctx, const dp__launch *launch)
+{
+    dp__meeting meeting;
+    dp_status status = dp__meeting_make(&ctx->config, launch, &meeting);
+    dp__meeting *others = meeting.all != NULL ? &meeting : NULL;
+    dp__place_set(ctx, &meeting);
+    ctx->info.process_count = launch->process_count;
+    ctx->info.rank_first = 0;
+    ctx->info.rank_count = meeting.own.local_count = ctx->info.local_count;
+    if (status == DP_OK && others != NULL)
+        status = dp__agree(others, DP_OK);
+    if (status == DP_OK)
+        status = dp__job_open(ctx, others);
+    dp__os_free(meeting.all, 0, NULL);
+    return status;
+}
+
+static dp_status dp__world_return(dp_ctx *ctx, const dp__tally *tally, int timeout_ms)
+{
+    dp__launch launch;
+    dp__tree *tree = NULL;
+    DP_TRY(dp__returning_launch(ctx->roll, tally, &launch));
+    ctx->config.bootstrap = (dp_bootstrap){NULL, NULL, 0, 1};
+    if (launch.process_count > 1)
+        DP_TRY(dp__join_tree(&ctx->config, &launch, timeout_ms, &tree));
+    dp_status status = dp__world_open(ctx, &launch);
+    if (tree != NULL)
+        tree->timeout_ms = ctx->config.timeout_ms;
+    dp__far_begin(ctx, tree, NULL);
+    return status;
+}
+
+/* The offer has become the job. */
+static void dp__roll_commit(dp_ctx *ctx)
+{
+    dp__roster *job = &ctx->roll->job;
+    for (int s = 0; s < ctx->roll->count; s++)
+        job->seats[s] = (job->seats[s] & DP__OFFERED) != 0 ? DP__MEMBER : 0;
+    job->ballot = job->offer;
+    ctx->info.recoveries++;
+}
+
+/* ==== >>recovering ===============================================================================
+   From a failure to a job, however often it takes.                                               */
+
+static dp_status dp__devices_drain(dp_ctx *ctx)
+{
+    for (int i = 0; i < ctx->info.local_count; i++)
+        DP_TRY(dp__sync(ctx->devices[i].stream));
+    return DP_OK;
+}
+
+enum {
+    DP__RECOVER_TRIES = 4, /* more than there can be deaths */
+    DP__MEET_LEAST_MS = 1000,
+    DP__MEET_MOST_MS = 5000
+};
+
+typedef struct dp__recovering {
+    const char *fn;
+    dp_ctx *ctx;
+    dp__job *old;
+    dp__heap heap; /* of the old one */
+    uint64_t until_ns;
+    bool over; /* it has been found out that there is no way */
+} dp__recovering;
+
+/* All devices are done with what a job that failed has left, and it has not failed any more. */
+static void dp__scopes_find(dp_ctx *ctx)
+{
+    dp_scope *next, *ended = ctx->lost;
+    ctx->lost = NULL;
+    for (dp_scope *scope = ended; scope != NULL; scope = scope->next)
+        dp__scope_wipe(scope);
+    dp__lock_enter(&ctx->lock);
+    dp__scopes_give(ctx, ended);
+    dp__lock_leave(&ctx->lock);
+    for (dp_scope *scope = ctx->scopes; scope != NULL; scope = next) {
+        next = scope->next;
+        if (scope->lost)
+            dp__scope_end(scope);
+    }
+}
+
+/* What the job has failed of is no reason any more; nothing runs, and what was lost is found. */
+static void dp__failure_clear(dp_ctx *ctx)
+{
+    dp__lock_enter(&ctx->lock);
+    atomic_store_explicit(&ctx->failed, DP_OK, memory_order_release);
+    dp__lock_leave(&ctx->lock);
+    dp__scopes_find(ctx);
+}
+
+/* All are here. Who has died since does not come, which nobody else can notice before they have
+   met: so the time for that is short, and then it is tried again. */
+static int dp__meet_again_ms(uint64_t until_ns)
+{
+    int ms = dp__os_ms_until(until_ns) / 8;
+    return ms < DP__MEET_LEAST_MS  ? DP__MEET_LEAST_MS
+           : ms < DP__MEET_MOST_MS ? ms
+                                   : DP__MEET_MOST_MS;
+}
+
+static dp_status dp__recover_once(dp__recovering *own)
+{
+    dp_ctx *ctx = own->ctx;
+    dp__tally tally;
+    dp__world_end(ctx, own->old);
+    dp_status status = dp__devices_drain(ctx);
+    if (status != DP_OK)
+        dp__roll_unlisten(ctx->roll); /* the others go on without this process */
+    else
+        status = dp__roll_call(ctx->roll, own->old, own->until_ns, &tally);
+    own->over = status != DP_OK;
+    DP_TRY(status);
+    dp__failure_clear(ctx);
+    status = dp__world_return(ctx, &tally, dp__meet_again_ms(own->until_ns));
+    if (status != DP_OK)
+        (void)dp__job_failed(ctx, status, dp_last_error());
+    return status;
+}
+
+/* Every wrapper, in the order in which they were made. */
+static dp_status dp__wrappers_return(dp_ctx *ctx)
+{
+    for (dp_module *module = ctx->over_ranks; module != NULL; module = module->next_over_ranks)
+        DP_TRY(dp__distributed_return("dp_recover", module));
+    return DP_OK;
+}
+
+static dp_status dp__recover(dp__recovering *own)
+{
+    dp_ctx *ctx = own->ctx;
+    dp_status status;
+    int tries = ctx->roll->count + DP__RECOVER_TRIES;
+    do {
+        status = dp__recover_once(own);
+        if (status == DP_OK) {
+            dp__roll_commit(ctx);
+            dp__job_retire(ctx, own->old, &own->heap);
+            own->old = ctx->job;
+            own->heap = ctx->heap;
+            status = dp__leave(own->fn, ctx, dp__wrappers_return(ctx));
+        }
+    } while (status != DP_OK && !own->over && --tries > 0 && dp__os_ms_until(own->until_ns) > 0);
+    if (status != DP_OK) {
+        dp__world_end(ctx, own->old);
+        ctx->job = own->old;
+        ctx->heap = own->heap;
+    }
+    return status;
+}
+
+DP_API dp_status dp_recover(dp_ctx *ctx)
+{
+    dp__recovering own = {.fn = __func__, .ctx = ctx};
+    DP_TRY(dp__check_open(__func__, ctx));
+    if (ctx->roll == NULL)
+        return dp_error(DP_ERR_STATE, "%s: config.recovers was not set, or there was one process",
+                        __func__);
+    if (!dp__has_failed(ctx))
+        return dp_error(DP_ERR_STATE, "%s: the job has not failed", __func__);
+    if (ctx->roll->listener < 0)
+        return dp_error(DP_ERR_STATE, "%s: a device of this process is lost", __func__);
+    if (ctx->sharings > 0)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "%s: processes share parameters (share_params): one that has died may have "
+                        "left them half written",
+                        __func__);
+    DP_TRY(dp__check_idle(__func__, ctx));
+    dp__passes_void(ctx->scopes);
+    own.old = ctx->job;
+    own.heap = ctx->heap;
+    own.until_ns = dp__os_after_ms(ctx->config.timeout_ms);
+    (void)dp__devices_drain(ctx); /* a communicator has failed there, and still is */
+    dp_status status = dp__recover(&own);
+    atomic_store_explicit(&ctx->entered, false, memory_order_release);
+    if (status != DP_OK && !dp__has_failed(ctx))
+        (void)dp__job_failed(ctx, DP_ERR_REMOTE, dp_last_error());
+    if (status == DP_OK)
+        dp__log(ctx, DP_LOG_WARN, "the job goes on: process %d of %d", ctx->info.process,
+                ctx->info.process_count);
+    return dp__named(__func__, status);
+}
+
+#endif /* DP__ROOMS */
+
+/* The licence is at the end of dp.h. */

@@ -1,0 +1,789 @@
+/* test_recover.c - some processes of a job die, and the others go on: who they are then, what stays
+   and what does not, and that training counts each sample once. */
+
+#define _GNU_SOURCE /* MAP_ANONYMOUS */
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include "../dp_data.h"
+#include "../dp_save.h"
+#include "../dp_train.h"
+#include "process.h"
+#include "world.h"
+#if defined(TEST_SIM)
+#include "../dp_cuda.h"
+#include "sim/sim.h"
+#endif
+
+enum { TIMEOUT_MS = 20000 };
+
+#if defined(TEST_SIM)
+/* GPUs of this process' own. */
+static const char *const carrier = "nccl";
+static void use_devices(dp_config *config)
+{
+    static const dp_device_ops *backends[2];
+    backends[0] = dp_cuda();
+    config->backends = backends;
+    sim_set_device_count(config->device_count);
+    sim_set_first_device(me * config->device_count);
+}
+#else
+static const char *const carrier = "shared memory";
+static void use_devices(dp_config *config)
+{
+    (void)config;
+}
+#endif
+
+/* ---- processes, some of which are killed ----------------------------------------------------- */
+
+static pid_t pids[MOST];
+static atomic_int
+    *created; /* in memory that all see: how many have made all that they train with */
+
+static void kill_me(void)
+{
+    raise(SIGKILL);
+}
+
+static dp_info info_of(const dp_ctx *ctx)
+{
+    dp_info info;
+    CHECK_OK(dp_info_get(ctx, &info));
+    return info;
+}
+
+static dp_ctx *open_recovering(int devices, int timeout_ms)
+{
+    dp_ctx *ctx;
+    dp_config config = {.device_count = devices, .recovers = true, .timeout_ms = timeout_ms};
+    use_devices(&config);
+    use_name();
+    CHECK_OK(dp_open(&config, &ctx));
+    return ctx;
+}
+
+static void start_world(int count, void (*body)(void))
+{
+    nobody_launched_us();
+    world = count;
+    if (created == NULL)
+        created =
+            mmap(NULL, sizeof *created, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(created != MAP_FAILED);
+    atomic_store(created, 0);
+    for (int p = 0; p < count; p++)
+        pids[p] = start(p, body);
+}
+
+/* Waits for all; how many were killed. */
+static int end_world(void)
+{
+    int killed = 0;
+    for (int p = 0; p < world; p++) {
+        int status = 0;
+        CHECK_INT(waitpid(pids[p], &status, 0), pids[p]);
+        if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
+            killed++;
+        else if (!WIFEXITED(status) || WEXITSTATUS(status) != EXIT_SUCCESS)
+            test_fail(__FILE__, __LINE__, "process %d of %d ended with status 0x%x", p, world,
+                      (unsigned)status);
+    }
+    return killed;
+}
+
+static int64_t sum_of(dp_ctx *ctx, int64_t own)
+{
+    CHECK_OK(dp_all_reduce_i64(ctx, &own, 1, DP_OP_SUM));
+    return own;
+}
+
+/* Until a call has failed, as all do once a process has died. */
+static void wait_for_failure(dp_ctx *ctx)
+{
+    int64_t one = 1;
+    while (dp_all_reduce_i64(ctx, &one, 1, DP_OP_SUM) == DP_OK)
+        one = 1;
+    CHECK(dp_failure(ctx, NULL));
+}
+
+static void check_place(dp_ctx *ctx, int process, int count, int devices, int recoveries)
+{
+    dp_info info = info_of(ctx);
+    CHECK_INT(info.process, process);
+    CHECK_INT(info.process_count, count);
+    CHECK_INT(info.local_count, devices);
+    CHECK_INT(info.rank_first, process * devices);
+    CHECK_INT(info.rank_count, count * devices);
+    CHECK_INT(info.machine_process, process);
+    CHECK_INT(info.machine_process_count, count);
+    CHECK_INT(info.machine_count, 1);
+    CHECK_INT(info.recoveries, recoveries);
+    CHECK_STR(info.launcher, "recovery");
+    CHECK(!dp_failure(ctx, NULL));
+}
+
+/* Collectives of tensors of several sizes over all ranks. */
+static void check_ranks(dp_ctx *ctx)
+{
+    static const int64_t sizes[] = {1, 5, 70000};
+    static float data[70000];
+    dp_info info = info_of(ctx);
+    for (size_t s = 0; s < 3; s++) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        dp_part parts[4];
+        dp_tensor tensors[4];
+        for (int i = 0; i < info.local_count; i++) {
+            for (int64_t k = 0; k < sizes[s]; k++)
+                data[k] = (float)(info.rank_first + i + 1);
+            CHECK_OK(dp_tensor_from(scope, dp_local_device(ctx, i), data, DP_F32,
+                                    DP_SHAPE(sizes[s]), &tensors[i]));
+            parts[i] = (dp_part){tensors[i].data, tensors[i].data, NULL};
+        }
+        CHECK_OK(dp_all_reduce(ctx, parts, (size_t)sizes[s], DP_F32, DP_OP_SUM));
+        for (int i = 0; i < info.local_count; i++) {
+            CHECK_OK(dp_read(ctx, &tensors[i], data, (size_t)sizes[s] * sizeof *data));
+            for (int64_t k = 0; k < sizes[s]; k++)
+                CHECK_F64(data[k], info.rank_count * (info.rank_count + 1) / 2, 0);
+        }
+        dp_scope_end(scope);
+    }
+    CHECK_OK(dp_barrier(ctx));
+}
+
+/* ---- who they are then ----------------------------------------------------------------------- */
+
+static int victim, devices = 1;
+
+static void one_dies(void)
+{
+    dp_ctx *ctx = open_recovering(devices, TIMEOUT_MS);
+    dp_failure_info failure;
+    CHECK_INT(info_of(ctx).recoveries, 0);
+    CHECK_STR(info_of(ctx).coll_backend, carrier);
+    check_ranks(ctx);
+    if (me == victim)
+        kill_me();
+    wait_for_failure(ctx);
+    CHECK(dp_failure(ctx, &failure));
+    CHECK_INT(failure.rank, victim * devices);
+    CHECK_OK(dp_recover(ctx));
+    check_place(ctx, me - (me > victim), world - 1, devices, 1);
+    CHECK_STR(info_of(ctx).coll_backend, carrier);
+    check_ranks(ctx);
+    CHECK_INT(sum_of(ctx, me + 1), world * (world + 1) / 2 - victim - 1);
+    dp_close(ctx);
+}
+
+TEST_SLOW(the_others_go_on_whoever_dies, 60)
+{
+    for (devices = 1; devices <= 2; devices++)
+        for (victim = 0; victim < 3; victim++) {
+            start_world(3, one_dies);
+            CHECK_INT(end_world(), 1);
+        }
+}
+
+/* Down to one, and what is left of the job is found by that one alone, too. */
+static void all_but_one_die(void)
+{
+    dp_ctx *ctx = open_recovering(2, TIMEOUT_MS);
+    for (int left = world; left > 1; left--) {
+        if (me == world - left)
+            kill_me();
+        wait_for_failure(ctx);
+        CHECK_OK(dp_recover(ctx));
+        check_place(ctx, me - (world - left) - 1, left - 1, 2, world - left + 1);
+        check_ranks(ctx);
+    }
+    dp_abort(ctx, DP_ERR_USER, "a reason of its own");
+    CHECK_OK(dp_recover(ctx));
+    check_place(ctx, 0, 1, 2, world);
+    check_ranks(ctx);
+    dp_close(ctx);
+}
+
+TEST_SLOW(one_after_another, 60)
+{
+    start_world(5, all_but_one_die);
+    CHECK_INT(end_world(), 4);
+}
+
+static void half_die(void)
+{
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    if (me % 2 == 0)
+        kill_me();
+    wait_for_failure(ctx);
+    CHECK_OK(dp_recover(ctx));
+    while (info_of(ctx).process_count > world / 2) { /* some died later than others */
+        wait_for_failure(ctx);
+        CHECK_OK(dp_recover(ctx));
+    }
+    check_ranks(ctx);
+    CHECK_INT(info_of(ctx).process, me / 2);
+    CHECK_INT(info_of(ctx).process_count, world / 2);
+    dp_close(ctx);
+}
+
+TEST_SLOW(several_die_at_once, 60)
+{
+    start_world(8, half_die);
+    CHECK_INT(end_world(), 4);
+}
+
+/* Nobody has died: all go on. */
+static void one_aborts(void)
+{
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    for (int i = 0; i < 5; i++) {
+        if (me == i % world)
+            dp_abort(ctx, DP_ERR_USER, "number %d", i);
+        wait_for_failure(ctx);
+        CHECK_OK(dp_recover(ctx));
+        check_place(ctx, me, world, 1, i + 1);
+    }
+    check_ranks(ctx);
+    dp_close(ctx);
+}
+
+TEST_SLOW(who_has_failed_and_is_alive_goes_on_too, 60)
+{
+    start_world(3, one_aborts);
+    CHECK_INT(end_world(), 0);
+}
+
+/* The first one does not come to lead, though it is there for a while. */
+static void the_leader_dies(void)
+{
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    if (me == 3)
+        kill_me();
+    wait_for_failure(ctx);
+    if (me == 0) {
+        rest(300);
+        kill_me();
+    }
+    CHECK_OK(dp_recover(ctx));
+    check_place(ctx, me - 1, 2, 1, 1);
+    check_ranks(ctx);
+    dp_close(ctx);
+}
+
+TEST_SLOW(a_leader_that_dies_has_another_after_it, 60)
+{
+    start_world(4, the_leader_dies);
+    CHECK_INT(end_world(), 2);
+}
+
+/* ---- what is refused ------------------------------------------------------------------------- */
+
+static void refused(void)
+{
+    dp_ctx *ctx, *plain;
+    use_name();
+    CHECK_ERROR(dp_open(&(dp_config){.device_count = 2, .recovers = me == 1}, &plain),
+                DP_ERR_MISMATCH, "dp_open: process 1 has config.recovers, process 0 has not");
+    set("DP_ADDR", "@another-place");
+    CHECK_ERROR(dp_open(&(dp_config){.device_count = 2, .recovers = true, .shards = 4}, &plain),
+                DP_ERR_INVALID, "dp_open: recovers is set, and shards are");
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1, .job = "plain"}, &plain));
+    dp_abort(plain, DP_ERR_USER, "why");
+    CHECK_ERROR(dp_recover(plain), DP_ERR_STATE,
+                "dp_recover: config.recovers was not set, or there was one process");
+    dp_close(plain);
+    CHECK_ERROR(dp_recover(NULL), DP_ERR_INVALID, "dp_recover: ctx is NULL");
+    ctx = open_recovering(1, TIMEOUT_MS);
+    CHECK_ERROR(dp_recover(ctx), DP_ERR_STATE, "dp_recover: the job has not failed");
+    dp_close(ctx);
+}
+
+TEST(what_cannot_recover_says_why)
+{
+    start_world(2, refused);
+    CHECK_INT(end_world(), 0);
+}
+
+/* Process 0 is stopped for so long that the others go on. When it wakes up they are done, and it
+   does not go on by itself. */
+static void one_sleeps(void)
+{
+    dp_ctx *ctx = open_recovering(1, me == 0 ? TIMEOUT_MS : 1500);
+    CHECK_OK(dp_barrier(ctx));
+    if (me == 0) {
+        raise(SIGSTOP);
+        wait_for_failure(ctx);
+        CHECK_ERROR(dp_recover(ctx), DP_ERR_TIMEOUT,
+                    "dp_recover: of the processes that may be alive only 1 came and 2 did not, "
+                    "process 1 among them: those may have gone on, so these cannot");
+        CHECK(dp_failure(ctx, NULL));
+        CHECK_ERROR(dp_recover(ctx), DP_ERR_TIMEOUT, "dp_recover: of the processes");
+        dp_close(ctx);
+        return;
+    }
+    wait_for_failure(ctx);
+    CHECK_OK(dp_recover(ctx));
+    check_place(ctx, me - 1, 2, 1, 1);
+    check_ranks(ctx);
+    dp_close(ctx);
+}
+
+TEST_SLOW(who_was_stopped_is_left_behind, 90)
+{
+    int how;
+    start_world(3, one_sleeps);
+    finish(pids[1], 1);
+    finish(pids[2], 2);
+    CHECK_INT(kill(pids[0], SIGCONT), 0);
+    CHECK_INT(waitpid(pids[0], &how, 0), pids[0]);
+    CHECK(WIFEXITED(how) && WEXITSTATUS(how) == EXIT_SUCCESS);
+}
+
+/* ---- several machines ------------------------------------------------------------------------ */
+
+static int far_victims;
+
+static void on_two_machines(void)
+{
+    const dp_coll_ops *const colls[] = {boot_coll(), NULL};
+    dp_ctx *ctx;
+    use_tcp();
+    set("DP_MACHINE", me < 2 ? "a" : "b");
+    set("DP_INTERFACE", "lo");
+    CHECK_OK(dp_open(
+        &(dp_config){.colls = colls, .device_count = 1, .recovers = true, .timeout_ms = TIMEOUT_MS},
+        &ctx));
+    check_sum(ctx);
+    if (me < far_victims)
+        kill_me();
+    wait_for_failure(ctx);
+    if (far_victims == 2) { /* who is left is half of them, without the first */
+        CHECK_ERROR(dp_recover(ctx), DP_ERR_TIMEOUT,
+                    "dp_recover: of the processes that may be alive only 2 came and 2 did not, "
+                    "process 0 among them");
+    } else {
+        CHECK_OK(dp_recover(ctx));
+        CHECK_INT(info_of(ctx).process, me - 1);
+        CHECK_INT(info_of(ctx).process_count, 3);
+        CHECK_INT(info_of(ctx).machine_count, 2);
+        CHECK_INT(sum_of(ctx, me), 6);
+    }
+    dp_close(ctx);
+}
+
+TEST_SLOW(between_machines_most_of_them_go_on, 90)
+{
+    for (far_victims = 1; far_victims <= 2; far_victims++) {
+        port = free_port();
+        start_world(4, on_two_machines);
+        CHECK_INT(end_world(), far_victims);
+    }
+}
+
+/* ---- what stays, and what does not ----------------------------------------------------------- */
+
+enum { WIDE = 600 };
+
+/* Adds up the rows of x, in every element. */
+static dp_status adder_forward(dp_call *call)
+{
+    const dp_tensor *x;
+    dp_tensor loss, *kept = dp_scope_alloc(call->scope, sizeof *kept);
+    DP_TRY(dp_call_tensor(call, "x", DP_F32, 1, &x));
+    DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(x->shape[0]), &loss));
+    DP_TRY(dp_fill(call->ctx, &loss, dp_float(0)));
+    *kept = *x;
+    call->saved = kept;
+    call->out = DP_DICT(call->scope, {"loss", dp_of(call->scope, &loss)});
+    return DP_OK;
+}
+
+static int die_in_backward = -1; /* after so many */
+
+static dp_status add_to(const dp_call *call, size_t param, float sum)
+{
+    dp_tensor grad = dp_grad_tensor(call, param), more;
+    DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, grad.ndim, grad.shape, &more));
+    DP_TRY(dp_fill(call->ctx, &more, dp_float(sum)));
+    return dp_axpby(call->ctx, 1, &grad, 1, &more, &grad);
+}
+
+static dp_status adder_backward(dp_call *call)
+{
+    const dp_tensor *x = call->saved;
+    float rows[16], sum = 0;
+    DP_TRY(dp_read(call->ctx, x, rows, (size_t)x->shape[0] * sizeof *rows));
+    for (int64_t i = 0; i < x->shape[0]; i++)
+        sum += rows[i];
+    DP_TRY(add_to(call, 0, sum));
+    DP_TRY(dp_grad_ready(call, 0));
+    if (die_in_backward-- == 0)
+        kill_me();
+    return add_to(call, 1, sum);
+}
+
+static dp_module *adder(dp_ctx *ctx)
+{
+    static const dp_method methods[] = {{"forward", adder_forward}, {"backward", adder_backward}};
+    static const dp_param_config params[] = {{.name = "w", .ndim = 1, .shape = {WIDE}},
+                                             {.name = "v", .ndim = 1, .shape = {1}}};
+    const dp_module_config config = {
+        .name = "adder", .methods = methods, .method_count = 2, .params = params, .param_count = 2};
+    dp_module *module;
+    CHECK_OK(dp_module_create(ctx, &config, &module));
+    return module;
+}
+
+static dp_status adder_step(dp_module *par, dp_optim *optim, dp_scope *scope, float *x, int count)
+{
+    dp_value log, data = dp_array(scope, x, DP_F32, DP_SHAPE(count));
+    return dp_train_step(par, scope, DP_DICT(scope, {"x", data}), optim, &log);
+}
+
+static float param_of(dp_module *module, size_t param, size_t element)
+{
+    float data[WIDE];
+    dp_param_info info;
+    CHECK_OK(dp_module_param(module, param, &info));
+    CHECK_OK(dp_read(dp_module_ctx(module), &info.data, data,
+                     (size_t)dp_tensor_count(&info.data) * sizeof *data));
+    return data[element];
+}
+
+static const dp_distributed_config sums = {.reduction = DP_SUM_RANKS,
+                                           .buckets = {.first_bytes = 64, .bytes = 64}};
+
+/* Objects of a program that has lost a process. */
+static void objects(void)
+{
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    dp_module *par, *net = adder(ctx);
+    dp_optim *optim, *sharded;
+    dp_reducer *reducer;
+    dp_value kept;
+    float x = 1, mine[4] = {1, 2, 3, 4};
+    dp_tensor grads;
+    dp_scope *outer = dp_scope_begin(ctx), *scope = dp_scope_begin(ctx);
+    dp_value four = dp_array(outer, mine, DP_F32, DP_SHAPE(4));
+    float *shared = dp_shared_alloc(outer, 4096 * sizeof *shared);
+    for (int i = 0; i < 4096; i++)
+        shared[i] = (float)i;
+    CHECK_OK(dp_tensor_new(outer, dp_local_device(ctx, 0), DP_F32, DP_SHAPE(8), &grads));
+    const dp_block block = {DP_F32, 8, &grads.data};
+    CHECK_OK(dp_reducer_create(
+        ctx, &(dp_reducer_config){.blocks = &block, .block_count = 1, .reduction = DP_SUM_RANKS},
+        &reducer));
+    CHECK_OK(dp_distributed(net, &sums, &par));
+    CHECK_OK(dp_optim_create(par, &(dp_optim_config){.hyper = {.lr = 1}}, &optim));
+    CHECK_OK(
+        dp_optim_create(par, &(dp_optim_config){.hyper = {.lr = 1}, .sharded = true}, &sharded));
+    CHECK_OK(adder_step(par, sharded, scope, &x, 1));
+    CHECK_F64(param_of(par, 0, WIDE - 1), -3, 0);
+    dp_pass *pass;
+    dp_value data = DP_DICT(scope, {"x", dp_array(scope, &x, DP_F32, DP_SHAPE(1))}), out;
+    CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), data, NULL, &out, &pass));
+    if (me == 1)
+        kill_me();
+    wait_for_failure(ctx);
+    CHECK_ERROR(dp_scope_check(dp_scope_begin(ctx)), DP_ERR_REMOTE, "the job had failed");
+    CHECK_OK(dp_recover(ctx));
+    CHECK_STATUS(dp_backward(pass, dp_none(), NULL), DP_ERR_STATE);
+    CHECK_ERROR(dp_reducer_begin(reducer, NULL), DP_ERR_STATE, "was made before dp_recover");
+    CHECK_OK(dp_reducer_destroy(reducer));
+    CHECK_ERROR(dp_optim_step(sharded), DP_ERR_STATE, "dp_optim_step: the state of");
+    CHECK_ERROR(dp_optim_save(sharded, scope, &kept), DP_ERR_STATE, "dp_optim_save: the state of");
+    CHECK_ERROR(dp_optim_load(sharded, dp_none()), DP_ERR_STATE, "dp_optim_load: the state of");
+    dp_optim_destroy(sharded);
+    CHECK_OK(adder_step(par, optim, scope, &x, 1));
+    CHECK_F64(param_of(par, 0, WIDE - 1), -5, 0);
+    CHECK_OK(
+        dp_optim_create(par, &(dp_optim_config){.hyper = {.lr = 1}, .sharded = true}, &sharded));
+    CHECK_OK(adder_step(par, sharded, scope, &x, 1));
+    CHECK_OK(adder_step(par, sharded, scope, &x, 1));
+    CHECK_F64(param_of(par, 0, 0), -9, 0);
+    CHECK_F64(param_of(par, 1, 0), -9, 0);
+    for (int i = 0; i < 4096; i++)
+        CHECK_F64(shared[i], i, 0);
+    CHECK_F64(((const float *)four.as.t->data)[3], 4, 0);
+    CHECK_OK(dp_params_compare(par));
+    dp_scope_end(scope);
+    dp_scope_end(outer);
+    dp_close(ctx);
+}
+
+TEST_SLOW(what_stays_and_what_does_not, 60)
+{
+    start_world(3, objects);
+    CHECK_INT(end_world(), 1);
+}
+
+static int64_t bytes_held;
+
+static void *count_alloc(size_t bytes, size_t align, void *user)
+{
+    (void)user;
+    bytes_held += (int64_t)bytes;
+    return aligned_alloc(align, (bytes + align - 1) / align * align);
+}
+
+static void count_free(void *data, size_t bytes, void *user)
+{
+    (void)user;
+    bytes_held -= data != NULL ? (int64_t)bytes : 0;
+    free(data);
+}
+
+/* What a step had when the job failed is used again, and so is what a job had. */
+static void failing_often(void)
+{
+    enum { TIMES = 40, STEADY = 10 };
+    dp_module *par;
+    dp_optim *optim;
+    dp_ctx *ctx;
+    float x[3] = {1, 2, 3};
+    int files = 0;
+    int64_t bytes = 0;
+    use_name();
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1,
+                                  .recovers = true,
+                                  .allocator = {count_alloc, count_free, NULL}},
+                     &ctx));
+    CHECK_OK(dp_distributed(adder(ctx), &sums, &par));
+    CHECK_OK(dp_optim_create(par, &(dp_optim_config){.hyper = {.lr = 1}}, &optim));
+    for (int i = 0; i < TIMES; i++) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        CHECK(dp_scope_alloc(scope, 1 << 20) != NULL);
+        CHECK_OK(adder_step(par, optim, scope, x, 3));
+        if (me == 0)
+            dp_abort(ctx, DP_ERR_USER, "again");
+        while (adder_step(par, optim, scope, x, 3) == DP_OK)
+            continue;
+        dp_scope_end(scope);
+        CHECK_OK(dp_recover(ctx));
+        files = i == STEADY ? open_files() : files;
+        bytes = i == STEADY ? bytes_held : bytes;
+    }
+    CHECK_INT(open_files(), files);
+    CHECK_INT(bytes_held, bytes);
+    dp_close(ctx);
+    CHECK_INT(bytes_held, 0);
+}
+
+TEST_SLOW(nothing_is_left_of_a_failure, 60)
+{
+    start_world(2, failing_often);
+    CHECK_INT(end_world(), 0);
+}
+
+/* ---- a value of the process that is furthest ------------------------------------------------- */
+
+static void share(void)
+{
+    static float big[3 << 20];
+    dp_ctx *ctx = open_recovering(devices, TIMEOUT_MS);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value out = dp_none(), again = dp_none();
+    for (size_t i = 0; i < sizeof big / sizeof big[0]; i++)
+        big[i] = (float)(i % 1000) + (float)me;
+    dp_value value = DP_DICT(scope, {"big", dp_array(scope, big, DP_F32, DP_SHAPE(3 << 20))},
+                             {"none", dp_array(scope, big, DP_F32, DP_SHAPE(0))},
+                             {"who", dp_int(me)},
+                             {"list", DP_LIST_OF(scope, dp_string(scope, "a"))});
+    CHECK_OK(dp_checkpoint_share(ctx, scope, me == 0 ? 7 : 8, me == 0 ? dp_none() : value, &out));
+    CHECK_INT(dp_get(out, "who").as.i, 1);
+    CHECK_STR(dp_text(dp_at(dp_get(out, "list"), 0)), "a");
+    const dp_tensor *tensor = dp_get(out, "big").as.t;
+    CHECK_INT(tensor->shape[0], 3 << 20);
+    for (size_t i = 0; i < sizeof big / sizeof big[0]; i++)
+        CHECK_F64(((const float *)tensor->data)[i], (float)(i % 1000) + 1, 0);
+    CHECK_OK(dp_checkpoint_share(ctx, scope, 3, value, &again)); /* each has its own */
+    CHECK_INT(dp_get(again, "who").as.i, me);
+    CHECK(((const float *)dp_get(again, "big").as.t->data) != big);
+    CHECK_OK(dp_checkpoint_share(ctx, scope, me == 2 ? 0 : -1, me == 2 ? value : dp_none(), &out));
+    CHECK_INT(dp_get(out, "who").as.i, 2);
+    CHECK_ERROR(dp_checkpoint_share(ctx, scope, -1, value, &out), DP_ERR_INVALID,
+                "dp_checkpoint_share: no process has a value: progress is -1 in all");
+    CHECK_ERROR(dp_checkpoint_share(ctx, scope, -2, value, &out), DP_ERR_INVALID,
+                "dp_checkpoint_share: progress is -2");
+    CHECK_ERROR(dp_checkpoint_share(ctx, NULL, 0, value, &out), DP_ERR_INVALID,
+                "dp_checkpoint_share: scope is NULL");
+    CHECK_ERROR(dp_checkpoint_share(ctx, scope, 0, value, NULL), DP_ERR_INVALID,
+                "dp_checkpoint_share: out is NULL");
+    CHECK_STATUS(dp_checkpoint_share(ctx, scope, me, dp_int(3), &out),
+                 me == 2 ? DP_ERR_INVALID : DP_ERR_INVALID);
+    CHECK_INT(dp_get(out, "who").as.i, 2);
+    dp_scope_end(scope);
+    dp_close(ctx);
+}
+
+TEST_SLOW(what_the_furthest_has_becomes_that_of_all, 60)
+{
+    for (devices = 1; devices <= 2; devices++) {
+        start_world(3, share);
+        CHECK_INT(end_world(), 0);
+    }
+}
+
+/* ---- training -------------------------------------------------------------------------------- */
+
+enum { SAMPLES = 1000, EPOCHS = 2 };
+
+typedef struct trainer {
+    dp_ctx *ctx;
+    dp_module *par;
+    dp_optim *optim;
+    dp_loader *loader;
+    int64_t done;
+} trainer;
+
+static dp_status read_number(dp_sample *sample, void *user)
+{
+    (void)user;
+    *(float *)sample->rows[0] = (float)(sample->index + 1);
+    return DP_OK;
+}
+
+static void trainer_create(trainer *t)
+{
+    static const dp_field fields[] = {{"x", DP_F32, 0, {0}}};
+    const dp_loader_config batches = {
+        .sampler = {.count = SAMPLES, .sampling = DP_SAMPLE_EXACT, .seed = 5},
+        .batch = 3,
+        .read = read_number,
+        .fields = fields,
+        .field_count = 1,
+        .worker_count = 1,
+        .epoch_count = EPOCHS};
+    *t = (trainer){.ctx = open_recovering(1, TIMEOUT_MS)};
+    CHECK_OK(dp_distributed(adder(t->ctx), &sums, &t->par));
+    CHECK_OK(dp_optim_create(t->par, &(dp_optim_config){.hyper = {.lr = 1}}, &t->optim));
+    CHECK_OK(dp_loader_create(t->ctx, &batches, &t->loader));
+    atomic_fetch_add(created, 1);
+}
+
+static dp_status trainer_step(trainer *t, dp_scope *scope, bool *out_end)
+{
+    dp_batch batch = {.count = 0};
+    dp_loader_info place;
+    dp_value log;
+    DP_TRY(dp_loader_info_get(t->loader, &place));
+    if (place.number < place.batch_count) /* others may have one more */
+        DP_TRY(dp_loader_next(t->loader, scope, &batch));
+    int64_t count = batch.count;
+    DP_TRY(dp_all_reduce_i64(t->ctx, &count, 1, DP_OP_SUM));
+    *out_end = count == 0;
+    if (count == 0)
+        return dp_loader_next(t->loader, scope, &batch);
+    DP_TRY(dp_train_step(t->par, scope, batch.count > 0 ? batch.value : dp_none(), t->optim, &log));
+    t->done += count;
+    return DP_OK;
+}
+
+static dp_status trainer_return(trainer *t, const dp_loader_info *at)
+{
+    dp_value model, state, place, kept;
+    dp_optim_info steps;
+    DP_TRY(dp_recover(t->ctx));
+    dp_scope *scope = dp_scope_begin(t->ctx);
+    DP_TRY(dp_loader_seek(t->loader, at->epoch, at->number));
+    DP_TRY(dp_optim_info_get(t->optim, &steps));
+    DP_TRY(dp_module_save(t->par, scope, &model));
+    DP_TRY(dp_optim_save(t->optim, scope, &state));
+    DP_TRY(dp_loader_save(t->loader, scope, &place));
+    DP_TRY(dp_checkpoint_share(t->ctx, scope, steps.step_count,
+                               DP_DICT(scope, {"model", model}, {"optim", state}, {"place", place},
+                                       {"done", dp_int(t->done)}),
+                               &kept));
+    DP_TRY(dp_module_load(t->par, dp_get(kept, "model"), NULL));
+    DP_TRY(dp_optim_load(t->optim, dp_get(kept, "optim")));
+    DP_TRY(dp_loader_load(t->loader, dp_get(kept, "place")));
+    t->done = dp_get(kept, "done").as.i;
+    dp_scope_end(scope);
+    return DP_OK;
+}
+
+/* Each sample counts once: every element is minus their sum. */
+static void trainer_check(trainer *t)
+{
+    double all = (double)EPOCHS * SAMPLES * (SAMPLES + 1) / 2;
+    CHECK_INT(t->done, EPOCHS * SAMPLES);
+    CHECK_F64(param_of(t->par, 0, 0), -all, 0);
+    CHECK_F64(param_of(t->par, 0, WIDE - 1), -all, 0);
+    CHECK_F64(param_of(t->par, 1, 0), -all, 0);
+}
+
+static void train(void)
+{
+    trainer t;
+    dp_loader_info at = {.epoch = 0};
+    int epoch = 0, tries = 0;
+    trainer_create(&t);
+    while (epoch < EPOCHS) {
+        bool end = false;
+        CHECK_OK(dp_loader_info_get(t.loader, &at));
+        dp_scope *scope = dp_scope_begin(t.ctx);
+        dp_status status = trainer_step(&t, scope, &end);
+        dp_scope_end(scope);
+        while (status != DP_OK) {
+            CHECK(dp_failure(t.ctx, NULL));
+            if (++tries == 50)
+                CHECK_OK(status);
+            status = trainer_return(&t, &at);
+            if (status == DP_OK)
+                CHECK_OK(dp_loader_info_get(t.loader, &at));
+            else if (!dp_failure(t.ctx, NULL))
+                CHECK_OK(status);
+            epoch = (int)at.epoch;
+            end = false;
+        }
+        epoch += end;
+    }
+    trainer_check(&t);
+    dp_close(t.ctx);
+}
+
+static int victims[MOST]; /* -1, or after how many backwards */
+
+static void train_and_die(void)
+{
+    die_in_backward = victims[me];
+    train();
+}
+
+TEST_SLOW(each_sample_counts_once, 90)
+{
+    for (int p = 0; p < MOST; p++)
+        victims[p] = -1;
+    start_world(3, train_and_die);
+    CHECK_INT(end_world(), 0);
+    victims[0] = 7;
+    victims[2] = 40;
+    start_world(4, train_and_die);
+    CHECK_INT(end_world(), 2);
+}
+
+/* ---- at random moments ----------------------------------------------------------------------- */
+
+static uint64_t seed;
+
+static void random_deaths(int count)
+{
+    start_world(count, train);
+    int deaths = 1 + (int)(test_random(&seed) % (uint64_t)(count - 1));
+    while (atomic_load(created) < count)
+        rest(1);
+    for (int i = 0; i < deaths; i++) {
+        int who = (int)(test_random(&seed) % (uint64_t)count);
+        struct timespec nap = {.tv_nsec = (long)(test_random(&seed) % 30000000)};
+        nanosleep(&nap, NULL);
+        kill(pids[who], SIGKILL);
+    }
+    (void)end_world();
+}
+
+TEST_SLOW(deaths_at_random_moments, 120)
+{
+    seed = test_seed();
+    for (int i = 0; i < 12; i++)
+        random_deaths(2 + (int)(test_random(&seed) % 4));
+}
