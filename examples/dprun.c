@@ -12,8 +12,9 @@
    the signal that ended it), whose last words are repeated at the end. Signals are passed on; a
    second Ctrl-C kills. Each process has a process group, so what it has started itself hears all
    that too. With --spare so many may fail first: each is named, and the others go on, if their
-   program calls dp_recover. If dprun is killed by SIGKILL, its processes are killed as well, on Linux. Elsewhere,
-   and for what they have started, the next line that they write ends them, as nobody reads it.
+   program calls dp_recover. If dprun is killed by SIGKILL, its processes are killed as well, on
+   Linux. Elsewhere, and for what they have started, the next line that they write ends them, as
+   nobody reads it.
 
    Build: cc -std=c11 examples/dprun.c -o dprun
    Run:   ./dprun -n 2 ./train_anywhere
