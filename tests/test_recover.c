@@ -533,6 +533,19 @@ static void count_free(void *data, size_t bytes, void *user)
     free(data);
 }
 
+/* Pieces of memory that processes share. */
+static int count_shared(void)
+{
+    char line[512];
+    int count = 0;
+    FILE *file = fopen("/proc/self/maps", "r");
+    CHECK(file != NULL);
+    while (fgets(line, sizeof line, file) != NULL)
+        count += strstr(line, "/memfd:dp ") != NULL;
+    fclose(file);
+    return count;
+}
+
 /* What a step had when the job failed is used again, and so is what a job had. */
 static void failing_often(void)
 {
@@ -541,7 +554,7 @@ static void failing_often(void)
     dp_optim *optim;
     dp_ctx *ctx;
     float x[3] = {1, 2, 3};
-    int files = 0;
+    int files = 0, shared = 0;
     int64_t bytes = 0;
     use_name();
     CHECK_OK(dp_open(&(dp_config){.device_count = 1,
@@ -562,11 +575,14 @@ static void failing_often(void)
         CHECK_OK(dp_recover(ctx));
         files = i == STEADY ? open_files() : files;
         bytes = i == STEADY ? bytes_held : bytes;
+        shared = i == STEADY ? count_shared() : shared;
     }
     CHECK_INT(open_files(), files);
     CHECK_INT(bytes_held, bytes);
+    CHECK_INT(count_shared(), shared);
     dp_close(ctx);
     CHECK_INT(bytes_held, 0);
+    CHECK_INT(count_shared(), 0);
 }
 
 TEST_SLOW(nothing_is_left_of_a_failure, 60)
