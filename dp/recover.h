@@ -152,8 +152,9 @@ enum {
 typedef struct dp__recovering {
     const char *fn;
     dp_ctx *ctx;
-    dp__job *old;
-    dp__heap heap; /* of the old one */
+    dp__job *old;  /* that which has failed, */
+    dp__heap heap; /* and its heap, */
+    dp_info info;  /* and who was who */
     uint64_t until_ns;
     bool over; /* it has been found out that there is no way */
 } dp__recovering;
@@ -213,6 +214,13 @@ static dp_status dp__recover_once(dp__recovering *own)
     return status;
 }
 
+static void dp__recovering_of(dp__recovering *own)
+{
+    own->old = own->ctx->job;
+    own->heap = own->ctx->heap;
+    own->info = own->ctx->info;
+}
+
 /* Every wrapper, in the order in which they were made. */
 static dp_status dp__wrappers_return(dp_ctx *ctx)
 {
@@ -231,8 +239,7 @@ static dp_status dp__recover(dp__recovering *own)
         if (status == DP_OK) {
             dp__roll_commit(ctx);
             dp__job_retire(ctx, own->old, &own->heap);
-            own->old = ctx->job;
-            own->heap = ctx->heap;
+            dp__recovering_of(own);
             status = dp__leave(own->fn, ctx, dp__wrappers_return(ctx));
         }
     } while (status != DP_OK && !own->over && --tries > 0 && dp__os_ms_until(own->until_ns) > 0);
@@ -240,6 +247,7 @@ static dp_status dp__recover(dp__recovering *own)
         dp__world_end(ctx, own->old);
         ctx->job = own->old;
         ctx->heap = own->heap;
+        ctx->info = own->info;
     }
     return status;
 }
@@ -262,8 +270,7 @@ DP_API dp_status dp_recover(dp_ctx *ctx)
                         __func__);
     DP_TRY(dp__check_idle(__func__, ctx));
     dp__passes_void(ctx->scopes);
-    own.old = ctx->job;
-    own.heap = ctx->heap;
+    dp__recovering_of(&own);
     own.until_ns = dp__os_after_ms(ctx->config.timeout_ms);
     (void)dp__devices_drain(ctx); /* a communicator has failed there, and still is */
     dp_status status = dp__recover(&own);
