@@ -1385,7 +1385,7 @@ DP_MUST_USE DP_API dp_status dp_reducer_bucket_get(const dp_reducer *reducer, si
    caller computes. A bucket that no rank uses does not travel. Single units that no rank uses are
    zeros in it, and keep their contents.
 
-   In a hook all processes call the two functions below in the same order, with the same count,
+   In a hook all processes call the functions below in the same order, with the same count,
    dtype, op and scale, and at least once. This is compared before anything travels. If they differ,
    or a hook fails, all ranks learn it: the rest of the pass does not travel, and dp_reducer_finish
    names the bucket and the rank, and quotes the hook's sentence. Gradients are void then, and the
@@ -1403,12 +1403,15 @@ typedef struct dp_bucket {
     double scale;         /* and multiplied by this */
 } dp_bucket;
 
-/* As dp_all_reduce_scaled and dp_all_gather, over all ranks, on any memory; NULL streams are those
-   of bucket->local. For the hook that got the bucket, on the thread that it was called on. */
+/* As dp_all_reduce_scaled, dp_all_gather and dp_all_to_all, over all ranks, on any memory; NULL
+   streams are those of bucket->local. For the hook that got the bucket, on the thread that it was
+   called on. */
 DP_MUST_USE DP_API dp_status dp_bucket_all_reduce(const dp_bucket *bucket, const dp_part *local,
                                                   size_t count, dp_dtype dtype, dp_op op,
                                                   double scale);
 DP_MUST_USE DP_API dp_status dp_bucket_all_gather(const dp_bucket *bucket, const dp_part *local,
+                                                  size_t count_each, dp_dtype dtype);
+DP_MUST_USE DP_API dp_status dp_bucket_all_to_all(const dp_bucket *bucket, const dp_part *local,
                                                   size_t count_each, dp_dtype dtype);
 
 /* ==== >>module =================================================================================
