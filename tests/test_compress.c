@@ -1,0 +1,445 @@
+/* test_compress.c - dp_local.h: sums of gradients in 8 or 4 bits. */
+
+#include <math.h>
+#include "methods.h"
+/* clang-format off */
+#include "../examples/custom_device.h"
+#include "ranked.h"
+#include "../dp_local.h"
+/* clang-format on */
+
+enum { MOST = 1000, BLOCK = 128 };
+
+/* ---- the same by the words of the manual ----------------------------------------------------- */
+
+typedef struct model { /* of all ranks */
+    int bits, ranks;
+    size_t count, each;
+    float grads[RANKS][MOST]; /* of this pass */
+    float own[RANKS][MOST + 2 * RANKS], part[RANKS][MOST];
+    float sum[MOST + 2 * RANKS];
+    float arrived[MOST], parts[MOST]; /* in the middle of a pass */
+} model;
+
+static model *model_of(int bits, int ranks, size_t count)
+{
+    model *m = test_room(sizeof *m);
+    m->bits = bits;
+    m->ranks = ranks;
+    m->count = count;
+    m->each = (count + (size_t)ranks - 1) / (size_t)ranks;
+    m->each += m->each % 2;
+    return m;
+}
+
+static size_t model_bytes(const model *m)
+{
+    return (m->each + BLOCK - 1) / BLOCK * 4 + (m->each * (size_t)m->bits + 7) / 8;
+}
+
+/* x becomes what is kept, `out` what arrives. */
+static void model_send(const model *m, float *x, float *out)
+{
+    for (size_t at = 0; at < m->each; at += BLOCK) {
+        float scale = 0;
+        for (size_t i = at; i < m->each && i < at + BLOCK; i++)
+            scale = isfinite(x[i]) ? fmaxf(scale, fabsf(x[i])) : NAN;
+        for (size_t i = at; i < m->each && i < at + BLOCK; i++)
+            if (!isfinite(x[i]))
+                scale = NAN;
+        scale /= m->bits == 8 ? 127 : 7;
+        for (size_t i = at; i < m->each && i < at + BLOCK; i++) {
+            out[i] = scale > 0 ? rintf(x[i] / scale) * scale : 0 * scale;
+            x[i] = isnan(scale) ? 0 : x[i] - out[i];
+        }
+    }
+}
+
+/* The gradients become their sum, times `factor`. */
+static void model_pass(model *m, float factor)
+{
+    for (int r = 0; r < m->ranks; r++)
+        for (size_t k = 0; k < m->count; k++)
+            m->own[r][k] += m->grads[r][k];
+    for (int p = 0; p < m->ranks; p++) {
+        memset(m->parts, 0, sizeof m->parts);
+        for (int r = 0; r < m->ranks; r++) {
+            model_send(m, m->own[r] + (size_t)p * m->each, m->arrived);
+            for (size_t k = 0; k < m->each; k++)
+                m->parts[k] += m->arrived[k];
+        }
+        for (size_t k = 0; k < m->each; k++)
+            m->part[p][k] += m->parts[k] * factor;
+        model_send(m, m->part[p], m->sum + (size_t)p * m->each);
+    }
+}
+
+static void draw(model *m, uint64_t *seed)
+{
+    for (int r = 0; r < m->ranks; r++)
+        for (size_t k = 0; k < m->count; k++) {
+            float unit = (float)(test_random(seed) >> 40) / (1 << 23) - 1;
+            m->grads[r][k] = k % 7 == 3 ? 0 : unit * (k % 5 == 0 ? 1e-3f : 1);
+        }
+}
+
+/* ---- passes ---------------------------------------------------------------------------------- */
+
+static dp_compressor *compressor_of(dp_ctx *ctx, int bits)
+{
+    dp_compressor *compressor = NULL;
+    CHECK_OK(dp_compressor_create(ctx, &(dp_compressor_config){.bits = bits}, &compressor));
+    return compressor;
+}
+
+static void begin(grads *g, dp_ctx *ctx, size_t count, dp_compressor *compressor,
+                  dp_reduction reduction)
+{
+    grads_begin(g, ctx, count);
+    grads_create(g, (dp_reducer_config){.reduction = reduction,
+                                        .buckets = {.hook = dp_compress, .hook_user = compressor}});
+}
+
+static dp_status pass(const grads *g, const model *m)
+{
+    for (int i = 0; i < g->info.local_count; i++)
+        memcpy(g->local[i], m->grads[g->info.rank_first + i], m->count * sizeof(float));
+    CHECK_OK(dp_reducer_begin(g->reducer, NULL));
+    report(g, 0);
+    return dp_reducer_finish(g->reducer);
+}
+
+/* NaNs have many bits. */
+static void check_sum(const grads *g, const model *m)
+{
+    for (int i = 0; i < g->info.local_count; i++)
+        for (size_t k = 0; k < m->count; k++)
+            CHECK_F64(g->local[i][k], m->sum[k], 0);
+}
+
+static void exact(dp_ctx *ctx, int bits, size_t count, dp_reduction reduction)
+{
+    uint64_t seed = test_seed();
+    dp_compressor *compressor = compressor_of(ctx, bits);
+    grads g;
+    begin(&g, ctx, count, compressor, reduction);
+    model *m = model_of(bits, g.info.rank_count, count);
+    float factor = reduction == DP_MEAN_RANKS ? 1 / (float)m->ranks : 1;
+    for (int i = 0; i < 4; i++) {
+        draw(m, &seed);
+        if (i == 2 && count > 100)
+            m->grads[m->ranks - 1][count - 1] = INFINITY;
+        model_pass(m, factor);
+        CHECK_OK(pass(&g, m));
+        check_sum(&g, m);
+        CHECK_INT(info_of(g.reducer).last.bytes, (size_t)(m->ranks + 1) * model_bytes(m));
+    }
+    if (count > 300) /* the block of the last element, and no other */
+        CHECK(isnan(g.local[0][count - 1]) == false && isfinite(g.local[0][0]));
+    CHECK_OK(dp_reducer_destroy(g.reducer));
+    dp_compressor_destroy(compressor);
+    for (int i = 0; i < g.info.local_count; i++)
+        free(g.local[i]);
+}
+
+static const size_t counts[] = {1, 2, 3, 5, 127, 128, 129, 257, 777, MOST};
+
+static void exact_all(dp_ctx *ctx)
+{
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+        exact(ctx, 8, counts[c], DP_SUM_RANKS);
+        exact(ctx, 4, counts[c], DP_MEAN_RANKS);
+    }
+    dp_close(ctx);
+}
+
+static void exact_in_processes(meeting *m)
+{
+    exact_all(open_job(m, 1, dp_cpu()));
+}
+
+static void exact_on_two_each(meeting *m)
+{
+    exact_all(open_job(m, 2, dp_cpu()));
+}
+
+TEST_SLOW(sums_are_exactly_those_of_the_manual, 60)
+{
+    exact_all(open_here(2));
+    exact_all(open_here(3));
+    in_processes(2, exact_in_processes);
+    in_processes(3, exact_in_processes);
+    in_processes(2, exact_on_two_each);
+    in_processes_on(dp_cpu(), 3, exact_in_processes);
+}
+
+/* ---- worked values --------------------------------------------------------------------------- */
+
+static void worked(dp_ctx *ctx)
+{
+    static const float first[2][3] = {{7, 1, 0.25f}, {-14, 2, 2}};
+    dp_compressor *compressor = compressor_of(ctx, 4);
+    grads g;
+    begin(&g, ctx, 3, compressor, DP_SUM_RANKS);
+    model *m = model_of(4, 2, 3);
+    memcpy(m->grads[0], first[0], sizeof first[0]);
+    memcpy(m->grads[1], first[1], sizeof first[1]);
+    CHECK_OK(pass(&g, m));
+    /* Part 0 is {7, 1} and {-14, 2}: scales 1 and 2, sums {-7, 3}; part 1 is {0.25} and {2}. */
+    for (int i = 0; i < g.info.local_count; i++) {
+        CHECK_F64(g.local[i][0], -7, 0);
+        CHECK_F64(g.local[i][1], 3, 0);
+        CHECK_F64(g.local[i][2], 2.25, 1e-6);
+    }
+    CHECK_INT(info_of(g.reducer).last.bytes, 3 * (4 + 1));
+    grads_end(&g);
+}
+
+static void worked_in_processes(meeting *m)
+{
+    worked(open_job(m, 1, dp_cpu()));
+}
+
+TEST(worked_values)
+{
+    worked(open_here(2));
+    in_processes(2, worked_in_processes);
+}
+
+/* A gradient that rounds to nothing comes later: the sum of all passes is right. */
+static void small_ones(meeting *meet)
+{
+    enum { PASSES = 60 };
+    double sum = 0;
+    dp_ctx *ctx = open_job(meet, 1, dp_cpu());
+    dp_compressor *compressor = compressor_of(ctx, 4);
+    grads g;
+    begin(&g, ctx, 10, compressor, DP_MEAN_RANKS);
+    model *m = model_of(4, 2, 10);
+    for (int r = 0; r < 2; r++)
+        for (size_t k = 0; k < 10; k++)
+            m->grads[r][k] = k == 0 ? 1 : 0.01f;
+    for (int i = 0; i < PASSES; i++) {
+        CHECK_OK(pass(&g, m));
+        sum += (double)g.local[0][1];
+        CHECK(i > 0 || !(fabsf(g.local[0][1]) > 0));
+    }
+    CHECK_F64(sum, PASSES * 0.01, 2.0 / 14 + 0.01);
+    grads_end(&g);
+}
+
+TEST(small_gradients_come_later)
+{
+    in_processes(2, small_ones);
+}
+
+/* Nothing is rounded, and what is reduced may have any dtype. */
+TEST(alone_nothing_is_rounded)
+{
+    grads g;
+    dp_ctx *ctx = open_here(1);
+    begin(&g, ctx, 3, compressor_of(ctx, 4), DP_MEAN_RANKS);
+    model *m = model_of(4, 1, 3);
+    m->grads[0][0] = 0.1f, m->grads[0][1] = 1e-30f, m->grads[0][2] = 1;
+    CHECK_OK(pass(&g, m));
+    CHECK_BYTES(g.local[0], m->grads[0], 3 * sizeof(float));
+    grads_end(&g);
+}
+
+/* ---- other dtypes, other buckets ------------------------------------------------------------- */
+
+enum { KINDS = 4 };
+
+typedef struct kinds {
+    double f64[3];
+    uint16_t f16[3], bf16[3];
+    int32_t i32[3];
+} kinds;
+
+static void all_kinds(dp_ctx *ctx)
+{
+    static kinds own[RANKS];
+    void *local[KINDS][RANKS];
+    dp_reducer *reducer = NULL;
+    for (size_t i = 0; i < RANKS; i++) {
+        own[i] =
+            (kinds){{7, 1, -3}, {0x4700, 0x3c00, 0xc200}, {0x40e0, 0x3f80, 0xc040}, {7, 1, -3}};
+        local[0][i] = own[i].f64, local[1][i] = own[i].f16;
+        local[2][i] = own[i].bf16, local[3][i] = own[i].i32;
+    }
+    const dp_block blocks[KINDS] = {{DP_F64, 3, local[0]},
+                                    {DP_F16, 3, local[1]},
+                                    {DP_BF16, 3, local[2]},
+                                    {DP_I32, 3, local[3]}};
+    CHECK_OK(dp_reducer_create(
+        ctx,
+        &(dp_reducer_config){.blocks = blocks,
+                             .block_count = KINDS,
+                             .reduction = DP_SUM_RANKS,
+                             .buckets = {.hook = dp_compress, .hook_user = compressor_of(ctx, 4)}},
+        &reducer));
+    CHECK_OK(dp_reducer_begin(reducer, NULL));
+    for (int i = 0; i < 2; i++)
+        for (uint32_t unit = 0; unit < KINDS; unit++)
+            CHECK_OK(dp_reducer_ready(reducer, i, unit, NULL));
+    CHECK_OK(dp_reducer_finish(reducer));
+    for (int i = 0; i < 2; i++) {
+        static const double sums[3] = {14, 2, -6};
+        static const uint16_t halves[3] = {0x4b00, 0x4000, 0xc600},
+                              shorts[3] = {0x4160, 0x4000, 0xc0c0};
+        static const int32_t whole[3] = {14, 2, -6};
+        CHECK_BYTES(own[i].f64, sums, sizeof sums);
+        CHECK_BYTES(own[i].f16, halves, sizeof halves);
+        CHECK_BYTES(own[i].bf16, shorts, sizeof shorts);
+        CHECK_BYTES(own[i].i32, whole, sizeof whole);
+    }
+    dp_close(ctx);
+}
+
+TEST(gradients_of_any_dtype)
+{
+    all_kinds(open_here(2));
+}
+
+/* Buckets have other ranges after the first pass; what was kept for others is not added. */
+static void regrouped(meeting *meet)
+{
+    static const dp_range ranges[] = {{.unit = 0, .count = 3},
+                                      {.unit = 1, .first = 3, .count = 3},
+                                      {.unit = 2, .first = 6, .count = 3},
+                                      {.unit = 3, .first = 9, .count = 3}};
+    static const float at_first[12] = {7, 0.25f, 7, 7, 0.25f, 7, 7, 0.25f, 7, 7, 0.25f, 7};
+    dp_ctx *ctx = open_job(meet, 1, dp_cpu());
+    dp_compressor *compressor = compressor_of(ctx, 4);
+    grads g;
+    grads_begin(&g, ctx, 12);
+    grads_create(&g, (dp_reducer_config){.reduction = DP_MEAN_RANKS,
+                                         .ranges = ranges,
+                                         .range_count = 4,
+                                         .buckets = {.first_bytes = 24,
+                                                     .bytes = 24,
+                                                     .hook = dp_compress,
+                                                     .hook_user = compressor}});
+    check_buckets(g.reducer, "0 1 | 2 3");
+    for (int i = 0; i < 4; i++) {
+        memcpy(g.local[0], at_first, sizeof at_first);
+        CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+        report(&g, 3), report(&g, 1), report(&g, 0), report(&g, 2);
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        for (int k = 0; k < 12; k++) /* kept from the second on: 0.25, 0.5 (to even), 0.75 */
+            CHECK_F64(g.local[0][k], k % 3 != 1 ? 7 : i == 3 ? 1 : 0, 0);
+    }
+    check_buckets(g.reducer, "3 1 | 0 2");
+    grads_end(&g);
+}
+
+TEST(what_was_kept_is_of_the_same_ranges)
+{
+    in_processes(2, regrouped);
+}
+
+/* ---- a wrapper ------------------------------------------------------------------------------- */
+
+static void wrapped(meeting *meet)
+{
+    static const plan how;
+    dp_module *par = NULL;
+    dp_ctx *ctx = open_job(meet, 1, dp_cpu());
+    dp_module *net = make_net(ctx, &how);
+    const dp_distributed_config config = {
+        .buckets = {.hook = dp_compress, .hook_user = compressor_of(ctx, 8)}};
+    CHECK_OK(dp_distributed(net, &config, &par));
+    for (int i = 0; i < 3; i++) {
+        dp_scope *step = dp_scope_begin(ctx);
+        dp_tensor grad;
+        float got[V];
+        dp_value log;
+        CHECK_OK(dp_train_step(par, step, a_part_each(ctx, step), NULL, &log));
+        CHECK_OK(dp_owner_grad(par, 0, 1, &grad));
+        CHECK_OK(dp_read(ctx, &grad, got, sizeof got));
+        for (int k = 0; k < V; k++)
+            CHECK_F64(got[k], 1.5, 1e-5);
+        CHECK_OK(dp_zero_grad(par));
+        dp_scope_end(step);
+    }
+    dp_close(ctx);
+}
+
+TEST(a_wrapper_sends_less)
+{
+    in_processes(2, wrapped);
+}
+
+/* ---- failures -------------------------------------------------------------------------------- */
+
+/* Where memory is missing the pass fails, and the next one begins with nothing kept. */
+TEST(every_allocation_fails_once)
+{
+    bool fired = true;
+    for (size_t at = 1; fired; at++) {
+        test_allocator counter = {0};
+        dp_ctx *ctx = NULL;
+        dp_compressor *compressor = NULL;
+        uint64_t seed = test_seed();
+        grads g;
+        CHECK_OK(dp_open(&(dp_config){.device_count = 2,
+                                      .poison = true,
+                                      .allocator = test_allocator_of(&counter)},
+                         &ctx));
+        model *m = model_of(8, 2, 300);
+        counter.fail_at = counter.call_count + at;
+        dp_status status = dp_compressor_create(ctx, NULL, &compressor);
+        if (status != DP_OK) {
+            CHECK_STATUS(status, DP_ERR_NO_MEMORY);
+            CHECK_OK(dp_compressor_create(ctx, NULL, &compressor));
+        }
+        size_t fail_at = counter.fail_at;
+        counter.fail_at = 0;
+        begin(&g, ctx, 300, compressor, DP_SUM_RANKS);
+        draw(m, &seed);
+        if (fail_at > 0 && counter.fail_count == 0)
+            counter.fail_at = counter.call_count + at;
+        status = pass(&g, m);
+        fired = counter.fail_count > 0;
+        counter.fail_at = 0;
+        if (status == DP_OK)
+            model_pass(m, 1);
+        else
+            CHECK_ERROR(status, DP_ERR_USER, "failed on rank 0: dp_compress: ");
+        model_pass(m, 1);
+        CHECK_OK(pass(&g, m));
+        check_sum(&g, m);
+        size_t calls = counter.call_count;
+        CHECK_OK(pass(&g, m));
+        CHECK_INT(counter.call_count, calls);
+        CHECK_OK(dp_reducer_destroy(g.reducer));
+        dp_compressor_destroy(compressor);
+        dp_close(ctx);
+        free(g.local[0]), free(g.local[1]);
+        CHECK_NO_LEAKS(&counter);
+    }
+}
+
+TEST(wrong_arguments_are_named)
+{
+    dp_compressor *compressor = NULL, *other = NULL;
+    dp_ctx *ctx = open_here(2), *foreign = open_here(2), *toys = open_on(toy_device(), 2);
+    grads g;
+    CHECK_ERROR(dp_compressor_create(NULL, NULL, &compressor), DP_ERR_INVALID, "ctx is NULL");
+    CHECK_ERROR(dp_compressor_create(ctx, NULL, NULL), DP_ERR_INVALID, "out is NULL");
+    CHECK_ERROR(dp_compressor_create(ctx, &(dp_compressor_config){.bits = 5}, &compressor),
+                DP_ERR_INVALID, "dp_compressor_create: bits is 5, not 8 or 4");
+    CHECK_ERROR(dp_compressor_create(toys, NULL, &compressor), DP_ERR_UNSUPPORTED,
+                "dp_compressor_create: the host does not reach the memory of 'toy");
+    CHECK(compressor == NULL);
+    CHECK_ERROR(dp_compress(NULL, NULL), DP_ERR_INVALID, "dp_compress: bucket is NULL");
+    CHECK_ERROR(dp_compress(&(dp_bucket){.ctx = ctx}, NULL), DP_ERR_INVALID,
+                "dp_compress: compressor is NULL");
+    other = compressor_of(foreign, 8);
+    model *m = model_of(8, 2, 3);
+    begin(&g, ctx, 3, other, DP_SUM_RANKS);
+    CHECK_ERROR(pass(&g, m), DP_ERR_USER, "dp_compress: the compressor is of another context");
+    dp_compressor_destroy(NULL);
+    dp_close(foreign), dp_close(toys);
+    grads_end(&g);
+}
