@@ -3,7 +3,8 @@
    Include it after dp.h, or instead. But for the wording of errors and a lock it uses only the
    public API of dp.h.
 
-   Where a step waits for the network, send less. Gradients can travel in 8 or 4 bits:
+   Where a step waits for the network, send less. Gradients can travel in 8 or 4 bits, or as narrow
+   matrices:
 
        dp_compressor *small;
        dp_compressor_create(ctx, &(dp_compressor_config){.bits = 4}, &small);
@@ -23,12 +24,13 @@
    Both go together, as dp_local_config has `buckets`, too.
 
    CONTENTS (search for the tag)
-     >>smaller    sums in 8 or 4 bits: a hook for buckets
+     >>smaller    sums in 8 or 4 bits, or of low rank: a hook for buckets
      >>fewer      steps of each process' own, and sums of what they changed
    and of the implementation
      >>codes      floats in 8 or 4 bits
      >>kept       what a compressor keeps of each bucket
      >>parts      each rank adds up a part
+     >>factors    a matrix as the product of two narrow ones
      >>flat       all parameters in a row
      >>outer      what is done with a sum
      >>meeting    when sums leave, and when they are waited for
@@ -56,17 +58,26 @@ extern "C" {
    small gradients come later. What was kept is forgotten where a bucket gets other ranges, which
    happens after the first pass, and where the hook has failed.
 
-   Where a number of a block is not finite the whole block becomes NaN, on all ranks, and of it
-   nothing is kept: a loss scale sees it. With one rank nothing is rounded. Gradients that are no
+   With `rank` gradients of two and more dims travel as PowerSGD has it: M, which has rows along the
+   first dim, becomes P Q', where P and Q have so many columns. P is the sum of M Q over ranks, made
+   orthonormal; Q is the sum of M' P, and what the next pass begins with. What this leaves out is
+   kept. Matrices that would not get half as small, and vectors, are added up as they are.
+
+   Where a number is not finite its block of 128, or its matrix, becomes NaN, on all ranks, and of
+   it nothing is kept: a loss scale sees it. With one rank nothing is changed. Gradients that are no
    floats are added up as they are. For devices whose memory the host reaches.                   */
 
 typedef struct dp_compressor dp_compressor;
 
 typedef struct dp_compressor_config {
-    int bits; /* 8 or 4; 0: 8 */
+    int bits; /* 8 or 4; 0: 8. Not together with rank */
+    int rank;
+    dp_module *module; /* with rank: whose gradients they are, as the wrapper gets it. Units of a
+                          reducer are those that are trained and have elements, in their order */
+    int64_t start;     /* with rank: so many passes before are all-reduced as they are */
 } dp_compressor_config;
 
-/* For one wrapper, or for reducers of one program; it ends with the context, or by
+/* For one wrapper or reducer, and with bits for several. It ends with the context, or by
    dp_compressor_destroy, after them. All processes need the same config. */
 DP_MUST_USE DP_API dp_status dp_compressor_create(dp_ctx *ctx, const dp_compressor_config *config,
                                                   dp_compressor **out);
@@ -270,7 +281,16 @@ typedef struct dp__compress_rank { /* a local rank's */
     float *own;           /* left out of its gradients: all parts, with zeros behind them */
     float *part;          /* and of its part of the sum */
     uint8_t *send, *recv; /* a code of each part */
+    float *left, *right;  /* with low rank: all P and what travels as it is, all Q */
 } dp__compress_rank;
+
+/* A range as a matrix: P is `rank` runs of `rows` elements, Q of `cols`. Or as it is: rank 0. */
+typedef struct dp__low_piece {
+    uint32_t unit;
+    size_t first, count; /* in the bucket */
+    size_t rows, cols, rank;
+    size_t left, right; /* where P begins, or what travels as it is; and where Q does */
+} dp__low_piece;
 
 typedef struct dp__compress_state {
     const dp_reducer *reducer;
@@ -278,9 +298,12 @@ typedef struct dp__compress_state {
     dp_scope *scope;
     dp_range *ranges;
     size_t range_count;
-    size_t count, each; /* elements; of a part */
-    float *sum;         /* of a part */
-    dp_tensor wide;     /* f32, for gradients of another dtype */
+    size_t count, each;    /* elements; of a part */
+    float *sum;            /* of a part */
+    dp__low_piece *pieces; /* with low rank: of the ranges */
+    size_t left_count, right_count;
+    float *start;   /* all Q, for the next pass */
+    dp_tensor wide; /* f32, for gradients of another dtype */
     dp__compress_rank *ranks;
     dp_part *parts;
     struct dp__compress_state *next;
@@ -290,18 +313,46 @@ struct dp_compressor {
     dp_ctx *ctx;
     dp_scope *scope;
     dp_info info;
-    int bits;
+    int bits; /* 0: low rank */
+    size_t rank;
+    uint64_t start;
+    dp__low_piece *units; /* as they are in a bucket of their own */
+    size_t unit_count;
     dp__lock lock; /* of the list: hooks of two reducers may run at the same time */
     dp__compress_state *states;
 };
 
-static dp_status dp__compressor_make(dp_scope *scope, dp_ctx *ctx, int bits, dp_compressor **out)
+/* Parameters that are units of a reducer. Those of one dim have a single row. */
+static dp_status dp__low_units(dp_compressor *compressor, dp_module *module)
+{
+    const size_t count = dp_module_param_count(module);
+    compressor->units = dp_scope_alloc(compressor->scope, count * sizeof *compressor->units);
+    if (compressor->units == NULL)
+        return dp__no_memory();
+    for (size_t i = 0; i < count; i++) {
+        dp_param_info info;
+        DP_TRY(dp_module_param(module, i, &info));
+        size_t all = (size_t)dp_tensor_count(&info.data);
+        size_t rows = info.data.ndim > 1 ? (size_t)info.data.shape[0] : 1;
+        if (!info.frozen && !info.buffer && all > 0)
+            compressor->units[compressor->unit_count++] =
+                (dp__low_piece){.count = all, .rows = rows, .cols = all / rows};
+    }
+    return DP_OK;
+}
+
+static dp_status dp__compressor_make(dp_scope *scope, dp_ctx *ctx,
+                                     const dp_compressor_config *config, dp_compressor **out)
 {
     dp_compressor *compressor = dp_scope_alloc(scope, sizeof *compressor);
     if (compressor == NULL)
         return dp__no_memory();
-    *compressor =
-        (dp_compressor){.ctx = ctx, .scope = scope, .bits = bits, .lock = DP__LOCK_INITIALIZER};
+    *compressor = (dp_compressor){.ctx = ctx,
+                                  .scope = scope,
+                                  .bits = config->bits,
+                                  .rank = (size_t)config->rank,
+                                  .start = (uint64_t)config->start,
+                                  .lock = DP__LOCK_INITIALIZER};
     DP_TRY(dp_info_get(ctx, &compressor->info));
     for (int i = 0; i < compressor->info.local_count; i++) {
         dp_device_info device;
@@ -310,21 +361,41 @@ static dp_status dp__compressor_make(dp_scope *scope, dp_ctx *ctx, int bits, dp_
             return dp_error(DP_ERR_UNSUPPORTED, "the host does not reach the memory of '%s'",
                             device.name);
     }
+    if (config->rank > 0)
+        DP_TRY(dp__low_units(compressor, config->module));
     *out = compressor;
+    return DP_OK;
+}
+
+static dp_status dp__compressor_check(const dp_ctx *ctx, dp_compressor_config *config)
+{
+    config->bits = config->bits == 0 && config->rank == 0 ? 8 : config->bits;
+    if (config->rank < 0)
+        return dp_error(DP_ERR_INVALID, "rank is %d, which is below 0", config->rank);
+    if (config->rank > 0 && config->bits != 0)
+        return dp_error(DP_ERR_INVALID, "bits and rank are both set");
+    if (config->rank == 0 && config->bits != 8 && config->bits != 4)
+        return dp_error(DP_ERR_INVALID, "bits is %d, not 8 or 4", config->bits);
+    if (config->start < 0 || (config->start > 0 && config->rank == 0))
+        return dp_error(DP_ERR_INVALID, "start is %lld, %s", (long long)config->start,
+                        config->start < 0 ? "which is below 0" : "but there is no rank");
+    if (config->rank > 0 && (ctx == NULL || dp_module_ctx(config->module) != ctx))
+        return dp_error(DP_ERR_INVALID, "module is not one of this context");
     return DP_OK;
 }
 
 DP_API dp_status dp_compressor_create(dp_ctx *ctx, const dp_compressor_config *config,
                                       dp_compressor **out)
 {
-    int bits = config != NULL && config->bits != 0 ? config->bits : 8;
+    dp_compressor_config own = {0};
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_pointer(__func__, "out", out));
-    if (bits != 8 && bits != 4)
-        return dp_error(DP_ERR_INVALID, "%s: bits is %d, not 8 or 4", __func__, bits);
+    if (config != NULL)
+        own = *config;
+    DP_TRY(dp__named(__func__, dp__compressor_check(ctx, &own)));
     dp_scope *scope = dp_scope_begin(ctx);
     DP_TRY(dp_scope_check(scope));
-    dp_status status = dp__compressor_make(scope, ctx, bits, out);
+    dp_status status = dp__compressor_make(scope, ctx, &own, out);
     if (status != DP_OK)
         dp_scope_end(scope);
     return dp__named(__func__, status);
@@ -347,32 +418,30 @@ static float *dp__compress_zeros(dp_scope *scope, size_t count)
     return zeros;
 }
 
-static dp_status dp__compress_ranks_make(const dp_compressor *compressor, dp__compress_state *state)
+static dp_status dp__bits_make(const dp_compressor *compressor, dp__compress_state *state)
 {
-    const size_t local_count = (size_t)compressor->info.local_count;
     const size_t ranks = (size_t)compressor->info.rank_count;
     const size_t bytes = ranks * dp__code_bytes(state->each, compressor->bits);
-    state->ranks = dp_scope_alloc(state->scope, local_count * sizeof *state->ranks);
-    state->parts = dp_scope_alloc(state->scope, local_count * sizeof *state->parts);
-    if (state->ranks == NULL || state->parts == NULL)
-        return dp__no_memory();
-    for (size_t i = 0; i < local_count; i++) {
+    state->sum = dp__compress_zeros(state->scope, state->each);
+    bool full = state->sum == NULL;
+    for (int i = 0; i < compressor->info.local_count; i++) {
         dp__compress_rank *rank = &state->ranks[i];
-        *rank = (dp__compress_rank){.own = dp__compress_zeros(state->scope, ranks * state->each),
-                                    .part = dp__compress_zeros(state->scope, state->each),
-                                    .send = dp_scope_alloc(state->scope, bytes),
-                                    .recv = dp_scope_alloc(state->scope, bytes)};
-        if (rank->own == NULL || rank->part == NULL || rank->send == NULL || rank->recv == NULL)
-            return dp__no_memory();
+        rank->part = dp__compress_zeros(state->scope, state->each);
+        rank->send = dp_scope_alloc(state->scope, bytes);
+        rank->recv = dp_scope_alloc(state->scope, bytes);
+        full = full || rank->part == NULL || rank->send == NULL || rank->recv == NULL;
     }
-    return DP_OK;
+    return full ? dp__no_memory() : DP_OK;
 }
+
+static dp_status dp__low_make(const dp_compressor *compressor, dp__compress_state *state);
 
 /* A part has an even number of elements, so that it ends with a byte. */
 static dp_status dp__compress_state_make(const dp_compressor *compressor, const dp_bucket *bucket,
                                          dp__compress_state *state)
 {
     const size_t ranks = (size_t)compressor->info.rank_count;
+    const size_t local_count = (size_t)compressor->info.local_count;
     const int64_t count = (int64_t)bucket->count;
     state->range_count = bucket->info.range_count;
     state->count = bucket->count;
@@ -380,14 +449,22 @@ static dp_status dp__compress_state_make(const dp_compressor *compressor, const 
     state->scope = dp_scope_begin(compressor->ctx);
     DP_TRY(dp_scope_check(state->scope));
     state->ranges = dp_scope_alloc(state->scope, state->range_count * sizeof *state->ranges);
-    state->sum = dp__compress_zeros(state->scope, state->each);
-    if (state->ranges == NULL || state->sum == NULL)
+    state->ranks = dp_scope_alloc(state->scope, local_count * sizeof *state->ranks);
+    state->parts = dp_scope_alloc(state->scope, local_count * sizeof *state->parts);
+    if (state->ranges == NULL || state->ranks == NULL || state->parts == NULL)
         return dp__no_memory();
     memcpy(state->ranges, bucket->info.ranges, state->range_count * sizeof *state->ranges);
+    for (size_t i = 0; i < local_count; i++) {
+        state->ranks[i] =
+            (dp__compress_rank){.own = dp__compress_zeros(state->scope, ranks * state->each)};
+        if (state->ranks[i].own == NULL)
+            return dp__no_memory();
+    }
     if (bucket->dtype != DP_F32)
         DP_TRY(dp_tensor_new(state->scope, dp_local_device(compressor->ctx, 0), DP_F32, 1, &count,
                              &state->wide));
-    return dp__compress_ranks_make(compressor, state);
+    return compressor->bits > 0 ? dp__bits_make(compressor, state)
+                                : dp__low_make(compressor, state);
 }
 
 static void dp__compress_state_drop(dp__compress_state *state)
@@ -473,17 +550,15 @@ static dp_status dp__compress_take(const dp_compressor *compressor, const dp_buc
     return DP_OK;
 }
 
-/* Code r of `in` has part r. */
+/* Where the result of a local rank goes, as f32; then, from there to its gradients. */
+static float *dp__compress_result(const dp_bucket *bucket, const dp__compress_state *state, int i)
+{
+    return bucket->dtype != DP_F32 ? state->wide.data : bucket->local[i].recv;
+}
+
 static dp_status dp__compress_give(const dp_compressor *compressor, const dp_bucket *bucket,
                                    dp__compress_state *state, int i)
 {
-    const size_t bytes = dp__code_bytes(state->each, compressor->bits);
-    float *to = bucket->dtype != DP_F32 ? state->wide.data : bucket->local[i].recv;
-    for (size_t at = 0, r = 0; at < state->count; at += state->each, r++) {
-        size_t here = state->count - at < state->each ? state->count - at : state->each;
-        dp__code_read(state->ranks[i].send + r * bytes, state->each, here, compressor->bits, false,
-                      to + at);
-    }
     if (bucket->dtype == DP_F32)
         return DP_OK;
     dp_tensor view = dp__compress_view(compressor, bucket, i);
@@ -491,15 +566,20 @@ static dp_status dp__compress_give(const dp_compressor *compressor, const dp_buc
     return dp_cast(compressor->ctx, &view, &state->wide);
 }
 
+/* Of the sum over ranks. */
+static double dp__compress_factor(const dp_compressor *compressor, const dp_bucket *bucket)
+{
+    return bucket->op == DP_OP_MEAN ? bucket->scale / compressor->info.rank_count : bucket->scale;
+}
+
 /* What all ranks sent of this rank's part, as a code where it will be gathered. */
-static void dp__compress_add(const dp_compressor *compressor, const dp_bucket *bucket,
-                             dp__compress_state *state, int i)
+static void dp__bits_add(const dp_compressor *compressor, const dp_bucket *bucket,
+                         dp__compress_state *state, int i)
 {
     const size_t bytes = dp__code_bytes(state->each, compressor->bits);
-    const int ranks = compressor->info.rank_count;
-    const float factor = (float)(bucket->op == DP_OP_MEAN ? bucket->scale / ranks : bucket->scale);
+    const float factor = (float)dp__compress_factor(compressor, bucket);
     dp__compress_rank *rank = &state->ranks[i];
-    for (int r = 0; r < ranks; r++)
+    for (int r = 0; r < compressor->info.rank_count; r++)
         dp__code_read(rank->recv + (size_t)r * bytes, state->each, state->each, compressor->bits,
                       r > 0, state->sum);
     for (size_t k = 0; k < state->each; k++)
@@ -508,8 +588,20 @@ static void dp__compress_add(const dp_compressor *compressor, const dp_bucket *b
                    rank->send + (size_t)(compressor->info.rank_first + i) * bytes);
 }
 
-static dp_status dp__compress_run(const dp_compressor *compressor, const dp_bucket *bucket,
-                                  dp__compress_state *state)
+/* Code r of those that were gathered has part r. */
+static void dp__bits_read(const dp_compressor *compressor, const dp__compress_state *state, int i,
+                          float *out)
+{
+    const size_t bytes = dp__code_bytes(state->each, compressor->bits);
+    for (size_t at = 0, r = 0; at < state->count; at += state->each, r++) {
+        size_t here = state->count - at < state->each ? state->count - at : state->each;
+        dp__code_read(state->ranks[i].send + r * bytes, state->each, here, compressor->bits, false,
+                      out + at);
+    }
+}
+
+static dp_status dp__bits_run(const dp_compressor *compressor, const dp_bucket *bucket,
+                              dp__compress_state *state)
 {
     const size_t bytes = dp__code_bytes(state->each, compressor->bits);
     const int local_count = compressor->info.local_count, ranks = compressor->info.rank_count;
@@ -525,30 +617,266 @@ static dp_status dp__compress_run(const dp_compressor *compressor, const dp_buck
     for (int i = 0; i < local_count; i++) {
         dp__compress_rank *rank = &state->ranks[i];
         size_t own = (size_t)(compressor->info.rank_first + i) * bytes;
-        dp__compress_add(compressor, bucket, state, i);
+        dp__bits_add(compressor, bucket, state, i);
         state->parts[i] = (dp_part){.send = rank->send + own, .recv = rank->send};
     }
-    DP_TRY(dp_bucket_all_gather(bucket, state->parts, bytes, DP_U8));
-    for (int i = 0; i < local_count; i++)
-        DP_TRY(dp__compress_give(compressor, bucket, state, i));
+    return dp_bucket_all_gather(bucket, state->parts, bytes, DP_U8);
+}
+
+/* ==== >>factors =================================================================================
+   What all ranks compute alike, they compute from floats that are the same everywhere, in products
+   of two of them as f64, which are exact: no compiler's fused sums make ranks differ.           */
+
+/* What Q begins with: numbers from -1 to below 1, by unit and place. */
+static void dp__low_draw(const dp__low_piece *piece, size_t column, float *out)
+{
+    for (size_t j = 0; j < piece->cols; j++) {
+        uint64_t word = ((uint64_t)piece->unit << 40) + column * piece->cols + j + 1;
+        word *= 0x9e3779b97f4a7c15u;
+        word = (word ^ word >> 30) * 0xbf58476d1ce4e5b9u;
+        word = (word ^ word >> 27) * 0x94d049bb133111ebu;
+        out[j] = (float)(word >> 40) / (float)(1 << 23) - 1;
+    }
+}
+
+static double dp__low_dot(const float *a, const float *b, size_t count)
+{
+    double sum = 0;
+    for (size_t i = 0; i < count; i++)
+        sum += (double)a[i] * (double)b[i];
+    return sum;
+}
+
+/* a -= d * b */
+static void dp__low_less(float *a, float d, const float *b, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        a[i] = (float)((double)a[i] - (double)d * (double)b[i]);
+}
+
+/* Gram and Schmidt, twice, which is enough. A run that depends on those before it becomes zeros. */
+static void dp__low_orthonormal(float *runs, size_t count, size_t rank)
+{
+    for (size_t k = 0; k < rank; k++) {
+        float *own = runs + k * count;
+        double before = sqrt(dp__low_dot(own, own, count));
+        for (size_t l = 0; l < 2 * k; l++) {
+            const float *other = runs + l % k * count;
+            dp__low_less(own, (float)dp__low_dot(own, other, count), other, count);
+        }
+        double norm = sqrt(dp__low_dot(own, own, count));
+        bool depends = norm <= before * 1e-5;
+        for (size_t i = 0; i < count; i++)
+            own[i] = depends ? 0 : (float)((double)own[i] / norm);
+    }
+}
+
+static dp_status dp__low_piece_make(const dp_compressor *compressor, const dp_range *range,
+                                    size_t first, dp__low_piece *out)
+{
+    if (range->unit >= compressor->unit_count ||
+        compressor->units[range->unit].count > range->count)
+        return dp_error(DP_ERR_INVALID, "unit %u is no parameter of the compressor's module",
+                        (unsigned)range->unit);
+    *out = compressor->units[range->unit];
+    out->unit = range->unit;
+    out->first = first;
+    out->rank = compressor->rank;
+    out->rank = out->rank < out->rows ? out->rank : out->rows;
+    out->rank = out->rank < out->cols ? out->rank : out->cols;
+    if ((out->rows + out->cols) * out->rank * 2 >= out->count)
+        out->rank = 0;
     return DP_OK;
 }
 
+static dp_status dp__low_make(const dp_compressor *compressor, dp__compress_state *state)
+{
+    state->pieces = dp_scope_alloc(state->scope, state->range_count * sizeof *state->pieces);
+    if (state->pieces == NULL)
+        return dp__no_memory();
+    state->left_count = state->right_count = 0;
+    for (size_t i = 0, first = 0; i < state->range_count; first += state->ranges[i++].count) {
+        dp__low_piece *piece = &state->pieces[i];
+        DP_TRY(dp__low_piece_make(compressor, &state->ranges[i], first, piece));
+        piece->left = state->left_count;
+        piece->right = state->right_count;
+        state->left_count += piece->rank > 0 ? piece->rank * piece->rows : piece->count;
+        state->right_count += piece->rank * piece->cols;
+    }
+    state->start = dp_scope_alloc(state->scope, state->right_count * sizeof *state->start);
+    bool full = state->start == NULL;
+    for (int i = 0; i < compressor->info.local_count; i++) {
+        dp__compress_rank *rank = &state->ranks[i];
+        rank->left = dp_scope_alloc(state->scope, state->left_count * sizeof *rank->left);
+        rank->right = dp_scope_alloc(state->scope, state->right_count * sizeof *rank->right);
+        full = full || rank->left == NULL || rank->right == NULL;
+    }
+    for (size_t i = 0; i < state->range_count && !full; i++)
+        for (size_t k = 0; k < state->pieces[i].rank; k++)
+            dp__low_draw(&state->pieces[i], k,
+                         state->start + state->pieces[i].right + k * state->pieces[i].cols);
+    return full ? dp__no_memory() : DP_OK;
+}
+
+/* P = M Q, or what travels as it is, of which nothing is kept. */
+static void dp__low_left(const dp__compress_state *state, const dp__low_piece *piece,
+                         const dp__compress_rank *rank)
+{
+    float *own = rank->own + piece->first, *left = rank->left + piece->left;
+    if (piece->rank == 0) {
+        memcpy(left, own, piece->count * sizeof *left);
+        memset(own, 0, piece->count * sizeof *own);
+    }
+    for (size_t k = 0; k < piece->rank; k++)
+        for (size_t i = 0; i < piece->rows; i++)
+            left[k * piece->rows + i] = (float)dp__low_dot(
+                own + i * piece->cols, state->start + piece->right + k * piece->cols, piece->cols);
+}
+
+/* Q = M' P, with P made orthonormal. */
+static void dp__low_right(const dp__low_piece *piece, const dp__compress_rank *rank)
+{
+    const float *own = rank->own + piece->first;
+    float *left = rank->left + piece->left, *right = rank->right + piece->right;
+    dp__low_orthonormal(left, piece->rows, piece->rank);
+    memset(right, 0, piece->rank * piece->cols * sizeof *right);
+    for (size_t k = 0; k < piece->rank; k++)
+        for (size_t i = 0; i < piece->rows; i++)
+            for (size_t j = 0; j < piece->cols; j++)
+                right[k * piece->cols + j] += left[k * piece->rows + i] * own[i * piece->cols + j];
+}
+
+/* out = factor * P Q'; what M has beyond its share of it is kept. */
+static void dp__low_product(const dp__low_piece *piece, const dp__compress_rank *rank, int ranks,
+                            double factor, float *out)
+{
+    const float *left = rank->left + piece->left, *right = rank->right + piece->right;
+    float *own = rank->own + piece->first;
+    for (size_t i = 0; i < piece->rows; i++)
+        for (size_t j = 0; j < piece->cols; j++) {
+            size_t at = i * piece->cols + j;
+            double sum = 0;
+            for (size_t k = 0; k < piece->rank; k++)
+                sum += (double)left[k * piece->rows + i] * (double)right[k * piece->cols + j];
+            out[at] = (float)(sum * factor);
+            own[at] = (float)((double)own[at] - sum / ranks);
+        }
+}
+
+static bool dp__low_is_finite(const float *x, size_t count)
+{
+    return count == 0 || isfinite(dp__code_largest(x, count));
+}
+
+/* The result of one local rank. */
+static void dp__low_read(const dp_compressor *compressor, const dp_bucket *bucket,
+                         const dp__compress_state *state, int i, float *out)
+{
+    const double factor = dp__compress_factor(compressor, bucket);
+    const dp__compress_rank *rank = &state->ranks[i];
+    for (size_t p = 0; p < state->range_count; p++) {
+        const dp__low_piece *piece = &state->pieces[p];
+        float *to = out + piece->first, *own = rank->own + piece->first;
+        for (size_t k = 0; k < piece->count && piece->rank == 0; k++)
+            to[k] = (float)((double)rank->left[piece->left + k] * factor);
+        if (piece->rank > 0)
+            dp__low_product(piece, rank, compressor->info.rank_count, factor, to);
+        if (dp__low_is_finite(rank->right + piece->right, piece->rank * piece->cols))
+            continue;
+        memset(own, 0, piece->count * sizeof *own);
+        for (size_t k = 0; k < piece->count; k++)
+            to[k] = NAN;
+    }
+}
+
+/* Q of this pass is what the next one begins with; a run of it from which nothing could come any
+   more is drawn anew. All ranks have the same. */
+static void dp__low_keep(const dp__compress_state *state)
+{
+    for (size_t p = 0; p < state->range_count; p++) {
+        const dp__low_piece *piece = &state->pieces[p];
+        for (size_t k = 0; k < piece->rank; k++) {
+            size_t at = piece->right + k * piece->cols;
+            float *run = state->start + at, largest;
+            memcpy(run, state->ranks[0].right + at, piece->cols * sizeof *run);
+            largest = dp__code_largest(run, piece->cols);
+            if (!(largest > 0) || !isfinite(largest))
+                dp__low_draw(piece, k, run);
+        }
+    }
+}
+
+static dp_status dp__low_sum(const dp_compressor *compressor, const dp_bucket *bucket,
+                             dp__compress_state *state, bool right)
+{
+    for (int i = 0; i < compressor->info.local_count; i++) {
+        float *data = right ? state->ranks[i].right : state->ranks[i].left;
+        state->parts[i] = (dp_part){.send = data, .recv = data};
+    }
+    return dp_bucket_all_reduce(
+        bucket, state->parts, right ? state->right_count : state->left_count, DP_F32, DP_OP_SUM, 1);
+}
+
+static dp_status dp__low_run(const dp_compressor *compressor, const dp_bucket *bucket,
+                             dp__compress_state *state)
+{
+    for (int i = 0; i < compressor->info.local_count; i++) {
+        DP_TRY(dp__compress_take(compressor, bucket, state, i));
+        for (size_t p = 0; p < state->range_count; p++)
+            dp__low_left(state, &state->pieces[p], &state->ranks[i]);
+    }
+    DP_TRY(dp__low_sum(compressor, bucket, state, false));
+    if (state->right_count == 0)
+        return DP_OK;
+    for (int i = 0; i < compressor->info.local_count; i++)
+        for (size_t p = 0; p < state->range_count; p++)
+            dp__low_right(&state->pieces[p], &state->ranks[i]);
+    DP_TRY(dp__low_sum(compressor, bucket, state, true));
+    dp__low_keep(state);
+    return DP_OK;
+}
+
+/* ---- the hook -------------------------------------------------------------------------------- */
+
+/* Whether gradients are all-reduced as they are. */
+static dp_status dp__compress_is_plain(const dp_compressor *compressor, const dp_bucket *bucket,
+                                       bool *out)
+{
+    dp_reducer_info info;
+    DP_TRY(dp_reducer_info_get(bucket->reducer, &info));
+    *out = compressor->info.rank_count == 1 || bucket->dtype > DP_BF16 ||
+           info.pass_count < compressor->start;
+    return DP_OK;
+}
+
+/* When the last collective has failed, or one before it, all ranks know it, and forget what they
+   have: with low rank they begin the next pass with the same Q. */
 DP_API dp_status dp_compress(const dp_bucket *bucket, void *user)
 {
-    dp_compressor *compressor = user;
+    const dp_compressor *compressor = user;
     dp__compress_state *state = NULL;
+    bool plain = false;
     DP_TRY(dp__check_pointer(__func__, "bucket", bucket));
     DP_TRY(dp__check_pointer(__func__, "compressor", user));
     if (bucket->ctx != compressor->ctx)
         return dp_error(DP_ERR_INVALID, "%s: the compressor is of another context", __func__);
-    if (compressor->info.rank_count == 1 || bucket->dtype > DP_BF16)
+    DP_TRY(dp__compress_is_plain(compressor, bucket, &plain));
+    if (plain)
         return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
                                     bucket->scale);
-    DP_TRY(dp__named(__func__, dp__compress_state_of(compressor, bucket, &state)));
-    dp_status status = dp__compress_run(compressor, bucket, state);
+    DP_TRY(dp__named(__func__, dp__compress_state_of(user, bucket, &state)));
+    dp_status status = compressor->bits > 0 ? dp__bits_run(compressor, bucket, state)
+                                            : dp__low_run(compressor, bucket, state);
     if (status != DP_OK)
         dp__compress_state_drop(state);
+    for (int i = 0; i < compressor->info.local_count && status == DP_OK; i++) {
+        float *out = dp__compress_result(bucket, state, i);
+        if (compressor->bits > 0)
+            dp__bits_read(compressor, state, i, out);
+        else
+            dp__low_read(compressor, bucket, state, i, out);
+        status = dp__compress_give(compressor, bucket, state, i);
+    }
     return status;
 }
 

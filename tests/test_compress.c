@@ -1,4 +1,4 @@
-/* test_compress.c - dp_local.h: sums of gradients in 8 or 4 bits. */
+/* test_compress.c - dp_local.h: sums of gradients in 8 or 4 bits, or of low rank. */
 
 #include <math.h>
 #include "methods.h"
@@ -370,7 +370,290 @@ TEST(a_wrapper_sends_less)
     in_processes(2, wrapped);
 }
 
+/* ---- low rank -------------------------------------------------------------------------------- */
+
+/* Units: a matrix, a vector, one that would not get half as small, and one of three dims. */
+enum { M_ROWS = 12, M_COLS = 10, M_ALL = 120, V_ALL = 7, S_ALL = 4, T_ROWS = 4, T_ALL = 96 };
+enum { LOW = M_ALL + V_ALL + S_ALL + T_ALL, LOW_V = M_ALL, LOW_S = LOW_V + V_ALL };
+enum { LOW_T = LOW_S + S_ALL };
+
+static const dp_range low_ranges[] = {{.unit = 0, .count = M_ALL},
+                                      {.unit = 1, .first = LOW_V, .count = V_ALL},
+                                      {.unit = 2, .first = LOW_S, .count = S_ALL},
+                                      {.unit = 3, .first = LOW_T, .count = T_ALL}};
+
+static dp_module *low_net(dp_ctx *ctx)
+{
+    const dp_param_config params[] = {
+        {.name = "m", .ndim = 2, .shape = {M_ROWS, M_COLS}},
+        {.name = "frozen", .ndim = 2, .shape = {3, 3}, .frozen = true},
+        {.name = "v", .ndim = 1, .shape = {V_ALL}},
+        {.name = "mean", .ndim = 1, .shape = {2}, .buffer = true},
+        {.name = "none", .ndim = 2, .shape = {0, 3}},
+        {.name = "s", .ndim = 2, .shape = {2, 2}},
+        {.name = "t", .ndim = 3, .shape = {T_ROWS, 3, 8}}};
+    dp_module *net = NULL;
+    CHECK_OK(dp_module_create(
+        ctx, &(dp_module_config){.name = "low", .params = params, .param_count = 7}, &net));
+    return net;
+}
+
+static void low_begin(grads *g, dp_ctx *ctx, int rank, int64_t start, dp_reduction reduction)
+{
+    dp_compressor *low = NULL;
+    CHECK_OK(dp_compressor_create(
+        ctx, &(dp_compressor_config){.rank = rank, .module = low_net(ctx), .start = start}, &low));
+    grads_begin(g, ctx, LOW);
+    grads_create(g, (dp_reducer_config){.reduction = reduction,
+                                        .ranges = low_ranges,
+                                        .range_count = 4,
+                                        .buckets = {.hook = dp_compress, .hook_user = low}});
+}
+
+static dp_status low_pass(const grads *g, const model *m)
+{
+    for (int i = 0; i < g->info.local_count; i++)
+        memcpy(g->local[i], m->grads[g->info.rank_first + i], LOW * sizeof(float));
+    CHECK_OK(dp_reducer_begin(g->reducer, NULL));
+    for (uint32_t unit = 0; unit < 4; unit++)
+        report(g, unit);
+    return dp_reducer_finish(g->reducer);
+}
+
+/* What Q is at first: by the unit, the column and the place. */
+static double drawn_at(uint64_t unit, uint64_t column, uint64_t j, uint64_t cols)
+{
+    uint64_t word = (unit << 40 | (column * cols + j + 1)) * 0x9e3779b97f4a7c15u;
+    word = (word ^ word >> 30) * 0xbf58476d1ce4e5b9u;
+    word = (word ^ word >> 27) * 0x94d049bb133111ebu;
+    return (double)(word >> 40) / (1 << 23) - 1;
+}
+
+typedef struct powers { /* PowerSGD of the first matrix, in f64 */
+    int ranks, rank;
+    double own[RANKS][M_ALL], q[4][M_COLS], p[4][M_ROWS], sum[M_ALL];
+} powers;
+
+static void powers_orthonormal(powers *w)
+{
+    for (int k = 0; k < w->rank; k++) {
+        double norm = 0;
+        for (int l = 0; l < k; l++) {
+            double dot = 0;
+            for (int i = 0; i < M_ROWS; i++)
+                dot += w->p[k][i] * w->p[l][i];
+            for (int i = 0; i < M_ROWS; i++)
+                w->p[k][i] -= dot * w->p[l][i];
+        }
+        for (int i = 0; i < M_ROWS; i++)
+            norm += w->p[k][i] * w->p[k][i];
+        for (int i = 0; i < M_ROWS; i++)
+            w->p[k][i] /= sqrt(norm);
+    }
+}
+
+static void powers_pass(powers *w, const model *m)
+{
+    memset(w->p, 0, sizeof w->p);
+    for (int r = 0; r < w->ranks; r++)
+        for (int at = 0; at < M_ALL; at++) {
+            w->own[r][at] += (double)m->grads[r][at];
+            for (int k = 0; k < w->rank; k++)
+                w->p[k][at / M_COLS] += w->own[r][at] * w->q[k][at % M_COLS];
+        }
+    powers_orthonormal(w);
+    memset(w->q, 0, sizeof w->q);
+    for (int r = 0; r < w->ranks; r++)
+        for (int at = 0; at < M_ALL; at++)
+            for (int k = 0; k < w->rank; k++)
+                w->q[k][at % M_COLS] += w->own[r][at] * w->p[k][at / M_COLS];
+    for (int at = 0; at < M_ALL; at++) {
+        w->sum[at] = 0;
+        for (int k = 0; k < w->rank; k++)
+            w->sum[at] += w->p[k][at / M_COLS] * w->q[k][at % M_COLS];
+        for (int r = 0; r < w->ranks; r++)
+            w->own[r][at] -= w->sum[at] / w->ranks;
+    }
+}
+
+static double low_sum(const model *m, size_t k)
+{
+    double sum = 0;
+    for (int r = 0; r < m->ranks; r++)
+        sum += (double)m->grads[r][k];
+    return sum;
+}
+
+/* With rank 2 only the first matrix is sent as two others; with 1 the last one is, too. */
+static void low_exact(dp_ctx *ctx, int rank, dp_reduction reduction)
+{
+    uint64_t seed = test_seed();
+    grads g;
+    low_begin(&g, ctx, rank, 0, reduction);
+    model *m = model_of(8, g.info.rank_count, LOW);
+    double factor = reduction == DP_MEAN_RANKS ? 1.0 / m->ranks : 1;
+    powers *w = test_room(sizeof *w);
+    w->ranks = m->ranks;
+    w->rank = rank;
+    for (int k = 0; k < rank; k++)
+        for (int j = 0; j < M_COLS; j++)
+            w->q[k][j] = drawn_at(0, (uint64_t)k, (uint64_t)j, M_COLS);
+    for (int i = 0; i < 4; i++) {
+        size_t sent = V_ALL + S_ALL + (size_t)rank * (M_ROWS + M_COLS);
+        sent += rank == 1 ? T_ROWS + T_ALL / T_ROWS : T_ALL;
+        draw(m, &seed);
+        CHECK_OK(low_pass(&g, m));
+        powers_pass(w, m);
+        for (int l = 0; l < g.info.local_count; l++) {
+            for (size_t k = 0; k < M_ALL; k++)
+                CHECK_F64(g.local[l][k], w->sum[k] * factor, 1e-4);
+            for (size_t k = M_ALL; k < (rank == 1 ? LOW_T : LOW); k++)
+                CHECK_F64(g.local[l][k], low_sum(m, k) * factor, 1e-5);
+            CHECK_BYTES(g.local[l], g.local[0], LOW * sizeof(float));
+        }
+        CHECK_INT(info_of(g.reducer).last.bytes, sent * sizeof(float));
+    }
+    grads_end(&g);
+}
+
+static void low_in_processes(meeting *meet)
+{
+    low_exact(open_job(meet, 1, dp_cpu()), 1, DP_SUM_RANKS);
+    low_exact(open_job(meet, 1, dp_cpu()), 2, DP_MEAN_RANKS);
+}
+
+TEST(gradients_of_low_rank_are_those_of_power_sgd)
+{
+    low_exact(open_here(2), 1, DP_MEAN_RANKS);
+    low_exact(open_here(3), 2, DP_SUM_RANKS);
+    in_processes(2, low_in_processes);
+    in_processes(3, low_in_processes);
+}
+
+/* Some passes are as they would be without; then what has the rank arrives as a whole. After a pass
+   of zeros, or of a NaN, too. */
+static void low_by_and_by(dp_ctx *ctx)
+{
+    grads g;
+    low_begin(&g, ctx, 1, 2, DP_SUM_RANKS);
+    model *m = model_of(8, g.info.rank_count, LOW);
+    for (int i = 0; i < 7; i++) {
+        bool poisoned = i == 4, zeros = i == 2, plain = i < 2;
+        for (int r = 0; r < m->ranks; r++)
+            for (size_t k = 0; k < LOW; k++) /* rows and columns that differ by a factor */
+                m->grads[r][k] =
+                    zeros ? 0
+                          : (float)(k < M_ALL ? (k / M_COLS + 1) * (k % M_COLS + 2) : k % 7) *
+                                (float)(r + i + 1);
+        if (plain)
+            m->grads[0][5] = 77;
+        if (poisoned)
+            m->grads[m->ranks - 1][5] = NAN;
+        CHECK_OK(low_pass(&g, m));
+        for (int l = 0; l < g.info.local_count; l++) {
+            for (size_t k = 0; k < LOW_T; k++) {
+                double want = poisoned && k < M_ALL ? (double)NAN : low_sum(m, k);
+                CHECK_F64(g.local[l][k], want, plain ? 0 : 1e-5 * fabs(low_sum(m, k)) + 1e-3);
+            }
+            for (size_t k = LOW_T; k < LOW && !plain; k++)
+                CHECK(isfinite(g.local[l][k]));
+        }
+        CHECK(plain == (info_of(g.reducer).last.bytes == LOW * sizeof(float)));
+    }
+    grads_end(&g);
+}
+
+static void low_by_and_by_in_processes(meeting *meet)
+{
+    low_by_and_by(open_job(meet, 1, dp_cpu()));
+}
+
+TEST(low_rank_begins_and_begins_again)
+{
+    low_by_and_by(open_here(2));
+    in_processes(2, low_by_and_by_in_processes);
+}
+
+/* What has not the rank comes later, and all processes have the same bits. */
+static float *results; /* that all processes see */
+
+static void low_in_the_long_run(meeting *meet)
+{
+    enum { PASSES = 40 };
+    static double sum[LOW];
+    uint64_t seed = test_seed();
+    float *shared = results;
+    grads g;
+    low_begin(&g, open_job(meet, 1, dp_cpu()), 2, 0, DP_MEAN_RANKS);
+    model *m = model_of(8, 2, LOW);
+    draw(m, &seed);
+    for (int i = 0; i < PASSES; i++) {
+        CHECK_OK(low_pass(&g, m));
+        for (size_t k = 0; k < LOW; k++)
+            sum[k] += (double)g.local[0][k];
+        memcpy(shared + meet->process * LOW, g.local[0], LOW * sizeof(float));
+        wait_for_all(meet);
+        CHECK_BYTES(shared, shared + LOW, LOW * sizeof(float));
+        wait_for_all(meet);
+    }
+    for (size_t k = 0; k < LOW; k++)
+        CHECK_F64(sum[k] / PASSES, low_sum(m, k) / 2, 0.25);
+    grads_end(&g);
+}
+
+TEST(nothing_is_lost_by_a_low_rank)
+{
+    results = shared_memory(2 * LOW * sizeof *results);
+    in_processes(2, low_in_the_long_run);
+}
+
 /* ---- failures -------------------------------------------------------------------------------- */
+
+/* The same with low rank: what has the rank arrives all the same. */
+TEST(every_allocation_of_low_rank_fails_once)
+{
+    bool fired = true;
+    for (size_t at = 1; fired; at++) {
+        test_allocator counter = {0};
+        dp_compressor *low = NULL;
+        dp_ctx *ctx = NULL;
+        grads g;
+        CHECK_OK(dp_open(&(dp_config){.device_count = 2,
+                                      .poison = true,
+                                      .allocator = test_allocator_of(&counter)},
+                         &ctx));
+        const dp_compressor_config config = {.rank = 1, .module = low_net(ctx)};
+        counter.fail_at = counter.call_count + at;
+        dp_status status = dp_compressor_create(ctx, &config, &low);
+        fired = counter.fail_count > 0;
+        counter.fail_at = 0;
+        CHECK_STATUS(status, fired ? DP_ERR_NO_MEMORY : DP_OK);
+        if (fired)
+            CHECK_OK(dp_compressor_create(ctx, &config, &low));
+        grads_begin(&g, ctx, LOW);
+        grads_create(&g, (dp_reducer_config){.reduction = DP_SUM_RANKS,
+                                             .ranges = low_ranges,
+                                             .range_count = 4,
+                                             .buckets = {.hook = dp_compress, .hook_user = low}});
+        model *m = model_of(8, 2, LOW);
+        for (size_t k = 0; k < M_ALL; k++)
+            m->grads[1][k] = (float)((k / M_COLS + 1) * (k % M_COLS + 1));
+        counter.fail_at = fired ? 0 : counter.call_count + at;
+        status = low_pass(&g, m);
+        fired = counter.fail_count > 0;
+        counter.fail_at = 0;
+        if (status != DP_OK)
+            CHECK_ERROR(status, DP_ERR_USER, "failed on rank 0: dp_compress: ");
+        CHECK_OK(low_pass(&g, m));
+        for (size_t k = 0; k < M_ALL; k++)
+            CHECK_F64(g.local[0][k], m->grads[1][k], 1e-3);
+        CHECK_OK(dp_reducer_destroy(g.reducer));
+        dp_compressor_destroy(low);
+        dp_close(ctx);
+        free(g.local[0]), free(g.local[1]);
+        CHECK_NO_LEAKS(&counter);
+    }
+}
 
 /* Where memory is missing the pass fails, and the next one begins with nothing kept. */
 TEST(every_allocation_fails_once)
@@ -431,6 +714,18 @@ TEST(wrong_arguments_are_named)
                 DP_ERR_INVALID, "dp_compressor_create: bits is 5, not 8 or 4");
     CHECK_ERROR(dp_compressor_create(toys, NULL, &compressor), DP_ERR_UNSUPPORTED,
                 "dp_compressor_create: the host does not reach the memory of 'toy");
+    const struct {
+        dp_compressor_config config;
+        const char *says;
+    } wrong[] = {{{.rank = -1}, "dp_compressor_create: rank is -1, which is below 0"},
+                 {{.rank = 1, .bits = 8}, "bits and rank are both set"},
+                 {{.rank = 1, .start = -1}, "start is -1, which is below 0"},
+                 {{.bits = 4, .start = 3}, "start is 3, but there is no rank"},
+                 {{.rank = 1}, "module is not one of this context"},
+                 {{.rank = 1, .module = low_net(foreign)}, "module is not one of this context"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        CHECK_ERROR(dp_compressor_create(ctx, &wrong[i].config, &compressor), DP_ERR_INVALID,
+                    wrong[i].says);
     CHECK(compressor == NULL);
     CHECK_ERROR(dp_compress(NULL, NULL), DP_ERR_INVALID, "dp_compress: bucket is NULL");
     CHECK_ERROR(dp_compress(&(dp_bucket){.ctx = ctx}, NULL), DP_ERR_INVALID,
@@ -439,6 +734,13 @@ TEST(wrong_arguments_are_named)
     model *m = model_of(8, 2, 3);
     begin(&g, ctx, 3, other, DP_SUM_RANKS);
     CHECK_ERROR(pass(&g, m), DP_ERR_USER, "dp_compress: the compressor is of another context");
+    CHECK_OK(dp_reducer_destroy(g.reducer));
+    CHECK_OK(dp_compressor_create(ctx, &(dp_compressor_config){.rank = 1, .module = low_net(ctx)},
+                                  &other));
+    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM_RANKS,
+                                         .buckets = {.hook = dp_compress, .hook_user = other}});
+    CHECK_ERROR(pass(&g, m), DP_ERR_USER,
+                "dp_compress: unit 0 is no parameter of the compressor's module");
     dp_compressor_destroy(NULL);
     dp_close(foreign), dp_close(toys);
     grads_end(&g);
