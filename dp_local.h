@@ -434,7 +434,8 @@ static dp_status dp__bits_make(const dp_compressor *compressor, dp__compress_sta
     return full ? dp__no_memory() : DP_OK;
 }
 
-static dp_status dp__low_make(const dp_compressor *compressor, dp__compress_state *state);
+static dp_status dp__low_make(const dp_compressor *compressor, dp__compress_state *state,
+                              size_t bytes);
 
 /* A part has an even number of elements, so that it ends with a byte. */
 static dp_status dp__compress_state_make(const dp_compressor *compressor, const dp_bucket *bucket,
@@ -463,8 +464,9 @@ static dp_status dp__compress_state_make(const dp_compressor *compressor, const 
     if (bucket->dtype != DP_F32)
         DP_TRY(dp_tensor_new(state->scope, dp_local_device(compressor->ctx, 0), DP_F32, 1, &count,
                              &state->wide));
-    return compressor->bits > 0 ? dp__bits_make(compressor, state)
-                                : dp__low_make(compressor, state);
+    return compressor->bits > 0
+               ? dp__bits_make(compressor, state)
+               : dp__low_make(compressor, state, dp_dtype_bytes(bucket->info.dtype));
 }
 
 static void dp__compress_state_drop(dp__compress_state *state)
@@ -671,13 +673,16 @@ static void dp__low_orthonormal(float *runs, size_t count, size_t rank)
     }
 }
 
+enum { DP__LOW_GAP = 64 }; /* bytes: less than that may follow a parameter in its block */
+
 static dp_status dp__low_piece_make(const dp_compressor *compressor, const dp_range *range,
-                                    size_t first, dp__low_piece *out)
+                                    size_t first, size_t bytes, dp__low_piece *out)
 {
-    if (range->unit >= compressor->unit_count ||
-        compressor->units[range->unit].count > range->count)
-        return dp_error(DP_ERR_INVALID, "unit %u is no parameter of the compressor's module",
-                        (unsigned)range->unit);
+    size_t count = range->unit < compressor->unit_count ? compressor->units[range->unit].count : 0;
+    if (count == 0 || count > range->count || (range->count - count) * bytes >= DP__LOW_GAP)
+        return dp_error(DP_ERR_INVALID,
+                        "unit %u has %zu elements, which is no parameter of the module",
+                        (unsigned)range->unit, range->count);
     *out = compressor->units[range->unit];
     out->unit = range->unit;
     out->first = first;
@@ -689,7 +694,9 @@ static dp_status dp__low_piece_make(const dp_compressor *compressor, const dp_ra
     return DP_OK;
 }
 
-static dp_status dp__low_make(const dp_compressor *compressor, dp__compress_state *state)
+/* bytes: of an element where gradients lie. */
+static dp_status dp__low_make(const dp_compressor *compressor, dp__compress_state *state,
+                              size_t bytes)
 {
     state->pieces = dp_scope_alloc(state->scope, state->range_count * sizeof *state->pieces);
     if (state->pieces == NULL)
@@ -697,7 +704,7 @@ static dp_status dp__low_make(const dp_compressor *compressor, dp__compress_stat
     state->left_count = state->right_count = 0;
     for (size_t i = 0, first = 0; i < state->range_count; first += state->ranges[i++].count) {
         dp__low_piece *piece = &state->pieces[i];
-        DP_TRY(dp__low_piece_make(compressor, &state->ranges[i], first, piece));
+        DP_TRY(dp__low_piece_make(compressor, &state->ranges[i], first, bytes, piece));
         piece->left = state->left_count;
         piece->right = state->right_count;
         state->left_count += piece->rank > 0 ? piece->rank * piece->rows : piece->count;

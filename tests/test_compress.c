@@ -340,29 +340,44 @@ TEST(what_was_kept_is_of_the_same_ranges)
 
 /* ---- a wrapper ------------------------------------------------------------------------------- */
 
-static void wrapped(meeting *meet)
+/* A matrix, and a vector that does not fill its place in the block. */
+static const dp_param_config wide_params[] = {{.name = "w", .ndim = 2, .shape = {10, 7}},
+                                              {.name = "v", .ndim = 1, .shape = {7}},
+                                              {.name = "seen", .buffer = true}};
+
+static void wrapped_by(dp_ctx *ctx, dp_compressor_config config)
 {
     static const plan how;
+    dp_compressor *small = NULL;
     dp_module *par = NULL;
-    dp_ctx *ctx = open_job(meet, 1, dp_cpu());
-    dp_module *net = make_net(ctx, &how);
-    const dp_distributed_config config = {
-        .buckets = {.hook = dp_compress, .hook_user = compressor_of(ctx, 8)}};
-    CHECK_OK(dp_distributed(net, &config, &par));
+    dp_module *net = make_net_of(
+        ctx, (dp_module_config){.state = &how, .params = wide_params, .param_count = 3});
+    config.module = config.rank > 0 ? net : NULL;
+    CHECK_OK(dp_compressor_create(ctx, &config, &small));
+    CHECK_OK(dp_distributed(
+        net, &(dp_distributed_config){.buckets = {.hook = dp_compress, .hook_user = small}}, &par));
     for (int i = 0; i < 3; i++) {
         dp_scope *step = dp_scope_begin(ctx);
-        dp_tensor grad;
-        float got[V];
         dp_value log;
         CHECK_OK(dp_train_step(par, step, a_part_each(ctx, step), NULL, &log));
-        CHECK_OK(dp_owner_grad(par, 0, 1, &grad));
-        CHECK_OK(dp_read(ctx, &grad, got, sizeof got));
-        for (int k = 0; k < V; k++)
-            CHECK_F64(got[k], 1.5, 1e-5);
+        for (size_t p = 0; p < 2; p++) {
+            float got[70];
+            dp_tensor grad;
+            CHECK_OK(dp_owner_grad(par, 0, p, &grad));
+            CHECK_OK(dp_read(ctx, &grad, got, (size_t)dp_tensor_count(&grad) * sizeof *got));
+            for (int64_t k = 0; k < dp_tensor_count(&grad); k++)
+                CHECK_F64(got[k], 1.5, 1e-5);
+        }
         CHECK_OK(dp_zero_grad(par));
         dp_scope_end(step);
     }
     dp_close(ctx);
+}
+
+static void wrapped(meeting *meet)
+{
+    wrapped_by(open_job(meet, 1, dp_cpu()), (dp_compressor_config){.bits = 4});
+    wrapped_by(open_job(meet, 1, dp_cpu()), (dp_compressor_config){.rank = 1});
 }
 
 TEST(a_wrapper_sends_less)
@@ -740,7 +755,16 @@ TEST(wrong_arguments_are_named)
     grads_create(&g, (dp_reducer_config){.reduction = DP_SUM_RANKS,
                                          .buckets = {.hook = dp_compress, .hook_user = other}});
     CHECK_ERROR(pass(&g, m), DP_ERR_USER,
-                "dp_compress: unit 0 is no parameter of the compressor's module");
+                "dp_compress: unit 0 has 3 elements, which is no parameter of the module");
+    CHECK_OK(dp_reducer_destroy(g.reducer));
+    m = model_of(8, 2, M_ALL + 16);
+    free(g.local[0]), free(g.local[1]);
+    begin(&g, ctx, M_ALL + 16, other, DP_SUM_RANKS);
+    CHECK_ERROR(pass(&g, m), DP_ERR_USER, "unit 0 has 136 elements, which is no parameter");
+    CHECK_OK(dp_reducer_destroy(g.reducer));
+    free(g.local[0]), free(g.local[1]);
+    begin(&g, ctx, M_ALL + 15, other, DP_SUM_RANKS);
+    CHECK_OK(pass(&g, m = model_of(8, 2, M_ALL + 15)));
     dp_compressor_destroy(NULL);
     dp_close(foreign), dp_close(toys);
     grads_end(&g);
