@@ -343,6 +343,15 @@ TEST_SLOW(steps_are_exactly_those_of_the_manual, 60)
     in_processes_on(toy_device(), 2, on_toys);
 }
 
+#if defined(TEST_SIM)
+/* What open_job() is given does not matter there. */
+TEST_SLOW(steps_of_gpus_are_the_same, 60)
+{
+    on_gpus("11", in_f32);
+    on_gpus("21", in_f64);
+}
+#endif
+
 /* ---- worked values --------------------------------------------------------------------------- */
 
 /* From 0 process 0 goes to 2 and process 1 to 6, in halves. torch.optim.SGD steps from 0 by -lr
