@@ -435,10 +435,10 @@ static dp_status low_pass(const grads *g, const model *m)
     return dp_reducer_finish(g->reducer);
 }
 
-/* What Q is at first: by the unit, the column and the place. */
-static double drawn_at(uint64_t unit, uint64_t column, uint64_t j, uint64_t cols)
+/* What Q is at first: by the column and the place. */
+static double drawn_at(uint64_t column, uint64_t j)
 {
-    uint64_t word = (unit << 40 | (column * cols + j + 1)) * 0x9e3779b97f4a7c15u;
+    uint64_t word = (column * M_COLS + j + 1) * 0x9e3779b97f4a7c15u;
     word = (word ^ word >> 30) * 0xbf58476d1ce4e5b9u;
     word = (word ^ word >> 27) * 0x94d049bb133111ebu;
     return (double)(word >> 40) / (1 << 23) - 1;
@@ -512,7 +512,7 @@ static void low_exact(dp_ctx *ctx, int rank, dp_reduction reduction)
     w->rank = rank;
     for (int k = 0; k < rank; k++)
         for (int j = 0; j < M_COLS; j++)
-            w->q[k][j] = drawn_at(0, (uint64_t)k, (uint64_t)j, M_COLS);
+            w->q[k][j] = drawn_at((uint64_t)k, (uint64_t)j);
     for (int i = 0; i < 4; i++) {
         size_t sent = V_ALL + S_ALL + (size_t)rank * (M_ROWS + M_COLS);
         sent += rank == 1 ? T_ROWS + T_ALL / T_ROWS : T_ALL;

@@ -384,6 +384,48 @@ TEST(worked_values_in_halves)
     in_processes(2, worked);
 }
 
+/* Fewer elements than fragments, and none. The first process has them on its second device. */
+static void of_two_elements(meeting *meet)
+{
+    static const dp_param_config params[] = {
+        {.name = "a", .ndim = 1, .shape = {2}},
+        {.name = "mean", .ndim = 1, .shape = {2}, .buffer = true}};
+    const int rank = meet->process == 0 ? 1 : 0;
+    dp_ctx *ctx = open_job(meet, 2, dp_cpu());
+    for (size_t first = 0; first < 2; first++) {
+        double numbers[2] = {7 + meet->process, 8};
+        dp_module *net = NULL;
+        dp_local *local = NULL;
+        dp_local_info info;
+        CHECK_OK(dp_module_create(ctx,
+                                  &(dp_module_config){.name = "net",
+                                                      .params = params + first,
+                                                      .param_count = 2 - first,
+                                                      .local_rank = rank},
+                                  &net));
+        net_io(net, params[first].name, true, numbers);
+        CHECK_OK(dp_local_create(net, &(dp_local_config){.every = 3, .fragments = 3}, &local));
+        net_io(net, params[first].name, false, numbers);
+        CHECK_F64(numbers[0], first == 0 ? 7 : 7 + meet->process, 0);
+        numbers[0] += 2 * meet->process;
+        net_io(net, params[first].name, true, numbers);
+        for (int i = 0; i < 3; i++)
+            CHECK_OK(dp_local_step(local));
+        net_io(net, params[first].name, false, numbers);
+        CHECK_F64(numbers[0], first == 0 ? 8 : 7 + 3 * meet->process, 0);
+        CHECK_OK(dp_local_info_get(local, &info));
+        CHECK_INT(info.sum_count, first == 0 ? 2 : 0);
+        CHECK_OK(dp_local_sync(local));
+        dp_local_destroy(local);
+    }
+    dp_close(ctx);
+}
+
+TEST(few_elements_make_fewer_fragments)
+{
+    in_processes(2, of_two_elements);
+}
+
 /* What is under way when a context closes is dropped. */
 static void closes_early(meeting *meet)
 {
@@ -589,6 +631,9 @@ TEST(checkpoint_that_does_not_fit_changes_nothing)
         CHECK_SAYS(dp_last_error(), "dp_local_load: ");
         CHECK_SAYS(dp_last_error(), wrong[i].says);
     }
+    CHECK_OK(dp_local_load(o.local, with(s, dp_int(0), anchor, momentum)));
+    CHECK_INT(told_by(&o).step_count, 0);
+    CHECK_OK(dp_local_load(o.local, saved));
     step(&o, m);
     CHECK_ERROR(dp_local_save(o.local, NULL, &saved), DP_ERR_INVALID, "scope is NULL");
     CHECK_ERROR(dp_local_save(o.local, s, NULL), DP_ERR_INVALID, "out is NULL");

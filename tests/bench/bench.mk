@@ -1,7 +1,7 @@
 # bench.mk - measures dp.h against its peers and against what the hardware gives.
 #
 #   make bench [ROWS=C1,C7] [ROUNDS=21] [BENCH_RUN='chrt -f 10']
-#   make bench-slow [SLOW='--loss 0.65 --rate 100 --delay 20']     over a slow link; as root
+#   make bench-slow [SLOW='--loss 0.62 --rate 100 --delay 20']     over a slow link; as root
 #
 # BENCH_RUN is a command to measure under, as one that goes before the others on a busy machine.
 # The table says the truth and never fails the build: what could not be built is absent in it. The

@@ -131,7 +131,7 @@ static const way ways[] = {
     {.name = "bf16", .wire = DP_BF16},
     {.name = "bits8", .bits = 8},
     {.name = "bits4", .bits = 4},
-    {.name = "rank2", .rank = 2},
+    {.name = "rank4", .rank = 4},
     {.name = "mean4", .local = {.every = 4}},
     {.name = "mean16", .local = {.every = 16}},
     {.name = "diloco16", .local = {.every = 16, DILOCO}},

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Time to a loss over a slow link, for each way to send less; see slow.c. As root:
 
-    slow.py PROGRAM [--loss 0.65] [--rate 100] [--delay 20] [--rounds 1] [WAY...]
+    slow.py PROGRAM [--loss 0.62] [--rate 100] [--delay 20] [--rounds 1] [WAY...]
 
 Two hosts are network namespaces, joined by the cable of tests/faults/wire.py, which carries so many
 Mbit/s each way, and whose round trip takes so many ms. Ways run in turn; the table has medians."""
@@ -23,7 +23,7 @@ WAYS = {
     "bf16": "all-reduce of bf16 (wire)",
     "bits8": "8 bits (dp_compress)",
     "bits4": "4 bits",
-    "rank2": "PowerSGD, rank 2",
+    "rank4": "PowerSGD, rank 4",
     "mean4": "local steps, mean every 4",
     "mean16": "mean every 16",
     "diloco16": "DiLoCo every 16",
@@ -89,7 +89,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("program")
     parser.add_argument("ways", nargs="*", default=list(WAYS))
-    parser.add_argument("--loss", type=float, default=0.65)
+    parser.add_argument("--loss", type=float, default=0.62)
     parser.add_argument("--rate", type=float, default=100)
     parser.add_argument("--delay", type=float, default=20)
     parser.add_argument("--rounds", type=int, default=1)
