@@ -170,8 +170,8 @@ DP_MUST_USE DP_API dp_status dp_local_info_get(const dp_local *local, dp_local_i
    are dicts of tensors by the names of parameters. STATE while sums are under way. Parameters are
    the module's to save: where they differ from process to process, each saves its own. [host] */
 DP_MUST_USE DP_API dp_status dp_local_save(dp_local *local, dp_scope *scope, dp_value *out);
-/* Of a module with the same parameters; else an error names what differs, and nothing changes. What
-   the config says stays as it is. [host] */
+/* Of a module with the same parameters; else an error names what differs, and nothing changes. All
+   processes load what was saved after the same step. What the config says stays as it is. [host] */
 DP_MUST_USE DP_API dp_status dp_local_load(dp_local *local, dp_value saved);
 
 #ifdef __cplusplus
@@ -751,10 +751,23 @@ static void dp__low_left(const dp__compress_state *state, const dp__low_piece *p
                 own + i * piece->cols, state->start + piece->right + k * piece->cols, piece->cols);
 }
 
-/* Q = M' P, with P made orthonormal. */
+/* An element of P Q'. */
+static double dp__low_at(const dp__low_piece *piece, const dp__compress_rank *rank, size_t i,
+                         size_t j)
+{
+    const float *left = rank->left + piece->left, *right = rank->right + piece->right;
+    double sum = 0;
+    for (size_t k = 0; k < piece->rank; k++)
+        sum += (double)left[k * piece->rows + i] * (double)right[k * piece->cols + j];
+    return sum;
+}
+
+/* Q = M' P, with P made orthonormal. What M has beyond P Q' is kept. (PowerSGD keeps what it has
+   beyond its share of everybody's product, which is the same in all; but a rank that forgets would
+   take away from others' gradients.) */
 static void dp__low_right(const dp__low_piece *piece, const dp__compress_rank *rank)
 {
-    const float *own = rank->own + piece->first;
+    float *own = rank->own + piece->first;
     float *left = rank->left + piece->left, *right = rank->right + piece->right;
     dp__low_orthonormal(left, piece->rows, piece->rank);
     memset(right, 0, piece->rank * piece->cols * sizeof *right);
@@ -762,23 +775,9 @@ static void dp__low_right(const dp__low_piece *piece, const dp__compress_rank *r
         for (size_t i = 0; i < piece->rows; i++)
             for (size_t j = 0; j < piece->cols; j++)
                 right[k * piece->cols + j] += left[k * piece->rows + i] * own[i * piece->cols + j];
-}
-
-/* out = factor * P Q'; what M has beyond its share of it is kept. */
-static void dp__low_product(const dp__low_piece *piece, const dp__compress_rank *rank, int ranks,
-                            double factor, float *out)
-{
-    const float *left = rank->left + piece->left, *right = rank->right + piece->right;
-    float *own = rank->own + piece->first;
-    for (size_t i = 0; i < piece->rows; i++)
-        for (size_t j = 0; j < piece->cols; j++) {
-            size_t at = i * piece->cols + j;
-            double sum = 0;
-            for (size_t k = 0; k < piece->rank; k++)
-                sum += (double)left[k * piece->rows + i] * (double)right[k * piece->cols + j];
-            out[at] = (float)(sum * factor);
-            own[at] = (float)((double)own[at] - sum / ranks);
-        }
+    for (size_t at = 0; at < piece->count && piece->rank > 0; at++)
+        own[at] =
+            (float)((double)own[at] - dp__low_at(piece, rank, at / piece->cols, at % piece->cols));
 }
 
 static bool dp__low_is_finite(const float *x, size_t count)
@@ -795,10 +794,11 @@ static void dp__low_read(const dp_compressor *compressor, const dp_bucket *bucke
     for (size_t p = 0; p < state->range_count; p++) {
         const dp__low_piece *piece = &state->pieces[p];
         float *to = out + piece->first, *own = rank->own + piece->first;
-        for (size_t k = 0; k < piece->count && piece->rank == 0; k++)
-            to[k] = (float)((double)rank->left[piece->left + k] * factor);
-        if (piece->rank > 0)
-            dp__low_product(piece, rank, compressor->info.rank_count, factor, to);
+        for (size_t k = 0; k < piece->count; k++) {
+            double sum = piece->rank > 0 ? dp__low_at(piece, rank, k / piece->cols, k % piece->cols)
+                                         : (double)rank->left[piece->left + k];
+            to[k] = (float)(sum * factor);
+        }
         if (dp__low_is_finite(rank->right + piece->right, piece->rank * piece->cols))
             continue;
         memset(own, 0, piece->count * sizeof *own);
@@ -867,8 +867,7 @@ static dp_status dp__compress_is_plain(const dp_compressor *compressor, const dp
     return DP_OK;
 }
 
-/* When the last collective has failed, or one before it, all ranks know it, and forget what they
-   have: with low rank they begin the next pass with the same Q. */
+/* A rank that begins with another Q than others does no harm: P is what all have. */
 DP_API dp_status dp_compress(const dp_bucket *bucket, void *user)
 {
     const dp_compressor *compressor = user;

@@ -624,6 +624,59 @@ TEST(nothing_is_lost_by_a_low_rank)
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
+typedef struct reluctant {
+    dp_compressor *inner;
+    bool now;
+} reluctant;
+
+static dp_status fails_before(const dp_bucket *bucket, void *user)
+{
+    const reluctant *r = user;
+    return r->now ? dp_error(DP_ERR_USER, "not now") : dp_compress(bucket, r->inner);
+}
+
+/* One rank forgets what it has kept, and the other does not. */
+static void forgetful(meeting *meet)
+{
+    for (int rank = 0; rank < 2; rank++) {
+        dp_ctx *ctx = open_job(meet, 1, dp_cpu());
+        reluctant hook = {0};
+        grads g;
+        CHECK_OK(dp_compressor_create(
+            ctx, &(dp_compressor_config){.rank = rank, .module = rank > 0 ? low_net(ctx) : NULL},
+            &hook.inner));
+        grads_begin(&g, ctx, LOW);
+        grads_create(&g,
+                     (dp_reducer_config){.reduction = DP_SUM_RANKS,
+                                         .ranges = low_ranges,
+                                         .range_count = 4,
+                                         .buckets = {.hook = fails_before, .hook_user = &hook}});
+        model *m = model_of(8, 2, LOW);
+        for (int i = 0; i < 5; i++) {
+            for (size_t k = 0; k < M_ALL; k++)
+                m->grads[i % 2][k] = (float)((k / M_COLS + 1) * (k % M_COLS + 1)) / 128;
+            hook.now = i == 2 && meet->process == 1;
+            if (i == 2)
+                CHECK_ERROR(low_pass(&g, m), DP_ERR_USER, "it failed on rank 1: not now");
+            else
+                CHECK_OK(low_pass(&g, m));
+            for (size_t k = 0; k < M_ALL && i != 2; k++)
+                CHECK_F64(g.local[0][k], low_sum(m, k), rank > 0 ? 1e-4 : 0.05);
+            memcpy(results + meet->process * LOW, g.local[0], LOW * sizeof(float));
+            wait_for_all(meet);
+            CHECK(i == 2 || memcmp(results, results + LOW, LOW * sizeof(float)) == 0);
+            wait_for_all(meet);
+        }
+        grads_end(&g);
+    }
+}
+
+TEST(ranks_that_forget_have_the_same_results)
+{
+    results = shared_memory(2 * LOW * sizeof *results);
+    in_processes(2, forgetful);
+}
+
 /* The same with low rank: what has the rank arrives all the same. */
 TEST(every_allocation_of_low_rank_fails_once)
 {
