@@ -1402,10 +1402,13 @@ DP_API dp_status dp_local_create(dp_module *module, const dp_local_config *confi
     DP_TRY(dp__check_pointer(__func__, "out", out));
     if (ctx == NULL)
         return dp_error(DP_ERR_INVALID, "%s: not a module", __func__);
-    DP_TRY(dp__check_ctx(__func__, ctx));
     dp_scope *scope = dp_scope_begin(ctx);
     dp_local *local = dp_scope_alloc(scope, sizeof *local);
-    DP_TRY(dp__named(__func__, dp_agree(ctx, local != NULL ? DP_OK : dp__no_memory())));
+    dp_status status = dp_agree(ctx, local != NULL ? DP_OK : dp__no_memory());
+    if (status != DP_OK) {
+        dp_scope_end(scope);
+        return dp__named(__func__, status);
+    }
     *local = (dp_local){.module = module,
                         .ctx = ctx,
                         .scope = scope,
@@ -1413,8 +1416,9 @@ DP_API dp_status dp_local_create(dp_module *module, const dp_local_config *confi
                         .rank = dp_module_rank(module),
                         .dtype = DP_F32,
                         .param_count = dp_module_param_count(module)};
-    dp_status status = dp_info_get(ctx, &local->job);
-    status = status == DP_OK ? dp__local_make(local) : status;
+    status = dp_info_get(ctx, &local->job);
+    if (status == DP_OK)
+        status = dp__local_make(local);
     if (status == DP_OK)
         *out = local;
     else

@@ -758,8 +758,8 @@ TEST(each_allocation_may_fail)
     }
 }
 
-/* The module's parameters are those it began with. */
-TEST(a_module_that_ended_is_noticed)
+/* And nothing hangs. */
+TEST(after_a_failure_each_call_says_why)
 {
     dp_ctx *ctx = open_here(1);
     model *m = model_of(configs[0], 1, false);
@@ -768,5 +768,7 @@ TEST(a_module_that_ended_is_noticed)
     CHECK_ERROR(dp_local_step(o.local), DP_ERR_ABORTED, "enough");
     CHECK_ERROR(dp_local_sync(o.local), DP_ERR_ABORTED, "enough");
     dp_local_destroy(o.local);
+    CHECK_ERROR(dp_local_create(o.net, &configs[0], &o.local), DP_ERR_ABORTED, "dp_local_create: ");
+    CHECK_SAYS(dp_last_error(), "enough");
     dp_close(ctx);
 }
