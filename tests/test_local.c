@@ -772,3 +772,23 @@ TEST(after_a_failure_each_call_says_why)
     CHECK_SAYS(dp_last_error(), "enough");
     dp_close(ctx);
 }
+
+TEST(a_module_that_has_gone_is_noticed)
+{
+    const char *says = "the module was destroyed";
+    dp_ctx *ctx = open_here(1);
+    dp_scope *scope = dp_scope_begin(ctx);
+    model *m = model_of((dp_local_config){.every = 2, .delay = 1}, 1, false);
+    one o = one_of(ctx, m, DP_F32, 0);
+    dp_value saved;
+    step(&o, m);
+    step(&o, m);
+    CHECK_OK(dp_module_destroy(o.net));
+    CHECK_ERROR(dp_local_step(o.local), DP_ERR_STATE, says);
+    CHECK_INT(told_by(&o).step_count, 2);
+    CHECK_ERROR(dp_local_sync(o.local), DP_ERR_STATE, says);
+    CHECK_INT(told_by(&o).under_way, 1);
+    CHECK_ERROR(dp_local_save(o.local, scope, &saved), DP_ERR_STATE, says);
+    CHECK_ERROR(dp_local_load(o.local, dp_none()), DP_ERR_STATE, says);
+    dp_close(ctx);
+}
