@@ -54,8 +54,8 @@
      dp/recover.h      a job goes on without those that have died
    Beside them lie, each with its own manual: dp_train.h (optimizers; their formulas are in
    the contract, and the arithmetic in a kernel of each device: dp_cpu.h, dp_cuda.h), dp_data.h,
-   dp_save.h, dp_array.h, dp_average.h, dp_norm.h, dp_check.h; dp_cuda.h, dp_nccl.h, dp_hip.h,
-   dp_mpi.h.
+   dp_save.h, dp_array.h, dp_average.h, dp_norm.h, dp_check.h, dp_local.h; dp_cuda.h, dp_nccl.h,
+   dp_hip.h, dp_mpi.h.
 
    WHAT IT IS
    A batch is cut into parts, one per device. Your model runs on all devices at the same time. The
@@ -211,7 +211,8 @@
             a timeline: $DP_TRACE; dp_agree, and numbers of all processes (>>agreement): where one
             process cannot make a wrapper, a reducer or a sharded optimizer, all have its status;
             dp_open_group: some of the processes as a job of their own; dp_stop_requested;
-            messages from one rank to another; dp_recover, dp_checkpoint_share
+            messages from one rank to another; dp_local.h: training over slow links;
+            dp_recover, dp_checkpoint_share
      names that have changed: dp_scope_open(ctx, &scope) is dp_scope_begin(ctx), and dp_scope_check
             says why there is none; DP_SUM is DP_SUM_RANKS, as DP_OP_SUM is another enum's;
             dp_grads_scatter is dp_grads_scatter_set; first_bucket_bytes and bucket_bytes are
@@ -1424,7 +1425,7 @@ DP_MUST_USE DP_API dp_status dp_reducer_bucket_get(const dp_reducer *reducer, si
    caller computes. A bucket that no rank uses does not travel. Single units that no rank uses are
    zeros in it, and keep their contents.
 
-   In a hook all processes call the two functions below in the same order, with the same count,
+   In a hook all processes call the functions below in the same order, with the same count,
    dtype, op and scale, and at least once. This is compared before anything travels. If they differ,
    or a hook fails, all ranks learn it: the rest of the pass does not travel, and dp_reducer_finish
    names the bucket and the rank, and quotes the hook's sentence. Gradients are void then, and the
@@ -1442,12 +1443,15 @@ typedef struct dp_bucket {
     double scale;         /* and multiplied by this */
 } dp_bucket;
 
-/* As dp_all_reduce_scaled and dp_all_gather, over all ranks, on any memory; NULL streams are those
-   of bucket->local. For the hook that got the bucket, on the thread that it was called on. */
+/* As dp_all_reduce_scaled, dp_all_gather and dp_all_to_all, over all ranks, on any memory; NULL
+   streams are those of bucket->local. For the hook that got the bucket, on the thread that it was
+   called on. */
 DP_MUST_USE DP_API dp_status dp_bucket_all_reduce(const dp_bucket *bucket, const dp_part *local,
                                                   size_t count, dp_dtype dtype, dp_op op,
                                                   double scale);
 DP_MUST_USE DP_API dp_status dp_bucket_all_gather(const dp_bucket *bucket, const dp_part *local,
+                                                  size_t count_each, dp_dtype dtype);
+DP_MUST_USE DP_API dp_status dp_bucket_all_to_all(const dp_bucket *bucket, const dp_part *local,
                                                   size_t count_each, dp_dtype dtype);
 
 /* ==== >>module =================================================================================

@@ -969,7 +969,7 @@ static dp_status dp__check_reducer(const char *fn, const dp_reducer *reducer)
     return DP_OK;
 }
 
-typedef enum dp__act { DP__FAILS, DP__RETURNS, DP__REDUCES, DP__GATHERS } dp__act;
+typedef enum dp__act { DP__FAILS, DP__RETURNS, DP__REDUCES, DP__GATHERS, DP__SWAPS } dp__act;
 
 enum { DP__ACT_WORDS = 2 }; /* what is done, and the scale; each has to be the same on all ranks */
 
@@ -985,7 +985,8 @@ static void dp__act_words(dp__act act, const dp_coll_call *call, int64_t *out)
 /* "all-reduces 7 f32" */
 static const char *dp__act_text(int64_t word, bool scale, char *text, size_t bytes)
 {
-    static const char *const verbs[] = {"fails", "returns", "all-reduces", "all-gathers"};
+    static const char *const verbs[] = {"fails", "returns", "all-reduces", "all-gathers",
+                                        "exchanges"};
     static const char *const ops[] = {"sum", "mean", "product", "min", "max"};
     unsigned act = (unsigned)(word >> 60), op = (unsigned)(word >> 56 & 15);
     double factor = 0;
@@ -1120,7 +1121,7 @@ static dp_status dp__hook_collective(const char *fn, const dp_bucket *bucket, dp
     DP_TRY(dp__check_coll(&coll));
     DP_TRY(dp__leave(fn, ctx, dp__hook_agree(reducer, act, &call)));
     reducer->trip.collective_count++;
-    reducer->carried += dp__blocks_bytes(&coll, false);
+    reducer->carried += dp__blocks_bytes(&coll, dp__rules[call.verb].send_all);
     dp_status status = dp__shared_failure(ctx, dp__collective_run(&coll));
     if (status != DP_OK) /* even if the hook goes on after it */
         dp__lose(reducer, status, dp_last_error());
@@ -1145,6 +1146,15 @@ DP_API dp_status dp_bucket_all_gather(const dp_bucket *bucket, const dp_part *lo
     return dp__hook_collective(
         __func__, bucket, DP__GATHERS,
         (dp_coll_call){DP_ALL_GATHER, local, count_each, dtype, DP_OP_SUM, 1, 0});
+}
+
+DP_API dp_status dp_bucket_all_to_all(const dp_bucket *bucket, const dp_part *local,
+                                      size_t count_each, dp_dtype dtype)
+{
+    DP_TRY(dp__check_in_hook(__func__, bucket));
+    return dp__hook_collective(
+        __func__, bucket, DP__SWAPS,
+        (dp_coll_call){DP_ALL_TO_ALL, local, count_each, dtype, DP_OP_SUM, 1, 0});
 }
 
 /* ==== >>times ==================================================================================

@@ -5,6 +5,7 @@
 #include "dp_average.h"
 #include "dp_check.h"
 #include "dp_data.h"
+#include "dp_local.h"
 #include "dp_norm.h"
 #include "dp_save.h"
 #include "dp_train.h"

@@ -164,7 +164,7 @@ rooms_table() {
 # the public API, and of what is private the system, and what errors are worded with; dp_data.h walks
 # over trees, too.
 check_rooms() {
-    local around=(dp_train.h dp_data.h dp_save.h dp_array.h dp_average.h dp_norm.h dp_check.h)
+    local around=(dp_train.h dp_data.h dp_save.h dp_array.h dp_average.h dp_norm.h dp_check.h dp_local.h)
     local worded='check_(ctx|scope|pointer|value)|named|no_memory|made|is_text|same_shape|pieces'
     local walked='collate|collate_leaf|collator|is_sequence|map|mapper|path|same_device|zip_check|zipper'
     local rooms
@@ -189,7 +189,7 @@ check_top_level() {
         case $file in
         dp.h | dp) ;;
         dp_cpu.h | dp_cuda.h | dp_nccl.h | dp_hip.h | dp_mpi.h | dp_train.h | dp_data.h | dp_save.h) ;;
-        dp_norm.h | dp_average.h | dp_check.h | dp_array.h) ;;
+        dp_norm.h | dp_average.h | dp_check.h | dp_array.h | dp_local.h) ;;
         tests | examples | install | Makefile | CMakeLists.txt | README.md | LICENSE | CHANGES.md | build) ;;
         *) extra+="$file"$'\n' ;;
         esac

@@ -762,10 +762,39 @@ static void gathered_bytes(meeting *m)
     compressed_by(m, quantized, 13 + 2 * sizeof(float));
 }
 
+/* Each rank adds up a part of its own: 7 of the first bucket's bytes, padded, go to each. */
+static dp_status in_parts(const dp_bucket *bucket, void *user)
+{
+    size_t each = (bucket->count + 1) / 2;
+    float *data = bucket->local[0].recv;
+    uint8_t own[16] = {0}, parts[16], all[16];
+    const dp_part to = {.send = own, .recv = parts}, from = {.send = parts, .recv = all};
+    (void)user;
+    for (size_t i = 0; i < bucket->count; i++) {
+        own[i] = (uint8_t)(data[i] * 4);
+    }
+    DP_TRY(dp_bucket_all_to_all(bucket, &to, each, DP_U8));
+    for (size_t i = 0; i < each; i++) {
+        parts[i] = (uint8_t)(parts[i] + parts[each + i]);
+    }
+    DP_TRY(dp_bucket_all_gather(bucket, &from, each, DP_U8));
+    for (size_t i = 0; i < bucket->count; i++) {
+        data[i] = (float)all[i] / 8;
+    }
+    return DP_OK;
+}
+
+/* What is sent to all counts for each of them: 2 * 4 + 4 of the first bucket, 2 * 3 + 3. */
+static void parts_of_bytes(meeting *m)
+{
+    compressed_by(m, in_parts, 2 * 4 + 4 + 2 * 3 + 3);
+}
+
 TEST(hooks_that_compress)
 {
     in_processes(2, whole_numbers);
     in_processes(2, gathered_bytes);
+    in_processes(2, parts_of_bytes);
 }
 
 /* With a scale: what the library itself would do for samples. */

@@ -707,6 +707,7 @@ static const dp_bucket *bucket_of(const args *a) /* outside of any hook */
 }
 CALL(dp_bucket_all_reduce, bucket_of(a), a->parts, a->count, a->dtype, a->op, 1)
 CALL(dp_bucket_all_gather, bucket_of(a), a->parts, a->count, a->dtype)
+CALL(dp_bucket_all_to_all, bucket_of(a), a->parts, a->count, a->dtype)
 CALL(dp_module_create, a->ctx, a->create, OUT(module))
 CALL(dp_module_copy, a->module, a->rank, OUT(module))
 CALL(dp_module_destroy, a->module)
@@ -847,6 +848,7 @@ static const row table[] = {
     ROW(dp_reducer_ready, "jri", 0), ROW(dp_reducer_finish, "j", 0),
     ROW(dp_reducer_info_get, "jO", GOES_ON), ROW(dp_reducer_bucket_get, "jiO", GOES_ON),
     ROW(dp_bucket_all_reduce, "jPe", NOT_RIGHTLY), ROW(dp_bucket_all_gather, "jPe", NOT_RIGHTLY),
+    ROW(dp_bucket_all_to_all, "jPe", NOT_RIGHTLY),
     ROW(dp_module_create, "cYO", 0), ROW(dp_module_copy, "mrO", 0),
     ROW(dp_module_destroy, "M", NOT_RIGHTLY), ROW(dp_module_train, "m", 0),
     ROW(dp_module_name, "m", 0), ROW(dp_module_rank, "m", 0), ROW(dp_module_ctx, "m", GOES_ON),

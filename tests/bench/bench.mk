@@ -1,6 +1,7 @@
 # bench.mk - measures dp.h against its peers and against what the hardware gives.
 #
 #   make bench [ROWS=C1,C7] [ROUNDS=21] [BENCH_RUN='chrt -f 10']
+#   make bench-slow [SLOW='--loss 0.62 --rate 100 --delay 20']     over a slow link; as root
 #
 # BENCH_RUN is a command to measure under, as one that goes before the others on a busy machine.
 # The table says the truth and never fails the build: what could not be built is absent in it. The
@@ -23,7 +24,15 @@ bench: $(BENCH)/bench $(BENCH)/peer_mpi $(BENCH)/peer_dp_mpi $(BENCH)/peer_gloo 
     $(BENCH)/peer_blas
 	-@$(BENCH_RUN) $(BENCH)/bench $(BENCH) $(ROUNDS) $(ROWS)
 
-.PHONY: bench model
+.PHONY: bench bench-slow model
+
+# Two processes of Open MPI, in two network namespaces.
+SLOW ?=
+bench-slow: $(BENCH)/slow
+	@tests/bench/slow/slow.py $< $(SLOW)
+
+$(BENCH)/slow: tests/bench/slow/slow.c examples/gpt.h $(HEADERS) | $(BENCH)/peers.log
+	@mpicc.openmpi -std=c11 -O2 $(STB_CFLAGS) $< -o $@ -lpthread -lm
 
 # What a job of 2 to 16,384 processes costs, on paper and as far as it can be had here: a minute in
 # which up to MODEL_MOST processes share this machine.

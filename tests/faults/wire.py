@@ -1,7 +1,7 @@
 """Two hosts on this machine: network namespaces, joined by a cable that can be cut.
 
 The cable is this process: each host has a tap device, and a thread carries the frames from one to
-the other; late, not all of them, in one direction only, or none. That needs no module of the kernel
+the other; late, slowly, not all of them, in one direction only, or none. That needs no module of the kernel
 but tun, and no tool but ip."""
 
 import fcntl
@@ -30,6 +30,7 @@ class Wire:
         self.rng = rng
         self.loss = 0.0
         self.delay = 0.0
+        self.rate = 0.0  # bytes a second, each way; 0: as many as come
         self.blocked = set()  # directions: 0 is from the first host to the second
         self.taps = [self._host(i) for i in range(2)]
         threading.Thread(target=self._carry, daemon=True).start()
@@ -51,7 +52,7 @@ class Wire:
         ip("-n", HOSTS[i], "link", "set", DEVICE, "down")
 
     def _carry(self):
-        under_way, count = [], 0
+        under_way, count, free = [], 0, [0.0, 0.0]
         while True:
             rest = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
             ready, _, _ = select.select(self.taps, [], [], rest)
@@ -60,7 +61,9 @@ class Wire:
                 frame = self._read(tap)
                 if frame and direction not in self.blocked and self.rng.random() >= self.loss:
                     count += 1
-                    due = time.monotonic() + self.delay
+                    free[direction] = max(free[direction], time.monotonic())
+                    free[direction] += len(frame) / self.rate if self.rate > 0 else 0
+                    due = free[direction] + self.delay
                     heapq.heappush(under_way, (due, count, 1 - direction, frame))
             while under_way and under_way[0][0] <= time.monotonic():
                 _, _, to, frame = heapq.heappop(under_way)
