@@ -1926,7 +1926,7 @@ static void every_call_fails(int code)
 {
     fail_code = code;
     shared = shared_memory(sizeof *shared);
-    for (fail_at = 1; fail_at == 1 || shared->fired; fail_at += 3)
+    for (fail_at = 1; fail_at == 1 || shared->fired; fail_at += test_stride())
         in_processes(2, a_call_fails);
     CHECK(fail_at > 100);
 }
