@@ -1588,16 +1588,17 @@ typedef struct dp__nccl_proof { /* parts are of leads: what they have comes afte
     dp__nccl_comm *comm;
     uint64_t seed;
     size_t words;  /* of a GPU */
-    double *wrong; /* of each GPU of the job, here */
+    double *wrong; /* of each GPU of the job, here; a 0 behind each */
     dp_part parts[DP__CUDA_OPERANDS];
 } dp__nccl_proof;
 
+/* What the GPUs of the job give is one pattern, in their order, to whose seed dp_pattern adds this
+   much from word to word: no two parts are alike. */
 static struct dp__cuda_params dp__nccl_proof_params(const dp__nccl_proof *proof, int job_gpu)
 {
-    return (struct dp__cuda_params){.out_count = 1,
-                                    .count = proof->words,
-                                    .fill = proof->seed + (uint64_t)job_gpu * 0x5851f42d,
-                                    .alpha = 1};
+    uint64_t before = (uint64_t)job_gpu * proof->words;
+    return (struct dp__cuda_params){.count = proof->words,
+                                    .fill = proof->seed + before * 0x9e3779b97f4a7c15u};
 }
 
 /* Not of a slab, which would keep it. */
@@ -1607,17 +1608,18 @@ static dp_status dp__nccl_proof_begin(dp__nccl_proof *proof, int place)
     dp__nccl_gpu *gpu = &comm->gpus[place];
     dp_part *part = &proof->parts[gpu->lead];
     size_t job_gpus = (size_t)comm->job_gpu_count, own = proof->words * sizeof(unsigned);
-    size_t bytes = job_gpus * sizeof(double) + (job_gpus + 1) * own;
     void *room = NULL;
     dp__cuda_quiet();
     DP_TRY(dp__cuda_enter(gpu->physical));
-    DP_TRY(dp__cuda_leave(gpu->physical, DP_OK, "cudaMalloc", dp__cuda.cudaMalloc(&room, bytes)));
+    DP_TRY(dp__cuda_leave(gpu->physical, DP_OK, "cudaMalloc",
+                          dp__cuda.cudaMalloc(&room, job_gpus * (2 * sizeof(double) + own))));
     gpu->proof = room;
     DP_TRY(dp__cuda_stream_create(&gpu->dev->base, 0, &gpu->prover));
     struct dp__cuda_params params = dp__nccl_proof_params(proof, comm->gpu_first + place);
+    params.out_count = 1;
     part->stream = gpu->prover;
-    part->recv = gpu->proof + job_gpus;
-    part->send = params.out[0] = (char *)part->recv + job_gpus * own;
+    part->recv = gpu->proof + 2 * job_gpus;
+    part->send = params.out[0] = (char *)part->recv + (size_t)(comm->gpu_first + place) * own;
     return dp__cuda_launch_each(part->stream, DP__CUDA_pattern, &params);
 }
 
@@ -1661,39 +1663,47 @@ static dp_status dp__nccl_proof_wait(dp__nccl_comm *comm, const dp__nccl_gpu *gp
     }
 }
 
-/* Its own numbers are counted where they are. */
-static dp_status dp__nccl_proof_count(const dp__nccl_proof *proof, int place)
+/* The wrong words of all that came, or of what came from each GPU: a sum for each chunk. */
+static dp_status dp__nccl_proof_count(const dp__nccl_proof *proof, int place, size_t chunks)
 {
     const dp__nccl_comm *comm = proof->comm;
-    const dp_part *part = &proof->parts[comm->gpus[place].lead];
-    size_t own = proof->words * sizeof(unsigned), job_gpus = (size_t)comm->job_gpu_count;
-    double *found = comm->gpus[place].proof;
-    DP_TRY(dp__nccl_proof_wait(proof->comm, &comm->gpus[place]));
-    for (int job_gpu = 0; job_gpu < comm->job_gpu_count; job_gpu++) {
-        struct dp__cuda_params params = dp__nccl_proof_params(proof, job_gpu);
-        params.in_count = 1;
-        params.in[0] = job_gpu == comm->gpu_first + place
-                           ? part->send
-                           : (const char *)part->recv + (size_t)job_gpu * own;
-        params.out[0] = found + job_gpu;
-        DP_TRY(dp__cuda_launch_sums(part->stream, DP__CUDA_differ, &params));
-    }
-    return dp__cuda_copy_out(part->stream, proof->wrong, found, job_gpus * sizeof *found);
+    const dp__nccl_gpu *gpu = &comm->gpus[place];
+    const dp_part *part = &proof->parts[gpu->lead];
+    struct dp__cuda_params params = dp__nccl_proof_params(proof, 0);
+    params.in_count = 1;
+    params.in[0] = part->recv;
+    params.scratch = gpu->proof;
+    params.count *= (size_t)comm->job_gpu_count;
+    params.chunk = params.count / chunks;
+    params.chunk_count = chunks;
+    DP_TRY(dp__cuda_launch_on(gpu->physical, dp__cuda_stream_of(part->stream)->native,
+                              DP__CUDA_differ, chunks, &params));
+    return dp__cuda_copy_out(part->stream, proof->wrong, gpu->proof,
+                             2 * chunks * sizeof *proof->wrong);
 }
 
+/* One launch for all that came; whose is wrong is asked only then, and may have mended meanwhile. */
 static dp_status dp__nccl_proof_judge(const dp__nccl_proof *proof, int place)
 {
+    static const char advice[] = "start all processes with NCCL_P2P_DISABLE=1, or, if those are of "
+                                 "two machines, NCCL_NET_GDR_LEVEL=LOC";
     const dp__nccl_comm *comm = proof->comm;
-    int own = comm->gpu_first + place;
+    int own = dp__nccl_in_round(comm, comm->gpu_first + place, 0);
+    DP_TRY(dp__nccl_proof_wait(proof->comm, &comm->gpus[place]));
+    DP_TRY(dp__nccl_proof_count(proof, place, 1));
+    double wrong = proof->wrong[0];
+    if (wrong == 0)
+        return DP_OK;
+    DP_TRY(dp__nccl_proof_count(proof, place, (size_t)comm->job_gpu_count));
     for (int job_gpu = 0; job_gpu < comm->job_gpu_count; job_gpu++)
-        if (proof->wrong[job_gpu] > 0)
+        if (proof->wrong[2 * job_gpu] > 0)
             return dp_error(DP_ERR_DEVICE,
-                            "nccl: %.0f of %zu words from rank %d arrive wrong at rank %d: start "
-                            "all processes with NCCL_P2P_DISABLE=1, or, if those are of two "
-                            "machines, NCCL_NET_GDR_LEVEL=LOC",
-                            proof->wrong[job_gpu], proof->words,
-                            dp__nccl_in_round(comm, job_gpu, 0), dp__nccl_in_round(comm, own, 0));
-    return DP_OK;
+                            "nccl: %.0f of %zu words from rank %d arrive wrong at rank %d: %s",
+                            proof->wrong[2 * job_gpu], proof->words,
+                            dp__nccl_in_round(comm, job_gpu, 0), own, advice);
+    return dp_error(DP_ERR_DEVICE,
+                    "nccl: %.0f of %zu words arrive at rank %d later than NCCL says: %s", wrong,
+                    proof->words * (size_t)comm->job_gpu_count, own, advice);
 }
 
 /* After a failure what it took goes with the communicator. */
@@ -1717,7 +1727,7 @@ static dp_status dp__nccl_proof_open(dp__nccl_proof *proof, dp__nccl_comm *comm,
     proof->comm = comm;
     proof->seed = dp__hash(dp__hash_first, id, sizeof *id);
     proof->words = bytes / sizeof(unsigned) | 1;
-    proof->wrong = host->alloc(host, job_gpus * sizeof *proof->wrong, _Alignof(double));
+    proof->wrong = host->alloc(host, job_gpus * 2 * sizeof *proof->wrong, _Alignof(double));
     if (proof->wrong == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "nccl: no memory for the first numbers");
     for (int g = 0; g < comm->gpu_count; g++)
@@ -1732,10 +1742,8 @@ static dp_status dp__nccl_prove(const dp__nccl_proof *proof)
                                 .asked = {.local = proof->parts, .count = proof->words},
                                 .size = sizeof(unsigned)};
     DP_TRY(dp__nccl_each(&call, dp__nccl_proof_turn));
-    for (int g = 0; g < comm->gpu_count; g++) {
-        DP_TRY(dp__nccl_proof_count(proof, g));
+    for (int g = 0; g < comm->gpu_count; g++)
         DP_TRY(dp__nccl_proof_judge(proof, g));
-    }
     for (int g = 0; g < comm->gpu_count; g++)
         dp__nccl_proof_drop(&comm->gpus[g]);
     return DP_OK;

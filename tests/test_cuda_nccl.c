@@ -452,27 +452,56 @@ TEST(gpus_that_are_kept_apart_are_not_for_nccl)
 
 /* ---- several processes ----------------------------------------------------------------------- */
 
-/* Rank 2 has a wrong bit in what it has from rank 0: of 129 words of each. */
-static void wrong_bits(meeting *m, int shards)
+/* Rank 2 has something wrong in what it has from rank 0: of 129 words of each. */
+static void arrives_wrong(meeting *m, sim_peer peer, int shards, const char *said)
 {
     dp_ctx *ctx = NULL;
-    sim_nccl_pair(0, 2, SIM_PEER_FLIPS);
+    sim_nccl_pair(0, 2, peer);
     dp_status status = try_open(m, (dp_config){.shards = shards}, &ctx);
     CHECK(status == DP_ERR_DEVICE || (status == DP_ERR_REMOTE && m->process != 2));
-    CHECK_SAYS(dp_last_error(), "nccl: 1 of 129 words from rank 0 arrive wrong at rank 2: start "
-                                "all processes with NCCL_P2P_DISABLE=1");
+    CHECK_SAYS(dp_last_error(), said);
+    CHECK_SAYS(dp_last_error(), ": start all processes with NCCL_P2P_DISABLE=1");
     sim_check_leaks();
     CHECK_INT(sim_finding_count("leak"), 0);
 }
 
 static void bits_are_wrong(meeting *m)
 {
-    wrong_bits(m, 0);
+    arrives_wrong(m, SIM_PEER_FLIPS, 0, "nccl: 1 of 129 words from rank 0 arrive wrong at rank 2");
 }
 
 static void bits_are_wrong_for_slices(meeting *m)
 {
-    wrong_bits(m, 4);
+    arrives_wrong(m, SIM_PEER_FLIPS, 4, "nccl: 1 of 129 words from rank 0 arrive wrong at rank 2");
+}
+
+/* The right words of another communicator. */
+static void words_are_stale(meeting *m)
+{
+    for (int shards = 0; shards <= 4; shards += 4) {
+        dp_ctx *ctx = NULL;
+        sim_nccl_pair(0, 2, SIM_PEER_GOOD);
+        CHECK_OK(try_open(m, (dp_config){.shards = shards}, &ctx));
+        dp_close(ctx);
+        arrives_wrong(m, SIM_PEER_STALE, shards,
+                      "nccl: 129 of 129 words from rank 0 arrive wrong at rank 2");
+    }
+}
+
+/* The right words of another rank. */
+static void words_are_crossed(meeting *m)
+{
+    arrives_wrong(m, SIM_PEER_CROSSED, 0,
+                  "nccl: 129 of 129 words from rank 0 arrive wrong at rank 2");
+}
+
+/* They are right when it is asked who gave them. */
+static void bits_are_late(meeting *m)
+{
+    arrives_wrong(m, SIM_PEER_LATE, 0,
+                  "nccl: 1 of 516 words arrive at rank 2 later than NCCL says");
+    arrives_wrong(m, SIM_PEER_LATE, 4,
+                  "nccl: 1 of 516 words arrive at rank 2 later than NCCL says");
 }
 
 static void bits_go_through_the_host(meeting *m)
@@ -489,6 +518,9 @@ TEST_SLOW(wrong_bytes_are_found_when_a_job_opens, 60)
 {
     in_processes(4, bits_are_wrong);
     in_processes(4, bits_are_wrong_for_slices);
+    in_processes(4, words_are_stale);
+    in_processes(4, words_are_crossed);
+    in_processes(4, bits_are_late);
     in_processes(2, bits_go_through_the_host);
 }
 
@@ -1894,7 +1926,7 @@ static void every_call_fails(int code)
 {
     fail_code = code;
     shared = shared_memory(sizeof *shared);
-    for (fail_at = 1; fail_at == 1 || shared->fired; fail_at += 3)
+    for (fail_at = 1; fail_at == 1 || shared->fired; fail_at += test_stride())
         in_processes(2, a_call_fails);
     CHECK(fail_at > 100);
 }

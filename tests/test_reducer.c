@@ -1423,8 +1423,10 @@ static void one_leaves(meeting *m)
     layers_begin(&g, open_job(m, 1, dp_cpu()), 10, (dp_reducer_config){0});
     one_pass(&g);
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
-    if (m->process != 1) {
+    if (m->process != 1)
         backward(&g);
+    wait_for_all(m); /* nobody leaves while another one still reports */
+    if (m->process != 1) {
         CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_ABORTED,
                     ") failed: dp_close: in an open pass");
         CHECK(dp_failure(g.ctx, NULL));
@@ -1450,8 +1452,8 @@ static void one_leaves_two_jobs(meeting *m)
     one_pass(&g);
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     if (m->process == 0) {
-        dp_abort(other, DP_ERR_ABORTED, "no more of this");
         backward(&g);
+        dp_abort(other, DP_ERR_ABORTED, "no more of this"); /* from now on process 1 may leave */
         while (!dp_failure(here, &failure)) { /* the courier is waiting for process 1 */
             rest(1);
         }

@@ -1,6 +1,7 @@
 /* hip.c - the real libraries of HIP, on a machine that may have no GPU: the kernels compile for
    GPUs of the kinds that HIP 5.2 knows, and a context opens, on the CPU if nothing else is there.
-   With the name of a file: write the kernels' text there, for a compiler that knows newer ones. */
+   With "one", for one of the kinds alone. With the name of a file: write the kernels' text there,
+   for a compiler that knows newer ones. */
 
 #define DP_IMPLEMENTATION
 #include "../../dp_hip.h"
@@ -38,13 +39,14 @@ int main(int count, char **words)
     dp_info info;
     dp__cuda_image image = {.data = NULL};
     dp__cuda_target target;
-    if (count > 1)
+    bool one = count > 1 && strcmp(words[1], "one") == 0;
+    if (count > 1 && !one)
         return write_text(&host, words[1]);
     if (dp__cuda_ready() != DP_OK) {
         fprintf(stderr, "%s\n", dp_last_error());
         return 1;
     }
-    for (size_t i = 0; i < sizeof archs / sizeof *archs; i++) {
+    for (size_t i = 0; i < (one ? 1 : sizeof archs / sizeof *archs); i++) {
         if (dp__cuda_target_of(&host, archs[i], &target) != DP_OK ||
             dp__cuda_compile(&host, &target, &image) != DP_OK) {
             fprintf(stderr, "gfx%x: %s\n", (unsigned)archs[i], dp_last_error());

@@ -327,7 +327,7 @@ cuda_compiler() {
         tests/compile/cuda.c -L"$home/lib64" -Wl,--disable-new-dtags,-rpath,"$home/lib64" \
         -lcudart -lnvrtc
     expect "$cc: the same, loaded at run time" env LD_LIBRARY_PATH="$home/lib64" \
-        "$BASH" -c 'exec "$@"' - "$(loaded "${at[@]}")" one
+        "$BASH" -c 'exec "$@"' - "$(loaded cuda "${at[@]}")" one
     tests/compile/sass.sh "$program"
     expect "nvcc: declarations" nvcc -I. -Werror all-warnings -x cu -c tests/compile/use.c \
         -o $BUILD/use.o
@@ -386,7 +386,7 @@ hip_compiler() {
         { skip "the real HIP" "not installed"; return; }
     expect "$cc: HIP compiles the kernels, the CPU serves where no GPU is" links -std=c11 \
         tests/compile/hip.c -lamdhip64
-    expect "$cc: the same, loaded at run time" links -std=c11 -DDP_DYNAMIC_LOAD tests/compile/hip.c
+    expect "$cc: the same, loaded at run time" "$(loaded hip -std=c11)" one
     "$program" "$program.hip" && hip_device "$program.hip"
 }
 
@@ -442,11 +442,13 @@ mpi_compiler() {
     done
 }
 
-# Prints the path of a program that loads CUDA when it runs.
+# loaded NAME FLAG...: prints the path of NAME.c's program that loads its libraries when it runs.
 loaded() {
-    strict "$@" -DDP_DYNAMIC_LOAD -Wno-frame-larger-than tests/compile/cuda.c \
-        -o $BUILD/program-loaded "${LINK[@]}" >&2
-    echo $BUILD/program-loaded
+    local name=$1
+    shift
+    strict "$@" -DDP_DYNAMIC_LOAD -Wno-frame-larger-than "tests/compile/$name.c" \
+        -o "$BUILD/$name-loaded" "${LINK[@]}" >&2
+    echo "$BUILD/$name-loaded"
 }
 
 other_machine() {

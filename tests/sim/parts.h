@@ -25,6 +25,7 @@ int sim_gpu(int place);                  /* the GPU that it is, or is a slice of
 int sim_current_device(void);            /* -1: this thread has no context */
 sim_peer sim_pair(int reader, int from); /* devices */
 bool sim_is_lost(int device);
+void sim_mend_later(char *at); /* see SIM_PEER_LATE */
 
 /* Of memory: its device; -1: it is pinned, -2: it is not CUDA's. Where its bytes are, for work that
    may find it freed: NULL. */

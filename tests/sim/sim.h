@@ -65,7 +65,15 @@ int sim_pinned_node(void);
 
 /* How `reader` gets what `from` has. A pair that is not good may still say that it is. Waiting for
    what hangs is a finding, also where the driver waits: when it frees memory. */
-typedef enum sim_peer { SIM_PEER_GOOD, SIM_PEER_NONE, SIM_PEER_FLIPS, SIM_PEER_HANGS } sim_peer;
+typedef enum sim_peer {
+    SIM_PEER_GOOD,
+    SIM_PEER_NONE,
+    SIM_PEER_FLIPS,   /* a bit in the middle */
+    SIM_PEER_LATE,    /* that bit, until a copy of this process ends; by NCCL */
+    SIM_PEER_STALE,   /* what sim_nccl_pair's pair has brought before */
+    SIM_PEER_CROSSED, /* what the next rank has given, in a gather of NCCL */
+    SIM_PEER_HANGS
+} sim_peer;
 void sim_set_peer(int reader, int from, sim_peer peer);
 long sim_peer_copies(void); /* directly between devices, so far */
 

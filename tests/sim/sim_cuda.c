@@ -255,12 +255,25 @@ static bool nvrtc_fails(void)
 static sim_peer peers[DEVICES][DEVICES];
 static bool reaches[DEVICES][DEVICES]; /* access was enabled */
 static long peer_copies;
+static char *late; /* a bit is wrong there, until something is copied */
 
 /* What a pair does to bytes that go directly from one device to the other. */
 static void spoil(int reader, int from, char *bytes, size_t count)
 {
     if (reader != from && peers[reader][from] == SIM_PEER_FLIPS && count > 0)
         bytes[count / 2] = (char)(bytes[count / 2] ^ 1);
+}
+
+static void mend(void)
+{
+    if (late != NULL)
+        *late = (char)(*late ^ 1);
+    late = NULL;
+}
+
+void sim_mend_later(char *at)
+{
+    late = at;
 }
 
 /* ---- the driver: contexts -------------------------------------------------------------------- */
@@ -1304,6 +1317,7 @@ static void perform(const work *w)
     case MOVE:
         memmove(w->to, w->from, w->bytes);
         spoil(w->reader, w->source, w->to, w->bytes);
+        mend();
         break;
     case KERNEL:
         run_kernel(w);
@@ -2575,7 +2589,7 @@ int sim_current_device(void)
 
 sim_peer sim_pair(int reader, int from)
 {
-    return peers[reader][from];
+    return from >= 0 && from < DEVICES ? peers[reader][from] : SIM_PEER_GOOD;
 }
 
 bool sim_is_lost(int device)

@@ -297,10 +297,10 @@ static bool pair_is(const launch *own, int from, sim_peer peer)
 {
     const world_rank *other = rank_of(own, from);
     int rank = own->comm->rank, device = other->device - sim_place(0);
-    bool far = other->process != getpid(), here = from == planted.from && rank == planted.to;
-    return p2p == P2P_ON && from != rank && strcmp(other->host, rank_of(own, rank)->host) == 0 &&
-           ((here && planted.peer == peer) ||
-            (!far && sim_pair(own->comm->device, device) == peer));
+    bool is_planted = planted.peer == peer && from == planted.from && rank == planted.to;
+    return (is_planted ||
+            (sim_pair(own->comm->device, device) == peer && other->process == getpid())) &&
+           p2p == P2P_ON && from != rank && strcmp(other->host, rank_of(own, rank)->host) == 0;
 }
 
 static bool hangs(const launch *own)
@@ -356,18 +356,33 @@ static void give(const launch *own, op *one)
     free(scaled);
 }
 
-/* In the middle of what a rank gave, or of what all gave together. */
-static void flip(const launch *own, const op *one, char *at)
+/* What a rank gave, or what all gave together, as it comes over a pair that is not good. */
+static void spoil_part(const launch *own, int from, char *part, const char *next, size_t bytes)
 {
-    size_t each = one->recv_bytes;
-    int letter = one->call.root;
-    if (one->call.verb == WORLD_ALL_GATHER)
-        each /= (size_t)own->comm->ranks;
-    for (int from = 0; from < own->comm->ranks && each > 0; from++)
-        if (pair_is(own, from, SIM_PEER_FLIPS) &&
-            (one->call.verb != WORLD_RECV || from == letter) &&
-            (one->call.verb != WORLD_BROADCAST || from == letter))
-            at[(one->call.verb == WORLD_ALL_GATHER ? (size_t)from * each : 0) + each / 2] ^= 1;
+    static char brought[4 << 10];
+    size_t kept = bytes < sizeof brought ? bytes : sizeof brought;
+    if (pair_is(own, from, SIM_PEER_FLIPS) || pair_is(own, from, SIM_PEER_LATE))
+        part[bytes / 2] ^= 1;
+    if (pair_is(own, from, SIM_PEER_LATE))
+        sim_mend_later(part + bytes / 2);
+    if (pair_is(own, from, SIM_PEER_CROSSED))
+        memcpy(part, next, bytes);
+    if (pair_is(own, from, SIM_PEER_STALE))
+        memcpy(part, brought, kept);
+    if (from == planted.from && own->comm->rank == planted.to)
+        memcpy(brought, part, kept);
+}
+
+static void spoil_parts(const launch *own, const op *one, char *at)
+{
+    bool gathers = one->call.verb == WORLD_ALL_GATHER;
+    bool of_one = one->call.verb == WORLD_RECV || one->call.verb == WORLD_BROADCAST;
+    int ranks = own->comm->ranks;
+    size_t each = one->recv_bytes / (gathers ? (size_t)ranks : 1);
+    for (int from = 0; from < ranks && each > 0; from++)
+        if (!of_one || from == one->call.root)
+            spoil_part(own, from, at + (gathers ? (size_t)from * each : 0),
+                       at + (gathers ? (size_t)((from + 1) % ranks) * each : 0), each);
 }
 
 static void take(const launch *own, op *one)
@@ -380,7 +395,7 @@ static void take(const launch *own, op *one)
     else if (one->call.verb != WORLD_SEND)
         world_take(own->comm->world, own->comm->rank, one->number, place);
     if (one->call.verb != WORLD_SEND)
-        flip(own, one, place);
+        spoil_parts(own, one, place);
     one->state = DONE;
     if (at == NULL)
         free(place);
