@@ -480,7 +480,8 @@ static dp_status dp__answer_take(dp__post *post, dp__answer **out)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for more than %d messages at once",
                         (int)DP__ANSWERS_ALONE);
     if (desks->answers == NULL) {
-        DP_TRY(dp__heap_take(post->ctx, DP__ANSWERS * sizeof(dp__answer), 64, &more));
+        DP_TRY(dp__heap_take(post->ctx, &post->ctx->heap, DP__ANSWERS * sizeof(dp__answer), 64,
+                             &more));
         dp__answers_add(desks, more, DP__ANSWERS);
     }
     *out = desks->answers;
@@ -493,7 +494,8 @@ static dp_status dp__desk_room(dp__post *post, dp__desk_peer *peer)
 {
     void *room = NULL;
     if (peer->room == NULL)
-        DP_TRY(dp__heap_take(post->ctx, (size_t)DP__ROOM_PIECES * DP__ROOM_PIECE, 64, &room));
+        DP_TRY(dp__heap_take(post->ctx, &post->ctx->heap, (size_t)DP__ROOM_PIECES * DP__ROOM_PIECE,
+                             64, &room));
     peer->room = room != NULL ? room : peer->room;
     return DP_OK;
 }
