@@ -1529,7 +1529,7 @@ typedef struct dp_param_info {
     const char *name; /* "child.name": the path from this module; wrappers add nothing to it */
     bool frozen, buffer;
     dp_tensor data;         /* read-only */
-    bool shared;            /* it is in memory of all processes: see dp_edit_begin */
+    bool shared;            /* all processes of the machine have it once: see dp_edit_begin */
     bool reduced;           /* it has a gradient that a backward here makes equal on all ranks */
     dp_reduction reduction; /* and how; 0 if it does not */
 } dp_param_info;
@@ -1576,11 +1576,21 @@ DP_MUST_USE DP_API dp_status dp_params_changed(dp_module *module);
    case. They nest. Optimizers, dp_module_load and dp_average_begin do it by themselves. For
    modules that share nothing both return `status`, and nobody waits. [host]
 
+   With several machines, each gets what was written on another one at the end, or at the beginning
+   of an edit inside. If several have written to a parameter, it has to be the same on all of these:
+   then it does not travel. Else all processes get MISMATCH, and the numbers of the first of these
+   machines. So parts of one parameter are written on one machine, or see dp_edit_shares.
+
        DP_TRY(dp_edit_begin(net, DP_OK));
        dp_status status = dp_params_write(net, 0, numbers, sizeof numbers);
        DP_TRY(dp_edit_end(net, status));                                                        */
 DP_MUST_USE DP_API dp_status dp_edit_begin(dp_module *module, dp_status status);
 DP_MUST_USE DP_API dp_status dp_edit_end(dp_module *module, dp_status status);
+/* In an edit, by all processes: each writes only its ranks' shares of stretches (dp_stretch), and
+   process 0 the rest, in tensors that it has got in this edit already. No others are given out from
+   then on (STATE), up to the end of the edit, or the beginning of one inside. Machines exchange
+   these shares instead of whole parameters. Optimizers do it by themselves. */
+DP_MUST_USE DP_API dp_status dp_edit_shares(dp_module *module);
 /* Set all gradients of the tree to zero, as if no backward had run: they are unused and not void,
    and samples that waited for a reduction do not count in it. */
 DP_MUST_USE DP_API dp_status dp_zero_grad(dp_module *module);
@@ -1861,16 +1871,21 @@ typedef struct dp_distributed_config {
    The comparison includes the layout of memory: give memory of yours (`data`, packed blocks) on all
    ranks or on none.
 
-   SHARED PARAMETERS. With share_params, CPU devices of all processes of the job read parameters in
-   one piece of memory; addresses do not change. In place of P times the parameters and state of an
-   optimizer there is one of each, and gradients P times; a step sends nothing. Buffers stay with
-   each process. An optimizer has to be `sharded` (dp_train.h). Whoever writes, writes for all: see
-   dp_edit_begin. When the wrapper is destroyed each process gets a copy of its own, which may fail
-   for want of memory (NO_MEMORY: nothing has changed). The one copy lies near process 0. A process
-   that dies in a step leaves some parameters stepped and others not: go back to a checkpoint.
-   Several machines, devices other than CPU devices, `ignored` parameters, memory of yours, a module
-   in a tree with other parameters, and a second wrapper are UNSUPPORTED. With one process the
-   switch changes nothing. */
+   SHARED PARAMETERS. With share_params, CPU devices of all processes of a machine read parameters
+   in one piece of memory; addresses do not change. In place of P times the parameters and state of
+   an optimizer there are parameters once a machine, state once in the job, and gradients P times.
+   Buffers stay with each process. An optimizer has to be `sharded` (dp_train.h). Whoever writes,
+   writes for all: see dp_edit_begin. When the wrapper is destroyed each process gets a copy of its
+   own, which may fail for want of memory (NO_MEMORY: nothing has changed). The one copy lies near
+   the first process of the machine. A process that dies in a step leaves some parameters stepped
+   and others not: go back to a checkpoint.
+   Inside a machine a step sends nothing. Between machines it sends what ranks have stepped: each
+   share goes to one process of each other machine. These are messages (>>messages), so MPI has to
+   have brought the processes together; else parameters are broadcast, and all processes receive
+   them. Machines may have different numbers of processes.
+   Devices other than CPU devices, `ignored` parameters, memory of yours, a module in a tree with
+   other parameters, and a second wrapper are UNSUPPORTED. With one process the switch changes
+   nothing. */
 DP_MUST_USE DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
                                             dp_module **out);
 /* A module whose methods train its children one by one, as in a GAN. Each child that has parameters

@@ -194,8 +194,9 @@ typedef struct dp_optim_config {
        gets the gradients of that part alone, steps it, and gets the other parts from the others.
        Parameters that lie together are cut where a part has 256 elements at least; all ranks keep
        and step what is smaller.
-       Where processes share parameters nothing is got from others, and what is smaller is stepped
-       and kept by the first process alone.
+       Where the processes of a machine share parameters (share_params), only other machines' parts
+       are got from others, once a machine, and what is smaller is stepped and kept by the first
+       process alone.
        (To create one calls dp_grads_scatter_set with true, if all ranks can; one without this, with
        false.) The same numbers come out, bit by bit, where ranks are added up in one order (by NCCL
        they are not); but a norm is added up by ranks, which may change its last bits. The module is
@@ -1836,6 +1837,7 @@ static dp_status dp__train_optim_edit(dp__train_optimizer *optim)
     double factor = 1;
     bool skips = false;
     DP_TRY(dp__train_edit(&optim->views, true));
+    DP_TRY(dp_edit_shares(optim->views.module));
     DP_TRY(dp__train_look(&optim->views));
     DP_TRY(dp__train_optim_clip(optim, &factor, &skips));
     if (!skips)

@@ -244,8 +244,9 @@ struct dp_ctx {
     dp__device *devices;    /* stb_ds array, reserved once */
     dp__pool host_pool, pinned_pool, shared_pool, page_pool;
     dp__heap heap;
-    int sharings;         /* how many wrappers share their parameters with other processes */
-    int edits;            /* of parameters that are shared: how many are open */
+    dp__heap near; /* for what this machine's processes share, where the job has several machines */
+    int sharings;  /* how many wrappers share their parameters with other processes */
+    int edits;     /* of parameters that are shared: how many are open */
     dp__team *team;       /* NULL in a world of one device */
     dp__os_bound bound;   /* the thread that opened this, where it keeps to some nodes */
     dp__threads *threads; /* libraries that are told how many; NULL: none */
@@ -1324,9 +1325,8 @@ static size_t dp__heap_place(const dp__heap *heap, const void *data, size_t byte
 }
 
 /* It is never given back: blocks of the pool are used again. A part begins with a page. */
-static dp_status dp__heap_take(dp_ctx *ctx, size_t bytes, size_t align, void **out)
+static dp_status dp__heap_take(dp_ctx *ctx, dp__heap *heap, size_t bytes, size_t align, void **out)
 {
-    dp__heap *heap = &ctx->heap;
     size_t room = dp__align_up(bytes, align);
     dp__lock_enter(&ctx->lock);
     size_t place = dp__align_up(heap->used, align);
@@ -1358,7 +1358,7 @@ static dp_status dp__pool_fetch(dp_ctx *ctx, const dp__pool *pool, size_t bytes,
         *out = dp__raw_alloc(ctx, bytes, 64);
         break;
     case DP__FROM_HEAP:
-        DP_TRY(dp__heap_take(ctx, bytes, 64, out));
+        DP_TRY(dp__heap_take(ctx, &ctx->heap, bytes, 64, out));
         break;
     case DP__FROM_PAGES:
         *out = dp__os_pages_make(dp__block_pages(bytes));
@@ -2567,7 +2567,9 @@ static dp_status dp__shared_make(dp_scope *scope, const dp__device *device, dp__
 {
     dp_ctx *ctx = scope->ctx;
     int64_t count = (int64_t)bytes;
-    if (ctx->heap.shared == NULL || device->dev->ops != ctx->host_device.dev->ops)
+    bool seen = ctx->heap.shared != NULL ||
+                (pool == &ctx->page_pool && ctx->info.machine_count > 1);
+    if (!seen || device->dev->ops != ctx->host_device.dev->ops)
         return dp__tensor_make(scope, device, DP_U8, 1, &count, out);
     *out = dp__tensor_like(NULL, device->id, DP_U8, 1, &count);
     return dp__scope_block(scope, pool, bytes, &out->data);

@@ -251,7 +251,8 @@ typedef struct dp__job {
     dp__board *board;
     dp__shared shared; /* data NULL: the board is this process' own, */
     char why[200];     /* and why */
-    size_t each;       /* bytes of a process behind the board: its entries, and its lines */
+    dp__shared near; /* with processes on several machines: of those on this one, if they need it */
+    size_t each;     /* bytes of a process behind the board: its entries, and its lines */
     const dp__mail *mail;
     struct dp__job *before; /* see dp__roll */
     dp__ring rings[DP__LANES];
@@ -1289,7 +1290,7 @@ static dp_status dp__job_make(dp_ctx *ctx, const dp_bootstrap *boot, dp__gather_
     job->firsts = firsts;
     job->ids = firsts + count + 1;
     job->twins = job->ids + count;
-    job->shared.fd = -1;
+    job->shared.fd = job->near.fd = -1;
     for (int i = 0; i < DP__LANES; i++) {
         job->rings[i].job = job;
         job->rings[i].place = i;
@@ -1326,16 +1327,16 @@ static void dp__job_twins(dp__job *job, dp__body *bodies)
     }
 }
 
-/* Behind so many bytes. A part is as large as the machine's memory, since only what is used of it
-   takes any. */
-static dp__heap dp__heap_behind(const dp__job *job, size_t bytes)
+/* Of so many processes, behind so many bytes. A part is as large as the machine's memory, since
+   only what is used of it takes any. */
+static dp__heap dp__heap_behind(const dp__shared *shared, int process, int count, size_t bytes)
 {
     const size_t most = (size_t)1 << (sizeof(size_t) > 4 ? 44 : 28);
-    size_t each = most / (size_t)job->process_count, memory = dp__os_memory_bytes();
-    return (dp__heap){.shared = &job->shared,
+    size_t each = most / (size_t)count, memory = dp__os_memory_bytes();
+    return (dp__heap){.shared = shared,
                       .first = dp__align_up(bytes, DP__SHARED_PAGE),
                       .each = (each < memory ? each : memory) / DP__SHARED_PAGE * DP__SHARED_PAGE,
-                      .process = job->process};
+                      .process = process};
 }
 
 /* A board, and behind it what each process writes: its entries, and so many bytes of lines. */
@@ -1358,7 +1359,8 @@ static dp_status dp__board_share(dp__job *job, const dp__desk_sizes *lines)
 {
     size_t count = (size_t)job->process_count;
     dp__area area = dp__board_area(job, lines->with_heap);
-    const dp__heap heap = dp__heap_behind(job, area.bytes);
+    const dp__heap heap =
+        dp__heap_behind(&job->shared, job->process, job->process_count, area.bytes);
     area.bytes = heap.first + count * heap.each;
     if (dp__area_try(job, &area, false, &job->shared) == DP_OK) {
         dp__os_shared_dump(&job->shared, heap.first, count * heap.each, false);
@@ -1412,8 +1414,10 @@ static dp_status dp__job_seat(dp__job *job, bool one_machine, const dp__desk_siz
    it from its parent. */
 static void dp__job_close(dp__job *job)
 {
-    if (job != NULL)
-        dp__os_shared_close(&job->shared);
+    if (job == NULL)
+        return;
+    dp__os_shared_close(&job->shared);
+    dp__os_shared_close(&job->near);
 }
 
 /* Nobody uses it any more. */

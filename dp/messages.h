@@ -39,7 +39,7 @@ typedef struct dp__offer { /* what is sent, or expected */
     uint64_t reply;        /* where the answer goes, as the carrier counts */
     uint64_t place, room;  /* where the data lies in shared memory, or will: SIZE_MAX: not there */
     uint64_t count;
-    int32_t from, to, tag, dtype; /* from: or DP_ANY_RANK */
+    int32_t from, to, tag, dtype; /* from: or DP_ANY_RANK; to: ~to, where it is the library's */
 } dp__offer;
 
 enum { DP__OFFER_WORDS = sizeof(dp__offer) / sizeof(uint64_t) };
@@ -185,6 +185,11 @@ static dp__parcel *dp__parcel_of(const dp__post *post, const dp_message *message
     return parcel != NULL && parcel->number == message->number ? parcel : NULL;
 }
 
+static int dp__offer_to(const dp__offer *offer)
+{
+    return offer->to < 0 ? ~offer->to : offer->to;
+}
+
 /* "25 f32 from rank 1 to rank 0 with tag 5" */
 static const char *dp__parcel_text(const dp__parcel *parcel, char *text)
 {
@@ -193,7 +198,7 @@ static const char *dp__parcel_text(const dp__parcel *parcel, char *text)
         snprintf(from, sizeof from, "rank %d", (int)parcel->is.from);
     snprintf(text, DP__PARCEL_TEXT, "%llu %s from %s to rank %d with tag %d",
              (unsigned long long)parcel->is.count, dp_dtype_name((dp_dtype)parcel->is.dtype), from,
-             (int)parcel->is.to, (int)parcel->is.tag);
+             dp__offer_to(&parcel->is), (int)parcel->is.tag);
     return text;
 }
 
@@ -205,7 +210,7 @@ static dp_status dp__parcel_mismatch(const dp__parcel *parcel)
     return dp_error(DP_ERR_MISMATCH,
                     "rank %d has sent %llu %s to rank %d with tag %d, which expected %llu %s",
                     (int)sent->from, (unsigned long long)sent->count,
-                    dp_dtype_name((dp_dtype)sent->dtype), (int)sent->to, (int)sent->tag,
+                    dp_dtype_name((dp_dtype)sent->dtype), dp__offer_to(sent), (int)sent->tag,
                     (unsigned long long)expected->count, dp_dtype_name((dp_dtype)expected->dtype));
 }
 
@@ -475,7 +480,8 @@ static dp_status dp__answer_take(dp__post *post, dp__answer **out)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for more than %d messages at once",
                         (int)DP__ANSWERS_ALONE);
     if (desks->answers == NULL) {
-        DP_TRY(dp__heap_take(post->ctx, DP__ANSWERS * sizeof(dp__answer), 64, &more));
+        DP_TRY(dp__heap_take(post->ctx, &post->ctx->heap, DP__ANSWERS * sizeof(dp__answer), 64,
+                             &more));
         dp__answers_add(desks, more, DP__ANSWERS);
     }
     *out = desks->answers;
@@ -488,7 +494,8 @@ static dp_status dp__desk_room(dp__post *post, dp__desk_peer *peer)
 {
     void *room = NULL;
     if (peer->room == NULL)
-        DP_TRY(dp__heap_take(post->ctx, (size_t)DP__ROOM_PIECES * DP__ROOM_PIECE, 64, &room));
+        DP_TRY(dp__heap_take(post->ctx, &post->ctx->heap, (size_t)DP__ROOM_PIECES * DP__ROOM_PIECE,
+                             64, &room));
     peer->room = room != NULL ? room : peer->room;
     return DP_OK;
 }
@@ -953,14 +960,16 @@ static dp_status dp__parcel_stage(dp__post *post, dp__parcel *parcel, const dp_t
     return dp__copy_tensor(ctx, &stage, tensor, NULL);
 }
 
-static dp_status dp__parcel_fill(dp__post *post, dp__parcel *parcel, const dp_message *message)
+static dp_status dp__parcel_fill(dp__post *post, dp__parcel *parcel, const dp_message *message,
+                                 bool ours)
 {
     const dp_ctx *ctx = post->ctx;
-    int own = ctx->info.rank_first + message->local_rank;
+    int own = ctx->info.rank_first + message->local_rank,
+        to = message->receives ? own : message->peer;
     parcel->receives = message->receives;
     parcel->is = (dp__offer){.count = (uint64_t)dp__count(&message->tensor),
                              .from = message->receives ? message->peer : own,
-                             .to = message->receives ? own : message->peer,
+                             .to = ours ? ~to : to,
                              .tag = message->tag,
                              .dtype = message->tensor.dtype};
     parcel->bytes = dp__bytes(&message->tensor);
@@ -987,12 +996,12 @@ static dp_status dp__parcel_drop(dp__post *post, dp__parcel *parcel, dp_status s
     return status;
 }
 
-static dp_status dp__message_make(dp__post *post, dp_message *message)
+static dp_status dp__message_make(dp__post *post, dp_message *message, bool ours)
 {
     dp__parcel *parcel = dp__parcel_new(post);
     if (parcel == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a message");
-    dp_status status = dp__parcel_fill(post, parcel, message);
+    dp_status status = dp__parcel_fill(post, parcel, message, ours);
     if (status != DP_OK)
         return dp__parcel_drop(post, parcel, status);
     parcel->number = atomic_fetch_add(&dp__message_numbers, 1) + 1;
@@ -1009,7 +1018,9 @@ static dp_status dp__message_start(dp__post *post, const dp_message *message)
     return here ? dp__parcel_match(post, parcel) : post->carrier->offer(post, parcel);
 }
 
-static dp_status dp__messages_begin(const char *fn, dp_ctx *ctx, dp_message *messages, size_t count)
+/* `ours`: not the user's, and no receive of his, from whatever rank, is for them. */
+static dp_status dp__messages_begin(const char *fn, dp_ctx *ctx, dp_message *messages, size_t count,
+                                    bool ours)
 {
     dp_status status = DP_OK;
     size_t made = 0;
@@ -1020,7 +1031,7 @@ static dp_status dp__messages_begin(const char *fn, dp_ctx *ctx, dp_message *mes
     }
     DP_TRY(dp__post_open(ctx));
     while (made < count && status == DP_OK) {
-        status = dp__message_make(ctx->post, &messages[made]);
+        status = dp__message_make(ctx->post, &messages[made], ours);
         made += status == DP_OK;
     }
     for (size_t i = 0; i < made && status != DP_OK; i++) {
@@ -1048,7 +1059,7 @@ DP_API dp_status dp_messages_begin(dp_ctx *ctx, dp_message *messages, size_t cou
 {
     DP_TRY(dp__messages_check(__func__, ctx, messages, count));
     DP_TRY(dp__enter(__func__, ctx));
-    return dp__exit(__func__, ctx, dp__messages_begin(__func__, ctx, messages, count));
+    return dp__exit(__func__, ctx, dp__messages_begin(__func__, ctx, messages, count, false));
 }
 
 /* How a message went, once: DP_PENDING, or the user has it now. */
@@ -1214,7 +1225,7 @@ DP_API dp_status dp_messages_test(dp_ctx *ctx, dp_message *messages, size_t coun
 
 static dp_status dp__message_whole(const char *fn, dp_ctx *ctx, dp_message *message)
 {
-    DP_TRY(dp__messages_begin(fn, ctx, message, 1));
+    DP_TRY(dp__messages_begin(fn, ctx, message, 1, false));
     dp_status status = dp__messages_end(fn, ctx, message, 1);
     if (status == DP_ERR_STATE && message->state != NULL) /* nothing has happened */
         return dp__parcel_drop(ctx->post, message->state, status);

@@ -45,6 +45,7 @@ typedef struct dp__param {
     atomic_bool used; /* somebody has asked for the gradient, to add to it */
     bool torn;        /* a backward that was adding to it has failed */
     bool scattered;   /* ranks hold their shares of it */
+    bool asked;       /* for writing, in an edit of what processes share */
     bool unreduced;   /* ranks have added to it, each by itself, since it was reduced or zeroed */
     uint32_t adder;   /* who has added to it: a dp__distributed.number, or one of these two */
     uint64_t written; /* dp_ctx.forwards at the last edit of the data */
@@ -122,11 +123,15 @@ typedef struct dp__once { /* a block of parameters that the processes have once 
 
 typedef struct dp__sharing { /* what one wrapper shares with the other processes */
     dp_ctx *ctx;
+    dp_module *wrapper;
+    dp__heap *heap; /* which has the rooms */
     size_t count;
     dp__once *blocks;
     int edits;     /* of its parameters, that are open; 0: nobody may write */
     unsigned seen; /* dp__room_head.writes of the first block, when an edit last ended */
     bool writes;   /* this process has begun to, since then */
+    bool shares;   /* it has written its ranks' shares, or others have */
+    const struct dp__cluster *cluster; /* NULL: all processes are on one machine */
 } dp__sharing;
 
 typedef struct dp__face dp__face;
@@ -1567,22 +1572,34 @@ static dp_status dp__param_grad(const char *fn, dp_module *module, size_t param,
     return DP_OK;
 }
 
+/* Once until all have met. */
+static void dp__write_count(dp__sharing *sharing)
+{
+    if (!sharing->writes)
+        atomic_fetch_add(&sharing->blocks->head->writes, 1);
+    sharing->writes = true;
+}
+
 /* What other processes read, too, is written while they wait. */
 static dp_status dp__check_edited(const char *fn, const dp_module *module, size_t param)
 {
-    const dp__param *root = dp__root(module->slots[module->listed[param]]);
+    dp__param *root = dp__root(module->slots[module->listed[param]]);
     if (root->sharing == NULL)
         return DP_OK;
-    if (root->sharing->edits > 0) {
-        if (!root->sharing->writes)
-            atomic_fetch_add(&root->sharing->blocks->head->writes, 1);
-        root->sharing->writes = true;
-        return DP_OK;
-    }
-    return dp_error(DP_ERR_STATE,
-                    "%s: '%s' is shared by the processes of this machine: all of them call "
-                    "dp_edit_begin first",
-                    fn, module->names[module->listed[param]]);
+    const char *name = module->names[module->listed[param]];
+    if (root->sharing->edits == 0)
+        return dp_error(DP_ERR_STATE,
+                        "%s: '%s' is shared by the processes of this machine: all of them call "
+                        "dp_edit_begin first",
+                        fn, name);
+    if (root->sharing->shares)
+        return dp_error(DP_ERR_STATE,
+                        "%s: only shares of '%s' are written in this edit since dp_edit_shares: "
+                        "all processes call dp_edit_begin for another one",
+                        fn, name);
+    dp__write_count(root->sharing);
+    root->asked = true;
+    return DP_OK;
 }
 
 static dp_status dp__param_edit(const char *fn, dp_module *module, size_t param,
@@ -1878,7 +1895,7 @@ DP_API dp_status dp_module_copy(dp_module *module, int local_rank, dp_module **o
 
 /* ==== >>sharing ================================================================================
    Edits of parameters that processes share. When all have come to begin one, none is in a pass;
-   when all have come to its end, all have written.                                              */
+   when all have come to its end, all have written: see >>edits of dp/distributed.h.             */
 
 static bool dp__shares(const dp_module *module)
 {
@@ -1924,49 +1941,6 @@ static dp_status dp__check_unedited(const char *fn, const dp_module *module)
 static unsigned dp__writes_of(const dp__sharing *sharing)
 {
     return atomic_load(&sharing->blocks->head->writes);
-}
-
-/* What some process may have written to, all have: passes of before know other numbers. */
-static void dp__edits_note(dp_module *module)
-{
-    for (size_t i = 0; i < module->listed_count; i++) {
-        const dp__sharing *sharing = dp__root(module->slots[module->listed[i]])->sharing;
-        if (sharing != NULL && dp__writes_of(sharing) != sharing->seen)
-            dp__param_changed(module, i);
-    }
-    for (size_t i = 0; i < module->listed_count; i++) {
-        dp__sharing *sharing = dp__root(module->slots[module->listed[i]])->sharing;
-        if (sharing == NULL)
-            continue;
-        sharing->seen = dp__writes_of(sharing);
-        sharing->writes = false;
-    }
-}
-
-/* When all have come here none is in a pass of theirs. */
-DP_API dp_status dp_edit_begin(dp_module *module, dp_status status)
-{
-    DP_TRY(dp__check_unshared(__func__, module));
-    if (!dp__shares(module))
-        return status;
-    DP_TRY(dp_agree(module->ctx, status));
-    dp__edits_count(module, 1);
-    return DP_OK;
-}
-
-/* And here all have written. */
-DP_API dp_status dp_edit_end(dp_module *module, dp_status status)
-{
-    DP_TRY(dp__check_unshared(__func__, module));
-    if (!dp__shares(module))
-        return status;
-    if (!dp__is_edited(module))
-        return dp_error(DP_ERR_STATE, "%s: no edit of '%s' is open: dp_edit_begin first", __func__,
-                        module->name);
-    status = dp_agree(module->ctx, status);
-    dp__edits_note(module);
-    dp__edits_count(module, -1);
-    return status;
 }
 
 /* ==== >>kinds ====================================================================================

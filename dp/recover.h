@@ -40,7 +40,7 @@ static void dp__world_end(dp_ctx *ctx, dp__job *old)
     if (ctx->job != old)
         dp__job_free(ctx->job);
     ctx->job = NULL;
-    ctx->heap = (dp__heap){.shared = NULL};
+    ctx->heap = ctx->near = (dp__heap){.shared = NULL};
 }
 
 /* No pass goes on that was begun with others. */
@@ -62,6 +62,7 @@ static void dp__job_retire(dp_ctx *ctx, dp__job *old, const dp__heap *heap)
     if (heap->used > 0) {
         size_t first = (size_t)(dp__heap_part(heap, heap->process) - (char *)old->shared.data);
         dp__os_shared_trim(&old->shared, first, dp__align_up(heap->used, DP__SHARED_PAGE));
+        dp__os_shared_close(&old->near);
         old->before = ctx->roll->before;
         ctx->roll->before = old;
     } else {
@@ -152,9 +153,9 @@ enum {
 typedef struct dp__recovering {
     const char *fn;
     dp_ctx *ctx;
-    dp__job *old;  /* that which has failed, */
-    dp__heap heap; /* and its heap, */
-    dp_info info;  /* and who was who */
+    dp__job *old;        /* that which has failed, */
+    dp__heap heap, near; /* and its heaps, */
+    dp_info info;        /* and who was who */
     uint64_t until_ns;
     bool over; /* it has been found out that there is no way */
 } dp__recovering;
@@ -218,6 +219,7 @@ static void dp__recovering_of(dp__recovering *own)
 {
     own->old = own->ctx->job;
     own->heap = own->ctx->heap;
+    own->near = own->ctx->near;
     own->info = own->ctx->info;
 }
 
@@ -247,6 +249,7 @@ static dp_status dp__recover(dp__recovering *own)
         dp__world_end(ctx, own->old);
         ctx->job = own->old;
         ctx->heap = own->heap;
+        ctx->near = own->near;
         ctx->info = own->info;
     }
     return status;

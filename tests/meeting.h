@@ -284,6 +284,9 @@ static inline const dp_coll_ops *meeting_coll(void)
    it asks for. */
 static const dp_device_ops *meeting_device;
 
+/* A letter for each process: on which machine it seems to be. NULL: all are on this one. */
+static const char *meeting_machines;
+
 static inline dp_config config_of(meeting *m, int device_count)
 {
     static const dp_coll_ops *colls[2];
@@ -296,6 +299,10 @@ static inline dp_config config_of(meeting *m, int device_count)
                                       .user = m,
                                       .process = m->process,
                                       .process_count = m->process_count}};
+    if (meeting_machines != NULL) {
+        const char name[] = {meeting_machines[m->process], '\0'};
+        CHECK_INT(setenv("DP_MACHINE", name, 1), 0);
+    }
     if (meeting_gpus != NULL)
         config_gpus(m->process, &config);
     if (meeting_device != NULL) {
@@ -303,6 +310,14 @@ static inline dp_config config_of(meeting *m, int device_count)
         config.colls = NULL;
     }
     return config;
+}
+
+/* Run `body` in a process for each letter, on machines of these names. */
+static inline void on_machines(const char *machines, void (*body)(meeting *m))
+{
+    meeting_machines = machines;
+    in_processes((int)strlen(machines), body);
+    meeting_machines = NULL;
 }
 
 /* Run `body` in so many processes, with devices of this table; all must end well. */

@@ -221,12 +221,14 @@ static inline dp_info info_here(dp_ctx *ctx)
     return info;
 }
 
-/* timeout_ms: 0 for the default. */
+/* The tables that there are for one machine; for several, one that uses the bootstrap. timeout_ms:
+   0 for the default. */
 static inline dp_ctx *open_over_shm(meeting *m, int devices, int timeout_ms)
 {
     dp_ctx *ctx;
     dp_config config = config_of(m, devices);
-    config.colls = NULL;
+    if (meeting_machines == NULL)
+        config.colls = NULL;
     config.timeout_ms = timeout_ms;
     CHECK_OK(dp_open(&config, &ctx));
     return ctx;
@@ -275,7 +277,8 @@ static inline void one_has_no_memory(meeting *m)
     dp_config config = config_of(m, lack->devices > 0 ? lack->devices : 2);
     dp_ctx *ctx;
     bool any = false;
-    config.colls = NULL;
+    if (meeting_machines == NULL)
+        config.colls = NULL;
     config.poison = true;
     config.allocator = test_allocator_of(&counter);
     CHECK_OK(dp_open(&config, &ctx));

@@ -3,185 +3,14 @@
 
 #include <stdatomic.h>
 #include <sys/resource.h>
-#include "methods.h"
-#include "../dp_average.h"
-#include "../dp_save.h"
 #include "../examples/custom_device.h"
-#include "ranked.h"
-#include "torch_steps.h"
-
-/* ---- a net whose gradients depend on its numbers --------------------------------------------- */
-
-enum { NET_A = 1057, NET_B = 5, NET_C = 3000, NET_F = 40, NET = NET_A + NET_B + NET_C };
-
-static const size_t net_counts[] = {NET_A, NET_B, NET_C};
-
-/* grad += 0.01 * w + rank + 1, element by element. */
-static dp_status pull(dp_call *call)
-{
-    for (size_t i = 0; i < 3; i++) {
-        dp_tensor grad = dp_grad_tensor(call, i), data = dp_param_tensor(call, i);
-        dp_scope *scope = dp_scope_child(call->scope);
-        dp_tensor wide, more;
-        DP_TRY(dp_tensor_new(scope, grad.device, DP_F32, grad.ndim, grad.shape, &wide));
-        DP_TRY(dp_tensor_new(scope, grad.device, DP_F32, grad.ndim, grad.shape, &more));
-        DP_TRY(dp_cast(call->ctx, &wide, &data));
-        DP_TRY(dp_fill(call->ctx, &more, dp_float(rank_of(call) + 1)));
-        DP_TRY(dp_axpby(call->ctx, 0.01, &wide, 1, &more, &wide));
-        DP_TRY(dp_cast(call->ctx, &more, &grad));
-        DP_TRY(dp_axpby(call->ctx, 1, &wide, 1, &more, &wide));
-        DP_TRY(dp_cast(call->ctx, &grad, &wide));
-        dp_scope_end(scope);
-    }
-    return DP_OK;
-}
-
-static const dp_method pulled[] = {{"forward", number_forward}, {"backward", pull}};
-
-static dp_module *net_of(dp_ctx *ctx, dp_dtype dtype, bool packed)
-{
-    const dp_param_config params[] = {
-        {.name = "a", .dtype = dtype, .ndim = 2, .shape = {7, NET_A / 7}},
-        {.name = "b", .dtype = dtype, .ndim = 1, .shape = {NET_B}},
-        {.name = "c", .dtype = dtype, .ndim = 1, .shape = {NET_C}},
-        {.name = "fixed", .dtype = dtype, .ndim = 1, .shape = {NET_F}, .frozen = true},
-        {.name = "none", .dtype = dtype, .ndim = 1, .shape = {0}},
-        {.name = "seen", .buffer = true}};
-    dp_module *net = NULL;
-    CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "net",
-                                                  .methods = pulled,
-                                                  .method_count = 2,
-                                                  .params = params,
-                                                  .param_count = packed ? 3 : 6,
-                                                  .packed = packed},
-                              &net));
-    return net;
-}
-
-/* All elements of a parameter become one number. */
-static dp_status put(dp_module *net, size_t param, double value)
-{
-    dp_tensor data;
-    DP_TRY(dp_params_edit(net, param, &data, NULL));
-    return dp_fill(dp_module_ctx(net), &data, dp_float(value));
-}
-
-/* Each rank begins with numbers of its own: those of rank 0 are everybody's. */
-static dp_module *par_of(dp_ctx *ctx, dp_dtype dtype, bool packed, bool shared)
-{
-    dp_module *net = net_of(ctx, dtype, packed), *par = NULL;
-    for (size_t i = 0; i < 3; i++)
-        CHECK_OK(put(net, i, (double)i - 1.25 + dp_rank(ctx)));
-    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.share_params = shared}, &par));
-    return par;
-}
-
-static void numbers_of(dp_module *par, float *out)
-{
-    dp_ctx *ctx = dp_module_ctx(par);
-    dp_scope *temp = dp_scope_begin(ctx);
-    for (size_t i = 0, at = 0; i < 3; at += net_counts[i++]) {
-        dp_param_info info;
-        dp_tensor wide;
-        CHECK_OK(dp_module_param(par, i, &info));
-        CHECK_OK(
-            dp_tensor_new(temp, info.data.device, DP_F32, info.data.ndim, info.data.shape, &wide));
-        CHECK_OK(dp_cast(ctx, &wide, &info.data));
-        CHECK_OK(dp_read(ctx, &wide, out + at, net_counts[i] * sizeof(float)));
-    }
-    dp_scope_end(temp);
-}
-
-static void check_same(dp_module *par, dp_module *other)
-{
-    static float got[NET], want[NET];
-    numbers_of(par, got);
-    numbers_of(other, want);
-    CHECK_BYTES(got, want, sizeof got);
-    CHECK_OK(dp_params_compare(par));
-}
-
-static void check_each(dp_module *par, float want)
-{
-    static float got[NET];
-    numbers_of(par, got);
-    for (size_t i = 0; i < NET; i++)
-        CHECK_F64(got[i], want, 0);
-}
-
-static bool is_shared(dp_module *par, size_t param)
-{
-    dp_param_info info;
-    CHECK_OK(dp_module_param(par, param, &info));
-    return info.shared;
-}
-
-static dp_optim *optim_of(dp_module *par, const rule_case *rule, dp_optim_config config)
-{
-    dp_optim *optim = NULL;
-    config.rule = rule->rule();
-    config.hyper = rule->hyper;
-    config.sharded = true;
-    CHECK_OK(dp_optim_create(par, &config, &optim));
-    return optim;
-}
-
-static void train(dp_module *par, dp_optim *optim, int steps)
-{
-    for (int i = 0; i < steps; i++) {
-        CHECK_OK(forward_and_backward(par, 1, false));
-        CHECK_OK(dp_optim_step(optim));
-    }
-}
+#include "sharing.h"
 
 /* ---- the same numbers ------------------------------------------------------------------------ */
 
-static void check_same_state(dp_value a, dp_value b)
-{
-    static const char *const names[] = {"a", "b", "c"};
-    for (size_t i = 0; i < 3; i++) {
-        dp_value x = dp_get(dp_get(a, "state"), names[i]), y = dp_get(dp_get(b, "state"), names[i]);
-        CHECK_INT(dp_count(x), dp_count(y));
-        for (size_t k = 0; k < dp_count(x); k++) {
-            const dp_tensor *own = dp_at(x, k).as.t, *other = dp_at(y, k).as.t;
-            CHECK_INT(dp_tensor_count(own), (int64_t)net_counts[i]);
-            CHECK_BYTES(own->data, other->data, net_counts[i] * sizeof(float));
-        }
-    }
-}
-
-/* With what is saved in the middle, both go on as the other would. */
-static void check_steps(dp_ctx *ctx, const rule_case *rule, dp_dtype dtype, bool packed)
-{
-    dp_scope *scope = dp_scope_begin(ctx);
-    dp_module *own = par_of(ctx, dtype, packed, false), *par = par_of(ctx, dtype, packed, true);
-    const dp_optim_config config = {.masters = dtype != DP_F32, .clip = {.norm = 20}};
-    dp_optim *some = optim_of(own, rule, config), *once = optim_of(par, rule, config);
-    dp_value of_some, of_once;
-    check_same(par, own);
-    train(own, some, 3);
-    train(par, once, 3);
-    check_same(par, own);
-    CHECK_OK(dp_optim_save(some, scope, &of_some));
-    CHECK_OK(dp_optim_save(once, scope, &of_once));
-    check_same_state(of_once, of_some);
-    dp_optim_destroy(once);
-    once = optim_of(par, rule, config);
-    CHECK_OK(dp_optim_load(once, of_some));
-    CHECK_OK(dp_optim_load(some, of_once));
-    train(own, some, 3);
-    train(par, once, 3);
-    check_same(par, own);
-    dp_scope_end(scope);
-}
-
 static void steps(dp_ctx *ctx)
 {
-    check_steps(ctx, &rules[0], DP_F32, false);
-    check_steps(ctx, &rules[1], DP_F32, true);
-    check_steps(ctx, &rules[4], DP_F32, false);
-    check_steps(ctx, &rules[4], DP_BF16, false);
+    check_all_steps(ctx);
     dp_close(ctx);
 }
 
@@ -201,6 +30,15 @@ TEST(steps_are_those_of_parameters_of_ones_own)
     in_processes(3, steps_of_processes);
     in_processes(2, steps_of_devices);
     steps(open_here(2));
+}
+
+TEST_SLOW(steps_are_the_same_on_several_machines, 60)
+{
+    on_machines("ab", steps_of_processes);
+    on_machines("aabb", steps_of_processes);
+    on_machines("abab", steps_of_processes);
+    on_machines("baa", steps_of_processes);
+    on_machines("ab", steps_of_devices);
 }
 
 /* By dp_train_step: three of them make a step, the last one the one that is left over. */
@@ -225,6 +63,7 @@ static void train_steps(meeting *m)
 TEST(train_steps_are_the_same)
 {
     in_processes(2, train_steps);
+    on_machines("ab", train_steps);
 }
 
 static void what_is_said(meeting *m)
@@ -241,17 +80,19 @@ static void what_is_said(meeting *m)
     CHECK_OK(dp_report_get(par, &report));
     CHECK(report.params_shared);
     CHECK(dp_report_text(par, text, sizeof text) < sizeof text);
-    CHECK_SAYS(text, "parameters: once for all processes");
+    CHECK_SAYS(text, meeting_machines != NULL ? "parameters: once a machine"
+                                              : "parameters: once for all processes");
     CHECK_OK(dp_report_get(own, &report));
     CHECK(!report.params_shared);
     CHECK(dp_report_text(own, text, sizeof text) < sizeof text);
-    CHECK(strstr(text, "once for all") == NULL);
+    CHECK(strstr(text, "parameters: once") == NULL);
     dp_close(ctx);
 }
 
 TEST(it_is_told_what_is_shared)
 {
     in_processes(2, what_is_said);
+    on_machines("ab", what_is_said);
 }
 
 TEST(one_process_shares_with_nobody)
@@ -336,9 +177,43 @@ static void edits_that_fail(meeting *m)
     dp_close(ctx);
 }
 
+static void edits_between(meeting *m)
+{
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    check_edits_between(ctx, meeting_machines);
+    dp_close(ctx);
+}
+
+TEST(what_is_written_on_one_machine_is_on_all)
+{
+    on_machines("aabb", edits_between);
+    on_machines("abab", edits_between);
+    on_machines("aab", edits_between);
+    on_machines("bbac", edits_between);
+    on_machines("baabb", edits_between);
+}
+
+static void shares_by_hand(meeting *m)
+{
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    check_shares_by_hand(ctx);
+    dp_close(ctx);
+}
+
+TEST(shares_are_written_by_hand)
+{
+    in_processes(2, shares_by_hand);
+    on_machines("aabb", shares_by_hand);
+    on_machines("abb", shares_by_hand);
+    dp_ctx *ctx = open_here(2);
+    CHECK_OK(dp_edit_shares(par_of(ctx, DP_F32, false, true)));
+    dp_close(ctx);
+}
+
 TEST(an_edit_fails_for_all)
 {
     in_processes(2, edits_that_fail);
+    on_machines("ab", edits_that_fail);
 }
 
 static void passes_inside(meeting *m)
@@ -375,6 +250,7 @@ static void passes_inside(meeting *m)
 TEST(nothing_runs_in_an_edit)
 {
     in_processes(2, passes_inside);
+    on_machines("ab", passes_inside);
 }
 
 /* One process writes: backwards of passes from before are void in all. */
@@ -401,6 +277,7 @@ static void writes_of_others(meeting *m)
 TEST(a_pass_notices_what_another_process_wrote)
 {
     in_processes(2, writes_of_others);
+    on_machines("ab", writes_of_others);
 }
 
 static dp_optim *scaled;
@@ -410,6 +287,7 @@ static dp_status edit_inside(dp_call *call)
     call->out = dp_float(1);
     CHECK_STATUS(dp_edit_begin(call->module, DP_OK), DP_ERR_STATE);
     CHECK_STATUS(dp_edit_end(call->module, DP_OK), DP_ERR_STATE);
+    CHECK_STATUS(dp_edit_shares(call->module), DP_ERR_STATE);
     CHECK_STATUS(dp_optim_unscale(scaled), DP_ERR_STATE); /* on both devices at the same time */
     CHECK_STATUS(dp_optim_step(scaled), DP_ERR_STATE);
     return DP_OK;
@@ -439,6 +317,7 @@ static void edits_in_methods(meeting *m)
 TEST(no_method_begins_an_edit)
 {
     in_processes(2, edits_in_methods);
+    on_machines("ab", edits_in_methods);
 }
 
 /* Of a tree with two wrappers inside that share, and one that does not. */
@@ -497,6 +376,7 @@ static void edits_of_trees(meeting *m)
 TEST(trees_with_several_wrappers)
 {
     in_processes(2, edits_of_trees);
+    on_machines("ab", edits_of_trees);
 }
 
 /* ---- who else writes ------------------------------------------------------------------------- */
@@ -504,68 +384,27 @@ TEST(trees_with_several_wrappers)
 static void loads(meeting *m)
 {
     dp_ctx *ctx = open_over_shm(m, 1, 0);
-    dp_scope *scope = dp_scope_begin(ctx);
-    dp_module *own = par_of(ctx, DP_F32, false, false), *par = par_of(ctx, DP_F32, false, true);
-    dp_module *copy = NULL;
-    dp_value saved;
-    for (size_t i = 0; i < 3; i++)
-        CHECK_OK(put(own, i, 0.5));
-    CHECK_OK(dp_module_save(own, scope, &saved));
-    CHECK_OK(dp_module_load(par, saved, &(dp_module_load_config){.check_only = true}));
-    check_each(own, 0.5f);
-    CHECK_OK(dp_module_load(par, saved, NULL));
-    check_same(par, own);
-    CHECK_OK(dp_module_load(par, saved, NULL));
-    CHECK_OK(put(own, 0, 0.25));
-    dp_value other = m->process == 1 ? dp_dict_make(scope, NULL, 0) : saved;
-    CHECK_ERROR(dp_module_load(par, other, NULL), DP_ERR_MISMATCH, "parameters of");
-    other = m->process == 1 ? dp_int(1) : saved; /* one cannot: then none loads */
-    CHECK_ERROR(dp_module_load(par, other, NULL), DP_ERR_INVALID, "is not a dict");
-    CHECK_OK(put(own, 0, 0.5));
-    CHECK_OK(dp_module_copy(dp_unwrap(par), 0, &copy));
-    CHECK(!is_shared(copy, 0));
-    check_each(copy, 0.5f);
-    CHECK_OK(put(copy, 0, 3));
-    check_same(par, own);
+    check_loads(ctx);
     dp_close(ctx);
 }
 
 static void averages(meeting *m)
 {
     dp_ctx *ctx = open_over_shm(m, 1, 0);
-    dp_module *par = par_of(ctx, DP_F32, false, true), *own = par_of(ctx, DP_F32, false, true);
-    dp_optim *optim = optim_of(par, &rules[0], (dp_optim_config){0});
-    dp_average *average = NULL;
-    static float before[NET], got[NET];
-    CHECK_OK(dp_average_create(par, &(dp_average_config){.momentum = 0.5}, &average));
-    numbers_of(par, before);
-    CHECK_OK(dp_average_update(average));
-    train(par, optim, 1);
-    CHECK_OK(dp_average_update(average));
-    CHECK_OK(dp_average_begin(average));
-    numbers_of(par, got);
-    CHECK(got[0] < before[0]);
-    CHECK_F64(got[0], (double)before[0] - 0.5 * 0.05 * (1.5 + 0.01 * (double)before[0]), 1e-6);
-    CHECK_OK(dp_barrier(ctx));
-    CHECK_OK(dp_average_end(average));
-    numbers_of(par, got);
-    CHECK_F64(got[0], (double)before[0] - 0.05 * (1.5 + 0.01 * (double)before[0]), 1e-6);
-    CHECK_OK(dp_average_copy(average, own));
-    numbers_of(own, got);
-    CHECK_F64(got[0], (double)before[0] - 0.5 * 0.05 * (1.5 + 0.01 * (double)before[0]), 1e-6);
-    CHECK_OK(dp_params_compare(own));
-    dp_average_destroy(average);
+    check_averages(ctx);
     dp_close(ctx);
 }
 
 TEST(checkpoints_and_averages_are_written_by_all)
 {
     in_processes(2, averages);
+    on_machines("ab", averages);
 }
 
 TEST(numbers_are_loaded_by_all)
 {
     in_processes(2, loads);
+    on_machines("ab", loads);
 }
 
 /* A step by hand, gradients that are looked at and clipped by hand need no edit. */
@@ -588,6 +427,7 @@ static void gradients(meeting *m)
 TEST(gradients_are_each_ones_own)
 {
     in_processes(2, gradients);
+    on_machines("ab", gradients);
 }
 
 /* ---- what cannot be shared ------------------------------------------------------------------- */
@@ -654,6 +494,41 @@ static void refused_to_toys(meeting *m)
     dp_close(ctx);
 }
 
+/* One has no addresses for the memory of its machine; later it has. */
+static int has_no_room;
+
+static void refused_for_now(meeting *m)
+{
+    struct rlimit none, before;
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    dp_module *net = net_of(ctx, DP_F32, false), *par = NULL;
+    const dp_distributed_config shared = {.share_params = true};
+    CHECK_INT(getrlimit(RLIMIT_AS, &before), 0);
+    none = before;
+    none.rlim_cur = (rlim_t)2 << 30;
+    if (m->process == has_no_room)
+        CHECK_INT(setrlimit(RLIMIT_AS, &none), 0);
+    CHECK_ERROR(dp_distributed(net, &shared, &par), DP_ERR_UNSUPPORTED,
+                "parameters of 'net' cannot be shared: the processes do not see each other's "
+                "memory (");
+    CHECK_SAYS(dp_last_error(), "bytes cannot be mapped");
+    CHECK_INT(setrlimit(RLIMIT_AS, &before), 0);
+    CHECK(!is_shared(net, 0));
+    CHECK_OK(dp_distributed(net, &shared, &par));
+    CHECK(is_shared(net, 0));
+    train(par, optim_of(par, &rules[0], (dp_optim_config){0}), 1);
+    CHECK_OK(dp_params_compare(par));
+    dp_close(ctx);
+}
+
+TEST(a_machine_without_room_may_have_some_later)
+{
+    if (WITH_ASAN || WITH_TSAN)
+        test_skip("a sanitizer's own memory");
+    for (has_no_room = 0; has_no_room < 3; has_no_room++)
+        on_machines("aab", refused_for_now);
+}
+
 /* One has no addresses for the memory of all. */
 static void refused_without_room(meeting *m)
 {
@@ -712,6 +587,7 @@ static void ends(meeting *m)
 TEST(each_has_its_own_again)
 {
     in_processes(2, ends);
+    on_machines("ab", ends);
 }
 
 /* What the first process gives out of its shared memory next lies behind what it gave out last,
@@ -739,6 +615,49 @@ TEST(a_room_that_all_have_left_is_used_again)
 {
     in_processes(2, rooms);
 }
+
+#if defined(__linux__)
+/* Where memory lies in the file that it is a part of. */
+static unsigned long long file_offset(const void *data)
+{
+    char line[512];
+    unsigned long long first = 0, end = 0, offset = 0, at = (unsigned long long)(uintptr_t)data;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    CHECK(maps != NULL);
+    while (at < first || at >= end) {
+        CHECK(fgets(line, sizeof line, maps) != NULL);
+        CHECK_INT(sscanf(line, "%llx-%llx %*s %llx", &first, &end, &offset), 3);
+    }
+    fclose(maps);
+    return offset + (at - first);
+}
+
+/* Likewise on each machine, once all of its own processes have left. */
+static void rooms_of_machines(meeting *m)
+{
+    unsigned long long first = 0;
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    dp_module *par = par_of(ctx, DP_F32, false, true), *net = dp_unwrap(par);
+    dp_param_info info;
+    for (int round = 0; round < 4; round++) {
+        CHECK_OK(dp_module_param(net, 0, &info));
+        unsigned long long next = file_offset(info.data.data);
+        CHECK(next == first || round == 0);
+        first = next;
+        CHECK_OK(dp_module_destroy(par));
+        CHECK_OK(dp_barrier(ctx)); /* all have left */
+        CHECK_OK(dp_distributed(net, &(dp_distributed_config){.share_params = true}, &par));
+    }
+    dp_close(ctx);
+}
+
+TEST(rooms_of_each_machine_are_used_again)
+{
+    in_processes(2, rooms_of_machines);
+    on_machines("ab", rooms_of_machines);
+    on_machines("abb", rooms_of_machines);
+}
+#endif
 
 /* One process ends its wrapper while the other still reads: neither that, nor what is shared next,
    for which the room is not free, changes what the other has. */
@@ -772,6 +691,7 @@ static void ends_apart(meeting *m)
 TEST(one_may_end_it_before_the_other)
 {
     in_processes(2, ends_apart);
+    on_machines("ab", ends_apart);
 }
 
 /* A context that closes poisons what it had, but not what others read. */
@@ -783,7 +703,8 @@ static void closes_early(meeting *m)
     dp_ctx *ctx;
     dp_param_info info;
     static float want[NET_C];
-    config.colls = NULL;
+    if (meeting_machines == NULL)
+        config.colls = NULL;
     config.poison = true;
     CHECK_OK(dp_open(&config, &ctx));
     dp_module *par = par_of(ctx, DP_F32, false, true);
@@ -805,12 +726,48 @@ TEST(who_closes_leaves_the_numbers)
 {
     closed = shared_memory(sizeof *closed);
     in_processes(2, closes_early);
+    atomic_store(closed, 0);
+    on_machines("aab", closes_early);
+}
+
+/* One closes before the others come to a step, to an edit, or to its end. */
+static int leaves_at;
+
+static void leaves_in_the_middle(meeting *m)
+{
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    dp_module *par = par_of(ctx, DP_F32, false, true);
+    dp_optim *optim = optim_of(par, &rules[1], (dp_optim_config){0});
+    dp_status status = DP_OK;
+    train(par, optim, 1);
+    CHECK_OK(dp_barrier(ctx));
+    if (leaves_at == 2) {
+        CHECK_OK(dp_edit_begin(par, DP_OK));
+        if (m->process == 0)
+            CHECK_OK(put(par, 1, 4));
+    }
+    if (m->process == 3) {
+        dp_close(ctx);
+        return;
+    }
+    status = leaves_at == 0   ? dp_optim_step(optim)
+             : leaves_at == 1 ? dp_edit_begin(par, DP_OK)
+                              : dp_edit_end(par, DP_OK);
+    CHECK_INT(dp_status_class(status), DP_CLASS_JOB);
+    CHECK(dp_failure(ctx, NULL));
+    dp_close(ctx);
+}
+
+TEST(who_leaves_in_the_middle_fails_all)
+{
+    for (leaves_at = 0; leaves_at < 3; leaves_at++)
+        on_machines("aabb", leaves_in_the_middle);
 }
 
 /* ---- what it costs --------------------------------------------------------------------------- */
 
 #if defined(__linux__)
-enum { LARGE_BYTES = 24 << 20, LARGE_PROCESSES = 4 };
+enum { LARGE_BYTES = 12 << 20, LARGE_PROCESSES = 4 };
 
 /* The process' part of all memory that it sees, in bytes. */
 static double own_bytes(void)
@@ -850,18 +807,20 @@ static double large_cost(meeting *m, bool shared)
     return more / LARGE_BYTES;
 }
 
+/* Parameters: once on each machine; two moments: once; gradients: in each process. */
 static void costs(meeting *m)
 {
+    int machines = meeting_machines != NULL ? 2 : 1;
     CHECK_F64(large_cost(m, false), LARGE_PROCESSES * 4, 0.5);
-    CHECK_F64(large_cost(m, true), LARGE_PROCESSES + 3, 0.5);
+    CHECK_F64(large_cost(m, true), machines + 2 + LARGE_PROCESSES, 0.5);
 }
 
-/* Parameters, two moments: once; gradients: in each process. */
-TEST(memory_is_used_once)
+TEST_SLOW(memory_is_used_once, 60)
 {
     if (WITH_ASAN || WITH_TSAN)
         test_skip("a sanitizer's own memory");
     in_processes(LARGE_PROCESSES, costs);
+    on_machines("aabb", costs);
 }
 #endif
 

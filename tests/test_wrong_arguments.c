@@ -725,6 +725,7 @@ CALL(dp_params_write, a->module, a->index, a->memory, sizeof(float[ROWS]))
 CALL(dp_params_changed, a->module)
 CALL(dp_edit_begin, a->module, DP_OK)
 CALL(dp_edit_end, a->module, DP_OK)
+CALL(dp_edit_shares, a->module)
 CALL(dp_zero_grad, a->module)
 FAILS(dp_param, dp_param(a->call, a->index) == NULL)
 FAILS(dp_buffer, dp_buffer(a->call, a->index + 1) == NULL)
@@ -856,6 +857,7 @@ static const row table[] = {
     ROW(dp_module_find, "mKO", 0), ROW(dp_module_stretches, "mO", 0),
     ROW(dp_params_edit, "miO", 0), ROW(dp_params_write, "miH", 0),
     ROW(dp_params_changed, "m", 0), ROW(dp_edit_begin, "m", 0), ROW(dp_edit_end, "m", 0),
+    ROW(dp_edit_shares, "m", 0),
     ROW(dp_zero_grad, "m", 0), ROW(dp_param, "ki", INSIDE),
     ROW(dp_buffer, "ki", INSIDE), ROW(dp_grad, "ki", INSIDE), ROW(dp_param_tensor, "ki", INSIDE),
     ROW(dp_buffer_tensor, "ki", INSIDE), ROW(dp_grad_tensor, "ki", INSIDE),

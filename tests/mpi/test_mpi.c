@@ -18,6 +18,7 @@
 #include "../../dp_train.h"
 #include "../boot_coll.h"
 #include "../ends.h"
+#include "../sharing.h"
 #include "launched.h"
 
 /* ---- under mpirun ---------------------------------------------------------------------------- */
@@ -469,12 +470,6 @@ MPI_SUITE(gradients_travel_beside_other_collectives)
 
 enum { LONG = 70001, SHORT = 37 };
 
-static dp_status number_forward(dp_call *call)
-{
-    call->out = dp_float(1);
-    return DP_OK;
-}
-
 static dp_status number_backward(dp_call *call)
 {
     dp_info info;
@@ -716,7 +711,7 @@ static void hear_of_memory(const dp_log_record *record, void *user)
     all->refusals += strstr(record->text, "shared memory: ") != NULL;
 }
 
-static dp_ctx *open_on(const char *machine, int device_count, said *all)
+static dp_ctx *open_heard(const char *machine, int device_count, said *all)
 {
     const dp_coll_ops *colls[] = {dp_mpi_coll(), NULL};
     dp_ctx *ctx = NULL;
@@ -760,7 +755,7 @@ static void check_shared(const char *machines, int group)
 {
     said all;
     bool one = strspn(machines, (char[]){machines[0], '\0'}) == strlen(machines);
-    dp_ctx *ctx = open_on(machine_of(machines), 1, &all);
+    dp_ctx *ctx = open_heard(machine_of(machines), 1, &all);
     CHECK_INT(all.groups[group], 2);
     CHECK_INT(all.refusals, 0);
     CHECK_INT(count_shared(), group > 1 ? 2 : one);
@@ -986,7 +981,7 @@ MPI_TEST(a_machine_without_shared_memory, 4)
     none.rlim_max = old.rlim_max;
     signal(SIGXFSZ, SIG_IGN);
     CHECK_INT(setrlimit(RLIMIT_FSIZE, here ? &none : &old), 0);
-    dp_ctx *ctx = open_on(machine_of("aabb"), 2, &all);
+    dp_ctx *ctx = open_heard(machine_of("aabb"), 2, &all);
     CHECK_INT(setrlimit(RLIMIT_FSIZE, &old), 0);
     CHECK_INT(all.groups[1], 2);
     CHECK_INT(all.refusals, 4);
@@ -1070,6 +1065,222 @@ MPI_TEST_UNDER(two_hosts, 4, mpi_launch_apart)
     dp_close(j.ctx);
 }
 
+/* ---- parameters once a machine --------------------------------------------------------------- */
+
+/* More parameters than travel at once, and of each process more than one. */
+static void check_many_params(dp_ctx *ctx)
+{
+    enum { PARAMS = 150, EACH_PARAM = 100 };
+    static char names[PARAMS][8];
+    static dp_param_config params[PARAMS];
+    dp_module *net = NULL, *par = NULL;
+    for (int i = 0; i < PARAMS; i++) {
+        snprintf(names[i], sizeof names[i], "p%d", i);
+        params[i] = (dp_param_config){.name = names[i], .ndim = 1, .shape = {EACH_PARAM}};
+    }
+    CHECK_OK(dp_module_create(
+        ctx,
+        &(dp_module_config){
+            .methods = pulled, .method_count = 2, .params = params, .param_count = PARAMS},
+        &net));
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.share_params = true}, &par));
+    CHECK_OK(dp_edit_begin(par, DP_OK));
+    for (size_t i = 0; i < PARAMS && mpi_process == mpi_process_count - 1; i++)
+        CHECK_OK(put(par, i, (double)i));
+    CHECK_OK(dp_edit_end(par, DP_OK));
+    for (size_t i = 0; i < PARAMS; i++) {
+        float got[EACH_PARAM];
+        dp_param_info info;
+        CHECK_OK(dp_module_param(par, i, &info));
+        CHECK_OK(dp_read(ctx, &info.data, got, sizeof got));
+        for (int k = 0; k < EACH_PARAM; k++)
+            CHECK_F64(got[k], (double)i, 0);
+    }
+}
+
+/* Messages that are begun meanwhile, and that any rank may send, are none of what is shared. */
+static void check_sharing(const char *machines, int device_count)
+{
+    int peer = (mpi_process + 1) % mpi_process_count;
+    int32_t sent = mpi_process, got = -1;
+    const int64_t one = 1;
+    setenv("DP_MACHINE", machine_of(machines), 1);
+    dp_ctx *ctx = open_by_mpi(device_count, 0);
+    dp_info info = info_here(ctx);
+    dp_message both[] = {
+        {.tensor = dp_wrap(&got, DP_I32, 1, &one), .peer = DP_ANY_RANK, .receives = true},
+        {.tensor = dp_wrap(&sent, DP_I32, 1, &one)}};
+    int64_t firsts[8];
+    const int64_t first = info.rank_first;
+    CHECK_INT(info.machine_count, strchr(machines, 'c') != NULL ? 3 : 2);
+    CHECK_OK(dp_messages_begin(ctx, both, 1));
+    check_all_steps(ctx);
+    check_edits_between(ctx, machines);
+    check_loads(ctx);
+    check_averages(ctx);
+    check_many_params(ctx);
+    CHECK_INT(got, -1);
+    CHECK(info.rank_count <= 8);
+    CHECK_OK(dp_all_gather_i64(ctx, &first, 1, firsts));
+    for (int r = 0, p = 0; r < info.rank_count; r++) {
+        p += r > 0 && firsts[r] != firsts[r - 1];
+        if (p == peer)
+            both[1].peer = (int)firsts[r];
+    }
+    CHECK_OK(dp_messages_begin(ctx, both + 1, 1));
+    CHECK_OK(dp_messages_end(ctx, both, 2));
+    CHECK_INT(got, (mpi_process + mpi_process_count - 1) % mpi_process_count);
+    CHECK_OK(dp_barrier(ctx));
+    dp_close(ctx);
+}
+
+MPI_TEST(parameters_once_a_machine, 4)
+{
+    check_sharing("aabb", 1);
+    check_sharing("abab", 1);
+    check_sharing("aaab", 1);
+    check_sharing("aacb", 1 + mpi_process % 2);
+}
+
+/* Process 1 lacks memory at one point after another: all hear it, or it goes well. */
+static bool share_without_memory(size_t fail_at)
+{
+    const dp_coll_ops *colls[] = {dp_mpi_coll(), NULL};
+    test_allocator counter = {0};
+    dp_config config = {.colls = colls, .device_count = 1, .timeout_ms = 20000};
+    dp_ctx *ctx = NULL;
+    dp_module *par = NULL;
+    bool any = false, failed;
+    config.allocator = test_allocator_of(&counter);
+    CHECK_OK(dp_open(&config, &ctx));
+    dp_module *net = net_of(ctx, DP_F32, false);
+    take_what_is_kept(ctx, &counter);
+    if (mpi_process == 1) {
+        counter.fail_at = counter.call_count + fail_at;
+    }
+    dp_status status = dp_distributed(net, &(dp_distributed_config){.share_params = true}, &par);
+    if (status == DP_OK) {
+        status = dp_edit_begin(par, DP_OK);
+    }
+    if (status == DP_OK) {
+        status = mpi_process == 0 ? put(par, 2, 5) : DP_OK;
+        status = dp_edit_end(par, status);
+    }
+    if (status == DP_OK) {
+        status = dp_edit_begin(par, DP_OK);
+    }
+    if (status == DP_OK) {
+        status = dp_edit_shares(par);
+        status = dp_edit_end(par, status);
+    }
+    failed = counter.fail_count > 0;
+    CHECK(status != DP_ERR_TIMEOUT);
+    if (status != DP_OK) {
+        CHECK_SAYS(dp_last_error(), "memory");
+    } else {
+        CHECK_OK(dp_any(ctx, failed, &any));
+        CHECK(!any);
+        check_param(par, 2, 5, 5);
+    }
+    dp_close(ctx);
+    CHECK_NO_LEAKS(&counter);
+    return status != DP_OK;
+}
+
+MPI_TEST_UNDER(one_machine_has_no_memory_to_share, 3, mpi_launch_broken)
+{
+    size_t fail_at = 1;
+    atexit(say_through);
+    setenv("DP_MACHINE", machine_of("abb"), 1);
+    while (share_without_memory(fail_at)) {
+        fail_at++;
+    }
+    CHECK(fail_at > 10);
+    exit(EXIT_SUCCESS);
+}
+
+#if defined(OPEN_MPI) /* MPICH goes through memory that both hosts see */
+/* What this host has sent so far over its link to the other one. */
+static double link_bytes(void)
+{
+    char line[512];
+    double sent = -1;
+    FILE *file = fopen("/proc/self/net/dev", "r");
+    CHECK(file != NULL);
+    while (fgets(line, sizeof line, file) != NULL)
+        (void)sscanf(line, " v: %*f %*f %*f %*f %*f %*f %*f %*f %lf", &sent);
+    fclose(file);
+    CHECK(sent >= 0);
+    return sent;
+}
+
+enum { SHARED_BYTES = 32 << 20 };
+
+/* In both directions, as multiples of the parameters. */
+static double link_cost(dp_ctx *ctx, double before)
+{
+    CHECK_OK(dp_barrier(ctx));
+    double more = info_here(ctx).machine_process == 0 ? link_bytes() - before : 0;
+    CHECK_OK(dp_all_reduce_f64(ctx, &more, 1, DP_OP_SUM));
+    return more / SHARED_BYTES;
+}
+
+static dp_module *large_of(dp_ctx *ctx, bool shared)
+{
+    const dp_param_config param = {.name = "w", .ndim = 1, .shape = {SHARED_BYTES / 4}};
+    dp_module *net = NULL, *par = NULL;
+    CHECK_OK(dp_module_create(
+        ctx,
+        &(dp_module_config){
+            .methods = pulled, .method_count = 2, .params = &param, .param_count = 1},
+        &net));
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.share_params = shared}, &par));
+    return par;
+}
+
+/* A step of both hosts. */
+static double step_cost(dp_ctx *ctx, bool shared)
+{
+    dp_optim *optim = optim_of(large_of(ctx, shared), &rules[0], (dp_optim_config){0});
+    CHECK_OK(dp_barrier(ctx));
+    double before = link_bytes();
+    CHECK_OK(dp_optim_step(optim)); /* nothing has a gradient */
+    return link_cost(ctx, before);
+}
+
+static double edit_cost(dp_ctx *ctx, dp_module *par, bool writes, double value)
+{
+    CHECK_OK(dp_barrier(ctx));
+    double before = link_bytes();
+    CHECK_OK(dp_edit_begin(par, DP_OK));
+    if (writes)
+        CHECK_OK(put(par, 0, value));
+    CHECK_OK(dp_edit_end(par, DP_OK));
+    return link_cost(ctx, before);
+}
+
+/* Each half of the parameters goes to the other host once, and not to each of its processes. */
+MPI_TEST_UNDER(parameters_cross_a_link_once, 4, mpi_launch_apart)
+{
+    dp_ctx *ctx = NULL;
+    dp_tensor data;
+    dp_param_info info;
+    float last;
+    be_on_a_host();
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    CHECK_F64(step_cost(ctx, false), 2, 0.4);
+    CHECK_F64(step_cost(ctx, true), 1, 0.2);
+    dp_module *par = large_of(ctx, true);
+    CHECK_F64(edit_cost(ctx, par, mpi_process == 3, 7), 1, 0.2);
+    CHECK_F64(edit_cost(ctx, par, true, 8), 0, 0.1);
+    CHECK_OK(dp_module_param(par, 0, &info));
+    CHECK_OK(dp_narrow(&info.data, 0, SHARED_BYTES / 4 - 1, 1, &data));
+    CHECK_OK(dp_read(ctx, &data, &last, sizeof last));
+    CHECK_F64(last, 8, 0);
+    dp_close(ctx);
+}
+#endif
+
 /* ---- what goes wrong ------------------------------------------------------------------------- */
 
 static dp_status add_up(dp_ctx *ctx, size_t count)
@@ -1115,6 +1326,34 @@ MPI_TEST_UNDER(ends_are_the_same_on_several_machines, 3, mpi_launch_broken)
     setenv("DP_MACHINE", machine_of("abc"), 1);
     check_ends();
     exit(EXIT_SUCCESS);
+}
+
+/* Process 3 closes its context, and the others are in a step, or in an edit that it has begun. */
+static void check_leaving(bool in_edit)
+{
+    dp_ctx *ctx = open_by_mpi(1, 20000);
+    dp_module *par = par_of(ctx, DP_F32, false, true);
+    dp_optim *optim = optim_of(par, &rules[0], (dp_optim_config){0});
+    train(par, optim, 1);
+    if (in_edit) {
+        CHECK_OK(dp_edit_begin(par, DP_OK));
+    }
+    if (mpi_process != 3) {
+        dp_status status = in_edit ? dp_edit_end(par, DP_OK) : dp_optim_step(optim);
+        CHECK_STATUS(status, DP_ERR_REMOTE);
+        CHECK_SAYS(dp_last_error(), "rank 3 (process 3, pid ");
+        CHECK_SAYS(dp_last_error(), "has closed its context");
+    }
+    dp_close(ctx);
+    come_together();
+}
+
+MPI_TEST_UNDER(who_leaves_what_is_shared_is_named, 4, mpi_launch_broken)
+{
+    setenv("DP_MACHINE", machine_of("aabb"), 1);
+    check_leaving(false);
+    check_leaving(true);
+    say_through();
 }
 
 /* Also a large one, of which some pieces have been given to MPI. */
