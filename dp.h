@@ -805,9 +805,9 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    made the last step while another one had not heard of its end; no two are further apart than
    that.
 
-   Not valid any more are reducers that you have made and optimizers with `sharded`, whose state the
-   dead had a part of: their calls are a STATE, destroying them works. (A new optimizer loads a
-   checkpoint.) Groups are contexts of their own.
+   Not valid any more are reducers that you have made, a dp_local, and optimizers with `sharded`,
+   whose state the dead had a part of: their calls are a STATE, destroying them works. (A new
+   optimizer loads a checkpoint.) Groups are contexts of their own.
 
    Where all processes share a machine, any number may die. Between machines those go on that are
    more than half, or the half with process 0: another half might be alive where nobody can see it.

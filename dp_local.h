@@ -521,6 +521,20 @@ static dp__compress_state *dp__compress_entry(dp_compressor *compressor, const d
     return state;
 }
 
+/* After dp_recover ranks have other numbers and parts: what was kept back is forgotten. */
+static dp_status dp__compressor_rejoin(dp_compressor *compressor)
+{
+    dp_info info;
+    DP_TRY(dp_info_get(compressor->ctx, &info));
+    dp__lock_enter(&compressor->lock);
+    dp__compress_state *state = compressor->states;
+    for (; state != NULL && info.recoveries != compressor->info.recoveries; state = state->next)
+        dp__compress_state_drop(state);
+    compressor->info = info;
+    dp__lock_leave(&compressor->lock);
+    return DP_OK;
+}
+
 static dp_status dp__compress_state_of(dp_compressor *compressor, const dp_bucket *bucket,
                                        dp__compress_state **out)
 {
@@ -877,6 +891,7 @@ DP_API dp_status dp_compress(const dp_bucket *bucket, void *user)
     DP_TRY(dp__check_pointer(__func__, "compressor", user));
     if (bucket->ctx != compressor->ctx)
         return dp_error(DP_ERR_INVALID, "%s: the compressor is of another context", __func__);
+    DP_TRY(dp__named(__func__, dp__compressor_rejoin(user)));
     DP_TRY(dp__compress_is_plain(compressor, bucket, &plain));
     if (plain)
         return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
@@ -933,9 +948,21 @@ struct dp_local {
 
 /* The module has the parameters it had. After a failure of the job it lists none; asking for one
    tells why. */
+/* False: dp_recover has made another one since, in which its reducers are void. */
+static bool dp__local_is_of_job(const dp_local *local)
+{
+    dp_info job;
+    return dp_info_get(local->ctx, &job) == DP_OK && job.recoveries == local->job.recoveries;
+}
+
 static dp_status dp__local_same(const dp_local *local)
 {
     dp_param_info first;
+    if (!dp__local_is_of_job(local))
+        return dp_error(DP_ERR_STATE,
+                        "'%s' began local steps before dp_recover: make a new dp_local, which can "
+                        "load what this one saves",
+                        dp_module_name(local->module));
     size_t count = dp_module_param_count(local->module);
     if (local->param_count > 0 && count == 0)
         DP_TRY(dp_module_param(local->module, 0, &first));
@@ -1432,7 +1459,8 @@ DP_API void dp_local_destroy(dp_local *local)
     bool used = false;
     if (local == NULL)
         return;
-    for (dp__local_fragment *first; (first = dp__local_first(local)) != NULL;)
+    for (dp__local_fragment *first;
+         dp__local_is_of_job(local) && (first = dp__local_first(local)) != NULL;)
         used = dp_status_class(dp__local_wait(local, first)) == DP_CLASS_JOB || used;
     if (!used)
         dp__local_end(local);
@@ -1475,7 +1503,8 @@ static dp_status dp__local_save(const dp_local *local, dp_scope *scope, dp_value
 {
     const bool has = local->config.momentum > 0;
     dp_pair all[3] = {{"steps", dp_int(local->told.step_count)}, {"anchor", dp_none()}};
-    DP_TRY(dp__local_settled(local));
+    if (dp__local_is_of_job(local)) /* else nothing is under way any more */
+        DP_TRY(dp__local_settled(local));
     DP_TRY(dp__local_row_save(local, scope, &local->anchor, &all[1].value));
     all[2].key = "momentum";
     if (has)
