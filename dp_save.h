@@ -136,9 +136,10 @@ DP_MUST_USE DP_API dp_status dp_checkpoint_load(dp_ctx *ctx, dp_scope *scope, co
        dp_saver_wait(saver);                        the last one is on disk, too
 
    A save copies the value on process 0 and returns; then a thread writes the copy, as
-   dp_checkpoint_save would have written it. So the step that saves takes longer by that copy. It is
-   as large as the file, in host memory, allocated by the first save and used again by all. There is
-   one: a save waits until the one before it is on disk.
+   dp_checkpoint_save would have written it. So the step that saves takes longer by that copy (and
+   by a second one of what dp_optim_save and dp_average_save make, which dp_optim_view and
+   dp_average_view spare). It is as large as the file, in host memory, allocated by the first save
+   and used again by all. There is one: a save waits until the one before it is on disk.
 
    What goes wrong in the thread harms no file that is whole, and training goes on. The next call
    returns it, in all processes, and only that one; a save that returns it has begun all the same.

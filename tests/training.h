@@ -43,18 +43,20 @@ static inline void train_steps(const training *t, int first, int last)
     }
 }
 
-static inline dp_value train_value(const training *t, dp_scope *scope, int64_t epoch)
+/* With copies of the optimizer's state (dp_optim_save), or views of it (dp_optim_view). */
+static inline dp_value train_value(const training *t, dp_scope *scope, int64_t epoch,
+                                   dp_status (*save)(dp_optim *, dp_scope *, dp_value *))
 {
     dp_value model, state;
     CHECK_OK(dp_module_save(t->par, scope, &model));
-    CHECK_OK(dp_optim_save(t->optim, scope, &state));
+    CHECK_OK(save(t->optim, scope, &state));
     return DP_DICT(scope, {"model", model}, {"optim", state}, {"epoch", dp_int(epoch)});
 }
 
 static inline void train_save(const training *t, const char *path, int64_t epoch)
 {
     dp_scope *scope = dp_scope_begin(t->ctx);
-    CHECK_OK(dp_checkpoint_save(t->ctx, path, train_value(t, scope, epoch)));
+    CHECK_OK(dp_checkpoint_save(t->ctx, path, train_value(t, scope, epoch, dp_optim_save)));
     dp_scope_end(scope);
 }
 
