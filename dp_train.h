@@ -247,8 +247,8 @@ DP_MUST_USE DP_API dp_status dp_optim_lr(const dp_optim *optim, size_t group, do
    host: counts, and the state of every parameter by its name. Gradients that wait for a step are
    not in it: where several make one, save after a step. */
 DP_MUST_USE DP_API dp_status dp_optim_save(dp_optim *optim, dp_scope *scope, dp_value *out);
-/* The same to be written before the next step, which changes it: state that is not spread over ranks
-   is a view, where it lies, as dp_module_save's are, and no copy. */
+/* The same to be written before the next step, which changes it: what is not spread over ranks is a
+   view of the state, where it lies, as dp_module_save gives parameters. */
 DP_MUST_USE DP_API dp_status dp_optim_view(dp_optim *optim, dp_scope *scope, dp_value *out);
 /* Of an optimizer with the same rule, for a module with the same parameters; else an error names
    what differs, and nothing is changed. What was saved replaces the state of parameters, the counts
