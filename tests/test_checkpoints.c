@@ -273,7 +273,7 @@ TEST(a_copy_is_allocated_once)
 
 /* ---- which files are kept -------------------------------------------------------------------- */
 
-#define NONE NAN
+#define NONE (double)NAN
 
 static const struct keeping {
     int last;
