@@ -1,8 +1,8 @@
 /* dp_save.h - v0.1.0 - what a training program keeps in files - MIT licence
 
    Include it after dp.h, or instead. But for the wording of errors it uses only the public API of
-   dp.h, the functions of dp/os.h for files, and pieces of tensors. Files are safetensors files:
-   Python's `safetensors` reads them, and its files can be read here.
+   dp.h, the functions of dp/os.h for files and threads, and pieces of tensors. Files are safetensors
+   files: Python's `safetensors` reads them, and its files can be read here.
 
        dp_module_save(par, step, &model);
        dp_optim_save(optim, step, &state);                     of dp_train.h
@@ -2267,7 +2267,7 @@ static dp_status dp__saver_load(dp_saver *saver, dp_scope *scope, int64_t number
 static dp_status dp__saver_check_config(const dp_saver_config *config)
 {
     const char *slash = strrchr(config->path, '/'), *star = strchr(config->path, '*');
-    if (star != NULL && (star < slash || strchr(star + 1, '*') != NULL))
+    if (star != NULL && ((slash != NULL && star < slash) || strchr(star + 1, '*') != NULL))
         return dp_error(DP_ERR_INVALID, "there is one * at most, in the name of the file");
     if (star == NULL && (config->last > 1 || config->last < 0 || config->best_by != NULL))
         return dp_error(DP_ERR_INVALID, "several files are to be kept, and there is no * for them");

@@ -5,7 +5,7 @@
 
 /* The call that is named fails, at its n-th time from now on: fsync, ftruncate, flock, rename,
    unlink. With `hook` it does not fail, and that is called before it. The thread that calls it has
-   this struct until it has ended. */
+   this struct until it has ended. (The calls are in test_save.c.) */
 extern struct refusal {
     const char *call;
     int at, error;

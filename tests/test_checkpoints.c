@@ -231,6 +231,7 @@ TEST(a_child_of_fork_leaves_the_thread_alone)
     CHECK(child >= 0);
     if (child == 0) {
         CHECK_ERROR(dp_saver_wait(saver), DP_ERR_STATE, "dp_saver_wait: the context belongs to");
+        dp_saver_destroy(saver);
         dp_close(ctx);
         _exit(EXIT_SUCCESS);
     }

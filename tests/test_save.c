@@ -7,6 +7,7 @@
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 /* clang-format off */
 #include "../examples/custom_device.h"
 #include "folder.h"
@@ -763,6 +764,47 @@ TEST(places_where_no_file_can_be)
     CHECK_INT(unlink("file"), 0);
     check_old(ctx, "far");
     dp_close(ctx);
+}
+
+/* These stand before the system's own, in the whole program: see refusal.h. */
+struct refusal refusal;
+
+static bool refuses(const char *call)
+{
+    bool now = refusal.call != NULL && strcmp(refusal.call, call) == 0 && --refusal.at == 0;
+    if (now && refusal.hook != NULL) {
+        refusal.hook();
+        return false;
+    }
+    errno = now ? refusal.error : errno;
+    return now;
+}
+
+int fsync(int fd)
+{
+    return refuses("fsync") ? -1 : (int)syscall(SYS_fsync, fd);
+}
+
+int ftruncate(int fd, off_t bytes)
+{
+    return refuses("ftruncate") ? -1 : (int)syscall(SYS_ftruncate, fd, bytes);
+}
+
+int flock(int fd, int how)
+{
+    return refuses("flock") ? -1 : (int)syscall(SYS_flock, fd, how);
+}
+
+int rename(const char *from, const char *to)
+{
+    if (refuses("rename"))
+        return -1;
+    return (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+
+int unlink(const char *path)
+{
+    return refuses("unlink") ? -1 : (int)syscall(SYS_unlinkat, AT_FDCWD, path, 0);
 }
 
 typedef struct write_step { /* of writing a file, which fails */
