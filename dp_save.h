@@ -1946,10 +1946,11 @@ static dp_status dp__saver_name(const dp_saver *saver, int64_t number, dp_value 
     if (saver->tail == NULL)
         return DP_OK;
     if (number < saver->newest)
-        return dp_error(DP_ERR_INVALID,
-                        "number %lld comes after %lld: to go on from an older file, remove the "
-                        "newer ones",
-                        (long long)number, (long long)saver->newest);
+        return dp_error(
+            DP_ERR_INVALID,
+            "number %lld comes after %lld, which is kept already: to go on from an older "
+            "file, remove the newer ones",
+            (long long)number, (long long)saver->newest);
     DP_TRY(dp__saver_score(saver, log, score));
     const char *entry = score[0] != '\0' ? saver->config.best_by : "";
     size_t room = strlen(saver->config.path) + DP__SAVER_DIGITS + strlen(entry) +
@@ -2143,7 +2144,6 @@ static dp_status dp__saver_copy(dp_saver *saver, int64_t number, dp_value value,
 {
     const char *path;
     dp__save_writer *writer = &saver->writer;
-    DP_TRY(dp_scope_check(saver->temp));
     DP_TRY(dp__saver_name(saver, number, log, &path));
     *writer = (dp__save_writer){.ctx = saver->ctx,
                                 .temp = saver->temp,

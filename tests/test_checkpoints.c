@@ -485,7 +485,7 @@ TEST(a_run_goes_on_from_the_newest_that_can_be_read)
                 "dp_saver_load: './s*': there is none with the number 5");
     CHECK_ERROR(dp_saver_save(saver, 3, DP_DICT(scope, {"n", dp_int(3)}), dp_none()),
                 DP_ERR_INVALID,
-                "dp_saver_save: './s*': number 3 comes after 4: to go on from an older file, ");
+                "dp_saver_save: './s*': number 3 comes after 4, which is kept already: to go on");
     dp_saver_destroy(saver);
     put_file("s4-loss=1", "7 bytes", 7);
     put_file("s3-loss=2", "half", 4);
