@@ -1,8 +1,8 @@
 /* dp_save.h - v0.1.0 - what a training program keeps in files - MIT licence
 
    Include it after dp.h, or instead. But for the wording of errors it uses only the public API of
-   dp.h, the functions of dp/os.h for files and threads, and pieces of tensors. Files are safetensors
-   files: Python's `safetensors` reads them, and its files can be read here.
+   dp.h, the functions of dp/os.h for files and threads, and pieces of tensors. Files are
+   safetensors files: Python's `safetensors` reads them, and its files can be read here.
 
        dp_module_save(par, step, &model);
        dp_optim_save(optim, step, &state);                     of dp_train.h
@@ -2132,9 +2132,7 @@ static dp_status dp__saver_data(dp_saver *saver, size_t bytes)
     if (saver->data != NULL && bytes <= saver->data_room)
         return DP_OK;
     dp_scope_end(saver->copied);
-    saver->data = NULL;
     saver->copied = dp_scope_child(saver->scope);
-    DP_TRY(dp_scope_check(saver->copied));
     saver->data = dp_scope_alloc(saver->copied, bytes);
     saver->data_room = bytes;
     return saver->data != NULL ? DP_OK : dp__no_memory();
