@@ -212,7 +212,7 @@
             process cannot make a wrapper, a reducer or a sharded optimizer, all have its status;
             dp_open_group: some of the processes as a job of their own; dp_stop_requested;
             messages from one rank to another; dp_local.h: training over slow links;
-            dp_recover, dp_checkpoint_share
+            dp_saver: checkpoints beside training; dp_recover, dp_checkpoint_share
      names that have changed: dp_scope_open(ctx, &scope) is dp_scope_begin(ctx), and dp_scope_check
             says why there is none; DP_SUM is DP_SUM_RANKS, as DP_OP_SUM is another enum's;
             dp_grads_scatter is dp_grads_scatter_set; first_bucket_bytes and bucket_bytes are

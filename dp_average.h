@@ -86,6 +86,8 @@ DP_MUST_USE DP_API dp_status dp_average_copy(dp_average *average, dp_module *mod
 /* A dict on the host, from which to go on later: "rule", "updates", and "average", a dict of
    tensors by the names of parameters. */
 DP_MUST_USE DP_API dp_status dp_average_save(dp_average *average, dp_scope *scope, dp_value *out);
+/* The same to be written before the next update: views of the averages, no copies. */
+DP_MUST_USE DP_API dp_status dp_average_view(dp_average *average, dp_scope *scope, dp_value *out);
 /* Rule and parameters must be the same; else an error names what differs, and nothing changes.
    [host] */
 DP_MUST_USE DP_API dp_status dp_average_load(dp_average *average, dp_value saved);
@@ -527,18 +529,33 @@ DP_API dp_status dp_average_copy(dp_average *average, dp_module *module)
 /* ==== >>saving ==================================================================================
    All owners have the same averages: the first one's are saved.                                 */
 
-static dp_status dp__average_save(const dp_average *average, dp_scope *scope, dp_value *out)
+/* A copy on the host, or a view. */
+static dp_status dp__average_entry_save(const dp_average *average, dp_scope *scope, size_t i,
+                                        bool copy, dp_value *out)
 {
+    dp_tensor own = average->entries[i].own[0], host;
+    own.read_only = true;
+    if (copy) {
+        DP_TRY(dp_tensor_new(scope, (dp_device){0, 0}, (dp_dtype)own.dtype, own.ndim, own.shape,
+                             &host));
+        DP_TRY(dp_copy(average->ctx, &host, &own, NULL));
+    }
+    *out = dp_of(scope, copy ? &host : &own);
+    return DP_OK;
+}
+
+static dp_status dp__average_save(const char *fn, dp_average *average, dp_scope *scope, bool copy,
+                                  dp_value *out)
+{
+    DP_TRY(dp__check_pointer(fn, "average", average));
+    DP_TRY(dp__check_scope(fn, scope));
+    DP_TRY(dp__check_pointer(fn, "out", out));
     dp_pair *pairs = dp_scope_alloc(scope, average->count * sizeof *pairs);
     if (pairs == NULL)
         return dp__no_memory();
     for (size_t i = 0; i < average->count; i++) {
-        const dp_tensor *own = &average->entries[i].own[0];
-        dp_tensor host;
-        DP_TRY(dp_tensor_new(scope, (dp_device){0, 0}, (dp_dtype)own->dtype, own->ndim, own->shape,
-                             &host));
-        DP_TRY(dp_copy(average->ctx, &host, own, NULL));
-        pairs[i] = (dp_pair){average->entries[i].name, dp_of(scope, &host)};
+        pairs[i].key = average->entries[i].name;
+        DP_TRY(dp__average_entry_save(average, scope, i, copy, &pairs[i].value));
     }
     const dp_pair all[] = {{"rule", dp_string(scope, dp__average_rules[average->config.rule])},
                            {"updates", dp_int(average->updates)},
@@ -548,10 +565,12 @@ static dp_status dp__average_save(const dp_average *average, dp_scope *scope, dp
 
 DP_API dp_status dp_average_save(dp_average *average, dp_scope *scope, dp_value *out)
 {
-    DP_TRY(dp__check_pointer(__func__, "average", average));
-    DP_TRY(dp__check_scope(__func__, scope));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
-    return dp__named(__func__, dp__average_save(average, scope, out));
+    return dp__named(__func__, dp__average_save(__func__, average, scope, true, out));
+}
+
+DP_API dp_status dp_average_view(dp_average *average, dp_scope *scope, dp_value *out)
+{
+    return dp__named(__func__, dp__average_save(__func__, average, scope, false, out));
 }
 
 static dp_status dp__average_entry_check(const dp__average_entry *entry, dp_value saved)

@@ -1,8 +1,8 @@
 /* dp_save.h - v0.1.0 - what a training program keeps in files - MIT licence
 
    Include it after dp.h, or instead. But for the wording of errors it uses only the public API of
-   dp.h, the functions of dp/os.h for files, and pieces of tensors. Files are safetensors files:
-   Python's `safetensors` reads them, and its files can be read here.
+   dp.h, the functions of dp/os.h for files and threads, and pieces of tensors. Files are
+   safetensors files: Python's `safetensors` reads them, and its files can be read here.
 
        dp_module_save(par, step, &model);
        dp_optim_save(optim, step, &state);                     of dp_train.h
@@ -23,6 +23,7 @@
      >>files        a tree of values in a file, and back
      >>models       parameters and buffers by name
      >>checkpoints  the same for all processes of a job
+     >>savers       checkpoints beside training, and which of them are kept
    and of the implementation
      >>words        names and text
      >>leaves       which tensors a value has, and where they go
@@ -36,6 +37,11 @@
      >>loading      a value into a module
      >>agreement    what all processes know of it
      >>sharing      one process' value becomes that of all
+     >>names        of the files of a saver
+     >>tidying      which of them stay
+     >>beside       a copy, and the thread that writes it
+     >>finding      what an earlier run has kept
+     >>saving       a saver as all processes see it
 */
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
@@ -124,6 +130,69 @@ DP_MUST_USE DP_API dp_status dp_checkpoint_load(dp_ctx *ctx, dp_scope *scope, co
 DP_MUST_USE DP_API dp_status dp_checkpoint_share(dp_ctx *ctx, dp_scope *scope, int64_t progress,
                                                  dp_value value, dp_value *out);
 
+/* ==== >>savers =================================================================================
+   Checkpoints that are written while training goes on, and of which some are kept:
+
+       dp_saver *saver;
+       dp_saver_create(ctx, &(dp_saver_config){.path = "run/step-*.safetensors",
+                                               .last = 3,
+                                               .best_by = "loss"}, &saver);
+       status = dp_saver_load(saver, scope, DP_SAVER_LAST, &saved);        then as at the top
+       ...
+       dp_saver_save(saver, step, value, log);      run/step-48-loss=0.4312.safetensors
+       ...
+       dp_saver_wait(saver);                        the last one is on disk, too
+
+   A save copies the value on process 0 and returns; then a thread writes the copy, as
+   dp_checkpoint_save would have written it. So the step that saves takes longer by that copy (and
+   by a second one of what dp_optim_save and dp_average_save make, which dp_optim_view and
+   dp_average_view spare). It is as large as the file, in host memory, allocated by the first save
+   and used again by all. There is one: a save waits until the one before it is on disk.
+
+   What goes wrong in the thread harms no file that is whole, and training goes on. The next call
+   returns it, in all processes, and only that one; a save that returns it has begun all the same.
+   dp_saver_destroy and dp_close wait for the thread, too, but have nothing to return.
+
+   Files are known by their names alone, so that a run finds what an earlier one has kept, and goes
+   on with it. When a new file is on disk, those are removed that are neither among the newest nor
+   the best, and parts of files that a killed process has left. What has another name, or the number
+   of another entry in it, is left alone. One saver at a time has a path.                        */
+
+typedef struct dp_saver dp_saver;
+
+typedef struct dp_saver_config {
+    /* In the name of the file, a * stands for the number of the save. Without one, each save
+       replaces the file. The folder must be there. */
+    const char *path;
+    int last;            /* so many of the newest are kept; 0 = 1, below 0: all */
+    const char *best_by; /* an entry of logs: the file with the least number there is kept, too */
+    bool best_is_most;   /* with the greatest */
+} dp_saver_config;
+
+/* All processes make the calls of a saver, like collectives. It ends with the context, or by
+   dp_saver_destroy. */
+DP_MUST_USE DP_API dp_status dp_saver_create(dp_ctx *ctx, const dp_saver_config *config,
+                                             dp_saver **out);
+/* NULL is fine. */
+DP_API void dp_saver_destroy(dp_saver *saver);
+
+/* Between two steps. The number, say of steps, does not fall: to go on from an older file, remove
+   the newer ones. Value and log are those of process 0: dp_log_mean makes the log of all. A log
+   without the entry best_by is INVALID. A file with dp_none() for a log, or where the entry is not
+   finite, is never the best. [host] */
+DP_MUST_USE DP_API dp_status dp_saver_save(dp_saver *saver, int64_t number, dp_value value,
+                                           dp_value log);
+
+/* Until nothing is being written: before a program ends that was told to stop. [host] */
+DP_MUST_USE DP_API dp_status dp_saver_wait(dp_saver *saver);
+
+enum { DP_SAVER_LAST = -1, DP_SAVER_BEST = -2 };
+
+/* As dp_checkpoint_load, the file with this number. DP_SAVER_LAST: the newest that can be read;
+   where a newer one cannot, a warning in the log says why. */
+DP_MUST_USE DP_API dp_status dp_saver_load(dp_saver *saver, dp_scope *scope, int64_t number,
+                                           dp_value *out);
+
 #ifdef __cplusplus
 }
 #endif
@@ -138,7 +207,9 @@ DP_MUST_USE DP_API dp_status dp_checkpoint_share(dp_ctx *ctx, dp_scope *scope, i
 
 #include <errno.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -216,8 +287,8 @@ typedef struct dp__save_writer {
     char *header;
     size_t header_bytes;
     dp__os_part part;
-    char *chunk; /* of so many bytes: when it is full it is written out */
-    size_t room, filled, unsaid;
+    char *chunk;
+    size_t room, filled, unsaid;   /* bytes of the chunk; in it; written since the last beat */
     dp_status (*beat)(void *user); /* NULL, or called every DP__SAVE_BEAT bytes */
     void *user;
 } dp__save_writer;
@@ -579,6 +650,14 @@ static dp_status dp__save_header_make(dp__save_writer *writer)
 
 enum { DP__SAVE_CHUNK = 1 << 20, DP__SAVE_BEAT = 64 << 20 };
 
+/* All that can be wrong with the value or the path is found here. */
+static dp_status dp__save_prepare(dp__save_writer *writer, const char *path)
+{
+    DP_TRY(dp__os_part_make(writer->temp, path, &writer->part));
+    DP_TRY(dp__save_leaves(writer));
+    return dp__save_header_make(writer);
+}
+
 /* Other processes are told that the write goes on, after a sync, so that no later sync takes
    long. */
 static dp_status dp__save_flush(dp__save_writer *writer)
@@ -612,8 +691,9 @@ static dp_status dp__save_put_tensors(dp__save_writer *writer)
     for (size_t s = 0; s < sizeof dp__save_sizes / sizeof dp__save_sizes[0]; s++)
         for (size_t i = 0; i < writer->leaf_count; i++) {
             const dp_tensor *tensor = writer->leaves[i].tensor;
+            size_t most = dp_is_contiguous(tensor) ? writer->room : DP__SAVE_CHUNK;
             if (dp_dtype_bytes((dp_dtype)tensor->dtype) == dp__save_sizes[s])
-                DP_TRY(dp__pieces(tensor, DP__SAVE_CHUNK, dp__save_put_piece, writer));
+                DP_TRY(dp__pieces(tensor, most, dp__save_put_piece, writer));
         }
     return DP_OK;
 }
@@ -624,9 +704,7 @@ static dp_status dp__save_write_in(dp__save_writer *writer, const char *path)
     writer->chunk = dp_scope_alloc(writer->temp, writer->room);
     if (writer->chunk == NULL)
         return dp__no_memory();
-    DP_TRY(dp__os_part_make(writer->temp, path, &writer->part));
-    DP_TRY(dp__save_leaves(writer));
-    DP_TRY(dp__save_header_make(writer));
+    DP_TRY(dp__save_prepare(writer, path));
     DP_TRY(dp__os_part_open(&writer->part));
     dp_status status = dp__os_part_write(&writer->part, writer->header, writer->header_bytes);
     if (status == DP_OK)
@@ -1205,17 +1283,26 @@ static bool dp__save_int(const char *token, dp_value *out)
     return errno == 0 && *end == '\0';
 }
 
+/* Of at most DP__SAVE_TOKEN bytes. */
+static bool dp__save_token(const char *token, dp_value *out)
+{
+    return strpbrk(token, ".eE") != NULL ? dp__save_float(token, out) : dp__save_int(token, out);
+}
+
+enum { DP__SAVE_TOKEN = 63 };
+static const char dp__save_in_numbers[] = "0123456789+-.eE";
+
 static dp_status dp__save_number(dp__save_scan *scan, dp_value *out)
 {
-    char token[64];
+    char token[DP__SAVE_TOKEN + 1];
     size_t count = 0;
-    while (scan->at < scan->end && *scan->at != '\0' && count < sizeof token - 1 &&
-           strchr("0123456789+-.eE", *scan->at) != NULL)
+    while (scan->at < scan->end && *scan->at != '\0' && count < DP__SAVE_TOKEN &&
+           strchr(dp__save_in_numbers, *scan->at) != NULL)
         token[count++] = *scan->at++;
     token[count] = '\0';
     if (count == 0)
         return dp__save_bad(scan, "is not a value");
-    if (strpbrk(token, ".eE") != NULL ? dp__save_float(token, out) : dp__save_int(token, out))
+    if (dp__save_token(token, out))
         return DP_OK;
     scan->at -= count;
     return dp__save_bad(scan, "a number is malformed, or has more than 64 bits");
@@ -1715,20 +1802,25 @@ static dp_status dp__save_goes_on(void *ctx)
     return dp_broadcast_i64(ctx, &status, 1, 0);
 }
 
-/* Process 0 writes; the others hear from it as long as it does. */
-static dp_status dp__save_write_in_job(dp_ctx *ctx, const char *path, dp_value value)
+/* How it went on process 0; the others hear from it until it has ended. */
+static dp_status dp__save_hear(dp_ctx *ctx, dp_status status)
 {
-    dp_status status = DP_OK;
-    if (dp_rank(ctx) == 0)
-        status = dp__save_write(ctx, path, value, dp__save_goes_on, ctx);
+    int64_t other;
     if (dp_status_class(status) == DP_CLASS_JOB)
         return status;
-    int64_t other;
     do {
         other = status;
         DP_TRY(dp_broadcast_i64(ctx, &other, 1, 0));
     } while (other == DP_PENDING);
     return other == DP_OK ? DP_OK : dp_agree(ctx, status);
+}
+
+static dp_status dp__save_write_in_job(dp_ctx *ctx, const char *path, dp_value value)
+{
+    dp_status status = DP_OK;
+    if (dp_rank(ctx) == 0)
+        status = dp__save_write(ctx, path, value, dp__save_goes_on, ctx);
+    return dp__save_hear(ctx, status);
 }
 
 DP_API dp_status dp_checkpoint_save(dp_ctx *ctx, const char *path, dp_value value)
@@ -1893,6 +1985,629 @@ DP_API dp_status dp_checkpoint_share(dp_ctx *ctx, dp_scope *scope, int64_t progr
     else
         dp_scope_end(own.scope);
     return dp__named(__func__, status);
+}
+
+/* ==== >>names ===================================================================================
+   A file of a saver is HEAD number TAIL, or HEAD number-ENTRY=score TAIL. What a saver would not
+   call so is none.                                                                              */
+
+enum { DP__SAVER_NAME = 256, DP__SAVER_DIGITS = 18, DP__SAVER_SCORE = 32 };
+
+struct dp_saver {
+    dp_ctx *ctx;
+    dp_scope *scope;
+    dp_saver_config config;           /* with copies of its strings */
+    const char *folder, *head, *tail; /* the path around its *; without one, tail is NULL */
+    char *path;                       /* room for the folder and a name */
+    dp_info info;                     /* as it was at the last call */
+    bool writes;                      /* this is process 0, which alone has the rest */
+    int64_t newest;                   /* number that was saved, or is kept; -1: none */
+    dp_scope *copied;                 /* has the bytes of all tensors */
+    char *data;
+    size_t data_room;
+    dp_scope *temp, *guard; /* of the save in progress; the end of the guard waits for the thread */
+    dp__save_writer writer;
+    pthread_t thread;
+    bool running;      /* the thread, or it was not waited for */
+    dp__gate news;     /* for who waits for it: it has written for a while, or has ended */
+    atomic_bool ended; /* all but its last instructions */
+    dp_status status;  /* what the next call returns */
+    char text[DP__SAVE_SENTENCE];
+};
+
+typedef struct dp__saver_file {
+    char name[DP__SAVER_NAME];
+    int64_t number;
+    bool scored, others; /* by an entry that is not this saver's */
+    double score;
+} dp__saver_file;
+
+/* "-ENTRY=score" */
+static bool dp__saver_scored(const dp_saver *saver, char *text, dp__saver_file *file)
+{
+    dp_value score;
+    char *equals = strrchr(text, '=');
+    size_t count = equals != NULL ? strlen(equals + 1) : 0;
+    if (*text != '-' || count == 0 || count > DP__SAVE_TOKEN ||
+        strspn(equals + 1, dp__save_in_numbers) != count || !dp__save_token(equals + 1, &score))
+        return false;
+    *equals = '\0';
+    file->scored = true;
+    file->others = saver->config.best_by == NULL || strcmp(text + 1, saver->config.best_by) != 0;
+    file->score = score.kind == DP_INT ? (double)score.as.i : score.as.f;
+    return true;
+}
+
+static bool dp__saver_file_of(const dp_saver *saver, const char *name, dp__saver_file *out)
+{
+    char middle[DP__SAVER_NAME];
+    size_t head = strlen(saver->head), tail = strlen(saver->tail), count = strlen(name);
+    if (count >= sizeof middle || count <= head + tail || memcmp(name, saver->head, head) != 0 ||
+        strcmp(name + count - tail, saver->tail) != 0)
+        return false;
+    memcpy(middle, name + head, count - head - tail);
+    middle[count - head - tail] = '\0';
+    size_t digits = strspn(middle, "0123456789");
+    if (digits == 0 || digits > DP__SAVER_DIGITS || (digits > 1 && middle[0] == '0'))
+        return false;
+    *out = (dp__saver_file){.number = strtoll(middle, NULL, 10)};
+    memcpy(out->name, name, count + 1);
+    return middle[digits] == '\0' || dp__saver_scored(saver, middle + digits, out);
+}
+
+/* In as few digits as give it again. What stands for a point depends on the locale. */
+static void dp__saver_put_score(char *text, double score)
+{
+    dp_value again = dp_none();
+    for (int digits = 1; digits <= 17; digits++) {
+        char *to = text, own[DP__SAVER_SCORE];
+        snprintf(own, sizeof own, "%.*g", digits, score);
+        for (const char *from = own; *from != '\0'; from++)
+            if (strchr(dp__save_in_numbers, *from) != NULL)
+                *to++ = *from;
+            else if (to > text && to[-1] != '.')
+                *to++ = '.';
+        *to = '\0';
+        if (dp__save_token(text, &again) &&
+            !(fabs((again.kind == DP_INT ? (double)again.as.i : again.as.f) - score) > 0))
+            return;
+    }
+}
+
+/* "": there is none. */
+static dp_status dp__saver_score(const dp_saver *saver, dp_value log, char *text)
+{
+    const char *entry = saver->config.best_by;
+    double score = 0;
+    *text = '\0';
+    if (entry == NULL || log.kind == DP_NONE)
+        return DP_OK;
+    if (dp_item(saver->ctx, dp_get(log, entry), &score) != DP_OK)
+        return dp_error(DP_ERR_INVALID, "the log has no number '%s': %s", dp__save_show(entry).text,
+                        dp_last_error());
+    if (isfinite(score))
+        dp__saver_put_score(text, score);
+    return DP_OK;
+}
+
+static dp_status dp__saver_name(const dp_saver *saver, int64_t number, dp_value log,
+                                const char **out)
+{
+    char score[DP__SAVER_SCORE];
+    *out = saver->config.path;
+    if (saver->tail == NULL)
+        return DP_OK;
+    if (number < saver->newest)
+        return dp_error(
+            DP_ERR_INVALID,
+            "number %lld comes after %lld, which is kept already: to go on from an older "
+            "file, remove the newer ones",
+            (long long)number, (long long)saver->newest);
+    DP_TRY(dp__saver_score(saver, log, score));
+    const char *entry = score[0] != '\0' ? saver->config.best_by : "";
+    size_t room = strlen(saver->config.path) + DP__SAVER_DIGITS + strlen(entry) +
+                  sizeof "-=" + strlen(score);
+    char *path = dp_scope_alloc(saver->temp, room);
+    if (path == NULL)
+        return dp__no_memory();
+    snprintf(path, room, "%s%s%lld%s%s%s%s%s", saver->folder, saver->head, (long long)number,
+             *entry != '\0' ? "-" : "", entry, *entry != '\0' ? "=" : "", score, saver->tail);
+    *out = path;
+    return DP_OK;
+}
+
+/* ==== >>tidying =================================================================================
+   What is kept is what is in the folder: nothing else remembers it.                             */
+
+typedef enum dp__saver_order { DP__SAVER_NEWEST, DP__SAVER_OLDEST, DP__SAVER_BEST } dp__saver_order;
+
+typedef struct dp__saver_search {
+    const dp_saver *saver;
+    dp__saver_order order;
+    int64_t least, most;         /* numbers */
+    const dp__saver_file *below; /* NULL, or only what is older */
+    const char *apart[2];        /* names, or NULL: not these */
+    size_t count;                /* of what is left */
+    dp__saver_file found;        /* the first of them in that order */
+} dp__saver_search;
+
+static bool dp__saver_is_older(const dp__saver_file *a, const dp__saver_file *b)
+{
+    return a->number != b->number ? a->number < b->number : strcmp(a->name, b->name) < 0;
+}
+
+static bool dp__saver_counts(const dp__saver_search *search, const dp__saver_file *file)
+{
+    for (int i = 0; i < 2; i++)
+        if (search->apart[i] != NULL && strcmp(search->apart[i], file->name) == 0)
+            return false;
+    return file->number >= search->least && file->number <= search->most &&
+           (search->below == NULL || dp__saver_is_older(file, search->below)) &&
+           (search->order == DP__SAVER_NEWEST || !file->others) &&
+           (search->order != DP__SAVER_BEST || file->scored);
+}
+
+static bool dp__saver_is_first(const dp__saver_search *search, const dp__saver_file *file)
+{
+    double less = search->found.score - file->score;
+    double better = search->saver->config.best_is_most ? -less : less;
+    if (search->count == 1)
+        return true;
+    if (search->order == DP__SAVER_BEST && (better > 0 || better < 0))
+        return better > 0;
+    return dp__saver_is_older(file, &search->found) == (search->order != DP__SAVER_NEWEST);
+}
+
+static void dp__saver_see(const char *name, void *user)
+{
+    dp__saver_search *search = user;
+    dp__saver_file file;
+    if (!dp__saver_file_of(search->saver, name, &file) || !dp__saver_counts(search, &file))
+        return;
+    search->count++;
+    if (dp__saver_is_first(search, &file))
+        search->found = file;
+}
+
+static dp_status dp__saver_names(const dp_saver *saver, void (*fn)(const char *name, void *user),
+                                 void *user)
+{
+    return dp__os_names(saver->folder[0] != '\0' ? saver->folder : ".", fn, user);
+}
+
+static const char *dp__saver_path(const dp_saver *saver, const char *name)
+{
+    snprintf(saver->path, strlen(saver->folder) + DP__SAVER_NAME, "%s%s", saver->folder, name);
+    return saver->path;
+}
+
+/* Parts of files have the names of these, and ".part". */
+static void dp__saver_clear(const char *name, void *user)
+{
+    const dp_saver *saver = user;
+    dp__saver_file file;
+    char whole[DP__SAVER_NAME];
+    size_t count = strlen(name), part = sizeof ".part" - 1;
+    if (count < part || count >= sizeof whole || strcmp(name + count - part, ".part") != 0)
+        return;
+    memcpy(whole, name, count - part);
+    whole[count - part] = '\0';
+    if (dp__saver_file_of(saver, whole, &file))
+        dp__os_part_clear(dp__saver_path(saver, name));
+}
+
+/* After a save. It is the newest, whatever files with larger numbers there are: those could not be
+   read. */
+static dp_status dp__saver_tidy(dp_saver *saver)
+{
+    const char *own = saver->writer.part.target + strlen(saver->folder);
+    dp__saver_search best = {.saver = saver, .order = DP__SAVER_BEST, .most = saver->newest};
+    size_t before = SIZE_MAX;
+    DP_TRY(dp__saver_names(saver, dp__saver_clear, saver));
+    if (saver->config.last < 0)
+        return DP_OK;
+    DP_TRY(dp__saver_names(saver, dp__saver_see, &best));
+    for (;;) {
+        dp__saver_search old = {.saver = saver,
+                                .order = DP__SAVER_OLDEST,
+                                .most = saver->newest,
+                                .apart = {own, best.count > 0 ? best.found.name : NULL}};
+        DP_TRY(dp__saver_names(saver, dp__saver_see, &old));
+        bool best_is_newer = best.count > 0 && strcmp(best.found.name, own) != 0 &&
+                             dp__saver_is_older(&old.found, &best.found);
+        if (old.count + best_is_newer < (size_t)saver->config.last || old.count == 0 ||
+            old.count >= before)
+            return DP_OK;
+        before = old.count;
+        DP_TRY(dp__os_remove(dp__saver_path(saver, old.found.name)));
+    }
+}
+
+/* ==== >>beside ==================================================================================
+   A save lies in two scopes: what the thread needs of it, and a guard, whose end waits for the
+   thread. The guard is the newest scope of the saver, and so ends first, in dp_close too.       */
+
+static void dp__saver_join(void *user)
+{
+    dp_saver *saver = user;
+    if (saver->running)
+        pthread_join(saver->thread, NULL);
+    saver->running = false;
+}
+
+static void dp__saver_end(dp_saver *saver)
+{
+    dp_scope_end(saver->guard);
+    dp_scope_end(saver->temp);
+    saver->guard = saver->temp = NULL;
+}
+
+static dp_status dp__saver_beat(void *user)
+{
+    dp_saver *saver = user;
+    dp__gate_open(&saver->news);
+    return DP_OK;
+}
+
+static void dp__saver_note(dp_saver *saver, dp_status status)
+{
+    saver->status = status;
+    snprintf(saver->text, sizeof saver->text, "%s", dp_last_error());
+}
+
+static dp_status dp__saver_write(dp_saver *saver)
+{
+    dp__save_writer *writer = &saver->writer;
+    const size_t all = (size_t)writer->data_bytes;
+    DP_TRY(dp__os_part_open(&writer->part));
+    dp_status status = dp__os_part_write(&writer->part, writer->header, writer->header_bytes);
+    for (size_t at = 0; at < all && status == DP_OK; at += DP__SAVE_CHUNK) {
+        writer->chunk = saver->data + at;
+        writer->filled = all - at < DP__SAVE_CHUNK ? all - at : DP__SAVE_CHUNK;
+        status = dp__save_flush(writer);
+    }
+    DP_TRY(dp__os_part_end(&writer->part, status));
+    return saver->tail != NULL ? dp__saver_tidy(saver) : DP_OK;
+}
+
+static void *dp__saver_main(void *user)
+{
+    dp_saver *saver = user;
+    dp__saver_note(saver, dp__saver_write(saver));
+    atomic_store(&saver->ended, true);
+    dp__gate_open(&saver->news);
+    return NULL;
+}
+
+static dp_status dp__saver_data(dp_saver *saver, size_t bytes)
+{
+    if (saver->data != NULL && bytes <= saver->data_room)
+        return DP_OK;
+    dp_scope_end(saver->copied);
+    saver->copied = dp_scope_child(saver->scope);
+    saver->data = dp_scope_alloc(saver->copied, bytes);
+    saver->data_room = bytes;
+    return saver->data != NULL ? DP_OK : dp__no_memory();
+}
+
+static dp_status dp__saver_copy(dp_saver *saver, int64_t number, dp_value value, dp_value log)
+{
+    const char *path;
+    dp__save_writer *writer = &saver->writer;
+    DP_TRY(dp__saver_name(saver, number, log, &path));
+    *writer = (dp__save_writer){.ctx = saver->ctx,
+                                .temp = saver->temp,
+                                .value = value,
+                                .beat = dp__saver_beat,
+                                .user = saver};
+    DP_TRY(dp__save_prepare(writer, path));
+    DP_TRY(dp__saver_data(saver, (size_t)writer->data_bytes));
+    writer->chunk = saver->data;
+    writer->room = (size_t)writer->data_bytes;
+    return dp__save_put_tensors(writer);
+}
+
+static dp_status dp__saver_start(dp_saver *saver, int64_t number)
+{
+    saver->guard = dp_scope_child(saver->scope);
+    DP_TRY(dp_scope_check(saver->guard));
+    DP_TRY(dp_scope_defer(saver->guard, dp__saver_join, saver));
+    saver->newest = number;
+    atomic_store(&saver->ended, false);
+    int failed = dp__thread_start(&saver->thread, dp__saver_main, saver);
+    if (failed != 0)
+        return dp_error(DP_ERR_NO_MEMORY, "cannot start a thread: %s", strerror(failed));
+    saver->running = true;
+    return DP_OK;
+}
+
+static dp_status dp__saver_begin(dp_saver *saver, int64_t number, dp_value value, dp_value log)
+{
+    saver->temp = dp_scope_child(saver->scope);
+    dp_status status = dp__saver_copy(saver, number, value, log);
+    if (status == DP_OK)
+        status = dp__saver_start(saver, number);
+    if (status != DP_OK)
+        dp__saver_end(saver);
+    return status;
+}
+
+/* Until nothing is being written. The other processes are told that it goes on. */
+static dp_status dp__saver_await(dp_saver *saver)
+{
+    while (saver->running && saver->info.process_count > 1) {
+        unsigned seen = dp__gate_word(&saver->news);
+        if (atomic_load(&saver->ended))
+            break;
+        dp__gate_wait(&saver->news, seen, false);
+        if (!atomic_load(&saver->ended))
+            DP_TRY(dp__save_goes_on(saver->ctx));
+    }
+    dp__saver_end(saver);
+    return DP_OK;
+}
+
+/* ==== >>finding =================================================================================
+   Process 0 looks for a name, and all read the file of that name.                               */
+
+/* Travels as numbers. */
+typedef union dp__saver_found {
+    dp__saver_file file;
+    int64_t words[(sizeof(dp__saver_file) + 7) / 8];
+} dp__saver_found;
+
+static dp_status dp__saver_look(const dp_saver *saver, int64_t number, const dp__saver_file *below,
+                                dp__saver_file *out)
+{
+    bool any = number < 0;
+    dp__saver_search search = {.saver = saver,
+                               .order = number == DP_SAVER_BEST ? DP__SAVER_BEST : DP__SAVER_NEWEST,
+                               .least = any ? 0 : number,
+                               .most = any ? INT64_MAX : number,
+                               .below = below};
+    DP_TRY(dp__saver_names(saver, dp__saver_see, &search));
+    *out = search.found;
+    if (search.count > 0)
+        return DP_OK;
+    return any ? dp_error(DP_ERR_NO_FILE, "there is no such file")
+               : dp_error(DP_ERR_NO_FILE, "there is none with the number %lld", (long long)number);
+}
+
+static void dp__saver_warn(const dp_saver *saver)
+{
+    dp_config config;
+    char text[DP__SAVE_SENTENCE + 64];
+    if (!saver->writes || dp_config_get(saver->ctx, &config) != DP_OK || config.log.fn == NULL ||
+        config.log.level < DP_LOG_WARN)
+        return;
+    snprintf(text, sizeof text, "dp_saver_load takes an older file: %s", dp_last_error());
+    config.log.fn(&(dp_log_record){DP_LOG_WARN, dp_rank(saver->ctx), text}, config.log.user);
+}
+
+/* The newest that can be read, or the failure of the newest of all. */
+static dp_status dp__saver_load(dp_saver *saver, dp_scope *scope, int64_t number, dp_value *out)
+{
+    dp__saver_found found = {.words = {0}}, last;
+    char text[DP__SAVE_SENTENCE] = "";
+    dp_status status = DP_OK;
+    for (bool again = false;; again = true) {
+        last = found;
+        if (saver->writes)
+            status = dp__saver_look(saver, number, again ? &last.file : NULL, &found.file);
+        status = dp__save_hear(saver->ctx, status);
+        if (status == DP_ERR_NO_FILE && again)
+            return dp_error(DP_ERR_FILE, "%s", text);
+        DP_TRY(status);
+        DP_TRY(dp_broadcast_i64(saver->ctx, found.words, sizeof found / sizeof(int64_t), 0));
+        status = dp_checkpoint_load(saver->ctx, scope, dp__saver_path(saver, found.file.name), out);
+        if (number != DP_SAVER_LAST || status != DP_ERR_FILE)
+            break;
+        if (!again)
+            snprintf(text, sizeof text, "%s", dp_last_error());
+        dp__saver_warn(saver);
+    }
+    if (number == DP_SAVER_LAST && status == DP_OK)
+        saver->newest = found.file.number;
+    return status;
+}
+
+/* ==== >>saving ==================================================================================
+   What process 0 does, and the others hear of.                                                  */
+
+static dp_status dp__saver_check_config(const dp_saver_config *config)
+{
+    const char *slash = strrchr(config->path, '/'), *star = strchr(config->path, '*');
+    if (star != NULL && ((slash != NULL && star < slash) || strchr(star + 1, '*') != NULL))
+        return dp_error(DP_ERR_INVALID, "there is one * at most, in the name of the file");
+    if (star == NULL && (config->last > 1 || config->last < 0 || config->best_by != NULL))
+        return dp_error(DP_ERR_INVALID, "several files are to be kept, and there is no * for them");
+    if (config->best_is_most && config->best_by == NULL)
+        return dp_error(DP_ERR_INVALID, "best_is_most is set, and best_by is not");
+    for (const char *at = config->best_by; at != NULL && (*at != '\0' || at == config->best_by);
+         at++)
+        if ((unsigned char)*at < ' ' || *at == '/')
+            return dp_error(DP_ERR_INVALID, "best_by is '%s', which cannot be in a name of a file",
+                            dp__save_show(config->best_by).text);
+    return DP_OK;
+}
+
+static char *dp__saver_text(dp_scope *scope, const char *text, size_t count)
+{
+    char *own = dp_scope_alloc(scope, count + 1);
+    if (own != NULL) {
+        memcpy(own, text, count);
+        own[count] = '\0';
+    }
+    return own;
+}
+
+static dp_status dp__saver_strings(dp_saver *saver, const dp_saver_config *config)
+{
+    const char *path = config->path, *slash = strrchr(path, '/'), *star = strchr(path, '*');
+    size_t folder = slash != NULL ? (size_t)(slash + 1 - path) : 0;
+    size_t head = star != NULL ? (size_t)(star - path) - folder : 0;
+    const char *entry = config->best_by != NULL ? config->best_by : "";
+    saver->config = *config;
+    saver->config.last = config->last != 0 ? config->last : 1;
+    saver->config.path = dp__saver_text(saver->scope, path, strlen(path));
+    saver->config.best_by = dp__saver_text(saver->scope, entry, strlen(entry));
+    saver->folder = dp__saver_text(saver->scope, path, folder);
+    saver->head = dp__saver_text(saver->scope, path + folder, head);
+    saver->path = dp_scope_alloc(saver->scope, folder + DP__SAVER_NAME);
+    if (saver->config.path == NULL || saver->config.best_by == NULL || saver->folder == NULL ||
+        saver->head == NULL || saver->path == NULL)
+        return dp__no_memory();
+    if (config->best_by == NULL)
+        saver->config.best_by = NULL;
+    if (star != NULL)
+        saver->tail = saver->config.path + (star + 1 - path);
+    return DP_OK;
+}
+
+static void dp__saver_fini(void *user)
+{
+    dp_saver *saver = user;
+    dp__gate_fini(&saver->news);
+}
+
+/* Of those that are kept. */
+static dp_status dp__saver_newest(dp_saver *saver)
+{
+    dp__saver_file newest;
+    if (!saver->writes || saver->tail == NULL)
+        return DP_OK;
+    dp_status status = dp__saver_look(saver, DP_SAVER_LAST, NULL, &newest);
+    if (status == DP_OK)
+        saver->newest = newest.number;
+    return status == DP_ERR_NO_FILE ? DP_OK : status;
+}
+
+static dp_status dp__saver_make(dp_ctx *ctx, const dp_saver_config *config, dp_scope *scope,
+                                dp_saver **out)
+{
+    dp_info info;
+    DP_TRY(dp_scope_check(scope));
+    DP_TRY(dp_info_get(ctx, &info));
+    dp_saver *saver = dp_scope_alloc(scope, sizeof *saver);
+    if (saver == NULL)
+        return dp__no_memory();
+    *saver = (dp_saver){
+        .ctx = ctx, .scope = scope, .newest = -1, .info = info, .writes = info.process == 0};
+    DP_TRY(dp__saver_strings(saver, config));
+    DP_TRY(dp_scope_defer(scope, dp__saver_fini, saver));
+    dp__gate_init(&saver->news);
+    *out = saver;
+    return dp__saver_newest(saver);
+}
+
+DP_API dp_status dp_saver_create(dp_ctx *ctx, const dp_saver_config *config, dp_saver **out)
+{
+    dp_saver *saver = NULL;
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_pointer(__func__, "config", config));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__os_check_path(__func__, config->path));
+    DP_TRY(dp__os_named(__func__, config->path, dp__saver_check_config(config)));
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_status status = dp_agree(ctx, dp__saver_make(ctx, config, scope, &saver));
+    if (status == DP_OK)
+        *out = saver;
+    else
+        dp_scope_end(scope);
+    return dp__os_named(__func__, config->path, status);
+}
+
+DP_API void dp_saver_destroy(dp_saver *saver)
+{
+    if (saver != NULL)
+        dp_scope_end(saver->scope);
+}
+
+static dp_status dp__saver_check(const char *fn, const dp_saver *saver)
+{
+    DP_TRY(dp__check_pointer(fn, "saver", saver));
+    return dp__check_ctx(fn, saver->ctx);
+}
+
+/* After dp_recover another process may be the one that writes. */
+static dp_status dp__saver_rejoin(dp_saver *saver)
+{
+    dp_info info;
+    DP_TRY(dp_info_get(saver->ctx, &info));
+    if (info.recoveries == saver->info.recoveries)
+        return DP_OK;
+    if (saver->running)
+        dp__saver_end(saver);
+    saver->info = info;
+    saver->writes = info.process == 0;
+    return dp__saver_newest(saver);
+}
+
+/* Once. No thread is running. */
+static dp_status dp__saver_tell(dp_saver *saver)
+{
+    dp_status status = saver->status;
+    saver->status = DP_OK;
+    return status == DP_OK ? DP_OK : dp_error(status, "%s", saver->text);
+}
+
+/* Two things may have failed: the save before, which is told now, and this one, which then has to
+   be told by the next call. */
+static dp_status dp__saver_next(dp_saver *saver, int64_t number, dp_value value, dp_value log)
+{
+    char text[DP__SAVE_SENTENCE];
+    DP_TRY(dp__saver_await(saver));
+    dp_status before = dp__saver_tell(saver);
+    snprintf(text, sizeof text, "%s", dp_last_error());
+    dp_status status = dp__saver_begin(saver, number, value, log);
+    if (before == DP_OK)
+        return status;
+    if (status != DP_OK)
+        dp__saver_note(saver, status);
+    return dp_error(before, "%s", text);
+}
+
+DP_API dp_status dp_saver_save(dp_saver *saver, int64_t number, dp_value value, dp_value log)
+{
+    DP_TRY(dp__saver_check(__func__, saver));
+    if (number < 0 || number > INT64_MAX / 10)
+        return dp_error(DP_ERR_INVALID, "%s: number is %lld", __func__, (long long)number);
+    dp_trace_begin(__func__);
+    dp_status status = dp__saver_rejoin(saver);
+    if (saver->writes && status == DP_OK)
+        status = dp__saver_next(saver, number, value, log);
+    status = dp__save_hear(saver->ctx, status);
+    dp_trace_end();
+    return dp__os_named(__func__, saver->config.path, status);
+}
+
+DP_API dp_status dp_saver_wait(dp_saver *saver)
+{
+    DP_TRY(dp__saver_check(__func__, saver));
+    dp_trace_begin(__func__);
+    dp_status status = dp__saver_rejoin(saver);
+    if (saver->writes && status == DP_OK)
+        status = dp__saver_await(saver);
+    if (saver->writes && status == DP_OK)
+        status = dp__saver_tell(saver);
+    status = dp__save_hear(saver->ctx, status);
+    dp_trace_end();
+    return dp__os_named(__func__, saver->config.path, status);
+}
+
+DP_API dp_status dp_saver_load(dp_saver *saver, dp_scope *scope, int64_t number, dp_value *out)
+{
+    DP_TRY(dp__saver_check(__func__, saver));
+    DP_TRY(dp__save_check_read(__func__, saver->ctx, scope, saver->config.path, out));
+    if (number < DP_SAVER_BEST || (number != DP_SAVER_LAST && saver->tail == NULL))
+        return dp_error(DP_ERR_INVALID, "%s: number is %lld", __func__, (long long)number);
+    dp_status status = dp__saver_rejoin(saver);
+    if (saver->writes && status == DP_OK)
+        status = dp__saver_await(saver);
+    DP_TRY(dp__os_named(__func__, saver->config.path, dp__save_hear(saver->ctx, status)));
+    if (saver->tail == NULL)
+        return dp_checkpoint_load(saver->ctx, scope, saver->config.path, out);
+    return dp__os_named(__func__, saver->config.path, dp__saver_load(saver, scope, number, out));
 }
 #endif /* little-endian */
 #endif /* DP_IMPLEMENTATION && !DP_SAVE_IMPLEMENTED */

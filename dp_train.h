@@ -248,6 +248,9 @@ DP_MUST_USE DP_API dp_status dp_optim_lr(const dp_optim *optim, size_t group, do
    host: counts, and the state of every parameter by its name. Gradients that wait for a step are
    not in it: where several make one, save after a step. */
 DP_MUST_USE DP_API dp_status dp_optim_save(dp_optim *optim, dp_scope *scope, dp_value *out);
+/* The same to be written before the next step, which changes it: what is not spread over ranks is a
+   view of the state, where it lies, as dp_module_save gives parameters. */
+DP_MUST_USE DP_API dp_status dp_optim_view(dp_optim *optim, dp_scope *scope, dp_value *out);
 /* Of an optimizer with the same rule, for a module with the same parameters; else an error names
    what differs, and nothing is changed. What was saved replaces the state of parameters, the counts
    of dp_optim_info (done, step_count, skip_count), and a dynamic scale. All that the config says
@@ -2544,15 +2547,22 @@ static dp_status dp__train_state_whole(const dp__train_optimizer *optim, dp_scop
     return DP_OK;
 }
 
-/* The part of a span's state that is a parameter's, on the host. */
+/* The part of a span's state that is a parameter's: a copy on the host, or a view. */
 static dp_status dp__train_param_save(const dp__train_optimizer *optim, dp_scope *scope, size_t i,
-                                      size_t first, const dp_tensor *whole, dp_value *out)
+                                      size_t first, const dp_tensor *whole, bool copy,
+                                      dp_value *out)
 {
     const dp_tensor *data = dp__train_data(&optim->views, 0, i);
     dp_tensor own, from, flat;
+    DP_TRY(dp_narrow(whole, 0, (int64_t)first, dp_tensor_count(data), &from));
+    if (!copy) {
+        DP_TRY(dp_reshape(&from, data->ndim, data->shape, &own));
+        own.read_only = true;
+        *out = dp_of(scope, &own);
+        return DP_OK;
+    }
     DP_TRY(dp_tensor_new(scope, (dp_device){0, 0}, (dp_dtype)whole->dtype, data->ndim, data->shape,
                          &own));
-    DP_TRY(dp_narrow(whole, 0, (int64_t)first, dp_tensor_count(data), &from));
     flat = dp__train_flat(&own, own.data, (dp_dtype)own.dtype, (size_t)dp_tensor_count(data));
     DP_TRY(dp_copy(optim->views.ctx, &flat, &from, NULL));
     *out = dp_of(scope, &own);
@@ -2560,7 +2570,7 @@ static dp_status dp__train_param_save(const dp__train_optimizer *optim, dp_scope
 }
 
 static dp_status dp__train_span_save(const dp__train_optimizer *optim, dp_scope *scope, size_t s,
-                                     dp_value *items)
+                                     bool copy, dp_value *items)
 {
     const dp__train_span *span = &optim->views.spans[s];
     size_t slots = optim->stores[s].slots;
@@ -2571,9 +2581,11 @@ static dp_status dp__train_span_save(const dp__train_optimizer *optim, dp_scope 
         size_t first = 0;
         dp_tensor whole;
         status = dp__train_state_whole(optim, temp, s, k, &whole);
+        bool gathered = status == DP_OK && whole.data != optim->stores[s].state[k].data;
         for (size_t p = 0; p < span->param_count && status == DP_OK; p++) {
             size_t i = span->first + p;
-            status = dp__train_param_save(optim, scope, i, first, &whole, &items[p * slots + k]);
+            status = dp__train_param_save(optim, scope, i, first, &whole, copy || gathered,
+                                          &items[p * slots + k]);
             first += dp__train_elements(&optim->views, i);
         }
     }
@@ -2595,7 +2607,7 @@ static dp_status dp__train_counts_save(const dp__train_optimizer *optim, dp_scop
     return alike ? DP_OK : dp__made(dp_dict_make(scope, pairs, views->count), out);
 }
 
-static dp_status dp__train_optim_save(const dp__train_optimizer *optim, dp_scope *scope,
+static dp_status dp__train_optim_save(const dp__train_optimizer *optim, dp_scope *scope, bool copy,
                                       dp_value *out)
 {
     const dp__train_views *views = &optim->views;
@@ -2609,7 +2621,7 @@ static dp_status dp__train_optim_save(const dp__train_optimizer *optim, dp_scope
     for (size_t s = 0; s < views->span_count; s++) {
         const dp__train_span *span = &views->spans[s];
         size_t slots = optim->stores[s].slots;
-        DP_TRY(dp__train_span_save(optim, scope, s, items));
+        DP_TRY(dp__train_span_save(optim, scope, s, copy, items));
         for (size_t p = 0; p < span->param_count; p++)
             pairs[views->listed[span->first + p].number] =
                 (dp_pair){optim->names[span->first + p],
@@ -2632,7 +2644,17 @@ DP_API dp_status dp_optim_save(dp_optim *optim, dp_scope *scope, dp_value *out)
     DP_TRY(dp__train_optim_valid(__func__, optim));
     DP_TRY(dp__train_wants(__func__, scope, out));
     DP_TRY(dp__named(__func__, dp__train_rejoin(dp__train_optimizer_of(optim))));
-    return dp__named(__func__, dp__train_optim_save(dp__train_optimizer_of(optim), scope, out));
+    return dp__named(__func__,
+                     dp__train_optim_save(dp__train_optimizer_of(optim), scope, true, out));
+}
+
+DP_API dp_status dp_optim_view(dp_optim *optim, dp_scope *scope, dp_value *out)
+{
+    DP_TRY(dp__train_optim_valid(__func__, optim));
+    DP_TRY(dp__train_wants(__func__, scope, out));
+    DP_TRY(dp__named(__func__, dp__train_rejoin(dp__train_optimizer_of(optim))));
+    return dp__named(__func__,
+                     dp__train_optim_save(dp__train_optimizer_of(optim), scope, false, out));
 }
 
 /* ---- brought back ---------------------------------------------------------------------------- */

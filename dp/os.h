@@ -21,6 +21,7 @@
      dp__os_write                 a line of the log to stderr
      dp__os_file_*, dp__os_wall_ns  the timeline's file, the clock on the wall
      dp__os_part_*, dp__os_map_*  files that are written, and that are read as memory
+     dp__os_names, dp__os_remove  what is in a folder, and to have less in it
      dp__os_now_ns, _after_ms, _ms_until  the clock that never goes back
      dp__os_core_count            cores that this process may use
      dp__os_node_of, dp__os_near_*  memory that is near to a device
@@ -49,6 +50,7 @@
 #error "dp/os.h is a part of dp.h: include dp.h"
 #else
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -79,7 +81,6 @@
 #include <time.h>
 #include <unistd.h>
 #if defined(__linux__)
-#include <dirent.h>
 #include <link.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -648,6 +649,36 @@ DP__MAYBE_UNUSED static dp_status dp__os_part_end(dp__os_part *part, dp_status s
         (void)unlink(part->path);
     dp__os_part_close(part);
     return status == DP_OK ? dp__os_directory_sync(part) : status;
+}
+
+/* What a writer that was killed has left; one that is alive has locked its own. */
+DP__MAYBE_UNUSED static void dp__os_part_clear(const char *path)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return;
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+        (void)unlink(path);
+    close(fd);
+}
+
+/* Calls fn with each name in a folder; it may remove what it is called with. */
+DP__MAYBE_UNUSED static dp_status dp__os_names(const char *folder,
+                                               void (*fn)(const char *name, void *user), void *user)
+{
+    DIR *directory = opendir(folder);
+    if (directory == NULL)
+        return dp__os_refused("read the folder", folder);
+    for (const struct dirent *entry; (errno = 0, entry = readdir(directory)) != NULL;)
+        fn(entry->d_name, user);
+    dp_status status = errno == 0 ? DP_OK : dp__os_refused("read the folder", folder);
+    closedir(directory);
+    return status;
+}
+
+DP__MAYBE_UNUSED static dp_status dp__os_remove(const char *path)
+{
+    return unlink(path) == 0 || errno == ENOENT ? DP_OK : dp__os_refused("remove", path);
 }
 
 typedef struct dp__os_map { /* a file as memory */

@@ -1,5 +1,6 @@
 /* train_images.c - a small convolutional net (conv.h) learns to tell pictures, on all devices of
-   all processes. Killed and started again, it ends with the same bytes as if it had not been.
+   all processes. Killed and started again, it ends with the same bytes as if it had not been. What
+   it keeps is written while it goes on.
 
    Build: cc -std=c11 -O2 examples/train_images.c -o train_images -lpthread -lm
    Run:   ./train_images [FILE], mpirun -np 2 ./train_images FILE; to go on, the same again
@@ -22,6 +23,7 @@ static dp_module *par;
 static dp_optim *optim;
 static dp_average *average;
 static dp_loader *loader;
+static dp_saver *saver; /* NULL: nothing is kept */
 static dp_progress progress = {.epoch_count = EPOCHS};
 static dp_info info;
 
@@ -33,7 +35,7 @@ static dp_status read_sample(dp_sample *sample, void *user)
     return DP_OK;
 }
 
-static void create(void)
+static void create(const char *file)
 {
     const dp_field fields[] = {{"image", DP_F32, 1, {PIXELS}}, {"label", DP_I64, 0, {0}}};
     const dp_loader_config batches = {.sampler = {.count = PICTURES, .seed = 1},
@@ -54,19 +56,22 @@ static void create(void)
     DP_CHECK(dp_optim_create(par, &steps, &optim));
     DP_CHECK(dp_average_create(par, &(dp_average_config){.momentum = 0.05}, &average));
     DP_CHECK(dp_loader_create(ctx, &batches, &loader));
+    if (file != NULL)
+        DP_CHECK(dp_saver_create(ctx, &(dp_saver_config){.path = file}, &saver));
 }
 
-static void keep(const char *file)
+static void keep(int64_t number)
 {
     dp_scope *scope = dp_scope_begin(ctx);
     dp_value model, steps, averages, place;
     DP_CHECK(dp_module_save(par, scope, &model));
-    DP_CHECK(dp_optim_save(optim, scope, &steps));
-    DP_CHECK(dp_average_save(average, scope, &averages));
+    DP_CHECK(dp_optim_view(optim, scope, &steps));
+    DP_CHECK(dp_average_view(average, scope, &averages));
     DP_CHECK(dp_loader_save(loader, scope, &place));
-    DP_CHECK(dp_checkpoint_save(ctx, file,
-                                DP_DICT(scope, {"model", model}, {"optim", steps},
-                                        {"average", averages}, {"loader", place})));
+    DP_CHECK(dp_saver_save(saver, number,
+                           DP_DICT(scope, {"model", model}, {"optim", steps}, {"average", averages},
+                                   {"loader", place}),
+                           dp_none()));
     dp_scope_end(scope);
 }
 
@@ -74,7 +79,7 @@ static void go_on(const char *file)
 {
     dp_scope *scope = dp_scope_begin(ctx);
     dp_value kept;
-    dp_status status = dp_checkpoint_load(ctx, scope, file, &kept);
+    dp_status status = dp_saver_load(saver, scope, DP_SAVER_LAST, &kept);
     if (status != DP_ERR_NO_FILE) {
         DP_CHECK(status);
         DP_CHECK(dp_module_load(par, dp_get(kept, "model"), NULL));
@@ -88,7 +93,7 @@ static void go_on(const char *file)
 }
 
 /* One batch, if there is one; false: the epoch has ended. */
-static bool train(const char *file, bool *out_stop)
+static bool train(bool *out_stop)
 {
     dp_scope *scope = dp_scope_begin(ctx);
     dp_batch batch;
@@ -100,8 +105,8 @@ static bool train(const char *file, bool *out_stop)
         dp_progress_step(&progress, ctx, batch.epoch, batch.number + 1, batch.count, log);
         if (batch.number % ACCUMULATE == ACCUMULATE - 1)
             DP_CHECK(dp_stop_requested(ctx, out_stop));
-        if (file != NULL && (*out_stop || (batch.number + 1) % KEPT_EVERY == 0))
-            keep(file);
+        if (saver != NULL && (*out_stop || (batch.number + 1) % KEPT_EVERY == 0))
+            keep(batch.epoch * progress.step_count + batch.number + 1);
     }
     dp_scope_end(scope);
     return batch.count > 0;
@@ -154,14 +159,16 @@ int main(int argc, char **argv)
     load_pictures();
     DP_CHECK(dp_open(NULL, &ctx));
     DP_CHECK(dp_info_get(ctx, &info));
-    create();
-    if (file != NULL)
+    create(file);
+    if (saver != NULL)
         go_on(file);
     DP_CHECK(dp_loader_info_get(loader, &at));
     progress.step_count = at.batch_count;
     for (int64_t epoch = at.epoch; epoch < EPOCHS && !stop;)
-        epoch += !train(file, &stop);
+        epoch += !train(&stop);
     dp_progress_end(&progress);
+    if (saver != NULL)
+        DP_CHECK(dp_saver_wait(saver));
     report(stop);
     dp_close(ctx);
     return 0;

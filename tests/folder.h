@@ -55,4 +55,12 @@ static inline char *get_file(const char *name, size_t *out_count)
     return bytes;
 }
 
+static inline void check_same_files(const char *a, const char *b)
+{
+    size_t count = 0, other = 0;
+    const char *bytes = get_file(a, &count);
+    CHECK_BYTES(get_file(b, &other), bytes, count);
+    CHECK_INT(other, count);
+}
+
 #endif /* FOLDER_H */

@@ -426,9 +426,36 @@ TEST_BACKENDS(checkpoint_that_does_not_fit_changes_nothing)
         averages_of(net, average, 0, got);
         CHECK_BYTES(got, before, sizeof got);
     }
+    CHECK_ERROR(dp_average_view(average, scope, NULL), DP_ERR_INVALID,
+                "dp_average_view: out is NULL");
     CHECK_ERROR(dp_average_save(average, NULL, &saved), DP_ERR_INVALID, "scope is NULL");
     CHECK_ERROR(dp_average_save(average, scope, NULL), DP_ERR_INVALID, "out is NULL");
     CHECK_OK(dp_average_load(average, saved));
+}
+
+/* What is saved is a copy, and stays; what is viewed is the next average after the next update. */
+TEST_BACKENDS(views_are_of_the_averages_themselves)
+{
+    static char before[TREE_TEXT], after[TREE_TEXT];
+    dp_value saved, viewed;
+    dp_module *net = net_of(ctx, DP_F32, 0);
+    dp_average *average = average_of(net, rules[1]);
+    for (int step = 0; step < 2; step++) {
+        step_to(net, step);
+        CHECK_OK(dp_average_update(average));
+    }
+    CHECK_OK(dp_average_save(average, scope, &saved));
+    CHECK_OK(dp_average_view(average, scope, &viewed));
+    snprintf(before, sizeof before, "%s", tree_text(ctx, saved));
+    CHECK_TREE(ctx, viewed, before);
+    step_to(net, 2);
+    CHECK_OK(dp_average_update(average));
+    CHECK_TREE(ctx, saved, before);
+    CHECK_OK(dp_average_save(average, scope, &saved));
+    snprintf(after, sizeof after, "%s", tree_text(ctx, dp_get(saved, "average")));
+    CHECK_TREE(ctx, dp_get(viewed, "average"), after);
+    CHECK(strstr(before, after) == NULL);
+    CHECK(dp_at(dp_get(viewed, "average"), 0).as.t->read_only);
 }
 
 /* ---- bad input ------------------------------------------------------------------------------- */

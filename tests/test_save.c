@@ -12,21 +12,10 @@
 #include "../examples/custom_device.h"
 #include "folder.h"
 #include "tree.h"
-#include "nets.h"
+#include "training.h"
 #include "meeting.h"
-#include "../dp_train.h"
-#include "../dp_save.h"
+#include "refusal.h"
 /* clang-format on */
-
-/* ---- files ----------------------------------------------------------------------------------- */
-
-static void check_same_files(const char *a, const char *b)
-{
-    size_t count = 0, other = 0;
-    const char *bytes = get_file(a, &count);
-    CHECK_BYTES(get_file(b, &other), bytes, count);
-    CHECK_INT(other, count);
-}
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
@@ -777,16 +766,16 @@ TEST(places_where_no_file_can_be)
     dp_close(ctx);
 }
 
-/* These stand before the system's own, in the whole program: the one that is named fails, at its
-   n-th call from now on. */
-static struct refusal {
-    const char *call;
-    int at, error;
-} refusal;
+/* These stand before the system's own, in the whole program: see refusal.h. */
+struct refusal refusal;
 
 static bool refuses(const char *call)
 {
     bool now = refusal.call != NULL && strcmp(refusal.call, call) == 0 && --refusal.at == 0;
+    if (now && refusal.hook != NULL) {
+        refusal.hook();
+        return false;
+    }
     errno = now ? refusal.error : errno;
     return now;
 }
@@ -813,6 +802,11 @@ int rename(const char *from, const char *to)
     return (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
 }
 
+int unlink(const char *path)
+{
+    return refuses("unlink") ? -1 : (int)syscall(SYS_unlinkat, AT_FDCWD, path, 0);
+}
+
 typedef struct write_step { /* of writing a file, which fails */
     struct refusal refusal;
     dp_status status;
@@ -821,15 +815,21 @@ typedef struct write_step { /* of writing a file, which fails */
 } write_step;
 
 static const write_step steps[] = {
-    {{"flock", 1, EWOULDBLOCK}, DP_ERR_FILE, "another process, or thread, is writing", false},
-    {{"flock", 1, ENOLCK}, DP_OK, NULL, true},
-    {{"ftruncate", 1, EIO}, DP_ERR_FILE, "cannot empty 'file.part': Input/output error", false},
-    {{"fsync", 1, EIO}, DP_ERR_FILE, "cannot write 'file.part': Input/output error", false},
-    {{"fsync", 1, ENOSPC}, DP_ERR_FILE, "'file.part': No space left on device", false},
-    {{"rename", 1, EIO}, DP_ERR_FILE, "cannot rename 'file.part': Input/output error", false},
-    {{"fsync", 2, EIO}, DP_ERR_FILE, "cannot make sure of the name in '.': Input/output", true},
-    {{"fsync", 2, EINVAL}, DP_OK, NULL, true}, /* a system that has no such thing */
-    {{"fsync", 3, EIO}, DP_OK, NULL, true}};
+    {{"flock", 1, EWOULDBLOCK, NULL}, DP_ERR_FILE, "another process, or thread, is writing", false},
+    {{"flock", 1, ENOLCK, NULL}, DP_OK, NULL, true},
+    {{"ftruncate", 1, EIO, NULL},
+     DP_ERR_FILE,
+     "cannot empty 'file.part': Input/output error",
+     false},
+    {{"fsync", 1, EIO, NULL}, DP_ERR_FILE, "cannot write 'file.part': Input/output error", false},
+    {{"fsync", 1, ENOSPC, NULL}, DP_ERR_FILE, "'file.part': No space left on device", false},
+    {{"rename", 1, EIO, NULL}, DP_ERR_FILE, "cannot rename 'file.part': Input/output error", false},
+    {{"fsync", 2, EIO, NULL},
+     DP_ERR_FILE,
+     "cannot make sure of the name in '.': Input/output",
+     true},
+    {{"fsync", 2, EINVAL, NULL}, DP_OK, NULL, true}, /* a system that has no such thing */
+    {{"fsync", 3, EIO, NULL}, DP_OK, NULL, true}};
 
 TEST(every_step_of_a_write_fails)
 {
@@ -871,7 +871,7 @@ TEST(paths_of_any_form)
         CHECK_INT(dp_get(got, "i").as.i, i);
     }
     CHECK_INT(count_names(".", ""), 2);
-    refusal = (struct refusal){"fsync", 2, EIO};
+    refusal = (struct refusal){.call = "fsync", .at = 2, .error = EIO};
     CHECK_ERROR(dp_file_write(ctx, "in/file", got), DP_ERR_FILE, "of the name in 'in/': Input/");
     dp_close(ctx);
 }
@@ -1168,69 +1168,11 @@ TEST_BACKENDS(saved_trees_must_fit_the_module)
 
 /* ---- training -------------------------------------------------------------------------------- */
 
-typedef struct training {
-    dp_ctx *ctx;
-    dp_module *par;
-    dp_optim *optim;
-} training;
-
-static training train_begin(dp_ctx *ctx, bool sharded)
-{
-    static const net_shape shape = {0};
-    training t = {.ctx = ctx};
-    CHECK_OK(dp_distributed(net_create(ctx, &shape, 0),
-                            &(dp_distributed_config){.reduction = DP_SUM_RANKS}, &t.par));
-    CHECK_OK(dp_optim_create(
-        t.par, &(dp_optim_config){.rule = dp_adamw(), .hyper = {.lr = 0.01}, .sharded = sharded},
-        &t.optim));
-    return t;
-}
-
-static void train_steps(const training *t, int first, int last)
-{
-    dp_info info;
-    CHECK_OK(dp_info_get(t->ctx, &info));
-    for (int step = first; step < last; step++) {
-        dp_scope *scope = dp_scope_begin(t->ctx);
-        dp_pass *pass = NULL;
-        dp_value out, rows = net_rows_of(scope, &info, step);
-        CHECK_OK(dp_invoke(t->par, scope, "forward", rows, dp_none(), NULL, &out, &pass));
-        CHECK_OK(dp_backward(pass, dp_float(0.125), NULL));
-        CHECK_OK(dp_optim_step(t->optim));
-        CHECK_OK(dp_wait(t->ctx));
-        dp_scope_end(scope);
-    }
-}
-
-static void train_save(const training *t, const char *path, int64_t epoch)
-{
-    dp_scope *scope = dp_scope_begin(t->ctx);
-    dp_value model, state;
-    CHECK_OK(dp_module_save(t->par, scope, &model));
-    CHECK_OK(dp_optim_save(t->optim, scope, &state));
-    CHECK_OK(dp_checkpoint_save(
-        t->ctx, path,
-        DP_DICT(scope, {"model", model}, {"optim", state}, {"epoch", dp_int(epoch)})));
-    dp_scope_end(scope);
-}
-
-static int64_t train_load(const training *t, const char *path)
-{
-    dp_scope *scope = dp_scope_begin(t->ctx);
-    dp_value saved;
-    CHECK_OK(dp_checkpoint_load(t->ctx, scope, path, &saved));
-    CHECK_OK(dp_module_load(t->par, dp_get(saved, "model"), NULL));
-    CHECK_OK(dp_optim_load(t->optim, dp_get(saved, "optim")));
-    int64_t epoch = dp_get(saved, "epoch").as.i;
-    dp_scope_end(scope);
-    return epoch;
-}
-
 /* All the same bits: without a break, with one, and the file of each. */
 TEST_BACKENDS(training_goes_on_from_a_file)
 {
-    training whole = train_begin(ctx, false), first = train_begin(ctx, true);
-    training second = train_begin(ctx, false);
+    training whole = train_begin(ctx, false, false), first = train_begin(ctx, true, false);
+    training second = train_begin(ctx, false, false);
     enter_folder();
     train_steps(&whole, 0, 6);
     train_save(&whole, "whole", 6);
@@ -1267,7 +1209,7 @@ static dp_ctx *open_sharded(meeting *m)
 static void train_on(meeting *m)
 {
     char path[64];
-    training t = train_begin(open_sharded(m), job.sharded);
+    training t = train_begin(open_sharded(m), job.sharded, false);
     snprintf(path, sizeof path, "by %d x %d", m != NULL ? m->process_count : 1, job.devices);
     CHECK_INT(train_load(&t, job.first), 2);
     train_save(&t, path, 2);
@@ -1284,7 +1226,7 @@ TEST_SLOW(a_file_is_for_any_devices_and_processes, 30)
 {
     enter_folder();
     job.devices = 1;
-    training t = train_begin(open_sharded(NULL), false);
+    training t = train_begin(open_sharded(NULL), false, false);
     train_steps(&t, 0, 2);
     train_save(&t, "first", 2);
     train_steps(&t, 2, 4);

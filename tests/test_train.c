@@ -1236,6 +1236,30 @@ TEST_BACKENDS(training_goes_on_where_it_stopped)
     }
 }
 
+/* What is saved is a copy, and stays; what is viewed is the state, and becomes the next one. */
+TEST_BACKENDS(views_are_of_the_state_itself)
+{
+    static char before[TREE_TEXT], after[TREE_TEXT];
+    dp_value saved, viewed;
+    const dp_tensor *view;
+    dp_module *net = begun_net(ctx);
+    dp_optim *optim = optim_of(net, (dp_optim_config){.rule = dp_adamw(), .hyper = {.lr = 1}});
+    some_steps(net, optim, 0, 3);
+    CHECK_OK(dp_optim_save(optim, scope, &saved));
+    CHECK_OK(dp_optim_view(optim, scope, &viewed));
+    snprintf(before, sizeof before, "%s", tree_text(ctx, saved));
+    CHECK_TREE(ctx, viewed, before);
+    some_steps(net, optim, 3, 4);
+    CHECK_TREE(ctx, saved, before);
+    CHECK_OK(dp_optim_save(optim, scope, &saved));
+    snprintf(after, sizeof after, "%s", tree_text(ctx, dp_get(saved, "state")));
+    CHECK_TREE(ctx, dp_get(viewed, "state"), after);
+    CHECK(strstr(before, after) == NULL);
+    view = dp_at(dp_at(dp_get(viewed, "state"), 0), 0).as.t;
+    CHECK(view->read_only);
+    CHECK(memcmp(&view->device, &(dp_device){0, 0}, sizeof view->device) != 0);
+}
+
 TEST_BACKENDS(checkpoint_that_does_not_fit_changes_nothing)
 {
     dp_value saved, state, more;
@@ -1705,6 +1729,8 @@ TEST_BACKENDS(calls_that_make_no_sense)
     CHECK_ERROR(dp_optim_lr(optim, 0, NULL), DP_ERR_INVALID, "out is NULL");
     CHECK_ERROR(dp_optim_save(optim, scope, NULL), DP_ERR_INVALID, "out is NULL");
     CHECK_ERROR(dp_optim_save(optim, NULL, &value), DP_ERR_INVALID, "scope");
+    CHECK_ERROR(dp_optim_view(optim, scope, NULL), DP_ERR_INVALID, "dp_optim_view: out is NULL");
+    CHECK_ERROR(dp_optim_view(&stranger, scope, &value), DP_ERR_INVALID, "not an optimizer");
     CHECK_ERROR(dp_optim_progress(optim, -1, 3), DP_ERR_INVALID, "-1 of 3 are done");
     CHECK_ERROR(dp_optim_progress(optim, 4, 3), DP_ERR_INVALID, "4 of 3 are done");
     CHECK_ERROR(dp_optim_progress(optim, 0, -2), DP_ERR_INVALID, "0 of -2 are done");
