@@ -1682,7 +1682,7 @@ static dp_status dp__nccl_proof_count(const dp__nccl_proof *proof, int place, si
                              2 * chunks * sizeof *proof->wrong);
 }
 
-/* One launch for all that came; whose is wrong is asked only then, and may have mended meanwhile. */
+/* One launch for all that came; whose is wrong is asked only then, and may be right by then. */
 static dp_status dp__nccl_proof_judge(const dp__nccl_proof *proof, int place)
 {
     static const char advice[] = "start all processes with NCCL_P2P_DISABLE=1, or, if those are of "

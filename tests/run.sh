@@ -6,13 +6,14 @@
 #   run.sh conform           try the table that $BACKEND and $TABLE name, and $COLL
 #   run.sh fuzz_more SECONDS PROGRAM...   let fuzzers look for new inputs
 #
-# A step is a function step_NAME, in tests/steps, that prints TAP. Its log is build/log/NAME.tap. Two
+# A step is a function step_NAME, in tests/steps, that prints TAP. Its log is build/log/NAME.tap. Three
 # steps run at a time, as each has moments when it only waits; they are shown in order.
 
 set -u
 cd "$(dirname "$0")/.." || exit
 JOBS=$(nproc 2>/dev/null || echo 2)
 LOGS=build/log
+TESTS_AT_ONCE=$((JOBS + 1)) # of one step: many wait for time-outs and for processes of theirs
 unset "${!DP_@}" # what the user debugs with must not change what the tests see
 export DP_LAUNCH=none # nor what has started make: mpirun, a step of Slurm
 
@@ -47,9 +48,8 @@ tests() {
     local variant=$1 scale=$2
     shift 2
     build "build/$variant/tests" || return 1
-    # Many tests wait for time-outs and for processes of theirs: more of them than cores.
     # shellcheck disable=SC2086 # T may be several words
-    TEST_TIMEOUT_SCALE=$scale "$@" "build/$variant/tests" "-j$((JOBS + 1))" ${T:-}
+    TEST_TIMEOUT_SCALE=$scale "$@" "build/$variant/tests" "-j$TESTS_AT_ONCE" ${T:-}
 }
 
 # tests_of VARIANT TIMEOUT_SCALE SELECTION...: one after the other, or once what $T selects
@@ -133,8 +133,9 @@ run_step() {
 run_steps() {
     local name
     build_ahead "$@"
+    [ $# -lt 3 ] || TESTS_AT_ONCE=$((2 * TESTS_AT_ONCE / 3)) # in all as many as of two
     for name; do
-        while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
+        while [ "$(jobs -rp | wc -l)" -ge 3 ]; do wait -n; done
         run_step "$name" &
     done
     wait

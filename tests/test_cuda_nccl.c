@@ -452,11 +452,11 @@ TEST(gpus_that_are_kept_apart_are_not_for_nccl)
 
 /* ---- several processes ----------------------------------------------------------------------- */
 
-/* Rank 2 has something wrong in what it has from rank 0: of 129 words of each. */
-static void arrives_wrong(meeting *m, sim_peer peer, int shards, const char *said)
+/* Rank 2 has something wrong in what it has from another one: of 129 words of each. */
+static void arrives_wrong(meeting *m, int from, sim_peer peer, int shards, const char *said)
 {
     dp_ctx *ctx = NULL;
-    sim_nccl_pair(0, 2, peer);
+    sim_nccl_pair(from, 2, peer);
     dp_status status = try_open(m, (dp_config){.shards = shards}, &ctx);
     CHECK(status == DP_ERR_DEVICE || (status == DP_ERR_REMOTE && m->process != 2));
     CHECK_SAYS(dp_last_error(), said);
@@ -467,12 +467,14 @@ static void arrives_wrong(meeting *m, sim_peer peer, int shards, const char *sai
 
 static void bits_are_wrong(meeting *m)
 {
-    arrives_wrong(m, SIM_PEER_FLIPS, 0, "nccl: 1 of 129 words from rank 0 arrive wrong at rank 2");
+    arrives_wrong(m, 0, SIM_PEER_FLIPS, 0,
+                  "nccl: 1 of 129 words from rank 0 arrive wrong at rank 2");
 }
 
 static void bits_are_wrong_for_slices(meeting *m)
 {
-    arrives_wrong(m, SIM_PEER_FLIPS, 4, "nccl: 1 of 129 words from rank 0 arrive wrong at rank 2");
+    arrives_wrong(m, 0, SIM_PEER_FLIPS, 4,
+                  "nccl: 1 of 129 words from rank 0 arrive wrong at rank 2");
 }
 
 /* The right words of another communicator. */
@@ -483,7 +485,7 @@ static void words_are_stale(meeting *m)
         sim_nccl_pair(0, 2, SIM_PEER_GOOD);
         CHECK_OK(try_open(m, (dp_config){.shards = shards}, &ctx));
         dp_close(ctx);
-        arrives_wrong(m, SIM_PEER_STALE, shards,
+        arrives_wrong(m, 0, SIM_PEER_STALE, shards,
                       "nccl: 129 of 129 words from rank 0 arrive wrong at rank 2");
     }
 }
@@ -491,16 +493,16 @@ static void words_are_stale(meeting *m)
 /* The right words of another rank. */
 static void words_are_crossed(meeting *m)
 {
-    arrives_wrong(m, SIM_PEER_CROSSED, 0,
-                  "nccl: 129 of 129 words from rank 0 arrive wrong at rank 2");
+    arrives_wrong(m, 1, SIM_PEER_CROSSED, 0,
+                  "nccl: 129 of 129 words from rank 1 arrive wrong at rank 2");
 }
 
 /* They are right when it is asked who gave them. */
 static void bits_are_late(meeting *m)
 {
-    arrives_wrong(m, SIM_PEER_LATE, 0,
+    arrives_wrong(m, 0, SIM_PEER_LATE, 0,
                   "nccl: 1 of 516 words arrive at rank 2 later than NCCL says");
-    arrives_wrong(m, SIM_PEER_LATE, 4,
+    arrives_wrong(m, 0, SIM_PEER_LATE, 4,
                   "nccl: 1 of 516 words arrive at rank 2 later than NCCL says");
 }
 

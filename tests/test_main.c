@@ -269,8 +269,8 @@ int __lsan_is_turned_off(void)
 #endif
 
 #if (defined(__SANITIZE_ADDRESS__) || TEST_HAS_FEATURE(address_sanitizer)) && defined(__GLIBC__)
-/* After what is to be done at exit ASan forgets each global variable: a process of a test would copy
-   the shadow of all. */
+/* After what is to be done at exit ASan forgets each global variable: a process of a test would
+   copy the shadow of all. */
 void __lsan_do_leak_check(void);
 static void end_here(int status, void *unused)
 {
