@@ -197,6 +197,11 @@ static void shares_by_hand(meeting *m)
 {
     dp_ctx *ctx = open_over_shm(m, 1, 0);
     check_shares_by_hand(ctx);
+    dp_module *par = par_of(ctx, DP_F32, false, true);
+    CHECK_OK(dp_edit_begin(par, DP_OK)); /* one fails before it says what it writes */
+    dp_status own = m->process == 1 ? dp_error(DP_ERR_USER, "no step today") : dp_edit_shares(par);
+    CHECK_ERROR(dp_edit_end(par, own), DP_ERR_USER, "no step today");
+    CHECK_OK(dp_params_compare(par));
     dp_close(ctx);
 }
 
