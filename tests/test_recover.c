@@ -5,8 +5,10 @@
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include "../dp_data.h"
+#include "../dp_local.h"
 #include "../dp_save.h"
 #include "../dp_train.h"
+#include "folder.h"
 #include "process.h"
 #include "world.h"
 #if defined(TEST_SIM)
@@ -639,6 +641,95 @@ TEST_SLOW(what_the_furthest_has_becomes_that_of_all, 60)
         CHECK_INT(end_world(), 0);
     }
 }
+
+/* ---- what is kept in files, and sums in fewer bits ------------------------------------------- */
+
+static void others_save(void)
+{
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_saver *saver;
+    dp_value saved;
+    const dp_value first = DP_DICT(scope, {"who", dp_int(me)}, {"save", dp_int(1)});
+    const dp_value second = DP_DICT(scope, {"who", dp_int(me)}, {"save", dp_int(2)});
+    CHECK_OK(dp_saver_create(ctx, &(dp_saver_config){.path = "step-*.st", .last = 5}, &saver));
+    CHECK_OK(dp_saver_save(saver, 10, first, dp_none()));
+    CHECK_OK(dp_saver_wait(saver));
+    CHECK_OK(dp_barrier(ctx));
+    if (me == 0)
+        kill_me();
+    wait_for_failure(ctx);
+    CHECK_OK(dp_recover(ctx));
+    CHECK_STATUS(dp_saver_save(saver, 9, second, dp_none()), DP_ERR_INVALID);
+    CHECK_OK(dp_saver_save(saver, 11, second, dp_none()));
+    CHECK_OK(dp_saver_load(saver, scope, DP_SAVER_LAST, &saved));
+    CHECK_INT(dp_get(saved, "who").as.i, 1);
+    CHECK_INT(dp_get(saved, "save").as.i, 2);
+    CHECK_OK(dp_saver_load(saver, scope, 10, &saved));
+    CHECK_INT(dp_get(saved, "who").as.i, 0);
+    dp_saver_destroy(saver);
+    dp_scope_end(scope);
+    dp_close(ctx);
+}
+
+TEST_SLOW(another_process_goes_on_saving, 60)
+{
+    enter_folder();
+    start_world(3, others_save);
+    CHECK_INT(end_world(), 1);
+}
+
+#if !defined(TEST_SIM)
+/* Sums of what is exact in 8 bits; and local steps, whose sums are a job's. */
+static void in_fewer_bits(void)
+{
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_module *par, *plain = adder(ctx);
+    dp_compressor *small;
+    dp_local *local, *again;
+    dp_optim *optim;
+    dp_value kept;
+    float x = 1;
+    CHECK_OK(dp_compressor_create(ctx, &(dp_compressor_config){.bits = 8}, &small));
+    CHECK_OK(dp_distributed(
+        adder(ctx),
+        &(dp_distributed_config){.reduction = DP_SUM_RANKS,
+                                 .buckets = {.hook = dp_compress, .hook_user = small}},
+        &par));
+    CHECK_OK(dp_optim_create(par, &(dp_optim_config){.hyper = {.lr = 1}}, &optim));
+    CHECK_OK(dp_local_create(plain, &(dp_local_config){.every = 2, .fragments = 2}, &local));
+    CHECK_OK(adder_step(par, optim, scope, &x, 1));
+    CHECK_F64(param_of(par, 0, WIDE - 1), -3, 1e-4);
+    CHECK_OK(dp_local_step(local)); /* a sum is under way */
+    if (me == 2)
+        kill_me();
+    wait_for_failure(ctx);
+    CHECK_OK(dp_recover(ctx));
+    for (int i = 1; i <= 3; i++) {
+        CHECK_OK(adder_step(par, optim, scope, &x, 1));
+        CHECK_F64(param_of(par, 0, WIDE - 1), -3 - 2 * i, 1e-4);
+    }
+    CHECK_ERROR(dp_local_step(local), DP_ERR_STATE,
+                "dp_local_step: 'adder' began local steps before dp_recover");
+    CHECK_OK(dp_local_save(local, scope, &kept));
+    dp_local_destroy(local);
+    CHECK_OK(dp_local_create(plain, &(dp_local_config){.every = 2, .fragments = 2}, &again));
+    CHECK_OK(dp_local_load(again, kept));
+    for (int i = 0; i < 4; i++)
+        CHECK_OK(dp_local_step(again));
+    CHECK_OK(dp_local_sync(again));
+    dp_local_destroy(again);
+    dp_scope_end(scope);
+    dp_close(ctx);
+}
+
+TEST_SLOW(sums_in_fewer_bits_and_local_steps, 60)
+{
+    start_world(3, in_fewer_bits);
+    CHECK_INT(end_world(), 1);
+}
+#endif
 
 /* ---- training -------------------------------------------------------------------------------- */
 
