@@ -1673,7 +1673,7 @@ static dp_status dp__nccl_proof_count(const dp__nccl_proof *proof, int place, si
     params.in_count = 1;
     params.in[0] = part->recv;
     params.scratch = gpu->proof;
-    params.count *= (size_t)comm->job_gpu_count;
+    params.count *= (unsigned long long)comm->job_gpu_count;
     params.chunk = params.count / chunks;
     params.chunk_count = chunks;
     DP_TRY(dp__cuda_launch_on(gpu->physical, dp__cuda_stream_of(part->stream)->native,
