@@ -301,7 +301,7 @@ static const struct keeping {
     {-1, "loss", false, {2, 1, 3}, "0-loss=2 10-loss=3 5-loss=1"},
     {1, "loss", false, {2, 2, 2}, "0-loss=2 10-loss=2"}, /* the first of equal ones */
     {1, "loss", false, {2, NONE, 3}, "0-loss=2 10-loss=3"},
-    {1, "loss", false, {2, -INFINITY, NONE}, "0-loss=2 10"},
+    {1, "loss", false, {2, (double)-INFINITY, NONE}, "0-loss=2 10"},
     {1, "loss", true, {NONE, NONE, NONE}, "10"},
     {1, "loss", false, {-1, -2, -1.5}, "10-loss=-1.5 5-loss=-2"},
     {1, "loss", true, {-1, -2, -1.5}, "0-loss=-1 10-loss=-1.5"},
@@ -355,7 +355,7 @@ TEST(scores_are_exact_in_names)
             uint64_t bits = test_random(&state);
             memcpy(&score, &bits, sizeof score);
         }
-        other = nextafter(score, -INFINITY);
+        other = nextafter(score, (double)-INFINITY);
         dp_saver *saver =
             saver_of(ctx, &(dp_saver_config){.path = "s-*.st", .last = 3, .best_by = "loss"});
         keep(ctx, saver, 1, score);

@@ -651,7 +651,7 @@ TEST(numbers_that_make_no_sense)
         const char *says;
     } wrong[] = {{{.every = 0}, "dp_local_create: every is 0, which is below 1"},
                  {{.every = 2, .lr = -1}, "lr is -1, not a finite number above 0"},
-                 {{.every = 2, .lr = INFINITY}, "lr is inf, not"},
+                 {{.every = 2, .lr = (double)INFINITY}, "lr is inf, not"},
                  {{.every = 2, .lr = DP_ZERO}, "lr is 0, not"},
                  {{.every = 2, .momentum = 1}, "momentum is 1, not from 0 to below 1"},
                  {{.every = 2, .momentum = -0.5}, "momentum is -0.5"},

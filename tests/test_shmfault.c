@@ -726,7 +726,7 @@ TEST(full_queue_is_not_a_refusal)
     bool full;
     snprintf(name, sizeof name, "dp-queue-%d", (int)getpid());
     dp__os_address at = dp__os_local(name);
-    CHECK_INT(dp__os_connect(&at), -1);
+    CHECK_INT(dp__os_connect(&at), DP__OS_REFUSED);
     int listener = dp__os_listen(&at);
     CHECK(listener >= 0 && listen(listener, 1) == 0); /* two may wait */
     for (int i = 0; i < 3; i++)
