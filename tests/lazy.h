@@ -39,6 +39,7 @@ struct lazy_stream {
     dp_stream *inner;
     lazy_op *queue;
     size_t room, first, count, done; /* operations first .. first + count - 1 are in the queue */
+    dp_status failed;                /* of an operation: whoever waits from then on is told */
     lazy_stream *next;
 };
 
@@ -110,14 +111,16 @@ static inline dp_status lazy_do(lazy_stream *stream, size_t mark)
     while (stream->done < mark) {
         lazy_op op = stream->queue[stream->done++ - stream->first];
         dp_status status = lazy_do_one(stream, &op);
-        if (status != DP_OK)
+        if (status != DP_OK) {
+            stream->failed = status;
             return status;
+        }
     }
     if (stream->done == stream->first + stream->count) {
         stream->first = stream->done;
         stream->count = 0;
     }
-    return DP_OK;
+    return stream->failed;
 }
 
 static inline bool lazy_touches(const dp_dev *dev, const lazy_stream *stream, const lazy_op *op,
@@ -286,7 +289,7 @@ static inline dp_status lazy_stream_sync(dp_stream *base)
 
 static inline void lazy_stream_destroy(dp_stream *base)
 {
-    CHECK_OK(lazy_stream_sync(base));
+    (void)lazy_stream_sync(base); /* what has failed was told */
     lazy.inner->stream_destroy(((lazy_stream *)base)->inner);
 }
 
