@@ -289,8 +289,11 @@ static inline dp_status lazy_stream_sync(dp_stream *base)
 
 static inline void lazy_stream_destroy(dp_stream *base)
 {
-    (void)lazy_stream_sync(base); /* what has failed was told */
-    lazy.inner->stream_destroy(((lazy_stream *)base)->inner);
+    lazy_stream *stream = (lazy_stream *)base;
+    do /* what has failed was told */
+        (void)lazy_stream_sync(base);
+    while (stream->count > 0);
+    lazy.inner->stream_destroy(stream->inner);
 }
 
 static inline dp_status lazy_event_create(dp_dev *dev, dp_event **out)
