@@ -115,7 +115,8 @@
    every processor of its kind has; $DP_CACHE = off compiles the kernels for GPUs each time, else
    they are kept in $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h; $DP_PEERS = off: GPUs of a process copy
    through the host; $DP_TRACE = a file: see >>timeline; $DP_NCCL: see dp_nccl.h; $DP_LAUNCH,
-   $DP_ADDR, $DP_PORTS, $DP_INTERFACE, $DP_SECRET and $DP_TIMEOUT: see >>launch; $DP_TOPOLOGY = a
+   $DP_ADDR, $DP_PORTS, $DP_INTERFACE, $DP_SECRET and $DP_TIMEOUT: see >>launch; $DP_REJOIN: see
+   >>recovery; $DP_TOPOLOGY = a
    folder in place of the system's /sys/devices/system/node, for tests.
 
    OWNERSHIP
@@ -212,7 +213,7 @@
             process cannot make a wrapper, a reducer or a sharded optimizer, all have its status;
             dp_open_group: some of the processes as a job of their own; dp_stop_requested;
             messages from one rank to another; dp_local.h: training over slow links;
-            dp_saver: checkpoints beside training; dp_recover, dp_checkpoint_share
+            dp_saver: checkpoints beside training; dp_recover, dp_admit, dp_checkpoint_share
      names that have changed: dp_scope_open(ctx, &scope) is dp_scope_begin(ctx), and dp_scope_check
             says why there is none; DP_SUM is DP_SUM_RANKS, as DP_OP_SUM is another enum's;
             dp_grads_scatter is dp_grads_scatter_set; first_bucket_bytes and bucket_bytes are
@@ -815,11 +816,21 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    Who still computes is waited for, half of timeout_ms at least. If another one dies meanwhile, it
    begins anew. config.recovers costs each process an open port, in dp_open and until dp_close. MPI
    ends all processes when one has died: with it, it is UNSUPPORTED, and so are share_params and
-   shards.                                                                                       */
+   shards.
+
+   A process that was started again comes back, in the place of the one that has died: with the
+   environment of that one and $DP_REJOIN = 1, as dprun --respawn does, its dp_open waits until the
+   others call dp_admit. What follows is as after dp_recover: it makes the wrappers that the others
+   have, in the same order (by dp_distributed), before anything else that is collective; then all
+   share what the furthest process has. Between machines DP_REJOIN is UNSUPPORTED.                */
 
 /* All that are left call this. An error: the job stays failed, and only dp_close is left, or
    another try. STATE: the job has not failed. [host] */
 DP_MUST_USE DP_API dp_status dp_recover(dp_ctx *ctx);
+
+/* Between two steps, by all: lets in who waits to come back, if somebody does. Where nobody waits
+   it costs as much as dp_any. STATE: config.recovers was not set. [host] */
+DP_MUST_USE DP_API dp_status dp_admit(dp_ctx *ctx, bool *out_came);
 
 /* ==== >>scope ==================================================================================
    A lifetime: what is made in a scope is freed by one call, on error paths too. Blocks are kept and

@@ -271,6 +271,7 @@ struct dp_ctx {
     dp__block *all_blocks;
     dp_module *idle_modules; /* destroyed, to be reused */
     dp_module *over_ranks;   /* wrappers by dp_distributed, the oldest first */
+    uint32_t guest_wrappers; /* that this process has yet to make as the others have them */
     uint32_t wrappers;       /* how many dp_distributed has made: their numbers */
     uint32_t reducers;       /* the same of reducers that all processes have made */
     atomic_ullong forwards;  /* with a pass, that have returned */

@@ -1713,7 +1713,7 @@ static dp_status dp__distributed_reducer(const char *fn, const dp__face *face,
 }
 
 static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module *wrapper,
-                                      const dp_distributed_config *config)
+                                      const dp_distributed_config *config, bool spreads)
 {
     dp__face *face = wrapper->face;
     dp_reducer_config reducer = dp__distributed_rules(face, config);
@@ -1721,7 +1721,7 @@ static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module 
     dp_status status = dp__units_config(face, temp, &reducer, &wrapped);
     if (status == DP_OK)
         status = dp__replicas_send(face, DP__BUFFERS, face->count);
-    if (status == DP_OK && face->ctx->info.process_count > 1)
+    if (status == DP_OK && spreads && face->ctx->info.process_count > 1)
         status = dp__ranks_start(fn, face, temp);
     DP_TRY(dp__distributed_reducer(fn, face, &reducer, &wrapped, status));
     return config->share_params && face->ctx->info.process_count > 1
@@ -1729,14 +1729,12 @@ static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module 
                : DP_OK;
 }
 
-/* After a failure, with the processes that are left: as if it had just been made, but that each has
-   the numbers that it has. */
+/* For a job that was made anew: as if it had just been made, but that each process has the numbers
+   that it has. */
 static dp_status dp__distributed_return(const char *fn, dp_module *wrapper)
 {
     dp__face *face = wrapper->face;
     dp__distributed *ranks = face->ranks;
-    dp_reducer_config reducer = dp__distributed_rules(face, &ranks->config);
-    dp__wrapped wrapped = {0};
     dp_scope *temp = NULL;
     dp__scope_end(ranks->reducer_scope);
     ranks->reducer_scope = NULL;
@@ -1746,11 +1744,12 @@ static dp_status dp__distributed_return(const char *fn, dp_module *wrapper)
     ranks->reduced = ranks->owes = false;
     ranks->buffers_apart = true;
     dp_status status = dp__temp_begin(face->ctx, &temp);
+    if (status != DP_OK)
+        return dp__all_or_none(fn, face->ctx, status);
+    status = dp__distributed_alike(fn, temp, face->inner, wrapper, &ranks->config,
+                                   dp__grads_zero(wrapper));
     if (status == DP_OK)
-        status = dp__units_config(face, temp, &reducer, &wrapped);
-    if (status == DP_OK)
-        status = dp__grads_zero(wrapper);
-    status = dp__distributed_reducer(fn, face, &reducer, &wrapped, status);
+        status = dp__distributed_join(fn, temp, wrapper, &ranks->config, false);
     return dp__temp_end(temp, NULL, status);
 }
 
@@ -1764,9 +1763,11 @@ static dp_status dp__distributed_meet(const char *fn, dp_module *module, dp_modu
     dp_status begun = dp__temp_begin(ctx, &temp);
     if (begun != DP_OK)
         return dp__exit(fn, ctx, dp__all_or_none(fn, ctx, begun));
+    bool spreads = ctx->guest_wrappers == 0; /* else the others have better numbers */
+    ctx->guest_wrappers -= !spreads;
     status = dp__distributed_alike(fn, temp, module, wrapper, config, status);
     if (status == DP_OK)
-        status = dp__distributed_join(fn, temp, wrapper, config);
+        status = dp__distributed_join(fn, temp, wrapper, config, spreads);
     return dp__exit(fn, ctx, dp__temp_end(temp, NULL, status));
 }
 

@@ -19,6 +19,7 @@
      >>world      what a context knows of its other processes
      >>roll       who is left after a failure
      >>calling    how they find out
+     >>guests     who comes when a job runs
      >>spawn      processes without a launcher
 */
 
@@ -2403,7 +2404,11 @@ DP__COLD static dp_status dp__find_neighbours(const dp_bootstrap *boot, const dp
    have gone on without this process, and may be done by now.
 
    A leader may die while it says who is left. What some have heard by then may have become the job,
-   or not: whoever leads next needs to be more than half of that, too.                            */
+   or not: whoever leads next needs to be more than half of that, too.
+
+   Inside a machine process 0 has a door, too, a name that follows from what the launcher has said.
+   There a process that was started again, in the place of one that has died, waits until the others
+   let it in: then the leader gives it a part in the next job.                                    */
 
 enum {
     DP__ROLL_MAGIC = 0x3170726c,
@@ -2435,7 +2440,12 @@ struct dp__roll {
     dp__seat *seats;
     dp__roster job, heard; /* what this process knows; and what those that have come know */
     dp__fate *fates;
-    int *probes; /* connections to those that have not come; -1: none */
+    int *probes;                     /* connections to those that have not come; -1: none */
+    int *guests;                     /* to those that wait at the door; likewise */
+    char place[DP__PLACE_BYTES + 8]; /* of the door; "": there is none */
+    dp__key door_key;
+    int door;          /* process 0 listens there; else -1 */
+    uint32_t wrappers; /* that guests have to make, too, before anything else */
     size_t bytes;
     struct dp__job *before; /* the jobs that were: their memory may be in use */
 };
@@ -2445,22 +2455,45 @@ static void dp__roll_unlisten(dp__roll *roll)
     if (roll == NULL)
         return;
     dp__os_close(roll->listener);
-    roll->listener = -1;
+    dp__os_close(roll->door);
+    roll->listener = roll->door = -1;
+    for (int s = 0; s < roll->count; s++) {
+        dp__os_close(roll->guests[s]);
+        roll->guests[s] = -1;
+    }
 }
 
-static void dp__roll_close(dp__roll *roll)
+static void dp__door_close(dp__roll *roll)
 {
+    dp__os_address at = dp__os_local(roll->place);
+    if (roll->door < 0)
+        return;
+    dp__os_forget(&at);
+    dp__os_close(roll->door);
+    roll->door = -1;
+    for (int s = 0; s < roll->count; s++) {
+        dp__os_close(roll->guests[s]);
+        roll->guests[s] = -1;
+    }
+}
+
+/* `own`: not in a child of fork, which has copies. */
+static void dp__roll_close(dp__roll *roll, bool own)
+{
+    if (roll == NULL)
+        return;
+    if (own)
+        dp__door_close(roll);
     dp__roll_unlisten(roll);
-    if (roll != NULL)
-        dp__os_free(roll, roll->bytes, NULL);
+    dp__os_free(roll, roll->bytes, NULL);
 }
 
 /* One piece of memory: a process without any still has to find out who is left. */
-static dp__roll *dp__roll_make(int own, int count)
+static dp__roll *dp__roll_make(const dp__launch *launch, int own, int count)
 {
     size_t seats = (size_t)count;
     size_t bytes = sizeof(dp__roll) +
-                   seats * (sizeof(dp__seat) + sizeof(dp__fate) + sizeof(int) + 2);
+                   seats * (sizeof(dp__seat) + sizeof(dp__fate) + 2 * sizeof(int) + 2);
     dp__roll *roll = dp__os_alloc(bytes, _Alignof(max_align_t), NULL);
     if (roll == NULL)
         return NULL;
@@ -2468,13 +2501,19 @@ static dp__roll *dp__roll_make(int own, int count)
     roll->bytes = bytes;
     roll->own = own;
     roll->count = count;
-    roll->listener = -1;
+    if (launch->place[0] != '\0' && launch->host[0] == '\0')
+        snprintf(roll->place, sizeof roll->place, "%s-door", launch->place);
+    roll->door_key = launch->key;
+    roll->listener = roll->door = -1;
     roll->seats = (dp__seat *)(roll + 1);
     roll->fates = (dp__fate *)(roll->seats + count);
     roll->probes = (int *)(roll->fates + count);
-    roll->job.seats = (unsigned char *)(roll->probes + count);
+    roll->guests = roll->probes + count;
+    roll->job.seats = (unsigned char *)(roll->guests + count);
     roll->heard.seats = roll->job.seats + count;
     memset(roll->job.seats, DP__MEMBER, seats);
+    for (int s = 0; s < count; s++)
+        roll->guests[s] = -1;
     return roll;
 }
 
@@ -2527,14 +2566,15 @@ static const char *dp__seat_host(const dp__roll *roll, int seat)
 }
 
 /* While a context opens. It is closed with the context, however that goes. */
-static dp_status dp__roll_open(const dp_bootstrap *boot, bool far, dp__roll **out)
+static dp_status dp__roll_open(const dp_bootstrap *boot, const dp__launch *launch, bool far,
+                               dp__roll **out)
 {
     bool by_tree = boot->all_gather == dp__tree_all_gather;
     if (dp__backend_mpi != NULL && boot->all_gather == dp__backend_mpi->all_gather)
         return dp_error(DP_ERR_UNSUPPORTED,
                         "config.recovers: MPI has brought the processes together, and it ends them "
                         "all when one of them dies");
-    *out = dp__roll_make(boot->process, boot->process_count);
+    *out = dp__roll_make(launch, boot->process, boot->process_count);
     if (*out == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", boot->process_count);
     return dp__roll_seat(*out, by_tree ? boot->user : NULL, far);
@@ -2571,7 +2611,8 @@ static int dp__seat_number(const dp__roster *roster, int seat, unsigned char mar
 typedef struct dp__tally { /* of the leader: who is left; or why this process is not */
     uint32_t magic;
     int32_t status, leader, far;
-    uint64_t number, port;
+    uint32_t wrappers, reserved; /* wrappers: see dp__roll */
+    uint64_t number;
     dp__key key;
     char text[DP__SAID_BYTES];
 } dp__tally;
@@ -2595,13 +2636,20 @@ static bool dp__is_member(const dp__roll *roll, int seat)
     return (roll->job.seats[seat] & DP__MEMBER) != 0;
 }
 
+/* Guests, too, that were offered a part in an attempt that has failed. */
+static bool dp__is_awaited(const dp__roll *roll, int seat)
+{
+    return roll->job.seats[seat] != 0 && roll->fates[seat] == DP__AWAITED;
+}
+
 /* It has ended, if that is certain, and not somewhere else. */
 static dp__fate dp__fate_of_gone(const dp__calling *calling, int seat)
 {
     const dp__job *job = calling->job;
     int process = dp__seat_number(&calling->roll->job, seat, DP__MEMBER);
-    bool seen = job->shared.data != NULL;
-    bool moved = atomic_load(&dp__progress_of(job, process)->presence) == DP__MOVED;
+    bool seen = job == NULL || job->shared.data != NULL;
+    bool moved = job != NULL && dp__is_member(calling->roll, seat) &&
+                 atomic_load(&dp__progress_of(job, process)->presence) == DP__MOVED;
     return seen && !moved ? DP__DIED : DP__UNREACHED;
 }
 
@@ -2694,7 +2742,7 @@ static bool dp__calling_waits(const dp__calling *calling)
 {
     bool waits = false;
     for (int s = 0; s < calling->roll->count && !waits; s++)
-        waits = dp__is_member(calling->roll, s) && calling->roll->fates[s] == DP__AWAITED;
+        waits = dp__is_awaited(calling->roll, s);
     return waits && dp__os_ms_until(calling->server.until_ns) > DP__ANSWER_MS;
 }
 
@@ -2733,7 +2781,7 @@ static dp_status dp__tally_make(dp__calling *calling)
 {
     dp__roll *roll = calling->roll;
     dp__tally *tally = &calling->tally;
-    *tally = (dp__tally){.magic = DP__ROLL_MAGIC, .leader = roll->own};
+    *tally = (dp__tally){.magic = DP__ROLL_MAGIC, .leader = roll->own, .wrappers = roll->wrappers};
     bool offers = roll->heard.offer > roll->heard.ballot;
     uint64_t newest = offers ? roll->heard.offer : roll->heard.ballot;
     if ((roll->heard.seats[roll->own] & DP__MEMBER) == 0)
@@ -2742,7 +2790,8 @@ static dp_status dp__tally_make(dp__calling *calling)
         return dp__no_majority(roll);
     uint64_t machine = roll->seats[roll->own].machine;
     for (int s = 0; s < roll->count; s++) {
-        bool joins = (roll->heard.seats[s] & DP__MEMBER) != 0 && roll->fates[s] == DP__CAME;
+        bool member = (roll->heard.seats[s] & DP__MEMBER) != 0;
+        bool joins = member ? roll->fates[s] == DP__CAME : roll->guests[s] >= 0;
         roll->job.seats[s] =
             (unsigned char)((roll->job.seats[s] & DP__MEMBER) | (joins ? DP__OFFERED : 0));
         tally->far = tally->far || (joins && roll->seats[s].machine != machine);
@@ -2753,24 +2802,35 @@ static dp_status dp__tally_make(dp__calling *calling)
     return DP_OK;
 }
 
-static void dp__tally_send(const dp__calling *calling, dp_status status)
+static void dp__tally_send_to(const dp__calling *calling, int fd, int seat, dp_status status)
 {
     const dp__roll *roll = calling->roll;
-    for (int i = 0; i < calling->server.peer_count; i++) {
-        const dp__peer *peer = &calling->server.peers[i];
-        int seat = (roll->own + i + 1) % roll->count;
-        uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS);
-        dp__tally own = calling->tally;
-        if (peer->fd < 0)
-            continue;
-        if (status != DP_OK || (roll->job.seats[seat] & DP__OFFERED) == 0) {
-            own.status = (int32_t)(status != DP_OK ? status : DP_ERR_TIMEOUT);
-            snprintf(own.text, sizeof own.text, "%.300s",
-                     status != DP_OK ? dp_last_error()
-                                     : "the others have gone on without this process");
-        }
-        if (dp__wire_send(peer->fd, &own, sizeof own, until_ns) == DP_OK && own.status == DP_OK)
-            (void)dp__wire_send(peer->fd, roll->job.seats, (size_t)roll->count, until_ns);
+    size_t count = (size_t)roll->count;
+    uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS);
+    dp__tally own = calling->tally;
+    if (fd < 0)
+        return;
+    if (status != DP_OK || (roll->job.seats[seat] & DP__OFFERED) == 0) {
+        own.status = (int32_t)(status != DP_OK ? status : DP_ERR_TIMEOUT);
+        snprintf(own.text, sizeof own.text, "%.300s",
+                 status != DP_OK ? dp_last_error()
+                                 : "the others have gone on without this process");
+    }
+    if (dp__wire_send(fd, &own, sizeof own, until_ns) == DP_OK && own.status == DP_OK &&
+        dp__wire_send(fd, roll->job.seats, count, until_ns) == DP_OK)
+        (void)dp__wire_send(fd, roll->seats, count * sizeof *roll->seats, until_ns);
+}
+
+static void dp__tally_send(const dp__calling *calling, dp_status status)
+{
+    dp__roll *roll = calling->roll;
+    for (int i = 0; i < calling->server.peer_count; i++)
+        dp__tally_send_to(calling, calling->server.peers[i].fd, (roll->own + i + 1) % roll->count,
+                          status);
+    for (int s = 0; s < roll->count && status == DP_OK; s++) {
+        dp__tally_send_to(calling, roll->guests[s], s, status);
+        dp__os_close(roll->guests[s]);
+        roll->guests[s] = -1;
     }
 }
 
@@ -2793,7 +2853,7 @@ static dp_status dp__roll_lead(dp__calling *calling)
     dp_status status = dp__server_open(server);
     while (status == DP_OK && dp__calling_waits(calling)) {
         for (int s = 0; s < roll->count; s++)
-            if (dp__is_member(roll, s) && roll->fates[s] == DP__AWAITED)
+            if (dp__is_awaited(roll, s))
                 dp__seat_probe(calling, s);
         status = dp__server_look(server);
     }
@@ -2809,27 +2869,33 @@ static dp_status dp__roll_lead(dp__calling *calling)
 }
 
 /* The leader's answer. DP_PENDING: it has died, or does not lead. */
-static dp_status dp__tally_take(dp__calling *calling, int fd, uint64_t until_ns)
+static dp_status dp__tally_take(dp__roll *roll, int fd, uint64_t until_ns, dp__tally *out)
 {
-    dp__roll *roll = calling->roll;
-    dp__tally *tally = &calling->tally;
-    uint64_t numbers[2] = {roll->job.ballot, roll->job.offer};
     size_t count = (size_t)roll->count;
-    if (dp__wire_send(fd, numbers, sizeof numbers, until_ns) != DP_OK ||
-        dp__wire_send(fd, roll->job.seats, count, until_ns) != DP_OK ||
-        dp__wire_receive(fd, tally, sizeof *tally, until_ns) != DP_OK ||
-        tally->magic != DP__ROLL_MAGIC)
+    if (dp__wire_receive(fd, out, sizeof *out, until_ns) != DP_OK || out->magic != DP__ROLL_MAGIC)
         return DP_PENDING;
-    tally->text[sizeof tally->text - 1] = '\0';
-    if (dp__is_failure((dp_status)tally->status))
-        return dp_error((dp_status)tally->status, "%s", tally->text);
-    if (dp__wire_receive(fd, roll->heard.seats, count, until_ns) != DP_OK)
+    out->text[sizeof out->text - 1] = '\0';
+    if (dp__is_failure((dp_status)out->status))
+        return dp_error((dp_status)out->status, "%s", out->text);
+    if (dp__wire_receive(fd, roll->heard.seats, count, until_ns) != DP_OK ||
+        dp__wire_receive(fd, roll->seats, count * sizeof *roll->seats, until_ns) != DP_OK)
         return DP_PENDING;
     for (int s = 0; s < roll->count; s++)
         roll->job.seats[s] = (unsigned char)((roll->job.seats[s] & DP__MEMBER) |
                                              (roll->heard.seats[s] & DP__OFFERED));
-    roll->job.offer = tally->number;
+    roll->job.offer = out->number;
     return DP_OK;
+}
+
+/* What this process knows comes before that. */
+static dp_status dp__tally_ask(dp__calling *calling, int fd, uint64_t until_ns)
+{
+    dp__roll *roll = calling->roll;
+    uint64_t numbers[2] = {roll->job.ballot, roll->job.offer};
+    if (dp__wire_send(fd, numbers, sizeof numbers, until_ns) != DP_OK ||
+        dp__wire_send(fd, roll->job.seats, (size_t)roll->count, until_ns) != DP_OK)
+        return DP_PENDING;
+    return dp__tally_take(roll, fd, until_ns, &calling->tally);
 }
 
 /* DP_PENDING: that one does not lead. It may have been stopped, or compute for long: half of the
@@ -2854,7 +2920,7 @@ static dp_status dp__roll_follow(dp__calling *calling, int leader)
     dp_status status = DP_PENDING;
     if (watch.revents != 0 && dp__os_connected(fd) &&
         dp__handshake(fd, roll->launch.key, &request, until_ns, &why))
-        status = dp__tally_take(calling, fd, until_ns);
+        status = dp__tally_ask(calling, fd, until_ns);
     dp__os_close(fd);
     return status;
 }
@@ -2881,6 +2947,133 @@ static dp_status dp__roll_call(dp__roll *roll, const dp__job *job, uint64_t unti
         status = dp__roll_lead(&calling);
     *out = calling.tally;
     return status;
+}
+
+/* Those that were offered a part meet as they did at first. Their leader is process 0. */
+static dp_status dp__returning_launch(const dp__roll *roll, const dp__tally *tally, dp__launch *out)
+{
+    *out = (dp__launch){.name = "recovery",
+                        .process = dp__seat_number(&roll->job, roll->own, DP__OFFERED),
+                        .process_count = dp__seat_number(&roll->job, roll->count, DP__OFFERED),
+                        .key = tally->key,
+                        .numbered = true,
+                        .agreed = true,
+                        .where = "after a failure"};
+    if (tally->far != 0) {
+        snprintf(out->host, sizeof out->host, "%s", dp__seat_address(roll, tally->leader));
+        DP_TRY(dp__launch_ports(out));
+        DP_TRY(dp__launch_interface(out));
+        out->port = dp__launch_port(out);
+    }
+    dp__launch_name(out);
+    return DP_OK;
+}
+
+/* The offer has become the job. */
+static void dp__roll_commit(dp__roll *roll)
+{
+    dp__roster *job = &roll->job;
+    for (int s = 0; s < roll->count; s++)
+        job->seats[s] = (job->seats[s] & DP__OFFERED) != 0 ? DP__MEMBER : 0;
+    job->ballot = job->offer;
+}
+
+/* ==== >>guests =================================================================================
+   A process that was started again waits at the door of those that run.                         */
+
+enum { DP__KNOCK_MS = 10, DP__GREET_MS = 300 };
+
+/* The other side of dp__handshake; false: it is none of this job. */
+static bool dp__handshake_answer(int fd, dp__key key, dp__join_request *out, uint64_t until_ns)
+{
+    uint64_t proof;
+    dp__challenge challenge = {DP__CHALLENGE_MAGIC, DP_VERSION, dp__os_random(), 0};
+    if (dp__wire_receive(fd, out, sizeof *out, until_ns) != DP_OK || out->magic != DP__JOIN_MAGIC)
+        return false;
+    challenge.proof = dp__proof(key, out, challenge.nonce, false);
+    return dp__wire_send(fd, &challenge, sizeof challenge, until_ns) == DP_OK &&
+           dp__wire_receive(fd, &proof, sizeof proof, until_ns) == DP_OK &&
+           proof == dp__proof(key, out, challenge.nonce, true);
+}
+
+/* Process 0 is at the door, as it leads when the roll is called. One that was it before may have to
+   leave it first: then those that wait come again. */
+static void dp__door_keep(dp__roll *roll)
+{
+    int other = -1;
+    dp__os_address at = dp__os_local(roll->place);
+    bool first = dp__seat_number(&roll->job, roll->own, DP__MEMBER) == 0;
+    if (!first)
+        dp__door_close(roll);
+    if (!first || roll->door >= 0 || roll->place[0] == '\0')
+        return;
+    roll->door = dp__listen_at(&at, &other);
+    dp__os_close(other);
+}
+
+/* Its seat may be a member's still, whose death nobody has noticed: then it waits. */
+static void dp__guest_greet(dp__roll *roll, int fd)
+{
+    dp__join_request request;
+    int seat = -1;
+    if (dp__os_same_user(fd) &&
+        dp__handshake_answer(fd, roll->door_key, &request, dp__os_after_ms(DP__GREET_MS)) &&
+        request.version == DP_VERSION && request.process_count == roll->count)
+        seat = request.process;
+    if (seat < 0 || seat >= roll->count || seat == roll->own) {
+        dp__os_close(fd);
+        return;
+    }
+    dp__os_close(roll->guests[seat]);
+    roll->guests[seat] = fd;
+    roll->seats[seat].port = request.listens;
+}
+
+/* Without waiting: whether somebody is there who can be let in. */
+static bool dp__door_look(dp__roll *roll)
+{
+    bool full, some = false;
+    char none;
+    for (int fd = 0; roll->door >= 0 && fd >= 0;) {
+        fd = dp__os_accept(roll->door, &full);
+        if (fd >= 0)
+            dp__guest_greet(roll, fd);
+    }
+    for (int s = 0; s < roll->count; s++) {
+        if (roll->guests[s] >= 0 && dp__os_receive(roll->guests[s], &none, 1) < 0) {
+            dp__os_close(roll->guests[s]);
+            roll->guests[s] = -1;
+        }
+        some = some || (roll->guests[s] >= 0 && !dp__is_member(roll, s));
+    }
+    return some;
+}
+
+/* Until the others let this process in. */
+static dp_status dp__knock(dp__roll *roll, int timeout_ms, dp__tally *out)
+{
+    const char *why = "";
+    uint64_t until_ns = dp__os_after_ms(timeout_ms);
+    dp__os_address at = dp__os_local(roll->place);
+    dp__join_request request = {.magic = DP__JOIN_MAGIC,
+                                .version = DP_VERSION,
+                                .process = roll->own,
+                                .process_count = roll->count,
+                                .listens = roll->seats[roll->own].port};
+    while (dp__os_ms_until(until_ns) > 0) {
+        int fd = -1;
+        dp_status status = dp__connect_at(&at, roll->door_key, &request, until_ns, &fd, &why);
+        if (status == DP_OK)
+            status = dp__tally_take(roll, fd, until_ns, out);
+        dp__os_close(fd);
+        if (status != DP_PENDING)
+            return status;
+        dp__os_sleep_ms(DP__KNOCK_MS);
+    }
+    return dp_error(DP_ERR_TIMEOUT,
+                    "process %d of %d joins a job that runs, and nobody has let it in within "
+                    "%.3g s: the others have to call dp_admit%s%s",
+                    roll->own, roll->count, timeout_ms * 1e-3, why[0] != '\0' ? "; " : "", why);
 }
 
 /* ==== >>spawn ==================================================================================

@@ -123,7 +123,8 @@ typedef struct dp__hello {   /* what every process tells the others while it ope
 typedef struct dp__meeting { /* the processes of a job */
     const dp_bootstrap *boot;
     dp__hello own, *all;
-    const char *launcher;
+    const dp__launch *launch;
+    dp__roll *roll; /* of a process that joins a job that runs; else NULL */
     dp__neighbours near;
 } dp__meeting;
 
@@ -262,7 +263,7 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
 static void dp__place_set(dp_ctx *ctx, const dp__meeting *meeting)
 {
     ctx->info.coll_backend = "none";
-    ctx->info.launcher = meeting->launcher;
+    ctx->info.launcher = meeting->launch->name;
     ctx->info.machine_process = meeting->near.machine.place;
     ctx->info.machine_process_count = meeting->near.machine.count;
     ctx->info.machine = meeting->near.machines.place;
@@ -316,8 +317,11 @@ static dp_ctx *dp__ctx_new(const dp_config *config)
 static dp_status dp__open_roll(dp_ctx *ctx, dp__meeting *meeting)
 {
     const dp_bootstrap *boot = meeting->boot;
-    DP_TRY(dp__agree(meeting, dp__roll_open(boot, !dp__one_machine(meeting), &ctx->roll)));
-    return dp__agree(meeting, dp__roll_meet(boot, ctx->roll));
+    bool far = !dp__one_machine(meeting);
+    DP_TRY(dp__agree(meeting, dp__roll_open(boot, meeting->launch, far, &ctx->roll)));
+    DP_TRY(dp__agree(meeting, dp__roll_meet(boot, ctx->roll)));
+    dp__door_keep(ctx->roll);
+    return DP_OK;
 }
 
 static dp_status dp__open_ctx(const dp_config *config, dp__meeting *meeting, dp_ctx **out)
@@ -331,7 +335,7 @@ static dp_status dp__open_ctx(const dp_config *config, dp__meeting *meeting, dp_
     }
     if (status == DP_OK)
         status = dp__job_open(ctx, others);
-    if (status == DP_OK && others != NULL && config->recovers)
+    if (status == DP_OK && others != NULL && config->recovers && meeting->roll == NULL)
         status = dp__open_roll(ctx, others);
     if (status == DP_OK && !dp__live_swap(NULL, ctx))
         status =
@@ -382,7 +386,7 @@ static dp_status dp__meeting_make(const dp_config *config, const dp__launch *lau
                                  .coll = -1,
                                  .shards = config->shards,
                                  .recovers = config->recovers},
-                         .launcher = launch->name,
+                         .launch = launch,
                          .near = {{0, 1}, {0, 1}, {0, 1}}};
     if (boot->all_gather == NULL || boot->process_count == 1)
         return DP_OK;
@@ -397,10 +401,12 @@ static dp_status dp__meeting_make(const dp_config *config, const dp__launch *lau
 
 /* If something goes wrong before all have met, the others notice that this process is missing; if
    later, they are told. */
-static dp_status dp__open_job(const dp_config *config, const dp__launch *launch, dp_ctx **out)
+static dp_status dp__open_job(const dp_config *config, const dp__launch *launch, dp__roll *roll,
+                              dp_ctx **out)
 {
     dp__meeting meeting;
     dp_status status = dp__meeting_make(config, launch, &meeting);
+    meeting.roll = roll;
     if (status == DP_OK)
         status = dp__open_ctx(config, &meeting, out);
     dp__os_free(meeting.all, 0, NULL);
@@ -411,7 +417,7 @@ static dp_status dp__open_job(const dp_config *config, const dp__launch *launch,
 static dp_status dp__open_met(const dp_config *joined, const dp__launch *launch, dp__tree *tree,
                               dp__mpi_line *line, dp_ctx **out)
 {
-    dp_status status = dp__open_job(joined, launch, out);
+    dp_status status = dp__open_job(joined, launch, NULL, out);
     if (status != DP_OK) {
         dp__tree_close(tree, true);
         dp__line_close(line, true, false);
@@ -421,6 +427,56 @@ static dp_status dp__open_met(const dp_config *joined, const dp__launch *launch,
     return DP_OK;
 }
 
+/* With the processes that have let this one in. */
+static dp_status dp__open_guest_met(dp_config *config, dp__roll *roll, const dp__tally *tally,
+                                    int timeout_ms, dp_ctx **out)
+{
+    dp__launch launch;
+    dp__tree *tree = NULL;
+    DP_TRY(dp__returning_launch(roll, tally, &launch));
+    DP_TRY(dp__join_tree(config, &launch, timeout_ms, &tree));
+    dp_status status = dp__open_job(config, &launch, roll, out);
+    if (status != DP_OK)
+        dp__tree_close(tree, true);
+    DP_TRY(status);
+    tree->timeout_ms = (*out)->config.timeout_ms;
+    dp__far_begin(*out, tree, NULL);
+    dp__roll_commit(roll);
+    dp__door_keep(roll);
+    roll->launch.key = roll->seats[0].key;
+    (*out)->roll = roll;
+    (*out)->guest_wrappers = tally->wrappers;
+    return DP_OK;
+}
+
+/* $DP_REJOIN: the others run already, and this process takes the place of one that has died. */
+static dp_status dp__open_guest(dp_config *config, dp_ctx **out)
+{
+    int timeout_ms;
+    dp__launch launch;
+    dp__tally tally;
+    DP_TRY(dp__join_timeout(config, &timeout_ms));
+    DP_TRY(dp__launch_read(config->job, &launch));
+    if (!config->recovers || launch.process_count < 2 || launch.host[0] != '\0')
+        return dp_error(DP_ERR_UNSUPPORTED, "dp_open: DP_REJOIN is set, but %s",
+                        !config->recovers          ? "config.recovers is not"
+                        : launch.process_count < 2 ? "there is one process"
+                                                   : "the job has met over a network");
+    dp__roll *roll = dp__roll_make(&launch, launch.process, launch.process_count);
+    if (roll == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d processes",
+                        launch.process_count);
+    memset(roll->job.seats, 0, (size_t)roll->count);
+    dp_status status = dp__roll_seat(roll, NULL, false);
+    if (status == DP_OK)
+        status = dp__knock(roll, timeout_ms, &tally);
+    if (status == DP_OK)
+        status = dp__open_guest_met(config, roll, &tally, timeout_ms, out);
+    if (status != DP_OK)
+        dp__roll_close(roll, true);
+    return status;
+}
+
 /* Join the job that a launcher has started, if there is one. */
 static dp_status dp__open_joined(const dp_config *config, dp_ctx **out)
 {
@@ -428,6 +484,9 @@ static dp_status dp__open_joined(const dp_config *config, dp_ctx **out)
     dp__launch launch;
     dp__tree *tree;
     dp__mpi_line *line;
+    if (dp__os_env("DP_REJOIN") != NULL && !config->local_only &&
+        config->bootstrap.all_gather == NULL)
+        return dp__open_guest(&joined, out);
     DP_TRY(dp__join(&joined, &launch, &tree, &line));
     return dp__open_met(&joined, &launch, tree, line, out);
 }
@@ -519,7 +578,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
     for (dp__job *job = ctx->roll != NULL ? ctx->roll->before : NULL; job != NULL;
          job = job->before)
         dp__job_close(job);
-    dp__roll_close(ctx->roll);
+    dp__roll_close(ctx->roll, ask_devices);
     while (ctx->tracked != NULL)
         dp__tracked_free(ctx, ctx->tracked);
     allocator.free(ctx, sizeof *ctx, allocator.user);

@@ -73,25 +73,6 @@ static void dp__job_retire(dp_ctx *ctx, dp__job *old, const dp__heap *heap)
 /* ==== >>returning ==============================================================================
    Those that are left meet as they did at first. Their leader is process 0.                     */
 
-static dp_status dp__returning_launch(const dp__roll *roll, const dp__tally *tally, dp__launch *out)
-{
-    *out = (dp__launch){.name = "recovery",
-                        .process = dp__seat_number(&roll->job, roll->own, DP__OFFERED),
-                        .process_count = dp__seat_number(&roll->job, roll->count, DP__OFFERED),
-                        .key = tally->key,
-                        .numbered = true,
-                        .agreed = true,
-                        .where = "after a failure"};
-    if (tally->far != 0) {
-        snprintf(out->host, sizeof out->host, "%s", dp__seat_address(roll, tally->leader));
-        DP_TRY(dp__launch_ports(out));
-        DP_TRY(dp__launch_interface(out));
-        out->port = dp__launch_port(out);
-    }
-    dp__launch_name(out);
-    return DP_OK;
-}
-
 static dp_status dp__world_open(dp_ctx *ctx, const dp__launch *launch)
 {
     dp__meeting meeting;
@@ -122,16 +103,6 @@ static dp_status dp__world_return(dp_ctx *ctx, const dp__tally *tally, int timeo
         tree->timeout_ms = ctx->config.timeout_ms;
     dp__far_begin(ctx, tree, NULL);
     return status;
-}
-
-/* The offer has become the job. */
-static void dp__roll_commit(dp_ctx *ctx)
-{
-    dp__roster *job = &ctx->roll->job;
-    for (int s = 0; s < ctx->roll->count; s++)
-        job->seats[s] = (job->seats[s] & DP__OFFERED) != 0 ? DP__MEMBER : 0;
-    job->ballot = job->offer;
-    ctx->info.recoveries++;
 }
 
 /* ==== >>recovering ===============================================================================
@@ -226,6 +197,7 @@ static void dp__recovering_of(dp__recovering *own)
 /* Every wrapper, in the order in which they were made. */
 static dp_status dp__wrappers_return(dp_ctx *ctx)
 {
+    ctx->reducers = 0;
     for (dp_module *module = ctx->over_ranks; module != NULL; module = module->next_over_ranks)
         DP_TRY(dp__distributed_return("dp_recover", module));
     return DP_OK;
@@ -239,7 +211,9 @@ static dp_status dp__recover(dp__recovering *own)
     do {
         status = dp__recover_once(own);
         if (status == DP_OK) {
-            dp__roll_commit(ctx);
+            dp__roll_commit(ctx->roll);
+            dp__door_keep(ctx->roll);
+            ctx->info.recoveries++;
             dp__job_retire(ctx, own->old, &own->heap);
             dp__recovering_of(own);
             status = dp__leave(own->fn, ctx, dp__wrappers_return(ctx));
@@ -255,26 +229,40 @@ static dp_status dp__recover(dp__recovering *own)
     return status;
 }
 
-DP_API dp_status dp_recover(dp_ctx *ctx)
+static uint32_t dp__wrappers_count(const dp_ctx *ctx)
 {
-    dp__recovering own = {.fn = __func__, .ctx = ctx};
-    DP_TRY(dp__check_open(__func__, ctx));
+    uint32_t count = 0;
+    for (const dp_module *module = ctx->over_ranks; module != NULL;
+         module = module->next_over_ranks)
+        count++;
+    return count;
+}
+
+/* Whether anything can be made anew of this context. */
+static dp_status dp__check_recovers(const char *fn, const dp_ctx *ctx)
+{
     if (ctx->roll == NULL)
         return dp_error(DP_ERR_STATE, "%s: config.recovers was not set, or there was one process",
-                        __func__);
-    if (!dp__has_failed(ctx))
-        return dp_error(DP_ERR_STATE, "%s: the job has not failed", __func__);
+                        fn);
     if (ctx->roll->listener < 0)
-        return dp_error(DP_ERR_STATE, "%s: a device of this process is lost", __func__);
+        return dp_error(DP_ERR_STATE, "%s: a device of this process is lost", fn);
     if (ctx->sharings > 0)
         return dp_error(DP_ERR_UNSUPPORTED,
                         "%s: processes share parameters (share_params): one that has died may have "
                         "left them half written",
-                        __func__);
-    DP_TRY(dp__check_idle(__func__, ctx));
+                        fn);
+    return DP_OK;
+}
+
+/* The job as it was ends. */
+static dp_status dp__job_again(const char *fn, dp_ctx *ctx)
+{
+    dp__recovering own = {.fn = fn, .ctx = ctx};
+    DP_TRY(dp__check_idle(fn, ctx));
     dp__passes_void(ctx->scopes);
     dp__recovering_of(&own);
     own.until_ns = dp__os_after_ms(ctx->config.timeout_ms);
+    ctx->roll->wrappers = dp__wrappers_count(ctx);
     (void)dp__devices_drain(ctx); /* a communicator has failed there, and still is */
     dp_status status = dp__recover(&own);
     atomic_store_explicit(&ctx->entered, false, memory_order_release);
@@ -283,7 +271,33 @@ DP_API dp_status dp_recover(dp_ctx *ctx)
     if (status == DP_OK)
         dp__log(ctx, DP_LOG_WARN, "the job goes on: process %d of %d", ctx->info.process,
                 ctx->info.process_count);
-    return dp__named(__func__, status);
+    return dp__named(fn, status);
+}
+
+DP_API dp_status dp_recover(dp_ctx *ctx)
+{
+    DP_TRY(dp__check_open(__func__, ctx));
+    DP_TRY(dp__check_recovers(__func__, ctx));
+    if (!dp__has_failed(ctx))
+        return dp_error(DP_ERR_STATE, "%s: the job has not failed", __func__);
+    return dp__job_again(__func__, ctx);
+}
+
+DP_API dp_status dp_admit(dp_ctx *ctx, bool *out_came)
+{
+    bool waits;
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_pointer(__func__, "out_came", out_came));
+    DP_TRY(dp__check_recovers(__func__, ctx));
+    DP_TRY(dp__check_alone(__func__, ctx));
+    if (ctx->lanes[DP__COURIER].riding != NULL)
+        return dp_error(DP_ERR_STATE, "%s: a pass is open", __func__);
+    dp__door_keep(ctx->roll);
+    DP_TRY(dp__named(__func__, dp_any(ctx, dp__door_look(ctx->roll), &waits)));
+    if (waits)
+        DP_TRY(dp__job_again(__func__, ctx));
+    *out_came = waits;
+    return DP_OK;
 }
 
 #endif /* DP__ROOMS */

@@ -12,9 +12,9 @@
    the signal that ended it), whose last words are repeated at the end. Signals are passed on; a
    second Ctrl-C kills. Each process has a process group, so what it has started itself hears all
    that too. With --spare so many may fail first: each is named, and the others go on, if their
-   program calls dp_recover. If dprun is killed by SIGKILL, its processes are killed as well, on
-   Linux. Elsewhere, and for what they have started, the next line that they write ends them, as
-   nobody reads it.
+   program calls dp_recover; with --respawn each is started again, and joins them. If dprun is
+   killed by SIGKILL, its processes are killed as well, on Linux. Elsewhere, and for what they have
+   started, the next line that they write ends them, as nobody reads it.
 
    Build: cc -std=c11 examples/dprun.c -o dprun
    Run:   ./dprun -n 2 ./train_anywhere
@@ -64,6 +64,8 @@ static const char usage[] =
     "                     goes on from what it has saved; DP_RESTART says how often. On several\n"
     "                     machines each dprun starts its own part\n"
     "  --spare COUNT      so many processes may fail, and the others go on: by dp_recover (0)\n"
+    "  --respawn COUNT    each process that fails is started again, alone, at most so often (0),\n"
+    "                     and joins the others: by dp_admit. DP_REJOIN is set for it\n"
     "  --bind cores       each process gets its own share of the cores (Linux)\n"
     "  --grace SECONDS    from SIGTERM to SIGKILL (10)\n"
     "  -h                 this text\n"
@@ -82,7 +84,7 @@ enum {
 };
 
 static struct {
-    int count, nodes, node, restarts, spare, grace;
+    int count, nodes, node, restarts, spare, respawn, grace;
     const char *addr, *output, *bind;
     char **program;
 } asked = {.count = 1, .nodes = 1, .node = -1, .grace = 10};
@@ -98,6 +100,8 @@ typedef struct process {
     bool ended; /* and waited for */
     bool group; /* somebody of its group may be there */
     int status;
+    int again;         /* how often it was started again, alone, */
+    int64_t again_ms;  /* and when it will be; 0: it will not */
     char words[WORDS]; /* the last line that it wrote to stderr */
     stream out[2];
 } process;
@@ -105,7 +109,7 @@ typedef struct process {
 static struct {
     process *all;
     struct pollfd *watched;
-    int running, lost; /* lost: how many have failed */
+    int running, lost; /* lost: how many have failed, and were spared */
     int first;         /* the process that failed first of those that end the job, or -1 */
     int attempt, code;
     bool broken;        /* a process could not be started */
@@ -251,13 +255,19 @@ static void say_how(const process *p)
             p->words);
 }
 
-/* The job goes on without it, if there are others. */
-static bool is_spare(const process *p)
+/* The job goes on without it, if there are others, or until it is back: each time that takes twice
+   as long, up to ten seconds. */
+static bool is_spared(process *p)
 {
-    bool spare = !job.ending && job.lost <= asked.spare && job.running > 0;
-    if (spare)
-        say_how(p);
-    return spare;
+    bool returns = p->again < asked.respawn, spared = returns || job.lost < asked.spare;
+    if (job.ending || job.running == 0 || !spared)
+        return false;
+    say_how(p);
+    job.lost += !returns;
+    if (returns)
+        p->again_ms = now_ms() + (p->again < 7 ? 100 << p->again : 10000);
+    p->again += returns;
+    return true;
 }
 
 /* Of several that have failed at once, one that a signal has ended is no echo of another. */
@@ -275,14 +285,32 @@ static void reap(void)
             job.running--;
             bool first = job.first < 0 || (WIFSIGNALED(status) && !job.ending &&
                                            !WIFSIGNALED(job.all[job.first].status));
-            job.lost += failed(p);
-            if (failed(p) && first && !is_spare(p))
+            if (failed(p) && first && !is_spared(p))
                 job.first = (int)(p - job.all);
         }
     }
     for (process *p = job.all; p < job.all + asked.count; p++)
         if (p->ended && p->group) /* those that it has started have its number still */
             p->group = kill(-p->pid, 0) == 0;
+}
+
+static void start_process(process *p);
+
+/* Alone, whoever is due, once all that it had written has been passed on. If nobody is left, there
+   is nobody to join. */
+static void start_again(void)
+{
+    for (process *p = job.all; p < job.all + asked.count; p++) {
+        if (job.ending || job.running == 0)
+            p->again_ms = 0;
+        if (p->again_ms == 0 || now_ms() < p->again_ms || p->out[0].fd >= 0 || p->out[1].fd >= 0)
+            continue;
+        p->again_ms = 0;
+        p->ended = false;
+        p->words[0] = '\0';
+        say("process %d is started again, %d of %d", number_of(p), p->again, asked.respawn);
+        start_process(p);
+    }
 }
 
 /* All that does not wait, whenever something may have happened. */
@@ -293,6 +321,9 @@ static void attend(void)
         ;
     heed_signals();
     reap();
+    start_again();
+    if (job.broken && !job.ending)
+        end_job(SIGTERM);
     if (job.first >= 0 && !job.ending)
         end_job(SIGTERM);
     if (job.ending && !job.killed && now_ms() >= job.until_ms) {
@@ -303,7 +334,10 @@ static void attend(void)
 
 static int patience(void)
 {
-    return job.ending && (job.told || !job.killed) ? LOOK_MS : -1;
+    bool looks = job.ending && (job.told || !job.killed);
+    for (const process *p = job.all; p < job.all + asked.count; p++)
+        looks = looks || p->again_ms != 0;
+    return looks ? LOOK_MS : -1;
 }
 
 /* ---- what is written ------------------------------------------------------------------------- */
@@ -488,6 +522,8 @@ static _Noreturn void become(process *p, const int fd[3], int report, const sigs
     set_number("DP_LOCAL_PROCESS", own);
     set_number("DP_LOCAL_PROCESS_COUNT", asked.count);
     set_number("DP_RESTART", job.attempt);
+    if (p->again > 0)
+        set_number("DP_REJOIN", 1);
     for (int k = 0; k < 3; k++)
         dup2(fd[k], k);
     leave_signals(mask);
@@ -568,7 +604,7 @@ static int open_output(process *p, stream *s, int usual)
 {
     static char path[PATH_MAX];
     int ends[2], flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC;
-    if (job.attempt == 0 && s == p->out)
+    if (job.attempt == 0 && p->again == 0 && s == p->out)
         flags |= O_TRUNC;
     s->to = usual;
     if (asked.output != NULL) {
@@ -608,7 +644,7 @@ static bool some_left(void) /* of processes, of what they have started and writt
 {
     bool left = job.running > 0;
     for (const process *p = job.all; p < job.all + asked.count; p++)
-        left = left || p->out[0].fd >= 0 || p->out[1].fd >= 0 ||
+        left = left || p->out[0].fd >= 0 || p->out[1].fd >= 0 || p->again_ms != 0 ||
                (p->group && job.ending && !job.killed);
     return left;
 }
@@ -695,6 +731,7 @@ static const struct option {
     {"--node", 0, TOTAL_MAX - 1, &asked.node, NULL},
     {"--restarts", 0, SECONDS_MAX, &asked.restarts, NULL},
     {"--spare", 0, TOTAL_MAX, &asked.spare, NULL},
+    {"--respawn", 0, SECONDS_MAX, &asked.respawn, NULL},
     {"--grace", 0, SECONDS_MAX, &asked.grace, NULL},
     {"--addr", 0, 0, NULL, &asked.addr},
     {"--output", 0, 0, NULL, &asked.output},

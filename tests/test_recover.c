@@ -298,6 +298,7 @@ TEST_SLOW(a_leader_that_dies_has_another_after_it, 60)
 
 static void refused(void)
 {
+    bool came = true;
     dp_ctx *ctx, *plain;
     use_name();
     CHECK_ERROR(dp_open(&(dp_config){.device_count = 2, .recovers = me == 1}, &plain),
@@ -312,8 +313,23 @@ static void refused(void)
                 "dp_recover: config.recovers was not set, or there was one process");
     dp_close(plain);
     CHECK_ERROR(dp_recover(NULL), DP_ERR_INVALID, "dp_recover: ctx is NULL");
+    set("DP_REJOIN", "1");
+    CHECK_ERROR(dp_open(&(dp_config){.device_count = 1}, &plain), DP_ERR_UNSUPPORTED,
+                "dp_open: DP_REJOIN is set, but config.recovers is not");
+    CHECK_ERROR(
+        dp_open(&(dp_config){.device_count = 1, .recovers = true, .timeout_ms = 300}, &plain),
+        DP_ERR_TIMEOUT,
+        "of 2 joins a job that runs, and nobody has let it in within 0.3 s: the others have "
+        "to call dp_admit");
+    set("DP_ADDR", "127.0.0.1:7");
+    CHECK_ERROR(dp_open(&(dp_config){.device_count = 1, .recovers = true}, &plain),
+                DP_ERR_UNSUPPORTED,
+                "dp_open: DP_REJOIN is set, but the job has met over a network");
+    unsetenv("DP_REJOIN");
     ctx = open_recovering(1, TIMEOUT_MS);
     CHECK_ERROR(dp_recover(ctx), DP_ERR_STATE, "dp_recover: the job has not failed");
+    CHECK_OK(dp_admit(ctx, &came));
+    CHECK(!came);
     dp_close(ctx);
 }
 
@@ -807,27 +823,32 @@ static dp_status trainer_step(trainer *t, dp_scope *scope, bool *out_end)
     return DP_OK;
 }
 
-static dp_status trainer_return(trainer *t, const dp_loader_info *at)
+/* What the furthest has. A process that has come back has nothing. */
+static dp_status trainer_share(trainer *t, bool came_back)
 {
     dp_value model, state, place, kept;
     dp_optim_info steps;
-    DP_TRY(dp_recover(t->ctx));
     dp_scope *scope = dp_scope_begin(t->ctx);
-    DP_TRY(dp_loader_seek(t->loader, at->epoch, at->number));
     DP_TRY(dp_optim_info_get(t->optim, &steps));
     DP_TRY(dp_module_save(t->par, scope, &model));
     DP_TRY(dp_optim_save(t->optim, scope, &state));
     DP_TRY(dp_loader_save(t->loader, scope, &place));
-    DP_TRY(dp_checkpoint_share(t->ctx, scope, steps.step_count,
-                               DP_DICT(scope, {"model", model}, {"optim", state}, {"place", place},
-                                       {"done", dp_int(t->done)}),
-                               &kept));
+    dp_value own = DP_DICT(scope, {"model", model}, {"optim", state}, {"place", place},
+                           {"done", dp_int(t->done)});
+    DP_TRY(dp_checkpoint_share(t->ctx, scope, came_back ? -1 : steps.step_count, own, &kept));
     DP_TRY(dp_module_load(t->par, dp_get(kept, "model"), NULL));
     DP_TRY(dp_optim_load(t->optim, dp_get(kept, "optim")));
     DP_TRY(dp_loader_load(t->loader, dp_get(kept, "place")));
     t->done = dp_get(kept, "done").as.i;
     dp_scope_end(scope);
     return DP_OK;
+}
+
+static dp_status trainer_return(trainer *t, const dp_loader_info *at)
+{
+    DP_TRY(dp_recover(t->ctx));
+    DP_TRY(dp_loader_seek(t->loader, at->epoch, at->number));
+    return trainer_share(t, false);
 }
 
 /* Each sample counts once: every element is minus their sum. */
@@ -840,31 +861,43 @@ static void trainer_check(trainer *t)
     CHECK_F64(param_of(t->par, 1, 0), -all, 0);
 }
 
+static bool comes_back; /* this process, when others train */
+static bool admits;     /* all, before each step */
+
+static dp_status train_once(trainer *t, dp_loader_info *at, bool *out_end)
+{
+    bool came = false;
+    if (admits)
+        DP_TRY(dp_admit(t->ctx, &came));
+    if (came)
+        DP_TRY(trainer_share(t, false));
+    CHECK_OK(dp_loader_info_get(t->loader, at));
+    dp_scope *scope = dp_scope_begin(t->ctx);
+    dp_status status = trainer_step(t, scope, out_end);
+    dp_scope_end(scope);
+    return status;
+}
+
 static void train(void)
 {
     trainer t;
     dp_loader_info at = {.epoch = 0};
-    int epoch = 0, tries = 0;
+    int tries = 0;
+    bool fresh = comes_back;
     trainer_create(&t);
-    while (epoch < EPOCHS) {
+    while (at.epoch < EPOCHS) {
         bool end = false;
         CHECK_OK(dp_loader_info_get(t.loader, &at));
-        dp_scope *scope = dp_scope_begin(t.ctx);
-        dp_status status = trainer_step(&t, scope, &end);
-        dp_scope_end(scope);
+        dp_status status = fresh ? trainer_share(&t, true) : train_once(&t, &at, &end);
         while (status != DP_OK) {
-            CHECK(dp_failure(t.ctx, NULL));
-            if (++tries == 50)
+            if (++tries == 50 || !dp_failure(t.ctx, NULL))
                 CHECK_OK(status);
             status = trainer_return(&t, &at);
-            if (status == DP_OK)
-                CHECK_OK(dp_loader_info_get(t.loader, &at));
-            else if (!dp_failure(t.ctx, NULL))
-                CHECK_OK(status);
-            epoch = (int)at.epoch;
-            end = false;
         }
-        epoch += end;
+        fresh = false;
+        if (end && ++at.epoch == EPOCHS)
+            break;
+        CHECK_OK(dp_loader_info_get(t.loader, &at));
     }
     trainer_check(&t);
     dp_close(t.ctx);
@@ -888,6 +921,38 @@ TEST_SLOW(each_sample_counts_once, 90)
     victims[2] = 40;
     start_world(4, train_and_die);
     CHECK_INT(end_world(), 2);
+}
+
+/* ---- who comes back -------------------------------------------------------------------------- */
+
+static void come_back(void)
+{
+    set("DP_REJOIN", "1");
+    comes_back = true;
+    die_in_backward = -1;
+    train();
+}
+
+static void one_comes_back(int count, int who, int after)
+{
+    int how;
+    admits = true;
+    for (int p = 0; p < MOST; p++)
+        victims[p] = p == who ? after : -1;
+    start_world(count, train_and_die);
+    CHECK_INT(waitpid(pids[who], &how, 0), pids[who]);
+    CHECK(WIFSIGNALED(how));
+    pids[who] = start(who, come_back);
+    CHECK_INT(end_world(), 0);
+    admits = false;
+}
+
+TEST_SLOW(who_was_started_again_comes_back, 90)
+{
+    for (int who = 0; who < 3; who++)
+        one_comes_back(3, who, 5);
+    one_comes_back(2, 0, 20);
+    one_comes_back(2, 1, 1);
 }
 
 /* ---- at random moments ----------------------------------------------------------------------- */

@@ -598,6 +598,7 @@ FAILS(dp_spawn, dp_spawn(0, spawn_nothing, NULL) != DP_ERR_INVALID ||
                     dp_spawn(1, spawn_nothing, NULL) != DP_ERR_STATE)
 CALL(dp_open_group, a->ctx, 0, a->config, OUT(ctx))
 CALL(dp_recover, a->ctx)
+CALL(dp_admit, a->ctx, OUT(yes))
 CALL(dp_info_get, a->ctx, OUT(info))
 CALL(dp_config_get, a->ctx, OUT(config))
 CALL(dp_device_info_get, a->ctx, a->rank, OUT(device))
@@ -804,7 +805,7 @@ static const row table[] = {
     ROW(dp_trace_begin, "", 0), ROW(dp_trace_end, "", 0),
     ROW(dp_recent_collectives, "c", GOES_ON), ROW(dp_dtype_name, "", 0), ROW(dp_dtype_bytes, "", 0),
     ROW(dp_log_stderr, "", 0), ROW(dp_open, "yO", NOT_RIGHTLY), ROW(dp_spawn, "", 0),
-    ROW(dp_recover, "c", NOT_RIGHTLY),
+    ROW(dp_recover, "c", NOT_RIGHTLY), ROW(dp_admit, "cO", NOT_RIGHTLY),
     ROW(dp_open_group, "cyO", NOT_RIGHTLY), ROW(dp_info_get, "cO", GOES_ON),
     ROW(dp_config_get, "cO", GOES_ON), ROW(dp_device_info_get, "crO", 0),
     ROW(dp_local_device, "cr", GOES_ON), ROW(dp_local_stream, "cr", GOES_ON),

@@ -228,6 +228,15 @@ dprun: process 1 ended with exit status 9" -n 3 --spare 1 \
         sh -c 'case $DP_PROCESS in 0) exit 8;; 1) sleep 1; exit 9;; *) sleep 100;; esac'
     dprun_ends "but not all of them" 3 "dprun: process 0 ended with exit status 3" --spare 1 \
         sh -c 'exit 3'
+    dprun_ends "one that dies is started again, alone" 0 "[0] here -
+[1] again 1
+[1] here -
+dprun: process 1 ended with exit status 5
+dprun: process 1 is started again, 1 of 2" -n 2 --respawn 2 \
+        sh -c '[ "$DP_REJOIN" != 1 ] || { echo again $DP_PROCESS; : >"$0"; exit; }
+            echo here $DP_REJOIN-; [ $DP_PROCESS != 1 ] || exit 5
+            until [ -e "$0" ]; do sleep 0.1; done' \
+        "$(rm -f "$LOGS/dprun.again"; echo "$LOGS/dprun.again")"
     dprun_ends "who does not hear SIGTERM is killed" 5 "dprun: process 0 ended with exit status 5" \
         -n 2 --grace 1 sh -c 'if [ $DP_PROCESS = 0 ]; then
                 until [ -e "$0" ]; do sleep 0.1; done
