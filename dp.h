@@ -822,7 +822,8 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    environment of that one and $DP_REJOIN = 1, as dprun --respawn does, its dp_open waits until the
    others call dp_admit. What follows is as after dp_recover: it makes the wrappers that the others
    have, in the same order (by dp_distributed), before anything else that is collective; then all
-   share what the furthest process has. Between machines DP_REJOIN is UNSUPPORTED.                */
+   share what the furthest process has, and it goes on where the others return from dp_admit.
+   Between machines DP_REJOIN is UNSUPPORTED.                                                     */
 
 /* All that are left call this. An error: the job stays failed, and only dp_close is left, or
    another try. STATE: the job has not failed. [host] */

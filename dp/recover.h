@@ -128,6 +128,7 @@ typedef struct dp__recovering {
     dp__heap heap, near; /* and its heaps, */
     dp_info info;        /* and who was who */
     uint64_t until_ns;
+    int tries;
     bool over; /* it has been found out that there is no way */
 } dp__recovering;
 
@@ -158,13 +159,12 @@ static void dp__failure_clear(dp_ctx *ctx)
 }
 
 /* All are here. Who has died since does not come, which nobody else can notice before they have
-   met: so the time for that is short, and then it is tried again. */
-static int dp__meet_again_ms(uint64_t until_ns)
+   met: so the time for that is short, and longer each time that it is tried again. */
+static int dp__meet_again_ms(dp__recovering *own)
 {
-    int ms = dp__os_ms_until(until_ns) / 8;
-    return ms < DP__MEET_LEAST_MS  ? DP__MEET_LEAST_MS
-           : ms < DP__MEET_MOST_MS ? ms
-                                   : DP__MEET_MOST_MS;
+    int ms = DP__MEET_LEAST_MS << (own->tries < 3 ? own->tries : 3);
+    own->tries++;
+    return ms < DP__MEET_MOST_MS ? ms : DP__MEET_MOST_MS;
 }
 
 static dp_status dp__recover_once(dp__recovering *own)
@@ -180,7 +180,7 @@ static dp_status dp__recover_once(dp__recovering *own)
     own->over = status != DP_OK;
     DP_TRY(status);
     dp__failure_clear(ctx);
-    status = dp__world_return(ctx, &tally, dp__meet_again_ms(own->until_ns));
+    status = dp__world_return(ctx, &tally, dp__meet_again_ms(own));
     if (status != DP_OK)
         (void)dp__job_failed(ctx, status, dp_last_error());
     return status;
@@ -207,7 +207,7 @@ static dp_status dp__recover(dp__recovering *own)
 {
     dp_ctx *ctx = own->ctx;
     dp_status status;
-    int tries = ctx->roll->count + DP__RECOVER_TRIES;
+    int most = ctx->roll->count + DP__RECOVER_TRIES;
     do {
         status = dp__recover_once(own);
         if (status == DP_OK) {
@@ -218,7 +218,8 @@ static dp_status dp__recover(dp__recovering *own)
             dp__recovering_of(own);
             status = dp__leave(own->fn, ctx, dp__wrappers_return(ctx));
         }
-    } while (status != DP_OK && !own->over && --tries > 0 && dp__os_ms_until(own->until_ns) > 0);
+    } while (status != DP_OK && !own->over && own->tries < most &&
+             dp__os_ms_until(own->until_ns) > 0);
     if (status != DP_OK) {
         dp__world_end(ctx, own->old);
         ctx->job = own->old;

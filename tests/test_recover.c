@@ -844,11 +844,11 @@ static dp_status trainer_share(trainer *t, bool came_back)
     return DP_OK;
 }
 
-static dp_status trainer_return(trainer *t, const dp_loader_info *at)
+static dp_status trainer_return(trainer *t, const dp_loader_info *at, bool came_back)
 {
     DP_TRY(dp_recover(t->ctx));
     DP_TRY(dp_loader_seek(t->loader, at->epoch, at->number));
-    return trainer_share(t, false);
+    return trainer_share(t, came_back);
 }
 
 /* Each sample counts once: every element is minus their sum. */
@@ -864,13 +864,13 @@ static void trainer_check(trainer *t)
 static bool comes_back; /* this process, when others train */
 static bool admits;     /* all, before each step */
 
-static dp_status train_once(trainer *t, dp_loader_info *at, bool *out_end)
+static dp_status train_once(trainer *t, dp_loader_info *at, bool came_back, bool *out_end)
 {
-    bool came = false;
-    if (admits)
+    bool came = came_back;
+    if (admits && !came_back)
         DP_TRY(dp_admit(t->ctx, &came));
     if (came)
-        DP_TRY(trainer_share(t, false));
+        DP_TRY(trainer_share(t, came_back));
     CHECK_OK(dp_loader_info_get(t->loader, at));
     dp_scope *scope = dp_scope_begin(t->ctx);
     dp_status status = trainer_step(t, scope, out_end);
@@ -888,11 +888,11 @@ static void train(void)
     while (at.epoch < EPOCHS) {
         bool end = false;
         CHECK_OK(dp_loader_info_get(t.loader, &at));
-        dp_status status = fresh ? trainer_share(&t, true) : train_once(&t, &at, &end);
+        dp_status status = train_once(&t, &at, fresh, &end);
         while (status != DP_OK) {
             if (++tries == 50 || !dp_failure(t.ctx, NULL))
                 CHECK_OK(status);
-            status = trainer_return(&t, &at);
+            status = trainer_return(&t, &at, fresh);
         }
         fresh = false;
         if (end && ++at.epoch == EPOCHS)
@@ -979,4 +979,104 @@ TEST_SLOW(deaths_at_random_moments, 120)
     seed = test_seed();
     for (int i = 0; i < 12; i++)
         random_deaths(2 + (int)(test_random(&seed) % 4));
+}
+
+/* ---- who come and go ------------------------------------------------------------------------- */
+
+static struct {
+    atomic_bool stop;
+    atomic_int counts[MOST]; /* processes that each sees in the job; 0: not yet */
+} * seen;
+
+/* How far all are is what they have to keep. */
+static dp_status share_steps(dp_ctx *ctx, int64_t *steps, bool came_back)
+{
+    dp_value all;
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_status status = dp_checkpoint_share(ctx, scope, came_back ? -1 : *steps,
+                                           DP_DICT(scope, {"steps", dp_int(*steps)}), &all);
+    if (status == DP_OK)
+        *steps = dp_get(all, "steps").as.i;
+    dp_scope_end(scope);
+    return status;
+}
+
+static dp_status one_step(dp_ctx *ctx, int64_t *steps, bool came_back)
+{
+    bool came = came_back;
+    if (!came_back)
+        DP_TRY(dp_admit(ctx, &came));
+    if (came)
+        DP_TRY(share_steps(ctx, steps, came_back));
+    int64_t least = *steps;
+    DP_TRY(dp_all_reduce_i64(ctx, &least, 1, DP_OP_MIN));
+    CHECK_INT(least, *steps);
+    ++*steps;
+    return DP_OK;
+}
+
+static void come_and_go(void)
+{
+    int64_t steps = 0;
+    bool fresh = comes_back;
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    while (!atomic_load(&seen->stop)) {
+        dp_status status = one_step(ctx, &steps, fresh);
+        while (status != DP_OK) {
+            if (!dp_failure(ctx, NULL))
+                CHECK_OK(status);
+            CHECK_OK(dp_recover(ctx));
+            status = share_steps(ctx, &steps, fresh);
+        }
+        fresh = false;
+        atomic_store(&seen->counts[me], info_of(ctx).process_count);
+    }
+    _exit(EXIT_SUCCESS); /* the others may have left */
+}
+
+static void come_and_go_again(void)
+{
+    set("DP_REJOIN", "1");
+    comes_back = true;
+    come_and_go();
+}
+
+static void wait_for_all_of_them(void)
+{
+    for (int p = 0; p < world; p++)
+        while (atomic_load(&seen->counts[p]) != world)
+            rest(1);
+}
+
+TEST_SLOW(they_come_and_go, 120)
+{
+    enum { ROUNDS = 8 };
+    seed = test_seed();
+    seen = mmap(NULL, sizeof *seen, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(seen != MAP_FAILED);
+    start_world(3 + (int)(test_random(&seed) % 3), come_and_go);
+    for (int round = 0; round < ROUNDS; round++) {
+        bool dead[MOST] = {false};
+        wait_for_all_of_them();
+        for (int deaths = 1 + (int)(test_random(&seed) % (uint64_t)(world - 1)); deaths > 0;
+             deaths--)
+            dead[test_random(&seed) % (uint64_t)world] = true;
+        for (int p = 0; p < world; p++)
+            if (dead[p]) {
+                CHECK_INT(kill(pids[p], SIGKILL), 0);
+                CHECK_INT(waitpid(pids[p], NULL, 0), pids[p]);
+            }
+        rest((int)(test_random(&seed) % 20));
+        for (int p = 0; p < world; p++)
+            atomic_store(&seen->counts[p], 0);
+        for (int p = 0; p < world; p++)
+            if (dead[p])
+                pids[p] = start(p, come_and_go_again);
+    }
+    wait_for_all_of_them();
+    atomic_store(&seen->stop, true);
+    for (int p = 0; p < world; p++) {
+        (void)kill(pids[p], SIGKILL); /* one may wait for others that have seen it */
+        CHECK_INT(waitpid(pids[p], NULL, 0), pids[p]);
+    }
 }
