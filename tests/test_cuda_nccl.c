@@ -1122,6 +1122,7 @@ static void one_is_stopped(meeting *m)
     dp_ctx *ctx = open_for(m, TIMEOUT_MS);
     for (int i = 0; i < 3; i++)
         CHECK_OK(sum_of(ctx, COUNT));
+    wait_for_all(m);
     if (m->process == 1)
         raise(SIGSTOP);
     check_ends(ctx, once, "did not come within 2000 ms", LATE_MS);
@@ -1136,6 +1137,7 @@ static void one_closes(meeting *m)
 {
     dp_ctx *ctx = open_for(m, 30000);
     CHECK_OK(sum_of(ctx, COUNT));
+    wait_for_all(m);
     if (m->process == 1)
         dp_close(ctx);
     else
