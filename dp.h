@@ -116,8 +116,7 @@
    they are kept in $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h; $DP_PEERS = off: GPUs of a process copy
    through the host; $DP_TRACE = a file: see >>timeline; $DP_NCCL: see dp_nccl.h; $DP_LAUNCH,
    $DP_ADDR, $DP_PORTS, $DP_INTERFACE, $DP_SECRET and $DP_TIMEOUT: see >>launch; $DP_REJOIN: see
-   >>recovery; $DP_TOPOLOGY = a
-   folder in place of the system's /sys/devices/system/node, for tests.
+   >>recovery; $DP_TOPOLOGY = a folder in place of the system's /sys/devices/system/node, for tests.
 
    OWNERSHIP
    What you pass in stays yours. What a function returns belongs to the scope you passed, or to the
@@ -611,7 +610,7 @@ typedef struct dp_info {
     int machine, machine_count; /* machines are numbered in the order of their first processes */
     int node_count;      /* nodes that threads of its devices are bound to; 0: none is bound */
     const char *binding; /* "nodes", or why no thread is bound */
-    int recoveries;      /* how often dp_recover has made this job anew */
+    int recoveries;      /* how often the job was made anew: see >>recovery */
 } dp_info;
 
 /* NODES (NUMA): a core is slower with memory of another node, and memory lies near the core that
@@ -802,7 +801,7 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    log functions stay. Processes are numbered anew, without gaps, in the order that they had, and so
    are ranks; dp_info.recoveries counts. A wrapper reduces over the ranks that are left, its
    gradients are zero, and its buckets are those of a new wrapper. What was under way is void:
-   passes, open edits, messages. Parameters stay as they are in each process. One process may have
+   passes and messages. Parameters stay as they are in each process. One process may have
    made the last step while another one had not heard of its end; no two are further apart than
    that.
 
@@ -819,11 +818,11 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    shards.
 
    A process that was started again comes back, in the place of the one that has died: with the
-   environment of that one and $DP_REJOIN = 1, as dprun --respawn does, its dp_open waits until the
-   others call dp_admit. What follows is as after dp_recover: it makes the wrappers that the others
-   have, in the same order (by dp_distributed), before anything else that is collective; then all
-   share what the furthest process has, and it goes on where the others return from dp_admit.
-   Between machines DP_REJOIN is UNSUPPORTED.                                                     */
+   environment of that one and $DP_REJOIN = 1, as dprun --respawn does, its first dp_open waits
+   until the others call dp_admit. What follows is as after dp_recover: it makes the wrappers that
+   the others have, in the same order (by dp_distributed), before anything else that is collective;
+   then all share what the furthest process has, and it goes on where the others return from
+   dp_admit. Between machines DP_REJOIN is UNSUPPORTED.                                           */
 
 /* All that are left call this. An error: the job stays failed, and only dp_close is left, or
    another try. STATE: the job has not failed. [host] */

@@ -2406,9 +2406,9 @@ DP__COLD static dp_status dp__find_neighbours(const dp_bootstrap *boot, const dp
    A leader may die while it says who is left. What some have heard by then may have become the job,
    or not: whoever leads next needs to be more than half of that, too.
 
-   Inside a machine process 0 has a door, too, a name that follows from what the launcher has said.
-   There a process that was started again, in the place of one that has died, waits until the others
-   let it in: then the leader gives it a part in the next job.                                    */
+   Where the processes have met inside a machine, process 0 also listens at a name that follows from
+   what the launcher has said: the door. A process that was started again, in the place of one that
+   has died, waits there until the others let it in: then the leader offers it a part, too.       */
 
 enum {
     DP__ROLL_MAGIC = 0x3170726c,
@@ -2432,6 +2432,11 @@ typedef struct dp__roster { /* who the job is, and who it is to be */
 
 typedef enum dp__fate { DP__AWAITED, DP__CAME, DP__DIED, DP__UNREACHED } dp__fate;
 
+typedef struct dp__guest {
+    int fd; /* -1: there is none */
+    uint64_t port;
+} dp__guest;
+
 struct dp__roll {
     dp__launch launch;
     int own, count; /* seats: processes are numbered as they were at first */
@@ -2441,7 +2446,7 @@ struct dp__roll {
     dp__roster job, heard; /* what this process knows; and what those that have come know */
     dp__fate *fates;
     int *probes;                     /* connections to those that have not come; -1: none */
-    int *guests;                     /* to those that wait at the door; likewise */
+    struct dp__guest *guests;        /* by seat: those that wait at the door */
     char place[DP__PLACE_BYTES + 8]; /* of the door; "": there is none */
     dp__key door_key;
     int door;          /* process 0 listens there; else -1 */
@@ -2450,6 +2455,12 @@ struct dp__roll {
     struct dp__job *before; /* the jobs that were: their memory may be in use */
 };
 
+static void dp__guest_drop(dp__guest *guest)
+{
+    dp__os_close(guest->fd);
+    guest->fd = -1;
+}
+
 static void dp__roll_unlisten(dp__roll *roll)
 {
     if (roll == NULL)
@@ -2457,24 +2468,20 @@ static void dp__roll_unlisten(dp__roll *roll)
     dp__os_close(roll->listener);
     dp__os_close(roll->door);
     roll->listener = roll->door = -1;
-    for (int s = 0; s < roll->count; s++) {
-        dp__os_close(roll->guests[s]);
-        roll->guests[s] = -1;
-    }
+    for (int s = 0; s < roll->count; s++)
+        dp__guest_drop(&roll->guests[s]);
 }
 
 static void dp__door_close(dp__roll *roll)
 {
-    dp__os_address at = dp__os_local(roll->place);
     if (roll->door < 0)
         return;
+    dp__os_address at = dp__os_local(roll->place);
     dp__os_forget(&at);
     dp__os_close(roll->door);
     roll->door = -1;
-    for (int s = 0; s < roll->count; s++) {
-        dp__os_close(roll->guests[s]);
-        roll->guests[s] = -1;
-    }
+    for (int s = 0; s < roll->count; s++)
+        dp__guest_drop(&roll->guests[s]);
 }
 
 /* `own`: not in a child of fork, which has copies. */
@@ -2492,8 +2499,8 @@ static void dp__roll_close(dp__roll *roll, bool own)
 static dp__roll *dp__roll_make(const dp__launch *launch, int own, int count)
 {
     size_t seats = (size_t)count;
-    size_t bytes = sizeof(dp__roll) +
-                   seats * (sizeof(dp__seat) + sizeof(dp__fate) + 2 * sizeof(int) + 2);
+    size_t bytes = sizeof(dp__roll) + seats * (sizeof(dp__seat) + sizeof(dp__guest) +
+                                               sizeof(dp__fate) + sizeof(int) + 2);
     dp__roll *roll = dp__os_alloc(bytes, _Alignof(max_align_t), NULL);
     if (roll == NULL)
         return NULL;
@@ -2506,14 +2513,14 @@ static dp__roll *dp__roll_make(const dp__launch *launch, int own, int count)
     roll->door_key = launch->key;
     roll->listener = roll->door = -1;
     roll->seats = (dp__seat *)(roll + 1);
-    roll->fates = (dp__fate *)(roll->seats + count);
+    roll->guests = (dp__guest *)(roll->seats + count);
+    roll->fates = (dp__fate *)(roll->guests + count);
     roll->probes = (int *)(roll->fates + count);
-    roll->guests = roll->probes + count;
-    roll->job.seats = (unsigned char *)(roll->guests + count);
+    roll->job.seats = (unsigned char *)(roll->probes + count);
     roll->heard.seats = roll->job.seats + count;
     memset(roll->job.seats, DP__MEMBER, seats);
     for (int s = 0; s < count; s++)
-        roll->guests[s] = -1;
+        roll->guests[s].fd = -1;
     return roll;
 }
 
@@ -2616,10 +2623,11 @@ typedef struct dp__tally { /* of the leader: who is left; or why this process is
     dp__key key;
     char text[DP__SAID_BYTES];
 } dp__tally;
+_Static_assert(sizeof(dp__tally) == 48 + DP__SAID_BYTES, "what travels has no gaps");
 
 typedef struct dp__calling {
     dp__roll *roll;
-    const dp__job *job; /* whose board says who has left in good order */
+    const dp__job *job; /* whose board says who has gone on */
     dp__server server;
     uint64_t begun_ns, until_ns;
     dp__tally tally;
@@ -2760,7 +2768,7 @@ static bool dp__has_majority(const dp__roll *roll, unsigned char mark)
     return 2 * came > alive || (2 * came == alive && first >= 0 && roll->fates[first] == DP__CAME);
 }
 
-/* "processes 3 and 4 of 5" */
+/* The first of those that are missing stands for them. */
 static dp_status dp__no_majority(const dp__roll *roll)
 {
     int came = 0, missing = 0, one = -1;
@@ -2791,7 +2799,10 @@ static dp_status dp__tally_make(dp__calling *calling)
     uint64_t machine = roll->seats[roll->own].machine;
     for (int s = 0; s < roll->count; s++) {
         bool member = (roll->heard.seats[s] & DP__MEMBER) != 0;
-        bool joins = member ? roll->fates[s] == DP__CAME : roll->guests[s] >= 0;
+        bool comes = !member && roll->guests[s].fd >= 0;
+        bool joins = comes || (member && roll->fates[s] == DP__CAME);
+        if (comes)
+            roll->seats[s].port = roll->guests[s].port;
         roll->job.seats[s] =
             (unsigned char)((roll->job.seats[s] & DP__MEMBER) | (joins ? DP__OFFERED : 0));
         tally->far = tally->far || (joins && roll->seats[s].machine != machine);
@@ -2828,9 +2839,10 @@ static void dp__tally_send(const dp__calling *calling, dp_status status)
         dp__tally_send_to(calling, calling->server.peers[i].fd, (roll->own + i + 1) % roll->count,
                           status);
     for (int s = 0; s < roll->count && status == DP_OK; s++) {
-        dp__tally_send_to(calling, roll->guests[s], s, status);
-        dp__os_close(roll->guests[s]);
-        roll->guests[s] = -1;
+        if ((roll->heard.seats[s] & DP__MEMBER) != 0)
+            continue; /* another one has its seat, which may be free another time */
+        dp__tally_send_to(calling, roll->guests[s].fd, s, status);
+        dp__guest_drop(&roll->guests[s]);
     }
 }
 
@@ -3024,9 +3036,8 @@ static void dp__guest_greet(dp__roll *roll, int fd)
         dp__os_close(fd);
         return;
     }
-    dp__os_close(roll->guests[seat]);
-    roll->guests[seat] = fd;
-    roll->seats[seat].port = request.listens;
+    dp__guest_drop(&roll->guests[seat]);
+    roll->guests[seat] = (dp__guest){fd, request.listens};
 }
 
 /* Without waiting: whether somebody is there who can be let in. */
@@ -3040,11 +3051,10 @@ static bool dp__door_look(dp__roll *roll)
             dp__guest_greet(roll, fd);
     }
     for (int s = 0; s < roll->count; s++) {
-        if (roll->guests[s] >= 0 && dp__os_receive(roll->guests[s], &none, 1) < 0) {
-            dp__os_close(roll->guests[s]);
-            roll->guests[s] = -1;
-        }
-        some = some || (roll->guests[s] >= 0 && !dp__is_member(roll, s));
+        dp__guest *guest = &roll->guests[s];
+        if (guest->fd >= 0 && dp__os_receive(guest->fd, &none, 1) < 0)
+            dp__guest_drop(guest);
+        some = some || (guest->fd >= 0 && !dp__is_member(roll, s));
     }
     return some;
 }

@@ -449,6 +449,8 @@ static dp_status dp__open_guest_met(dp_config *config, dp__roll *roll, const dp_
     return DP_OK;
 }
 
+static atomic_bool dp__guest_came; /* contexts that this process opens later are met by all */
+
 /* $DP_REJOIN: the others run already, and this process takes the place of one that has died. */
 static dp_status dp__open_guest(dp_config *config, dp_ctx **out)
 {
@@ -474,6 +476,8 @@ static dp_status dp__open_guest(dp_config *config, dp_ctx **out)
         status = dp__open_guest_met(config, roll, &tally, timeout_ms, out);
     if (status != DP_OK)
         dp__roll_close(roll, true);
+    else
+        atomic_store(&dp__guest_came, true);
     return status;
 }
 
@@ -484,7 +488,7 @@ static dp_status dp__open_joined(const dp_config *config, dp_ctx **out)
     dp__launch launch;
     dp__tree *tree;
     dp__mpi_line *line;
-    if (dp__os_env("DP_REJOIN") != NULL && !config->local_only &&
+    if (dp__os_env("DP_REJOIN") != NULL && !atomic_load(&dp__guest_came) && !config->local_only &&
         config->bootstrap.all_gather == NULL)
         return dp__open_guest(&joined, out);
     DP_TRY(dp__join(&joined, &launch, &tree, &line));

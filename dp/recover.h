@@ -195,11 +195,11 @@ static void dp__recovering_of(dp__recovering *own)
 }
 
 /* Every wrapper, in the order in which they were made. */
-static dp_status dp__wrappers_return(dp_ctx *ctx)
+static dp_status dp__wrappers_return(const char *fn, dp_ctx *ctx)
 {
     ctx->reducers = 0;
     for (dp_module *module = ctx->over_ranks; module != NULL; module = module->next_over_ranks)
-        DP_TRY(dp__distributed_return("dp_recover", module));
+        DP_TRY(dp__distributed_return(fn, module));
     return DP_OK;
 }
 
@@ -216,7 +216,7 @@ static dp_status dp__recover(dp__recovering *own)
             ctx->info.recoveries++;
             dp__job_retire(ctx, own->old, &own->heap);
             dp__recovering_of(own);
-            status = dp__leave(own->fn, ctx, dp__wrappers_return(ctx));
+            status = dp__leave(own->fn, ctx, dp__wrappers_return(own->fn, ctx));
         }
     } while (status != DP_OK && !own->over && own->tries < most &&
              dp__os_ms_until(own->until_ns) > 0);

@@ -959,11 +959,17 @@ static dp_status dp__check_reducer_open(const char *fn, const dp_reducer *reduce
     return dp__check_open(fn, reducer->ctx);
 }
 
+/* False: dp_recover has made another job since, and it is void. */
+static bool dp__is_of_job(const dp_reducer *reducer)
+{
+    return reducer->recoveries == reducer->ctx->info.recoveries;
+}
+
 static dp_status dp__check_reducer(const char *fn, const dp_reducer *reducer)
 {
     DP_TRY(dp__check_reducer_open(fn, reducer));
     DP_TRY(dp__check_ctx(fn, reducer->ctx));
-    if (reducer->recoveries != reducer->ctx->info.recoveries)
+    if (!dp__is_of_job(reducer))
         return dp_error(DP_ERR_STATE, "%s: '%s' was made before dp_recover: make it anew", fn,
                         reducer->name);
     return DP_OK;
@@ -1663,7 +1669,7 @@ DP_API dp_status dp_reducer_destroy(dp_reducer *reducer)
     DP_TRY(dp__check_reducer_open(__func__, reducer));
     dp_ctx *ctx = reducer->ctx;
     DP_TRY(dp__check_alone(__func__, ctx));
-    if (reducer->open && !dp__has_failed(ctx))
+    if (reducer->open && !dp__has_failed(ctx) && dp__is_of_job(reducer))
         return dp_error(DP_ERR_STATE, "%s: a pass of '%s' is open: call dp_reducer_finish first",
                         __func__, reducer->name);
     reducer->magic = 0;

@@ -518,6 +518,7 @@ static void objects(void)
     dp_pass *pass;
     dp_value data = DP_DICT(scope, {"x", dp_array(scope, &x, DP_F32, DP_SHAPE(1))}), out;
     CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), data, NULL, &out, &pass));
+    CHECK_OK(dp_reducer_begin(reducer, NULL)); /* a pass is open when the job fails */
     meet(world);
     if (me == 1)
         kill_me();
@@ -901,6 +902,12 @@ static void train(void)
     }
     trainer_check(&t);
     dp_close(t.ctx);
+    if (!admits)
+        return;
+    set("DP_SECRET", "of the next one"); /* which who has come back opens like all */
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &t.ctx));
+    CHECK_INT(sum_of(t.ctx, me), world * (world - 1) / 2);
+    dp_close(t.ctx);
 }
 
 static int victims[MOST]; /* -1, or after how many backwards */
@@ -953,6 +960,51 @@ TEST_SLOW(who_was_started_again_comes_back, 90)
         one_comes_back(3, who, 5);
     one_comes_back(2, 0, 20);
     one_comes_back(2, 1, 1);
+}
+
+/* A process whose number is taken waits at the door. It is not let in, and those that look for the
+   one that has the number, when that has died, do not find it in its place. */
+static void imitate(void)
+{
+    dp_ctx *ctx;
+    set("DP_REJOIN", "1");
+    use_name();
+    CHECK_STATUS(
+        dp_open(&(dp_config){.device_count = 1, .recovers = true, .timeout_ms = 4 * TIMEOUT_MS},
+                &ctx),
+        DP_ERR_TIMEOUT); /* unless it is killed before */
+}
+
+static void one_is_imitated(void)
+{
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    meet(world);
+    for (int i = 0; i < 30; i++) { /* by then it is there */
+        bool came = true;
+        CHECK_OK(dp_admit(ctx, &came));
+        CHECK(!came);
+        rest(10);
+    }
+    for (int left = world; left > 1; left--) {
+        meet(left);
+        if (me == left - 1)
+            kill_me();
+        wait_for_failure(ctx);
+        double begun = now_ms();
+        CHECK_OK(dp_recover(ctx));
+        CHECK(now_ms() - begun < TIMEOUT_MS / 3); /* it waits for nobody */
+        check_place(ctx, me, left - 1, 1, world - left + 1);
+    }
+    dp_close(ctx);
+}
+
+TEST_SLOW(who_has_a_number_that_is_taken_waits, 60)
+{
+    start_world(3, one_is_imitated);
+    pid_t other = start(1, imitate);
+    CHECK_INT(end_world(), 2);
+    CHECK_INT(kill(other, SIGKILL), 0);
+    CHECK_INT(waitpid(other, NULL, 0), other);
 }
 
 /* ---- at random moments ----------------------------------------------------------------------- */
