@@ -730,18 +730,24 @@ typedef struct dp__save_image { /* what a file would hold */
     size_t count;
 } dp__save_image;
 
+/* Where there is room for header and tensors. */
+static dp_status dp__save_image_put(dp__save_writer *writer, char *to)
+{
+    memcpy(to, writer->header, writer->header_bytes);
+    writer->room = (size_t)writer->data_bytes;
+    writer->chunk = to + writer->header_bytes;
+    return dp__save_put_tensors(writer);
+}
+
 static dp_status dp__save_image_fill(dp__save_writer *writer, dp_scope *scope, dp__save_image *out)
 {
     DP_TRY(dp__save_leaves(writer));
     DP_TRY(dp__save_header_make(writer));
-    writer->room = (size_t)writer->data_bytes;
-    out->count = writer->header_bytes + writer->room;
+    out->count = writer->header_bytes + (size_t)writer->data_bytes;
     out->bytes = dp_scope_alloc(scope, out->count);
     if (out->bytes == NULL)
         return dp__no_memory();
-    memcpy(out->bytes, writer->header, writer->header_bytes);
-    writer->chunk = out->bytes + writer->header_bytes;
-    return dp__save_put_tensors(writer);
+    return dp__save_image_put(writer, out->bytes);
 }
 
 static dp_status dp__save_image_make(dp_ctx *ctx, dp_scope *scope, dp_value value,
@@ -1873,6 +1879,7 @@ DP_API dp_status dp_checkpoint_load(dp_ctx *ctx, dp_scope *scope, const char *pa
         dp_scope_end(own);
     return dp__os_named(__func__, path, status);
 }
+
 /* ==== >>sharing =================================================================================
    One process' value becomes that of all, through memory of the devices.                       */
 
@@ -2002,9 +2009,9 @@ struct dp_saver {
     dp_info info;                     /* as it was at the last call */
     bool writes;                      /* this is process 0, which alone has the rest */
     int64_t newest;                   /* number that was saved, or is kept; -1: none */
-    dp_scope *copied;                 /* has the bytes of all tensors */
-    char *data;
-    size_t data_room;
+    dp_scope *copied;                 /* has the image of a file */
+    dp__save_image image;
+    size_t image_room;
     dp_scope *temp, *guard; /* of the save in progress; the end of the guard waits for the thread */
     dp__save_writer writer;
     pthread_t thread;
@@ -2258,11 +2265,11 @@ static void dp__saver_note(dp_saver *saver, dp_status status)
 static dp_status dp__saver_write(dp_saver *saver)
 {
     dp__save_writer *writer = &saver->writer;
-    const size_t all = (size_t)writer->data_bytes;
-    DP_TRY(dp__os_part_open(&writer->part));
-    dp_status status = dp__os_part_write(&writer->part, writer->header, writer->header_bytes);
+    const size_t all = saver->image.count;
+    dp_status status = dp__os_part_open(&writer->part);
+    DP_TRY(status);
     for (size_t at = 0; at < all && status == DP_OK; at += DP__SAVE_CHUNK) {
-        writer->chunk = saver->data + at;
+        writer->chunk = saver->image.bytes + at;
         writer->filled = all - at < DP__SAVE_CHUNK ? all - at : DP__SAVE_CHUNK;
         status = dp__save_flush(writer);
     }
@@ -2279,15 +2286,16 @@ static void *dp__saver_main(void *user)
     return NULL;
 }
 
-static dp_status dp__saver_data(dp_saver *saver, size_t bytes)
+static dp_status dp__saver_room(dp_saver *saver, size_t bytes)
 {
-    if (saver->data != NULL && bytes <= saver->data_room)
+    saver->image.count = bytes;
+    if (saver->image.bytes != NULL && bytes <= saver->image_room)
         return DP_OK;
     dp_scope_end(saver->copied);
     saver->copied = dp_scope_child(saver->scope);
-    saver->data = dp_scope_alloc(saver->copied, bytes);
-    saver->data_room = bytes;
-    return saver->data != NULL ? DP_OK : dp__no_memory();
+    saver->image.bytes = dp_scope_alloc(saver->copied, bytes);
+    saver->image_room = bytes;
+    return saver->image.bytes != NULL ? DP_OK : dp__no_memory();
 }
 
 static dp_status dp__saver_copy(dp_saver *saver, int64_t number, dp_value value, dp_value log)
@@ -2301,10 +2309,8 @@ static dp_status dp__saver_copy(dp_saver *saver, int64_t number, dp_value value,
                                 .beat = dp__saver_beat,
                                 .user = saver};
     DP_TRY(dp__save_prepare(writer, path));
-    DP_TRY(dp__saver_data(saver, (size_t)writer->data_bytes));
-    writer->chunk = saver->data;
-    writer->room = (size_t)writer->data_bytes;
-    return dp__save_put_tensors(writer);
+    DP_TRY(dp__saver_room(saver, writer->header_bytes + (size_t)writer->data_bytes));
+    return dp__save_image_put(writer, saver->image.bytes);
 }
 
 static dp_status dp__saver_start(dp_saver *saver, int64_t number)
