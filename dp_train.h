@@ -2607,7 +2607,7 @@ static dp_status dp__train_counts_save(const dp__train_optimizer *optim, dp_scop
     return alike ? DP_OK : dp__made(dp_dict_make(scope, pairs, views->count), out);
 }
 
-static dp_status dp__train_optim_save(const dp__train_optimizer *optim, dp_scope *scope, bool copy,
+static dp_status dp__train_state_save(const dp__train_optimizer *optim, dp_scope *scope, bool copy,
                                       dp_value *out)
 {
     const dp__train_views *views = &optim->views;
@@ -2639,22 +2639,24 @@ static dp_status dp__train_optim_save(const dp__train_optimizer *optim, dp_scope
     return dp__made(dp_dict_make(scope, all, counts.kind == DP_NONE ? count - 1 : count), out);
 }
 
+static dp_status dp__train_optim_save(const char *fn, dp_optim *optim, dp_scope *scope, bool copy,
+                                      dp_value *out)
+{
+    DP_TRY(dp__train_optim_valid(fn, optim));
+    DP_TRY(dp__train_wants(fn, scope, out));
+    dp__train_optimizer *own = dp__train_optimizer_of(optim);
+    DP_TRY(dp__named(fn, dp__train_rejoin(own)));
+    return dp__named(fn, dp__train_state_save(own, scope, copy, out));
+}
+
 DP_API dp_status dp_optim_save(dp_optim *optim, dp_scope *scope, dp_value *out)
 {
-    DP_TRY(dp__train_optim_valid(__func__, optim));
-    DP_TRY(dp__train_wants(__func__, scope, out));
-    DP_TRY(dp__named(__func__, dp__train_rejoin(dp__train_optimizer_of(optim))));
-    return dp__named(__func__,
-                     dp__train_optim_save(dp__train_optimizer_of(optim), scope, true, out));
+    return dp__train_optim_save(__func__, optim, scope, true, out);
 }
 
 DP_API dp_status dp_optim_view(dp_optim *optim, dp_scope *scope, dp_value *out)
 {
-    DP_TRY(dp__train_optim_valid(__func__, optim));
-    DP_TRY(dp__train_wants(__func__, scope, out));
-    DP_TRY(dp__named(__func__, dp__train_rejoin(dp__train_optimizer_of(optim))));
-    return dp__named(__func__,
-                     dp__train_optim_save(dp__train_optimizer_of(optim), scope, false, out));
+    return dp__train_optim_save(__func__, optim, scope, false, out);
 }
 
 /* ---- brought back ---------------------------------------------------------------------------- */
