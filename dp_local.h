@@ -527,10 +527,11 @@ static dp_status dp__compressor_rejoin(dp_compressor *compressor)
     dp_info info;
     DP_TRY(dp_info_get(compressor->ctx, &info));
     dp__lock_enter(&compressor->lock);
-    dp__compress_state *state = compressor->states;
-    for (; state != NULL && info.recoveries != compressor->info.recoveries; state = state->next)
-        dp__compress_state_drop(state);
-    compressor->info = info;
+    if (info.recoveries != compressor->info.recoveries) {
+        for (dp__compress_state *state = compressor->states; state != NULL; state = state->next)
+            dp__compress_state_drop(state);
+        compressor->info = info;
+    }
     dp__lock_leave(&compressor->lock);
     return DP_OK;
 }
@@ -946,8 +947,6 @@ struct dp_local {
     dp_local_info told;
 };
 
-/* The module has the parameters it had. After a failure of the job it lists none; asking for one
-   tells why. */
 /* False: dp_recover has made another one since, in which its reducers are void. */
 static bool dp__local_is_of_job(const dp_local *local)
 {
@@ -955,6 +954,8 @@ static bool dp__local_is_of_job(const dp_local *local)
     return dp_info_get(local->ctx, &job) == DP_OK && job.recoveries == local->job.recoveries;
 }
 
+/* The module has the parameters it had. After a failure of the job it lists none; asking for one
+   tells why. */
 static dp_status dp__local_same(const dp_local *local)
 {
     dp_param_info first;
