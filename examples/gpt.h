@@ -323,4 +323,32 @@ static void gpt_update(gpt *g, float rate, size_t first, size_t count)
         g->params[0][i] -= rate * g->grads[0][i];
 }
 
+/* What parameters begin with: numbers from -0.1 to 0.1. */
+static void gpt_begin(float *block, const gpt_shape *shape)
+{
+    unsigned seed = 1;
+    for (size_t i = 0; i < gpt_param_count(shape); i++) {
+        seed = seed * 1664525u + 1013904223u;
+        block[i] = ((float)(seed >> 8) / (1 << 24) - 0.5f) * 0.2f;
+    }
+}
+
+/* Sums such as 3+5=8; in letters from 0 to 12, others for each number of a batch. */
+static inline void gpt_draw(unsigned number, int rows, int context, uint8_t *tokens,
+                            uint8_t *targets)
+{
+    unsigned seed = number * 2654435761u + 1;
+    for (int row = 0; row < rows; row++)
+        for (int t = 0, a = 0, b = 0; t < context; t++) {
+            if (t % 6 == 0) {
+                seed = seed * 1664525u + 1013904223u;
+                a = (int)(seed >> 24) % 5;
+                b = (int)(seed >> 16) % 5;
+            }
+            const int text[6] = {a, 10, b, 11, a + b, 12};
+            tokens[row * context + t] = (uint8_t)text[t % 6];
+            targets[row * context + (t + context - 1) % context] = (uint8_t)text[t % 6];
+        }
+}
+
 #endif /* GPT_H */

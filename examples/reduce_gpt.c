@@ -49,11 +49,7 @@ static float *block_create(void)
 static float *params_create(void)
 {
     float *params = block_create();
-    unsigned seed = 1;
-    for (size_t i = 0; i < gpt_param_count(&shape); i++) {
-        seed = seed * 1664525u + 1013904223u;
-        params[i] = ((float)(seed >> 8) / (float)(1 << 24) - 0.5f) * 0.2f;
-    }
+    gpt_begin(params, &shape);
     return params;
 }
 

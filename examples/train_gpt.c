@@ -30,21 +30,10 @@ static const float rate = 0.05f;
 
 static uint8_t tokens[ROWS * CONTEXT], targets[ROWS * CONTEXT];
 
-/* Sums such as 3+5=8; in letters from 0 to 12, drawn again for every step. */
+/* Drawn again for every step. */
 static void next_batch(int step)
 {
-    unsigned seed = (unsigned)step * 2654435761u + 1;
-    for (int row = 0; row < ROWS; row++)
-        for (int t = 0, a = 0, b = 0; t < CONTEXT; t++) {
-            if (t % 6 == 0) {
-                seed = seed * 1664525u + 1013904223u;
-                a = (int)(seed >> 24) % 5;
-                b = (int)(seed >> 16) % 5;
-            }
-            const int text[6] = {a, 10, b, 11, a + b, 12};
-            tokens[row * CONTEXT + t] = (uint8_t)text[t % 6];
-            targets[row * CONTEXT + (t + CONTEXT - 1) % CONTEXT] = (uint8_t)text[t % 6];
-        }
+    gpt_draw((unsigned)step, ROWS, CONTEXT, tokens, targets);
 }
 
 static float step_as_it_was(gpt *g)
@@ -218,12 +207,9 @@ static void show(const char *name, int step, double loss, int devices)
 
 static float *numbers(void)
 {
-    unsigned seed = 1;
     float *block = malloc(gpt_param_count(&shape) * sizeof *block);
-    for (size_t i = 0; block != NULL && i < gpt_param_count(&shape); i++) {
-        seed = seed * 1664525u + 1013904223u;
-        block[i] = ((float)(seed >> 8) / (1 << 24) - 0.5f) * 0.2f;
-    }
+    if (block != NULL)
+        gpt_begin(block, &shape);
     return block;
 }
 

@@ -22,21 +22,9 @@ typedef struct batch {
     uint8_t tokens[HELD_OUT * CONTEXT], targets[HELD_OUT * CONTEXT];
 } batch;
 
-/* Sums such as 3+5=8; in letters from 0 to 12. */
 static void draw(batch *b, unsigned number, int rows)
 {
-    unsigned seed = number * 2654435761u + 1;
-    for (int row = 0; row < rows; row++)
-        for (int t = 0, a = 0, c = 0; t < CONTEXT; t++) {
-            if (t % 6 == 0) {
-                seed = seed * 1664525u + 1013904223u;
-                a = (int)(seed >> 24) % 5;
-                c = (int)(seed >> 16) % 5;
-            }
-            const int text[6] = {a, 10, c, 11, a + c, 12};
-            b->tokens[row * CONTEXT + t] = (uint8_t)text[t % 6];
-            b->targets[row * CONTEXT + (t + CONTEXT - 1) % CONTEXT] = (uint8_t)text[t % 6];
-        }
+    gpt_draw(number, rows, CONTEXT, b->tokens, b->targets);
 }
 
 /* ---- the model ------------------------------------------------------------------------------- */
@@ -106,12 +94,9 @@ static dp_module *create_module(dp_ctx *ctx, float *block)
 
 static float *numbers(void)
 {
-    unsigned seed = 1;
     float *block = malloc(gpt_param_count(&shape) * sizeof *block);
-    for (size_t i = 0; block != NULL && i < gpt_param_count(&shape); i++) {
-        seed = seed * 1664525u + 1013904223u;
-        block[i] = ((float)(seed >> 8) / (1 << 24) - 0.5f) * 0.2f;
-    }
+    if (block != NULL)
+        gpt_begin(block, &shape);
     return block;
 }
 
