@@ -1,4 +1,5 @@
-/* methods.h - methods and functions for tests that need some, and not what they do. */
+/* methods.h - methods and functions for tests that need some, and not what they do; and a module
+   that has no others. */
 
 #ifndef METHODS_H
 #define METHODS_H
@@ -16,6 +17,29 @@ static inline dp_status no_gradient(dp_call *call)
 {
     (void)call;
     return DP_OK;
+}
+
+/* "net", which has these parameters, and one more in its child "inner". */
+static inline dp_module *net_with_child(dp_ctx *ctx, int rank, const dp_param_config *own,
+                                        size_t count, const dp_param_config *inner)
+{
+    static const dp_method methods[] = {{"forward", give_none}, {"backward", give_none}};
+    dp_module *child = NULL, *net = NULL;
+    CHECK_OK(dp_module_create(
+        ctx,
+        &(dp_module_config){.name = "inner", .params = inner, .param_count = 1, .local_rank = rank},
+        &child));
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "net",
+                                                  .methods = methods,
+                                                  .method_count = 2,
+                                                  .params = own,
+                                                  .param_count = count,
+                                                  .children = &child,
+                                                  .child_count = 1,
+                                                  .local_rank = rank},
+                              &net));
+    return net;
 }
 
 /* Of dp_run. */

@@ -4,8 +4,11 @@
 #define PROCESS_H
 
 #include <dirent.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 #include "test.h"
 
 /* How many names in a folder begin so, but for "." and "..". */
@@ -33,6 +36,23 @@ static inline int count_threads(void)
 static inline void rest(int ms)
 {
     nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+/* Runs `body` in a process until there is such a file, and up to `most_ns` longer; then kills it. */
+static inline void kill_beside(void (*body)(void), const char *file, uint64_t *state,
+                               unsigned most_ns)
+{
+    int status = 0;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0)
+        body();
+    while (access(file, F_OK) != 0)
+        rest(1);
+    nanosleep(&(struct timespec){.tv_nsec = (long)(test_random(state) % most_ns)}, NULL);
+    CHECK_INT(kill(child, SIGKILL), 0);
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK(WIFSIGNALED(status));
 }
 
 static inline double now_ms(void)

@@ -18,25 +18,8 @@ static dp_module *net_of(dp_ctx *ctx, dp_dtype dtype, int rank)
         {.name = "mean", .ndim = 1, .shape = {FIXED}, .buffer = true},
         {.name = "count", .dtype = DP_I64, .ndim = 1, .shape = {2}, .buffer = true},
         {.name = "none", .ndim = 2, .shape = {0, 3}}};
-    static const dp_method methods[] = {{"forward", give_none}, {"backward", give_none}};
     const dp_param_config inner = {.name = "a", .dtype = dtype, .ndim = 1, .shape = {A}};
-    dp_module *child = NULL, *net = NULL;
-    CHECK_OK(dp_module_create(
-        ctx,
-        &(dp_module_config){
-            .name = "inner", .params = &inner, .param_count = 1, .local_rank = rank},
-        &child));
-    CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "net",
-                                                  .methods = methods,
-                                                  .method_count = 2,
-                                                  .params = own,
-                                                  .param_count = 4,
-                                                  .children = &child,
-                                                  .child_count = 1,
-                                                  .local_rank = rank},
-                              &net));
-    return net;
+    return net_with_child(ctx, rank, own, 4, &inner);
 }
 
 static const char *const names[] = {"inner.a", "fixed", "mean", "count"};

@@ -750,18 +750,8 @@ TEST_SLOW(kill_9_leaves_whole_files, 30)
     uint64_t state = test_seed();
     enter_folder();
     for (int i = 0; i < 12; i++) {
-        int status = 0;
         dp_value got;
-        pid_t child = fork();
-        CHECK(child >= 0);
-        if (child == 0)
-            save_for_ever();
-        while (access("s3-loss=0", F_OK) != 0)
-            rest(1);
-        nanosleep(&(struct timespec){.tv_nsec = (long)(test_random(&state) % 9000000)}, NULL);
-        CHECK_INT(kill(child, SIGKILL), 0);
-        CHECK_INT(waitpid(child, &status, 0), child);
-        CHECK(WIFSIGNALED(status));
+        kill_beside(save_for_ever, "s3-loss=0", &state, 9000000);
         dp_scope *scope = dp_scope_begin(ctx);
         dp_saver *saver =
             saver_of(ctx, &(dp_saver_config){.path = "s*", .last = 2, .best_by = "loss"});

@@ -13,29 +13,12 @@ enum { A = 6, C = 11, ALL_OF = A + C, FIXED = 3, STEPS = 19 };
 
 static dp_module *net_of(dp_ctx *ctx, dp_dtype dtype, int rank)
 {
-    static const dp_method methods[] = {{"forward", give_none}, {"backward", give_none}};
     const dp_param_config own[] = {{.name = "a", .dtype = dtype, .ndim = 2, .shape = {2, A / 2}},
                                    {.name = "fixed", .ndim = 1, .shape = {FIXED}, .frozen = true},
                                    {.name = "mean", .ndim = 1, .shape = {FIXED}, .buffer = true},
                                    {.name = "none", .ndim = 2, .shape = {0, 3}}};
     const dp_param_config inner = {.name = "c", .dtype = dtype, .ndim = 1, .shape = {C}};
-    dp_module *child = NULL, *net = NULL;
-    CHECK_OK(dp_module_create(
-        ctx,
-        &(dp_module_config){
-            .name = "inner", .params = &inner, .param_count = 1, .local_rank = rank},
-        &child));
-    CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "net",
-                                                  .methods = methods,
-                                                  .method_count = 2,
-                                                  .params = own,
-                                                  .param_count = 4,
-                                                  .children = &child,
-                                                  .child_count = 1,
-                                                  .local_rank = rank},
-                              &net));
-    return net;
+    return net_with_child(ctx, rank, own, 4, &inner);
 }
 
 static void net_io(dp_module *net, const char *name, bool put, double *numbers)

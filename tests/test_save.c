@@ -925,18 +925,8 @@ TEST(kill_9_leaves_a_whole_file)
     uint64_t state = test_seed();
     enter_folder();
     for (int i = 0; i < 12; i++) {
-        int status = 0;
         dp_value got;
-        pid_t child = fork();
-        CHECK(child >= 0);
-        if (child == 0)
-            write_for_ever();
-        while (access("file", F_OK) != 0)
-            rest(1);
-        nanosleep(&(struct timespec){.tv_nsec = (long)(test_random(&state) % 5000000)}, NULL);
-        CHECK_INT(kill(child, SIGKILL), 0);
-        CHECK_INT(waitpid(child, &status, 0), child);
-        CHECK(WIFSIGNALED(status));
+        kill_beside(write_for_ever, "file", &state, 5000000);
         dp_scope *scope = dp_scope_begin(ctx);
         CHECK_OK(dp_file_read(ctx, scope, "file", &got));
         const float *x = dp_get(got, "x").as.t->data;
