@@ -2542,10 +2542,12 @@ static dp_status dp__saver_rejoin(dp_saver *saver)
     DP_TRY(dp_info_get(saver->ctx, &info));
     if (info.recoveries == saver->info.recoveries)
         return DP_OK;
-    if (saver->running)
-        dp__saver_end(saver);
     saver->info = info;
     saver->writes = info.process == 0;
+    if (saver->writes)
+        DP_TRY(dp__saver_await(saver));
+    else
+        dp__saver_end(saver);
     return dp__saver_newest(saver);
 }
 

@@ -38,7 +38,7 @@ static inline void rest(int ms)
     nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
 }
 
-/* Runs `body` in a process until there is such a file, and up to `most_ns` longer; then kills it. */
+/* Runs `body` in a process until there is such a file, and up to `most_ns` longer; kills it. */
 static inline void kill_beside(void (*body)(void), const char *file, uint64_t *state,
                                unsigned most_ns)
 {

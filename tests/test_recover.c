@@ -10,6 +10,7 @@
 #include "../dp_train.h"
 #include "folder.h"
 #include "process.h"
+#include "refusal.h"
 #include "world.h"
 #if defined(TEST_SIM)
 #include "../dp_cuda.h"
@@ -714,6 +715,60 @@ TEST_SLOW(another_process_goes_on_saving, 60)
     enter_folder();
     start_world(3, others_save);
     CHECK_INT(end_world(), 1);
+}
+
+static atomic_bool waits;
+
+static void rest_until_waited_for(void)
+{
+    while (!atomic_load(&waits))
+        rest(1);
+    rest(50);
+}
+
+/* Process 0 still writes when it comes back, and says so every 64 MiB. It comes to its wait in time
+   for that in one try of many. */
+static void write_all_the_while(void)
+{
+    static double row[1 << 17];
+    static char lines[4000];
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor rows = dp_wrap(row, DP_F64, DP_SHAPE(67, 1 << 17));
+    dp_saver *saver;
+    char want[40];
+    int before = 0;
+    rows.stride[0] = 0;
+    CHECK_OK(dp_saver_create(ctx, &(dp_saver_config){.path = "long"}, &saver));
+    if (me == 0)
+        refusal = (struct refusal){.call = "fsync", .at = 1, .hook = rest_until_waited_for};
+    CHECK_OK(dp_saver_save(saver, 1, DP_DICT(scope, {"rows", dp_of(scope, &rows)}), dp_none()));
+    meet(world);
+    if (me == 2)
+        kill_me();
+    wait_for_failure(ctx);
+    CHECK_OK(dp_recover(ctx));
+    CHECK_INT(sum_of(ctx, 1), 2);
+    dp_recent_collectives(ctx, lines, sizeof lines);
+    CHECK_INT(sscanf(lines, "collective %d", &before), 1);
+    atomic_store(&waits, true);
+    CHECK_OK(dp_saver_wait(saver));
+    dp_recent_collectives(ctx, lines, sizeof lines);
+    snprintf(want, sizeof want, "collective %d, broadcast of ", before + 2);
+    if (me == 1 && strstr(lines, want) != NULL)
+        put_file("told", "", 0);
+    dp_scope_end(scope);
+    dp_close(ctx);
+}
+
+TEST_SLOW(others_hear_of_a_write_that_goes_on, 90)
+{
+    enter_folder();
+    for (int i = 0; i < 50 && access("told", F_OK) != 0; i++) {
+        start_world(3, write_all_the_while);
+        CHECK_INT(end_world(), 1);
+    }
+    CHECK(access("told", F_OK) == 0);
 }
 
 #if !defined(TEST_SIM)
