@@ -1597,10 +1597,11 @@ DP_MUST_USE DP_API dp_status dp_params_changed(dp_module *module);
        DP_TRY(dp_edit_end(net, status));                                                        */
 DP_MUST_USE DP_API dp_status dp_edit_begin(dp_module *module, dp_status status);
 DP_MUST_USE DP_API dp_status dp_edit_end(dp_module *module, dp_status status);
-/* In an edit, by all processes: each writes only its ranks' shares of stretches (dp_stretch), and
-   process 0 the rest, in tensors that it has got in this edit already. No others are given out from
-   then on (STATE), up to the end of the edit, or the beginning of one inside. Machines exchange
-   these shares instead of whole parameters. Optimizers do it by themselves. */
+/* In an edit, by all processes, of a wrapper or of a tree that has it: each writes only its ranks'
+   shares of stretches (dp_stretch), and process 0 the rest, in tensors that it has got in this edit
+   already. No others are given out from then on (STATE), up to the end of the edit, or the
+   beginning of one inside. Machines exchange these shares instead of whole parameters. Optimizers
+   do it by themselves. */
 DP_MUST_USE DP_API dp_status dp_edit_shares(dp_module *module);
 /* Set all gradients of the tree to zero, as if no backward had run: they are unused and not void,
    and samples that waited for a reduction do not count in it. */

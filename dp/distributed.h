@@ -905,6 +905,12 @@ static dp__edited dp__edited_here(const char *fn, dp_module *module)
     return edited;
 }
 
+static dp__sharing *dp__edited_sharing(const dp__edited *edited, size_t param)
+{
+    const dp_module *module = edited->module;
+    return dp__root(module->slots[module->listed[param]])->sharing;
+}
+
 static bool *dp__edited_on(const dp__edited *edited, size_t param)
 {
     return edited->on + param * (size_t)edited->all->machine_count;
@@ -918,30 +924,46 @@ static int dp__edited_count(const dp__edited *edited, size_t param)
     return count;
 }
 
-/* Every process says what it has asked for, a bit each. */
+static bool dp__has_bit(const uint64_t *words, size_t i)
+{
+    return words[i / 64] >> i % 64 & 1;
+}
+
+/* Every process says what it has asked for, and of which parameters it has written shares, a bit
+   each. */
 static dp_status dp__edited_find(dp__edited *edited, dp_scope *temp)
 {
     const dp_module *module = edited->module;
     dp_ctx *ctx = module->ctx;
-    size_t count = module->listed_count, words = (count + 63) / 64;
+    size_t count = module->listed_count, words = (2 * count + 63) / 64;
     const dp_coll_call call = {.verb = DP_ALL_GATHER, .count = words, .dtype = DP_I64};
     uint64_t *own = dp__array(temp, words, sizeof *own);
     uint64_t *all = dp__array(temp, words * (size_t)ctx->info.rank_count, sizeof *all);
     edited->on = dp__array(temp, count * (size_t)edited->all->machine_count, sizeof(bool));
     if (own == NULL || all == NULL || edited->on == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu parameters", edited->fn, count);
-    for (size_t i = 0; i < count; i++)
-        own[i / 64] |= (uint64_t)dp__root(module->slots[module->listed[i]])->asked << i % 64;
+    for (size_t i = 0; i < count; i++) {
+        const dp__sharing *sharing = dp__edited_sharing(edited, i);
+        size_t behind = count + i;
+        bool asked = dp__root(module->slots[module->listed[i]])->asked;
+        own[i / 64] |= (uint64_t)asked << i % 64;
+        own[behind / 64] |= (uint64_t)(sharing != NULL && sharing->shares) << behind % 64;
+    }
     DP_TRY(dp__numbers(edited->fn, ctx, call, own, all));
-    for (int p = 0; p < ctx->info.process_count; p++)
-        for (size_t i = 0; i < count; i++)
-            if (all[(size_t)ctx->job->firsts[p] * words + i / 64] >> i % 64 & 1)
+    for (int p = 0; p < ctx->info.process_count; p++) {
+        const uint64_t *other = all + (size_t)ctx->job->firsts[p] * words;
+        for (size_t i = 0; i < count; i++) {
+            if (dp__has_bit(other, i))
                 dp__edited_on(edited, i)[edited->all->machine[p]] = true;
+            if (dp__has_bit(other, count + i))
+                dp__edited_sharing(edited, i)->shares = true;
+        }
+    }
     return DP_OK;
 }
 
 /* Eight bytes at a time; never negative. */
-static int64_t dp__hash_numbers(const dp_tensor *data)
+static int64_t dp__edited_hash(const dp_tensor *data)
 {
     const char *from = data->data;
     uint64_t hash = dp__hash_first, word;
@@ -973,7 +995,7 @@ static dp_status dp__edited_compare(dp__edited *edited, dp_scope *temp)
         hashes[i][0] = hashes[i][1] = INT64_MAX;
         if (!tells)
             continue;
-        hashes[i][0] = dp__hash_numbers(&dp__root(module->slots[module->listed[i]])->data);
+        hashes[i][0] = dp__edited_hash(&dp__root(module->slots[module->listed[i]])->data);
         hashes[i][1] = -hashes[i][0];
     }
     DP_TRY(dp__numbers(edited->fn, ctx, call, hashes, hashes));
@@ -1000,49 +1022,47 @@ static dp_status dp__params_send(dp__sending *sending, const dp__edited *edited)
     return dp__sending_end(sending);
 }
 
-static dp__sharing *dp__edited_sharing(const dp__edited *edited, size_t param)
-{
-    const dp_module *module = edited->module;
-    return dp__root(module->slots[module->listed[param]])->sharing;
-}
-
-/* Of each wrapper once, which has its stretches already. */
+/* Of each wrapper once. */
 static dp_status dp__edited_shares(const dp__edited *edited, dp__sending *sending)
 {
-    dp_status status = DP_OK;
-    for (size_t i = 0; i < edited->module->listed_count && status == DP_OK; i++) {
+    const dp_stretch *stretches;
+    size_t count;
+    for (size_t i = 0; i < edited->module->listed_count; i++) {
         dp__sharing *sharing = dp__edited_sharing(edited, i);
         if (sharing == NULL || !sharing->shares)
             continue;
         sharing->shares = false;
-        status = dp__shares_send(sending, sharing->wrapper);
+        DP_TRY(dp_module_stretches(sharing->wrapper, &stretches, &count));
+        DP_TRY(dp__enter(edited->fn, sending->ctx));
+        DP_TRY(dp__exit(edited->fn, sending->ctx, dp__shares_send(sending, sharing->wrapper)));
     }
-    return status;
+    return DP_OK;
 }
 
+/* A process that has failed may have asked for parameters of which others have written shares. These
+   have come everywhere before anybody sends the whole. */
+static dp_status dp__edited_params(dp__edited *edited, dp_scope *temp, dp__sending *sending)
+{
+    if (edited->shares)
+        DP_TRY(dp__all_or_none(edited->fn, sending->ctx, DP_OK));
+    DP_TRY(dp__edited_compare(edited, temp));
+    DP_TRY(dp__enter(edited->fn, sending->ctx));
+    return dp__exit(edited->fn, sending->ctx, dp__params_send(sending, edited));
+}
+
+/* Shares that nobody has written do not matter, unless somebody has written the whole. */
 static dp_status dp__edited_send(dp__edited *edited, dp_scope *temp)
 {
-    const dp_stretch *stretches;
-    size_t count;
     dp_module *module = edited->module;
     dp__sending sending;
-    for (size_t i = 0; i < module->listed_count; i++) {
-        dp__sharing *sharing = dp__edited_sharing(edited, i);
-        if (sharing != NULL)
-            DP_TRY(dp_module_stretches(sharing->wrapper, &stretches, &count));
-        if (sharing != NULL)
-            sharing->shares = edited->shares;
-    }
     DP_TRY(dp__sending_make(edited->fn, module->ctx, edited->all, temp, &sending));
+    for (size_t i = 0; i < module->listed_count && !edited->params; i++)
+        if (dp__edited_sharing(edited, i) != NULL)
+            dp__edited_sharing(edited, i)->shares = edited->shares;
     if (edited->params)
         DP_TRY(dp__edited_find(edited, temp));
-    if (edited->params)
-        DP_TRY(dp__edited_compare(edited, temp));
-    DP_TRY(dp__enter(edited->fn, module->ctx));
-    dp_status status = dp__edited_shares(edited, &sending);
-    if (status == DP_OK && edited->params)
-        status = dp__params_send(&sending, edited);
-    return dp__exit(edited->fn, module->ctx, status);
+    DP_TRY(dp__edited_shares(edited, &sending));
+    return edited->params ? dp__edited_params(edited, temp, &sending) : DP_OK;
 }
 
 /* Fails as the job does. */
@@ -1093,12 +1113,36 @@ static dp_status dp__edits_meet(const char *fn, dp_module *module, dp_status sta
 
 /* ---- the public edge ------------------------------------------------------------------------- */
 
+/* An edit of as many parameters as the module has, or more. */
 static dp_status dp__check_editing(const char *fn, const dp_module *module)
 {
-    if (dp__is_edited(module))
+    bool open = true;
+    dp__edits_count(module, -1);
+    for (size_t i = 0; i < module->listed_count; i++) {
+        const dp__sharing *sharing = dp__root(module->slots[module->listed[i]])->sharing;
+        open = open && (sharing == NULL || sharing->edits >= 0);
+    }
+    dp__edits_count(module, 1);
+    if (open)
         return DP_OK;
     return dp_error(DP_ERR_STATE, "%s: no edit of '%s' is open: dp_edit_begin first", fn,
                     module->name);
+}
+
+/* Stretches of what a wrapper wraps are not cut as those of the wrapper are. */
+static dp_status dp__check_stretched(const char *fn, const dp_module *module)
+{
+    const dp__sharing *last = NULL;
+    for (size_t i = 0; i < module->listed_count; i++) {
+        const dp__sharing *sharing = dp__root(module->slots[module->listed[i]])->sharing;
+        if (sharing != NULL && sharing != last && !dp__tree_holds(module, sharing->wrapper))
+            return dp_error(DP_ERR_INVALID,
+                            "%s: '%s' is in a wrapper that shares its parameters, '%s': give that "
+                            "one",
+                            fn, module->name, sharing->wrapper->name);
+        last = sharing;
+    }
+    return DP_OK;
 }
 
 /* What was written in an edit that is open already is known before one in it begins. */
@@ -1119,6 +1163,7 @@ DP_API dp_status dp_edit_shares(dp_module *module)
     if (!dp__shares(module))
         return DP_OK;
     DP_TRY(dp__check_editing(__func__, module));
+    DP_TRY(dp__check_stretched(__func__, module));
     for (size_t i = 0; i < module->listed_count; i++) {
         dp__param *root = dp__root(module->slots[module->listed[i]]);
         root->asked = false;

@@ -199,6 +199,8 @@ static void shares_by_hand(meeting *m)
     check_shares_by_hand(ctx);
     dp_module *par = par_of(ctx, DP_F32, false, true);
     CHECK_OK(dp_edit_begin(par, DP_OK)); /* one fails before it says what it writes */
+    if (m->process == 1)
+        CHECK_OK(put(par, 2, 6));
     dp_status own = m->process == 1 ? dp_error(DP_ERR_USER, "no step today") : dp_edit_shares(par);
     CHECK_ERROR(dp_edit_end(par, own), DP_ERR_USER, "no step today");
     CHECK_OK(dp_params_compare(par));
@@ -325,12 +327,10 @@ TEST(no_method_begins_an_edit)
     on_machines("ab", edits_in_methods);
 }
 
-/* Of a tree with two wrappers inside that share, and one that does not. */
-static void edits_of_trees(meeting *m)
+/* With two wrappers inside that share, and one that does not. */
+static dp_module *tree_of(dp_ctx *ctx, dp_module **nets, dp_module **children)
 {
-    dp_ctx *ctx = open_over_shm(m, 1, 0);
-    dp_module *nets[3], *children[3], *tree = NULL;
-    dp_tensor data;
+    dp_module *tree = NULL;
     for (int i = 0; i < 3; i++) {
         char name[8];
         snprintf(name, sizeof name, "net%d", i);
@@ -345,6 +345,14 @@ static void edits_of_trees(meeting *m)
                                                   .children = children,
                                                   .child_count = 3},
                               &tree));
+    return tree;
+}
+
+static void edits_of_trees(meeting *m)
+{
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    dp_module *nets[3], *children[3], *tree = tree_of(ctx, nets, children);
+    dp_tensor data;
     dp_optim *optim = optim_of(tree, &rules[1], (dp_optim_config){0});
     CHECK_OK(dp_edit_begin(tree, DP_OK));
     CHECK_OK(dp_edit_begin(children[2], DP_OK));
@@ -376,6 +384,42 @@ static void edits_of_trees(meeting *m)
     for (int i = 0; i < 3; i++)
         check_each(nets[i], (float)m->process);
     dp_close(ctx);
+}
+
+/* The edit of a wrapper is not one of the tree that it is in, nor of what it wraps. */
+static void edits_of_others(meeting *m)
+{
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    dp_module *nets[3], *children[3], *tree = tree_of(ctx, nets, children);
+    CHECK_OK(dp_edit_begin(children[0], DP_OK));
+    CHECK_ERROR(dp_edit_shares(tree), DP_ERR_STATE,
+                "dp_edit_shares: no edit of 'tree' is open: dp_edit_begin first");
+    CHECK_ERROR(dp_edit_end(tree, DP_OK), DP_ERR_STATE,
+                "dp_edit_end: no edit of 'tree' is open: dp_edit_begin first");
+    CHECK_ERROR(dp_edit_shares(nets[0]), DP_ERR_INVALID,
+                "dp_edit_shares: 'net' is in a wrapper that shares its parameters, 'net0': give "
+                "that one");
+    CHECK_OK(put(children[0], 0, 3));
+    CHECK_OK(dp_edit_end(children[0], DP_OK));
+    CHECK_OK(forward_and_backward(children[0], 1, false));
+
+    CHECK_OK(dp_edit_begin(tree, DP_OK)); /* shares of one are none of another */
+    for (size_t k = 0; k < 3 && m->process == 0; k++)
+        CHECK_OK(put(children[2], k, 7));
+    CHECK_OK(dp_edit_shares(children[0]));
+    CHECK_STATUS(put(children[0], 1, 8), DP_ERR_STATE);
+    CHECK_OK(dp_edit_end(tree, DP_OK));
+    check_each(children[2], 7);
+    CHECK_OK(dp_params_compare(children[0]));
+    CHECK_OK(dp_params_compare(children[2]));
+    dp_close(ctx);
+}
+
+TEST(edits_of_one_are_none_of_another)
+{
+    in_processes(2, edits_of_others);
+    on_machines("ab", edits_of_others);
+    on_machines("abb", edits_of_others);
 }
 
 TEST(trees_with_several_wrappers)
