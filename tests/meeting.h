@@ -441,7 +441,9 @@ static const end_case *end_want;
 static inline void one_ends(meeting *m)
 {
     expect_findings();
-    run_end(end_open(m), m->process, end_want);
+    dp_ctx *ctx = end_begin(end_open(m));
+    wait_for_all(m);
+    run_end(ctx, m->process, end_want);
     forget_findings();
 }
 

@@ -422,6 +422,7 @@ static void one_aborts(meeting *m)
 {
     dp_ctx *ctx = open_shm(m, 1);
     int64_t one = 5;
+    wait_for_all(m);
     if (m->process == 1)
         dp_abort(ctx, DP_ERR_ABORTED, "enough");
     dp_status status = dp_agree(ctx, m->process == 0 ? dp_error(DP_ERR_FILE, "paper") : DP_OK);

@@ -1185,6 +1185,7 @@ static void one_reads_what_was_given_up(meeting *m)
     dp_dev *dev = dp_local_stream(ctx, 0)->dev;
     dp_event *event = NULL;
     CHECK_OK(dev->ops->event_create(dev, &event));
+    wait_for_all(m);
     if (m->process == 1) {
         rest(500);
         raise(SIGKILL);
@@ -1255,6 +1256,7 @@ static void one_hears_of_an_error(meeting *m)
 {
     dp_ctx *ctx = open_for(m, 30000);
     CHECK_OK(sum_of(ctx, COUNT));
+    wait_for_all(m);
     if (m->process == 1) {
         rest(300);
         sim_nccl_fail(6, 0);
@@ -1279,6 +1281,7 @@ static void one_is_lost(meeting *m)
     CHECK_OK(sum_of(ctx, COUNT));
     vectors_make(ctx, &v, DP_F32, COUNT);
     CHECK_OK(dp_wait(ctx));
+    wait_for_all(m);
     if (m->process == 1)
         rest(700);
     double start = now_ms();
@@ -1331,6 +1334,7 @@ static void one_is_far_and_aborts(meeting *m)
     pthread_t thread;
     dp_ctx *ctx = open_far(m, 30000);
     CHECK_OK(sum_of(ctx, COUNT));
+    wait_for_all(m);
     double start = now_ms();
     if (m->process == 0) {
         CHECK_INT(pthread_create(&thread, NULL, abort_soon, ctx), 0);
@@ -1370,6 +1374,7 @@ static void one_is_far_and_ends(meeting *m)
 {
     dp_ctx *ctx = open_launched(m, 30000);
     CHECK_OK(sum_of(ctx, COUNT));
+    wait_for_all(m);
     if (m->process == 1) {
         rest(300);
         if (!on_purpose)
@@ -1426,6 +1431,7 @@ static void one_dies_and_nccl_says_so(meeting *m)
     pthread_t thread;
     dp_ctx *ctx = far_away ? open_launched(m, 30000) : open_for(m, 30000);
     CHECK_OK(sum_of(ctx, COUNT));
+    wait_for_all(m);
     if (m->process == 1) {
         rest(400);
         raise(SIGKILL);
@@ -1451,8 +1457,9 @@ static void aborting_hangs(meeting *m)
     const dp_device_ops *const gpus_only[] = {dp_cuda(), NULL};
     dp_ctx *ctx = open_for(m, 30000);
     CHECK_OK(sum_of(ctx, COUNT));
+    wait_for_all(m);
     if (m->process == 1) {
-        rest(300); /* the others may be in the first one still */
+        rest(300); /* the other waits already */
         sim_nccl_abort_hangs(true);
         dp_abort(ctx, DP_ERR_USER, "enough");
     } else {
@@ -1482,6 +1489,7 @@ static void some_go_on(meeting *m)
     static meeting fewer;
     dp_ctx *ctx = open_for(m, 30000);
     CHECK_OK(sum_of(ctx, COUNT));
+    wait_for_all(m);
     if (m->process == 2) {
         rest(300);
         raise(SIGKILL);

@@ -448,6 +448,7 @@ static void aborted(meeting *m)
 {
     dp_ctx *ctx = open_shm(m, 1), *half, *again;
     CHECK_OK(dp_open_group(ctx, m->process / 2, NULL, &half));
+    wait_for_all(m);
     if (m->process == 1)
         dp_abort(half, DP_ERR_ABORTED, "enough of this");
     if (m->process == 0) {

@@ -741,6 +741,7 @@ static void one_aborts(meeting *m)
 {
     dp_ctx *ctx = shm_open_with(m, 1, 30000);
     pthread_t thread;
+    wait_for_all(m);
     if (m->process == 1) {
         CHECK_INT(pthread_create(&thread, NULL, abort_soon, ctx), 0);
         CHECK_STATUS(go_on(ctx), DP_ERR_ABORTED);
@@ -756,6 +757,7 @@ static void one_aborts_alone(meeting *m)
 {
     dp_ctx *ctx = shm_open_with(m, 1, TIMEOUT_MS);
     CHECK_OK(sum_up(ctx, COUNT));
+    wait_for_all(m);
     if (m->process == 1)
         dp_abort(ctx, DP_ERR_DEVICE, "lost it");
     for (int i = 0; i < 1000 && dp_wait(ctx) == DP_OK; i++)
@@ -777,6 +779,7 @@ static void one_loses_its_device(meeting *m)
     dp_device_ops lost = *dp_cpu();
     dp_stream *stream = dp_local_stream(ctx, 0);
     CHECK_OK(sum_up(ctx, COUNT));
+    wait_for_all(m);
     if (m->process == 1) {
         lost.stream_sync = lost_sync;
         stream->dev->ops = &lost;

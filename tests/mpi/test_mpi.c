@@ -1305,7 +1305,9 @@ static void come_together(void)
 static void check_ends(void)
 {
     for (int i = 1; i < END_CASES; i++) {
-        long pid = run_end(open_by_mpi(1, END_TIMEOUT_MS), mpi_process, &end_cases[i]);
+        dp_ctx *ctx = end_begin(open_by_mpi(1, END_TIMEOUT_MS));
+        come_together();
+        long pid = run_end(ctx, mpi_process, &end_cases[i]);
         if (mpi_process == 0 && end_cases[i].cause == end_stop) {
             CHECK_INT(kill((pid_t)pid, SIGCONT), 0);
         }
@@ -1771,7 +1773,9 @@ MPI_TEST_UNDER(killed_process_is_named, 3, mpi_launch_to_go_on)
     } else {
         atexit(say_through);
     }
-    run_end(open_by_mpi(1, END_TIMEOUT_MS), mpi_process, &end_cases[0]);
+    dp_ctx *ctx = end_begin(open_by_mpi(1, END_TIMEOUT_MS));
+    come_together();
+    run_end(ctx, mpi_process, &end_cases[0]);
     exit(EXIT_SUCCESS);
 }
 
