@@ -588,14 +588,20 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
     allocator.free(ctx, sizeof *ctx, allocator.user);
 }
 
-/* OK if nothing of the context runs, here or in another thread; then it is entered, for good. */
-static dp_status dp__check_idle(const char *fn, dp_ctx *ctx)
+static dp_status dp__check_uncalled(const char *fn, const dp_ctx *ctx)
 {
     char text[160];
     const dp__frame *frame = dp__frame_of(ctx, false);
-    if (frame != NULL)
-        return dp_error(DP_ERR_STATE, "%s: the context is in use by %s, which called this", fn,
-                        dp__frame_text(frame, text, sizeof text));
+    return frame == NULL
+               ? DP_OK
+               : dp_error(DP_ERR_STATE, "%s: the context is in use by %s, which called this", fn,
+                          dp__frame_text(frame, text, sizeof text));
+}
+
+/* OK if nothing of the context runs, here or in another thread; then it is entered, for good. */
+static dp_status dp__check_idle(const char *fn, dp_ctx *ctx)
+{
+    DP_TRY(dp__check_uncalled(fn, ctx));
     DP_TRY(dp__enter(fn, ctx));
     int count = atomic_load_explicit(&ctx->inside, memory_order_relaxed);
     if (count == 0)

@@ -289,7 +289,12 @@ DP_API dp_status dp_admit(dp_ctx *ctx, bool *out_came)
     bool waits;
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_pointer(__func__, "out_came", out_came));
+    if (ctx->roll == NULL && ctx->config.recovers) { /* alone: nobody has a place to come back to */
+        *out_came = false;
+        return DP_OK;
+    }
     DP_TRY(dp__check_recovers(__func__, ctx));
+    DP_TRY(dp__check_uncalled(__func__, ctx));
     DP_TRY(dp__check_alone(__func__, ctx));
     if (ctx->lanes[DP__COURIER].riding != NULL)
         return dp_error(DP_ERR_STATE, "%s: a pass is open", __func__);

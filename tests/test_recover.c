@@ -297,6 +297,13 @@ TEST_SLOW(a_leader_that_dies_has_another_after_it, 60)
 
 /* ---- what is refused ------------------------------------------------------------------------- */
 
+static void admit_too_late(void *ctx)
+{
+    bool came;
+    CHECK_ERROR(dp_admit(ctx, &came), DP_ERR_STATE,
+                "dp_admit: the context is in use by a deferred function, which called this");
+}
+
 static void refused(void)
 {
     bool came = true;
@@ -331,6 +338,9 @@ static void refused(void)
     CHECK_ERROR(dp_recover(ctx), DP_ERR_STATE, "dp_recover: the job has not failed");
     CHECK_OK(dp_admit(ctx, &came));
     CHECK(!came);
+    dp_scope *scope = dp_scope_begin(ctx);
+    CHECK_OK(dp_scope_defer(scope, admit_too_late, ctx));
+    dp_scope_end(scope);
     dp_close(ctx);
 }
 
@@ -338,6 +348,23 @@ TEST(what_cannot_recover_says_why)
 {
     start_world(2, refused);
     CHECK_INT(end_world(), 0);
+}
+
+/* A program for many processes runs with one, too. */
+TEST(a_process_that_is_alone_has_nobody_to_let_in)
+{
+    bool came = true;
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1, .local_only = true, .recovers = true}, &ctx));
+    CHECK_OK(dp_admit(ctx, &came));
+    CHECK(!came);
+    CHECK_ERROR(dp_recover(ctx), DP_ERR_STATE, "or there was one process");
+    dp_close(ctx);
+    came = true;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1, .local_only = true}, &ctx));
+    CHECK_ERROR(dp_admit(ctx, &came), DP_ERR_STATE, "dp_admit: config.recovers was not set");
+    CHECK(came);
+    dp_close(ctx);
 }
 
 /* Process 0 is stopped for so long that the others go on. When it wakes up they are done, and it
