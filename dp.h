@@ -801,35 +801,36 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    log functions stay. Processes are numbered anew, without gaps, in the order that they had, and so
    are ranks; dp_info.recoveries counts. A wrapper reduces over the ranks that are left, its
    gradients are zero, and its buckets are those of a new wrapper. What was under way is void:
-   passes and messages. Parameters stay as they are in each process. One process may have
-   made the last step while another one had not heard of its end; no two are further apart than
-   that.
+   passes and messages. Parameters stay as they are in each process. One process may have ended the
+   last step, and another one not; no two are further apart than that.
 
-   Not valid any more are reducers that you have made, a dp_local, and optimizers with `sharded`,
-   whose state the dead had a part of: their calls are a STATE, destroying them works. (A new
+   Reducers that you have made, a dp_local, and optimizers with `sharded` (the dead had parts of
+   their state) are not valid any more: calls return STATE, and destroying them works. (A new
    optimizer loads a checkpoint.) Groups are contexts of their own.
 
-   Where all processes share a machine, any number may die. Between machines those go on that are
-   more than half, or the half with process 0: another half might be alive where nobody can see it.
-   Who is left behind gets an error that says so, also if it was only stopped and wakes up later.
-   Who still computes is waited for, half of timeout_ms at least. If another one dies meanwhile, it
-   begins anew. config.recovers costs each process an open port, in dp_open and until dp_close. MPI
-   ends all processes when one has died: with it, it is UNSUPPORTED, and so are share_params and
-   shards.
+   Where all processes share a machine, any number may die. Between machines only a majority goes
+   on, or the half with process 0: the others might be alive where nobody here can see them. A
+   process that is left behind gets an error that says so, even if it was only stopped and wakes up
+   later. One that still computes is waited for, at least half of timeout_ms. If another one dies
+   meanwhile, recovery begins anew. config.recovers costs each process an open port from dp_open to
+   dp_close. MPI ends all processes when one has died: dp_open with both is UNSUPPORTED. So is
+   dp_recover with share_params; recovers with shards is INVALID.
 
-   A process that was started again comes back, in the place of the one that has died: with the
-   environment of that one and $DP_REJOIN = 1, as dprun --respawn does, its first dp_open waits
-   until the others call dp_admit. What follows is as after dp_recover: it makes the wrappers that
-   the others have, in the same order (by dp_distributed), before anything else that is collective;
-   then all share what the furthest process has, and it goes on where the others return from
-   dp_admit. Between machines DP_REJOIN is UNSUPPORTED.                                           */
+   A process can be started again, in the place of one that has died: with the environment of that
+   one and $DP_REJOIN = 1, as dprun --respawn does. Its first dp_open waits until the others call
+   dp_admit. Then, before any other collective call, it makes the wrappers that the others have, in
+   the same order (by dp_distributed). The rest is as after dp_recover: all share what the furthest
+   process has, and it goes on where the others return from dp_admit. Between machines DP_REJOIN is
+   UNSUPPORTED.                                                                                   */
 
 /* All that are left call this. An error: the job stays failed, and only dp_close is left, or
-   another try. STATE: the job has not failed. [host] */
+   another try. STATE: the job has not failed, config.recovers was not set, or dp_open met no other
+   process. [host] */
 DP_MUST_USE DP_API dp_status dp_recover(dp_ctx *ctx);
 
-/* Between two steps, by all: lets in who waits to come back, if somebody does. Where nobody waits
-   it costs as much as dp_any. STATE: config.recovers was not set. [host] */
+/* Between two steps, by all: lets in the processes that wait to come back. out_came: there were
+   some; what has happened to this process is what dp_recover does. If nobody waits it costs as much
+   as dp_any, and nothing in a process that is alone. STATE: config.recovers was not set. [host] */
 DP_MUST_USE DP_API dp_status dp_admit(dp_ctx *ctx, bool *out_came);
 
 /* ==== >>scope ==================================================================================
