@@ -518,13 +518,20 @@ TEST(a_child_of_fork_counts_its_own_runs)
     check_as_before();
 }
 
-/* The child runs on in a function that its parent called. */
+static atomic_int inside;
+static atomic_bool forked;
+
+/* The child runs on in a function that its parent called. The other devices are in theirs, and hold
+   no lock of an allocator. */
 static dp_status fork_here(int local_rank, dp_scope *scope, void *user)
 {
     dp_ctx *ctx = user;
     int status;
-    pid_t child = local_rank == 0 ? fork() : 1;
     (void)scope;
+    atomic_fetch_add(&inside, 1);
+    while (local_rank > 0 ? !atomic_load(&forked) : atomic_load(&inside) < DEVICES)
+        sched_yield();
+    pid_t child = local_rank == 0 ? fork() : 1;
     if (child == 0) {
         dp_ctx *own = open_default();
         check_run(own, EACH, EACH, 5, 7);
@@ -533,6 +540,7 @@ static dp_status fork_here(int local_rank, dp_scope *scope, void *user)
         dp_close(ctx);
         exit(EXIT_SUCCESS);
     }
+    atomic_store(&forked, true);
     if (local_rank == 0)
         CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     return DP_OK;
