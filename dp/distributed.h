@@ -1039,8 +1039,8 @@ static dp_status dp__edited_shares(const dp__edited *edited, dp__sending *sendin
     return DP_OK;
 }
 
-/* A process that has failed may have asked for parameters of which others have written shares. These
-   have come everywhere before anybody sends the whole. */
+/* A process that has failed may have asked for parameters of which others have written shares.
+   These have come everywhere before anybody sends the whole. */
 static dp_status dp__edited_params(dp__edited *edited, dp_scope *temp, dp__sending *sending)
 {
     if (edited->shares)
