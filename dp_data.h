@@ -135,6 +135,9 @@ typedef struct dp_loader_config {
     dp_sampler sampler;
     int64_t batch;  /* samples; 0 = 1. A multiple of the sampler's block */
     bool drop_last; /* leave out a shorter last batch */
+    /* For training with DP_SAMPLE_EXACT: an epoch has as many batches for each rank. One that has
+       no more samples gets an empty batch, for dp_train_step or a pass without data. */
+    bool together;
     dp_read_fn read;
     void *user; /* for both functions */
     const dp_field *fields;
@@ -151,7 +154,8 @@ typedef struct dp_loader_config {
 
 typedef struct dp_batch {
     dp_value value; /* a dict of the fields and of what collate made; without fields only that */
-    int64_t count;  /* samples; 0: the epoch has ended, and value is none */
+    int64_t count;  /* samples; 0: value is none */
+    bool ended;     /* the epoch has ended: this is no batch of it */
     int64_t real_count;     /* without padding, which comes last */
     const int64_t *indices; /* of its samples; lives as long as the batch */
     int64_t epoch, number;  /* the batch's number in its epoch, from 0 on */
@@ -184,7 +188,8 @@ DP_MUST_USE DP_API dp_status dp_loader_seek(dp_loader *loader, int64_t epoch, in
    order can load it, with any world and batch; else an error names what differs, and nothing
    changes. If no batch of all ranks together begins at that sample, what is left of the epoch is
    dealt anew, and the batches of this epoch are counted from there. A loader whose sampler has no
-   world takes that of its job as it is now, as after dp_recover. */
+   world takes that of its job as it is now, as after dp_recover. Without `together` a rank whose
+   batches have ended does not know of another one's last. */
 DP_MUST_USE DP_API dp_status dp_loader_save(const dp_loader *loader, dp_scope *scope,
                                             dp_value *out);
 DP_MUST_USE DP_API dp_status dp_loader_load(dp_loader *loader, dp_value saved);
@@ -999,6 +1004,20 @@ static int64_t dp__data_batches(const dp_loader *loader, int64_t epoch)
     return dp__data_batches_of(loader, dp__data_deal_in(loader, epoch));
 }
 
+/* With those that are empty: as many as the first rank has, which has the most samples. */
+static int64_t dp__data_turns_of(const dp_loader *loader, const dp__data_deal *deal)
+{
+    dp__data_deal first = *deal;
+    if (loader->config.together && deal->count != INT64_MAX)
+        first.count = deal->full + deal->each + (deal->more > 0);
+    return dp__data_batches_of(loader, &first);
+}
+
+static int64_t dp__data_turns(const dp_loader *loader, int64_t epoch)
+{
+    return dp__data_turns_of(loader, dp__data_deal_in(loader, epoch));
+}
+
 static int64_t dp__data_batch_size(const dp_loader *loader, int64_t epoch, int64_t number)
 {
     int64_t batch = loader->config.batch;
@@ -1555,7 +1574,8 @@ static dp_status dp__data_next(dp_loader *loader, dp_scope *scope, dp_batch *out
 
 static void dp__data_end(dp_loader *loader, dp_batch *out)
 {
-    *out = (dp_batch){.value = dp_none(), .epoch = loader->epoch, .number = loader->number};
+    *out = (dp_batch){
+        .value = dp_none(), .ended = true, .epoch = loader->epoch, .number = loader->number};
     if (loader->config.epoch_count > 0 && loader->epoch + 1 >= loader->config.epoch_count)
         return;
     loader->epoch++;
@@ -1578,8 +1598,12 @@ DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *ou
     DP_TRY(dp__named(__func__, dp__data_alive(loader)));
     DP_TRY(dp__check_scope(__func__, scope));
     DP_TRY(dp__check_pointer(__func__, "out", out));
-    if (loader->number >= dp__data_batches(loader, loader->epoch)) {
+    if (loader->number >= dp__data_turns(loader, loader->epoch)) {
         dp__data_end(loader, out);
+        return DP_OK;
+    }
+    if (loader->number >= dp__data_batches(loader, loader->epoch)) {
+        *out = (dp_batch){.value = dp_none(), .epoch = loader->epoch, .number = loader->number++};
         return DP_OK;
     }
     dp_trace_begin(__func__);
@@ -1597,7 +1621,7 @@ DP_API dp_status dp_loader_info_get(const dp_loader *loader, dp_loader_info *out
     DP_TRY(dp__check_pointer(__func__, "out", out));
     *out = (dp_loader_info){.epoch = loader->epoch,
                             .number = loader->number,
-                            .batch_count = dp__data_batches(loader, loader->epoch),
+                            .batch_count = dp__data_turns(loader, loader->epoch),
                             .sample_count = dp__data_deal_in(loader, loader->epoch)->count};
     return DP_OK;
 }
@@ -1605,7 +1629,7 @@ DP_API dp_status dp_loader_info_get(const dp_loader *loader, dp_loader_info *out
 static dp_status dp__data_place_check(const dp_loader *loader, const dp__data_deal *deal,
                                       int64_t epoch, int64_t number)
 {
-    int64_t epochs = loader->config.epoch_count, most = dp__data_batches_of(loader, deal);
+    int64_t epochs = loader->config.epoch_count, most = dp__data_turns_of(loader, deal);
     if (most == INT64_MAX) /* endless: as many as can be counted */
         most = DP__DATA_COUNT_MAX / deal->of.world / loader->config.batch / 2;
     if (epoch < 0 || epoch > DP__DATA_COUNT_MAX || (epochs > 0 && epoch >= epochs) ||
@@ -1642,7 +1666,7 @@ DP_API dp_status dp_loader_save(const dp_loader *loader, dp_scope *scope, dp_val
     const dp_pair pairs[] = {
         {"epoch", dp_int(loader->epoch)},
         {"samples", dp_int(deal->first + done)},
-        {"ended", dp_bool(loader->number == dp__data_batches(loader, loader->epoch))},
+        {"ended", dp_bool(loader->number == dp__data_turns(loader, loader->epoch))},
         {"count", dp_int(sampler->count)},
         {"seed", dp_int((int64_t)sampler->seed)},
         {"in_order", dp_bool(sampler->in_order)},
@@ -1697,7 +1721,7 @@ static dp_status dp__data_deal_again(dp_loader *loader, int64_t epoch, int64_t s
         return dp_error(DP_ERR_MISMATCH, "'samples' is %lld, of %lld", (long long)samples,
                         (long long)sampler.count);
     DP_TRY(dp__data_deal_of(&sampler, begins ? 0 : samples, &rest));
-    int64_t number = ended ? dp__data_batches_of(loader, &whole) : begins ? samples / all : 0;
+    int64_t number = ended ? dp__data_turns_of(loader, &whole) : begins ? samples / all : 0;
     DP_TRY(dp__data_place_check(loader, &rest, epoch, number));
     dp__data_forget(loader);
     loader->config.sampler = sampler;

@@ -1264,6 +1264,104 @@ static void deal_again_and_again(dp_sampling sampling, int workers)
     dp_close(ctx);
 }
 
+static bool same_place(dp_value a, dp_value b)
+{
+    return dp_get(a, "epoch").as.i == dp_get(b, "epoch").as.i &&
+           dp_get(a, "samples").as.i == dp_get(b, "samples").as.i &&
+           dp_get(a, "ended").as.b == dp_get(b, "ended").as.b;
+}
+
+/* Two epochs of all ranks, a batch of each at a time. */
+static void go_together(dp_loader **loaders, int world, dp_scope *scope, int count, bool drops)
+{
+    for (int64_t epoch = 0; epoch < 2; epoch++) {
+        int times[16] = {0};
+        bool ended = false;
+        for (int number = 0; !ended; number++) {
+            dp_value places[4];
+            for (int rank = 0; rank < world; rank++) {
+                dp_batch batch;
+                CHECK_OK(dp_loader_next(loaders[rank], scope, &batch));
+                CHECK(rank == 0 || batch.ended == ended);
+                ended = batch.ended;
+                CHECK_INT(batch.epoch, epoch);
+                CHECK_INT(batch.number, number);
+                CHECK((batch.count == 0) == (batch.value.kind == DP_NONE));
+                for (int64_t k = 0; k < batch.count; k++)
+                    times[batch.indices[k]]++;
+                CHECK_OK(dp_loader_save(loaders[rank], scope, &places[rank]));
+                CHECK(same_place(places[rank], places[0]));
+            }
+        }
+        for (int i = 0; i < count; i++)
+            CHECK(times[i] == 1 || (drops && times[i] == 0));
+    }
+}
+
+TEST(an_epoch_ends_for_all_ranks_at_once)
+{
+    own_set *set = new_set();
+    dp_ctx *ctx = open_cpus(1);
+    for (int count = 0; count < 14; count++)
+        for (int i = 0; i < 48; i++) {
+            int world = 1 + i % 4, batch = 1 + i / 4 % 3, workers = i < 24 ? 0 : 2;
+            bool drops = i / 12 % 2 == 1;
+            dp_scope *scope = dp_scope_begin(ctx);
+            dp_loader *loaders[4];
+            dp_loader_info first, own;
+            for (int rank = 0; rank < world; rank++) {
+                loaders[rank] =
+                    loader_of(ctx, set,
+                              (dp_loader_config){.sampler = {.count = count,
+                                                             .rank = rank,
+                                                             .world = world,
+                                                             .sampling = DP_SAMPLE_EXACT},
+                                                 .batch = batch,
+                                                 .drop_last = drops,
+                                                 .together = true,
+                                                 .worker_count = workers,
+                                                 .epoch_count = 3});
+                CHECK_OK(dp_loader_info_get(loaders[rank], rank == 0 ? &first : &own));
+                CHECK(rank == 0 || own.batch_count == first.batch_count);
+            }
+            go_together(loaders, world, scope, count, drops);
+            CHECK_OK(dp_loader_seek(loaders[world - 1], 0, first.batch_count));
+            CHECK_ERROR(dp_loader_seek(loaders[world - 1], 0, first.batch_count + 1),
+                        DP_ERR_INVALID, "batch ");
+            for (int rank = 0; rank < world; rank++)
+                dp_loader_destroy(loaders[rank]);
+            dp_scope_end(scope);
+        }
+    dp_close(ctx);
+}
+
+/* The only rank with one more is gone, and with it the batch that it had. */
+TEST(a_rank_without_samples_knows_that_there_was_one_more)
+{
+    own_set *set = new_set();
+    dp_ctx *ctx = open_cpus(1);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value place;
+    dp_batch batch;
+    dp_loader_config config = {
+        .sampler = {.count = 10, .rank = 2, .world = 3, .sampling = DP_SAMPLE_EXACT},
+        .batch = 3,
+        .together = true};
+    dp_loader *loader = loader_of(ctx, set, config);
+    CHECK_OK(dp_loader_next(loader, scope, &batch));
+    CHECK_OK(dp_loader_save(loader, scope, &place));
+    config.sampler.world = 1;
+    config.sampler.rank = 0;
+    dp_loader *rest = loader_of(ctx, set, config);
+    CHECK_OK(dp_loader_load(rest, place));
+    CHECK_OK(dp_loader_next(rest, scope, &batch));
+    CHECK_INT(batch.count, 1);
+    CHECK_INT(batch.indices[0], dp_sampler_index(&config.sampler, 0, 9));
+    CHECK_OK(dp_loader_next(rest, scope, &batch));
+    CHECK(batch.ended);
+    dp_close(ctx);
+}
+
 TEST(what_is_left_of_an_epoch_is_dealt_anew)
 {
     for (int workers = 0; workers < 3; workers += 2) {
