@@ -115,8 +115,9 @@
    every processor of its kind has; $DP_CACHE = off compiles the kernels for GPUs each time, else
    they are kept in $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h; $DP_PEERS = off: GPUs of a process copy
    through the host; $DP_TRACE = a file: see >>timeline; $DP_NCCL: see dp_nccl.h; $DP_LAUNCH,
-   $DP_ADDR, $DP_PORTS, $DP_INTERFACE, $DP_SECRET and $DP_TIMEOUT: see >>launch; $DP_REJOIN: see
-   >>recovery; $DP_TOPOLOGY = a folder in place of the system's /sys/devices/system/node, for tests.
+   $DP_ADDR, $DP_PORTS, $DP_INTERFACE, $DP_SECRET and $DP_TIMEOUT: see >>launch; $DP_REJOIN and
+   $DP_PROCESS_LIMIT: see >>recovery; $DP_TOPOLOGY = a folder in place of the system's
+   /sys/devices/system/node, for tests.
 
    OWNERSHIP
    What you pass in stays yours. What a function returns belongs to the scope you passed, or to the
@@ -816,12 +817,17 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    dp_close. MPI ends all processes when one has died: dp_open with both is UNSUPPORTED. So is
    dp_recover with share_params; recovers with shards is INVALID.
 
-   A process can be started again, in the place of one that has died: with the environment of that
-   one and $DP_REJOIN = 1, as dprun --respawn does. Its first dp_open waits until the others call
-   dp_admit. Then, before any other collective call, it makes the wrappers that the others have, in
-   the same order (by dp_distributed). The rest is as after dp_recover: all share what the furthest
-   process has, and it goes on where the others return from dp_admit. Between machines DP_REJOIN is
-   UNSUPPORTED.                                                                                   */
+   Processes can come later: new ones, and those that were started again. They have the environment
+   of the others and $DP_REJOIN = 1, as dprun --respawn and dprun --join say; any DP_PROCESS will
+   do. There is room for as many as at first, or for $DP_PROCESS_LIMIT, the same in all that are
+   there at first. The first dp_open of such a process waits until the others call dp_admit and
+   there is room. Then, before any other collective call, it makes the wrappers that the others
+   have, in the same order (by dp_distributed). The rest is as after dp_recover: all share what the
+   furthest process has, and it goes on where the others return from dp_admit.
+
+   It finds process 0, whichever that is by then: inside a machine by a name, else at the host of
+   $DP_ADDR, eight ports behind the one there, or in $DP_PORTS. Processes that have met inside one
+   machine have addresses for others only if DP_INTERFACE is set.                                 */
 
 /* All that are left call this. An error: the job stays failed, and only dp_close is left, or
    another try. STATE: the job has not failed, config.recovers was not set, or dp_open met no other

@@ -204,7 +204,7 @@ DP__COLD static dp_status dp__env_place(const char *place, const char *count, in
         return dp__half_a_set(has_place ? place : count, has_place ? count : place);
     DP_TRY(dp__env_number(count, 1, DP__PROCESSES_MAX, out_count));
     DP_TRY(dp__env_number(place, 0, DP__PROCESSES_MAX, out_place));
-    if (*out_place >= *out_count)
+    if (*out_place >= *out_count && dp__os_env("DP_REJOIN") == NULL)
         return dp_error(DP_ERR_INVALID,
                         "dp_open: %s is %d and %s is %d: they contradict each other, as the first "
                         "one counts from 0",
@@ -466,7 +466,7 @@ DP__COLD static dp_status dp__launch_read(const char *job, dp__launch *out)
     if (launcher == NULL)
         return DP_OK;
     DP_TRY(dp__launch_self(launcher, out));
-    if (out->process_count == 1)
+    if (out->process_count == 1 && dp__os_env("DP_REJOIN") == NULL)
         return DP_OK;
     out->secret = dp__os_env("DP_SECRET") != NULL;
     out->key = dp__key_with(dp__key_with(out->key, dp__os_env("DP_SECRET")), launcher->name);
@@ -2406,9 +2406,9 @@ DP__COLD static dp_status dp__find_neighbours(const dp_bootstrap *boot, const dp
    A leader may die while it says who is left. What some have heard by then may have become the job,
    or not: whoever leads next needs to be more than half of that, too.
 
-   Where the processes have met inside a machine, process 0 also listens at a name that follows from
-   what the launcher has said: the door. A process that was started again, in the place of one that
-   has died, waits there until the others let it in: then the leader offers it a part, too.       */
+   Process 0 also listens at a place that follows from what the launcher has said: the door. A
+   process that comes later waits there until the others let it in and a seat is free: then the
+   leader offers it that one.                                                                     */
 
 enum {
     DP__ROLL_MAGIC = 0x3170726c,
@@ -2417,7 +2417,8 @@ enum {
 };
 
 typedef struct dp__seat { /* of a process, for as long as it lives */
-    uint64_t machine, port;
+    uint64_t machine;
+    uint32_t port, limit; /* limit: how many seats it wants there to be */
     dp__key key;
     char host[DP__PLACE_BYTES]; /* its address for other machines; "": not known */
 } dp__seat;
@@ -2432,24 +2433,24 @@ typedef struct dp__roster { /* who the job is, and who it is to be */
 
 typedef enum dp__fate { DP__AWAITED, DP__CAME, DP__DIED, DP__UNREACHED } dp__fate;
 
-typedef struct dp__guest {
-    int fd; /* -1: there is none */
-    uint64_t port;
+typedef struct dp__guest { /* one that waits at the door */
+    int fd;                /* -1: there is none */
+    int place;             /* the seat that it is offered, or -1 */
+    dp__seat seat;
 } dp__guest;
 
 struct dp__roll {
     dp__launch launch;
-    int own, count; /* seats: processes are numbered as they were at first */
+    int own, count; /* seats: of the processes as they were at first, and of those that may come */
     int listener;
     dp__os_address at;
     dp__seat *seats;
     dp__roster job, heard; /* what this process knows; and what those that have come know */
     dp__fate *fates;
-    int *probes;                     /* connections to those that have not come; -1: none */
-    struct dp__guest *guests;        /* by seat: those that wait at the door */
-    char place[DP__PLACE_BYTES + 8]; /* of the door; "": there is none */
-    dp__key door_key;
-    int door;          /* process 0 listens there; else -1 */
+    int *probes;       /* connections to those that have not come; -1: none */
+    dp__guest *guests; /* as many as there are seats; in no order */
+    dp__launch door;   /* where it is; its place is "": nowhere */
+    int door_listener; /* of process 0; else -1 */
     uint32_t wrappers; /* that guests have to make, too, before anything else */
     size_t bytes;
     struct dp__job *before; /* the jobs that were: their memory may be in use */
@@ -2461,27 +2462,30 @@ static void dp__guest_drop(dp__guest *guest)
     guest->fd = -1;
 }
 
+static void dp__door_close(dp__roll *roll)
+{
+    dp__os_close(roll->door_listener);
+    roll->door_listener = -1;
+    for (int g = 0; g < roll->count; g++)
+        dp__guest_drop(&roll->guests[g]);
+}
+
 static void dp__roll_unlisten(dp__roll *roll)
 {
     if (roll == NULL)
         return;
     dp__os_close(roll->listener);
-    dp__os_close(roll->door);
-    roll->listener = roll->door = -1;
-    for (int s = 0; s < roll->count; s++)
-        dp__guest_drop(&roll->guests[s]);
+    roll->listener = -1;
+    dp__door_close(roll);
 }
 
-static void dp__door_close(dp__roll *roll)
+/* The name of the door is given back, so that another process can have it. */
+static void dp__door_leave(dp__roll *roll)
 {
-    if (roll->door < 0)
-        return;
-    dp__os_address at = dp__os_local(roll->place);
-    dp__os_forget(&at);
-    dp__os_close(roll->door);
-    roll->door = -1;
-    for (int s = 0; s < roll->count; s++)
-        dp__guest_drop(&roll->guests[s]);
+    dp__os_address at = dp__os_local(roll->door.place);
+    if (roll->door_listener >= 0 && roll->door.host[0] == '\0')
+        dp__os_forget(&at);
+    dp__door_close(roll);
 }
 
 /* `own`: not in a child of fork, which has copies. */
@@ -2490,13 +2494,28 @@ static void dp__roll_close(dp__roll *roll, bool own)
     if (roll == NULL)
         return;
     if (own)
-        dp__door_close(roll);
+        dp__door_leave(roll);
     dp__roll_unlisten(roll);
     dp__os_free(roll, roll->bytes, NULL);
 }
 
+/* Behind the ports where the processes of the launch may meet, and with a key of its own. */
+static dp__launch dp__door_of(const dp__launch *launch)
+{
+    dp__launch door = *launch;
+    if (launch->place[0] == '\0')
+        return door;
+    door.key = dp__key_with(launch->key, "door");
+    if (launch->ports.last != 0)
+        door.port = dp__launch_port(&door);
+    else
+        door.port += door.port + 2 * DP__PORTS <= DP__PORT_MAX ? DP__PORTS : -DP__PORTS;
+    dp__launch_name(&door);
+    return door;
+}
+
 /* One piece of memory: a process without any still has to find out who is left. */
-static dp__roll *dp__roll_make(const dp__launch *launch, int own, int count)
+static dp__roll *dp__roll_make(const dp__launch *launch, int own, int members, int count)
 {
     size_t seats = (size_t)count;
     size_t bytes = sizeof(dp__roll) + seats * (sizeof(dp__seat) + sizeof(dp__guest) +
@@ -2508,19 +2527,17 @@ static dp__roll *dp__roll_make(const dp__launch *launch, int own, int count)
     roll->bytes = bytes;
     roll->own = own;
     roll->count = count;
-    if (launch->place[0] != '\0' && launch->host[0] == '\0')
-        snprintf(roll->place, sizeof roll->place, "%s-door", launch->place);
-    roll->door_key = launch->key;
-    roll->listener = roll->door = -1;
+    roll->door = dp__door_of(launch);
+    roll->listener = roll->door_listener = -1;
     roll->seats = (dp__seat *)(roll + 1);
     roll->guests = (dp__guest *)(roll->seats + count);
     roll->fates = (dp__fate *)(roll->guests + count);
     roll->probes = (int *)(roll->fates + count);
     roll->job.seats = (unsigned char *)(roll->probes + count);
     roll->heard.seats = roll->job.seats + count;
-    memset(roll->job.seats, DP__MEMBER, seats);
-    for (int s = 0; s < count; s++)
-        roll->guests[s].fd = -1;
+    memset(roll->job.seats, DP__MEMBER, (size_t)members);
+    for (int g = 0; g < count; g++)
+        roll->guests[g].fd = -1;
     return roll;
 }
 
@@ -2543,6 +2560,7 @@ static dp_status dp__roll_seat(dp__roll *roll, const dp__tree *tree, bool far)
 {
     dp__seat *seat = &roll->seats[roll->own];
     seat->machine = dp__os_machine();
+    seat->limit = (uint32_t)roll->count;
     if (far)
         DP_TRY(dp__far_host(tree, seat->host, sizeof seat->host));
     if (!dp__os_secret((uint64_t *)&seat->key, sizeof seat->key))
@@ -2550,7 +2568,7 @@ static dp_status dp__roll_seat(dp__roll *roll, const dp__tree *tree, bool far)
                         "the system has no random numbers for the secret of a job: neither "
                         "getentropy nor /dev/urandom gives any");
     DP_TRY(dp__roll_listen(roll, far));
-    seat->port = (uint64_t)dp__os_port(roll->listener);
+    seat->port = (uint32_t)dp__os_port(roll->listener);
     return DP_OK;
 }
 
@@ -2572,6 +2590,15 @@ static const char *dp__seat_host(const dp__roll *roll, int seat)
     return near ? "127.0.0.1" : dp__seat_address(roll, seat);
 }
 
+/* $DP_PROCESS_LIMIT: the job may have more processes later than it has now. */
+static dp_status dp__roll_limit(int count, int *out)
+{
+    *out = count;
+    return dp__os_env("DP_PROCESS_LIMIT") != NULL
+               ? dp__env_number("DP_PROCESS_LIMIT", count, DP__PROCESSES_MAX, out)
+               : DP_OK;
+}
+
 /* While a context opens. It is closed with the context, however that goes. */
 static dp_status dp__roll_open(const dp_bootstrap *boot, const dp__launch *launch, bool far,
                                dp__roll **out)
@@ -2581,9 +2608,11 @@ static dp_status dp__roll_open(const dp_bootstrap *boot, const dp__launch *launc
         return dp_error(DP_ERR_UNSUPPORTED,
                         "config.recovers: MPI has brought the processes together, and it ends them "
                         "all when one of them dies");
-    *out = dp__roll_make(launch, boot->process, boot->process_count);
+    int limit;
+    DP_TRY(dp__roll_limit(boot->process_count, &limit));
+    *out = dp__roll_make(launch, boot->process, boot->process_count, limit);
     if (*out == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", boot->process_count);
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", limit);
     return dp__roll_seat(*out, by_tree ? boot->user : NULL, far);
 }
 
@@ -2593,7 +2622,13 @@ static dp_status dp__roll_meet(const dp_bootstrap *boot, dp__roll *roll)
     const dp__seat own = roll->seats[roll->own];
     DP_TRY(dp__boot_gather(boot, &own, roll->seats, sizeof own));
     roll->launch.key = roll->seats[0].key;
-    for (int s = 0; s < roll->count; s++)
+    for (int s = 1; s < boot->process_count; s++)
+        if (roll->seats[s].limit != roll->seats[0].limit)
+            return dp_error(DP_ERR_MISMATCH,
+                            "config.recovers: DP_PROCESS_LIMIT is %d in process 0 and %d in "
+                            "process %d",
+                            (int)roll->seats[0].limit, (int)roll->seats[s].limit, s);
+    for (int s = 0; s < boot->process_count; s++)
         if (dp__seat_host(roll, s)[0] == '\0')
             return dp_error(DP_ERR_UNSUPPORTED,
                             "config.recovers: the processes are on several machines and have met "
@@ -2618,12 +2653,14 @@ static int dp__seat_number(const dp__roster *roster, int seat, unsigned char mar
 typedef struct dp__tally { /* of the leader: who is left; or why this process is not */
     uint32_t magic;
     int32_t status, leader, far;
-    uint32_t wrappers, reserved; /* wrappers: see dp__roll */
+    uint32_t wrappers;   /* see dp__roll */
+    int32_t seat, count; /* of a guest, and of all */
+    uint32_t reserved;
     uint64_t number;
     dp__key key;
     char text[DP__SAID_BYTES];
 } dp__tally;
-_Static_assert(sizeof(dp__tally) == 48 + DP__SAID_BYTES, "what travels has no gaps");
+_Static_assert(sizeof(dp__tally) == 56 + DP__SAID_BYTES, "what travels has no gaps");
 
 typedef struct dp__calling {
     dp__roll *roll;
@@ -2784,12 +2821,28 @@ static dp_status dp__no_majority(const dp__roll *roll)
                     came, missing, one >= 0 ? dp__seat_number(&roll->heard, one, DP__MEMBER) : one);
 }
 
+/* The next one that waits is offered this seat. */
+static bool dp__guest_sits(dp__roll *roll, int seat, int *next)
+{
+    while (*next < roll->count && roll->guests[*next].fd < 0)
+        ++*next;
+    if (*next == roll->count)
+        return false;
+    dp__guest *guest = &roll->guests[(*next)++];
+    guest->place = seat;
+    roll->seats[seat] = guest->seat;
+    return true;
+}
+
 /* What is offered to all that have come and are of the job. */
 static dp_status dp__tally_make(dp__calling *calling)
 {
     dp__roll *roll = calling->roll;
     dp__tally *tally = &calling->tally;
-    *tally = (dp__tally){.magic = DP__ROLL_MAGIC, .leader = roll->own, .wrappers = roll->wrappers};
+    *tally = (dp__tally){.magic = DP__ROLL_MAGIC,
+                         .leader = roll->own,
+                         .wrappers = roll->wrappers,
+                         .count = roll->count};
     bool offers = roll->heard.offer > roll->heard.ballot;
     uint64_t newest = offers ? roll->heard.offer : roll->heard.ballot;
     if ((roll->heard.seats[roll->own] & DP__MEMBER) == 0)
@@ -2797,12 +2850,9 @@ static dp_status dp__tally_make(dp__calling *calling)
     if (!dp__has_majority(roll, DP__MEMBER) || (offers && !dp__has_majority(roll, DP__OFFERED)))
         return dp__no_majority(roll);
     uint64_t machine = roll->seats[roll->own].machine;
-    for (int s = 0; s < roll->count; s++) {
+    for (int s = 0, guest = 0; s < roll->count; s++) {
         bool member = (roll->heard.seats[s] & DP__MEMBER) != 0;
-        bool comes = !member && roll->guests[s].fd >= 0;
-        bool joins = comes || (member && roll->fates[s] == DP__CAME);
-        if (comes)
-            roll->seats[s].port = roll->guests[s].port;
+        bool joins = member ? roll->fates[s] == DP__CAME : dp__guest_sits(roll, s, &guest);
         roll->job.seats[s] =
             (unsigned char)((roll->job.seats[s] & DP__MEMBER) | (joins ? DP__OFFERED : 0));
         tally->far = tally->far || (joins && roll->seats[s].machine != machine);
@@ -2819,8 +2869,7 @@ static void dp__tally_send_to(const dp__calling *calling, int fd, int seat, dp_s
     size_t count = (size_t)roll->count;
     uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS);
     dp__tally own = calling->tally;
-    if (fd < 0)
-        return;
+    own.seat = seat;
     if (status != DP_OK || (roll->job.seats[seat] & DP__OFFERED) == 0) {
         own.status = (int32_t)(status != DP_OK ? status : DP_ERR_TIMEOUT);
         snprintf(own.text, sizeof own.text, "%.300s",
@@ -2838,11 +2887,12 @@ static void dp__tally_send(const dp__calling *calling, dp_status status)
     for (int i = 0; i < calling->server.peer_count; i++)
         dp__tally_send_to(calling, calling->server.peers[i].fd, (roll->own + i + 1) % roll->count,
                           status);
-    for (int s = 0; s < roll->count && status == DP_OK; s++) {
-        if ((roll->heard.seats[s] & DP__MEMBER) != 0)
-            continue; /* another one has its seat, which may be free another time */
-        dp__tally_send_to(calling, roll->guests[s].fd, s, status);
-        dp__guest_drop(&roll->guests[s]);
+    for (int g = 0; g < roll->count && status == DP_OK; g++) {
+        dp__guest *guest = &roll->guests[g];
+        if (guest->fd < 0 || guest->place < 0)
+            continue; /* all seats are taken: it waits on */
+        dp__tally_send_to(calling, guest->fd, guest->place, status);
+        dp__guest_drop(guest);
     }
 }
 
@@ -2881,21 +2931,27 @@ static dp_status dp__roll_lead(dp__calling *calling)
 }
 
 /* The leader's answer. DP_PENDING: it has died, or does not lead. */
-static dp_status dp__tally_take(dp__roll *roll, int fd, uint64_t until_ns, dp__tally *out)
+static dp_status dp__tally_take(int fd, uint64_t until_ns, dp__tally *out)
 {
-    size_t count = (size_t)roll->count;
     if (dp__wire_receive(fd, out, sizeof *out, until_ns) != DP_OK || out->magic != DP__ROLL_MAGIC)
         return DP_PENDING;
     out->text[sizeof out->text - 1] = '\0';
-    if (dp__is_failure((dp_status)out->status))
-        return dp_error((dp_status)out->status, "%s", out->text);
+    return dp__is_failure((dp_status)out->status)
+               ? dp_error((dp_status)out->status, "%s", out->text)
+               : DP_OK;
+}
+
+/* Who is offered a seat, and where they all are. */
+static dp_status dp__tally_seats(dp__roll *roll, int fd, uint64_t until_ns, const dp__tally *tally)
+{
+    size_t count = (size_t)roll->count;
     if (dp__wire_receive(fd, roll->heard.seats, count, until_ns) != DP_OK ||
         dp__wire_receive(fd, roll->seats, count * sizeof *roll->seats, until_ns) != DP_OK)
         return DP_PENDING;
     for (int s = 0; s < roll->count; s++)
         roll->job.seats[s] = (unsigned char)((roll->job.seats[s] & DP__MEMBER) |
                                              (roll->heard.seats[s] & DP__OFFERED));
-    roll->job.offer = out->number;
+    roll->job.offer = tally->number;
     return DP_OK;
 }
 
@@ -2907,7 +2963,8 @@ static dp_status dp__tally_ask(dp__calling *calling, int fd, uint64_t until_ns)
     if (dp__wire_send(fd, numbers, sizeof numbers, until_ns) != DP_OK ||
         dp__wire_send(fd, roll->job.seats, (size_t)roll->count, until_ns) != DP_OK)
         return DP_PENDING;
-    return dp__tally_take(roll, fd, until_ns, &calling->tally);
+    DP_TRY(dp__tally_take(fd, until_ns, &calling->tally));
+    return dp__tally_seats(roll, fd, until_ns, &calling->tally);
 }
 
 /* DP_PENDING: that one does not lead. It may have been stopped, or compute for long: half of the
@@ -3008,82 +3065,146 @@ static bool dp__handshake_answer(int fd, dp__key key, dp__join_request *out, uin
            proof == dp__proof(key, out, challenge.nonce, true);
 }
 
+static int dp__door_listen(const dp__launch *door)
+{
+    dp__server server = {.launch = door, .listener = -1};
+    dp__os_address at = dp__os_local(door->place);
+    int other = -1;
+    if (door->host[0] == '\0')
+        server.listener = dp__listen_at(&at, &other);
+    for (int i = 0; door->host[0] != '\0' && i < door->port_count && server.listener < 0; i++)
+        (void)dp__listen_on(&server, door->host, door->port + i);
+    dp__os_close(other);
+    return server.listener;
+}
+
 /* Process 0 is at the door, as it leads when the roll is called. One that was it before may have to
    leave it first: then those that wait come again. */
 static void dp__door_keep(dp__roll *roll)
 {
-    int other = -1;
-    dp__os_address at = dp__os_local(roll->place);
     bool first = dp__seat_number(&roll->job, roll->own, DP__MEMBER) == 0;
     if (!first)
-        dp__door_close(roll);
-    if (!first || roll->door >= 0 || roll->place[0] == '\0')
-        return;
-    roll->door = dp__listen_at(&at, &other);
-    dp__os_close(other);
+        dp__door_leave(roll);
+    else if (roll->door_listener < 0 && roll->door.place[0] != '\0')
+        roll->door_listener = dp__door_listen(&roll->door);
 }
 
-/* Its seat may be a member's still, whose death nobody has noticed: then it waits. */
-static void dp__guest_greet(dp__roll *roll, int fd)
+/* Why one that has come can never be let in. */
+static void dp__guest_refuse(int fd, uint64_t until_ns, const char *why)
+{
+    dp__tally tally = {.magic = DP__ROLL_MAGIC, .status = DP_ERR_UNSUPPORTED};
+    snprintf(tally.text, sizeof tally.text, "%s", why);
+    (void)dp__wire_send(fd, &tally, sizeof tally, until_ns);
+    dp__os_close(fd);
+}
+
+/* It waits, if it is one of this job's. */
+static void dp__guest_greet(dp__roll *roll, int fd, uint64_t until_ns)
 {
     dp__join_request request;
-    int seat = -1;
-    if (dp__os_same_user(fd) &&
-        dp__handshake_answer(fd, roll->door_key, &request, dp__os_after_ms(DP__GREET_MS)) &&
-        request.version == DP_VERSION && request.process_count == roll->count)
-        seat = request.process;
-    if (seat < 0 || seat >= roll->count || seat == roll->own) {
+    dp__guest guest = {.fd = fd, .place = -1};
+    int slot = 0;
+    while (slot < roll->count && roll->guests[slot].fd >= 0)
+        slot++;
+    if (slot == roll->count || (roll->door.host[0] == '\0' && !dp__os_same_user(fd)) ||
+        !dp__handshake_answer(fd, roll->door.key, &request, until_ns) ||
+        request.version != DP_VERSION ||
+        dp__wire_receive(fd, &guest.seat, sizeof guest.seat, until_ns) != DP_OK) {
         dp__os_close(fd);
         return;
     }
-    dp__guest_drop(&roll->guests[seat]);
-    roll->guests[seat] = (dp__guest){fd, request.listens};
+    guest.seat.host[sizeof guest.seat.host - 1] = '\0';
+    guest.seat.key = roll->launch.key;
+    if (guest.seat.machine != roll->seats[roll->own].machine &&
+        dp__seat_address(roll, roll->own)[0] == '\0')
+        dp__guest_refuse(fd, until_ns,
+                         "the job has met inside another machine: set DP_INTERFACE for all, and "
+                         "DP_ADDR=host:port, so that its processes have addresses");
+    else
+        roll->guests[slot] = guest;
 }
 
-/* Without waiting: whether somebody is there who can be let in. */
+/* Without waiting for anybody: whether somebody is there, and a seat is free. */
 static bool dp__door_look(dp__roll *roll)
 {
     bool full, some = false;
     char none;
-    for (int fd = 0; roll->door >= 0 && fd >= 0;) {
-        fd = dp__os_accept(roll->door, &full);
+    uint64_t until_ns = dp__os_after_ms(DP__GREET_MS);
+    for (int fd = 0; roll->door_listener >= 0 && fd >= 0 && dp__os_ms_until(until_ns) > 0;) {
+        fd = dp__os_accept(roll->door_listener, &full);
         if (fd >= 0)
-            dp__guest_greet(roll, fd);
+            dp__guest_greet(roll, fd, until_ns);
     }
-    for (int s = 0; s < roll->count; s++) {
-        dp__guest *guest = &roll->guests[s];
+    for (int g = 0; g < roll->count; g++) {
+        dp__guest *guest = &roll->guests[g];
         if (guest->fd >= 0 && dp__os_receive(guest->fd, &none, 1) < 0)
             dp__guest_drop(guest);
-        some = some || (guest->fd >= 0 && !dp__is_member(roll, s));
+        some = some || guest->fd >= 0;
     }
-    return some;
+    return some && dp__seat_number(&roll->job, roll->count, DP__MEMBER) < roll->count;
+}
+
+/* DP_PENDING: the others have not let this one in now. */
+static dp_status dp__knock_once(dp__roll *roll, int round, uint64_t until_ns, dp__tally *out,
+                                int *out_fd, const char **out_why)
+{
+    const dp__launch *door = &roll->door;
+    dp__seat *own = &roll->seats[roll->own];
+    dp__target target = {.host = door->host, .port = door->port, .port_count = door->port_count};
+    dp__join_request request = {.magic = DP__JOIN_MAGIC, .version = DP_VERSION};
+    memcpy(target.place, door->place, sizeof target.place);
+    DP_TRY(dp__connect_once(&target, door->key, &request, round, until_ns, out_fd, out_why));
+    if (own->host[0] == '\0')
+        dp__os_host_of(*out_fd, true, own->host, sizeof own->host);
+    return dp__wire_send(*out_fd, own, sizeof *own, until_ns) == DP_OK
+               ? dp__tally_take(*out_fd, until_ns, out)
+               : DP_PENDING;
+}
+
+/* The seat that it is offered, with what it brings, in place of the room where it has waited. */
+static dp_status dp__guest_seated(const dp__launch *launch, dp__roll **roll, int fd,
+                                  uint64_t until_ns, const dp__tally *tally)
+{
+    dp__roll *room = *roll, *own = NULL;
+    if (tally->count >= 2 && tally->count <= DP__PROCESSES_MAX && tally->seat >= 0 &&
+        tally->seat < tally->count)
+        own = dp__roll_make(launch, tally->seat, 0, tally->count);
+    if (own == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", (int)tally->count);
+    own->launch = room->launch;
+    own->listener = room->listener;
+    own->at = room->at;
+    room->listener = -1;
+    const dp__seat seat = room->seats[room->own];
+    dp__roll_close(room, true);
+    *roll = own;
+    dp_status status = dp__tally_seats(own, fd, until_ns, tally);
+    own->launch.key = own->seats[0].key;
+    if (status != DP_OK)
+        own->seats[own->own] = seat;
+    return status;
 }
 
 /* Until the others let this process in. */
-static dp_status dp__knock(dp__roll *roll, int timeout_ms, dp__tally *out)
+static dp_status dp__knock(const dp__launch *launch, dp__roll **roll, int timeout_ms,
+                           dp__tally *out)
 {
     const char *why = "";
     uint64_t until_ns = dp__os_after_ms(timeout_ms);
-    dp__os_address at = dp__os_local(roll->place);
-    dp__join_request request = {.magic = DP__JOIN_MAGIC,
-                                .version = DP_VERSION,
-                                .process = roll->own,
-                                .process_count = roll->count,
-                                .listens = roll->seats[roll->own].port};
-    while (dp__os_ms_until(until_ns) > 0) {
+    for (int round = 0; dp__os_ms_until(until_ns) > 0; round++) {
         int fd = -1;
-        dp_status status = dp__connect_at(&at, roll->door_key, &request, until_ns, &fd, &why);
+        dp_status status = dp__knock_once(*roll, round, until_ns, out, &fd, &why);
         if (status == DP_OK)
-            status = dp__tally_take(roll, fd, until_ns, out);
+            status = dp__guest_seated(launch, roll, fd, until_ns, out);
         dp__os_close(fd);
         if (status != DP_PENDING)
             return status;
         dp__os_sleep_ms(DP__KNOCK_MS);
     }
     return dp_error(DP_ERR_TIMEOUT,
-                    "process %d of %d joins a job that runs, and nobody has let it in within "
-                    "%.3g s: the others have to call dp_admit%s%s",
-                    roll->own, roll->count, timeout_ms * 1e-3, why[0] != '\0' ? "; " : "", why);
+                    "a job that runs %s has not let this process in within %.3g s: the others have "
+                    "to call dp_admit, and there has to be room for one more%s%s",
+                    launch->where, timeout_ms * 1e-3, why[0] != '\0' ? "; " : "", why);
 }
 
 /* ==== >>spawn ==================================================================================

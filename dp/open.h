@@ -317,7 +317,7 @@ static dp_ctx *dp__ctx_new(const dp_config *config)
 static dp_status dp__open_roll(dp_ctx *ctx, dp__meeting *meeting)
 {
     const dp_bootstrap *boot = meeting->boot;
-    bool far = !dp__one_machine(meeting);
+    bool far = !dp__one_machine(meeting) || meeting->launch->own[0] != '\0';
     DP_TRY(dp__agree(meeting, dp__roll_open(boot, meeting->launch, far, &ctx->roll)));
     DP_TRY(dp__agree(meeting, dp__roll_meet(boot, ctx->roll)));
     dp__door_keep(ctx->roll);
@@ -443,7 +443,6 @@ static dp_status dp__open_guest_met(dp_config *config, dp__roll *roll, const dp_
     dp__far_begin(*out, tree, NULL);
     dp__roll_commit(roll);
     dp__door_keep(roll);
-    roll->launch.key = roll->seats[0].key;
     (*out)->roll = roll;
     (*out)->guest_wrappers = tally->wrappers;
     return DP_OK;
@@ -451,7 +450,7 @@ static dp_status dp__open_guest_met(dp_config *config, dp__roll *roll, const dp_
 
 static atomic_bool dp__guest_came; /* contexts that this process opens later are met by all */
 
-/* $DP_REJOIN: the others run already, and this process takes the place of one that has died. */
+/* $DP_REJOIN: the others run already. */
 static dp_status dp__open_guest(dp_config *config, dp_ctx **out)
 {
     int timeout_ms;
@@ -459,19 +458,17 @@ static dp_status dp__open_guest(dp_config *config, dp_ctx **out)
     dp__tally tally;
     DP_TRY(dp__join_timeout(config, &timeout_ms));
     DP_TRY(dp__launch_read(config->job, &launch));
-    if (!config->recovers || launch.process_count < 2 || launch.host[0] != '\0')
+    if (!config->recovers || launch.place[0] == '\0')
         return dp_error(DP_ERR_UNSUPPORTED, "dp_open: DP_REJOIN is set, but %s",
-                        !config->recovers          ? "config.recovers is not"
-                        : launch.process_count < 2 ? "there is one process"
-                                                   : "the job has met over a network");
-    dp__roll *roll = dp__roll_make(&launch, launch.process, launch.process_count);
+                        !config->recovers ? "config.recovers is not"
+                                          : "no launcher has started this process");
+    dp__roll *roll = dp__roll_make(&launch, 0, 0, 1);
     if (roll == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d processes",
-                        launch.process_count);
-    memset(roll->job.seats, 0, (size_t)roll->count);
-    dp_status status = dp__roll_seat(roll, NULL, false);
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for a process");
+    dp_status status =
+        dp__roll_seat(roll, NULL, launch.host[0] != '\0' && !dp__is_loopback(launch.host));
     if (status == DP_OK)
-        status = dp__knock(roll, timeout_ms, &tally);
+        status = dp__knock(&launch, &roll, timeout_ms, &tally);
     if (status == DP_OK)
         status = dp__open_guest_met(config, roll, &tally, timeout_ms, out);
     if (status != DP_OK)

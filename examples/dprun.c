@@ -11,10 +11,13 @@
    after some seconds SIGKILL. The job's exit status is that of the failed one (128 + the number of
    the signal that ended it), whose last words are repeated at the end. Signals are passed on; a
    second Ctrl-C kills. Each process has a process group, so what it has started itself hears all
-   that too. With --spare so many may fail first: each is named, and the others go on, if their
-   program calls dp_recover; with --respawn each is started again, and joins them. If dprun is
-   killed by SIGKILL, its processes are killed as well, on Linux. Elsewhere, and for what they have
-   started, the next line that they write ends them, as nobody reads it.
+   that too. If dprun is killed by SIGKILL, its processes are killed as well, on Linux. Elsewhere,
+   and for what they have started, the next line that they write ends them, as nobody reads it.
+
+   A program that calls dp_recover and dp_admit goes on when processes fail. With --spare so many
+   may; with --respawn each is started again, and joins the others; --elastic is both, for as long
+   as there are enough of them. Then other dpruns with --join may bring more, also from other
+   machines, if --addr and DP_SECRET are theirs.
 
    Build: cc -std=c11 examples/dprun.c -o dprun
    Run:   ./dprun -n 2 ./train_anywhere
@@ -57,7 +60,8 @@ static const char usage[] =
     "  -n COUNT           processes on this machine (1)\n"
     "  --nodes COUNT      machines; dprun is started on each, with the same -n (1)\n"
     "  --node NUMBER      which of them this is, from 0 on\n"
-    "  --addr HOST:PORT   of machine 0, a port that is free there. DP_SECRET in the\n"
+    "  --addr HOST:PORT   of machine 0, a port that is free there; for several machines, and for\n"
+    "                     jobs that others join. DP_SECRET in the\n"
     "                     environment, the same of all, keeps out other jobs and people\n"
     "  --output DIR       what process 3 writes goes to DIR/3.log, else here, each line after [3]\n"
     "  --restarts COUNT   start the job again when it has failed, at most so often (0). A program\n"
@@ -66,6 +70,10 @@ static const char usage[] =
     "  --spare COUNT      so many processes may fail, and the others go on: by dp_recover (0)\n"
     "  --respawn COUNT    each process that fails is started again, alone, at most so often (0),\n"
     "                     and joins the others: by dp_admit. DP_REJOIN is set for it\n"
+    "  --elastic MIN:MAX  each process that fails is started again, but not after the third time\n"
+    "                     in a minute. The job goes on while MIN of this machine's run, and may\n"
+    "                     grow to MAX, of all machines\n"
+    "  --join             the processes join a job that runs, at the --addr of its dprun\n"
     "  --bind cores       each process gets its own share of the cores (Linux)\n"
     "  --grace SECONDS    from SIGTERM to SIGKILL (10)\n"
     "  -h                 this text\n"
@@ -80,12 +88,16 @@ enum {
     LOOK_MS = 50,        /* between looks for what is left of a group */
     COUNT_MAX = 4096,    /* processes of a machine */
     TOTAL_MAX = 1 << 20, /* and of all */
-    SECONDS_MAX = 1000000
+    SECONDS_MAX = 1000000,
+    FAILURES = 3, /* within a minute are too many */
+    MINUTE_MS = 60000
 };
 
 static struct {
     int count, nodes, node, restarts, spare, respawn, grace;
-    const char *addr, *output, *bind;
+    int least, most; /* of --elastic; 0: it is not */
+    bool join;
+    const char *addr, *output, *bind, *elastic;
     char **program;
 } asked = {.count = 1, .nodes = 1, .node = -1, .grace = 10};
 
@@ -100,9 +112,10 @@ typedef struct process {
     bool ended; /* and waited for */
     bool group; /* somebody of its group may be there */
     int status;
-    int again;         /* how often it was started again, alone, */
-    int64_t again_ms;  /* and when it will be; 0: it will not */
-    char words[WORDS]; /* the last line that it wrote to stderr */
+    int again;                   /* how often it was started again, alone, */
+    int64_t again_ms;            /* and when it will be; 0: it will not */
+    int64_t failed_ms[FAILURES]; /* the last times that it has failed */
+    char words[WORDS];           /* the last line that it wrote to stderr */
     stream out[2];
 } process;
 
@@ -255,14 +268,28 @@ static void say_how(const process *p)
             p->words);
 }
 
+/* For --elastic: whether it has failed too often lately. */
+static bool is_hopeless(process *p)
+{
+    int64_t now = now_ms(), first = p->failed_ms[(p->again + 1) % FAILURES];
+    p->failed_ms[p->again % FAILURES] = now;
+    return first != 0 && now - first < MINUTE_MS;
+}
+
 /* The job goes on without it, if there are others, or until it is back: each time that takes twice
    as long, up to ten seconds. */
 static bool is_spared(process *p)
 {
     bool returns = p->again < asked.respawn, spared = returns || job.lost < asked.spare;
+    if (asked.most > 0) {
+        returns = !is_hopeless(p);
+        spared = job.running >= asked.least;
+    }
     if (job.ending || job.running == 0 || !spared)
         return false;
     say_how(p);
+    if (asked.most > 0 && !returns)
+        say("process %d has failed %d times within a minute: it stays out", number_of(p), FAILURES);
     job.lost += !returns;
     if (returns)
         p->again_ms = now_ms() + (p->again < 7 ? 100 << p->again : 10000);
@@ -308,7 +335,10 @@ static void start_again(void)
         p->again_ms = 0;
         p->ended = false;
         p->words[0] = '\0';
-        say("process %d is started again, %d of %d", number_of(p), p->again, asked.respawn);
+        if (asked.most > 0)
+            say("process %d is started again", number_of(p));
+        else
+            say("process %d is started again, %d of %d", number_of(p), p->again, asked.respawn);
         start_process(p);
     }
 }
@@ -497,7 +527,7 @@ static bool set_meeting(void)
     static bool users;
     char secret[33], place[20] = "@";
     users = users || (job.attempt == 0 && getenv("DP_SECRET") != NULL);
-    if (asked.nodes > 1)
+    if (asked.addr != NULL)
         return setenv("DP_ADDR", asked.addr, 1) == 0;
     if (!draw(secret, 16) || !draw(place + 1, 8))
         return false;
@@ -522,8 +552,10 @@ static _Noreturn void become(process *p, const int fd[3], int report, const sigs
     set_number("DP_LOCAL_PROCESS", own);
     set_number("DP_LOCAL_PROCESS_COUNT", asked.count);
     set_number("DP_RESTART", job.attempt);
-    if (p->again > 0)
+    if (p->again > 0 || asked.join)
         set_number("DP_REJOIN", 1);
+    if (asked.most > 0)
+        set_number("DP_PROCESS_LIMIT", asked.most);
     for (int k = 0; k < 3; k++)
         dup2(fd[k], k);
     leave_signals(mask);
@@ -736,6 +768,7 @@ static const struct option {
     {"--addr", 0, 0, NULL, &asked.addr},
     {"--output", 0, 0, NULL, &asked.output},
     {"--bind", 0, 0, NULL, &asked.bind},
+    {"--elastic", 0, 0, NULL, &asked.elastic},
 };
 
 static int whole_number(const char *what, const char *text, int least, int most)
@@ -752,6 +785,10 @@ static int whole_number(const char *what, const char *text, int least, int most)
 /* "--name value" or "--name=value"; returns how many arguments that were. */
 static int read_option(char **at)
 {
+    if (strcmp(at[0], "--join") == 0) {
+        asked.join = true;
+        return 1;
+    }
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         const struct option *o = &options[i];
         size_t bytes = strlen(o->name);
@@ -769,6 +806,22 @@ static int read_option(char **at)
     wrong("there is no option %s", at[0]);
 }
 
+static void check_elastic(void)
+{
+    char least[16];
+    const char *colon = strchr(asked.elastic, ':');
+    size_t bytes = colon != NULL ? (size_t)(colon - asked.elastic) : sizeof least;
+    int here = asked.join ? 1 : asked.nodes * asked.count;
+    if (bytes >= sizeof least)
+        wrong("--elastic is '%s', not MIN:MAX", asked.elastic);
+    memcpy(least, asked.elastic, bytes);
+    least[bytes] = '\0';
+    asked.least = whole_number("MIN of --elastic", least, 1, asked.count);
+    asked.most = whole_number("MAX of --elastic", colon + 1, here, TOTAL_MAX);
+    if (asked.spare > 0 || asked.respawn > 0)
+        wrong("--elastic says more than --spare and --respawn: give it alone");
+}
+
 static void check_options(void)
 {
     const char *colon = asked.addr != NULL ? strrchr(asked.addr, ':') : NULL;
@@ -779,8 +832,10 @@ static void check_options(void)
               TOTAL_MAX);
     if (asked.nodes > 1 && (asked.node < 0 || asked.addr == NULL))
         wrong("--nodes %d needs --node and --addr", asked.nodes);
-    if (asked.nodes == 1 && asked.addr != NULL)
-        wrong("--addr is for --nodes 2 and more");
+    if (asked.nodes == 1 && asked.addr != NULL && asked.elastic == NULL && !asked.join)
+        wrong("--addr is for --nodes 2 and more, --elastic and --join");
+    if (asked.join && asked.addr == NULL)
+        wrong("--join needs the --addr of the job");
     if (asked.node >= asked.nodes)
         wrong("--node is %d, and machines count from 0 to %d", asked.node, asked.nodes - 1);
     if (asked.addr != NULL && (colon == NULL || colon == asked.addr))
@@ -795,6 +850,8 @@ static void check_options(void)
         wrong("the path of --output is too long");
     if (asked.node < 0)
         asked.node = 0;
+    if (asked.elastic != NULL)
+        check_elastic();
 }
 
 static void read_options(char **at)

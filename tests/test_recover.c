@@ -327,13 +327,23 @@ static void refused(void)
     CHECK_ERROR(
         dp_open(&(dp_config){.device_count = 1, .recovers = true, .timeout_ms = 300}, &plain),
         DP_ERR_TIMEOUT,
-        "of 2 joins a job that runs, and nobody has let it in within 0.3 s: the others have "
-        "to call dp_admit");
-    set("DP_ADDR", "127.0.0.1:7");
+        "a job that runs at @another-place has not let this process in within 0.3 s: the "
+        "others have to call dp_admit, and there has to be room for one more");
+    set("DP_LAUNCH", "none");
     CHECK_ERROR(dp_open(&(dp_config){.device_count = 1, .recovers = true}, &plain),
                 DP_ERR_UNSUPPORTED,
-                "dp_open: DP_REJOIN is set, but the job has met over a network");
+                "dp_open: DP_REJOIN is set, but no launcher has started this process");
     unsetenv("DP_REJOIN");
+    unsetenv("DP_LAUNCH");
+    use_name();
+    set("DP_PROCESS_LIMIT", "1");
+    CHECK_ERROR(dp_open(&(dp_config){.device_count = 1, .recovers = true, .job = "less"}, &plain),
+                DP_ERR_INVALID, "DP_PROCESS_LIMIT is '1', not a whole number from 2 to ");
+    set("DP_PROCESS_LIMIT", me == 0 ? "3" : "5");
+    CHECK_ERROR(dp_open(&(dp_config){.device_count = 1, .recovers = true, .job = "other"}, &plain),
+                DP_ERR_MISMATCH,
+                "config.recovers: DP_PROCESS_LIMIT is 3 in process 0 and 5 in process 1");
+    unsetenv("DP_PROCESS_LIMIT");
     ctx = open_recovering(1, TIMEOUT_MS);
     CHECK_ERROR(dp_recover(ctx), DP_ERR_STATE, "dp_recover: the job has not failed");
     CHECK_OK(dp_admit(ctx, &came));
@@ -860,6 +870,8 @@ typedef struct trainer {
     dp_module *par;
     dp_optim *optim;
     dp_loader *loader;
+    dp_batch batch;
+    bool torn; /* nothing has been learnt from the batch */
     int64_t done;
 } trainer;
 
@@ -876,6 +888,7 @@ static void trainer_create(trainer *t)
     const dp_loader_config batches = {
         .sampler = {.count = SAMPLES, .sampling = DP_SAMPLE_EXACT, .seed = 5},
         .batch = 3,
+        .together = true,
         .read = read_number,
         .fields = fields,
         .field_count = 1,
@@ -888,20 +901,17 @@ static void trainer_create(trainer *t)
     atomic_fetch_add(created, 1);
 }
 
-static dp_status trainer_step(trainer *t, dp_scope *scope, bool *out_end)
+static dp_status trainer_step(trainer *t, dp_scope *scope)
 {
-    dp_batch batch = {.count = 0};
-    dp_loader_info place;
     dp_value log;
-    DP_TRY(dp_loader_info_get(t->loader, &place));
-    if (place.number < place.batch_count) /* others may have one more */
-        DP_TRY(dp_loader_next(t->loader, scope, &batch));
-    int64_t count = batch.count;
+    DP_TRY(dp_loader_next(t->loader, scope, &t->batch));
+    if (t->batch.ended)
+        return DP_OK;
+    t->torn = true;
+    int64_t count = t->batch.count;
     DP_TRY(dp_all_reduce_i64(t->ctx, &count, 1, DP_OP_SUM));
-    *out_end = count == 0;
-    if (count == 0)
-        return dp_loader_next(t->loader, scope, &batch);
-    DP_TRY(dp_train_step(t->par, scope, batch.count > 0 ? batch.value : dp_none(), t->optim, &log));
+    DP_TRY(dp_train_step(t->par, scope, t->batch.value, t->optim, &log));
+    t->torn = false;
     t->done += count;
     return DP_OK;
 }
@@ -927,10 +937,12 @@ static dp_status trainer_share(trainer *t, bool came_back)
     return DP_OK;
 }
 
-static dp_status trainer_return(trainer *t, const dp_loader_info *at, bool came_back)
+static dp_status trainer_return(trainer *t, bool came_back)
 {
     DP_TRY(dp_recover(t->ctx));
-    DP_TRY(dp_loader_seek(t->loader, at->epoch, at->number));
+    if (t->torn)
+        DP_TRY(dp_loader_seek(t->loader, t->batch.epoch, t->batch.number));
+    t->torn = false; /* what is shared may have another place already when another one dies */
     return trainer_share(t, came_back);
 }
 
@@ -947,16 +959,15 @@ static void trainer_check(trainer *t)
 static bool comes_back; /* this process, when others train */
 static bool admits;     /* all, before each step */
 
-static dp_status train_once(trainer *t, dp_loader_info *at, bool came_back, bool *out_end)
+static dp_status train_once(trainer *t, bool came_back)
 {
     bool came = came_back;
     if (admits && !came_back)
         DP_TRY(dp_admit(t->ctx, &came));
     if (came)
         DP_TRY(trainer_share(t, came_back));
-    CHECK_OK(dp_loader_info_get(t->loader, at));
     dp_scope *scope = dp_scope_begin(t->ctx);
-    dp_status status = trainer_step(t, scope, out_end);
+    dp_status status = trainer_step(t, scope);
     dp_scope_end(scope);
     return status;
 }
@@ -964,23 +975,17 @@ static dp_status train_once(trainer *t, dp_loader_info *at, bool came_back, bool
 static void train(void)
 {
     trainer t;
-    dp_loader_info at = {.epoch = 0};
     int tries = 0;
     bool fresh = comes_back;
     trainer_create(&t);
-    while (at.epoch < EPOCHS) {
-        bool end = false;
-        CHECK_OK(dp_loader_info_get(t.loader, &at));
-        dp_status status = train_once(&t, &at, fresh, &end);
+    while (!t.batch.ended || t.batch.epoch + 1 < EPOCHS) {
+        dp_status status = train_once(&t, fresh);
         while (status != DP_OK) {
             if (++tries == 50 || !dp_failure(t.ctx, NULL))
                 CHECK_OK(status);
-            status = trainer_return(&t, &at, fresh);
+            status = trainer_return(&t, fresh);
         }
         fresh = false;
-        if (end && ++at.epoch == EPOCHS)
-            break;
-        CHECK_OK(dp_loader_info_get(t.loader, &at));
     }
     trainer_check(&t);
     dp_close(t.ctx);
@@ -1044,9 +1049,9 @@ TEST_SLOW(who_was_started_again_comes_back, 90)
     one_comes_back(2, 1, 1);
 }
 
-/* A process whose number is taken waits at the door. It is not let in, and those that look for the
-   one that has the number, when that has died, do not find it in its place. */
-static void imitate(void)
+/* Where all places are taken one more waits at the door. It is not let in, and those that look for
+   one that has died do not find it in its place. */
+static void come_too_early(void)
 {
     dp_ctx *ctx;
     set("DP_REJOIN", "1");
@@ -1057,7 +1062,7 @@ static void imitate(void)
         DP_ERR_TIMEOUT); /* unless it is killed before */
 }
 
-static void one_is_imitated(void)
+static void one_waits_for_a_place(void)
 {
     dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
     meet(world);
@@ -1067,27 +1072,159 @@ static void one_is_imitated(void)
         CHECK(!came);
         rest(10);
     }
-    for (int left = world; left > 1; left--) {
-        meet(left);
-        if (me == left - 1)
-            kill_me();
-        wait_for_failure(ctx);
-        double begun = now_ms();
-        CHECK_OK(dp_recover(ctx));
-        CHECK(now_ms() - begun < TIMEOUT_MS / 3); /* it waits for nobody */
-        check_place(ctx, me, left - 1, 1, world - left + 1);
+    meet(world);
+    if (me == world - 1)
+        kill_me();
+    wait_for_failure(ctx);
+    double begun = now_ms();
+    CHECK_OK(dp_recover(ctx));
+    CHECK(now_ms() - begun < TIMEOUT_MS / 3); /* it waits for nobody */
+    check_place(ctx, me, world - 1, 1, 1);
+    dp_close(ctx);
+}
+
+TEST_SLOW(who_comes_before_there_is_a_place_waits, 60)
+{
+    start_world(3, one_waits_for_a_place);
+    pid_t other = start(1, come_too_early);
+    CHECK_INT(end_world(), 1);
+    CHECK_INT(kill(other, SIGKILL), 0);
+    CHECK_INT(waitpid(other, NULL, 0), other);
+}
+
+/* ---- more than there were ------------------------------------------------------------------*/
+
+enum { LIMIT = 5 };
+
+static const char *machines; /* a letter each; NULL: they are where they are */
+static const char *listens;  /* NULL: at ports of any number; or DP_PORTS */
+static bool has_addresses;
+
+static dp_status open_to_grow(int timeout_ms, dp_ctx **out)
+{
+    static const dp_coll_ops *colls[2];
+    dp_config config = {.device_count = 1, .recovers = true, .timeout_ms = timeout_ms};
+    set_number("DP_PROCESS_LIMIT", LIMIT);
+    if (machines == NULL) {
+        use_devices(&config);
+        use_name();
+        return dp_open(&config, out);
+    }
+    colls[0] = boot_coll();
+    config.colls = colls;
+    use_tcp();
+    set("DP_MACHINE", (char[]){machines[me], '\0'});
+    if (has_addresses)
+        set("DP_INTERFACE", "lo");
+    if (listens != NULL)
+        set("DP_PORTS", listens);
+    return dp_open(&config, out);
+}
+
+static void check_sums(dp_ctx *ctx)
+{
+    dp_info info = info_of(ctx);
+    CHECK_INT(sum_of(ctx, info.process), info.process_count * (info.process_count - 1) / 2);
+    if (machines == NULL)
+        check_ranks(ctx);
+}
+
+/* Until as many are here as there may be; then one dies. */
+static void grow(void)
+{
+    dp_ctx *ctx;
+    CHECK_OK(open_to_grow(TIMEOUT_MS, &ctx));
+    check_sums(ctx);
+    while (info_of(ctx).process_count < LIMIT) {
+        bool came;
+        rest(2);
+        CHECK_OK(dp_admit(ctx, &came));
+        check_sums(ctx);
+    }
+    int own = info_of(ctx).process;
+    atomic_fetch_add(created, 1);
+    while (atomic_load(created) < LIMIT)
+        rest(1);
+    if (own == 1)
+        kill_me();
+    wait_for_failure(ctx);
+    CHECK_OK(dp_recover(ctx));
+    CHECK_INT(info_of(ctx).process, own > 1 ? own - 1 : own);
+    CHECK_INT(info_of(ctx).process_count, LIMIT - 1);
+    check_sums(ctx);
+    dp_close(ctx);
+}
+
+static void come_later(void)
+{
+    set("DP_REJOIN", "1");
+    grow();
+}
+
+static void two_become_five(void)
+{
+    start_world(2, grow);
+    for (int p = world; p < LIMIT; p++)
+        pids[p] = start(p, come_later);
+    world = LIMIT;
+    CHECK_INT(end_world(), 1);
+}
+
+TEST_SLOW(a_job_grows, 60)
+{
+    two_become_five();
+}
+
+#if !defined(TEST_SIM)
+TEST_SLOW(a_job_grows_over_machines, 90)
+{
+    static const char *const where[] = {"aaaaa", "aabca", "abbca"};
+    char ports[24];
+    for (int i = 0; i < 4; i++) {
+        port = free_port();
+        snprintf(ports, sizeof ports, "%d-%d", port + 10, port + 50);
+        machines = where[i % 3];
+        has_addresses = i > 0;
+        listens = i == 3 ? ports : NULL;
+        two_become_five();
+    }
+}
+
+/* Inside a machine they have no addresses. */
+static void nobody_comes(void)
+{
+    dp_ctx *ctx;
+    CHECK_OK(open_to_grow(TIMEOUT_MS, &ctx));
+    for (int64_t ended = 0; ended == 0;) {
+        bool came;
+        CHECK_OK(dp_admit(ctx, &came));
+        CHECK(!came);
+        ended = atomic_load(created);
+        CHECK_OK(dp_all_reduce_i64(ctx, &ended, 1, DP_OP_MAX));
+        rest(2);
     }
     dp_close(ctx);
 }
 
-TEST_SLOW(who_has_a_number_that_is_taken_waits, 60)
+static void come_from_elsewhere(void)
 {
-    start_world(3, one_is_imitated);
-    pid_t other = start(1, imitate);
-    CHECK_INT(end_world(), 2);
-    CHECK_INT(kill(other, SIGKILL), 0);
-    CHECK_INT(waitpid(other, NULL, 0), other);
+    dp_ctx *ctx;
+    set("DP_REJOIN", "1");
+    CHECK_ERROR(open_to_grow(TIMEOUT_MS, &ctx), DP_ERR_UNSUPPORTED,
+                "the job has met inside another machine: set DP_INTERFACE for all");
+    atomic_store(created, 1);
 }
+
+TEST_SLOW(who_cannot_be_reached_is_not_let_in, 60)
+{
+    port = free_port();
+    machines = "aab";
+    has_addresses = false;
+    start_world(2, nobody_comes);
+    finish(start(2, come_from_elsewhere), 2);
+    CHECK_INT(end_world(), 0);
+}
+#endif
 
 /* ---- at random moments ----------------------------------------------------------------------- */
 

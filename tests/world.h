@@ -29,6 +29,8 @@ static const char *const all_variables[] = {
     "DP_PORTS",
     "DP_INTERFACE",
     "DP_TIMEOUT",
+    "DP_REJOIN",
+    "DP_PROCESS_LIMIT",
     "DP_MACHINE",
     "DP_DEVICES",
     "RANK",

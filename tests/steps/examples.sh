@@ -237,6 +237,21 @@ dprun: process 1 is started again, 1 of 2" -n 2 --respawn 2 \
             echo here $DP_REJOIN-; [ $DP_PROCESS != 1 ] || exit 5
             until [ -e "$0" ]; do sleep 0.1; done' \
         "$(rm -f "$LOGS/dprun.again"; echo "$LOGS/dprun.again")"
+    dprun_ends "who fails three times in a minute stays out" 0 "[0] limit 4
+dprun: process 1 ended with exit status 5
+dprun: process 1 ended with exit status 5
+dprun: process 1 ended with exit status 5
+dprun: process 1 has failed 3 times within a minute: it stays out
+dprun: process 1 is started again
+dprun: process 1 is started again" -n 2 --elastic 1:4 \
+        sh -c '[ $DP_PROCESS = 0 ] || { echo >>"$0"; exit 5; }
+            echo limit $DP_PROCESS_LIMIT
+            until [ $(wc -l <"$0") = 3 ]; do sleep 0.1; done
+            sleep 2' "$(: >"$LOGS/dprun.elastic"; echo "$LOGS/dprun.elastic")"
+    dprun_ends "fewer than there have to be" 5 "dprun: process 1 ended with exit status 5" -n 2 \
+        --elastic 2:4 sh -c '[ $DP_PROCESS = 0 ] || exit 5; exec sleep 1000'
+    dprun_ends "to join others" 0 "[0] 1 a:9 0 1" --join --addr a:9 \
+        sh -c 'echo $DP_REJOIN $DP_ADDR $DP_PROCESS $DP_PROCESS_COUNT'
     dprun_ends "who does not hear SIGTERM is killed" 5 "dprun: process 0 ended with exit status 5" \
         -n 2 --grace 1 sh -c 'if [ $DP_PROCESS = 0 ]; then
                 until [ -e "$0" ]; do sleep 0.1; done
@@ -260,12 +275,14 @@ dprun: starting again, 1 of 1" --restarts=1 sh -c 'exit 3'
     dprun_ends "a program that is not there" 127 \
         "dprun: ./nothing: No such file or directory" -n 2 --restarts 9 ./nothing
     for line in "" "-n 0 true" "-n 2x true" "--nothing true" "--nodes 2 true" "--bind x true" \
-        "--nodes 2 --node 2 --addr a:1 true" "--nodes 2 --node 1 --addr a:x true" "--addr"; do
+        "--nodes 2 --node 2 --addr a:1 true" "--nodes 2 --node 1 --addr a:x true" "--addr" \
+        "--addr a:1 true" "--join true" "--elastic 1 true" "--elastic 1:x true" \
+        "-n 2 --elastic 3:4 true" "-n 2 --elastic 1:1 true" "--elastic 1:2 --spare 1 true"; do
         # shellcheck disable=SC2086
         got+=$(timeout -k 9 100 build/examples/dprun $line 2>&1 </dev/null)
         got+=" $?"$'\n'
     done
-    dprun_result "wrong options" "$(grep -c '^dprun: .*; dprun -h says what there is 2$' <<<"$got")" 9
+    dprun_result "wrong options" "$(grep -c '^dprun: .*; dprun -h says what there is 2$' <<<"$got")" 16
     dprun_result "stdin is for process 0" "$(printf 'a\nb\n' |
         timeout -k 9 100 build/examples/dprun -n 2 wc -l | LC_ALL=C sort)" "[0] 2
 [1] 0"
