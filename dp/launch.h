@@ -2412,8 +2412,10 @@ DP__COLD static dp_status dp__find_neighbours(const dp_bootstrap *boot, const dp
 
 enum {
     DP__ROLL_MAGIC = 0x3170726c,
-    DP__REACH_MS = 1500, /* who does not answer by then cannot be reached */
-    DP__ANSWER_MS = 200  /* before those that wait go on to another one */
+    DP__REACH_MS = 1500,      /* who does not answer by then cannot be reached */
+    DP__ANSWER_MS = 200,      /* before those that wait go on to another one */
+    DP__MEET_LEAST_MS = 1000, /* who has been offered a part comes by then */
+    DP__MEET_MOST_MS = 5000
 };
 
 typedef struct dp__seat { /* of a process, for as long as it lives */
@@ -3186,11 +3188,11 @@ static dp_status dp__guest_seated(const dp__launch *launch, dp__roll **roll, int
 }
 
 /* Until the others let this process in. */
-static dp_status dp__knock(const dp__launch *launch, dp__roll **roll, int timeout_ms,
+static dp_status dp__knock(const dp__launch *launch, dp__roll **roll, uint64_t until_ns,
                            dp__tally *out)
 {
     const char *why = "";
-    uint64_t until_ns = dp__os_after_ms(timeout_ms);
+    double seconds = dp__os_ms_until(until_ns) * 1e-3;
     for (int round = 0; dp__os_ms_until(until_ns) > 0; round++) {
         int fd = -1;
         dp_status status = dp__knock_once(*roll, round, until_ns, out, &fd, &why);
@@ -3204,7 +3206,7 @@ static dp_status dp__knock(const dp__launch *launch, dp__roll **roll, int timeou
     return dp_error(DP_ERR_TIMEOUT,
                     "a job that runs %s has not let this process in within %.3g s: the others have "
                     "to call dp_admit, and there has to be room for one more%s%s",
-                    launch->where, timeout_ms * 1e-3, why[0] != '\0' ? "; " : "", why);
+                    launch->where, seconds, why[0] != '\0' ? "; " : "", why);
 }
 
 /* ==== >>spawn ==================================================================================

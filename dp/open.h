@@ -450,30 +450,48 @@ static dp_status dp__open_guest_met(dp_config *config, dp__roll *roll, const dp_
 
 static atomic_bool dp__guest_came; /* contexts that this process opens later are met by all */
 
-/* $DP_REJOIN: the others run already. */
+/* Until the others let this process in, and all have met. */
+static dp_status dp__open_guest_once(const dp_config *config, const dp__launch *launch,
+                                     uint64_t until_ns, bool *out_again, dp_ctx **out)
+{
+    dp__tally tally;
+    dp_config own = *config;
+    bool far = launch->host[0] != '\0' && !dp__is_loopback(launch->host);
+    dp__roll *roll = dp__roll_make(launch, 0, 0, 1);
+    *out_again = false;
+    if (roll == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for a process");
+    dp_status status = dp__roll_seat(roll, NULL, far);
+    if (status == DP_OK)
+        status = dp__knock(launch, &roll, until_ns, &tally);
+    if (status == DP_OK) {
+        status = dp__open_guest_met(&own, roll, &tally, DP__MEET_MOST_MS, out);
+        *out_again = dp_status_class(status) == DP_CLASS_JOB;
+    }
+    if (status != DP_OK)
+        dp__roll_close(roll, true);
+    return status;
+}
+
+/* $DP_REJOIN: the others run already. If one of them dies while they meet with this one, they begin
+   anew. */
 static dp_status dp__open_guest(dp_config *config, dp_ctx **out)
 {
     int timeout_ms;
+    bool again;
     dp__launch launch;
-    dp__tally tally;
+    dp_status status;
     DP_TRY(dp__join_timeout(config, &timeout_ms));
     DP_TRY(dp__launch_read(config->job, &launch));
     if (!config->recovers || launch.place[0] == '\0')
         return dp_error(DP_ERR_UNSUPPORTED, "dp_open: DP_REJOIN is set, but %s",
                         !config->recovers ? "config.recovers is not"
                                           : "no launcher has started this process");
-    dp__roll *roll = dp__roll_make(&launch, 0, 0, 1);
-    if (roll == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for a process");
-    dp_status status =
-        dp__roll_seat(roll, NULL, launch.host[0] != '\0' && !dp__is_loopback(launch.host));
+    uint64_t until_ns = dp__os_after_ms(timeout_ms);
+    do {
+        status = dp__open_guest_once(config, &launch, until_ns, &again, out);
+    } while (again && dp__os_ms_until(until_ns) > 0);
     if (status == DP_OK)
-        status = dp__knock(&launch, &roll, timeout_ms, &tally);
-    if (status == DP_OK)
-        status = dp__open_guest_met(config, roll, &tally, timeout_ms, out);
-    if (status != DP_OK)
-        dp__roll_close(roll, true);
-    else
         atomic_store(&dp__guest_came, true);
     return status;
 }

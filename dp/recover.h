@@ -115,11 +115,7 @@ static dp_status dp__devices_drain(dp_ctx *ctx)
     return DP_OK;
 }
 
-enum {
-    DP__RECOVER_TRIES = 4, /* more than there can be deaths */
-    DP__MEET_LEAST_MS = 1000,
-    DP__MEET_MOST_MS = 5000
-};
+enum { DP__RECOVER_TRIES = 4 }; /* more than there can be deaths */
 
 typedef struct dp__recovering {
     const char *fn;

@@ -45,7 +45,8 @@ static const char *const variables[] = {"DP_LAUNCH",
                                         "SLURM_STEP_NUM_NODES",
                                         "DP_PORTS",
                                         "DP_INTERFACE",
-                                        "DP_TIMEOUT"};
+                                        "DP_TIMEOUT",
+                                        "DP_PROCESS_LIMIT"};
 enum { VARIABLES = sizeof variables / sizeof variables[0] };
 
 static int opened; /* devices of a context */
