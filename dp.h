@@ -815,19 +815,24 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    later. One that still computes is waited for, at least half of timeout_ms. If another one dies
    meanwhile, recovery begins anew. config.recovers costs each process an open port from dp_open to
    dp_close. MPI ends all processes when one has died: dp_open with both is UNSUPPORTED. So is
-   dp_recover with share_params; recovers with shards is INVALID.
+   dp_recover with share_params.
 
    Processes can come later: new ones, and those that were started again. They have the environment
    of the others and $DP_REJOIN = 1, as dprun --respawn and dprun --join say; any DP_PROCESS will
    do. There is room for as many as at first, or for $DP_PROCESS_LIMIT, the same in all that are
    there at first. The first dp_open of such a process waits until the others call dp_admit and
-   there is room. Then, before any other collective call, it makes the wrappers that the others
-   have, in the same order (by dp_distributed). The rest is as after dp_recover: all share what the
-   furthest process has, and it goes on where the others return from dp_admit.
+   there is room; who waits already may have it in dp_recover. Then, before any other collective
+   call, it makes the wrappers that the others have, in the same order (by dp_distributed). The rest
+   is as after dp_recover: all share what the furthest process has, and it goes on where the others
+   return from dp_admit.
 
    It finds process 0, whichever that is by then: inside a machine by a name, else at the host of
    $DP_ADDR, eight ports behind the one there, or in $DP_PORTS. Processes that have met inside one
-   machine have addresses for others only if DP_INTERFACE is set.                                 */
+   machine have addresses for others only if DP_INTERFACE is set.
+
+   With shards a job goes on only as a whole: dp_recover waits for processes in the place of those
+   that have died, at least half of timeout_ms, and is a TIMEOUT if they have not come; then try
+   again. So training that has lost and gained processes ends with the same bits.                 */
 
 /* All that are left call this. An error: the job stays failed, and only dp_close is left, or
    another try. STATE: the job has not failed, config.recovers was not set, or dp_open met no other

@@ -18,8 +18,9 @@
      >>meeting    from the environment to a tree
      >>world      what a context knows of its other processes
      >>roll       who is left after a failure
-     >>calling    how they find out
      >>guests     who comes when a job runs
+     >>calling    how they find out who is left
+     >>knocking   how one of them comes
      >>spawn      processes without a launcher
 */
 
@@ -1226,6 +1227,7 @@ typedef struct dp__server {
     bool full;         /* nobody is accepted before those that are pending are gone */
     int rejected;      /* connections without the right proof */
     bool (*hear)(void *user, int peer, int fd); /* of a roll call: false: it has gone again */
+    bool (*knows)(void *user, int peer, uint64_t listens); /* false: another one is that process */
     void *user;
     char said[DP__SAID_BYTES]; /* why the last process was refused */
 } dp__server;
@@ -1297,6 +1299,8 @@ static bool dp__server_admits(dp__server *server, const dp__join_request *reques
              (!server->all && dp__parent(who) != server->process))
         snprintf(said, DP__SAID_BYTES, "process %d does not belong behind process %d", who,
                  server->process);
+    else if (server->knows != NULL && !server->knows(server->user, peer, request->listens))
+        snprintf(said, DP__SAID_BYTES, "another process has come in the place of process %d", who);
     else
         return true;
     return false;
@@ -2453,6 +2457,7 @@ struct dp__roll {
     dp__guest *guests; /* as many as there are seats; in no order */
     dp__launch door;   /* where it is; its place is "": nowhere */
     int door_listener; /* of process 0; else -1 */
+    bool whole;        /* the job goes on only if no seat is empty */
     uint32_t wrappers; /* that guests have to make, too, before anything else */
     size_t bytes;
     struct dp__job *before; /* the jobs that were: their memory may be in use */
@@ -2593,17 +2598,21 @@ static const char *dp__seat_host(const dp__roll *roll, int seat)
 }
 
 /* $DP_PROCESS_LIMIT: the job may have more processes later than it has now. */
-static dp_status dp__roll_limit(int count, int *out)
+static dp_status dp__roll_limit(int count, bool whole, int *out)
 {
     *out = count;
-    return dp__os_env("DP_PROCESS_LIMIT") != NULL
-               ? dp__env_number("DP_PROCESS_LIMIT", count, DP__PROCESSES_MAX, out)
-               : DP_OK;
+    if (dp__os_env("DP_PROCESS_LIMIT") != NULL)
+        DP_TRY(dp__env_number("DP_PROCESS_LIMIT", count, DP__PROCESSES_MAX, out));
+    return !whole || *out == count
+               ? DP_OK
+               : dp_error(DP_ERR_INVALID,
+                          "DP_PROCESS_LIMIT is %d, and with shards a job of %d does not grow", *out,
+                          count);
 }
 
 /* While a context opens. It is closed with the context, however that goes. */
 static dp_status dp__roll_open(const dp_bootstrap *boot, const dp__launch *launch, bool far,
-                               dp__roll **out)
+                               bool whole, dp__roll **out)
 {
     bool by_tree = boot->all_gather == dp__tree_all_gather;
     if (dp__backend_mpi != NULL && boot->all_gather == dp__backend_mpi->all_gather)
@@ -2611,10 +2620,11 @@ static dp_status dp__roll_open(const dp_bootstrap *boot, const dp__launch *launc
                         "config.recovers: MPI has brought the processes together, and it ends them "
                         "all when one of them dies");
     int limit;
-    DP_TRY(dp__roll_limit(boot->process_count, &limit));
+    DP_TRY(dp__roll_limit(boot->process_count, whole, &limit));
     *out = dp__roll_make(launch, boot->process, boot->process_count, limit);
     if (*out == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", limit);
+    (*out)->whole = whole;
     return dp__roll_seat(*out, by_tree ? boot->user : NULL, far);
 }
 
@@ -2640,6 +2650,12 @@ static dp_status dp__roll_meet(const dp_bootstrap *boot, dp__roll *roll)
     return DP_OK;
 }
 
+/* Which of all that have had that seat it is of. */
+static uint64_t dp__seat_holder(const dp__seat *seat)
+{
+    return seat->machine + seat->port;
+}
+
 /* The number of a seat's process in a roster. */
 static int dp__seat_number(const dp__roster *roster, int seat, unsigned char mark)
 {
@@ -2649,8 +2665,10 @@ static int dp__seat_number(const dp__roster *roster, int seat, unsigned char mar
     return number;
 }
 
-/* ==== >>calling ==================================================================================
-   The roll is called: this process leads, or another one does.                                   */
+/* ==== >>guests =================================================================================
+   Processes that come later wait at the door of those that run.                                 */
+
+enum { DP__KNOCK_MS = 10, DP__GREET_MS = 300 };
 
 typedef struct dp__tally { /* of the leader: who is left; or why this process is not */
     uint32_t magic;
@@ -2663,6 +2681,115 @@ typedef struct dp__tally { /* of the leader: who is left; or why this process is
     char text[DP__SAID_BYTES];
 } dp__tally;
 _Static_assert(sizeof(dp__tally) == 56 + DP__SAID_BYTES, "what travels has no gaps");
+
+/* The other side of dp__handshake; false: it is none of this job. */
+static bool dp__handshake_answer(int fd, dp__key key, dp__join_request *out, uint64_t until_ns)
+{
+    uint64_t proof;
+    dp__challenge challenge = {DP__CHALLENGE_MAGIC, DP_VERSION, dp__os_random(), 0};
+    if (dp__wire_receive(fd, out, sizeof *out, until_ns) != DP_OK || out->magic != DP__JOIN_MAGIC)
+        return false;
+    challenge.proof = dp__proof(key, out, challenge.nonce, false);
+    return dp__wire_send(fd, &challenge, sizeof challenge, until_ns) == DP_OK &&
+           dp__wire_receive(fd, &proof, sizeof proof, until_ns) == DP_OK &&
+           proof == dp__proof(key, out, challenge.nonce, true);
+}
+
+static int dp__door_listen(const dp__launch *door)
+{
+    dp__server server = {.launch = door, .listener = -1};
+    dp__os_address at = dp__os_local(door->place);
+    int other = -1;
+    if (door->host[0] == '\0')
+        server.listener = dp__listen_at(&at, &other);
+    for (int i = 0; door->host[0] != '\0' && i < door->port_count && server.listener < 0; i++)
+        (void)dp__listen_on(&server, door->host, door->port + i);
+    dp__os_close(other);
+    return server.listener;
+}
+
+static void dp__door_open(dp__roll *roll)
+{
+    if (roll->door_listener < 0 && roll->door.place[0] != '\0')
+        roll->door_listener = dp__door_listen(&roll->door);
+}
+
+/* Process 0 is at the door, as it leads when the roll is called. One that was it before may have to
+   leave it first: then those that wait come again. */
+static void dp__door_keep(dp__roll *roll)
+{
+    bool first = dp__seat_number(&roll->job, roll->own, DP__MEMBER) == 0;
+    if (!first)
+        dp__door_leave(roll);
+    else
+        dp__door_open(roll);
+}
+
+/* Why one that has come can never be let in. */
+static void dp__guest_refuse(int fd, uint64_t until_ns, const char *why)
+{
+    dp__tally tally = {.magic = DP__ROLL_MAGIC, .status = DP_ERR_UNSUPPORTED};
+    snprintf(tally.text, sizeof tally.text, "%s", why);
+    (void)dp__wire_send(fd, &tally, sizeof tally, until_ns);
+    dp__os_close(fd);
+}
+
+/* It waits, if it is one of this job's. */
+static void dp__guest_greet(dp__roll *roll, int fd, uint64_t until_ns)
+{
+    dp__join_request request;
+    dp__guest guest = {.fd = fd, .place = -1};
+    int slot = 0;
+    while (slot < roll->count && roll->guests[slot].fd >= 0)
+        slot++;
+    if (slot == roll->count || (roll->door.host[0] == '\0' && !dp__os_same_user(fd)) ||
+        !dp__handshake_answer(fd, roll->door.key, &request, until_ns) ||
+        request.version != DP_VERSION ||
+        dp__wire_receive(fd, &guest.seat, sizeof guest.seat, until_ns) != DP_OK) {
+        dp__os_close(fd);
+        return;
+    }
+    guest.seat.host[sizeof guest.seat.host - 1] = '\0';
+    guest.seat.key = roll->launch.key;
+    if (guest.seat.machine != roll->seats[roll->own].machine &&
+        dp__seat_address(roll, roll->own)[0] == '\0')
+        dp__guest_refuse(fd, until_ns,
+                         "the job has met inside another machine: set DP_INTERFACE for all, and "
+                         "DP_ADDR=host:port, so that its processes have addresses");
+    else
+        roll->guests[slot] = guest;
+}
+
+/* How many wait, without waiting for anybody else. */
+static int dp__door_attend(dp__roll *roll)
+{
+    bool full;
+    char none;
+    int count = 0;
+    uint64_t until_ns = dp__os_after_ms(DP__GREET_MS);
+    for (int fd = 0; roll->door_listener >= 0 && fd >= 0 && dp__os_ms_until(until_ns) > 0;) {
+        fd = dp__os_accept(roll->door_listener, &full);
+        if (fd >= 0)
+            dp__guest_greet(roll, fd, until_ns);
+    }
+    for (int g = 0; g < roll->count; g++) {
+        dp__guest *guest = &roll->guests[g];
+        if (guest->fd >= 0 && dp__os_receive(guest->fd, &none, 1) < 0)
+            dp__guest_drop(guest);
+        count += guest->fd >= 0;
+    }
+    return count;
+}
+
+/* Whether one can be let in now. */
+static bool dp__door_look(dp__roll *roll)
+{
+    return dp__door_attend(roll) > 0 &&
+           dp__seat_number(&roll->job, roll->count, DP__MEMBER) < roll->count;
+}
+
+/* ==== >>calling ==================================================================================
+   The roll is called: this process leads, or another one does.                                   */
 
 typedef struct dp__calling {
     dp__roll *roll;
@@ -2784,13 +2911,27 @@ static bool dp__calling_hear(void *user, int peer, int fd)
     return there;
 }
 
-/* Those that have come get an answer before their patience is over. */
-static bool dp__calling_waits(const dp__calling *calling)
+/* A process that was stopped, and has been replaced meanwhile, has the same number as another. */
+static bool dp__calling_knows(void *user, int peer, uint64_t listens)
 {
+    const dp__calling *calling = user;
+    const dp__roll *roll = calling->roll;
+    int seat = (roll->own + peer + 1) % roll->count;
+    return listens == dp__seat_holder(&roll->seats[seat]);
+}
+
+/* Those that have come get an answer before their patience is over. */
+static bool dp__calling_waits(const dp__calling *calling, int guests)
+{
+    const dp__roll *roll = calling->roll;
     bool waits = false;
-    for (int s = 0; s < calling->roll->count && !waits; s++)
-        waits = dp__is_awaited(calling->roll, s);
-    return waits && dp__os_ms_until(calling->server.until_ns) > DP__ANSWER_MS;
+    int missing = 0;
+    for (int s = 0; s < roll->count; s++) {
+        waits = waits || dp__is_awaited(roll, s);
+        missing += roll->fates[s] != DP__CAME;
+    }
+    return (waits || (roll->whole && guests < missing)) &&
+           dp__os_ms_until(calling->server.until_ns) > DP__ANSWER_MS;
 }
 
 /* Whether those that have come may speak for all of a roster. */
@@ -2836,6 +2977,14 @@ static bool dp__guest_sits(dp__roll *roll, int seat, int *next)
     return true;
 }
 
+static dp_status dp__not_whole(const dp__roll *roll)
+{
+    return dp_error(DP_ERR_TIMEOUT,
+                    "only %d of %d processes are here: with shards each has to be replaced when it "
+                    "has died (DP_REJOIN)",
+                    dp__seat_number(&roll->job, roll->count, DP__OFFERED), roll->count);
+}
+
 /* What is offered to all that have come and are of the job. */
 static dp_status dp__tally_make(dp__calling *calling)
 {
@@ -2851,14 +3000,18 @@ static dp_status dp__tally_make(dp__calling *calling)
         return dp_error(DP_ERR_TIMEOUT, "the others have gone on without this process");
     if (!dp__has_majority(roll, DP__MEMBER) || (offers && !dp__has_majority(roll, DP__OFFERED)))
         return dp__no_majority(roll);
+    bool full = true;
     uint64_t machine = roll->seats[roll->own].machine;
     for (int s = 0, guest = 0; s < roll->count; s++) {
         bool member = (roll->heard.seats[s] & DP__MEMBER) != 0;
-        bool joins = member ? roll->fates[s] == DP__CAME : dp__guest_sits(roll, s, &guest);
+        bool joins = (member && roll->fates[s] == DP__CAME) || dp__guest_sits(roll, s, &guest);
+        full = full && joins;
         roll->job.seats[s] =
             (unsigned char)((roll->job.seats[s] & DP__MEMBER) | (joins ? DP__OFFERED : 0));
         tally->far = tally->far || (joins && roll->seats[s].machine != machine);
     }
+    if (roll->whole && !full)
+        return dp__not_whole(roll);
     tally->number = roll->job.offer = newest + 1;
     if (!dp__os_secret((uint64_t *)&tally->key, sizeof tally->key))
         return dp_error(DP_ERR_UNSUPPORTED, "the system has no random numbers for a secret");
@@ -2911,11 +3064,14 @@ static dp_status dp__roll_lead(dp__calling *calling)
                            .at = roll->at,
                            .until_ns = calling->until_ns,
                            .hear = dp__calling_hear,
+                           .knows = dp__calling_knows,
                            .user = calling};
     roll->launch.numbered = true;
     roll->fates[roll->own] = DP__CAME;
     dp_status status = dp__server_open(server);
-    while (status == DP_OK && dp__calling_waits(calling)) {
+    if (roll->whole)
+        dp__door_open(roll);
+    while (status == DP_OK && dp__calling_waits(calling, roll->whole ? dp__door_attend(roll) : 0)) {
         for (int s = 0; s < roll->count; s++)
             if (dp__is_awaited(roll, s))
                 dp__seat_probe(calling, s);
@@ -2982,6 +3138,7 @@ static dp_status dp__roll_follow(dp__calling *calling, int leader)
                                 .version = DP_VERSION,
                                 .process = dp__seat_place(roll, roll->own, leader),
                                 .process_count = roll->count,
+                                .listens = dp__seat_holder(&roll->seats[roll->own]),
                                 .patience_ms = (uint32_t)patience_ms};
     int fd = dp__seat_find(roll, leader, &at) ? dp__os_connect(&at) : -1;
     dp__os_watch watch = {.fd = fd, .events = POLLOUT};
@@ -3049,102 +3206,8 @@ static void dp__roll_commit(dp__roll *roll)
     job->ballot = job->offer;
 }
 
-/* ==== >>guests =================================================================================
-   A process that was started again waits at the door of those that run.                         */
-
-enum { DP__KNOCK_MS = 10, DP__GREET_MS = 300 };
-
-/* The other side of dp__handshake; false: it is none of this job. */
-static bool dp__handshake_answer(int fd, dp__key key, dp__join_request *out, uint64_t until_ns)
-{
-    uint64_t proof;
-    dp__challenge challenge = {DP__CHALLENGE_MAGIC, DP_VERSION, dp__os_random(), 0};
-    if (dp__wire_receive(fd, out, sizeof *out, until_ns) != DP_OK || out->magic != DP__JOIN_MAGIC)
-        return false;
-    challenge.proof = dp__proof(key, out, challenge.nonce, false);
-    return dp__wire_send(fd, &challenge, sizeof challenge, until_ns) == DP_OK &&
-           dp__wire_receive(fd, &proof, sizeof proof, until_ns) == DP_OK &&
-           proof == dp__proof(key, out, challenge.nonce, true);
-}
-
-static int dp__door_listen(const dp__launch *door)
-{
-    dp__server server = {.launch = door, .listener = -1};
-    dp__os_address at = dp__os_local(door->place);
-    int other = -1;
-    if (door->host[0] == '\0')
-        server.listener = dp__listen_at(&at, &other);
-    for (int i = 0; door->host[0] != '\0' && i < door->port_count && server.listener < 0; i++)
-        (void)dp__listen_on(&server, door->host, door->port + i);
-    dp__os_close(other);
-    return server.listener;
-}
-
-/* Process 0 is at the door, as it leads when the roll is called. One that was it before may have to
-   leave it first: then those that wait come again. */
-static void dp__door_keep(dp__roll *roll)
-{
-    bool first = dp__seat_number(&roll->job, roll->own, DP__MEMBER) == 0;
-    if (!first)
-        dp__door_leave(roll);
-    else if (roll->door_listener < 0 && roll->door.place[0] != '\0')
-        roll->door_listener = dp__door_listen(&roll->door);
-}
-
-/* Why one that has come can never be let in. */
-static void dp__guest_refuse(int fd, uint64_t until_ns, const char *why)
-{
-    dp__tally tally = {.magic = DP__ROLL_MAGIC, .status = DP_ERR_UNSUPPORTED};
-    snprintf(tally.text, sizeof tally.text, "%s", why);
-    (void)dp__wire_send(fd, &tally, sizeof tally, until_ns);
-    dp__os_close(fd);
-}
-
-/* It waits, if it is one of this job's. */
-static void dp__guest_greet(dp__roll *roll, int fd, uint64_t until_ns)
-{
-    dp__join_request request;
-    dp__guest guest = {.fd = fd, .place = -1};
-    int slot = 0;
-    while (slot < roll->count && roll->guests[slot].fd >= 0)
-        slot++;
-    if (slot == roll->count || (roll->door.host[0] == '\0' && !dp__os_same_user(fd)) ||
-        !dp__handshake_answer(fd, roll->door.key, &request, until_ns) ||
-        request.version != DP_VERSION ||
-        dp__wire_receive(fd, &guest.seat, sizeof guest.seat, until_ns) != DP_OK) {
-        dp__os_close(fd);
-        return;
-    }
-    guest.seat.host[sizeof guest.seat.host - 1] = '\0';
-    guest.seat.key = roll->launch.key;
-    if (guest.seat.machine != roll->seats[roll->own].machine &&
-        dp__seat_address(roll, roll->own)[0] == '\0')
-        dp__guest_refuse(fd, until_ns,
-                         "the job has met inside another machine: set DP_INTERFACE for all, and "
-                         "DP_ADDR=host:port, so that its processes have addresses");
-    else
-        roll->guests[slot] = guest;
-}
-
-/* Without waiting for anybody: whether somebody is there, and a seat is free. */
-static bool dp__door_look(dp__roll *roll)
-{
-    bool full, some = false;
-    char none;
-    uint64_t until_ns = dp__os_after_ms(DP__GREET_MS);
-    for (int fd = 0; roll->door_listener >= 0 && fd >= 0 && dp__os_ms_until(until_ns) > 0;) {
-        fd = dp__os_accept(roll->door_listener, &full);
-        if (fd >= 0)
-            dp__guest_greet(roll, fd, until_ns);
-    }
-    for (int g = 0; g < roll->count; g++) {
-        dp__guest *guest = &roll->guests[g];
-        if (guest->fd >= 0 && dp__os_receive(guest->fd, &none, 1) < 0)
-            dp__guest_drop(guest);
-        some = some || guest->fd >= 0;
-    }
-    return some && dp__seat_number(&roll->job, roll->count, DP__MEMBER) < roll->count;
-}
+/* ==== >>knocking ===============================================================================
+   A process that comes later waits at the door until the others let it in.                       */
 
 /* DP_PENDING: the others have not let this one in now. */
 static dp_status dp__knock_once(dp__roll *roll, int round, uint64_t until_ns, dp__tally *out,

@@ -318,7 +318,8 @@ static dp_status dp__open_roll(dp_ctx *ctx, dp__meeting *meeting)
 {
     const dp_bootstrap *boot = meeting->boot;
     bool far = !dp__one_machine(meeting) || meeting->launch->own[0] != '\0';
-    DP_TRY(dp__agree(meeting, dp__roll_open(boot, meeting->launch, far, &ctx->roll)));
+    DP_TRY(dp__agree(
+        meeting, dp__roll_open(boot, meeting->launch, far, ctx->config.shards > 0, &ctx->roll)));
     DP_TRY(dp__agree(meeting, dp__roll_meet(boot, ctx->roll)));
     dp__door_keep(ctx->roll);
     return DP_OK;
@@ -366,10 +367,6 @@ static dp_status dp__check_config(const dp_config *config)
                         boot->process_count);
     if (boot->all_gather != NULL && config->local_only)
         return dp_error(DP_ERR_INVALID, "dp_open: local_only is set, and bootstrap is given");
-    if (config->recovers && config->shards > 0)
-        return dp_error(DP_ERR_INVALID,
-                        "dp_open: recovers is set, and shards are as many in each process, however "
-                        "many are left");
     return DP_OK;
 }
 
@@ -441,6 +438,7 @@ static dp_status dp__open_guest_met(dp_config *config, dp__roll *roll, const dp_
     DP_TRY(status);
     tree->timeout_ms = (*out)->config.timeout_ms;
     dp__far_begin(*out, tree, NULL);
+    roll->whole = config->shards > 0;
     dp__roll_commit(roll);
     dp__door_keep(roll);
     (*out)->roll = roll;

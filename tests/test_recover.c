@@ -44,6 +44,8 @@ static pid_t pids[MOST];
 static atomic_int
     *created; /* in memory that all see: how many have made all that they train with */
 
+static int shards; /* of all that are opened; 0: none */
+
 static void kill_me(void)
 {
     raise(SIGKILL);
@@ -59,7 +61,8 @@ static dp_info info_of(const dp_ctx *ctx)
 static dp_ctx *open_recovering(int devices, int timeout_ms)
 {
     dp_ctx *ctx;
-    dp_config config = {.device_count = devices, .recovers = true, .timeout_ms = timeout_ms};
+    dp_config config = {
+        .device_count = devices, .recovers = true, .timeout_ms = timeout_ms, .shards = shards};
     use_devices(&config);
     use_name();
     CHECK_OK(dp_open(&config, &ctx));
@@ -312,8 +315,10 @@ static void refused(void)
     CHECK_ERROR(dp_open(&(dp_config){.device_count = 2, .recovers = me == 1}, &plain),
                 DP_ERR_MISMATCH, "dp_open: process 1 has config.recovers, process 0 has not");
     set("DP_ADDR", "@another-place");
+    set("DP_PROCESS_LIMIT", "4");
     CHECK_ERROR(dp_open(&(dp_config){.device_count = 2, .recovers = true, .shards = 4}, &plain),
-                DP_ERR_INVALID, "dp_open: recovers is set, and shards are");
+                DP_ERR_INVALID, "DP_PROCESS_LIMIT is 4, and with shards a job of 2 does not grow");
+    unsetenv("DP_PROCESS_LIMIT");
     CHECK_OK(dp_open(&(dp_config){.device_count = 1, .job = "plain"}, &plain));
     meet(world);
     dp_abort(plain, DP_ERR_USER, "why");
@@ -878,7 +883,7 @@ typedef struct trainer {
 static dp_status read_number(dp_sample *sample, void *user)
 {
     (void)user;
-    *(float *)sample->rows[0] = (float)(sample->index + 1);
+    *(float *)sample->rows[0] = (float)(sample->index + 1) * (shards > 0 ? 0.1F : 1);
     return DP_OK;
 }
 
@@ -946,9 +951,17 @@ static dp_status trainer_return(trainer *t, bool came_back)
     return trainer_share(t, came_back);
 }
 
+static float (*ends)[WIDE]; /* with shards: what each has in the end, in memory that all see */
+
 /* Each sample counts once: every element is minus their sum. */
 static void trainer_check(trainer *t)
 {
+    dp_param_info param;
+    if (shards > 0) {
+        CHECK_OK(dp_module_param(t->par, 0, &param));
+        CHECK_OK(dp_read(t->ctx, &param.data, ends[info_of(t->ctx).process], sizeof *ends));
+        return;
+    }
     double all = (double)EPOCHS * SAMPLES * (SAMPLES + 1) / 2;
     CHECK_INT(t->done, EPOCHS * SAMPLES);
     CHECK_F64(param_of(t->par, 0, 0), -all, 0);
@@ -1049,17 +1062,86 @@ TEST_SLOW(who_was_started_again_comes_back, 90)
     one_comes_back(2, 1, 1);
 }
 
-/* Where all places are taken one more waits at the door. It is not let in, and those that look for
-   one that has died do not find it in its place. */
+/* Sums of what is not exact, in one order, whoever adds. */
+TEST_SLOW(with_shards_the_bits_are_the_same, 120)
+{
+    float want[WIDE];
+    ends = mmap(NULL, 4 * sizeof *ends, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(ends != MAP_FAILED);
+    shards = 4;
+    for (int run = 0; run < 6; run++) {
+        const int counts[] = {2, 2, 2, 4, 4, 4}, who[] = {-1, 0, 1, -1, 0, 2};
+        memset(ends, 0, 4 * sizeof *ends);
+        if (who[run] < 0) {
+            for (int p = 0; p < MOST; p++)
+                victims[p] = -1;
+            start_world(counts[run], train_and_die);
+            CHECK_INT(end_world(), 0);
+            memcpy(want, ends[0], sizeof want);
+            CHECK_F64(want[0], -0.1 * EPOCHS * SAMPLES * (SAMPLES + 1) / 2, 20);
+        } else {
+            one_comes_back(counts[run], who[run], 20);
+        }
+        for (int p = 0; p < counts[run]; p++)
+            CHECK_BYTES(ends[p], want, sizeof want);
+    }
+}
+
+/* Nobody comes in the place of one that has died; then somebody does. */
+static void whole_or_not(void)
+{
+    dp_ctx *ctx = open_recovering(1, 3000);
+    bool came = true;
+    CHECK_OK(dp_admit(ctx, &came));
+    CHECK(!came);
+    atomic_fetch_add(created, 1);
+    while (atomic_load(created) < world)
+        rest(1);
+    if (me == 1)
+        kill_me();
+    wait_for_failure(ctx);
+    dp_status status = dp_recover(ctx);
+    CHECK_ERROR(status, DP_ERR_TIMEOUT,
+                "dp_recover: only 3 of 4 processes are here: with shards each has to be replaced "
+                "when it has died (DP_REJOIN)");
+    atomic_fetch_add(created, 1);
+    while (status == DP_ERR_TIMEOUT)
+        status = dp_recover(ctx);
+    CHECK_OK(status);
+    CHECK_INT(info_of(ctx).process_count, 4);
+    CHECK_INT(sum_of(ctx, me), 6);
+    dp_close(ctx);
+}
+
+static void replace(void)
+{
+    while (atomic_load(created) < 7)
+        rest(1);
+    set("DP_REJOIN", "1");
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    CHECK_INT(info_of(ctx).process, 1);
+    CHECK_INT(sum_of(ctx, me), 6);
+    dp_close(ctx);
+}
+
+TEST_SLOW(with_shards_all_wait_for_the_one_that_is_missing, 90)
+{
+    shards = 4;
+    start_world(4, whole_or_not);
+    pid_t other = start(1, replace);
+    CHECK_INT(end_world(), 1);
+    finish(other, 1);
+}
+
+/* Where all places are taken one more waits, and has the first one that is free. Those that look
+   for who has died do not find it there. */
 static void come_too_early(void)
 {
-    dp_ctx *ctx;
     set("DP_REJOIN", "1");
-    use_name();
-    CHECK_STATUS(
-        dp_open(&(dp_config){.device_count = 1, .recovers = true, .timeout_ms = 4 * TIMEOUT_MS},
-                &ctx),
-        DP_ERR_TIMEOUT); /* unless it is killed before */
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    CHECK_INT(info_of(ctx).process, 2);
+    CHECK_INT(sum_of(ctx, 2), 3);
+    dp_close(ctx);
 }
 
 static void one_waits_for_a_place(void)
@@ -1078,18 +1160,76 @@ static void one_waits_for_a_place(void)
     wait_for_failure(ctx);
     double begun = now_ms();
     CHECK_OK(dp_recover(ctx));
-    CHECK(now_ms() - begun < TIMEOUT_MS / 3); /* it waits for nobody */
-    check_place(ctx, me, world - 1, 1, 1);
+    CHECK(now_ms() - begun < TIMEOUT_MS / 3); /* nobody is waited for */
+    if (info_of(ctx).process_count < world) {
+        bool came = false; /* it was slow */
+        while (!came)
+            CHECK_OK(dp_admit(ctx, &came));
+    }
+    CHECK_INT(info_of(ctx).process, me);
+    CHECK_INT(sum_of(ctx, me), 3);
     dp_close(ctx);
 }
 
 TEST_SLOW(who_comes_before_there_is_a_place_waits, 60)
 {
     start_world(3, one_waits_for_a_place);
-    pid_t other = start(1, come_too_early);
+    finish(start(1, come_too_early), 1);
     CHECK_INT(end_world(), 1);
-    CHECK_INT(kill(other, SIGKILL), 0);
-    CHECK_INT(waitpid(other, NULL, 0), other);
+}
+
+/* Process 2 is stopped, and another one comes in its place. When it wakes up it looks for the
+   others just when they look for each other again. */
+static void three_of_four(dp_ctx *ctx)
+{
+    CHECK_INT(sum_of(ctx, 1), 3);
+    atomic_fetch_add(created, 1);
+    while (atomic_load(created) < 7)
+        rest(1);
+    if (info_of(ctx).process == 1)
+        dp_abort(ctx, DP_ERR_USER, "again");
+    wait_for_failure(ctx);
+    CHECK_OK(dp_recover(ctx));
+    CHECK_INT(info_of(ctx).process_count, 3);
+    CHECK_INT(sum_of(ctx, 1), 3);
+    dp_close(ctx);
+}
+
+static void one_sleeps_and_is_replaced(void)
+{
+    dp_ctx *ctx = open_recovering(1, me == 2 ? TIMEOUT_MS : 3000);
+    meet(world);
+    if (me == 2) {
+        raise(SIGSTOP);
+        wait_for_failure(ctx);
+        CHECK_ERROR(dp_recover(ctx), DP_ERR_TIMEOUT, "dp_recover: of the processes");
+        dp_close(ctx);
+        return;
+    }
+    wait_for_failure(ctx);
+    CHECK_OK(dp_recover(ctx));
+    for (bool came = false; !came; rest(1))
+        CHECK_OK(dp_admit(ctx, &came));
+    three_of_four(ctx);
+}
+
+static void take_its_place(void)
+{
+    set("DP_REJOIN", "1");
+    three_of_four(open_recovering(1, TIMEOUT_MS));
+}
+
+TEST_SLOW(who_was_stopped_and_replaced_disturbs_nobody, 90)
+{
+    start_world(3, one_sleeps_and_is_replaced);
+    pid_t other = start(2, take_its_place);
+    while (atomic_load(created) < 6)
+        rest(1);
+    CHECK_INT(kill(pids[2], SIGCONT), 0);
+    rest(500);
+    atomic_fetch_add(created, 1);
+    finish(other, 2);
+    CHECK_INT(end_world(), 0);
 }
 
 /* ---- more than there were ------------------------------------------------------------------*/
