@@ -3251,11 +3251,10 @@ static dp_status dp__guest_seated(const dp__launch *launch, dp__roll **roll, int
 }
 
 /* Until the others let this process in. */
-static dp_status dp__knock(const dp__launch *launch, dp__roll **roll, uint64_t until_ns,
-                           dp__tally *out)
+static dp_status dp__knock(const dp__launch *launch, dp__roll **roll, int timeout_ms,
+                           uint64_t until_ns, dp__tally *out)
 {
     const char *why = "";
-    double seconds = dp__os_ms_until(until_ns) * 1e-3;
     for (int round = 0; dp__os_ms_until(until_ns) > 0; round++) {
         int fd = -1;
         dp_status status = dp__knock_once(*roll, round, until_ns, out, &fd, &why);
@@ -3269,7 +3268,7 @@ static dp_status dp__knock(const dp__launch *launch, dp__roll **roll, uint64_t u
     return dp_error(DP_ERR_TIMEOUT,
                     "a job that runs %s has not let this process in within %.3g s: the others have "
                     "to call dp_admit, and there has to be room for one more%s%s",
-                    launch->where, seconds, why[0] != '\0' ? "; " : "", why);
+                    launch->where, timeout_ms * 1e-3, why[0] != '\0' ? "; " : "", why);
 }
 
 /* ==== >>spawn ==================================================================================

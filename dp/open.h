@@ -450,7 +450,8 @@ static atomic_bool dp__guest_came; /* contexts that this process opens later are
 
 /* Until the others let this process in, and all have met. */
 static dp_status dp__open_guest_once(const dp_config *config, const dp__launch *launch,
-                                     uint64_t until_ns, bool *out_again, dp_ctx **out)
+                                     int timeout_ms, uint64_t until_ns, bool *out_again,
+                                     dp_ctx **out)
 {
     dp__tally tally;
     dp_config own = *config;
@@ -461,7 +462,7 @@ static dp_status dp__open_guest_once(const dp_config *config, const dp__launch *
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for a process");
     dp_status status = dp__roll_seat(roll, NULL, far);
     if (status == DP_OK)
-        status = dp__knock(launch, &roll, until_ns, &tally);
+        status = dp__knock(launch, &roll, timeout_ms, until_ns, &tally);
     if (status == DP_OK) {
         status = dp__open_guest_met(&own, roll, &tally, DP__MEET_MOST_MS, out);
         *out_again = dp_status_class(status) == DP_CLASS_JOB;
@@ -487,7 +488,7 @@ static dp_status dp__open_guest(dp_config *config, dp_ctx **out)
                                           : "no launcher has started this process");
     uint64_t until_ns = dp__os_after_ms(timeout_ms);
     do {
-        status = dp__open_guest_once(config, &launch, until_ns, &again, out);
+        status = dp__open_guest_once(config, &launch, timeout_ms, until_ns, &again, out);
     } while (again && dp__os_ms_until(until_ns) > 0);
     if (status == DP_OK)
         atomic_store(&dp__guest_came, true);

@@ -477,7 +477,7 @@ static dp_status adder_forward(dp_call *call)
     return DP_OK;
 }
 
-static int die_in_backward = -1; /* after so many */
+static atomic_int die_in_backward = -1; /* after so many */
 
 static dp_status add_to(const dp_call *call, size_t param, float sum)
 {
@@ -496,7 +496,7 @@ static dp_status adder_backward(dp_call *call)
         sum += rows[i];
     DP_TRY(add_to(call, 0, sum));
     DP_TRY(dp_grad_ready(call, 0));
-    if (die_in_backward-- == 0)
+    if (atomic_fetch_sub(&die_in_backward, 1) == 0)
         kill_me();
     return add_to(call, 1, sum);
 }
@@ -1174,7 +1174,7 @@ static void one_waits_for_a_place(void)
 TEST_SLOW(who_comes_before_there_is_a_place_waits, 60)
 {
     start_world(3, one_waits_for_a_place);
-    finish(start(1, come_too_early), 1);
+    finish(start(2, come_too_early), 2);
     CHECK_INT(end_world(), 1);
 }
 
