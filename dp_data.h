@@ -194,6 +194,12 @@ DP_MUST_USE DP_API dp_status dp_loader_save(const dp_loader *loader, dp_scope *s
                                             dp_value *out);
 DP_MUST_USE DP_API dp_status dp_loader_load(dp_loader *loader, dp_value saved);
 
+/* Goes on after the first `samples` samples of an epoch, of all ranks together; what is left is dealt
+   anew, as by dp_loader_load. For programs that go on without processes that have died: they know
+   the sum of what all have done. A loader knows its own part. With DP_SAMPLE_EXACT its rank may
+   have had its last batch, and another one not. */
+DP_MUST_USE DP_API dp_status dp_loader_resume(dp_loader *loader, int64_t epoch, int64_t samples);
+
 /* ==== >>collating ==============================================================================
    mmengine's two ways beside dp_collate (mmcv's). Lists, tuples and dicts of samples become a list
    or a dict of batches, all the way down. If samples differ in that, an error names the place. Both
@@ -1748,6 +1754,18 @@ DP_API dp_status dp_loader_load(dp_loader *loader, dp_value saved)
     DP_TRY(dp__data_usable(__func__, loader));
     DP_TRY(dp__named(__func__, dp__data_alive(loader)));
     return dp__named(__func__, dp__data_load(loader, saved));
+}
+
+DP_API dp_status dp_loader_resume(dp_loader *loader, int64_t epoch, int64_t samples)
+{
+    DP_TRY(dp__data_usable(__func__, loader));
+    DP_TRY(dp__named(__func__, dp__data_alive(loader)));
+    const dp_sampler *sampler = &loader->whole.of;
+    bool ends = sampler->sampling != DP_SAMPLE_ENDLESS && samples >= sampler->count;
+    if (samples < 0 || (ends && samples > sampler->count))
+        return dp_error(DP_ERR_INVALID, "%s: samples is %lld, of %lld", __func__,
+                        (long long)samples, (long long)sampler->count);
+    return dp__named(__func__, dp__data_deal_again(loader, epoch, samples, ends));
 }
 
 /* ==== >>rows ===================================================================================

@@ -945,6 +945,7 @@ static dp_status read_calls(dp_sample *sample, void *user)
     CHECK_ERROR(dp_loader_next(set->loader, sample->scope, &batch), DP_ERR_STATE, "called this");
     CHECK_ERROR(dp_loader_seek(set->loader, 0, 0), DP_ERR_STATE, "dp_loader_seek: a function");
     CHECK_ERROR(dp_loader_load(set->loader, dp_none()), DP_ERR_STATE, "dp_loader_load: a function");
+    CHECK_ERROR(dp_loader_resume(set->loader, 0, 0), DP_ERR_STATE, "dp_loader_resume: a function");
     CHECK_OK(dp_loader_save(set->loader, sample->scope, &saved));
     dp_loader_destroy(set->loader);
     CHECK_SAYS(dp_last_error(), "dp_loader_destroy: a function");
@@ -1094,6 +1095,7 @@ TEST(a_child_of_fork_has_no_loader)
         CHECK_ERROR(dp_loader_next(loader, scope, &batch), DP_ERR_STATE,
                     "dp_loader_next: the loader belongs to the parent process");
         CHECK_STATUS(dp_loader_seek(loader, 0, 0), DP_ERR_STATE);
+        CHECK_STATUS(dp_loader_resume(loader, 0, 0), DP_ERR_STATE);
         dp_loader_destroy(loader);
         dp_close(ctx);
         _exit(EXIT_SUCCESS);
@@ -1117,6 +1119,7 @@ TEST(a_job_that_failed_reads_no_more)
     CHECK_ERROR(dp_loader_next(loader, scope, &batch), DP_ERR_ABORTED,
                 "dp_loader_next: the job failed: enough");
     CHECK_STATUS(dp_loader_seek(loader, 0, 0), DP_ERR_ABORTED);
+    CHECK_STATUS(dp_loader_resume(loader, 0, 0), DP_ERR_ABORTED);
     dp_close(ctx);
 }
 
@@ -1369,6 +1372,54 @@ TEST(what_is_left_of_an_epoch_is_dealt_anew)
         deal_again_and_again(DP_SAMPLE_EXACT, workers);
         deal_again_and_again(DP_SAMPLE_DROP, workers);
     }
+}
+
+/* The first of three ranks has a batch more than the others. Two go on before it has had that: they
+   have it, though their own loaders are at the end. */
+TEST(what_is_left_is_what_all_have_not_had)
+{
+    enum { COUNT = 10 };
+    own_set *set = new_set();
+    dp_ctx *ctx = open_cpus(1);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_loader *loader = NULL;
+    dp_batch batch;
+    int times[COUNT] = {0};
+    dp_loader_config config = {
+        .sampler = {.count = COUNT, .seed = 4, .world = 3, .sampling = DP_SAMPLE_EXACT},
+        .batch = 3};
+    for (config.sampler.rank = 0; config.sampler.rank < 3; config.sampler.rank++)
+        count_batches(loader_of(ctx, set, config), scope, 0, 1, times);
+    config.sampler.world = 2;
+    for (config.sampler.rank = 0; config.sampler.rank < 2; config.sampler.rank++) {
+        loader = loader_of(ctx, set, config);
+        take(loader, scope, 4); /* which it forgets */
+        CHECK_OK(dp_loader_resume(loader, 0, 9));
+        count_batches(loader, scope, 0, 2, times);
+        CHECK_OK(dp_loader_next(loader, scope, &batch));
+        CHECK_INT(batch.epoch, 1);
+        CHECK_INT(batch.count, 3);
+    }
+    for (int i = 0; i < COUNT; i++)
+        CHECK_INT(times[i], 1);
+    CHECK_OK(dp_loader_resume(loader, 2, COUNT));
+    CHECK_OK(dp_loader_next(loader, scope, &batch));
+    CHECK_INT(batch.count, 0);
+    CHECK_OK(dp_loader_next(loader, scope, &batch));
+    CHECK_INT(batch.epoch, 3);
+    CHECK_ERROR(dp_loader_resume(loader, 0, -1), DP_ERR_INVALID,
+                "dp_loader_resume: samples is -1, of 10");
+    CHECK_ERROR(dp_loader_resume(loader, 0, 11), DP_ERR_INVALID,
+                "dp_loader_resume: samples is 11, of 10");
+    CHECK_ERROR(dp_loader_resume(loader, -1, 0), DP_ERR_INVALID, "there is no epoch -1");
+    CHECK_STATUS(dp_loader_resume(NULL, 0, 0), DP_ERR_INVALID);
+    config.sampler.rank = 0;
+    config.sampler.sampling = DP_SAMPLE_ENDLESS;
+    loader = loader_of(ctx, set, config);
+    CHECK_OK(dp_loader_resume(loader, 0, 6 * COUNT));
+    CHECK_OK(dp_loader_next(loader, scope, &batch));
+    CHECK_INT(batch.number, 10);
+    dp_close(ctx);
 }
 
 TEST(a_place_that_does_not_fit_is_refused)
