@@ -415,6 +415,34 @@ arguments_of() {
     esac
 }
 
+# And what starts it, where one process alone would wait for others.
+launcher_of() {
+    case ${1##*/} in
+    elastic) echo "build/examples/dprun -n 4 --respawn 8" ;;
+    esac
+}
+
+# run_example NAME: what it prints. What dprun says comes when it comes, and so is kept apart.
+run_example() {
+    local program=build/examples/$1 launcher
+    launcher=$(launcher_of "$1")
+    # shellcheck disable=SC2046,SC2086
+    if [ -n "$launcher" ]; then
+        timeout 300 $launcher "$program" 2>"$LOGS/$1.said"
+    else
+        timeout 300 "$program" $(arguments_of "$1") 2>&1
+    fi </dev/null
+}
+
+# What its output does not say.
+elastic_came_and_went() {
+    dprun_result "two that were killed come back" "$(cat "$LOGS/elastic.said")" \
+        "dprun: process 3 was ended by signal 9 (Killed)
+dprun: process 3 is started again, 1 of 8
+dprun: process 2 was ended by signal 9 (Killed)
+dprun: process 2 is started again, 1 of 8"
+}
+
 step_examples() {
     local source name want got devices
     # Most of what an example's compiler does is dp.h, the same for all. So one is compiled whole, as a
@@ -429,7 +457,6 @@ step_examples() {
         [ -n "$(arguments_of "${source%.c}")" ] || grep -q '^#define DP_IMPLEMENTATION$' "$source" ||
             echo "not ok - $source defines DP_IMPLEMENTATION"
     done
-    # shellcheck disable=SC2046
     for source in examples/*.c examples/*.cpp; do
         name=$(basename "$source" .c)
         name=${name/.cpp/_cpp}
@@ -450,8 +477,7 @@ step_examples() {
         expected_output "$source" >"$want"
         if [ ! -s "$want" ]; then
             echo "not ok - $source says after \"Prints:\" what it prints"
-        elif ! DP_DEVICES=$devices timeout 300 "build/examples/$name" $(arguments_of "$name") \
-            >"$got" 2>&1 </dev/null; then
+        elif ! DP_DEVICES=$devices run_example "$name" >"$got"; then
             echo "not ok - $source # exit status not 0"
             sed 's/^/#   /' "$got"
         elif ! output_matches "$want" "$got"; then
@@ -464,6 +490,7 @@ step_examples() {
     doctor_finds "RANK is not set" WORLD_SIZE=2
     dprun_does_it
     dprun_goes_on
+    elastic_came_and_went
     torch_does_it
     c10d_does_it
     launchers_agree
@@ -488,7 +515,7 @@ demo() {
     for program; do
         printf '\n== %s\n' "$program"
         # shellcheck disable=SC2046
-        timeout 60 "$program" $(arguments_of "$program") || { echo "$program: failed"; failed=1; }
+        timeout 60 $(launcher_of "$program") "$program" $(arguments_of "$program") || { echo "$program: failed"; failed=1; }
     done
     if [ "$program" = build/examples/torch_ddp ]; then
         torch_demo "$program" || { echo "$program: failed"; failed=1; }
