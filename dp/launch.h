@@ -2843,7 +2843,9 @@ static bool dp__seat_find(const dp__roll *roll, int seat, dp__os_address *out)
     return found.count > 0;
 }
 
-/* Whether its process is there. A connection that stands is kept: it ends with its process. */
+/* Whether its process is there. A connection that stands is kept: it ends with its process, or when
+   that leads, too, and has found those that it goes on with. Who can be connected to again is there
+   still. */
 static void dp__seat_probe(dp__calling *calling, int seat)
 {
     dp__roll *roll = calling->roll;
@@ -2866,7 +2868,9 @@ static void dp__seat_probe(dp__calling *calling, int seat)
         return;
     }
     int how = dp__os_connection(roll->probes[seat]);
-    if (how == DP__OS_REFUSED || (how == 0 && dp__os_receive(watch.fd, &none, 1) < 0))
+    if (how == 0 && dp__os_receive(watch.fd, &none, 1) < 0)
+        dp__probe_end(calling, seat, DP__AWAITED);
+    else if (how == DP__OS_REFUSED)
         dp__probe_end(calling, seat, dp__fate_of_gone(calling, seat));
     else if (how != 0)
         dp__probe_end(calling, seat, DP__UNREACHED);

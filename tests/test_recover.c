@@ -417,6 +417,36 @@ TEST_SLOW(who_was_stopped_is_left_behind, 90)
     CHECK(WIFEXITED(how) && WEXITSTATUS(how) == EXIT_SUCCESS);
 }
 
+/* The first one is stopped. While the second one leads, it wakes up and leads as well: that the second
+   one has done with it does not mean that it has died. All three go on, or only the others. */
+static void two_lead(void)
+{
+    dp_ctx *ctx = open_recovering(1, 6000);
+    meet(world);
+    if (me == 0)
+        raise(SIGSTOP);
+    if (me == 2)
+        dp_abort(ctx, DP_ERR_USER, "a reason");
+    wait_for_failure(ctx);
+    dp_status status = dp_recover(ctx);
+    if (me > 0 || status == DP_OK) {
+        CHECK_OK(status);
+        CHECK_INT(info_of(ctx).process_count, me == 0 || info_of(ctx).process_count == 3 ? 3 : 2);
+        check_ranks(ctx);
+    }
+    dp_close(ctx);
+}
+
+TEST_SLOW(of_two_that_lead_one_goes_on, 90)
+{
+    int how;
+    start_world(3, two_lead);
+    CHECK_INT(waitpid(pids[0], &how, WUNTRACED), pids[0]);
+    rest(3600); /* the others have waited for half of their time, and have some left */
+    CHECK_INT(kill(pids[0], SIGCONT), 0);
+    CHECK_INT(end_world(), 0);
+}
+
 /* ---- several machines ------------------------------------------------------------------------ */
 
 static int far_victims;
