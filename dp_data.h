@@ -194,10 +194,10 @@ DP_MUST_USE DP_API dp_status dp_loader_save(const dp_loader *loader, dp_scope *s
                                             dp_value *out);
 DP_MUST_USE DP_API dp_status dp_loader_load(dp_loader *loader, dp_value saved);
 
-/* Goes on after the first `samples` samples of an epoch, of all ranks together; what is left is dealt
-   anew, as by dp_loader_load. For programs that go on without processes that have died: they know
-   the sum of what all have done. A loader knows its own part. With DP_SAMPLE_EXACT its rank may
-   have had its last batch, and another one not. */
+/* Goes on after the first `samples` samples of an epoch, counted over all ranks; what is left is
+   dealt anew, as by dp_loader_load. For programs that go on without processes that have died: they
+   know how many samples all have had. A loader knows its own part: with DP_SAMPLE_EXACT its rank
+   may have had its last batch, and another one not. */
 DP_MUST_USE DP_API dp_status dp_loader_resume(dp_loader *loader, int64_t epoch, int64_t samples);
 
 /* ==== >>collating ==============================================================================

@@ -417,8 +417,8 @@ TEST_SLOW(who_was_stopped_is_left_behind, 90)
     CHECK(WIFEXITED(how) && WEXITSTATUS(how) == EXIT_SUCCESS);
 }
 
-/* The first one is stopped. While the second one leads, it wakes up and leads as well: that the second
-   one has done with it does not mean that it has died. All three go on, or only the others. */
+/* The first one is stopped. While the second one leads, it wakes up and leads as well: that the
+   second one ends the connection does not mean that it has died. All go on, or only the others. */
 static void two_lead(void)
 {
     dp_ctx *ctx = open_recovering(1, 6000);
@@ -1520,4 +1520,179 @@ TEST_SLOW(they_come_and_go, 120)
         (void)kill(pids[p], SIGKILL); /* one may wait for others that have seen it */
         CHECK_INT(waitpid(pids[p], NULL, 0), pids[p]);
     }
+}
+
+/* ---- deaths, stops and returns --------------------------------------------------------------- */
+
+/* A job trains while its processes are killed, stopped for a while, and started again. TEST_ROUNDS
+   says how often something happens, to a new job each third time. */
+enum { LEFT = 3 }; /* the exit status of a process that was left behind */
+
+static struct {
+    atomic_bool calm;        /* from now on nothing happens */
+    atomic_int counts[MOST]; /* processes that each sees in the job; 0: not yet */
+    atomic_llong furthest;   /* samples that somebody has seen done */
+} * trial;
+
+/* The others go on without a process that is stopped for longer. On a busy machine they may leave
+   another one behind, which comes back as well. */
+static int patience_ms(void)
+{
+    double scale = test_timeout_scale();
+    return (int)(8000 * (scale < 1 ? 1 : scale > 4 ? 4 : scale));
+}
+
+/* A part of the job that has gone on by itself would not have what the others have done. */
+static void check_not_split(int64_t furthest, int64_t before)
+{
+    if (furthest > before + 3 * MOST)
+        test_fail(__FILE__, __LINE__, "a second job is at %lld when the first one is at %lld",
+                  (long long)before, (long long)furthest);
+}
+
+/* All are waited for at the end of an epoch, as soon as nothing happens to them any more. */
+static dp_status until_calm(trainer *t, dp_scope *scope, bool recovered, bool *out_end)
+{
+    bool changed = recovered || t->done < 0;
+    if (!changed)
+        DP_TRY(dp_admit(t->ctx, &changed));
+    if (changed)
+        DP_TRY(trainer_share(t, scope));
+    int64_t calm = atomic_load(&trial->calm), before = t->done;
+    DP_TRY(dp_all_reduce_i64(t->ctx, &calm, 1, DP_OP_MIN));
+    rest(1);
+    if (calm != 0 && t->done % SAMPLES == 0) {
+        *out_end = info_of(t->ctx).process_count == world;
+        return *out_end ? dp_params_compare(t->par) : DP_OK;
+    }
+    int64_t furthest = atomic_load(&trial->furthest);
+    DP_TRY(trainer_step(t, scope));
+    check_not_split(furthest, before);
+    long long last = atomic_load(&trial->furthest);
+    while (last < t->done && !atomic_compare_exchange_weak(&trial->furthest, &last, t->done))
+        continue;
+    atomic_store(&trial->counts[me], info_of(t->ctx).process_count);
+    return DP_OK;
+}
+
+static void train_until_calm(void)
+{
+    trainer t;
+    dp_ctx *ctx;
+    dp_config config = {.device_count = 1, .recovers = true, .timeout_ms = patience_ms()};
+    bool end = false, recovered = false;
+    use_devices(&config);
+    use_name();
+    dp_status status = dp_open(&config, &ctx);
+    if (status == DP_OK)
+        status = trainer_create(&t, ctx);
+    if (status != DP_OK && comes_back)
+        _exit(LEFT); /* those that would have let it in have died, or waited for another one */
+    CHECK_OK(status);
+    while (!end) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        status = until_calm(&t, scope, recovered, &end);
+        dp_scope_end(scope);
+        recovered = status != DP_OK;
+        if (recovered && !dp_failure(ctx, NULL))
+            CHECK_OK(status);
+        if (recovered && dp_recover(ctx) != DP_OK)
+            _exit(LEFT);
+        end = end && !recovered;
+    }
+    trainer_check(&t, t.done / SAMPLES);
+    dp_close(ctx);
+}
+
+static void train_again(void)
+{
+    set("DP_REJOIN", "1");
+    comes_back = true;
+    train_until_calm();
+}
+
+/* Who was killed, or left behind, is started again. True: it has come to the end. */
+static bool look_after(int p)
+{
+    int how = 0;
+    if (pids[p] == 0 || waitpid(pids[p], &how, WNOHANG) != pids[p])
+        return pids[p] == 0;
+    bool was_left = WIFEXITED(how) && WEXITSTATUS(how) == LEFT;
+    if (was_left || (WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL)) {
+        atomic_store(&trial->counts[p], 0);
+        pids[p] = start(p, train_again);
+        return false;
+    }
+    if (!WIFEXITED(how) || WEXITSTATUS(how) != EXIT_SUCCESS)
+        test_fail(__FILE__, __LINE__, "process %d of %d ended with status 0x%x", p, world,
+                  (unsigned)how);
+    pids[p] = 0;
+    return true;
+}
+
+static void until_all_are_there(void)
+{
+    for (int there = 0; there < world; rest(1)) {
+        there = 0;
+        for (int p = 0; p < world; p++)
+            there += !look_after(p) && atomic_load(&trial->counts[p]) == world;
+    }
+}
+
+static uint64_t below(int count)
+{
+    return test_random(&seed) % (uint64_t)count;
+}
+
+/* One may be stopped, and all others may die. If it is stopped for too long, at most one dies. */
+static void something_happens(bool too_long)
+{
+    int stopped = too_long || below(3) == 0 ? (int)below(world) : -1;
+    int deaths = too_long ? (int)below(2) : 1 + (int)below(world - 1);
+    rest((int)below(30));
+    if (stopped >= 0)
+        CHECK_INT(kill(pids[stopped], SIGSTOP), 0);
+    for (; deaths > 0; deaths--) {
+        int who = (int)below(world);
+        if (below(3) == 0)
+            rest((int)below(5));
+        if (who != stopped)
+            CHECK_INT(kill(pids[who], SIGKILL), 0);
+    }
+    if (stopped >= 0) {
+        rest((int)below(100));
+        rest(too_long ? patience_ms() / 2 + (int)below(patience_ms()) : 0);
+        CHECK_INT(kill(pids[stopped], SIGCONT), 0);
+    }
+    rest((int)below(30));
+    for (int p = 0; p < world; p++)
+        atomic_store(&trial->counts[p], 0); /* what they have seen before is not what is */
+    until_all_are_there();
+}
+
+static void random_trial(int rounds)
+{
+    memset(trial, 0, sizeof *trial);
+    start_world(2 + (int)below(7), train_until_calm);
+    until_all_are_there();
+    for (int round = 0; round < rounds; round++)
+        something_happens(round == 2 && below(2) == 0);
+    atomic_store(&trial->calm, true);
+    for (int ended = 0; ended < world; rest(1)) {
+        ended = 0;
+        for (int p = 0; p < world; p++)
+            ended += look_after(p);
+    }
+}
+
+TEST_SLOW(deaths_stops_and_returns, 180)
+{
+    enum { EACH = 3 };
+    const char *text = getenv("TEST_ROUNDS");
+    int rounds = text != NULL ? atoi(text) : 2 * EACH;
+    seed = test_seed();
+    trial = mmap(NULL, sizeof *trial, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(trial != MAP_FAILED);
+    for (; rounds > 0; rounds -= EACH)
+        random_trial(rounds < EACH ? rounds : EACH);
 }
