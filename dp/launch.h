@@ -2843,37 +2843,49 @@ static bool dp__seat_find(const dp__roll *roll, int seat, dp__os_address *out)
     return found.count > 0;
 }
 
+static bool dp__probe_is_late(const dp__calling *calling)
+{
+    return dp__os_now_ns() - calling->begun_ns > DP__REACH_MS * (uint64_t)1000000;
+}
+
+static void dp__probe_begin(dp__calling *calling, int seat)
+{
+    dp__roll *roll = calling->roll;
+    dp__os_address at;
+    int fd = dp__seat_find(roll, seat, &at) ? dp__os_connect(&at) : -1;
+    roll->probes[seat] = fd < 0 ? -1 : fd;
+    if (fd == DP__OS_REFUSED)
+        roll->fates[seat] = dp__fate_of_gone(calling, seat);
+    else if (fd < 0 && dp__probe_is_late(calling))
+        roll->fates[seat] = DP__UNREACHED;
+}
+
 /* Whether its process is there. A connection that stands is kept: it ends with its process, or when
    that leads, too, and has found those that it goes on with. Who can be connected to again is there
    still. */
 static void dp__seat_probe(dp__calling *calling, int seat)
 {
     dp__roll *roll = calling->roll;
-    dp__os_address at;
     char none;
-    bool late = dp__os_now_ns() - calling->begun_ns > DP__REACH_MS * (uint64_t)1000000;
     if (roll->probes[seat] < 0) {
-        int fd = dp__seat_find(roll, seat, &at) ? dp__os_connect(&at) : -1;
-        roll->probes[seat] = fd < 0 ? -1 : fd;
-        if (fd == DP__OS_REFUSED)
-            roll->fates[seat] = dp__fate_of_gone(calling, seat);
-        else if (fd < 0 && late)
-            roll->fates[seat] = DP__UNREACHED;
+        dp__probe_begin(calling, seat);
         return;
     }
     dp__os_watch watch = {.fd = roll->probes[seat], .events = POLLOUT};
     if (dp__os_poll(&watch, 1, 0) == 0) {
-        if (late)
+        if (dp__probe_is_late(calling))
             dp__probe_end(calling, seat, DP__UNREACHED);
         return;
     }
     int how = dp__os_connection(roll->probes[seat]);
-    if (how == 0 && dp__os_receive(watch.fd, &none, 1) < 0)
+    if (how == 0 && dp__os_receive(watch.fd, &none, 1) < 0) {
         dp__probe_end(calling, seat, DP__AWAITED);
-    else if (how == DP__OS_REFUSED)
+        dp__probe_begin(calling, seat);
+    } else if (how == DP__OS_REFUSED) {
         dp__probe_end(calling, seat, dp__fate_of_gone(calling, seat));
-    else if (how != 0)
+    } else if (how != 0) {
         dp__probe_end(calling, seat, DP__UNREACHED);
+    }
 }
 
 /* The newest roster that is somebody's job, and the newest offer after it. */
