@@ -792,11 +792,17 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    once a call has failed with a status of the JOB class. They agree who is left, and are a job of
    their own, in the same context:
 
-       status = step(par, optim, batch);
-       if (status != DP_OK && dp_failure(ctx, NULL)) {
-           DP_TRY(dp_recover(ctx));                    dp_info says which process this is now
-           keep and share what the furthest one has: see dp_checkpoint_share in dp_save.h
-       }
+       status = step(changed);
+       changed = status != DP_OK && dp_failure(ctx, NULL);
+       if (changed)
+           status = dp_recover(ctx);       dp_info says which process this is now
+
+   and step begins with
+
+       if (!changed)
+           DP_TRY(dp_admit(ctx, &changed));       where processes may come later; see below
+       if (changed)
+           DP_TRY(share(...));     what the furthest one has: dp_checkpoint_share in dp_save.h
 
    Devices, memory, scopes, modules, wrappers by dp_distributed, optimizers, averages, loaders and
    log functions stay. Processes are numbered anew, without gaps, in the order that they had, and so
@@ -821,10 +827,9 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    of the others and $DP_REJOIN = 1, as dprun --respawn and dprun --join say; any DP_PROCESS will
    do. There is room for as many as at first, or for $DP_PROCESS_LIMIT, the same in all that are
    there at first. The first dp_open of such a process waits until the others call dp_admit and
-   there is room; who waits already may have it in dp_recover. Then, before any other collective
-   call, it makes the wrappers that the others have, in the same order (by dp_distributed). The rest
-   is as after dp_recover: all share what the furthest process has, and it goes on where the others
-   return from dp_admit.
+   there is room; one that waits already may come in with dp_recover. Then, before any other
+   collective call, it makes the wrappers that the others have, in the same order (by
+   dp_distributed), and begins with `changed` set: all share what the furthest process has.
 
    It finds process 0, whichever that is by then: inside a machine by a name, else at the host of
    $DP_ADDR, eight ports behind the one there, or in $DP_PORTS. Processes that have met inside one
