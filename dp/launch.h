@@ -458,7 +458,14 @@ DP__COLD static dp_status dp__launch_self(const dp__launcher *launcher, dp__laun
     return DP_OK;
 }
 
-/* The same, and of which job. A world of one needs no address. */
+/* A world of one needs no address, unless others come later. */
+static bool dp__launch_is_alone(const dp__launch *launch)
+{
+    return launch->process_count == 1 && dp__os_env("DP_REJOIN") == NULL &&
+           dp__os_env("DP_PROCESS_LIMIT") == NULL;
+}
+
+/* The same, and of which job. */
 DP__COLD static dp_status dp__launch_read(const char *job, dp__launch *out)
 {
     const dp__launcher *launcher;
@@ -467,7 +474,7 @@ DP__COLD static dp_status dp__launch_read(const char *job, dp__launch *out)
     if (launcher == NULL)
         return DP_OK;
     DP_TRY(dp__launch_self(launcher, out));
-    if (out->process_count == 1 && dp__os_env("DP_REJOIN") == NULL)
+    if (dp__launch_is_alone(out))
         return DP_OK;
     out->secret = dp__os_env("DP_SECRET") != NULL;
     out->key = dp__key_with(dp__key_with(out->key, dp__os_env("DP_SECRET")), launcher->name);

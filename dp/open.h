@@ -325,6 +325,17 @@ static dp_status dp__open_roll(dp_ctx *ctx, dp__meeting *meeting)
     return DP_OK;
 }
 
+/* Of a process that is alone, where others come later. */
+static dp_status dp__open_roll_alone(dp_ctx *ctx, const dp__launch *launch)
+{
+    const dp_bootstrap alone = {.process_count = 1};
+    DP_TRY(
+        dp__roll_open(&alone, launch, launch->own[0] != '\0', ctx->config.shards > 0, &ctx->roll));
+    ctx->roll->launch.key = ctx->roll->seats[0].key;
+    dp__door_keep(ctx->roll);
+    return DP_OK;
+}
+
 static dp_status dp__open_ctx(const dp_config *config, dp__meeting *meeting, dp_ctx **out)
 {
     dp_ctx *ctx = dp__ctx_new(config);
@@ -338,6 +349,8 @@ static dp_status dp__open_ctx(const dp_config *config, dp__meeting *meeting, dp_
         status = dp__job_open(ctx, others);
     if (status == DP_OK && others != NULL && config->recovers && meeting->roll == NULL)
         status = dp__open_roll(ctx, others);
+    if (status == DP_OK && others == NULL && config->recovers && meeting->launch->place[0] != '\0')
+        status = dp__open_roll_alone(ctx, meeting->launch);
     if (status == DP_OK && !dp__live_swap(NULL, ctx))
         status =
             dp_error(DP_ERR_UNSUPPORTED, "dp_open: more than %d contexts at once", DP__LIVE_MAX);

@@ -1320,9 +1320,9 @@ static void come_later(void)
     grow();
 }
 
-static void two_become_five(void)
+static void grow_from(int count)
 {
-    start_world(2, grow);
+    start_world(count, grow);
     for (int p = world; p < LIMIT; p++)
         pids[p] = start(p, come_later);
     world = LIMIT;
@@ -1331,7 +1331,8 @@ static void two_become_five(void)
 
 TEST_SLOW(a_job_grows, 60)
 {
-    two_become_five();
+    grow_from(2);
+    grow_from(1);
 }
 
 #if !defined(TEST_SIM)
@@ -1345,7 +1346,7 @@ TEST_SLOW(a_job_grows_over_machines, 90)
         machines = where[i % 3];
         has_addresses = i > 0;
         listens = i == 3 ? ports : NULL;
-        two_become_five();
+        grow_from(i == 3 ? 1 : 2);
     }
 }
 
