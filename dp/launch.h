@@ -119,6 +119,7 @@ typedef struct dp__launch { /* what was found */
     bool numbered; /* the launcher has told this job from all others */
     bool agreed;   /* the processes have told each other the key: none has another one */
     bool secret;   /* or the user has */
+    bool again;    /* they have met before, and look for each other at the same time */
 } dp__launch;
 
 static uint64_t dp__rotated(uint64_t word, int bits)
@@ -1671,7 +1672,7 @@ static dp_status dp__server_fail(dp__server *server, dp_status status)
         peer->fd = -1;
     }
     server->failed = status;
-    server->until_ns = server->quiet_ns = dp__os_after_ms(DP__GRACE_MS);
+    server->until_ns = server->quiet_ns = dp__os_after_ms(server->launch->again ? 0 : DP__GRACE_MS);
     while ((server->twice || server->taken < server->expected) &&
            dp__os_ms_until(server->until_ns) > 0 && dp__server_look(server) == DP_OK) {
     }
@@ -3209,6 +3210,7 @@ static dp_status dp__returning_launch(const dp__roll *roll, const dp__tally *tal
                         .key = tally->key,
                         .numbered = true,
                         .agreed = true,
+                        .again = true,
                         .where = "after a failure"};
     if (tally->far != 0) {
         snprintf(out->host, sizeof out->host, "%s", dp__seat_address(roll, tally->leader));
