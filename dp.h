@@ -813,7 +813,7 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
 
    Reducers that you have made, a dp_local, and optimizers with `sharded` (the dead had parts of
    their state) are not valid any more: calls return STATE, and destroying them works. (A new
-   optimizer loads a checkpoint.) Groups are contexts of their own.
+   optimizer loads a checkpoint, and one with `mirrored` goes on.) Groups are contexts of their own.
 
    Where all processes share a machine, any number may die. Between machines only a majority goes
    on, or the half with process 0: the others might be alive where nobody here can see them. A

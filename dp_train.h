@@ -19,6 +19,7 @@
      >>rules      how a parameter is stepped: SGD, Adam, AdamW, yours
      >>schedule   what the learning rate is multiplied by
      >>optim      the optimizer that dp_train_step takes; scaled losses, state on several ranks
+     >>mirrored   an optimizer of shares goes on when a process has died
      >>clipping   gradients that are not too large
      >>several    optimizers with names: a generator's, a discriminator's
      >>logging    what dp_train_step has logged, of all processes
@@ -36,6 +37,7 @@
      >>making     an optimizer and its state
      >>asking     what a loop asks and tells
      >>keeping    what is saved and loaded
+     >>mirrors    state that is cut anew after dp_recover
      >>naming     of several
      >>means      of logs
      >>line       on the terminal
@@ -203,6 +205,7 @@ typedef struct dp_optim_config {
        one by dp_distributed, and between a forward and the step nobody else writes to parameters.
        All processes make the calls that create, step, save and load. */
     bool sharded;
+    bool mirrored; /* with sharded: each share has a copy in another process. See >>mirrored */
 } dp_optim_config;
 
 /* Strings and arrays are copied. It ends with the context; or earlier, and before its module. Where
@@ -257,6 +260,46 @@ DP_MUST_USE DP_API dp_status dp_optim_view(dp_optim *optim, dp_scope *scope, dp_
    stays as it is here, unlike in torch: hyper, groups, schedule, accumulate, clip, a fixed scale;
    so does `total`. [host] */
 DP_MUST_USE DP_API dp_status dp_optim_load(dp_optim *optim, dp_value saved);
+
+/* ==== >>mirrored ===============================================================================
+   Of an optimizer with `sharded` each process has a share of the state that nobody else has. When
+   it dies the share is lost, and after dp_recover the optimizer is not valid any more. With
+   `mirrored` the next process (after the last one the first) has a copy: it gets the gradients of
+   the share, too, and steps it by itself, so that no state is ever sent.
+
+   After dp_recover, or dp_admit, all processes call the optimizer, with dp_optim_save for example.
+   The first call puts the state together from shares and copies, and spreads it over the processes
+   that are there now. Parameters are made equal, too. The program is the one that it is without
+   `sharded` (examples/survivors.c), and the numbers are the same, bit by bit.
+
+   A step is made by all that live, or by none. Before it begins each process has the gradients that
+   it needs, and waits until the others have theirs. A process may die
+     before all have them   dp_train_step fails, and everything is as it was before the step;
+     after that             dp_train_step succeeds, though the job may have failed meanwhile: the
+                            call after it says so. Parameters are void until all have called the
+                            optimizer after dp_recover, which ends the step;
+     while others wait      it succeeds where a process knew that all have them. Where it failed, the
+                            step is made by that first call.
+   So a process that counts samples by itself takes the counts of one that is furthest, by
+   dp_checkpoint_share, or goes by dp_optim_info.step_count after that first call. The latter is
+   right even if all that were furthest have died, too. With `accumulate` steps begin anew:
+   dp_optim_progress with `done` = step_count * accumulate.
+
+   It costs memory for the state of twice as many elements and for their gradients, and each step
+   the time to step as many, one message to the next process and a barrier. A message has the
+   gradients of a share: with P processes, 1/P of what a step without `sharded` has to add up. In a
+   job of one process there is no copy, and nobody to go on.
+
+   If a process dies together with the next one, or before the optimizer was called after the last
+   dp_recover, their call returns STATE: then all make a new one, which can load a checkpoint.
+
+   Who comes back by $DP_REJOIN makes the optimizer after its wrappers, while the others call theirs
+   for the first time after dp_admit; if there are several, all of them, while the others call
+   dp_optims_save. A rule of yours always makes the same of the same numbers.
+
+   INVALID: without `sharded`. UNSUPPORTED: on several machines; where devices of a process have
+   parameters of their own, or processes share theirs (share_params); where not all processes have
+   the same number of devices.                                                                   */
 
 /* ==== >>clipping ===============================================================================
    For your own loops. The norm is that of all gradients of the module together, before clipping,
@@ -674,10 +717,18 @@ typedef struct dp__train_span {
     bool once;                 /* or, where processes share them, the first process */
 } dp__train_span;
 
+/* Of a run an owner has up to three pieces: its ranks' shares, those of which it has the copy, and
+   the end. */
+enum { DP__TRAIN_OWN, DP__TRAIN_COPY, DP__TRAIN_END, DP__TRAIN_PIECES };
+
 typedef struct dp__train_piece {
     size_t first, count; /* elements of the run */
     size_t at;           /* among those of the span that the same ranks have */
 } dp__train_piece;
+
+typedef struct dp__train_ranks {
+    size_t first, end;
+} dp__train_ranks;
 
 typedef struct dp__train_listed { /* a parameter */
     size_t param;                 /* its number in the module */
@@ -696,9 +747,10 @@ typedef struct dp__train_views {
     dp_info job;
     size_t owner_count, count, run_count, span_count;
     dp__train_listed *listed;
-    bool *used;     /* by number in the module: which have a gradient, and so are stepped */
-    bool even;      /* all are, and were as often before */
-    size_t *ranks;  /* the first rank of each owner, and where those of the last end */
+    bool *used;             /* by number in the module: which have a gradient, and so are stepped */
+    bool even;              /* all are, and were as often before */
+    size_t *ranks;          /* the first rank of each owner, and where those of the last end */
+    dp__train_ranks copied; /* the ranks of whose shares this process has the copy */
     bool spread;    /* gradients differ from rank to rank, and norms are to be the same on all */
     size_t sampled; /* how many have gradients that are means over samples */
     dp_tensor *data, *grad; /* owner after owner */
@@ -886,15 +938,17 @@ static dp__train_run dp__train_whole(const dp__train_views *views, size_t s)
     return (dp__train_run){span->first, span->param_count, span->count, s, 0};
 }
 
-/* What some ranks have of a run: their part, and the end, which everybody has; both may be
-   empty. */
+/* What some ranks have of a run: their part, that which is copied, and the end, which everybody
+   has; each may be empty. */
 static void dp__train_pieces_of(const dp__train_views *views, const dp__train_run *run,
-                                size_t first_rank, size_t end_rank, dp__train_piece *out)
+                                dp__train_ranks own, dp__train_ranks copied, dp__train_piece *out)
 {
     size_t each = views->spans[run->span].each, cut = each * (size_t)views->job.rank_count;
     size_t end = run->at + run->count, kept = 0;
-    const size_t ranges[2][2] = {{first_rank * each, end_rank * each}, {cut, SIZE_MAX}};
-    for (int i = 0; i < 2; i++) {
+    const size_t ranges[DP__TRAIN_PIECES][2] = {{own.first * each, own.end * each},
+                                                {copied.first * each, copied.end * each},
+                                                {cut, SIZE_MAX}};
+    for (int i = 0; i < DP__TRAIN_PIECES; i++) {
         size_t first = ranges[i][0] > run->at ? ranges[i][0] : run->at;
         size_t last = ranges[i][1] < end ? ranges[i][1] : end;
         bool some = first < last;
@@ -909,9 +963,10 @@ static void dp__train_pieces_of(const dp__train_views *views, const dp__train_ru
 static void dp__train_pieces(const dp__train_views *views, const dp__train_run *run, size_t owner,
                              dp__train_piece *out)
 {
-    dp__train_pieces_of(views, run, views->ranks[owner], views->ranks[owner + 1], out);
+    const dp__train_ranks own = {views->ranks[owner], views->ranks[owner + 1]};
+    dp__train_pieces_of(views, run, own, views->copied, out);
     if (views->spans[run->span].once && views->job.process > 0)
-        out[1] = (dp__train_piece){0};
+        out[DP__TRAIN_END] = (dp__train_piece){0};
 }
 
 /* Elements of a run, by the tensor that it begins with. */
@@ -1043,13 +1098,16 @@ static void dp__train_span_terms(dp__train_terms *terms, size_t owner, size_t s)
 {
     const dp__train_views *views = terms->views;
     dp__train_run run = dp__train_whole(views, s);
-    dp__train_piece pieces[2] = {{0}};
+    dp__train_piece pieces[DP__TRAIN_PIECES] = {{0}};
     for (size_t rank = views->ranks[owner]; rank < views->ranks[owner + 1]; rank++) {
-        dp__train_pieces_of(views, &run, rank, rank + 1, pieces);
-        dp__train_term(terms, owner, &run, &pieces[0], rank - (size_t)views->job.rank_first + 1);
+        dp__train_pieces_of(views, &run, (dp__train_ranks){rank, rank + 1}, (dp__train_ranks){0},
+                            pieces);
+        dp__train_term(terms, owner, &run, &pieces[DP__TRAIN_OWN],
+                       rank - (size_t)views->job.rank_first + 1);
     }
     if (owner == 0) /* the end is that of any rank */
-        dp__train_term(terms, owner, &run, &pieces[1], !views->listed[run.first].reduced);
+        dp__train_term(terms, owner, &run, &pieces[DP__TRAIN_END],
+                       !views->listed[run.first].reduced);
 }
 
 static dp_status dp__train_terms_make(const dp__train_views *views, dp_scope *temp,
@@ -1393,6 +1451,7 @@ enum { DP__TRAIN_STAGE = 1 << 16 };
 typedef struct dp__train_store { /* of the span of the same number */
     size_t slots;                /* states, and the master copy if there is one */
     dp_tensor *state;            /* owner after owner; of its pieces, one after another */
+    dp_tensor grad;              /* mirrored: of the same pieces, for the step */
 } dp__train_store;
 
 typedef struct dp__train_queue { /* what the rule steps next, together */
@@ -1400,9 +1459,37 @@ typedef struct dp__train_queue { /* what the rule steps next, together */
     dp_rule_args args[DP_RULE_STEPS];
 } dp__train_queue;
 
+typedef enum dp__train_phase {
+    DP__TRAIN_BETWEEN, /* steps */
+    DP__TRAIN_READY,   /* the gradients are here, and whether they are everywhere is not known */
+    DP__TRAIN_BEGUN    /* they are: the step is made, whatever happens */
+} dp__train_phase;
+
+typedef struct dp__train_fact { /* what a process has of a cut */
+    int64_t has;                /* 0: nothing; the others are void */
+    int64_t process, process_count, steps, skipped;
+    int64_t ready; /* it could make one step more */
+} dp__train_fact;
+
+typedef struct dp__train_mirror {
+    int64_t cut; /* all that have state of the same cut have shares of one whole */
+    struct dp__train_optimizer *next; /* NULL; or the cut after it, of which all processes have
+                                         their shares, but not all may know that */
+    dp__train_phase phase;
+    bool began;         /* the step that was asked for last */
+    double factor;      /* of its gradients */
+    size_t asked, done; /* calls of the rule in it: so far this time, and those that need not be
+                           made again */
+    bool spoiled;       /* the rule has failed between two of them */
+    bool whole;         /* all that belongs to this cut is here */
+    dp_message *messages;
+    dp__train_fact *facts; /* by rank */
+} dp__train_mirror;
+
 typedef struct dp__train_optimizer {
     dp_optim base;
-    dp_scope *scope;
+    dp_scope *home;         /* its own */
+    dp_scope *scope;        /* of all below; mirrored: ends when state is cut anew */
     dp_optim_config config; /* with arrays of its own */
     dp__train_views views;
     const char **names;
@@ -1421,6 +1508,7 @@ typedef struct dp__train_optimizer {
     bool overflow; /* and not all were finite */
     bool has_norm;
     double norm;
+    dp__train_mirror *mirror; /* NULL: nothing is copied */
 } dp__train_optimizer;
 _Static_assert(offsetof(dp__train_optimizer, base) == 0, "a dp_optim is the head of its optimizer");
 
@@ -1521,23 +1609,9 @@ static dp_status dp__train_gather(const dp__train_optimizer *optim, size_t each,
 /* Of steps: one more can be counted, for as long as anybody will wait. */
 #define DP__TRAIN_COUNT_MAX ((int64_t)1 << 62)
 
-/* After dp_recover ranks have other numbers. */
-static dp_status dp__train_rejoin(dp__train_optimizer *optim)
-{
-    dp__train_views *views = &optim->views;
-    dp_info job;
-    DP_TRY(dp_info_get(views->ctx, &job));
-    if (job.recoveries == views->job.recoveries)
-        return DP_OK;
-    if (optim->config.sharded)
-        return dp_error(DP_ERR_STATE,
-                        "the state of '%s' was spread over %d ranks, and some have died with their "
-                        "parts: make a new optimizer, which can load a checkpoint",
-                        dp_module_name(views->module), views->job.rank_count);
-    views->job = job;
-    dp__train_rank_all(views);
-    return DP_OK;
-}
+/* See >>mirrors. */
+static dp_status dp__train_rejoin(dp__train_optimizer *optim);
+static dp_status dp__train_mirrors_join(dp__train_optimizer *optim, dp__train_optimizer *before);
 
 /* How many train steps have their gradients in the step that comes next. */
 static int64_t dp__train_gathered(const dp__train_optimizer *optim)
@@ -1596,6 +1670,20 @@ typedef struct dp__train_turn { /* of a piece */
     dp_tensor master;     /* data NULL: there is none */
 } dp__train_turn;
 
+/* Of a step that was interrupted only the rest is made. */
+static dp_status dp__train_rule_run(const dp__train_optimizer *optim, const dp_rule_args *args,
+                                    size_t count)
+{
+    const dp_rule *rule = optim->config.rule;
+    dp__train_mirror *mirror = optim->mirror;
+    if (mirror != NULL && mirror->asked++ < mirror->done)
+        return DP_OK;
+    dp_status status = count > 0 ? rule->steps(args, count) : rule->step(args);
+    if (mirror != NULL)
+        mirror->done += status == DP_OK;
+    return status;
+}
+
 /* In f32, as much at a time as there is room for. */
 static dp_status dp__train_master_step(const dp__train_optimizer *optim, const dp__train_turn *turn,
                                        const dp_tensor *room)
@@ -1616,7 +1704,7 @@ static dp_status dp__train_master_step(const dp__train_optimizer *optim, const d
         for (size_t k = 0; k < optim->state_count; k++)
             args.state[k] = (float *)args.state[k] + at;
         DP_TRY(dp_cast(ctx, &grad, &from));
-        DP_TRY(optim->config.rule->step(&args));
+        DP_TRY(dp__train_rule_run(optim, &args, 0));
         DP_TRY(dp_cast(ctx, &to, &master));
     }
     return DP_OK;
@@ -1666,7 +1754,7 @@ static dp_status dp__train_queue_step(const dp__train_optimizer *optim)
 {
     size_t count = optim->queue->count;
     optim->queue->count = 0;
-    return count > 0 ? optim->config.rule->steps(optim->queue->args, count) : DP_OK;
+    return count > 0 ? dp__train_rule_run(optim, optim->queue->args, count) : DP_OK;
 }
 
 static dp_status dp__train_enqueue(const dp__train_optimizer *optim, const dp_rule_args *args,
@@ -1693,8 +1781,12 @@ static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t o
     const dp_tensor *first = dp__train_data(views, owner, run->first);
     int rank = first->device.index;
     bool whole = optim->config.rule->whole;
-    dp__train_turn turn = {.data = dp__train_part(first, piece),
-                           .grad = dp__train_part(dp__train_grad(views, owner, run->first), piece)};
+    const dp__train_piece own = {piece->at, piece->count, 0};
+    dp__train_turn turn = {
+        .data = dp__train_part(first, piece),
+        .grad = optim->mirror != NULL
+                    ? dp__train_part(&store->grad, &own)
+                    : dp__train_part(dp__train_grad(views, owner, run->first), piece)};
     turn.args = (dp_rule_args){.ctx = views->ctx,
                                .local_rank = rank,
                                .dtype = (dp_dtype)first->dtype,
@@ -1708,7 +1800,6 @@ static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t o
                                .ndim = whole ? first->ndim : 0,
                                .shape = whole ? first->shape : NULL};
     for (size_t k = 0; k < store->slots; k++) {
-        dp__train_piece own = {piece->at, piece->count, 0};
         dp_tensor part = dp__train_part(&state[k], &own);
         if (k < optim->state_count)
             turn.args.state[k] = part.data;
@@ -1719,7 +1810,7 @@ static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t o
         return dp__train_master_step(optim, &turn, &optim->rooms[rank]);
     return optim->queue != NULL
                ? dp__train_enqueue(optim, &turn.args, views->listed[run->first].group)
-               : optim->config.rule->step(&turn.args);
+               : dp__train_rule_run(optim, &turn.args, 0);
 }
 
 static dp_status dp__train_run_step(const dp__train_optimizer *optim, size_t owner,
@@ -1727,9 +1818,9 @@ static dp_status dp__train_run_step(const dp__train_optimizer *optim, size_t own
 {
     dp__train_run part = {.first = run->first, .span = run->span, .at = run->at};
     while (dp__train_next_part(&optim->views, run, &part)) {
-        dp__train_piece pieces[2];
+        dp__train_piece pieces[DP__TRAIN_PIECES];
         dp__train_pieces(&optim->views, &part, owner, pieces);
-        for (int k = 0; k < 2; k++)
+        for (int k = 0; k < DP__TRAIN_PIECES; k++)
             if (pieces[k].count > 0)
                 DP_TRY(dp__train_piece_step(optim, owner, &part, &pieces[k], gated));
     }
@@ -1778,20 +1869,128 @@ static dp_status dp__train_fetch(const dp__train_optimizer *optim, const dp__tra
     return dp__train_gather(optim, span->each, optim->all);
 }
 
-/* A rule that fails here must not make others wait: all send what they have. */
-static dp_status dp__train_optim_steps(dp__train_optimizer *optim, double factor)
+static dp_status dp__train_owners_step(const dp__train_optimizer *optim, double factor)
 {
     bool gated = factor < 1 || factor > 1;
     dp_status status = gated ? dp__train_gates_set(optim, factor) : DP_OK;
     for (size_t owner = 0; owner < optim->views.owner_count && status == DP_OK; owner++)
         status = dp__train_owner_step(optim, owner, gated);
+    return status;
+}
+
+/* by: 1, or -1: it was not made after all. */
+static void dp__train_count(dp__train_optimizer *optim, int by)
+{
+    for (size_t i = 0; i < optim->views.count; i++)
+        optim->views.listed[i].steps += by * dp__train_is_used(&optim->views, i);
+    optim->steps += by;
+}
+
+/* ---- a step of a mirrored optimizer ---------------------------------------------------------- */
+
+enum { DP__TRAIN_TAG = 0x6d69726f }; /* of messages */
+
+/* The gradients that a process steps by, but for those that come from another one. */
+static dp_status dp__train_grads_keep(const dp__train_optimizer *optim, size_t s, bool all)
+{
+    const dp__train_views *views = &optim->views;
+    const dp__train_run run = dp__train_whole(views, s);
+    dp__train_piece pieces[DP__TRAIN_PIECES];
+    dp__train_pieces(views, &run, 0, pieces);
+    for (int k = 0; k < DP__TRAIN_PIECES; k++) {
+        const dp__train_piece to = {pieces[k].at, pieces[k].count, 0};
+        dp_tensor own = dp__train_part(&optim->stores[s].grad, &to);
+        dp_tensor from = dp__train_part(dp__train_grad(views, 0, run.first), &pieces[k]);
+        if (k != DP__TRAIN_COPY || all)
+            DP_TRY(dp_copy(views->ctx, &own, &from, NULL));
+    }
+    return DP_OK;
+}
+
+/* Of each span its own to the next process, and those of the one before from there. */
+static dp_status dp__train_grads_pass_on(const dp__train_optimizer *optim)
+{
+    const dp__train_views *views = &optim->views;
+    dp_message *messages = optim->mirror->messages;
+    const dp_info *job = &views->job;
+    int next = (job->process + 1) % job->process_count * job->local_count;
+    size_t count = 0;
+    for (size_t s = 0; s < views->span_count; s++) {
+        const dp__train_run run = dp__train_whole(views, s);
+        const dp_tensor *kept = &optim->stores[s].grad;
+        dp__train_piece pieces[DP__TRAIN_PIECES];
+        dp__train_pieces(views, &run, 0, pieces);
+        for (int k = DP__TRAIN_OWN; k <= DP__TRAIN_COPY && views->spans[s].each > 0; k++) {
+            const dp__train_piece part = {pieces[k].at, pieces[k].count, 0};
+            messages[count++] =
+                (dp_message){.tensor = dp__train_part(kept, &part),
+                             .peer = k == DP__TRAIN_OWN ? next : (int)views->copied.first,
+                             .tag = DP__TRAIN_TAG,
+                             .receives = k == DP__TRAIN_COPY};
+        }
+    }
+    DP_TRY(dp_messages_begin(views->ctx, messages, count));
+    return dp_messages_end(views->ctx, messages, count);
+}
+
+/* When this succeeds somewhere, every process has what it needs to make the step by itself. */
+static dp_status dp__train_meet(dp__train_optimizer *optim, double factor)
+{
+    const dp__train_views *views = &optim->views;
+    dp__train_mirror *mirror = optim->mirror;
+    bool passes = views->job.process_count > 1 && dp_grads_are_scattered(views->module);
+    for (size_t s = 0; s < views->span_count; s++)
+        DP_TRY(dp__train_grads_keep(optim, s, !passes));
+    if (passes)
+        DP_TRY(dp__train_grads_pass_on(optim));
+    mirror->factor = factor;
+    mirror->done = 0;
+    mirror->phase = DP__TRAIN_READY;
+    DP_TRY(dp_barrier(views->ctx));
+    mirror->phase = DP__TRAIN_BEGUN;
+    mirror->began = true;
+    return DP_OK;
+}
+
+/* A rule of somebody's may have done a part of what it was called for. Then the share here is worth
+   nothing, and must not get to those who have the copy. */
+static dp_status dp__train_begun_step(const dp__train_optimizer *optim)
+{
+    const dp_rule *rule = optim->config.rule;
+    dp__train_mirror *mirror = optim->mirror;
+    bool ours = rule == dp_sgd() || rule == dp_adam() || rule == dp_adamw();
+    mirror->asked = 0;
+    dp_status status = dp__train_owners_step(optim, mirror->factor);
+    if (status == DP_OK)
+        mirror->phase = DP__TRAIN_BETWEEN;
+    else if (!ours || dp_status_class(status) != DP_CLASS_JOB)
+        mirror->spoiled = true;
+    return mirror->spoiled ? dp__train_alone(optim->views.ctx, status) : status;
+}
+
+/* What has begun succeeds, though the job may have failed since: the rest follows dp_recover. */
+static dp_status dp__train_begun(const dp__train_optimizer *optim, dp_status status)
+{
+    const dp__train_mirror *mirror = optim->mirror;
+    bool follows = mirror != NULL && mirror->began && !mirror->spoiled;
+    return follows && dp_status_class(status) == DP_CLASS_JOB ? DP_OK : status;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+/* A rule that fails here must not make others wait: all send what they have. */
+static dp_status dp__train_optim_steps(dp__train_optimizer *optim, double factor)
+{
+    if (optim->mirror != NULL)
+        DP_TRY(dp__train_meet(optim, factor));
+    dp_status status = optim->mirror != NULL ? dp__train_begun_step(optim)
+                                             : dp__train_owners_step(optim, factor);
+    if (optim->mirror != NULL)
+        DP_TRY(status);
     for (size_t s = 0; s < optim->views.span_count; s++)
         if (optim->views.spans[s].each > 0 && !optim->views.spans[s].once)
             DP_TRY(dp__train_fetch(optim, &optim->views.spans[s]));
-    DP_TRY(status);
-    for (size_t i = 0; i < optim->views.count; i++)
-        optim->views.listed[i].steps += dp__train_is_used(&optim->views, i);
-    return DP_OK;
+    return status;
 }
 
 /* out_factor: what gradients are to be multiplied by; out_skips: this step is left out. */
@@ -1843,9 +2042,10 @@ static dp_status dp__train_optim_edit(dp__train_optimizer *optim)
     DP_TRY(dp_edit_shares(optim->views.module));
     DP_TRY(dp__train_look(&optim->views));
     DP_TRY(dp__train_optim_clip(optim, &factor, &skips));
-    if (!skips)
-        DP_TRY(dp__train_optim_steps(optim, factor));
-    optim->steps += !skips;
+    if (!skips) {
+        DP_TRY(dp__train_begun(optim, dp__train_optim_steps(optim, factor)));
+        dp__train_count(optim, 1);
+    }
     optim->skipped += skips;
     dp__train_rescale(optim, skips);
     return dp_zero_grad(optim->views.module);
@@ -1853,8 +2053,10 @@ static dp_status dp__train_optim_edit(dp__train_optimizer *optim)
 
 static dp_status dp__train_optim_apply(dp__train_optimizer *optim)
 {
+    if (optim->mirror != NULL)
+        optim->mirror->began = false;
     DP_TRY(dp_edit_begin(optim->views.module, dp__train_is_ours(optim)));
-    return dp_edit_end(optim->views.module, dp__train_optim_edit(optim));
+    return dp__train_begun(optim, dp_edit_end(optim->views.module, dp__train_optim_edit(optim)));
 }
 
 /* ---- for dp_train_step ----------------------------------------------------------------------- */
@@ -2109,6 +2311,17 @@ static bool dp__train_is_half(dp_dtype dtype)
     return dtype == DP_F16 || dtype == DP_BF16;
 }
 
+/* How many elements an owner has the state of. */
+static size_t dp__train_kept(const dp__train_views *views, const dp__train_run *all, size_t owner)
+{
+    dp__train_piece pieces[DP__TRAIN_PIECES];
+    size_t count = 0;
+    dp__train_pieces(views, all, owner, pieces);
+    for (int k = 0; k < DP__TRAIN_PIECES; k++)
+        count += pieces[k].count;
+    return count;
+}
+
 /* Zeros for the pieces that an owner has. */
 static dp_status dp__train_state_make(const dp__train_optimizer *optim, const dp__train_run *all,
                                       size_t owner, dp_tensor *out)
@@ -2116,9 +2329,7 @@ static dp_status dp__train_state_make(const dp__train_optimizer *optim, const dp
     const dp__train_views *views = &optim->views;
     const dp_tensor *first = dp__train_data(views, owner, all->first);
     dp_dtype dtype = first->dtype == DP_F64 ? DP_F64 : DP_F32;
-    dp__train_piece pieces[2];
-    dp__train_pieces(views, all, owner, pieces);
-    const int64_t count = (int64_t)(pieces[0].count + pieces[1].count);
+    const int64_t count = (int64_t)dp__train_kept(views, all, owner);
     DP_TRY(dp_tensor_new(optim->scope, first->device, dtype, 1, &count, out));
     return dp_fill(views->ctx, out, dp_float(0));
 }
@@ -2130,9 +2341,9 @@ static dp_status dp__train_master_make(const dp__train_optimizer *optim, dp_scop
 {
     const dp__train_views *views = &optim->views;
     const dp_tensor *first = dp__train_data(views, 0, all->first);
-    dp__train_piece pieces[2];
+    dp__train_piece pieces[DP__TRAIN_PIECES];
     dp__train_pieces(views, all, owner, pieces);
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < DP__TRAIN_PIECES; k++) {
         dp_tensor from = dp__train_part(first, &pieces[k]), here, to;
         DP_TRY(dp_tensor_new(temp, master->device, (dp_dtype)from.dtype, 1, from.shape, &here));
         DP_TRY(dp_copy(views->ctx, &here, &from, NULL));
@@ -2163,7 +2374,11 @@ static dp_status dp__train_store_make(dp__train_optimizer *optim, dp_scope *temp
         if (master)
             DP_TRY(dp__train_master_make(optim, temp, &all, owner, &state[optim->state_count]));
     }
-    return DP_OK;
+    if (optim->mirror == NULL)
+        return DP_OK;
+    const int64_t kept = (int64_t)dp__train_kept(views, &all, 0);
+    return dp_tensor_new(optim->scope, dp__train_data(views, 0, all.first)->device, dtype, 1, &kept,
+                         &store->grad);
 }
 
 /* How many elements a master copy is stepped by at a time; 0: there is none. */
@@ -2280,6 +2495,59 @@ static dp_status dp__train_sharded_check(const dp__train_optimizer *optim)
     return DP_OK;
 }
 
+static dp_status dp__train_mirrored_check(const dp__train_optimizer *optim)
+{
+    const dp__train_views *views = &optim->views;
+    const char *why = NULL;
+    if (!optim->config.sharded)
+        return dp_error(DP_ERR_INVALID, "mirrored is set, and sharded is not");
+    if (views->owner_count > 1)
+        why = "each device of this process has parameters of its own";
+    else if (views->job.machine_count > 1)
+        why = "the processes are on several machines";
+    for (size_t s = 0; s < views->span_count && why == NULL; s++)
+        if (views->spans[s].once)
+            why = "the processes share parameters (share_params)";
+    return why == NULL ? DP_OK
+                       : dp_error(DP_ERR_UNSUPPORTED, "mirrored: '%s': %s",
+                                  dp_module_name(views->module), why);
+}
+
+/* The process before this one has its shares copied here. */
+static dp_status dp__train_mirror_make(dp__train_optimizer *optim)
+{
+    dp__train_views *views = &optim->views;
+    const dp_info *job = &views->job;
+    size_t local = (size_t)job->local_count;
+    size_t before = (size_t)((job->process + job->process_count - 1) % job->process_count);
+    DP_TRY(dp__train_mirrored_check(optim));
+    dp__train_mirror *mirror = dp_scope_alloc(optim->scope, sizeof *mirror);
+    if (mirror == NULL)
+        return dp__no_memory();
+    *mirror = (dp__train_mirror){
+        .messages = dp_scope_alloc(optim->scope, 2 * views->span_count * sizeof *mirror->messages),
+        .facts = dp_scope_alloc(optim->scope, (size_t)job->rank_count * sizeof *mirror->facts)};
+    if (mirror->messages == NULL || mirror->facts == NULL)
+        return dp__no_memory();
+    optim->mirror = mirror;
+    if (job->process_count > 1)
+        views->copied = (dp__train_ranks){before * local, (before + 1) * local};
+    return DP_OK;
+}
+
+/* So that every process knows which ranks the others have. */
+static dp_status dp__train_mirrored_begin(dp_ctx *ctx)
+{
+    dp_info job;
+    DP_TRY(dp_info_get(ctx, &job));
+    int64_t most[2] = {job.local_count, -job.local_count};
+    DP_TRY(dp_all_reduce_i64(ctx, most, 2, DP_OP_MAX));
+    if (most[0] == -most[1])
+        return DP_OK;
+    return dp_error(DP_ERR_UNSUPPORTED, "mirrored: processes have %lld to %lld devices",
+                    (long long)-most[1], (long long)most[0]);
+}
+
 /* All processes gather in the same way, whatever their devices are. `status`: whether this one has
    an optimizer. */
 static dp_status dp__train_sharded_begin(dp_ctx *ctx, dp__train_optimizer *optim, dp_status status)
@@ -2316,6 +2584,8 @@ static dp_status dp__train_optim_fill(dp__train_optimizer *optim)
         DP_TRY(dp__train_group_check(optim, i));
     DP_TRY(dp__train_sharded_check(optim));
     DP_TRY(dp__train_accumulate_check(optim));
+    if (optim->config.mirrored)
+        DP_TRY(dp__train_mirror_make(optim));
     if (optim->config.sharded)
         DP_TRY(dp__train_hides(&optim->views, &optim->staged));
     size_t span_count = optim->views.span_count;
@@ -2332,22 +2602,41 @@ static dp_status dp__train_optim_fill(dp__train_optimizer *optim)
     return status == DP_OK ? dp__train_rooms_make(optim) : status;
 }
 
-static dp_status dp__train_optim_make(dp_module *module, const dp_optim_config *config,
-                                      dp_scope *scope, dp__train_optimizer **out)
+/* All but the struct. `config` is checked, and has arrays of others. */
+static dp_status dp__train_optim_build(dp_module *module, dp__train_optimizer *optim)
 {
-    dp__train_optimizer *optim = dp_scope_alloc(scope, sizeof *optim);
+    DP_TRY(dp__train_groups_copy(optim->scope, &optim->config));
+    DP_TRY(dp__train_milestones_copy(optim->scope, &optim->config.schedule));
+    DP_TRY(dp__train_views_make(module, optim->scope, optim->config.sharded, &optim->views));
+    return dp__train_optim_fill(optim);
+}
+
+static dp_status dp__train_optim_make(dp_module *module, const dp_optim_config *config,
+                                      dp_scope *home, dp__train_optimizer **out)
+{
+    dp__train_optimizer *optim = dp_scope_alloc(home, sizeof *optim);
     if (optim == NULL)
         return dp__no_memory();
-    *optim = (dp__train_optimizer){
-        .base = {&dp__train_ops}, .scope = scope, .config = *config, .total = -1, .scale = 1};
+    *optim = (dp__train_optimizer){.base = {&dp__train_ops},
+                                   .home = home,
+                                   .scope = config->mirrored ? dp_scope_child(home) : home,
+                                   .config = *config,
+                                   .total = -1,
+                                   .scale = 1};
+    DP_TRY(dp_scope_check(optim->scope));
     DP_TRY(dp__train_optim_check(&optim->config));
-    DP_TRY(dp__train_groups_copy(scope, &optim->config));
-    DP_TRY(dp__train_milestones_copy(scope, &optim->config.schedule));
     if (dp__train_is_scaled(optim))
         optim->scale = optim->config.scale.scale;
-    DP_TRY(dp__train_views_make(module, scope, config->sharded, &optim->views));
     *out = optim;
-    return dp__train_optim_fill(optim);
+    return dp__train_optim_build(module, optim);
+}
+
+/* What all processes do together. */
+static dp_status dp__train_optim_begin_all(dp_ctx *ctx, dp__train_optimizer *optim, bool mirrored,
+                                           dp_status status)
+{
+    DP_TRY(dp__train_sharded_begin(ctx, optim, status));
+    return mirrored ? dp__train_mirrors_join(optim, NULL) : DP_OK;
 }
 
 DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *config, dp_optim **out)
@@ -2357,12 +2646,16 @@ DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *confi
     DP_TRY(dp__check_pointer(__func__, "out", out));
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: not a module", __func__);
-    dp_scope *scope = dp_scope_begin(dp_module_ctx(module));
+    dp_ctx *ctx = dp_module_ctx(module);
+    bool mirrored = config->sharded && config->mirrored;
+    if (mirrored)
+        DP_TRY(dp__named(__func__, dp__train_mirrored_begin(ctx)));
+    dp_scope *scope = dp_scope_begin(ctx);
     dp_status status = dp_scope_check(scope);
     if (status == DP_OK)
         status = dp__train_optim_make(module, config, scope, &optim);
     if (config->sharded) /* others wait for it, however it went */
-        status = dp__train_sharded_begin(dp_module_ctx(module), optim, status);
+        status = dp__train_optim_begin_all(ctx, optim, mirrored, status);
     else if (status == DP_OK)
         status = dp_grads_scatter_set(module, false);
     if (status == DP_OK)
@@ -2375,7 +2668,7 @@ DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *confi
 DP_API void dp_optim_destroy(dp_optim *optim)
 {
     if (optim != NULL)
-        dp_scope_end(dp__train_optimizer_of(optim)->scope);
+        dp_scope_end(dp__train_optimizer_of(optim)->home);
 }
 
 /* ==== >>asking ==================================================================================
@@ -2527,10 +2820,10 @@ static dp_status dp__train_state_whole(const dp__train_optimizer *optim, dp_scop
     for (size_t owner = 0; owner < views->owner_count; owner++) {
         const dp_tensor *state = &store->state[owner * store->slots + k];
         dp_tensor *all = &optim->all[owner], to, from;
-        dp__train_piece pieces[2];
+        dp__train_piece pieces[DP__TRAIN_PIECES];
         dp__train_pieces(views, &run, owner, pieces);
         DP_TRY(dp_tensor_new(temp, state->device, (dp_dtype)state->dtype, 1, &count, all));
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < DP__TRAIN_PIECES; i++) {
             int64_t own = (int64_t)pieces[i].count;
             DP_TRY(dp_narrow(all, 0, (int64_t)pieces[i].first, own, &to));
             DP_TRY(dp_narrow(state, 0, (int64_t)pieces[i].at, own, &from));
@@ -2750,9 +3043,9 @@ static dp_status dp__train_state_put(const dp__train_optimizer *optim, size_t s,
     const dp__train_run run = dp__train_whole(views, s);
     size_t count = (size_t)dp_tensor_count(from);
     dp_tensor dense = dp__train_flat(from, from->data, (dp_dtype)from->dtype, count);
-    dp__train_piece pieces[2];
+    dp__train_piece pieces[DP__TRAIN_PIECES];
     dp__train_pieces(views, &run, owner, pieces);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < DP__TRAIN_PIECES; i++) {
         const dp__train_piece *piece = &pieces[i];
         size_t first = at > piece->first ? at : piece->first;
         size_t end = piece->first + piece->count, last = at + count < end ? at + count : end;
@@ -2849,6 +3142,477 @@ DP_API dp_status dp_optim_load(dp_optim *base, dp_value saved)
     return DP_OK;
 }
 
+/* ==== >>mirrors =================================================================================
+   State that is cut anew, for the processes that are left: of each share those give that have it,
+   or its copy. The cut before stays until all have their part of the next one: if the job fails
+   again at the end of that, some may go on with the one and some with the other, and those who can
+   do both do what the others do.                                                                */
+
+static dp_status dp__train_lost(const dp__train_views *views, int64_t process, int64_t count)
+{
+    return dp_error(DP_ERR_STATE,
+                    "the state of '%s' was spread over %lld processes, and process %lld is gone "
+                    "together with process %lld, which had its copy: make a new optimizer, which "
+                    "can load a checkpoint",
+                    dp_module_name(views->module), (long long)count, (long long)process,
+                    (long long)((process + 1) % count));
+}
+
+typedef struct dp__train_place { /* of a parameter in the next cut */
+    size_t listed, span, at;     /* at: where it begins in the span */
+} dp__train_place;
+
+typedef struct dp__train_moving {
+    dp__train_optimizer *to;
+    dp__train_optimizer *from; /* NULL: this process has nothing of the cut before */
+    dp_scope *temp;
+    dp__train_fact *facts;   /* by rank: what its process has of it */
+    int root;                /* a rank whose process has the last step; -1: there is none */
+    bool fresh;              /* some process has nothing */
+    int64_t *order;          /* of the cut before, as its parameters are listed there: number, span,
+                              share */
+    dp__train_place *places; /* by number */
+    dp_tensor whole;         /* room for a span */
+    dp_tensor *rooms;        /* of the other local ranks, for what is meant for the first */
+    dp_part *parts;
+} dp__train_moving;
+
+static bool dp__train_has_step(const dp__train_fact *fact, int64_t step)
+{
+    return fact->has != 0 && (fact->steps == step || (fact->steps == step - 1 && fact->ready != 0));
+}
+
+/* Who has begun the last step is furthest, and of these, who has left out more. */
+static void dp__train_furthest(dp__train_moving *own)
+{
+    int64_t step = -1, skipped = -1;
+    int ranks = own->to->views.job.rank_count;
+    for (int r = 0; r < ranks; r++)
+        if (own->facts[r].has != 0 && own->facts[r].steps > step)
+            step = own->facts[r].steps;
+    own->root = -1;
+    own->fresh = false;
+    for (int r = 0; r < ranks; r++) {
+        dp__train_fact *fact = &own->facts[r];
+        fact->has = dp__train_has_step(fact, step);
+        own->fresh = own->fresh || fact->has == 0;
+        if (fact->has == 0 || fact->steps < step || fact->skipped <= skipped)
+            continue;
+        own->root = r;
+        skipped = fact->skipped;
+    }
+}
+
+/* The first rank of a process that has the shares of one of the cut before; -1: nobody has. */
+static int dp__train_holder(const dp__train_moving *own, int64_t process)
+{
+    int holder = -1;
+    for (int r = own->to->views.job.rank_count; r-- > 0;) {
+        const dp__train_fact *fact = &own->facts[r];
+        bool copies = (process + 1) % fact->process_count == fact->process;
+        if (fact->has != 0 && (fact->process == process || (copies && holder < 0)))
+            holder = r - r % own->to->views.job.local_count;
+    }
+    return holder;
+}
+
+/* What this process can make of a step that others have begun. */
+static dp_status dp__train_catch_up(dp__train_optimizer *optim, int64_t step)
+{
+    dp__train_mirror *mirror = optim->mirror;
+    if (mirror->phase == DP__TRAIN_READY && optim->steps < step) {
+        dp__train_count(optim, 1);
+        dp__train_rescale(optim, false);
+        mirror->phase = DP__TRAIN_BEGUN;
+    }
+    if (mirror->phase != DP__TRAIN_BEGUN)
+        return DP_OK;
+    dp__train_count(optim, -1); /* as they were when it began */
+    dp_status status = dp__train_edit(&optim->views, true);
+    if (status == DP_OK)
+        status = dp__train_begun_step(optim);
+    dp__train_count(optim, 1);
+    return status;
+}
+
+/* ---- what is needed for that ----------------------------------------------------------------- */
+
+static void dp__train_places(const dp__train_views *views, dp__train_place *places)
+{
+    for (size_t s = 0; s < views->span_count; s++) {
+        const dp__train_span *span = &views->spans[s];
+        size_t at = 0;
+        for (size_t i = span->first; i < span->first + span->param_count; i++) {
+            places[views->listed[i].number] = (dp__train_place){i, s, at};
+            at += dp__train_elements(views, i);
+        }
+    }
+}
+
+static void dp__train_order(const dp__train_views *views, int64_t *order)
+{
+    for (size_t s = 0; s < views->span_count; s++)
+        for (size_t p = 0; p < views->spans[s].param_count; p++) {
+            size_t i = views->spans[s].first + p;
+            order[3 * i] = (int64_t)views->listed[i].number;
+            order[3 * i + 1] = (int64_t)s;
+            order[3 * i + 2] = (int64_t)views->spans[s].each;
+        }
+}
+
+static dp_status dp__train_moving_make(dp__train_moving *own)
+{
+    const dp__train_views *views = &own->to->views;
+    const int64_t room = DP__TRAIN_STAGE;
+    size_t local = (size_t)views->job.local_count;
+    own->order = dp_scope_alloc(own->temp, 3 * views->count * sizeof *own->order);
+    own->places = dp_scope_alloc(own->temp, views->count * sizeof *own->places);
+    own->rooms = dp_scope_alloc(own->temp, local * sizeof *own->rooms);
+    own->parts = dp_scope_alloc(own->temp, local * sizeof *own->parts);
+    if (own->order == NULL || own->places == NULL || own->rooms == NULL || own->parts == NULL)
+        return dp__no_memory();
+    for (size_t r = 1; r < local; r++)
+        DP_TRY(dp_tensor_new(own->temp, dp_local_device(views->ctx, (int)r), DP_I64, 1, &room,
+                             &own->rooms[r]));
+    dp__train_places(views, own->places);
+    return DP_OK;
+}
+
+typedef struct dp__train_old_span { /* of the cut before */
+    size_t first, end;              /* as listed there */
+    size_t number, count, each;     /* which it is; elements */
+    const dp_tensor *data;          /* its first parameter */
+} dp__train_old_span;
+
+static const dp__train_place *dp__train_place_of(const dp__train_moving *own, size_t i)
+{
+    return &own->places[own->order[3 * i]];
+}
+
+/* The one that begins with a parameter, as listed there. */
+static dp__train_old_span dp__train_old_span_at(const dp__train_moving *own, size_t first)
+{
+    const dp__train_views *views = &own->to->views;
+    const int64_t *order = own->order;
+    dp__train_old_span span = {
+        .first = first,
+        .end = first,
+        .number = (size_t)order[3 * first + 1],
+        .each = (size_t)order[3 * first + 2],
+        .data = dp__train_data(views, 0, dp__train_place_of(own, first)->listed)};
+    while (span.end < views->count && order[3 * span.end + 1] == order[3 * first + 1])
+        span.count += dp__train_elements(views, dp__train_place_of(own, span.end++)->listed);
+    return span;
+}
+
+/* DP_OK: each share is somewhere. */
+static dp_status dp__train_all_held(const dp__train_moving *own)
+{
+    const dp__train_views *views = &own->to->views;
+    int64_t count = own->facts[own->root].process_count;
+    bool spread = false;
+    for (size_t i = 0; i < views->count; i++)
+        spread = spread || own->order[3 * i + 2] > 0;
+    for (int64_t process = 0; process < count && spread; process++)
+        if (dp__train_holder(own, process) < 0)
+            return dp__train_lost(views, process, count);
+    return DP_OK;
+}
+
+static dp_status dp__train_whole_make(dp__train_moving *own)
+{
+    const dp__train_views *views = &own->to->views;
+    int64_t most = 0;
+    for (size_t i = 0; i < views->count;) {
+        const dp__train_old_span span = dp__train_old_span_at(own, i);
+        most = (int64_t)span.count > most ? (int64_t)span.count : most;
+        i = span.end;
+    }
+    return dp_tensor_new(own->temp, dp__train_data(views, 0, 0)->device, DP_I64, 1, &most,
+                         &own->whole);
+}
+
+/* ---- how it travels -------------------------------------------------------------------------- */
+
+/* Elements of one rank, in place, to all. */
+static dp_status dp__train_spread(const dp__train_moving *own, const dp_tensor *all, size_t first,
+                                  size_t end, int root)
+{
+    dp_dtype bits = dp__train_bits((dp_dtype)all->dtype);
+    size_t local = (size_t)own->to->views.job.local_count;
+    for (size_t at = first, some; at < end; at += some) {
+        char *data = (char *)all->data + at * dp_dtype_bytes(bits);
+        some = local > 1 && end - at > DP__TRAIN_STAGE ? DP__TRAIN_STAGE : end - at;
+        own->parts[0] = (dp_part){.send = data, .recv = data};
+        for (size_t r = 1; r < local; r++)
+            own->parts[r] = (dp_part){.send = own->rooms[r].data, .recv = own->rooms[r].data};
+        DP_TRY(dp_broadcast(own->to->views.ctx, own->parts, some, bits, root));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__train_shares_spread(const dp__train_moving *own, const dp_tensor *all,
+                                         size_t each)
+{
+    size_t share = each * (size_t)own->to->views.job.local_count; /* a process' */
+    int64_t count = own->facts[own->root].process_count;
+    for (int64_t process = 0; process < count; process++)
+        DP_TRY(dp__train_spread(own, all, (size_t)process * share, ((size_t)process + 1) * share,
+                                dp__train_holder(own, process)));
+    return DP_OK;
+}
+
+/* What this process has of a span's state. */
+static dp_status dp__train_pieces_put(const dp__train_moving *own, const dp__train_old_span *span,
+                                      size_t k, const dp_tensor *all)
+{
+    const dp__train_run run = dp__train_whole(&own->from->views, span->number);
+    const dp_tensor *state = &own->from->stores[span->number].state[k];
+    dp__train_piece pieces[DP__TRAIN_PIECES];
+    dp__train_pieces(&own->from->views, &run, 0, pieces);
+    for (int i = 0; i < DP__TRAIN_PIECES; i++) {
+        const dp__train_piece kept = {pieces[i].at, pieces[i].count, 0};
+        dp_tensor to = dp__train_part(all, &pieces[i]), from = dp__train_part(state, &kept);
+        DP_TRY(dp_copy(own->to->views.ctx, &to, &from, NULL));
+    }
+    return DP_OK;
+}
+
+/* The end everybody has; what ranks do not reduce may differ there, and stays. */
+static dp_status dp__train_slot_move(const dp__train_moving *own, const dp__train_old_span *span,
+                                     size_t k)
+{
+    const dp__train_views *views = &own->to->views;
+    size_t cut = span->each * (size_t)own->facts[own->root].process_count *
+                 (size_t)views->job.local_count;
+    dp_dtype dtype = span->data->dtype == DP_F64 ? DP_F64 : DP_F32;
+    dp_tensor all = dp__train_flat(&own->whole, own->whole.data, dtype, span->count), part;
+    if (own->from != NULL)
+        DP_TRY(dp__train_pieces_put(own, span, k, &all));
+    if (own->fresh)
+        DP_TRY(dp__train_spread(own, &all, cut, span->count, own->root));
+    if (own->from != NULL)
+        DP_TRY(dp__train_pieces_put(own, span, k, &all));
+    DP_TRY(dp__train_shares_spread(own, &all, span->each));
+    for (size_t i = span->first, at = 0; i < span->end; i++) {
+        const dp__train_place *place = dp__train_place_of(own, i);
+        size_t count = dp__train_elements(views, place->listed);
+        DP_TRY(dp_narrow(&all, 0, (int64_t)at, (int64_t)count, &part));
+        DP_TRY(dp__train_state_put(own->to, place->span, 0, k, place->at, &part));
+        at += count;
+    }
+    return DP_OK;
+}
+
+/* Who has nothing gets the end of a span's parameters. */
+static dp_status dp__train_end_move(const dp__train_moving *own, const dp_tensor *data, size_t each)
+{
+    const dp__train_views *views = &own->to->views;
+    size_t cut = each * (size_t)own->facts[own->root].process_count *
+                 (size_t)views->job.local_count;
+    dp_tensor all =
+        dp__train_flat(&own->whole, own->whole.data, (dp_dtype)data->dtype, (size_t)data->shape[0]);
+    const dp__train_piece end = {cut, (size_t)data->shape[0] - cut, 0};
+    dp_tensor here = dp__train_part(data, &end), there = dp__train_part(&all, &end);
+    if (own->from != NULL)
+        DP_TRY(dp_copy(views->ctx, &there, &here, NULL));
+    DP_TRY(dp__train_spread(own, &all, cut, (size_t)data->shape[0], own->root));
+    return own->from != NULL ? DP_OK : dp_copy(views->ctx, &here, &there, NULL);
+}
+
+/* Parameters, too: the job may have failed before all had got them. */
+static dp_status dp__train_spans_move(const dp__train_moving *own)
+{
+    const dp__train_views *views = &own->to->views;
+    for (size_t i = 0; i < views->count;) {
+        const dp__train_old_span span = dp__train_old_span_at(own, i);
+        const dp_tensor data =
+            dp__train_flat(span.data, span.data->data, (dp_dtype)span.data->dtype, span.count);
+        size_t slots = own->to->stores[dp__train_place_of(own, i)->span].slots;
+        for (size_t k = 0; k < slots; k++)
+            DP_TRY(dp__train_slot_move(own, &span, k));
+        DP_TRY(dp__train_shares_spread(own, &data, span.each));
+        if (own->fresh)
+            DP_TRY(dp__train_end_move(own, &data, span.each));
+        i = span.end;
+    }
+    return DP_OK;
+}
+
+static dp_status dp__train_counts_move(const dp__train_moving *own)
+{
+    enum { COUNTS = 4 };
+    dp__train_optimizer *to = own->to;
+    const dp__train_optimizer *from = own->from;
+    int64_t *all = own->order; /* which has served */
+    int64_t counts[COUNTS] = {0};
+    double scale = 0;
+    for (size_t i = 0; i < to->views.count && from != NULL; i++)
+        all[from->views.listed[i].number] = from->views.listed[i].steps;
+    if (from != NULL) {
+        const int64_t has[COUNTS] = {from->done, from->steps, from->skipped, from->good};
+        memcpy(counts, has, sizeof counts);
+        scale = from->scale;
+    }
+    DP_TRY(dp_broadcast_i64(to->views.ctx, counts, COUNTS, own->root));
+    DP_TRY(dp_broadcast_f64(to->views.ctx, &scale, 1, own->root));
+    DP_TRY(dp_broadcast_i64(to->views.ctx, all, to->views.count, own->root));
+    to->done = counts[0];
+    to->steps = counts[1];
+    to->skipped = counts[2];
+    to->good = counts[3];
+    to->scale = scale;
+    for (size_t i = 0; i < to->views.count; i++)
+        to->views.listed[i].steps = all[to->views.listed[i].number];
+    return DP_OK;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static dp_status dp__train_move(dp__train_moving *own, dp_status status)
+{
+    enum { WORDS = sizeof(dp__train_fact) / sizeof(int64_t) };
+    const dp__train_views *views = &own->to->views;
+    union {
+        dp__train_fact fact;
+        int64_t words[WORDS];
+    } mine = {{0}};
+    if (own->from != NULL)
+        mine.fact = (dp__train_fact){.has = !own->from->mirror->spoiled,
+                                     .process = own->from->views.job.process,
+                                     .process_count = own->from->views.job.process_count,
+                                     .steps = own->from->steps,
+                                     .skipped = own->from->skipped,
+                                     .ready = own->from->mirror->phase == DP__TRAIN_READY};
+    DP_TRY(dp_all_gather_i64(views->ctx, mine.words, WORDS, &own->facts->has));
+    dp__train_furthest(own);
+    if (own->root < 0)
+        return dp__train_lost(views, mine.fact.process, views->job.process_count);
+    if (own->facts[views->job.rank_first].has == 0)
+        own->from = NULL;
+    if (status == DP_OK && own->from != NULL)
+        status = dp__train_catch_up(own->from, own->facts[own->root].steps);
+    if (status == DP_OK)
+        status = dp__train_moving_make(own);
+    DP_TRY(dp_agree(views->ctx, status));
+    if (own->from != NULL)
+        dp__train_order(&own->from->views, own->order);
+    DP_TRY(dp_broadcast_i64(views->ctx, own->order, 3 * views->count, own->root));
+    DP_TRY(dp__train_all_held(own));
+    DP_TRY(dp_agree(views->ctx, dp__train_whole_make(own)));
+    DP_TRY(dp__train_spans_move(own));
+    return dp__train_counts_move(own);
+}
+
+/* The next cut takes the place of that which an optimizer has. */
+static void dp__train_become(dp__train_optimizer *optim, dp__train_optimizer *next)
+{
+    dp_scope *scope = optim->scope;
+    next->total = optim->total;
+    next->unscaled = optim->unscaled;
+    next->overflow = optim->overflow;
+    next->has_norm = optim->has_norm;
+    next->norm = optim->norm;
+    *optim = *next;
+    dp_scope_end(scope);
+}
+
+/* Whether all had got a cut that was made when the job failed is known now: somebody goes on with
+   it. */
+static void dp__train_resolve(dp__train_optimizer *optim, int64_t cut)
+{
+    dp__train_optimizer *next = optim->mirror->next;
+    optim->mirror->next = NULL;
+    if (next != NULL && next->mirror->cut == cut)
+        dp__train_become(optim, next);
+    else if (next != NULL)
+        dp_scope_end(next->scope);
+}
+
+/* Of those that have made one of these at the same time, some may have state already. before: of
+   this process, or NULL. */
+static dp_status dp__train_mirrors_join(dp__train_optimizer *optim, dp__train_optimizer *before)
+{
+    dp_ctx *ctx = optim->views.ctx;
+    int64_t cut = before != NULL ? before->mirror->cut : -1;
+    if (optim->staged)
+        return dp_error(DP_ERR_UNSUPPORTED, "mirrored: '%s': devices hide parameters",
+                        dp_module_name(optim->views.module));
+    DP_TRY(dp_all_reduce_i64(ctx, &cut, 1, DP_OP_MAX));
+    if (before != NULL)
+        dp__train_resolve(before, cut);
+    if (before != NULL && before->mirror->cut != cut)
+        before = NULL;
+    optim->mirror->cut = cut + 1;
+    if (cut < 0)
+        return DP_OK;
+    dp__train_moving own = {
+        .to = optim, .from = before, .temp = dp_scope_begin(ctx), .facts = optim->mirror->facts};
+    dp_status status = dp__train_move(&own, dp_scope_check(own.temp));
+    dp_scope_end(own.temp);
+    if (status != DP_OK)
+        return status;
+    optim->mirror->whole = true;
+    return dp_agree(ctx, DP_OK);
+}
+
+static dp_status dp__train_next_make(const dp__train_optimizer *optim, dp_scope *scope,
+                                     dp__train_optimizer **out)
+{
+    dp__train_optimizer *next = dp_scope_alloc(scope, sizeof *next);
+    if (next == NULL)
+        return dp__no_memory();
+    *next = (dp__train_optimizer){.base = optim->base,
+                                  .home = optim->home,
+                                  .scope = scope,
+                                  .config = optim->config,
+                                  .scale = optim->scale};
+    *out = next;
+    return dp__train_optim_build(optim->views.module, next);
+}
+
+static dp_status dp__train_cut_anew(dp__train_optimizer *optim)
+{
+    dp_ctx *ctx = optim->views.ctx;
+    dp__train_optimizer *next = NULL;
+    DP_TRY(dp__train_mirrored_begin(ctx));
+    dp_scope *scope = dp_scope_child(optim->home);
+    dp_status status = dp_scope_check(scope);
+    if (status == DP_OK)
+        status = dp__train_next_make(optim, scope, &next);
+    status = dp__train_sharded_begin(ctx, next, status);
+    if (status == DP_OK)
+        status = dp__train_mirrors_join(next, optim);
+    bool whole = next != NULL && next->mirror != NULL && next->mirror->whole;
+    if (status == DP_OK)
+        dp__train_become(optim, next);
+    else if (whole && dp_status_class(status) == DP_CLASS_JOB)
+        optim->mirror->next = next;
+    else
+        dp_scope_end(scope);
+    return status;
+}
+
+/* After dp_recover ranks have other numbers. */
+static dp_status dp__train_rejoin(dp__train_optimizer *optim)
+{
+    dp__train_views *views = &optim->views;
+    dp_info job;
+    DP_TRY(dp_info_get(views->ctx, &job));
+    if (job.recoveries == views->job.recoveries)
+        return DP_OK;
+    if (optim->mirror != NULL)
+        return dp__train_cut_anew(optim);
+    if (optim->config.sharded)
+        return dp_error(DP_ERR_STATE,
+                        "the state of '%s' was spread over %d ranks, and some have died with their "
+                        "parts: make a new optimizer, which can load a checkpoint",
+                        dp_module_name(views->module), views->job.rank_count);
+    views->job = job;
+    dp__train_rank_all(views);
+    return DP_OK;
+}
+
 /* ==== >>naming ==================================================================================
    Each is checked before anything is done to one.                                               */
 
@@ -2883,6 +3647,9 @@ DP_API dp_status dp_optims_save(const dp_named_optim *optims, size_t count, dp_s
     dp_pair *pairs = dp_scope_alloc(scope, count * sizeof *pairs);
     if (pairs == NULL)
         return dp__named(__func__, dp__no_memory());
+    for (size_t i = 0; i < count;
+         i++) /* who has come back makes all of them, too, and then saves */
+        DP_TRY(dp__named(__func__, dp__train_rejoin(dp__train_optimizer_of(optims[i].optim))));
     for (size_t i = 0; i < count; i++) {
         pairs[i].key = optims[i].name;
         DP_TRY(dp_optim_save(optims[i].optim, scope, &pairs[i].value));
