@@ -32,12 +32,15 @@
      >>norms      of gradients
      >>clips      what follows from them
      >>shares     what an optimizer keeps, and what of it each rank has
-     >>turns      which gradients make a step, and the step
+     >>turns      which gradients make a step, and what is done with them
+     >>beginning  when a mirrored step is made, whatever happens
+     >>applying   all of a step
      >>groups     of parameters, by their names
      >>making     an optimizer and its state
      >>asking     what a loop asks and tells
      >>keeping    what is saved and loaded
-     >>mirrors    state that is cut anew after dp_recover
+     >>moving     state that is cut anew, from those that have it to all
+     >>mirrors    when that happens
      >>naming     of several
      >>means      of logs
      >>line       on the terminal
@@ -278,8 +281,8 @@ DP_MUST_USE DP_API dp_status dp_optim_load(dp_optim *optim, dp_value saved);
      after that             dp_train_step succeeds, though the job may have failed meanwhile: the
                             call after it says so. Parameters are void until all have called the
                             optimizer after dp_recover, which ends the step;
-     while others wait      it succeeds where a process knew that all have them. Where it failed, the
-                            step is made by that first call.
+     while some wait        it succeeds where a process knew that all have them. Where it failed,
+                            the step is made by that first call.
    So a process that counts samples by itself takes the counts of one that is furthest, by
    dp_checkpoint_share, or goes by dp_optim_info.step_count after that first call. The latter is
    right even if all that were furthest have died, too. With `accumulate` steps begin anew:
@@ -1604,7 +1607,7 @@ static dp_status dp__train_gather(const dp__train_optimizer *optim, size_t each,
 }
 
 /* ==== >>turns ===================================================================================
-   Which gradients make a step, and the step.                                                    */
+   Which gradients make a step, and what is done with them.                                      */
 
 /* Of steps: one more can be counted, for as long as anybody will wait. */
 #define DP__TRAIN_COUNT_MAX ((int64_t)1 << 62)
@@ -1886,7 +1889,8 @@ static void dp__train_count(dp__train_optimizer *optim, int by)
     optim->steps += by;
 }
 
-/* ---- a step of a mirrored optimizer ---------------------------------------------------------- */
+/* ==== >>beginning ===============================================================================
+   A step of a mirrored optimizer: what it waits for, and that it is made then.                  */
 
 enum { DP__TRAIN_TAG = 0x6d69726f }; /* of messages */
 
@@ -1976,7 +1980,8 @@ static dp_status dp__train_begun(const dp__train_optimizer *optim, dp_status sta
     return follows && dp_status_class(status) == DP_CLASS_JOB ? DP_OK : status;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* ==== >>applying ================================================================================
+   All of a step, and what dp_train_step asks.                                                   */
 
 /* A rule that fails here must not make others wait: all send what they have. */
 static dp_status dp__train_optim_steps(dp__train_optimizer *optim, double factor)
@@ -3142,11 +3147,9 @@ DP_API dp_status dp_optim_load(dp_optim *base, dp_value saved)
     return DP_OK;
 }
 
-/* ==== >>mirrors =================================================================================
-   State that is cut anew, for the processes that are left: of each share those give that have it,
-   or its copy. The cut before stays until all have their part of the next one: if the job fails
-   again at the end of that, some may go on with the one and some with the other, and those who can
-   do both do what the others do.                                                                */
+/* ==== >>moving ==================================================================================
+   Of each share of a cut those give that have it, or its copy. Parameters are known by number: each
+   cut lists them in an order of its own.                                                        */
 
 static dp_status dp__train_lost(const dp__train_views *views, int64_t process, int64_t count)
 {
@@ -3206,12 +3209,16 @@ static void dp__train_furthest(dp__train_moving *own)
 /* The first rank of a process that has the shares of one of the cut before; -1: nobody has. */
 static int dp__train_holder(const dp__train_moving *own, int64_t process)
 {
+    const dp_info *job = &own->to->views.job;
     int holder = -1;
-    for (int r = own->to->views.job.rank_count; r-- > 0;) {
+    for (int r = 0; r < job->rank_count; r += job->local_count) {
         const dp__train_fact *fact = &own->facts[r];
-        bool copies = (process + 1) % fact->process_count == fact->process;
-        if (fact->has != 0 && (fact->process == process || (copies && holder < 0)))
-            holder = r - r % own->to->views.job.local_count;
+        if (fact->has == 0)
+            continue;
+        if (fact->process == process)
+            return r;
+        if (fact->process == (process + 1) % fact->process_count)
+            holder = r;
     }
     return holder;
 }
@@ -3467,7 +3474,10 @@ static dp_status dp__train_counts_move(const dp__train_moving *own)
     return DP_OK;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* ==== >>mirrors =================================================================================
+   The cut before stays until all have their part of the next one. If the job fails again at the end
+   of that, some may go on with the one and some with the other: so those who have both do what the
+   others do.                                                                                    */
 
 static dp_status dp__train_move(dp__train_moving *own, dp_status status)
 {
