@@ -1476,8 +1476,8 @@ typedef struct dp__train_fact { /* what a process has of a cut */
 
 typedef struct dp__train_mirror {
     int64_t cut; /* all that have state of the same cut have shares of one whole */
-    struct dp__train_optimizer *next; /* NULL; or the cut after it, of which all processes have
-                                         their shares, but not all may know that */
+    struct dp__train_optimizer *next; /* NULL; or the cut after it, if it is not known whether all
+                                         have their shares of that */
     dp__train_phase phase;
     bool began;         /* the step that was asked for last */
     double factor;      /* of its gradients */
@@ -3476,8 +3476,8 @@ static dp_status dp__train_counts_move(const dp__train_moving *own)
 
 /* ==== >>mirrors =================================================================================
    The cut before stays until all have their part of the next one. If the job fails again at the end
-   of that, some may go on with the one and some with the other: so those who have both do what the
-   others do.                                                                                    */
+   of that, some may have the next one alone, and some may have both: then all go on from the next.
+   No step is made before all have it.                                                           */
 
 static dp_status dp__train_move(dp__train_moving *own, dp_status status)
 {
@@ -3497,7 +3497,10 @@ static dp_status dp__train_move(dp__train_moving *own, dp_status status)
     DP_TRY(dp_all_gather_i64(views->ctx, mine.words, WORDS, &own->facts->has));
     dp__train_furthest(own);
     if (own->root < 0)
-        return dp__train_lost(views, mine.fact.process, views->job.process_count);
+        return dp_error(DP_ERR_STATE,
+                        "no process has state of '%s': those who lived were in a step in which the "
+                        "rule failed: make a new optimizer, which can load a checkpoint",
+                        dp_module_name(views->module));
     if (own->facts[views->job.rank_first].has == 0)
         own->from = NULL;
     if (status == DP_OK && own->from != NULL)
@@ -3527,16 +3530,23 @@ static void dp__train_become(dp__train_optimizer *optim, dp__train_optimizer *ne
     dp_scope_end(scope);
 }
 
-/* Whether all had got a cut that was made when the job failed is known now: somebody goes on with
-   it. */
-static void dp__train_resolve(dp__train_optimizer *optim, int64_t cut)
+/* Which cut those that have state go on from: the last that all of them have. */
+static dp_status dp__train_resolve(dp_ctx *ctx, dp__train_optimizer *optim, int64_t *out_cut)
 {
-    dp__train_optimizer *next = optim->mirror->next;
+    dp__train_optimizer *next = optim != NULL ? optim->mirror->next : NULL;
+    int64_t cut = optim != NULL ? optim->mirror->cut : -1;
+    int64_t last = next != NULL ? next->mirror->cut : cut;
+    int64_t most[2] = {cut, optim != NULL ? -last : INT64_MIN};
+    DP_TRY(dp_all_reduce_i64(ctx, most, 2, DP_OP_MAX));
+    *out_cut = most[0] < 0 || most[0] > -most[1] ? most[0] : -most[1];
+    if (next == NULL)
+        return DP_OK;
     optim->mirror->next = NULL;
-    if (next != NULL && next->mirror->cut == cut)
+    if (next->mirror->cut == *out_cut)
         dp__train_become(optim, next);
-    else if (next != NULL)
+    else
         dp_scope_end(next->scope);
+    return DP_OK;
 }
 
 /* Of those that have made one of these at the same time, some may have state already. before: of
@@ -3544,20 +3554,18 @@ static void dp__train_resolve(dp__train_optimizer *optim, int64_t cut)
 static dp_status dp__train_mirrors_join(dp__train_optimizer *optim, dp__train_optimizer *before)
 {
     dp_ctx *ctx = optim->views.ctx;
-    int64_t cut = before != NULL ? before->mirror->cut : -1;
+    int64_t cut = -1;
     if (optim->staged)
         return dp_error(DP_ERR_UNSUPPORTED, "mirrored: '%s': devices hide parameters",
                         dp_module_name(optim->views.module));
-    DP_TRY(dp_all_reduce_i64(ctx, &cut, 1, DP_OP_MAX));
-    if (before != NULL)
-        dp__train_resolve(before, cut);
-    if (before != NULL && before->mirror->cut != cut)
-        before = NULL;
+    DP_TRY(dp__train_resolve(ctx, before, &cut));
     optim->mirror->cut = cut + 1;
     if (cut < 0)
         return DP_OK;
-    dp__train_moving own = {
-        .to = optim, .from = before, .temp = dp_scope_begin(ctx), .facts = optim->mirror->facts};
+    dp__train_moving own = {.to = optim,
+                            .from = before != NULL && before->mirror->cut == cut ? before : NULL,
+                            .temp = dp_scope_begin(ctx),
+                            .facts = optim->mirror->facts};
     dp_status status = dp__train_move(&own, dp_scope_check(own.temp));
     dp_scope_end(own.temp);
     if (status != DP_OK)

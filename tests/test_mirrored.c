@@ -38,12 +38,15 @@ static void use_devices(dp_config *config)
 
 /* ---- a net whose gradients are small integers ------------------------------------------------ */
 
-enum { PARAMS = 4, LARGEST = 3000 };
+enum { PARAMS = 5, LARGEST = 3000 };
 static const dp_param_config params[PARAMS] = {
     {.name = "w", .ndim = 1, .shape = {LARGEST}},
     {.name = "h", .dtype = DP_BF16, .ndim = 1, .shape = {1800}},
     {.name = "v", .ndim = 1, .shape = {5}},
-    {.name = "d", .dtype = DP_F64, .ndim = 2, .shape = {11, 100}}};
+    {.name = "d", .dtype = DP_F64, .ndim = 2, .shape = {11, 100}},
+    {.name = "own", .ndim = 1, .shape = {300}}};
+
+static bool reduces = true; /* the last one */
 
 static dp_status net_forward(dp_call *call)
 {
@@ -72,6 +75,8 @@ static dp_status net_backward(dp_call *call)
         dp_tensor grad = dp_grad_tensor(call, p), own, more;
         dp_scope *temp = dp_scope_child(call->scope);
         double scale = call->grad.kind == DP_FLOAT ? call->grad.as.f : 1;
+        if (p == PARAMS - 1) /* which ranks may not reduce: the same on all */
+            sum = call->local_rank == 0 && (dp_rank(call->ctx) == 0 || !reduces) ? 1 : 0;
         for (int64_t i = 0; i < dp_tensor_count(&grad); i++)
             numbers[i] = sum * (float)(1 + ((size_t)i + p) % 5) * (float)scale;
         DP_TRY(dp_tensor_from(temp, call->device, numbers, DP_F32, grad.ndim, grad.shape, &own));
@@ -100,8 +105,18 @@ static dp_module *make_net(dp_ctx *ctx)
 
 /* ---- optimizers ------------------------------------------------------------------------------ */
 
+static atomic_int *met; /* in memory that all see: how many have made all that they train with */
+
+/* Until so many have all that they train with. */
+static void wait_for(int count)
+{
+    while (atomic_load(met) < count)
+        rest(1);
+}
+
 static int rule_calls, dies_in_rule; /* which it dies before, or after: twice as many; 0: none */
 static int64_t rule_fails;           /* in this step, once; 0: in none */
+static bool rule_meets;              /* when it fails in all */
 
 static void die_in_rule(void)
 {
@@ -114,6 +129,8 @@ static dp_status adam_step(const dp_rule_args *args)
     die_in_rule();
     if (args->step == rule_fails && rule_calls % 4 == 3) { /* not the first one */
         rule_fails = 0;
+        atomic_fetch_add(met, rule_meets);
+        wait_for(rule_meets ? 2 * world : 0);
         return dp_error(DP_ERR_USER, "no more");
     }
     DP_TRY(dp_adamw()->step(args));
@@ -207,7 +224,6 @@ static dp_status draw_all(picture *to, dp_module *par, dp_optim *optim)
     return status;
 }
 
-static atomic_int *met; /* in memory that all see: how many have made all that they train with */
 static picture *wanted; /* of each config, in memory that all see */
 
 /* ---- who trains ------------------------------------------------------------------------------ */
@@ -269,12 +285,23 @@ static dp_status one_step(trainer *t)
     return status;
 }
 
+static dp_module *make_par(dp_ctx *ctx)
+{
+    static const char *const own[] = {"own"};
+    dp_module *par;
+    CHECK_OK(dp_distributed(make_net(ctx),
+                            &(dp_distributed_config){.reduction = DP_SUM_RANKS,
+                                                     .ignored = own,
+                                                     .ignored_count = !reduces},
+                            &par));
+    return par;
+}
+
 static void make_picture(void)
 {
     trainer t = {.ctx = open_alone()};
     dp_optim_config config = optim_config();
-    CHECK_OK(dp_distributed(make_net(t.ctx), &(dp_distributed_config){.reduction = DP_SUM_RANKS},
-                            &t.par));
+    t.par = make_par(t.ctx);
     CHECK_OK(dp_optim_create(t.par, &config, &t.optim));
     while (t.steps < steps)
         CHECK_OK(one_step(&t));
@@ -316,7 +343,8 @@ static dp_status check_picture(trainer *t)
 
 static bool shares = true; /* what the furthest has, after dp_recover */
 static bool counts;        /* by itself, as programs do that know nothing of mirrors */
-static bool admits;        /* each step */
+static bool admits;        /* each step, and waits before the last one */
+static bool has_come;      /* who was waited for */
 static bool created;       /* the optimizer is there */
 static void (*to_recover)(void);
 
@@ -357,8 +385,11 @@ static dp_status train_once(trainer *t, bool came_back)
     bool came = came_back;
     if (t->optim == NULL)
         DP_TRY(create(t));
-    if (admits && !came_back)
-        DP_TRY(dp_admit(t->ctx, &came));
+    do { /* it may come late */
+        if (admits && !came_back)
+            DP_TRY(dp_admit(t->ctx, &came));
+        has_come = has_come || came;
+    } while (admits && !has_come && t->steps == steps - 1);
     if (came)
         DP_TRY(share(t, came_back));
     return one_step(t);
@@ -377,8 +408,7 @@ static dp_status go_on(trainer *t, bool came_back)
 static trainer begin(void)
 {
     trainer t = {.ctx = open_recovering()};
-    CHECK_OK(dp_distributed(make_net(t.ctx), &(dp_distributed_config){.reduction = DP_SUM_RANKS},
-                            &t.par));
+    t.par = make_par(t.ctx);
     return t;
 }
 
@@ -404,13 +434,6 @@ static void train(void)
 }
 
 static pid_t pids[MOST];
-
-/* Until so many have all that they train with. */
-static void wait_for(int count)
-{
-    while (atomic_load(met) < count)
-        rest(1);
-}
 
 static void start_world(int count, void (*body)(void))
 {
@@ -510,6 +533,16 @@ TEST_SLOW(one_dies_at_each_collective, 300)
     die_at_each(2, 1); /* one is left */
 }
 
+/* State that each process has for itself stays, and who has none gets it. */
+TEST_SLOW(what_ranks_do_not_reduce, 120)
+{
+    steps = 2;
+    reduces = false;
+    make_pictures();
+    count_runs();
+    die_at_each(3, 0);
+}
+
 TEST_SLOW(who_counts_for_itself_shares_that, 120)
 {
     make_pictures();
@@ -603,6 +636,33 @@ TEST_SLOW(a_rule_that_fails_loses_one_share, 60)
     }
 }
 
+static void fail_everywhere(void)
+{
+    trainer t = begin();
+    dp_scope *scope = dp_scope_begin(t.ctx);
+    dp_value saved;
+    CHECK_OK(create(&t));
+    rule_fails = 1;
+    rule_meets = true;
+    while (one_step(&t) == DP_OK)
+        continue;
+    CHECK(dp_failure(t.ctx, NULL));
+    CHECK_OK(dp_recover(t.ctx));
+    CHECK_ERROR(dp_optim_save(t.optim, scope, &saved), DP_ERR_STATE,
+                "dp_optim_save: no process has state of 'distributed': those who lived were in a "
+                "step in which the rule failed");
+    dp_scope_end(scope);
+    dp_close(t.ctx);
+}
+
+TEST_SLOW(a_rule_that_fails_everywhere_loses_all, 60)
+{
+    make_pictures();
+    which = 2;
+    start_world(3, fail_everywhere);
+    CHECK_INT(end_world(), 0);
+}
+
 /* ---- what is lost ---------------------------------------------------------------------------- */
 
 static void lose_two(void)
@@ -655,11 +715,10 @@ static void come_back(void)
     train();
 }
 
-/* At the end all wait for it, as it may come late. */
 TEST_SLOW(who_comes_back_gets_a_share, 120)
 {
     int how;
-    steps = 300;
+    steps = 100;
     make_pictures();
     admits = true;
     for (which = 0; which < CONFIGS; which++) {
@@ -670,6 +729,35 @@ TEST_SLOW(who_comes_back_gets_a_share, 120)
         CHECK_INT(waitpid(pids[which], &how, 0), pids[which]);
         pids[which] = start(which, come_back);
         CHECK_INT(end_world(), 0);
+    }
+}
+
+/* ---- without a word -------------------------------------------------------------------------- */
+
+/* The first call may be a step. */
+static void step_at_once(void)
+{
+    trainer t = begin();
+    CHECK_OK(create(&t));
+    CHECK_OK(one_step(&t));
+    wait_for(world);
+    if (me == 1)
+        raise(SIGKILL);
+    while (dp_barrier(t.ctx) == DP_OK)
+        continue;
+    CHECK_OK(dp_recover(t.ctx));
+    while (t.steps < steps)
+        CHECK_OK(one_step(&t));
+    CHECK_OK(check_picture(&t));
+    dp_close(t.ctx);
+}
+
+TEST_SLOW(the_first_call_may_be_a_step, 60)
+{
+    make_pictures();
+    for (which = 0; which < 2; which++) {
+        start_world(3, step_at_once);
+        CHECK_INT(end_world(), 1);
     }
 }
 
@@ -761,8 +849,7 @@ static void fail_once(void)
     trainer t = {.steps = 0};
     use_name();
     CHECK_OK(dp_open(&config, &t.ctx));
-    CHECK_OK(dp_distributed(make_net(t.ctx), &(dp_distributed_config){.reduction = DP_SUM_RANKS},
-                            &t.par));
+    t.par = make_par(t.ctx);
     CHECK_OK(create(&t));
     CHECK_OK(one_step(&t));
     if (me == 0)
