@@ -1455,6 +1455,7 @@ typedef struct dp__train_store { /* of the span of the same number */
     size_t slots;                /* states, and the master copy if there is one */
     dp_tensor *state;            /* owner after owner; of its pieces, one after another */
     dp_tensor grad;              /* mirrored: of the same pieces, for the step */
+    dp_tensor param;             /* and what it has made of them, if mirror->far */
 } dp__train_store;
 
 typedef struct dp__train_queue { /* what the rule steps next, together */
@@ -1485,6 +1486,8 @@ typedef struct dp__train_mirror {
                            made again */
     bool spoiled;       /* the rule has failed between two of them */
     bool whole;         /* all that belongs to this cut is here */
+    bool far;    /* of devices the host does not reach a gather that fails leaves nothing whole */
+    bool voided; /* and so may have been the last one */
     dp_message *messages;
     dp__train_fact *facts; /* by rank */
 } dp__train_mirror;
@@ -1894,6 +1897,32 @@ static void dp__train_count(dp__train_optimizer *optim, int by)
 
 enum { DP__TRAIN_TAG = 0x6d69726f }; /* of messages */
 
+/* What lies in pieces of a span, to where they are in the module, or from there. */
+static dp_status dp__train_piece_copy(const dp__train_optimizer *optim, const dp_tensor *kept,
+                                      const dp_tensor *first, const dp__train_piece *piece,
+                                      bool back)
+{
+    const dp__train_piece own = {piece->at, piece->count, 0};
+    dp_tensor here = dp__train_part(kept, &own), there = dp__train_part(first, piece);
+    return back ? dp_copy(optim->views.ctx, &there, &here, NULL)
+                : dp_copy(optim->views.ctx, &here, &there, NULL);
+}
+
+/* Parameters that were stepped, before they are gathered; back: after that has failed. */
+static dp_status dp__train_params_keep(const dp__train_optimizer *optim, bool back)
+{
+    const dp__train_views *views = &optim->views;
+    for (size_t s = 0; s < views->span_count; s++) {
+        const dp__train_run run = dp__train_whole(views, s);
+        dp__train_piece pieces[DP__TRAIN_PIECES];
+        dp__train_pieces(views, &run, 0, pieces);
+        for (int k = 0; k < DP__TRAIN_PIECES; k++)
+            DP_TRY(dp__train_piece_copy(optim, &optim->stores[s].param,
+                                        dp__train_data(views, 0, run.first), &pieces[k], back));
+    }
+    return DP_OK;
+}
+
 /* The gradients that a process steps by, but for those that come from another one. */
 static dp_status dp__train_grads_keep(const dp__train_optimizer *optim, size_t s, bool all)
 {
@@ -1901,13 +1930,10 @@ static dp_status dp__train_grads_keep(const dp__train_optimizer *optim, size_t s
     const dp__train_run run = dp__train_whole(views, s);
     dp__train_piece pieces[DP__TRAIN_PIECES];
     dp__train_pieces(views, &run, 0, pieces);
-    for (int k = 0; k < DP__TRAIN_PIECES; k++) {
-        const dp__train_piece to = {pieces[k].at, pieces[k].count, 0};
-        dp_tensor own = dp__train_part(&optim->stores[s].grad, &to);
-        dp_tensor from = dp__train_part(dp__train_grad(views, 0, run.first), &pieces[k]);
+    for (int k = 0; k < DP__TRAIN_PIECES; k++)
         if (k != DP__TRAIN_COPY || all)
-            DP_TRY(dp_copy(views->ctx, &own, &from, NULL));
-    }
+            DP_TRY(dp__train_piece_copy(optim, &optim->stores[s].grad,
+                                        dp__train_grad(views, 0, run.first), &pieces[k], false));
     return DP_OK;
 }
 
@@ -1947,6 +1973,8 @@ static dp_status dp__train_meet(dp__train_optimizer *optim, double factor)
         DP_TRY(dp__train_grads_keep(optim, s, !passes));
     if (passes)
         DP_TRY(dp__train_grads_pass_on(optim));
+    if (mirror->far) /* what was summed up has not failed */
+        DP_TRY(dp_wait(views->ctx));
     mirror->factor = factor;
     mirror->done = 0;
     mirror->phase = DP__TRAIN_READY;
@@ -1965,6 +1993,9 @@ static dp_status dp__train_begun_step(const dp__train_optimizer *optim)
     bool ours = rule == dp_sgd() || rule == dp_adam() || rule == dp_adamw();
     mirror->asked = 0;
     dp_status status = dp__train_owners_step(optim, mirror->factor);
+    if (status == DP_OK && mirror->far)
+        status = dp__train_params_keep(optim, false);
+    mirror->voided = mirror->far;
     if (status == DP_OK)
         mirror->phase = DP__TRAIN_BETWEEN;
     else if (!ours || dp_status_class(status) != DP_CLASS_JOB)
@@ -1995,7 +2026,11 @@ static dp_status dp__train_optim_steps(dp__train_optimizer *optim, double factor
     for (size_t s = 0; s < optim->views.span_count; s++)
         if (optim->views.spans[s].each > 0 && !optim->views.spans[s].once)
             DP_TRY(dp__train_fetch(optim, &optim->views.spans[s]));
-    return status;
+    if (optim->mirror == NULL || !optim->mirror->far)
+        return status;
+    DP_TRY(dp_wait(optim->views.ctx));
+    optim->mirror->voided = false;
+    return DP_OK;
 }
 
 /* out_factor: what gradients are to be multiplied by; out_skips: this step is left out. */
@@ -2382,8 +2417,10 @@ static dp_status dp__train_store_make(dp__train_optimizer *optim, dp_scope *temp
     if (optim->mirror == NULL)
         return DP_OK;
     const int64_t kept = (int64_t)dp__train_kept(views, &all, 0);
-    return dp_tensor_new(optim->scope, dp__train_data(views, 0, all.first)->device, dtype, 1, &kept,
-                         &store->grad);
+    const dp_device device = dp__train_data(views, 0, all.first)->device;
+    DP_TRY(dp_tensor_new(optim->scope, device, dtype, 1, &kept, &store->grad));
+    return optim->mirror->far ? dp_tensor_new(optim->scope, device, dtype, 1, &kept, &store->param)
+                              : DP_OK;
 }
 
 /* How many elements a master copy is stepped by at a time; 0: there is none. */
@@ -2525,11 +2562,14 @@ static dp_status dp__train_mirror_make(dp__train_optimizer *optim)
     const dp_info *job = &views->job;
     size_t local = (size_t)job->local_count;
     size_t before = (size_t)((job->process + job->process_count - 1) % job->process_count);
+    dp_device_info device;
     DP_TRY(dp__train_mirrored_check(optim));
+    DP_TRY(dp_device_info_get(views->ctx, 0, &device));
     dp__train_mirror *mirror = dp_scope_alloc(optim->scope, sizeof *mirror);
     if (mirror == NULL)
         return dp__no_memory();
     *mirror = (dp__train_mirror){
+        .far = !device.host_memory,
         .messages = dp_scope_alloc(optim->scope, 2 * views->span_count * sizeof *mirror->messages),
         .facts = dp_scope_alloc(optim->scope, (size_t)job->rank_count * sizeof *mirror->facts)};
     if (mirror->messages == NULL || mirror->facts == NULL)
@@ -3232,10 +3272,14 @@ static dp_status dp__train_catch_up(dp__train_optimizer *optim, int64_t step)
         dp__train_rescale(optim, false);
         mirror->phase = DP__TRAIN_BEGUN;
     }
-    if (mirror->phase != DP__TRAIN_BEGUN)
-        return DP_OK;
-    dp__train_count(optim, -1); /* as they were when it began */
     dp_status status = dp__train_edit(&optim->views, true);
+    if (status == DP_OK && mirror->far && mirror->phase != DP__TRAIN_BEGUN) {
+        status = dp__train_params_keep(optim, mirror->voided);
+        mirror->voided = true; /* by what comes now, should it fail */
+    }
+    if (mirror->phase != DP__TRAIN_BEGUN)
+        return status;
+    dp__train_count(optim, -1); /* as they were when it began */
     if (status == DP_OK)
         status = dp__train_begun_step(optim);
     dp__train_count(optim, 1);

@@ -19,7 +19,7 @@ enum { TIMEOUT_MS = 20000 };
 static int steps = 4; /* that are to be made */
 
 #if defined(TEST_SIM)
-enum { DEVICES = 1 }; /* GPUs of a process have parameters of their own */
+enum { DEVICES = 1, RANDOM = 6 }; /* GPUs of a process have parameters of their own */
 static void use_devices(dp_config *config)
 {
     static const dp_device_ops *backends[2];
@@ -29,7 +29,7 @@ static void use_devices(dp_config *config)
     sim_set_first_device(me * config->device_count);
 }
 #else
-enum { DEVICES = 2 };
+enum { DEVICES = 2, RANDOM = 24 };
 static void use_devices(dp_config *config)
 {
     (void)config;
@@ -606,8 +606,9 @@ static void die_in_update(void)
     train();
 }
 
-TEST_SLOW(one_dies_within_its_update, 120)
+TEST_SLOW(one_dies_within_its_update, 300)
 {
+    steps = 2;
     make_pictures();
     which = 2;
     for (victim = 0; victim < 3; victim++) {
@@ -1004,7 +1005,7 @@ TEST_SLOW(deaths_at_random_moments, 120)
     uint64_t seed = test_seed();
     steps = 200;
     make_pictures();
-    for (int i = 0; i < 24; i++) {
+    for (int i = 0; i < RANDOM; i++) {
         which = i % CONFIGS;
         random_deaths(2 + (int)(test_random(&seed) % 4), &seed);
     }
