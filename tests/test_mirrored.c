@@ -201,7 +201,7 @@ static dp_status draw_in(picture *to, dp_module *par, dp_optim *optim, dp_scope 
 {
     dp_ctx *ctx = dp_module_ctx(par);
     dp_value saved;
-    *to = (picture){.used = 0};
+    to->used = 0;
     DP_TRY(dp_optim_save(optim, scope, &saved));
     to->steps = dp_get(saved, "steps").as.i;
     for (size_t p = 0; p < PARAMS; p++) {
