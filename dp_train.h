@@ -265,44 +265,42 @@ DP_MUST_USE DP_API dp_status dp_optim_view(dp_optim *optim, dp_scope *scope, dp_
 DP_MUST_USE DP_API dp_status dp_optim_load(dp_optim *optim, dp_value saved);
 
 /* ==== >>mirrored ===============================================================================
-   Of an optimizer with `sharded` each process has a share of the state that nobody else has. When
-   it dies the share is lost, and after dp_recover the optimizer is not valid any more. With
-   `mirrored` the next process (after the last one the first) has a copy: it gets the gradients of
-   the share, too, and steps it by itself, so that no state is ever sent.
+   With `sharded`, each process has a share of the state that no other process has. If the process
+   dies, its share is lost, and after dp_recover the optimizer is not valid any more. With
+   `mirrored` the next process has a copy of the share (the first process has that of the last). It
+   gets the gradients of the share, too, and steps the copy by itself: state is never sent.
 
-   After dp_recover, or dp_admit, all processes call the optimizer, with dp_optim_save for example.
-   The first call puts the state together from shares and copies, and spreads it over the processes
-   that are there now. Parameters are made equal, too. The program is the one that it is without
-   `sharded` (examples/survivors.c), and the numbers are the same, bit by bit.
+   After dp_recover or dp_admit, all processes call the optimizer: dp_optim_save, for example. The
+   first call puts the state together from shares and copies, and shares it out among the processes
+   that are left. It makes parameters equal, too. The program is the same as without `sharded`
+   (examples/survivors.c), and so are the numbers, bit by bit.
 
-   A step is made by all that live, or by none. Before it begins each process has the gradients that
-   it needs, and waits until the others have theirs. A process may die
-     before all have them   dp_train_step fails, and everything is as it was before the step;
-     after that             dp_train_step succeeds, though the job may have failed meanwhile: the
-                            call after it says so. Parameters are void until all have called the
-                            optimizer after dp_recover, which ends the step;
-     while some wait        it succeeds where a process knew that all have them. Where it failed,
-                            the step is made by that first call.
-   So a process that counts samples by itself takes the counts of one that is furthest, by
-   dp_checkpoint_share, or goes by dp_optim_info.step_count after that first call. The latter is
-   right even if all that were furthest have died, too. With `accumulate` steps begin anew:
-   dp_optim_progress with `done` = step_count * accumulate.
+   A step is made by all processes that live, or by none. Before it begins, each process has the
+   gradients that it needs, and waits until all have theirs. What happens if a process dies:
+     before that       dp_train_step fails, and everything is as it was before the step.
+     after that        dp_train_step succeeds, even if the job has failed; the next call says so.
+                       Parameters are void until the first call after dp_recover ends the step.
+     while some wait   dp_train_step succeeds in processes that know that all have their gradients.
+                       In the others it fails, but the first call after dp_recover makes the step.
+   So a program that counts samples by itself takes the counts of the process that is furthest, by
+   dp_checkpoint_share, or goes by dp_optim_info.step_count, after that first call. Only the latter
+   is right if all processes that were furthest have died since. With `accumulate` the next step
+   begins anew: call dp_optim_progress with `done` = step_count * accumulate.
 
-   It costs memory for the state of twice as many elements and for their gradients, and each step
-   the time to step as many, one message to the next process and a barrier. A message has the
-   gradients of a share: with P processes, 1/P of what a step without `sharded` has to add up. In a
-   job of one process there is no copy, and nobody to go on.
+   The cost is memory for the state of twice as many elements and for their gradients (and for their
+   parameters, if the host does not reach the memory of devices); and in each step the time to step
+   twice as many elements, a barrier, and a message with the gradients of one share.
 
-   If a process dies together with the next one, or before the optimizer was called after the last
-   dp_recover, their call returns STATE: then all make a new one, which can load a checkpoint.
+   If a process and the next one die together, or the second one before that first call, the call
+   returns STATE in all processes. Then all make a new optimizer, which can load a checkpoint.
 
-   Who comes back by $DP_REJOIN makes the optimizer after its wrappers, while the others call theirs
-   for the first time after dp_admit; if there are several, all of them, while the others call
-   dp_optims_save. A rule of yours always makes the same of the same numbers.
+   A process that comes back by $DP_REJOIN makes its optimizer (all of them, if there are several)
+   while the others make their first call after dp_admit (dp_optims_save). A rule of your own must
+   make the same of the same numbers in every process.
 
-   INVALID: without `sharded`. UNSUPPORTED: on several machines; where devices of a process have
-   parameters of their own, or processes share theirs (share_params); where not all processes have
-   the same number of devices.                                                                   */
+   INVALID: without `sharded`. UNSUPPORTED: on several machines; if several devices of a process
+   have parameters of their own, or processes share parameters (share_params); if processes have
+   different numbers of devices.                                                                 */
 
 /* ==== >>clipping ===============================================================================
    For your own loops. The norm is that of all gradients of the module together, before clipping,
@@ -2018,7 +2016,7 @@ static dp_status dp__train_begun(const dp__train_optimizer *optim, dp_status sta
 static dp_status dp__train_optim_steps(dp__train_optimizer *optim, double factor)
 {
     if (optim->mirror != NULL)
-        DP_TRY(dp__train_meet(optim, factor));
+        DP_TRY(dp__train_alone(optim->views.ctx, dp__train_meet(optim, factor)));
     dp_status status = optim->mirror != NULL ? dp__train_begun_step(optim)
                                              : dp__train_owners_step(optim, factor);
     if (optim->mirror != NULL)
