@@ -1010,3 +1010,90 @@ TEST_SLOW(deaths_at_random_moments, 120)
         random_deaths(2 + (int)(test_random(&seed) % 4), &seed);
     }
 }
+
+/* ---- who come and go ------------------------------------------------------------------------- */
+
+static struct {
+    atomic_bool stop;
+    atomic_int counts[MOST]; /* processes that each sees in the job; 0: not yet */
+    picture drawn;
+} * seen;
+
+static dp_status step_unless_told(trainer *t, bool came_back, bool *out_stop)
+{
+    static picture own;
+    bool came = came_back;
+    if (t->optim == NULL)
+        DP_TRY(create(t));
+    if (!came_back)
+        DP_TRY(dp_admit(t->ctx, &came));
+    if (came)
+        DP_TRY(share(t, came_back));
+    DP_TRY(dp_any(t->ctx, atomic_load(&seen->stop), out_stop));
+    return *out_stop ? draw_all(me == 0 ? &seen->drawn : &own, t->par, t->optim) : one_step(t);
+}
+
+static void come_and_go(void)
+{
+    bool fresh = comes_back, stop = false;
+    trainer t = begin();
+    while (!stop) {
+        dp_info info;
+        dp_status status = step_unless_told(&t, fresh, &stop);
+        while (status != DP_OK) {
+            if (!dp_failure(t.ctx, NULL))
+                CHECK_OK(status);
+            status = go_on(&t, fresh);
+        }
+        fresh = false;
+        if (dp_info_get(t.ctx, &info) == DP_OK)
+            atomic_store(&seen->counts[me], info.process_count);
+    }
+    CHECK_OK(dp_params_compare(t.par));
+    CHECK(dp_barrier(t.ctx) == DP_OK || dp_failure(t.ctx, NULL));
+    dp_close(t.ctx);
+}
+
+static void come_and_go_again(void)
+{
+    set("DP_REJOIN", "1");
+    comes_back = true;
+    come_and_go();
+}
+
+static void wait_for_all_of_them(void)
+{
+    for (int p = 0; p < world; p++)
+        while (atomic_load(&seen->counts[p]) != world)
+            rest(1);
+}
+
+TEST_SLOW(they_come_and_go, 120)
+{
+    enum { ROUNDS = 8 };
+    uint64_t seed = test_seed();
+    seen = memory_of_all(sizeof *seen);
+    make_pictures();
+    for (which = 0; which < CONFIGS; which++) {
+        memset(seen, 0, sizeof *seen);
+        start_world(2 + (int)(test_random(&seed) % 3), come_and_go);
+        for (int round = 0; round < ROUNDS; round++) {
+            int who = (int)(test_random(&seed) % (uint64_t)world);
+            wait_for_all_of_them();
+            rest((int)(test_random(&seed) % 20));
+            CHECK_INT(kill(pids[who], SIGKILL), 0);
+            CHECK_INT(waitpid(pids[who], NULL, 0), pids[who]);
+            for (int p = 0; p < world; p++)
+                atomic_store(&seen->counts[p], 0);
+            rest((int)(test_random(&seed) % 20));
+            pids[who] = start(who, come_and_go_again);
+        }
+        wait_for_all_of_them();
+        atomic_store(&seen->stop, true);
+        CHECK_INT(end_world(), 0);
+        steps = (int)seen->drawn.steps;
+        finish(start(0, make_picture), 0);
+        CHECK_INT(seen->drawn.used, wanted[which].used);
+        CHECK_BYTES(seen->drawn.bytes, wanted[which].bytes, seen->drawn.used);
+    }
+}
