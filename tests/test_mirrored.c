@@ -184,7 +184,8 @@ static dp_optim_config optim_config(void)
 enum { BYTES = 1 << 18 };
 typedef struct picture { /* of parameters and state */
     size_t used;
-    int64_t steps;
+    int64_t steps, good;
+    double scale;
     char bytes[BYTES];
 } picture;
 
@@ -204,6 +205,8 @@ static dp_status draw_in(picture *to, dp_module *par, dp_optim *optim, dp_scope 
     to->used = 0;
     DP_TRY(dp_optim_save(optim, scope, &saved));
     to->steps = dp_get(saved, "steps").as.i;
+    to->good = dp_get(saved, "good").as.i;
+    to->scale = dp_get(saved, "scale").as.f;
     for (size_t p = 0; p < PARAMS; p++) {
         dp_value state = dp_get(dp_get(saved, "state"), params[p].name);
         dp_param_info info;
@@ -333,6 +336,8 @@ static dp_status check_picture(trainer *t)
     static picture own;
     DP_TRY(draw_all(&own, t->par, t->optim));
     CHECK_INT(own.steps, steps);
+    CHECK_INT(own.good, wanted[which].good);
+    CHECK_F64(own.scale, wanted[which].scale, 0);
     CHECK_INT(own.used, wanted[which].used);
     CHECK_BYTES(own.bytes, wanted[which].bytes, own.used);
     CHECK(dp_barrier(t->ctx) == DP_OK || dp_failure(t->ctx, NULL));
@@ -582,6 +587,7 @@ TEST_SLOW(another_dies_while_they_recover, 300)
     count_runs();
     to_recover = die_while_recovering;
     for (int first = 12; first < 19; first += 6) {
+        which = first == 12 ? 0 : 2;
         killed = 2;
         for (second_at = 2; killed == 2; second_at++) {
             victims[0] = first;
