@@ -1106,6 +1106,29 @@ TEST_SLOW(with_shards_the_bits_are_the_same, 120)
     }
 }
 
+/* Two contexts have one door. */
+static void twice(void)
+{
+    dp_ctx *first = open_recovering(1, TIMEOUT_MS), *second = open_recovering(1, TIMEOUT_MS);
+    meet(world);
+    if (me == 0)
+        kill_me();
+    wait_for_failure(second);
+    CHECK_OK(dp_recover(second));
+    CHECK_INT(sum_of(second, me), 3);
+    wait_for_failure(first);
+    CHECK_OK(dp_recover(first));
+    CHECK_INT(sum_of(first, me), 3);
+    dp_close(first);
+    dp_close(second);
+}
+
+TEST_SLOW(two_contexts_of_one_job_go_on, 60)
+{
+    start_world(3, twice);
+    CHECK_INT(end_world(), 1);
+}
+
 /* Nobody comes in the place of one that has died; then somebody does. */
 static void whole_or_not(void)
 {
@@ -1293,6 +1316,8 @@ static void grow(void)
 {
     dp_ctx *ctx;
     CHECK_OK(open_to_grow(TIMEOUT_MS, &ctx));
+    for (int i = 0; listens != NULL && i < 10; i++)
+        CHECK_INT(call(port + i), -1);
     check_sums(ctx);
     while (info_of(ctx).process_count < LIMIT) {
         bool came;
