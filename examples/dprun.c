@@ -123,6 +123,7 @@ static struct {
     process *all;
     struct pollfd *watched;
     int running, lost; /* lost: how many have failed, and were spared */
+    int well;          /* how many have ended well: nobody is let in any more */
     int first;         /* the process that failed first of those that end the job, or -1 */
     int attempt, code;
     bool broken;        /* a process could not be started */
@@ -277,19 +278,21 @@ static bool is_hopeless(process *p)
 }
 
 /* The job goes on without it, if there are others, or until it is back: each time that takes twice
-   as long, up to ten seconds. */
+   as long, up to ten seconds. Or it came back when the others were about to end. */
 static bool is_spared(process *p)
 {
+    bool late = job.well > 0 && p->again > 0;
     bool returns = p->again < asked.respawn, spared = returns || job.lost < asked.spare;
     if (asked.most > 0) {
         returns = !is_hopeless(p);
         spared = job.running >= asked.least;
     }
-    if (job.ending || job.running == 0 || !spared)
+    if (job.ending || !(late || (spared && job.running > 0)))
         return false;
     say_how(p);
     if (asked.most > 0 && !returns)
         say("process %d has failed %d times within a minute: it stays out", number_of(p), FAILURES);
+    returns = returns && job.well == 0;
     job.lost += !returns;
     if (returns)
         p->again_ms = now_ms() + (p->again < 7 ? 100 << p->again : 10000);
@@ -310,6 +313,7 @@ static void reap(void)
             p->ended = true;
             p->status = status;
             job.running--;
+            job.well += !failed(p);
             bool first = job.first < 0 || (WIFSIGNALED(status) && !job.ending &&
                                            !WIFSIGNALED(job.all[job.first].status));
             if (failed(p) && first && !is_spared(p))
@@ -323,12 +327,12 @@ static void reap(void)
 
 static void start_process(process *p);
 
-/* Alone, whoever is due, once all that it had written has been passed on. If nobody is left, there
-   is nobody to join. */
+/* Alone, whoever is due, once all that it had written has been passed on. If nobody is left, or the
+   others are about to end, there is nobody to join. */
 static void start_again(void)
 {
     for (process *p = job.all; p < job.all + asked.count; p++) {
-        if (job.ending || job.running == 0)
+        if (job.ending || job.running == 0 || job.well > 0)
             p->again_ms = 0;
         if (p->again_ms == 0 || now_ms() < p->again_ms || p->out[0].fd >= 0 || p->out[1].fd >= 0)
             continue;
@@ -708,7 +712,7 @@ static void wait_and_pass(void)
 
 static void run_job(void)
 {
-    job.running = job.lost = 0, job.first = -1, job.code = 0;
+    job.running = job.lost = job.well = 0, job.first = -1, job.code = 0;
     job.ending = job.killed = job.broken = false;
     memset(job.all, 0, (size_t)asked.count * sizeof *job.all);
     for (process *p = job.all; p < job.all + asked.count; p++)
@@ -818,6 +822,8 @@ static void check_elastic(void)
     least[bytes] = '\0';
     asked.least = whole_number("MIN of --elastic", least, 1, asked.count);
     asked.most = whole_number("MAX of --elastic", colon + 1, here, TOTAL_MAX);
+    if (!asked.join && asked.nodes * asked.count == 1)
+        wrong("--elastic needs two processes at first (-n 2): one that is alone lets nobody in");
     if (asked.spare > 0 || asked.respawn > 0)
         wrong("--elastic says more than --spare and --respawn: give it alone");
 }

@@ -248,6 +248,20 @@ dprun: process 1 is started again" -n 2 --elastic 1:4 \
             echo limit $DP_PROCESS_LIMIT
             until [ $(wc -l <"$0") = 3 ]; do sleep 0.1; done
             sleep 2' "$(: >"$LOGS/dprun.elastic"; echo "$LOGS/dprun.elastic")"
+    dprun_ends "who came back when the others were about to end" 0 \
+        "dprun: process 1 ended with exit status 5
+dprun: process 1 ended with exit status 6
+dprun: process 1 is started again" -n 2 --elastic 1:4 \
+        sh -c 'if [ $DP_PROCESS = 0 ]; then
+                echo $$ >"$0"
+                until [ -e "$0.late" ]; do sleep 0.1; done
+                exit 0
+            fi
+            until [ -s "$0" ]; do sleep 0.1; done
+            [ "$DP_REJOIN" = 1 ] || exit 5
+            echo >"$0.late"
+            while kill -0 "$(cat "$0")" 2>/dev/null; do sleep 0.1; done
+            exit 6' "$(rm -f "$LOGS/dprun.job"*; echo "$LOGS/dprun.job")"
     dprun_ends "fewer than there have to be" 5 "dprun: process 1 ended with exit status 5" -n 2 \
         --elastic 2:4 sh -c '[ $DP_PROCESS = 0 ] || exit 5; exec sleep 1000'
     dprun_ends "to join others" 0 "[0] 1 a:9 0 1" --join --addr a:9 \
@@ -277,12 +291,13 @@ dprun: starting again, 1 of 1" --restarts=1 sh -c 'exit 3'
     for line in "" "-n 0 true" "-n 2x true" "--nothing true" "--nodes 2 true" "--bind x true" \
         "--nodes 2 --node 2 --addr a:1 true" "--nodes 2 --node 1 --addr a:x true" "--addr" \
         "--addr a:1 true" "--join true" "--elastic 1 true" "--elastic 1:x true" \
-        "-n 2 --elastic 3:4 true" "-n 2 --elastic 1:1 true" "--elastic 1:2 --spare 1 true"; do
+        "-n 2 --elastic 3:4 true" "-n 2 --elastic 1:1 true" "--elastic 1:2 true" \
+        "-n 2 --elastic 1:2 --spare 1 true"; do
         # shellcheck disable=SC2086
         got+=$(timeout -k 9 100 build/examples/dprun $line 2>&1 </dev/null)
         got+=" $?"$'\n'
     done
-    dprun_result "wrong options" "$(grep -c '^dprun: .*; dprun -h says what there is 2$' <<<"$got")" 16
+    dprun_result "wrong options" "$(grep -c '^dprun: .*; dprun -h says what there is 2$' <<<"$got")" 17
     dprun_result "stdin is for process 0" "$(printf 'a\nb\n' |
         timeout -k 9 100 build/examples/dprun -n 2 wc -l | LC_ALL=C sort)" "[0] 2
 [1] 0"
