@@ -3001,12 +3001,21 @@ static bool dp__guest_sits(dp__roll *roll, int seat, int *next)
     return true;
 }
 
-static dp_status dp__not_whole(const dp__roll *roll)
+/* With shards nobody is offered anything before there is one for each seat: who is not there now may
+   come back to its own. */
+static dp_status dp__check_seats(const dp__roll *roll)
 {
+    int here = 0;
+    for (int s = 0; s < roll->count; s++) {
+        bool member = (roll->heard.seats[s] & DP__MEMBER) != 0;
+        here += (member && roll->fates[s] == DP__CAME) + (roll->guests[s].fd >= 0);
+    }
+    if (!roll->whole || here >= roll->count)
+        return DP_OK;
     return dp_error(DP_ERR_TIMEOUT,
                     "only %d of %d processes are here: with shards each has to be replaced when it "
                     "has died (DP_REJOIN)",
-                    dp__seat_number(&roll->job, roll->count, DP__OFFERED), roll->count);
+                    here, roll->count);
 }
 
 /* What is offered to all that have come and are of the job. */
@@ -3024,18 +3033,15 @@ static dp_status dp__tally_make(dp__calling *calling)
         return dp_error(DP_ERR_TIMEOUT, "the others have gone on without this process");
     if (!dp__has_majority(roll, DP__MEMBER) || (offers && !dp__has_majority(roll, DP__OFFERED)))
         return dp__no_majority(roll);
-    bool full = true;
+    DP_TRY(dp__check_seats(roll));
     uint64_t machine = roll->seats[roll->own].machine;
     for (int s = 0, guest = 0; s < roll->count; s++) {
         bool member = (roll->heard.seats[s] & DP__MEMBER) != 0;
         bool joins = (member && roll->fates[s] == DP__CAME) || dp__guest_sits(roll, s, &guest);
-        full = full && joins;
         roll->job.seats[s] =
             (unsigned char)((roll->job.seats[s] & DP__MEMBER) | (joins ? DP__OFFERED : 0));
         tally->far = tally->far || (joins && roll->seats[s].machine != machine);
     }
-    if (roll->whole && !full)
-        return dp__not_whole(roll);
     tally->number = roll->job.offer = newest + 1;
     if (!dp__os_secret((uint64_t *)&tally->key, sizeof tally->key))
         return dp_error(DP_ERR_UNSUPPORTED, "the system has no random numbers for a secret");

@@ -1175,6 +1175,59 @@ TEST_SLOW(with_shards_all_wait_for_the_one_that_is_missing, 90)
     finish(other, 1);
 }
 
+/* One has died, another one is stopped, and one waits at the door: these are too few, whichever of
+   the two places it would get. Then the one that was stopped wakes up. */
+static dp_status until_whole(dp_ctx *ctx)
+{
+    dp_status status = DP_ERR_TIMEOUT;
+    while (dp_status_class(status) == DP_CLASS_JOB)
+        status = dp_recover(ctx);
+    return status;
+}
+
+static void one_sleeps_and_one_dies(void)
+{
+    dp_ctx *ctx = open_recovering(1, 3000);
+    meet(world);
+    if (me == 2)
+        raise(SIGSTOP);
+    rest(500); /* the one that waits is there by then */
+    if (me == 3)
+        kill_me();
+    wait_for_failure(ctx);
+    if (me < 2)
+        CHECK_ERROR(dp_recover(ctx), DP_ERR_TIMEOUT, "dp_recover: only ");
+    atomic_fetch_add(created, 1);
+    CHECK_OK(until_whole(ctx));
+    CHECK_INT(info_of(ctx).process, me);
+    CHECK_INT(sum_of(ctx, me), 6);
+    dp_close(ctx);
+}
+
+static void wait_for_whom(void)
+{
+    set("DP_REJOIN", "1");
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    CHECK_INT(info_of(ctx).process, 3);
+    CHECK_INT(sum_of(ctx, 3), 6);
+    dp_close(ctx);
+}
+
+TEST_SLOW(with_shards_who_waits_takes_no_place_before_all_are_there, 90)
+{
+    int how;
+    shards = 4;
+    start_world(4, one_sleeps_and_one_dies);
+    pid_t other = start(3, wait_for_whom);
+    CHECK_INT(waitpid(pids[2], &how, WUNTRACED), pids[2]);
+    CHECK(WIFSTOPPED(how));
+    while (atomic_load(created) < 6)
+        rest(1);
+    CHECK_INT(kill(pids[2], SIGCONT), 0);
+    finish(other, 3);
+    CHECK_INT(end_world(), 1);
+}
+
 /* Where all places are taken one more waits, and has the first one that is free. Those that look
    for who has died do not find it there. */
 static void come_too_early(void)
