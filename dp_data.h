@@ -136,7 +136,8 @@ typedef struct dp_loader_config {
     int64_t batch;  /* samples; 0 = 1. A multiple of the sampler's block */
     bool drop_last; /* leave out a shorter last batch */
     /* For training with DP_SAMPLE_EXACT: an epoch has as many batches for each rank. One that has
-       no more samples gets an empty batch, for dp_train_step or a pass without data. */
+       no more samples gets an empty batch, for dp_train_step or a pass without data. With drop_last
+       it ends before the first batch that is shorter for any rank. */
     bool together;
     dp_read_fn read;
     void *user; /* for both functions */
@@ -194,10 +195,10 @@ DP_MUST_USE DP_API dp_status dp_loader_save(const dp_loader *loader, dp_scope *s
                                             dp_value *out);
 DP_MUST_USE DP_API dp_status dp_loader_load(dp_loader *loader, dp_value saved);
 
-/* Goes on after the first `samples` samples of an epoch, counted over all ranks; what is left is
-   dealt anew, as by dp_loader_load. For programs that go on without processes that have died: they
-   know how many samples all have had. A loader knows its own part: with DP_SAMPLE_EXACT its rank
-   may have had its last batch, and another one not. */
+/* Goes on after the first `samples` samples of an epoch: the sum of real_count over all batches of
+   all ranks. What is left is dealt anew, as by dp_loader_load. For programs that go on without
+   processes that have died: they know how many samples all have had. A loader knows its own part:
+   with DP_SAMPLE_EXACT its rank may have had its last batch, and another one not. */
 DP_MUST_USE DP_API dp_status dp_loader_resume(dp_loader *loader, int64_t epoch, int64_t samples);
 
 /* ==== >>collating ==============================================================================
@@ -1002,6 +1003,8 @@ static int64_t dp__data_batches_of(const dp_loader *loader, const dp__data_deal 
     int64_t samples = deal->count, batch = loader->config.batch;
     if (samples == INT64_MAX)
         return samples;
+    if (loader->config.together && loader->config.drop_last) /* what the others have, too */
+        samples = deal->full + deal->each;
     return samples / batch + (!loader->config.drop_last && samples % batch > 0);
 }
 

@@ -1338,6 +1338,46 @@ TEST(an_epoch_ends_for_all_ranks_at_once)
     dp_close(ctx);
 }
 
+/* The first of four ranks has enough for one whole batch more: nobody gets it, so that what they
+   have had is the beginning of the epoch, and what is left goes to whoever goes on. */
+TEST(the_last_batch_is_left_out_for_all_ranks)
+{
+    enum { COUNT = 13 };
+    own_set *set = new_set();
+    dp_ctx *ctx = open_cpus(1);
+    dp_scope *scope = dp_scope_begin(ctx);
+    int times[COUNT] = {0};
+    dp_loader_config config = {
+        .sampler = {.count = COUNT, .seed = 4, .world = 4, .sampling = DP_SAMPLE_EXACT},
+        .batch = 2,
+        .drop_last = true,
+        .together = true,
+        .worker_count = 1,
+        .epoch_count = 2};
+    for (config.sampler.rank = 0; config.sampler.rank < 4; config.sampler.rank++) {
+        dp_loader *loader = loader_of(ctx, set, config);
+        dp_loader_info info;
+        CHECK_OK(dp_loader_info_get(loader, &info));
+        CHECK_INT(info.batch_count, 1);
+        count_batches(loader, scope, 0, 1, times);
+        dp_batch batch;
+        CHECK_OK(dp_loader_next(loader, scope, &batch));
+        CHECK(batch.ended);
+        CHECK_OK(dp_loader_next(loader, scope, &batch));
+        CHECK_INT(batch.epoch, 1);
+        CHECK_INT(batch.number, 0);
+        CHECK_INT(batch.count, 2);
+    }
+    config.sampler.world = 1;
+    config.sampler.rank = 0;
+    dp_loader *rest = loader_of(ctx, set, config);
+    CHECK_OK(dp_loader_resume(rest, 0, 8));
+    count_batches(rest, scope, 4, 2, times);
+    for (int i = 0; i < COUNT; i++)
+        CHECK_INT(times[i], i != (int)dp_sampler_index(&config.sampler, 0, 12));
+    dp_close(ctx);
+}
+
 /* The only rank with one more is gone, and with it the batch that it had. */
 TEST(a_rank_without_samples_knows_that_there_was_one_more)
 {
