@@ -2324,6 +2324,10 @@ static dp_status dp__join(dp_config *config, dp__launch *launch, dp__tree **out,
     if (own || by_mpi)
         return DP_OK;
     DP_TRY(dp__launch_read(config->job, launch));
+    if (launch->process >= launch->process_count)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "dp_open: this process has come later (DP_REJOIN), and the others meet it "
+                        "in its first context only: set local_only");
     return launch->process_count > 1 ? dp__join_tree(config, launch, timeout_ms, out) : DP_OK;
 }
 

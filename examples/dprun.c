@@ -545,13 +545,19 @@ static void set_number(const char *name, int number)
     setenv(name, text, 1);
 }
 
+/* Who joins has none of the places that there were at first. */
+static int place_of(const process *p)
+{
+    return number_of(p) + (asked.join ? asked.nodes * asked.count : 0);
+}
+
 static _Noreturn void become(process *p, const int fd[3], int report, const sigset_t *mask)
 {
     int own = (int)(p - job.all);
     setpgid(0, 0);
     die_with(job.self);
     setenv("DP_LAUNCH", "dp", 1);
-    set_number("DP_PROCESS", number_of(p));
+    set_number("DP_PROCESS", place_of(p));
     set_number("DP_PROCESS_COUNT", asked.nodes * asked.count);
     set_number("DP_LOCAL_PROCESS", own);
     set_number("DP_LOCAL_PROCESS_COUNT", asked.count);

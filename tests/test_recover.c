@@ -1394,8 +1394,11 @@ static void grow(void)
 
 static void come_later(void)
 {
+    dp_ctx *ctx;
     set("DP_REJOIN", "1");
     grow();
+    CHECK_ERROR(open_to_grow(TIMEOUT_MS, &ctx), DP_ERR_UNSUPPORTED,
+                "dp_open: this process has come later (DP_REJOIN)");
 }
 
 static void grow_from(int count)

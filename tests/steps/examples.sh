@@ -264,7 +264,7 @@ dprun: process 1 is started again" -n 2 --elastic 1:4 \
             exit 6' "$(rm -f "$LOGS/dprun.job"*; echo "$LOGS/dprun.job")"
     dprun_ends "fewer than there have to be" 5 "dprun: process 1 ended with exit status 5" -n 2 \
         --elastic 2:4 sh -c '[ $DP_PROCESS = 0 ] || exit 5; exec sleep 1000'
-    dprun_ends "to join others" 0 "[0] 1 a:9 0 1" --join --addr a:9 \
+    dprun_ends "to join others" 0 "[0] 1 a:9 1 1" --join --addr a:9 \
         sh -c 'echo $DP_REJOIN $DP_ADDR $DP_PROCESS $DP_PROCESS_COUNT'
     dprun_ends "who does not hear SIGTERM is killed" 5 "dprun: process 0 ended with exit status 5" \
         -n 2 --grace 1 sh -c 'if [ $DP_PROCESS = 0 ]; then
