@@ -2457,6 +2457,13 @@ typedef struct dp__guest { /* one that waits at the door */
     dp__seat seat;
 } dp__guest;
 
+typedef struct dp__stranger { /* one that has come to the door, and has said nothing yet */
+    int fd;                   /* -1: there is none */
+    uint64_t until_ns;
+} dp__stranger;
+
+enum { DP__STRANGERS = 8 };
+
 struct dp__roll {
     dp__launch launch;
     int own, count; /* seats: of the processes as they were at first, and of those that may come */
@@ -2469,6 +2476,7 @@ struct dp__roll {
     dp__guest *guests; /* as many as there are seats; in no order */
     dp__launch door;   /* where it is; its place is "": nowhere */
     int door_listener; /* of process 0; else -1 */
+    dp__stranger strangers[DP__STRANGERS];
     bool whole;        /* the job goes on only if no seat is empty */
     uint32_t wrappers; /* that guests have to make, too, before anything else */
     size_t bytes;
@@ -2485,6 +2493,10 @@ static void dp__door_close(dp__roll *roll)
 {
     dp__os_close(roll->door_listener);
     roll->door_listener = -1;
+    for (int i = 0; i < DP__STRANGERS; i++) {
+        dp__os_close(roll->strangers[i].fd);
+        roll->strangers[i].fd = -1;
+    }
     for (int g = 0; g < roll->count; g++)
         dp__guest_drop(&roll->guests[g]);
 }
@@ -2555,6 +2567,8 @@ static dp__roll *dp__roll_make(const dp__launch *launch, int own, int members, i
     roll->job.seats = (unsigned char *)(roll->probes + count);
     roll->heard.seats = roll->job.seats + count;
     memset(roll->job.seats, DP__MEMBER, (size_t)members);
+    for (int i = 0; i < DP__STRANGERS; i++)
+        roll->strangers[i].fd = -1;
     for (int g = 0; g < count; g++)
         roll->guests[g].fd = -1;
     return roll;
@@ -2772,18 +2786,35 @@ static void dp__guest_greet(dp__roll *roll, int fd, uint64_t until_ns)
         roll->guests[slot] = guest;
 }
 
-/* How many wait, without waiting for anybody else. */
-static int dp__door_attend(dp__roll *roll)
+/* Who says nothing is not waited for: training would. */
+static void dp__stranger_look(dp__roll *roll, dp__stranger *stranger)
 {
     bool full;
+    dp__os_watch watch = {.events = POLLIN};
+    if (stranger->fd < 0)
+        *stranger = (dp__stranger){dp__os_accept(roll->door_listener, &full),
+                                   dp__os_after_ms(DP__GREET_MS)};
+    watch.fd = stranger->fd;
+    if (stranger->fd < 0)
+        return;
+    if (dp__os_poll(&watch, 1, 0) > 0)
+        dp__guest_greet(roll, stranger->fd, dp__os_after_ms(DP__GREET_MS));
+    else if (dp__os_ms_until(stranger->until_ns) > 0)
+        return;
+    else
+        dp__os_close(stranger->fd);
+    stranger->fd = -1;
+}
+
+/* How many wait. */
+static int dp__door_attend(dp__roll *roll)
+{
     char none;
     int count = 0;
     uint64_t until_ns = dp__os_after_ms(DP__GREET_MS);
-    for (int fd = 0; roll->door_listener >= 0 && fd >= 0 && dp__os_ms_until(until_ns) > 0;) {
-        fd = dp__os_accept(roll->door_listener, &full);
-        if (fd >= 0)
-            dp__guest_greet(roll, fd, until_ns);
-    }
+    for (int i = 0; roll->door_listener >= 0 && i < DP__STRANGERS; i++)
+        if (dp__os_ms_until(until_ns) > 0)
+            dp__stranger_look(roll, &roll->strangers[i]);
     for (int g = 0; g < roll->count; g++) {
         dp__guest *guest = &roll->guests[g];
         if (guest->fd >= 0 && dp__os_receive(guest->fd, &none, 1) < 0)
@@ -3140,11 +3171,16 @@ static dp_status dp__tally_seats(dp__roll *roll, int fd, uint64_t until_ns, cons
     if (dp__wire_receive(fd, roll->heard.seats, count, until_ns) != DP_OK ||
         dp__wire_receive(fd, roll->seats, count * sizeof *roll->seats, until_ns) != DP_OK)
         return DP_PENDING;
-    for (int s = 0; s < roll->count; s++)
+    for (int s = 0; s < roll->count; s++) {
+        roll->seats[s].host[sizeof roll->seats[s].host - 1] = '\0';
         roll->job.seats[s] = (unsigned char)((roll->job.seats[s] & DP__MEMBER) |
                                              (roll->heard.seats[s] & DP__OFFERED));
+    }
     roll->job.offer = tally->number;
-    return DP_OK;
+    return tally->leader >= 0 && tally->leader < roll->count &&
+                   (roll->job.seats[roll->own] & DP__OFFERED) != 0
+               ? DP_OK
+               : DP_PENDING;
 }
 
 /* What this process knows comes before that. */

@@ -2,6 +2,7 @@
    and what does not, and that training counts each sample once. */
 
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
+#include <arpa/inet.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include "../dp_data.h"
@@ -1429,6 +1430,48 @@ TEST_SLOW(a_job_grows_over_machines, 90)
         listens = i == 3 ? ports : NULL;
         grow_from(i == 3 ? 1 : 2);
     }
+}
+
+/* It stays there, and says nothing. */
+static void come_to_the_door(void)
+{
+    int fd = -1;
+    for (int i = 8; i < 16 && fd < 0; i++) { /* the door is at the first port that was free */
+        struct sockaddr_in at = {.sin_family = AF_INET,
+                                 .sin_port = htons((uint16_t)(port + i)),
+                                 .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        fd = socket(AF_INET, SOCK_STREAM, 0);
+        CHECK(fd >= 0);
+        if (connect(fd, (const struct sockaddr *)&at, sizeof at) != 0) {
+            close(fd);
+            fd = -1;
+        }
+    }
+    CHECK(fd >= 0);
+}
+
+static void strangers_come(void)
+{
+    dp_ctx *ctx;
+    CHECK_OK(open_to_grow(TIMEOUT_MS, &ctx));
+    double begun = now_ms();
+    for (int i = 0; i < 100; i++) {
+        bool came;
+        if (me == 0)
+            come_to_the_door();
+        CHECK_OK(dp_admit(ctx, &came));
+        CHECK(!came);
+    }
+    CHECK(now_ms() - begun < 15000);
+    dp_close(ctx);
+}
+
+TEST_SLOW(strangers_at_the_door_are_not_waited_for, 60)
+{
+    port = free_port();
+    machines = "aa";
+    start_world(2, strangers_come);
+    CHECK_INT(end_world(), 0);
 }
 
 /* Inside a machine they have no addresses. */
