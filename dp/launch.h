@@ -3036,8 +3036,8 @@ static bool dp__guest_sits(dp__roll *roll, int seat, int *next)
     return true;
 }
 
-/* With shards nobody is offered anything before there is one for each seat: who is not there now may
-   come back to its own. */
+/* With shards nobody is offered anything before there is one for each seat: who is not there now
+   may come back to its own. */
 static dp_status dp__check_seats(const dp__roll *roll)
 {
     int here = 0;
