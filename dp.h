@@ -712,7 +712,7 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    For a firewall, $DP_PORTS = 20000-20031 (or one port) is the range in which processes listen if
    nothing else gives them a port: process 0 under slurm, and all processes that others connect to
    while a context opens. Without it, those take any free port. A machine needs as many ports as it
-   has processes.
+   has processes, and where others may come later (see >>recovery) one more, or nobody finds them.
 
    $DP_INTERFACE chooses among the networks of a machine. It is the name of an interface, or the
    beginning of a name (ib) or of an address (10.1.). Processes listen there, and the others connect
