@@ -828,8 +828,6 @@ static void check_elastic(void)
     least[bytes] = '\0';
     asked.least = whole_number("MIN of --elastic", least, 1, asked.count);
     asked.most = whole_number("MAX of --elastic", colon + 1, here, TOTAL_MAX);
-    if (!asked.join && asked.nodes * asked.count == 1)
-        wrong("--elastic needs two processes at first (-n 2): one that is alone lets nobody in");
     if (asked.spare > 0 || asked.respawn > 0)
         wrong("--elastic says more than --spare and --respawn: give it alone");
 }
