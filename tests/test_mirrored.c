@@ -517,7 +517,7 @@ static void count_runs(void)
 static void die_at_each(int count, int who)
 {
     int killed = 1;
-    for (int at = 2; killed > 0; at++) {
+    for (int at = 2; killed > 0; at += test_stride()) {
         victims[who] = at / 2;
         after = at % 2 == 1;
         start_world(count, train);
@@ -589,7 +589,7 @@ TEST_SLOW(another_dies_while_they_recover, 300)
     for (int first = 12; first < 19; first += 6) {
         which = first == 12 ? 0 : 2;
         killed = 2;
-        for (second_at = 2; killed == 2; second_at++) {
+        for (second_at = 2; killed == 2; second_at += test_stride()) {
             victims[0] = first;
             after = second_at % 2 == 1;
             second = 2;
@@ -619,7 +619,7 @@ TEST_SLOW(one_dies_within_its_update, 300)
     which = 2;
     for (victim = 0; victim < 3; victim++) {
         int killed = 1;
-        for (dies_in_rule = 1; killed > 0; dies_in_rule++) {
+        for (dies_in_rule = 1; killed > 0; dies_in_rule += test_stride()) {
             start_world(3, die_in_update);
             killed = end_world();
         }
@@ -888,7 +888,7 @@ TEST_SLOW(every_allocation_of_the_next_cut_fails_once, 120)
     fired = memory_of_all(sizeof *fired);
     which = 1;
     atomic_store(fired, 1);
-    for (fails_at = 1; atomic_load(fired); fails_at++) {
+    for (fails_at = 1; atomic_load(fired); fails_at += test_stride()) {
         start_world(2, fail_once);
         CHECK_INT(end_world(), 0);
     }
@@ -1011,7 +1011,7 @@ TEST_SLOW(deaths_at_random_moments, 120)
     uint64_t seed = test_seed();
     steps = 200;
     make_pictures();
-    for (int i = 0; i < RANDOM; i++) {
+    for (int i = 0; i < RANDOM; i += test_stride()) {
         which = i % CONFIGS;
         random_deaths(2 + (int)(test_random(&seed) % 4), &seed);
     }
