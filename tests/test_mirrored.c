@@ -483,8 +483,8 @@ TEST_SLOW(the_numbers_are_those_of_one_process, 60)
 
 static dp_coll_ops counted;
 static atomic_int runs;
-static int victims[MOST]; /* the run that each dies at, from 1 on; 0: it does not */
-static bool after;        /* it was run */
+static atomic_int victims[MOST]; /* the run that each dies at, from 1 on; 0: it does not */
+static bool after;               /* it was run */
 
 static dp_status counted_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
 {
