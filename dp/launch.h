@@ -2787,14 +2787,15 @@ static void dp__guest_greet(dp__roll *roll, int fd, uint64_t until_ns)
 }
 
 /* Who says nothing is not waited for: training would. */
-static void dp__stranger_look(dp__roll *roll, dp__stranger *stranger)
+static void dp__stranger_look(dp__roll *roll, dp__stranger *stranger, bool *more)
 {
     bool full;
-    dp__os_watch watch = {.events = POLLIN};
-    if (stranger->fd < 0)
+    if (stranger->fd < 0 && *more) {
         *stranger = (dp__stranger){dp__os_accept(roll->door_listener, &full),
                                    dp__os_after_ms(DP__GREET_MS)};
-    watch.fd = stranger->fd;
+        *more = stranger->fd >= 0;
+    }
+    dp__os_watch watch = {.fd = stranger->fd, .events = POLLIN};
     if (stranger->fd < 0)
         return;
     if (dp__os_poll(&watch, 1, 0) > 0)
@@ -2811,10 +2812,10 @@ static int dp__door_attend(dp__roll *roll)
 {
     char none;
     int count = 0;
+    bool more = roll->door_listener >= 0;
     uint64_t until_ns = dp__os_after_ms(DP__GREET_MS);
-    for (int i = 0; roll->door_listener >= 0 && i < DP__STRANGERS; i++)
-        if (dp__os_ms_until(until_ns) > 0)
-            dp__stranger_look(roll, &roll->strangers[i]);
+    for (int i = 0; i < DP__STRANGERS && dp__os_ms_until(until_ns) > 0; i++)
+        dp__stranger_look(roll, &roll->strangers[i], &more);
     for (int g = 0; g < roll->count; g++) {
         dp__guest *guest = &roll->guests[g];
         if (guest->fd >= 0 && dp__os_receive(guest->fd, &none, 1) < 0)
