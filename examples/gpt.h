@@ -324,7 +324,7 @@ static void gpt_update(gpt *g, float rate, size_t first, size_t count)
 }
 
 /* What parameters begin with: numbers from -0.1 to 0.1. */
-static void gpt_begin(float *block, const gpt_shape *shape)
+static inline void gpt_begin(float *block, const gpt_shape *shape)
 {
     unsigned seed = 1;
     for (size_t i = 0; i < gpt_param_count(shape); i++) {
