@@ -195,6 +195,12 @@ static dp_status dp__half_a_set(const char *there, const char *missing)
                     there, dp__os_env(there), missing);
 }
 
+/* This process comes to others that run already, as one more than they were. */
+static bool dp__comes_later(void)
+{
+    return dp__os_env("DP_REJOIN") != NULL;
+}
+
 /* Two variables, which are set both or not at all: which of how many. */
 DP__COLD static dp_status dp__env_place(const char *place, const char *count, int *out_place,
                                         int *out_count)
@@ -206,7 +212,7 @@ DP__COLD static dp_status dp__env_place(const char *place, const char *count, in
         return dp__half_a_set(has_place ? place : count, has_place ? count : place);
     DP_TRY(dp__env_number(count, 1, DP__PROCESSES_MAX, out_count));
     DP_TRY(dp__env_number(place, 0, DP__PROCESSES_MAX, out_place));
-    if (*out_place >= *out_count && dp__os_env("DP_REJOIN") == NULL)
+    if (*out_place >= *out_count && !dp__comes_later())
         return dp_error(DP_ERR_INVALID,
                         "dp_open: %s is %d and %s is %d: they contradict each other, as the first "
                         "one counts from 0",
@@ -462,7 +468,7 @@ DP__COLD static dp_status dp__launch_self(const dp__launcher *launcher, dp__laun
 /* A world of one needs no address, unless others come later. */
 static bool dp__launch_is_alone(const dp__launch *launch)
 {
-    return launch->process_count == 1 && dp__os_env("DP_REJOIN") == NULL &&
+    return launch->process_count == 1 && !dp__comes_later() &&
            dp__os_env("DP_PROCESS_LIMIT") == NULL;
 }
 
@@ -2530,12 +2536,13 @@ static void dp__roll_close(dp__roll *roll, bool own)
     dp__os_free(roll, roll->bytes, NULL);
 }
 
-/* Behind the ports where the processes of the launch may meet, and with a key of its own. */
+/* Behind the ports where the processes of the launch may meet, and with a key of its own. Where
+   they have told each other the key, as in a group, nobody else can come. */
 static dp__launch dp__door_of(const dp__launch *launch)
 {
     dp__launch door = *launch;
-    if (launch->place[0] == '\0')
-        return door;
+    if (launch->place[0] == '\0' || launch->agreed)
+        return (dp__launch){.place = ""};
     door.key = dp__key_with(launch->key, "door");
     if (launch->ports.last != 0)
         door.port = dp__launch_port(&door);
@@ -2624,10 +2631,10 @@ static const char *dp__seat_host(const dp__roll *roll, int seat)
 }
 
 /* $DP_PROCESS_LIMIT: the job may have more processes later than it has now. */
-static dp_status dp__roll_limit(int count, bool whole, int *out)
+static dp_status dp__roll_limit(const dp__launch *launch, int count, bool whole, int *out)
 {
     *out = count;
-    if (dp__os_env("DP_PROCESS_LIMIT") != NULL)
+    if (dp__os_env("DP_PROCESS_LIMIT") != NULL && !launch->agreed)
         DP_TRY(dp__env_number("DP_PROCESS_LIMIT", count, DP__PROCESSES_MAX, out));
     return !whole || *out == count
                ? DP_OK
@@ -2646,7 +2653,7 @@ static dp_status dp__roll_open(const dp_bootstrap *boot, const dp__launch *launc
                         "config.recovers: MPI has brought the processes together, and it ends them "
                         "all when one of them dies");
     int limit;
-    DP_TRY(dp__roll_limit(boot->process_count, whole, &limit));
+    DP_TRY(dp__roll_limit(launch, boot->process_count, whole, &limit));
     *out = dp__roll_make(launch, boot->process, boot->process_count, limit);
     if (*out == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", limit);

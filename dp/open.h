@@ -515,7 +515,7 @@ static dp_status dp__open_joined(const dp_config *config, dp_ctx **out)
     dp__launch launch;
     dp__tree *tree;
     dp__mpi_line *line;
-    if (dp__os_env("DP_REJOIN") != NULL && !atomic_load(&dp__guest_came) && !config->local_only &&
+    if (dp__comes_later() && !atomic_load(&dp__guest_came) && !config->local_only &&
         config->bootstrap.all_gather == NULL)
         return dp__open_guest(&joined, out);
     DP_TRY(dp__join(&joined, &launch, &tree, &line));

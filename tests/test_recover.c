@@ -1417,6 +1417,32 @@ TEST_SLOW(a_job_grows, 60)
     grow_from(1);
 }
 
+/* A group has the processes that it has, whatever the job may grow to. */
+static void group_up(void)
+{
+    dp_ctx *ctx, *group;
+    const dp_config config = {.recovers = true, .shards = 4};
+    CHECK_OK(open_to_grow(TIMEOUT_MS, &ctx));
+    CHECK_OK(dp_open_group(ctx, me % 2, &config, &group));
+    CHECK_INT(sum_of(group, me), me % 2 == 0 ? 2 : 4);
+    dp_close(group);
+    CHECK_OK(dp_open_group(ctx, 0, &(dp_config){.recovers = true}, &group));
+    meet(world);
+    if (me == 1)
+        kill_me();
+    wait_for_failure(group);
+    CHECK_OK(dp_recover(group));
+    CHECK_INT(sum_of(group, me), 5);
+    dp_close(group);
+    dp_close(ctx);
+}
+
+TEST_SLOW(a_group_does_not_grow, 60)
+{
+    start_world(4, group_up);
+    CHECK_INT(end_world(), 1);
+}
+
 #if !defined(TEST_SIM)
 TEST_SLOW(a_job_grows_over_machines, 90)
 {
