@@ -321,7 +321,6 @@ static dp_status dp__open_roll(dp_ctx *ctx, dp__meeting *meeting)
     DP_TRY(dp__agree(
         meeting, dp__roll_open(boot, meeting->launch, far, ctx->config.shards > 0, &ctx->roll)));
     DP_TRY(dp__agree(meeting, dp__roll_meet(boot, ctx->roll)));
-    dp__door_keep(ctx->roll);
     return DP_OK;
 }
 
@@ -332,7 +331,6 @@ static dp_status dp__open_roll_alone(dp_ctx *ctx, const dp__launch *launch)
     DP_TRY(
         dp__roll_open(&alone, launch, launch->own[0] != '\0', ctx->config.shards > 0, &ctx->roll));
     ctx->roll->launch.key = ctx->roll->seats[0].key;
-    dp__door_keep(ctx->roll);
     return DP_OK;
 }
 
@@ -453,7 +451,6 @@ static dp_status dp__open_guest_met(dp_config *config, dp__roll *roll, const dp_
     dp__far_begin(*out, tree, NULL);
     roll->whole = config->shards > 0;
     dp__roll_commit(roll);
-    dp__door_keep(roll);
     (*out)->roll = roll;
     (*out)->guest_wrappers = tally->wrappers;
     return DP_OK;

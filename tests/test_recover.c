@@ -1229,6 +1229,49 @@ TEST_SLOW(with_shards_who_waits_takes_no_place_before_all_are_there, 90)
     CHECK_INT(end_world(), 1);
 }
 
+/* The first that is left is at the door until one comes in the place of process 0, which leads when
+   the next one dies. */
+static void two_are_replaced(dp_ctx *ctx, int since)
+{
+    static const int victims_of[] = {0, 2};
+    for (int i = since; i < 2; i++) {
+        CHECK_INT(sum_of(ctx, 1), 4);
+        atomic_fetch_add(created, 1);
+        while (atomic_load(created) < 4 * (i + 1))
+            rest(1);
+        if (info_of(ctx).process == victims_of[i])
+            kill_me();
+        wait_for_failure(ctx);
+        CHECK_OK(dp_recover(ctx));
+    }
+    CHECK_INT(sum_of(ctx, info_of(ctx).process), 6);
+    dp_close(ctx);
+}
+
+static void all_but_two(void)
+{
+    two_are_replaced(open_recovering(1, TIMEOUT_MS), 0);
+}
+
+static void replace_one(void)
+{
+    set("DP_REJOIN", "1");
+    two_are_replaced(open_recovering(1, TIMEOUT_MS), me == 0 ? 1 : 2);
+}
+
+TEST_SLOW(with_shards_one_after_another_is_replaced, 90)
+{
+    int how;
+    shards = 4;
+    start_world(4, all_but_two);
+    for (int p = 0; p <= 2; p += 2) {
+        CHECK_INT(waitpid(pids[p], &how, 0), pids[p]);
+        CHECK(WIFSIGNALED(how));
+        pids[p] = start(p, replace_one);
+    }
+    CHECK_INT(end_world(), 0);
+}
+
 /* Where all places are taken one more waits, and has the first one that is free. Those that look
    for who has died do not find it there. */
 static void come_too_early(void)
@@ -1481,9 +1524,9 @@ static void strangers_come(void)
     dp_ctx *ctx;
     CHECK_OK(open_to_grow(TIMEOUT_MS, &ctx));
     double begun = now_ms();
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i <= 100; i++) {
         bool came;
-        if (me == 0)
+        if (me == 0 && i > 0) /* when there is one */
             come_to_the_door();
         CHECK_OK(dp_admit(ctx, &came));
         CHECK(!came);
