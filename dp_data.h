@@ -997,15 +997,17 @@ static const dp__data_deal *dp__data_deal_in(const dp_loader *loader, int64_t ep
     return epoch == loader->rest_epoch ? &loader->rest : &loader->whole;
 }
 
-/* INT64_MAX: endless. */
+/* INT64_MAX: endless. Together: as many as the rank with the most samples has, or, as none is to be
+   short, the one with the fewest. */
 static int64_t dp__data_batches_of(const dp_loader *loader, const dp__data_deal *deal)
 {
     int64_t samples = deal->count, batch = loader->config.batch;
+    bool drops = loader->config.drop_last;
     if (samples == INT64_MAX)
         return samples;
-    if (loader->config.together && loader->config.drop_last) /* what the others have, too */
-        samples = deal->full + deal->each;
-    return samples / batch + (!loader->config.drop_last && samples % batch > 0);
+    if (loader->config.together)
+        samples = deal->full + deal->each + (!drops && deal->more > 0);
+    return samples / batch + (!drops && samples % batch > 0);
 }
 
 static int64_t dp__data_batches(const dp_loader *loader, int64_t epoch)
@@ -1013,25 +1015,11 @@ static int64_t dp__data_batches(const dp_loader *loader, int64_t epoch)
     return dp__data_batches_of(loader, dp__data_deal_in(loader, epoch));
 }
 
-/* With those that are empty: as many as the first rank has, which has the most samples. */
-static int64_t dp__data_turns_of(const dp_loader *loader, const dp__data_deal *deal)
-{
-    dp__data_deal first = *deal;
-    if (loader->config.together && deal->count != INT64_MAX)
-        first.count = deal->full + deal->each + (deal->more > 0);
-    return dp__data_batches_of(loader, &first);
-}
-
-static int64_t dp__data_turns(const dp_loader *loader, int64_t epoch)
-{
-    return dp__data_turns_of(loader, dp__data_deal_in(loader, epoch));
-}
-
 static int64_t dp__data_batch_size(const dp_loader *loader, int64_t epoch, int64_t number)
 {
     int64_t batch = loader->config.batch;
     int64_t left = dp__data_deal_in(loader, epoch)->count - number * batch;
-    return left < batch ? left : batch;
+    return left < 0 ? 0 : left < batch ? left : batch;
 }
 
 static dp_status dp__data_slot_tensors(const dp_loader *loader, dp__data_slot *slot)
@@ -1123,14 +1111,14 @@ static dp_status dp__data_fill(dp_loader *loader)
         loader->ahead_number = loader->number;
     }
     while (loader->slot_count < loader->depth) {
-        int64_t batches = dp__data_batches(loader, loader->ahead_epoch);
-        if (loader->ahead_number == batches) {
-            if (batches == 0 || loader->ahead_epoch + 1 >= loader->config.epoch_count)
-                return DP_OK;
+        if (loader->ahead_number < dp__data_batches(loader, loader->ahead_epoch)) {
+            DP_TRY(dp__data_slot_make(loader));
+        } else if (loader->ahead_epoch + 1 < loader->config.epoch_count) {
             loader->ahead_epoch++;
             loader->ahead_number = 0;
+        } else {
+            return DP_OK;
         }
-        DP_TRY(dp__data_slot_make(loader));
     }
     return DP_OK;
 }
@@ -1505,11 +1493,14 @@ static dp_status dp__data_collate_slot(const dp_loader *loader, const dp__data_s
     return status;
 }
 
-/* The value of a batch: the fields, then what collate made. */
+/* The value of a batch: the fields, then what collate made. An empty one has none. */
 static dp_status dp__data_compose(const dp_loader *loader, const dp__data_slot *slot, dp_value *out)
 {
     size_t fields = loader->config.field_count, more = 0;
     dp_value made = dp_none();
+    *out = made;
+    if (slot->count == 0)
+        return DP_OK;
     if (fields == 0 || dp__data_has_values(slot)) {
         DP_TRY(dp__data_collate_slot(loader, slot, &made));
         DP_TRY(dp__made(made, out));
@@ -1607,12 +1598,8 @@ DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *ou
     DP_TRY(dp__named(__func__, dp__data_alive(loader)));
     DP_TRY(dp__check_scope(__func__, scope));
     DP_TRY(dp__check_pointer(__func__, "out", out));
-    if (loader->number >= dp__data_turns(loader, loader->epoch)) {
-        dp__data_end(loader, out);
-        return DP_OK;
-    }
     if (loader->number >= dp__data_batches(loader, loader->epoch)) {
-        *out = (dp_batch){.value = dp_none(), .epoch = loader->epoch, .number = loader->number++};
+        dp__data_end(loader, out);
         return DP_OK;
     }
     dp_trace_begin(__func__);
@@ -1630,7 +1617,7 @@ DP_API dp_status dp_loader_info_get(const dp_loader *loader, dp_loader_info *out
     DP_TRY(dp__check_pointer(__func__, "out", out));
     *out = (dp_loader_info){.epoch = loader->epoch,
                             .number = loader->number,
-                            .batch_count = dp__data_turns(loader, loader->epoch),
+                            .batch_count = dp__data_batches(loader, loader->epoch),
                             .sample_count = dp__data_deal_in(loader, loader->epoch)->count};
     return DP_OK;
 }
@@ -1638,7 +1625,7 @@ DP_API dp_status dp_loader_info_get(const dp_loader *loader, dp_loader_info *out
 static dp_status dp__data_place_check(const dp_loader *loader, const dp__data_deal *deal,
                                       int64_t epoch, int64_t number)
 {
-    int64_t epochs = loader->config.epoch_count, most = dp__data_turns_of(loader, deal);
+    int64_t epochs = loader->config.epoch_count, most = dp__data_batches_of(loader, deal);
     if (most == INT64_MAX) /* endless: as many as can be counted */
         most = DP__DATA_COUNT_MAX / deal->of.world / loader->config.batch / 2;
     if (epoch < 0 || epoch > DP__DATA_COUNT_MAX || (epochs > 0 && epoch >= epochs) ||
@@ -1675,7 +1662,7 @@ DP_API dp_status dp_loader_save(const dp_loader *loader, dp_scope *scope, dp_val
     const dp_pair pairs[] = {
         {"epoch", dp_int(loader->epoch)},
         {"samples", dp_int(deal->first + done)},
-        {"ended", dp_bool(loader->number == dp__data_turns(loader, loader->epoch))},
+        {"ended", dp_bool(loader->number == dp__data_batches(loader, loader->epoch))},
         {"count", dp_int(sampler->count)},
         {"seed", dp_int((int64_t)sampler->seed)},
         {"in_order", dp_bool(sampler->in_order)},
@@ -1730,7 +1717,7 @@ static dp_status dp__data_deal_again(dp_loader *loader, int64_t epoch, int64_t s
         return dp_error(DP_ERR_MISMATCH, "'samples' is %lld, of %lld", (long long)samples,
                         (long long)sampler.count);
     DP_TRY(dp__data_deal_of(&sampler, begins ? 0 : samples, &rest));
-    int64_t number = ended ? dp__data_turns_of(loader, &whole) : begins ? samples / all : 0;
+    int64_t number = ended ? dp__data_batches_of(loader, &whole) : begins ? samples / all : 0;
     DP_TRY(dp__data_place_check(loader, &rest, epoch, number));
     dp__data_forget(loader);
     loader->config.sampler = sampler;
