@@ -977,6 +977,33 @@ static dp_tensor dp__train_part(const dp_tensor *first, const dp__train_piece *p
     return dp__train_flat(first, (char *)first->data + at, (dp_dtype)first->dtype, piece->count);
 }
 
+/* What an owner keeps of a span lies there piece after piece. */
+static dp_tensor dp__train_kept_part(const dp_tensor *kept, const dp__train_piece *piece)
+{
+    const dp__train_piece own = {piece->at, piece->count, 0};
+    return dp__train_part(kept, &own);
+}
+
+/* From the span to what is kept of it, or back. */
+static dp_status dp__train_piece_copy(dp_ctx *ctx, const dp_tensor *kept, const dp_tensor *first,
+                                      const dp__train_piece *piece, bool back)
+{
+    dp_tensor here = dp__train_kept_part(kept, piece), there = dp__train_part(first, piece);
+    return back ? dp_copy(ctx, &there, &here, NULL) : dp_copy(ctx, &here, &there, NULL);
+}
+
+/* All that an owner keeps of a span. */
+static dp_status dp__train_pieces_copy(const dp__train_views *views, size_t s, size_t owner,
+                                       const dp_tensor *kept, const dp_tensor *first, bool back)
+{
+    const dp__train_run run = dp__train_whole(views, s);
+    dp__train_piece pieces[DP__TRAIN_PIECES];
+    dp__train_pieces(views, &run, owner, pieces);
+    for (int k = 0; k < DP__TRAIN_PIECES; k++)
+        DP_TRY(dp__train_piece_copy(views->ctx, kept, first, &pieces[k], back));
+    return DP_OK;
+}
+
 /* They live as long as the scope. */
 static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, bool shared,
                                       dp__train_views *out)
@@ -1785,11 +1812,10 @@ static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t o
     const dp_tensor *first = dp__train_data(views, owner, run->first);
     int rank = first->device.index;
     bool whole = optim->config.rule->whole;
-    const dp__train_piece own = {piece->at, piece->count, 0};
     dp__train_turn turn = {
         .data = dp__train_part(first, piece),
         .grad = optim->mirror != NULL
-                    ? dp__train_part(&store->grad, &own)
+                    ? dp__train_kept_part(&store->grad, piece)
                     : dp__train_part(dp__train_grad(views, owner, run->first), piece)};
     turn.args = (dp_rule_args){.ctx = views->ctx,
                                .local_rank = rank,
@@ -1804,7 +1830,7 @@ static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t o
                                .ndim = whole ? first->ndim : 0,
                                .shape = whole ? first->shape : NULL};
     for (size_t k = 0; k < store->slots; k++) {
-        dp_tensor part = dp__train_part(&state[k], &own);
+        dp_tensor part = dp__train_kept_part(&state[k], piece);
         if (k < optim->state_count)
             turn.args.state[k] = part.data;
         else
@@ -1895,29 +1921,13 @@ static void dp__train_count(dp__train_optimizer *optim, int by)
 
 enum { DP__TRAIN_TAG = 0x6d69726f }; /* of messages */
 
-/* What lies in pieces of a span, to where they are in the module, or from there. */
-static dp_status dp__train_piece_copy(const dp__train_optimizer *optim, const dp_tensor *kept,
-                                      const dp_tensor *first, const dp__train_piece *piece,
-                                      bool back)
-{
-    const dp__train_piece own = {piece->at, piece->count, 0};
-    dp_tensor here = dp__train_part(kept, &own), there = dp__train_part(first, piece);
-    return back ? dp_copy(optim->views.ctx, &there, &here, NULL)
-                : dp_copy(optim->views.ctx, &here, &there, NULL);
-}
-
 /* Parameters that were stepped, before they are gathered; back: after that has failed. */
 static dp_status dp__train_params_keep(const dp__train_optimizer *optim, bool back)
 {
     const dp__train_views *views = &optim->views;
-    for (size_t s = 0; s < views->span_count; s++) {
-        const dp__train_run run = dp__train_whole(views, s);
-        dp__train_piece pieces[DP__TRAIN_PIECES];
-        dp__train_pieces(views, &run, 0, pieces);
-        for (int k = 0; k < DP__TRAIN_PIECES; k++)
-            DP_TRY(dp__train_piece_copy(optim, &optim->stores[s].param,
-                                        dp__train_data(views, 0, run.first), &pieces[k], back));
-    }
+    for (size_t s = 0; s < views->span_count; s++)
+        DP_TRY(dp__train_pieces_copy(views, s, 0, &optim->stores[s].param,
+                                     dp__train_data(views, 0, views->spans[s].first), back));
     return DP_OK;
 }
 
@@ -1930,7 +1940,7 @@ static dp_status dp__train_grads_keep(const dp__train_optimizer *optim, size_t s
     dp__train_pieces(views, &run, 0, pieces);
     for (int k = 0; k < DP__TRAIN_PIECES; k++)
         if (k != DP__TRAIN_COPY || all)
-            DP_TRY(dp__train_piece_copy(optim, &optim->stores[s].grad,
+            DP_TRY(dp__train_piece_copy(views->ctx, &optim->stores[s].grad,
                                         dp__train_grad(views, 0, run.first), &pieces[k], false));
     return DP_OK;
 }
@@ -1948,14 +1958,12 @@ static dp_status dp__train_grads_pass_on(const dp__train_optimizer *optim)
         const dp_tensor *kept = &optim->stores[s].grad;
         dp__train_piece pieces[DP__TRAIN_PIECES];
         dp__train_pieces(views, &run, 0, pieces);
-        for (int k = DP__TRAIN_OWN; k <= DP__TRAIN_COPY && views->spans[s].each > 0; k++) {
-            const dp__train_piece part = {pieces[k].at, pieces[k].count, 0};
+        for (int k = DP__TRAIN_OWN; k <= DP__TRAIN_COPY && views->spans[s].each > 0; k++)
             messages[count++] =
-                (dp_message){.tensor = dp__train_part(kept, &part),
+                (dp_message){.tensor = dp__train_kept_part(kept, &pieces[k]),
                              .peer = k == DP__TRAIN_OWN ? next : (int)views->copied.first,
                              .tag = DP__TRAIN_TAG,
                              .receives = k == DP__TRAIN_COPY};
-        }
     }
     DP_TRY(dp_messages_begin(views->ctx, messages, count));
     return dp_messages_end(views->ctx, messages, count);
@@ -2012,23 +2020,36 @@ static dp_status dp__train_begun(const dp__train_optimizer *optim, dp_status sta
 /* ==== >>applying ================================================================================
    All of a step, and what dp_train_step asks.                                                   */
 
-/* A rule that fails here must not make others wait: all send what they have. */
+static dp_status dp__train_fetch_all(const dp__train_optimizer *optim)
+{
+    const dp__train_views *views = &optim->views;
+    for (size_t s = 0; s < views->span_count; s++)
+        if (views->spans[s].each > 0 && !views->spans[s].once)
+            DP_TRY(dp__train_fetch(optim, &views->spans[s]));
+    return DP_OK;
+}
+
+static dp_status dp__train_mirrored_steps(dp__train_optimizer *optim, double factor)
+{
+    dp_ctx *ctx = optim->views.ctx;
+    DP_TRY(dp__train_alone(ctx, dp__train_meet(optim, factor)));
+    DP_TRY(dp__train_begun_step(optim));
+    DP_TRY(dp__train_fetch_all(optim));
+    if (!optim->mirror->far)
+        return DP_OK;
+    DP_TRY(dp_wait(ctx));
+    optim->mirror->voided = false;
+    return DP_OK;
+}
+
 static dp_status dp__train_optim_steps(dp__train_optimizer *optim, double factor)
 {
     if (optim->mirror != NULL)
-        DP_TRY(dp__train_alone(optim->views.ctx, dp__train_meet(optim, factor)));
-    dp_status status = optim->mirror != NULL ? dp__train_begun_step(optim)
-                                             : dp__train_owners_step(optim, factor);
-    if (optim->mirror != NULL)
-        DP_TRY(status);
-    for (size_t s = 0; s < optim->views.span_count; s++)
-        if (optim->views.spans[s].each > 0 && !optim->views.spans[s].once)
-            DP_TRY(dp__train_fetch(optim, &optim->views.spans[s]));
-    if (optim->mirror == NULL || !optim->mirror->far)
-        return status;
-    DP_TRY(dp_wait(optim->views.ctx));
-    optim->mirror->voided = false;
-    return DP_OK;
+        return dp__train_mirrored_steps(optim, factor);
+    /* a rule that fails here must not make others wait: all send what they have */
+    dp_status status = dp__train_owners_step(optim, factor);
+    DP_TRY(dp__train_fetch_all(optim));
+    return status;
 }
 
 /* out_factor: what gradients are to be multiplied by; out_skips: this step is left out. */
@@ -2674,12 +2695,13 @@ static dp_status dp__train_optim_make(dp_module *module, const dp_optim_config *
     return dp__train_optim_build(module, optim);
 }
 
-/* What all processes do together. */
-static dp_status dp__train_optim_begin_all(dp_ctx *ctx, dp__train_optimizer *optim, bool mirrored,
-                                           dp_status status)
+/* What all processes do together. `before`: see dp__train_mirrors_join. */
+static dp_status dp__train_optim_begin_all(dp_ctx *ctx, dp__train_optimizer *optim,
+                                           dp__train_optimizer *before, dp_status status)
 {
     DP_TRY(dp__train_sharded_begin(ctx, optim, status));
-    return mirrored ? dp__train_mirrors_join(optim, NULL) : DP_OK;
+    bool mirrored = optim != NULL && optim->mirror != NULL;
+    return mirrored ? dp__train_mirrors_join(optim, before) : DP_OK;
 }
 
 DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *config, dp_optim **out)
@@ -2690,15 +2712,14 @@ DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *confi
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: not a module", __func__);
     dp_ctx *ctx = dp_module_ctx(module);
-    bool mirrored = config->sharded && config->mirrored;
-    if (mirrored)
+    if (config->sharded && config->mirrored)
         DP_TRY(dp__named(__func__, dp__train_mirrored_begin(ctx)));
     dp_scope *scope = dp_scope_begin(ctx);
     dp_status status = dp_scope_check(scope);
     if (status == DP_OK)
         status = dp__train_optim_make(module, config, scope, &optim);
     if (config->sharded) /* others wait for it, however it went */
-        status = dp__train_optim_begin_all(ctx, optim, mirrored, status);
+        status = dp__train_optim_begin_all(ctx, optim, NULL, status);
     else if (status == DP_OK)
         status = dp_grads_scatter_set(module, false);
     if (status == DP_OK)
@@ -2862,16 +2883,9 @@ static dp_status dp__train_state_whole(const dp__train_optimizer *optim, dp_scop
         return DP_OK;
     for (size_t owner = 0; owner < views->owner_count; owner++) {
         const dp_tensor *state = &store->state[owner * store->slots + k];
-        dp_tensor *all = &optim->all[owner], to, from;
-        dp__train_piece pieces[DP__TRAIN_PIECES];
-        dp__train_pieces(views, &run, owner, pieces);
+        dp_tensor *all = &optim->all[owner];
         DP_TRY(dp_tensor_new(temp, state->device, (dp_dtype)state->dtype, 1, &count, all));
-        for (int i = 0; i < DP__TRAIN_PIECES; i++) {
-            int64_t own = (int64_t)pieces[i].count;
-            DP_TRY(dp_narrow(all, 0, (int64_t)pieces[i].first, own, &to));
-            DP_TRY(dp_narrow(state, 0, (int64_t)pieces[i].at, own, &from));
-            DP_TRY(dp_copy(views->ctx, &to, &from, NULL));
-        }
+        DP_TRY(dp__train_pieces_copy(views, s, owner, state, all, true));
         all->dtype = (uint8_t)dp__train_bits((dp_dtype)all->dtype);
     }
     if (views->spans[s].each > 0)
@@ -3330,6 +3344,7 @@ static dp_status dp__train_moving_make(dp__train_moving *own)
 typedef struct dp__train_old_span { /* of the cut before */
     size_t first, end;              /* as listed there */
     size_t number, count, each;     /* which it is; elements */
+    size_t cut;                     /* where the shares end, of `each` elements for a rank */
     const dp_tensor *data;          /* its first parameter */
 } dp__train_old_span;
 
@@ -3343,11 +3358,15 @@ static dp__train_old_span dp__train_old_span_at(const dp__train_moving *own, siz
 {
     const dp__train_views *views = &own->to->views;
     const int64_t *order = own->order;
+    size_t each = (size_t)order[3 * first + 2];
+    size_t ranks = (size_t)own->facts[own->root].process_count *
+                   (size_t)views->job.local_count; /* there */
     dp__train_old_span span = {
         .first = first,
         .end = first,
         .number = (size_t)order[3 * first + 1],
-        .each = (size_t)order[3 * first + 2],
+        .each = each,
+        .cut = each * ranks,
         .data = dp__train_data(views, 0, dp__train_place_of(own, first)->listed)};
     while (span.end < views->count && order[3 * span.end + 1] == order[3 * first + 1])
         span.count += dp__train_elements(views, dp__train_place_of(own, span.end++)->listed);
@@ -3412,19 +3431,13 @@ static dp_status dp__train_shares_spread(const dp__train_moving *own, const dp_t
 }
 
 /* What this process has of a span's state. */
-static dp_status dp__train_pieces_put(const dp__train_moving *own, const dp__train_old_span *span,
+static dp_status dp__train_state_give(const dp__train_moving *own, const dp__train_old_span *span,
                                       size_t k, const dp_tensor *all)
 {
-    const dp__train_run run = dp__train_whole(&own->from->views, span->number);
-    const dp_tensor *state = &own->from->stores[span->number].state[k];
-    dp__train_piece pieces[DP__TRAIN_PIECES];
-    dp__train_pieces(&own->from->views, &run, 0, pieces);
-    for (int i = 0; i < DP__TRAIN_PIECES; i++) {
-        const dp__train_piece kept = {pieces[i].at, pieces[i].count, 0};
-        dp_tensor to = dp__train_part(all, &pieces[i]), from = dp__train_part(state, &kept);
-        DP_TRY(dp_copy(own->to->views.ctx, &to, &from, NULL));
-    }
-    return DP_OK;
+    const dp__train_optimizer *from = own->from;
+    return from == NULL ? DP_OK
+                        : dp__train_pieces_copy(&from->views, span->number, 0,
+                                                &from->stores[span->number].state[k], all, true);
 }
 
 /* The end everybody has; what ranks do not reduce may differ there, and stays. */
@@ -3432,16 +3445,13 @@ static dp_status dp__train_slot_move(const dp__train_moving *own, const dp__trai
                                      size_t k)
 {
     const dp__train_views *views = &own->to->views;
-    size_t cut = span->each * (size_t)own->facts[own->root].process_count *
-                 (size_t)views->job.local_count;
     dp_dtype dtype = span->data->dtype == DP_F64 ? DP_F64 : DP_F32;
     dp_tensor all = dp__train_flat(&own->whole, own->whole.data, dtype, span->count), part;
-    if (own->from != NULL)
-        DP_TRY(dp__train_pieces_put(own, span, k, &all));
-    if (own->fresh)
-        DP_TRY(dp__train_spread(own, &all, cut, span->count, own->root));
-    if (own->from != NULL)
-        DP_TRY(dp__train_pieces_put(own, span, k, &all));
+    DP_TRY(dp__train_state_give(own, span, k, &all));
+    if (own->fresh) {
+        DP_TRY(dp__train_spread(own, &all, span->cut, span->count, own->root));
+        DP_TRY(dp__train_state_give(own, span, k, &all));
+    }
     DP_TRY(dp__train_shares_spread(own, &all, span->each));
     for (size_t i = span->first, at = 0; i < span->end; i++) {
         const dp__train_place *place = dp__train_place_of(own, i);
@@ -3454,18 +3464,17 @@ static dp_status dp__train_slot_move(const dp__train_moving *own, const dp__trai
 }
 
 /* Who has nothing gets the end of a span's parameters. */
-static dp_status dp__train_end_move(const dp__train_moving *own, const dp_tensor *data, size_t each)
+static dp_status dp__train_end_move(const dp__train_moving *own, const dp__train_old_span *span,
+                                    const dp_tensor *data)
 {
     const dp__train_views *views = &own->to->views;
-    size_t cut = each * (size_t)own->facts[own->root].process_count *
-                 (size_t)views->job.local_count;
     dp_tensor all =
-        dp__train_flat(&own->whole, own->whole.data, (dp_dtype)data->dtype, (size_t)data->shape[0]);
-    const dp__train_piece end = {cut, (size_t)data->shape[0] - cut, 0};
+        dp__train_flat(&own->whole, own->whole.data, (dp_dtype)data->dtype, span->count);
+    const dp__train_piece end = {span->cut, span->count - span->cut, 0};
     dp_tensor here = dp__train_part(data, &end), there = dp__train_part(&all, &end);
     if (own->from != NULL)
         DP_TRY(dp_copy(views->ctx, &there, &here, NULL));
-    DP_TRY(dp__train_spread(own, &all, cut, (size_t)data->shape[0], own->root));
+    DP_TRY(dp__train_spread(own, &all, span->cut, span->count, own->root));
     return own->from != NULL ? DP_OK : dp_copy(views->ctx, &here, &there, NULL);
 }
 
@@ -3482,7 +3491,7 @@ static dp_status dp__train_spans_move(const dp__train_moving *own)
             DP_TRY(dp__train_slot_move(own, &span, k));
         DP_TRY(dp__train_shares_spread(own, &data, span.each));
         if (own->fresh)
-            DP_TRY(dp__train_end_move(own, &data, span.each));
+            DP_TRY(dp__train_end_move(own, &span, &data));
         i = span.end;
     }
     return DP_OK;
@@ -3640,9 +3649,7 @@ static dp_status dp__train_cut_anew(dp__train_optimizer *optim)
     dp_status status = dp_scope_check(scope);
     if (status == DP_OK)
         status = dp__train_next_make(optim, scope, &next);
-    status = dp__train_sharded_begin(ctx, next, status);
-    if (status == DP_OK)
-        status = dp__train_mirrors_join(next, optim);
+    status = dp__train_optim_begin_all(ctx, next, optim, status);
     bool whole = next != NULL && next->mirror != NULL && next->mirror->whole;
     if (status == DP_OK)
         dp__train_become(optim, next);
@@ -3707,8 +3714,8 @@ DP_API dp_status dp_optims_save(const dp_named_optim *optims, size_t count, dp_s
     dp_pair *pairs = dp_scope_alloc(scope, count * sizeof *pairs);
     if (pairs == NULL)
         return dp__named(__func__, dp__no_memory());
-    for (size_t i = 0; i < count;
-         i++) /* who has come back makes all of them, too, and then saves */
+    /* who has come back makes all of them, too, and then saves */
+    for (size_t i = 0; i < count; i++)
         DP_TRY(dp__named(__func__, dp__train_rejoin(dp__train_optimizer_of(optims[i].optim))));
     for (size_t i = 0; i < count; i++) {
         pairs[i].key = optims[i].name;
