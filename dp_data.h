@@ -24,10 +24,10 @@
                dp_scope *step = dp_scope_begin(ctx);
                dp_batch batch;
                DP_CHECK(dp_loader_next(loader, step, &batch));
-               if (batch.count > 0)                                  0: the epoch has ended
+               if (!batch.ended)                                     the epoch, that is
                    DP_CHECK(dp_train_step(par, step, batch.value, optim, &log));
                dp_scope_end(step);                                   the batch ends with it
-               if (batch.count == 0)
+               if (batch.ended)
                    break;
            }
 
@@ -135,9 +135,9 @@ typedef struct dp_loader_config {
     dp_sampler sampler;
     int64_t batch;  /* samples; 0 = 1. A multiple of the sampler's block */
     bool drop_last; /* leave out a shorter last batch */
-    /* For training with DP_SAMPLE_EXACT: an epoch has as many batches for each rank. One that has
-       no more samples gets an empty batch, for dp_train_step or a pass without data. With drop_last
-       it ends before the first batch that is shorter for any rank. */
+    /* For training with DP_SAMPLE_EXACT: an epoch has equally many batches for each rank. A rank
+       that has no samples left gets an empty one, for dp_train_step or a pass without data. With
+       drop_last the epoch ends before the first batch that is short for any rank. */
     bool together;
     dp_read_fn read;
     void *user; /* for both functions */
@@ -155,8 +155,8 @@ typedef struct dp_loader_config {
 
 typedef struct dp_batch {
     dp_value value; /* a dict of the fields and of what collate made; without fields only that */
-    int64_t count;  /* samples; 0: value is none */
-    bool ended;     /* the epoch has ended: this is no batch of it */
+    int64_t count;  /* samples; 0: an empty batch, or none at all, and value is none */
+    bool ended;     /* there is no batch: the epoch has ended */
     int64_t real_count;     /* without padding, which comes last */
     const int64_t *indices; /* of its samples; lives as long as the batch */
     int64_t epoch, number;  /* the batch's number in its epoch, from 0 on */
@@ -171,8 +171,9 @@ DP_MUST_USE DP_API dp_status dp_loader_create(dp_ctx *ctx, const dp_loader_confi
 DP_API void dp_loader_destroy(dp_loader *loader);
 
 /* The next batch, for `scope`; waits until it has been read. After the last batch of an epoch it
-   gives an empty one, then the first of the next epoch; after the last of epoch_count, empty ones.
-   If the scope is wrong or there is no memory, nothing is lost: call again. */
+   says once that it has ended, then gives the first batch of the next epoch; after the last of
+   epoch_count it says so each time. If the scope is wrong or there is no memory, nothing is lost:
+   call again. */
 DP_MUST_USE DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *out);
 
 typedef struct dp_loader_info {
@@ -189,16 +190,17 @@ DP_MUST_USE DP_API dp_status dp_loader_seek(dp_loader *loader, int64_t epoch, in
    order can load it, with any world and batch; else an error names what differs, and nothing
    changes. If no batch of all ranks together begins at that sample, what is left of the epoch is
    dealt anew, and the batches of this epoch are counted from there. A loader whose sampler has no
-   world takes that of its job as it is now, as after dp_recover. Without `together` a rank whose
-   batches have ended does not know of another one's last. */
+   world takes that of its job as it is now, as after dp_recover. With DP_SAMPLE_EXACT all ranks
+   save the same place if their loaders are `together`; else one whose batches have ended does not
+   know that another one has a last batch. */
 DP_MUST_USE DP_API dp_status dp_loader_save(const dp_loader *loader, dp_scope *scope,
                                             dp_value *out);
 DP_MUST_USE DP_API dp_status dp_loader_load(dp_loader *loader, dp_value saved);
 
 /* Goes on after the first `samples` samples of an epoch: the sum of real_count over all batches of
    all ranks. What is left is dealt anew, as by dp_loader_load. For programs that go on without
-   processes that have died: they know how many samples all have had. A loader knows its own part:
-   with DP_SAMPLE_EXACT its rank may have had its last batch, and another one not. */
+   processes that have died, and count the samples of each step that all have done: the loader has
+   given the batch of the step that failed, and stands behind it. */
 DP_MUST_USE DP_API dp_status dp_loader_resume(dp_loader *loader, int64_t epoch, int64_t samples);
 
 /* ==== >>collating ==============================================================================

@@ -82,7 +82,7 @@ static void rest_of_epoch(dp_ctx *ctx, dp_loader *loader, int most)
         DP_CHECK(dp_loader_next(loader, step, &batch));
         /* here: dp_train_step(par, step, batch.value, optim, &log) */
         dp_scope_end(step);
-        if (batch.count == 0) {
+        if (batch.ended) {
             printf("epoch %d: %d samples in %d batches, the last one has %d\n", (int)batch.epoch,
                    (int)samples, (int)batches, (int)last);
             return;

@@ -99,7 +99,7 @@ static bool train(bool *out_stop)
     dp_batch batch;
     dp_value log;
     DP_CHECK(dp_loader_next(loader, scope, &batch));
-    if (batch.count > 0) {
+    if (!batch.ended) {
         DP_CHECK(dp_train_step(par, scope, batch.value, optim, &log));
         DP_CHECK(dp_average_update(average));
         dp_progress_step(&progress, ctx, batch.epoch, batch.number + 1, batch.count, log);
@@ -109,7 +109,7 @@ static bool train(bool *out_stop)
             keep(batch.epoch * progress.step_count + batch.number + 1);
     }
     dp_scope_end(scope);
-    return batch.count > 0;
+    return !batch.ended;
 }
 
 /* Each process looks at its part of the pictures; all get to know how all of them went. */

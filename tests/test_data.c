@@ -1462,20 +1462,20 @@ TEST(what_is_left_is_what_all_have_not_had)
     dp_close(ctx);
 }
 
-/* Back to an epoch before one of which nothing is left for this rank: what is read ahead skips it. */
+/* Back to an epoch before one of which nothing is left for this rank: reading ahead skips it. */
 TEST(what_is_read_ahead_skips_an_epoch_without_samples)
 {
     own_set *set = new_set();
     dp_ctx *ctx = open_cpus(1);
     dp_scope *scope = dp_scope_begin(ctx);
     const int64_t counts[] = {4, 1, 0, 0, 4, 1, 0}, epochs[] = {0, 0, 0, 1, 2, 2, 2};
-    dp_loader *loader = loader_of(
-        ctx, set,
-        (dp_loader_config){
-            .sampler = {.count = 10, .rank = 1, .world = 2, .sampling = DP_SAMPLE_EXACT},
-            .batch = 4,
-            .worker_count = 1,
-            .epoch_count = 3});
+    dp_loader *loader =
+        loader_of(ctx, set,
+                  (dp_loader_config){
+                      .sampler = {.count = 10, .rank = 1, .world = 2, .sampling = DP_SAMPLE_EXACT},
+                      .batch = 4,
+                      .worker_count = 1,
+                      .epoch_count = 3});
     CHECK_OK(dp_loader_resume(loader, 1, 9));
     CHECK_OK(dp_loader_seek(loader, 0, 0));
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {

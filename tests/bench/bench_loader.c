@@ -48,7 +48,7 @@ static double load_once(void *user)
         dp_scope *step = dp_scope_begin(p->ctx);
         dp_batch batch;
         must(dp_loader_next(p->loader, step, &batch));
-        ended = batch.count == 0;
+        ended = batch.ended;
         if (!ended)
             look_for(p, &batch);
         dp_scope_end(step);
