@@ -31,6 +31,16 @@ build() {
     }
 }
 
+# in_browser URL: the page as it is after its scripts have run; fails without a browser that starts
+in_browser() {
+    local program page own=$PWD/build/browser-$BASHPID
+    program=$(command -v chromium || command -v chromium-browser) || return
+    page=$(timeout -k 10 150 "$program" --headless --no-sandbox --disable-gpu --no-first-run \
+        "--user-data-dir=$own" --dump-dom "$1" 2>/dev/null)
+    rm -rf "$own"
+    [[ $page == *'</html>'* ]] && echo "$page"
+}
+
 # Sanitizers of older compilers cannot live with much address space randomization.
 without_aslr() {
     if setarch -R true 2>/dev/null; then setarch -R "$@"; else "$@"; fi

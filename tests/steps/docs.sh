@@ -103,21 +103,10 @@ docs_again() {
     install/docs/docs.sh build/docs-again >/dev/null && diff -r "$DOCS" build/docs-again
 }
 
-# Opens the page as if QUERY had been typed; what the browser then shows
-docs_searched() {
-    timeout -k 10 150 "$CHROMIUM" --headless --no-sandbox --disable-gpu --no-first-run \
-        "--user-data-dir=$PWD/build/docs-browser" --dump-dom "file://$DOCS/$1" 2>/dev/null
-}
-
 docs_browser() {
     local found
-    CHROMIUM=$(command -v chromium || command -v chromium-browser) ||
-        { skip "a browser searches" "no chromium" && return; }
-    found=$(docs_searched "index.html?q=all_reduce_weighted")
-    case $found in
-    *'</html>'*) ;;
-    *) skip "a browser searches" "chromium does not start, or not in time" && return ;;
-    esac
+    found=$(in_browser "file://$DOCS/index.html?q=all_reduce_weighted") ||
+        { skip "a browser searches" "no chromium that starts" && return; }
     if [[ $found == *'<ol id="found"><li><a href="dp.html#dp_all_reduce_weighted">'* ]]; then
         echo "ok - a browser searches"
     else

@@ -367,6 +367,38 @@ timeline_shows() {
     fi
 }
 
+# What a browser draws of tests/timeline.json, which step_examples has made a page of: bars in the
+# colours of their kinds, red where communication is not hidden, nothing beside the picture.
+timeline_drawn() {
+    local name="a browser draws the timeline" page=$LOGS/timeline.drawn.html got
+    local methods="rgb(127, 201, 127)" hidden="rgb(128, 177, 211)"
+    local frames="rgb(221, 221, 221)" not_hidden="rgb(227, 26, 28)"
+    sed 's/<\/body>.*//' build/examples/timeline.html >"$page"
+    cat >>"$page" <<'END'
+<script>
+    const all = document.querySelector("svg").getBoundingClientRect(), fills = {};
+    let wrong = 0;
+    for (const bar of document.querySelectorAll("svg rect, svg text")) {
+        const at = bar.getBoundingClientRect(), fill = getComputedStyle(bar).fill;
+        if (at.width <= 0 || at.height <= 0 || at.left < all.left || at.right > all.right + 1 ||
+            at.top < all.top || at.bottom > all.bottom + 1)
+            wrong++;
+        if (bar.tagName == "rect")
+            fills[fill] = (fills[fill] || 0) + 1;
+    }
+    document.title = wrong + " wrong, " + Object.entries(fills).sort().map(f => f.join(": ")).join(", ");
+</script></body></html>
+END
+    got=$(in_browser "file://$PWD/$page") ||
+        { skip "$name" "no chromium that starts" && return; }
+    got=$(grep -o -m 1 '<title>.* wrong, .*</title>' <<<"$got" | text_of)
+    if [ "$got" = "0 wrong, $methods: 8, $hidden: 6, $frames: 8, $not_hidden: 4" ]; then
+        echo "ok - $name"
+    else
+        echo "not ok - $name: $got"
+    fi
+}
+
 # ---- examples/torch ------------------------------------------------------------------------------
 
 as_three() { build/examples/dprun -n 3 "$@" | sed 's/^\[0\] //'; }
@@ -509,6 +541,7 @@ step_examples() {
     c10d_does_it
     launchers_agree
     timeline_shows
+    timeline_drawn
     goes_on as_one
     if has mpirun.openmpi; then goes_on as_openmpi; fi
     rm -rf build/examples # what is compiled this fast is not what make demo is to show
