@@ -85,7 +85,7 @@ static void dp__unpoison(const void *data, size_t bytes)
 enum {
     DP__TEXT_BYTES = 512,
     DP__WORDS_BYTES = 256, /* what a collective is, in words */
-    DP__LIVE_MAX = 64,     /* contexts that may be open at the same time */
+    DP__LIVE_MAX = 1024,   /* contexts that may be open at the same time */
     DP__CLASS_COUNT = 320,
     DP__CHUNK_BYTES = 32 << 10,     /* from which a scope cuts small things */
     DP__SMALL_BYTES = 4 << 10,      /* larger things get a block of their own */

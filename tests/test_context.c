@@ -349,9 +349,10 @@ TEST(local_devices_can_be_asked)
 /* As many as there is room for, and one more: refused, and nothing of it is left. */
 TEST(many_contexts_can_be_open)
 {
-    enum { room = 64 };
+    enum { room = 1024 };
     test_allocator counter = {0};
-    dp_ctx *contexts[room], *more = NULL;
+    static dp_ctx *contexts[room];
+    dp_ctx *more = NULL;
     dp_config config = {.device_count = 1, .allocator = test_allocator_of(&counter)};
     for (int i = 0; i < room; i++) {
         contexts[i] = open_config(&config);

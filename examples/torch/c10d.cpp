@@ -28,7 +28,7 @@
    has done wrong raises RuntimeError, and changes nothing.
 
    It is not for tensors on GPUs, sparse tensors, PREMUL_SUM, or several machines. A process has at
-   most 32 groups at a time. The time-out is that of the group; of single calls only
+   most 512 groups at a time. The time-out is that of the group; of single calls only
    monitored_barrier has one. Made and tested with torch 2.15, on Linux. */
 
 #include "../../dp.h"

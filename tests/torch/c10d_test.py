@@ -533,11 +533,22 @@ def groups_run_side_by_side(rank, size):
 
 @case
 def groups_come_and_go(rank, size):
-    for i in range(70):  # more than may be open at the same time
+    for i in range(70):
         group = dist.new_group()
         x = torch.ones(2)
         dist.all_reduce(x, group=group)
         assert x.eq(size).all()
+        dist.destroy_process_group(group)
+
+
+@case
+def many_groups(rank, size):  # as of sharded and pipelined models
+    groups = [dist.new_group() for i in range(80)]
+    for i, group in enumerate(groups):
+        x = torch.full((2,), float(i))
+        dist.all_reduce(x, group=group)
+        assert x.eq(i * size).all()
+    for group in groups:
         dist.destroy_process_group(group)
 
 
