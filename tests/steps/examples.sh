@@ -489,6 +489,23 @@ dprun: process 2 was ended by signal 9 (Killed)
 dprun: process 2 is started again, 1 of 8"
 }
 
+# The second of two machines is lost with all its processes; later another one brings as many.
+elastic_lost_a_machine() {
+    local address="127.0.0.1:$((20000 + RANDOM % 10000))" first got
+    local run=(timeout 120 build/examples/dprun -n 2 --addr "$address")
+    export DP_SECRET=${address#*:}-of-elastic
+    "${run[@]}" --nodes 2 --node 0 --elastic 2:4 build/examples/elastic >"$LOGS/machine0.log" 2>&1 &
+    first=$!
+    "${run[@]}" --nodes 2 --node 1 build/examples/elastic >"$LOGS/machine1.log" 2>&1
+    got=$?
+    "${run[@]}" --join build/examples/elastic >"$LOGS/machine2.log" 2>&1
+    got+=" $?"
+    wait $first
+    got+=" $? $(grep -c ': 4096 pictures, each once; all' "$LOGS/machine0.log")"
+    unset DP_SECRET
+    dprun_result "a machine is lost, and another one joins" "$got" "137 0 0 3"
+}
+
 step_examples() {
     local source name want got devices
     # Most of what an example's compiler does is dp.h, the same for all. So one is compiled whole, as a
@@ -537,6 +554,7 @@ step_examples() {
     dprun_does_it
     dprun_goes_on
     elastic_came_and_went
+    elastic_lost_a_machine
     torch_does_it
     c10d_does_it
     launchers_agree
