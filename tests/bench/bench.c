@@ -227,7 +227,7 @@ static const struct {
     {"C6", rows_c6},     {"C7", rows_c7},   {"C8", rows_c8},   {"C9", rows_c9},   {"C11", rows_c11},
     {"C11b", rows_c11b}, {"C12", rows_c12}, {"C7", rows_p7},   {"C9", rows_p9},   {"C10", rows_p10},
     {"C12", rows_p12},   {"C13", rows_c13}, {"C14", rows_c14}, {"C15", rows_c15}, {"C16", rows_c16},
-    {"C17", rows_c17},   {"C18", rows_c18}, {"S1", rows_s1},   {"S2", rows_s2},
+    {"C17", rows_c17},   {"C18", rows_c18}, {"C19", rows_c19}, {"S1", rows_s1},   {"S2", rows_s2},
 };
 
 static bool wanted(const char *name)

@@ -158,6 +158,7 @@ void rows_c15(void);
 void rows_c16(void);
 void rows_c17(void);
 void rows_c18(void);
+void rows_c19(void);
 void rows_p7(void); /* of modules */
 void rows_p9(void);
 void rows_p10(void);

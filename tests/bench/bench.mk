@@ -21,7 +21,7 @@ BENCH_TUNED   = $(shell echo 'int x;' | $(CC) -march=native -x c -c - -o /dev/nu
 BENCH_OBJECTS := $(patsubst tests/bench/%.c,$(BENCH)/%.o,$(wildcard tests/bench/*.c)) $(BENCH)/dp.o
 
 bench: $(BENCH)/bench $(BENCH)/peer_mpi $(BENCH)/peer_dp_mpi $(BENCH)/peer_gloo \
-    $(BENCH)/peer_blas
+    $(BENCH)/peer_blas $(BENCH)/peer_torch_dp
 	-@$(BENCH_RUN) $(BENCH)/bench $(BENCH) $(ROUNDS) $(ROWS)
 
 .PHONY: bench bench-slow model
@@ -62,7 +62,8 @@ $(BENCH)/dp.o: tests/dp.c
 # ---- peers ---------------------------------------------------------------------------------------
 
 BENCH_PACKAGES := g++ libgloo-dev openmpi-bin libopenmpi-dev python3-torch \
-    libopenblas0-pthread libopenblas-dev
+    libopenblas0-pthread libopenblas-dev \
+    libtorch-dev
 
 $(BENCH)/peers.log:
 	@mkdir -p $(@D)
@@ -83,3 +84,7 @@ $(BENCH)/peer_gloo: tests/bench/peers/gloo.cpp | $(BENCH)/peers.log
 
 $(BENCH)/peer_blas: tests/bench/peers/blas.c examples/im2col.h $(HEADERS) | $(BENCH)/peers.log
 	@$(CC) -std=c11 -O2 -D_GNU_SOURCE -fopenmp $(STB_CFLAGS) $< -o $@ -lopenblas -lpthread -lm >$@.log 2>&1 || echo "no OpenBLAS (log: $@.log)"
+
+$(BENCH)/peer_torch_dp: tests/bench/peers/torch_dp.cpp examples/torch/dp_torch.hpp $(BENCH)/dp.o | $(BENCH)/peers.log
+	@g++ -std=c++17 -O2 -isystem /usr/include/torch/csrc/api/include $(filter-out %.hpp,$^) -o $@ \
+	    -ltorch -ltorch_cpu -lc10 -lpthread -lm >$@.log 2>&1 || echo "no libtorch (log: $@.log)"
