@@ -28,8 +28,8 @@
    has done wrong raises RuntimeError, and changes nothing.
 
    It is not for tensors on GPUs, sparse tensors, PREMUL_SUM, or several machines. A process has at
-   most 512 groups at a time, and each takes about six of its open files (ulimit -n). The time-out is
-   that of the group; of single calls only monitored_barrier has one. Made and tested with torch
+   most 512 groups at a time, and each takes about six of its open files (ulimit -n). The time-out
+   is that of the group; of single calls only monitored_barrier has one. Made and tested with torch
    2.15, on Linux. */
 
 #include "../../dp.h"
