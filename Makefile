@@ -453,17 +453,24 @@ build/examples/%_cpp: examples/%.cpp $(or $(EXAMPLES_DP),build/lib/libdp.a) Make
 	    -MMD -MP -MT $@ -MF $@.d $< $(or $(EXAMPLES_DP),build/lib/libdp.a) -o $@ $(LIB_LIBS)
 
 # Newer ones than Debian's are C++20. Their headers are for other warnings.
+TORCH_CXX = $(CXX) -std=$(if $(LIBTORCH),c++20,c++17) -Wall -Wextra -Wconversion -Wold-style-cast -Werror \
+    $(if $(LIBTORCH),-isystem $(LIBTORCH)/include) \
+    -isystem $(or $(LIBTORCH),/usr)/include/torch/csrc/api/include -MMD -MP -MT $@ -MF $@.d
 build/examples/torch_ddp: examples/torch/torch_ddp.cpp
 build/examples/test_torch: tests/torch/test_torch.cpp
 build/examples/torch_ddp build/examples/test_torch: $(or $(EXAMPLES_DP),build/lib/libdp.a) Makefile
 	@mkdir -p $(@D)
 	@echo "$(CXX) $(filter %.cpp,$^)"
-	@$(CXX) -std=$(if $(LIBTORCH),c++20,c++17) -O2 -Wall -Wextra -Wconversion -Wold-style-cast -Werror \
-	    $(if $(LIBTORCH),-isystem $(LIBTORCH)/include) \
-	    -isystem $(or $(LIBTORCH),/usr)/include/torch/csrc/api/include -MMD -MP -MT $@ -MF $@.d $(filter %.cpp,$^) \
-	    $(or $(EXAMPLES_DP),build/lib/libdp.a) -o $@ \
+	@$(TORCH_CXX) -O2 $(filter %.cpp,$^) $(or $(EXAMPLES_DP),build/lib/libdp.a) -o $@ \
 	    $(if $(LIBTORCH),-L$(LIBTORCH)/lib -Wl$(comma)-rpath$(comma)$(LIBTORCH)/lib) \
 	    -ltorch_cpu -lc10 $(LIB_LIBS)
+
+# What it has for GPUs, compiled alone. A libtorch without GPUs lacks one header, in which it would
+# say how it was made.
+build/examples/torch_cuda.o: examples/torch/torch_ddp.cpp Makefile
+	@mkdir -p $(@D)/torch/c10/cuda/impl
+	@touch $(@D)/torch/c10/cuda/impl/cuda_cmake_macros.h
+	@$(TORCH_CXX) -DDP_USE_CUDA -isystem $(CUDA_HOME)/include -idirafter $(@D)/torch -c $< -o $@
 
 # For the Python that will load it. What it takes from the library stays its own.
 torch-backend: build/torch/dp_c10d.so

@@ -428,6 +428,9 @@ torch_does_it() {
             diff "$want" "$got" | sed 's/^/#   /'
         fi
     done
+    if [ -e "${CUDA_HOME:-/usr/local/cuda}/include/cuda_runtime_api.h" ]; then
+        build build/examples/torch_cuda.o && echo "ok - $source compiles for GPUs"
+    fi
     for by in as_one as_dprun as_three; do
         (unset DP_LAUNCH; timeout 300 bash -o pipefail -c "$by build/examples/test_torch tests/torch/expected.txt $folder" \
             2>&1 </dev/null || echo "not ok - examples/torch $by ends") | sed "s/ (/ $by (/" # what, as what
