@@ -3,37 +3,17 @@
    has that was never disturbed. */
 
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
-#include <stdatomic.h>
-#include <sys/mman.h>
 #include "../dp_save.h"
 #include "../examples/custom_device.h"
 #include "../dp_train.h"
-#include "process.h"
-#include "world.h"
-#if defined(TEST_SIM)
-#include "../dp_cuda.h"
-#include "sim/sim.h"
-#endif
+#include "mortal.h"
 
-enum { TIMEOUT_MS = 20000 };
 static int steps = 4; /* that are to be made */
 
 #if defined(TEST_SIM)
 enum { DEVICES = 1, RANDOM = 6 }; /* GPUs of a process have parameters of their own */
-static void use_devices(dp_config *config)
-{
-    static const dp_device_ops *backends[2];
-    backends[0] = dp_cuda();
-    config->backends = backends;
-    sim_set_device_count(config->device_count);
-    sim_set_first_device(me * config->device_count);
-}
 #else
 enum { DEVICES = 2, RANDOM = 24 };
-static void use_devices(dp_config *config)
-{
-    (void)config;
-}
 #endif
 
 /* ---- a net whose gradients are small integers ------------------------------------------------ */
@@ -104,15 +84,6 @@ static dp_module *make_net(dp_ctx *ctx)
 }
 
 /* ---- optimizers ------------------------------------------------------------------------------ */
-
-static atomic_int *met; /* in memory that all see: how many have made all that they train with */
-
-/* Until so many have all that they train with. */
-static void wait_for(int count)
-{
-    while (atomic_load(met) < count)
-        rest(1);
-}
 
 static int rule_calls, dies_in_rule; /* which it dies before, or after: twice as many; 0: none */
 static int64_t rule_fails;           /* in this step, once; 0: in none */
@@ -313,17 +284,9 @@ static void make_picture(void)
     dp_close(t.ctx);
 }
 
-static void *memory_of_all(size_t bytes)
-{
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    CHECK(memory != MAP_FAILED);
-    return memory;
-}
-
 static void make_pictures(void)
 {
     nobody_launched_us();
-    met = memory_of_all(sizeof *met);
     wanted = memory_of_all(CONFIGS * sizeof *wanted);
     for (which = 0; which < CONFIGS; which++)
         finish(start(0, make_picture), 0);
@@ -417,8 +380,6 @@ static trainer begin(void)
     return t;
 }
 
-static bool comes_back;
-
 static void train(void)
 {
     trainer t = begin();
@@ -436,33 +397,6 @@ static void train(void)
         fresh = false;
     }
     dp_close(t.ctx);
-}
-
-static pid_t pids[MOST];
-
-static void start_world(int count, void (*body)(void))
-{
-    nobody_launched_us();
-    atomic_store(met, 0);
-    world = count;
-    for (int p = 0; p < count; p++)
-        pids[p] = start(p, body);
-}
-
-/* Waits for all; how many were killed. */
-static int end_world(void)
-{
-    int killed = 0;
-    for (int p = 0; p < world; p++) {
-        int status = 0;
-        CHECK_INT(waitpid(pids[p], &status, 0), pids[p]);
-        if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
-            killed++;
-        else if (!WIFEXITED(status) || WEXITSTATUS(status) != EXIT_SUCCESS)
-            test_fail(__FILE__, __LINE__, "process %d of %d ended with status 0x%x", p, world,
-                      (unsigned)status);
-    }
-    return killed;
 }
 
 /* ---- without a death ------------------------------------------------------------------------- */
@@ -717,8 +651,7 @@ TEST_SLOW(neighbours_that_die_together, 60)
 
 static void come_back(void)
 {
-    set("DP_REJOIN", "1");
-    comes_back = true;
+    come_again();
     train();
 }
 
@@ -824,8 +757,7 @@ static void two_of_them(void)
 
 static void two_come_back(void)
 {
-    set("DP_REJOIN", "1");
-    comes_back = true;
+    come_again();
     two_of_them();
 }
 
@@ -989,12 +921,7 @@ static void random_deaths(int count, uint64_t *seed)
 {
     int killed = 0, lost = 0, ended = 0;
     start_world(count, train_or_lose);
-    wait_for(count);
-    for (int deaths = 1 + (int)(test_random(seed) % (uint64_t)(count - 1)); deaths > 0; deaths--) {
-        struct timespec nap = {.tv_nsec = (long)(test_random(seed) % 30000000)};
-        nanosleep(&nap, NULL);
-        kill(pids[test_random(seed) % (uint64_t)count], SIGKILL);
-    }
+    kill_at_random(seed);
     for (int p = 0; p < count; p++) {
         int status = 0;
         CHECK_INT(waitpid(pids[p], &status, 0), pids[p]);
@@ -1019,11 +946,7 @@ TEST_SLOW(deaths_at_random_moments, 120)
 
 /* ---- who come and go ------------------------------------------------------------------------- */
 
-static struct {
-    atomic_bool stop;
-    atomic_int counts[MOST]; /* processes that each sees in the job; 0: not yet */
-    picture drawn;
-} * seen;
+static picture *drawn; /* in the end, by process 0; in memory that all see */
 
 static dp_status step_unless_told(trainer *t, bool came_back, bool *out_stop)
 {
@@ -1036,7 +959,7 @@ static dp_status step_unless_told(trainer *t, bool came_back, bool *out_stop)
     if (came)
         DP_TRY(share(t, came_back));
     DP_TRY(dp_any(t->ctx, atomic_load(&seen->stop), out_stop));
-    return *out_stop ? draw_all(me == 0 ? &seen->drawn : &own, t->par, t->optim) : one_step(t);
+    return *out_stop ? draw_all(me == 0 ? drawn : &own, t->par, t->optim) : one_step(t);
 }
 
 static void come_and_go(void)
@@ -1062,16 +985,8 @@ static void come_and_go(void)
 
 static void come_and_go_again(void)
 {
-    set("DP_REJOIN", "1");
-    comes_back = true;
+    come_again();
     come_and_go();
-}
-
-static void wait_for_all_of_them(void)
-{
-    for (int p = 0; p < world; p++)
-        while (atomic_load(&seen->counts[p]) != world)
-            rest(1);
 }
 
 TEST_SLOW(they_come_and_go, 120)
@@ -1079,6 +994,7 @@ TEST_SLOW(they_come_and_go, 120)
     enum { ROUNDS = 8 };
     uint64_t seed = test_seed();
     seen = memory_of_all(sizeof *seen);
+    drawn = memory_of_all(sizeof *drawn);
     make_pictures();
     for (which = 0; which < CONFIGS; which++) {
         memset(seen, 0, sizeof *seen);
@@ -1089,17 +1005,16 @@ TEST_SLOW(they_come_and_go, 120)
             rest((int)(test_random(&seed) % 20));
             CHECK_INT(kill(pids[who], SIGKILL), 0);
             CHECK_INT(waitpid(pids[who], NULL, 0), pids[who]);
-            for (int p = 0; p < world; p++)
-                atomic_store(&seen->counts[p], 0);
+            forget_counts();
             rest((int)(test_random(&seed) % 20));
             pids[who] = start(who, come_and_go_again);
         }
         wait_for_all_of_them();
         atomic_store(&seen->stop, true);
         CHECK_INT(end_world(), 0);
-        steps = (int)seen->drawn.steps;
+        steps = (int)drawn->steps;
         finish(start(0, make_picture), 0);
-        CHECK_INT(seen->drawn.used, wanted[which].used);
-        CHECK_BYTES(seen->drawn.bytes, wanted[which].bytes, seen->drawn.used);
+        CHECK_INT(drawn->used, wanted[which].used);
+        CHECK_BYTES(drawn->bytes, wanted[which].bytes, drawn->used);
     }
 }

@@ -3,47 +3,21 @@
 
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
 #include <arpa/inet.h>
-#include <stdatomic.h>
-#include <sys/mman.h>
 #include "../dp_data.h"
 #include "../dp_local.h"
 #include "../dp_save.h"
 #include "../dp_train.h"
 #include "folder.h"
-#include "process.h"
+#include "mortal.h"
 #include "refusal.h"
-#include "world.h"
-#if defined(TEST_SIM)
-#include "../dp_cuda.h"
-#include "sim/sim.h"
-#endif
-
-enum { TIMEOUT_MS = 20000 };
 
 #if defined(TEST_SIM)
-/* GPUs of this process' own. */
 static const char *const carrier = "nccl";
-static void use_devices(dp_config *config)
-{
-    static const dp_device_ops *backends[2];
-    backends[0] = dp_cuda();
-    config->backends = backends;
-    sim_set_device_count(config->device_count);
-    sim_set_first_device(me * config->device_count);
-}
 #else
 static const char *const carrier = "shared memory";
-static void use_devices(dp_config *config)
-{
-    (void)config;
-}
 #endif
 
 /* ---- processes, some of which are killed ----------------------------------------------------- */
-
-static pid_t pids[MOST];
-static atomic_int
-    *created; /* in memory that all see: how many have made all that they train with */
 
 static int shards; /* of all that are opened; 0: none */
 
@@ -70,35 +44,6 @@ static dp_ctx *open_recovering(int devices, int timeout_ms)
     return ctx;
 }
 
-static void start_world(int count, void (*body)(void))
-{
-    nobody_launched_us();
-    world = count;
-    if (created == NULL)
-        created =
-            mmap(NULL, sizeof *created, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    CHECK(created != MAP_FAILED);
-    atomic_store(created, 0);
-    for (int p = 0; p < count; p++)
-        pids[p] = start(p, body);
-}
-
-/* Waits for all; how many were killed. */
-static int end_world(void)
-{
-    int killed = 0;
-    for (int p = 0; p < world; p++) {
-        int status = 0;
-        CHECK_INT(waitpid(pids[p], &status, 0), pids[p]);
-        if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
-            killed++;
-        else if (!WIFEXITED(status) || WEXITSTATUS(status) != EXIT_SUCCESS)
-            test_fail(__FILE__, __LINE__, "process %d of %d ended with status 0x%x", p, world,
-                      (unsigned)status);
-    }
-    return killed;
-}
-
 static int64_t sum_of(dp_ctx *ctx, int64_t own)
 {
     CHECK_OK(dp_all_reduce_i64(ctx, &own, 1, DP_OP_SUM));
@@ -109,11 +54,10 @@ static int64_t sum_of(dp_ctx *ctx, int64_t own)
    that are left. */
 static void meet(int count)
 {
-    static int met;
-    met += count;
-    atomic_fetch_add(created, 1);
-    while (atomic_load(created) < met)
-        rest(1);
+    static int awaited;
+    awaited += count;
+    atomic_fetch_add(met, 1);
+    wait_for(awaited);
 }
 
 /* Until a call has failed, as all do once a process has died. */
@@ -909,8 +853,7 @@ typedef struct trainer {
     int64_t done; /* samples, of all; -1: this process has come back and has nothing yet */
 } trainer;
 
-static bool comes_back; /* this process, when others train */
-static bool admits;     /* all, before each step */
+static bool admits; /* all, before each step */
 
 static int64_t number_of(int64_t sample)
 {
@@ -939,7 +882,7 @@ static dp_status trainer_create(trainer *t, dp_ctx *ctx)
     DP_TRY(dp_distributed(adder(ctx), &sums, &t->par));
     DP_TRY(dp_optim_create(t->par, &(dp_optim_config){.hyper = {.lr = 1}}, &t->optim));
     DP_TRY(dp_loader_create(ctx, &batches, &t->loader));
-    atomic_fetch_add(created, 1);
+    atomic_fetch_add(met, 1);
     return DP_OK;
 }
 
@@ -1054,8 +997,7 @@ TEST_SLOW(each_sample_counts_once, 90)
 
 static void come_back(void)
 {
-    set("DP_REJOIN", "1");
-    comes_back = true;
+    come_again();
     die_in_backward = -1;
     train();
 }
@@ -1086,8 +1028,7 @@ TEST_SLOW(who_was_started_again_comes_back, 90)
 TEST_SLOW(with_shards_the_bits_are_the_same, 120)
 {
     float want[WIDE];
-    ends = mmap(NULL, 4 * sizeof *ends, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    CHECK(ends != MAP_FAILED);
+    ends = memory_of_all(4 * sizeof *ends);
     shards = 4;
     for (int run = 0; run < 6; run++) {
         const int counts[] = {2, 2, 2, 4, 4, 4}, who[] = {-1, 0, 1, -1, 0, 2};
@@ -1137,9 +1078,8 @@ static void whole_or_not(void)
     bool came = true;
     CHECK_OK(dp_admit(ctx, &came));
     CHECK(!came);
-    atomic_fetch_add(created, 1);
-    while (atomic_load(created) < world)
-        rest(1);
+    atomic_fetch_add(met, 1);
+    wait_for(world);
     if (me == 1)
         kill_me();
     wait_for_failure(ctx);
@@ -1147,7 +1087,7 @@ static void whole_or_not(void)
     CHECK_ERROR(status, DP_ERR_TIMEOUT,
                 "dp_recover: only 3 of 4 processes are here: with shards each has to be replaced "
                 "when it has died (DP_REJOIN)");
-    atomic_fetch_add(created, 1);
+    atomic_fetch_add(met, 1);
     while (status == DP_ERR_TIMEOUT)
         status = dp_recover(ctx);
     CHECK_OK(status);
@@ -1158,8 +1098,7 @@ static void whole_or_not(void)
 
 static void replace(void)
 {
-    while (atomic_load(created) < 7)
-        rest(1);
+    wait_for(7);
     set("DP_REJOIN", "1");
     dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
     CHECK_INT(info_of(ctx).process, 1);
@@ -1198,7 +1137,7 @@ static void one_sleeps_and_one_dies(void)
     wait_for_failure(ctx);
     if (me < 2)
         CHECK_ERROR(dp_recover(ctx), DP_ERR_TIMEOUT, "dp_recover: only ");
-    atomic_fetch_add(created, 1);
+    atomic_fetch_add(met, 1);
     CHECK_OK(until_whole(ctx));
     CHECK_INT(info_of(ctx).process, me);
     CHECK_INT(sum_of(ctx, me), 6);
@@ -1222,8 +1161,7 @@ TEST_SLOW(with_shards_who_waits_takes_no_place_before_all_are_there, 90)
     pid_t other = start(3, wait_for_whom);
     CHECK_INT(waitpid(pids[2], &how, WUNTRACED), pids[2]);
     CHECK(WIFSTOPPED(how));
-    while (atomic_load(created) < 6)
-        rest(1);
+    wait_for(6);
     CHECK_INT(kill(pids[2], SIGCONT), 0);
     finish(other, 3);
     CHECK_INT(end_world(), 1);
@@ -1236,9 +1174,8 @@ static void two_are_replaced(dp_ctx *ctx, int since)
     static const int victims_of[] = {0, 2};
     for (int i = since; i < 2; i++) {
         CHECK_INT(sum_of(ctx, 1), 4);
-        atomic_fetch_add(created, 1);
-        while (atomic_load(created) < 4 * (i + 1))
-            rest(1);
+        atomic_fetch_add(met, 1);
+        wait_for(4 * (i + 1));
         if (info_of(ctx).process == victims_of[i])
             kill_me();
         wait_for_failure(ctx);
@@ -1322,9 +1259,8 @@ TEST_SLOW(who_comes_before_there_is_a_place_waits, 60)
 static void three_of_four(dp_ctx *ctx)
 {
     CHECK_INT(sum_of(ctx, 1), 3);
-    atomic_fetch_add(created, 1);
-    while (atomic_load(created) < 7)
-        rest(1);
+    atomic_fetch_add(met, 1);
+    wait_for(7);
     if (info_of(ctx).process == 1)
         dp_abort(ctx, DP_ERR_USER, "again");
     wait_for_failure(ctx);
@@ -1362,11 +1298,10 @@ TEST_SLOW(who_was_stopped_and_replaced_disturbs_nobody, 90)
 {
     start_world(3, one_sleeps_and_is_replaced);
     pid_t other = start(2, take_its_place);
-    while (atomic_load(created) < 6)
-        rest(1);
+    wait_for(6);
     CHECK_INT(kill(pids[2], SIGCONT), 0);
     rest(500);
-    atomic_fetch_add(created, 1);
+    atomic_fetch_add(met, 1);
     finish(other, 2);
     CHECK_INT(end_world(), 0);
 }
@@ -1423,9 +1358,8 @@ static void grow(void)
         check_sums(ctx);
     }
     int own = info_of(ctx).process;
-    atomic_fetch_add(created, 1);
-    while (atomic_load(created) < LIMIT)
-        rest(1);
+    atomic_fetch_add(met, 1);
+    wait_for(LIMIT);
     if (own == 1)
         kill_me();
     wait_for_failure(ctx);
@@ -1552,7 +1486,7 @@ static void nobody_comes(void)
         bool came;
         CHECK_OK(dp_admit(ctx, &came));
         CHECK(!came);
-        ended = atomic_load(created);
+        ended = atomic_load(met);
         CHECK_OK(dp_all_reduce_i64(ctx, &ended, 1, DP_OP_MAX));
         rest(2);
     }
@@ -1565,7 +1499,7 @@ static void come_from_elsewhere(void)
     set("DP_REJOIN", "1");
     CHECK_ERROR(open_to_grow(TIMEOUT_MS, &ctx), DP_ERR_UNSUPPORTED,
                 "the job has met inside another machine: set DP_INTERFACE for all");
-    atomic_store(created, 1);
+    atomic_store(met, 1);
 }
 
 TEST_SLOW(who_cannot_be_reached_is_not_let_in, 60)
@@ -1586,15 +1520,7 @@ static uint64_t seed;
 static void random_deaths(int count)
 {
     start_world(count, train);
-    int deaths = 1 + (int)(test_random(&seed) % (uint64_t)(count - 1));
-    while (atomic_load(created) < count)
-        rest(1);
-    for (int i = 0; i < deaths; i++) {
-        int who = (int)(test_random(&seed) % (uint64_t)count);
-        struct timespec nap = {.tv_nsec = (long)(test_random(&seed) % 30000000)};
-        nanosleep(&nap, NULL);
-        kill(pids[who], SIGKILL);
-    }
+    kill_at_random(&seed);
     (void)end_world();
 }
 
@@ -1606,11 +1532,6 @@ TEST_SLOW(deaths_at_random_moments, 120)
 }
 
 /* ---- who come and go ------------------------------------------------------------------------- */
-
-static struct {
-    atomic_bool stop;
-    atomic_int counts[MOST]; /* processes that each sees in the job; 0: not yet */
-} * seen;
 
 /* How far all are is what they have to keep. */
 static dp_status share_steps(dp_ctx *ctx, int64_t *steps, bool came_back)
@@ -1660,24 +1581,15 @@ static void come_and_go(void)
 
 static void come_and_go_again(void)
 {
-    set("DP_REJOIN", "1");
-    comes_back = true;
+    come_again();
     come_and_go();
-}
-
-static void wait_for_all_of_them(void)
-{
-    for (int p = 0; p < world; p++)
-        while (atomic_load(&seen->counts[p]) != world)
-            rest(1);
 }
 
 TEST_SLOW(they_come_and_go, 120)
 {
     enum { ROUNDS = 8 };
     seed = test_seed();
-    seen = mmap(NULL, sizeof *seen, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    CHECK(seen != MAP_FAILED);
+    seen = memory_of_all(sizeof *seen);
     start_world(3 + (int)(test_random(&seed) % 3), come_and_go);
     for (int round = 0; round < ROUNDS; round++) {
         bool dead[MOST] = {false};
@@ -1691,8 +1603,7 @@ TEST_SLOW(they_come_and_go, 120)
                 CHECK_INT(waitpid(pids[p], NULL, 0), pids[p]);
             }
         rest((int)(test_random(&seed) % 20));
-        for (int p = 0; p < world; p++)
-            atomic_store(&seen->counts[p], 0);
+        forget_counts();
         for (int p = 0; p < world; p++)
             if (dead[p])
                 pids[p] = start(p, come_and_go_again);
@@ -1789,8 +1700,7 @@ static void train_until_calm(void)
 
 static void train_again(void)
 {
-    set("DP_REJOIN", "1");
-    comes_back = true;
+    come_again();
     train_until_calm();
 }
 
@@ -1874,8 +1784,7 @@ TEST_SLOW(deaths_stops_and_returns, 180)
     const char *text = getenv("TEST_ROUNDS");
     int rounds = text != NULL ? atoi(text) : 2 * EACH;
     seed = test_seed();
-    trial = mmap(NULL, sizeof *trial, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    CHECK(trial != MAP_FAILED);
+    trial = memory_of_all(sizeof *trial);
     for (; rounds > 0; rounds -= EACH)
         random_trial(rounds < EACH ? rounds : EACH);
 }
