@@ -9,54 +9,29 @@
    [0] epoch 2: 4096 pictures, each once; all have the same parameters; loss ... */
 
 #define DP_IMPLEMENTATION
-#include "../dp_save.h"
-#include "training.h" /* ctx, par, optim, loader: create_training makes them */
+#include "training.h" /* ctx, par, optim, loader, done; create_training, step, share */
 #include <signal.h>
 #include <stdlib.h>
 
 enum { MEMBERS = 4, EPOCHS = 3 };
-static int64_t done[2]; /* by all: pictures, and the sum of their numbers. -1: nothing yet */
-
-/* What the process that is furthest has becomes that of all. */
-static dp_status share(dp_scope *scope)
-{
-    dp_value model, state, all, counts = dp_array(scope, done, DP_I64, DP_SHAPE(2));
-    DP_TRY(dp_module_save(par, scope, &model));
-    DP_TRY(dp_optim_save(optim, scope, &state));
-    dp_value own = DP_DICT(scope, {"model", model}, {"optim", state}, {"done", counts});
-    DP_TRY(dp_checkpoint_share(ctx, scope, done[0], own, &all));
-    DP_TRY(dp_module_load(par, dp_get(all, "model"), NULL));
-    DP_TRY(dp_optim_load(optim, dp_get(all, "optim")));
-    memcpy(done, dp_get(all, "done").as.t->data, sizeof done);
-    DP_TRY(dp_loader_resume(loader, done[0] / PICTURES, done[0] % PICTURES));
-    return dp_params_compare(par);
-}
 
 /* A step of all. changed: other processes have come or gone since the last one. */
 static dp_status train(dp_scope *scope, bool changed)
 {
-    dp_batch batch;
-    dp_value log;
-    int64_t step[2];
     if (!changed)
         DP_TRY(dp_admit(ctx, &changed));
     if (changed)
         DP_TRY(share(scope));
     if (done[0] % PICTURES == 0 && dp_rank_count(ctx) < MEMBERS)
-        return DP_OK;                              /* an epoch begins with all of them */
-    DP_TRY(dp_loader_next(loader, scope, &batch)); /* the last one of some may be empty */
-    DP_TRY(count_pictures(&batch, step));
-    DP_TRY(dp_train_step(par, scope, batch.value, optim, &log));
-    done[0] += step[0];
-    done[1] += step[1];
-    DP_TRY(note_loss(log));
+        return DP_OK; /* an epoch begins with all of them */
+    DP_TRY(step(scope));
     if (done[0] % PICTURES > 0)
         return DP_OK;
     DP_TRY(dp_params_compare(par));
     if (dp_rank(ctx) == 0)
         printf("epoch %d: %d pictures, %s; all have the same parameters; loss %.2f\n",
                (int)(done[0] / PICTURES) - 1, PICTURES,
-               done[1] == done[0] * (PICTURES - 1) / 2 ? "each once" : "but not each once", loss);
+               each_once() ? "each once" : "but not each once", loss);
     return dp_loader_resume(loader, done[0] / PICTURES, 0);
 }
 

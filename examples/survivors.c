@@ -12,42 +12,12 @@
    2 of 4 processes came to the end */
 
 #define DP_IMPLEMENTATION
-#include "../dp_save.h"
-#include "training.h" /* ctx, par, optim, loader: create_training makes them */
+#include "training.h" /* ctx, par, optim, loader, done; create_training, step, share */
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 
 enum { PROCESSES = 4 };
-static int64_t done[2]; /* by all: pictures, and the sum of their numbers */
-
-/* A batch of each process. Some have their last one when others have one more. */
-static dp_status step(dp_scope *scope)
-{
-    dp_batch batch;
-    dp_value log;
-    int64_t counts[2];
-    DP_TRY(dp_loader_next(loader, scope, &batch));
-    DP_TRY(count_pictures(&batch, counts));
-    DP_TRY(dp_train_step(par, scope, batch.value, optim, &log));
-    done[0] += counts[0];
-    done[1] += counts[1];
-    return note_loss(log);
-}
-
-/* What the one has that is furthest becomes that of all. */
-static dp_status share(dp_scope *scope)
-{
-    dp_value model, state, all, counts = dp_array(scope, done, DP_I64, DP_SHAPE(2));
-    DP_TRY(dp_module_save(par, scope, &model));
-    DP_TRY(dp_optim_save(optim, scope, &state));
-    dp_value own = DP_DICT(scope, {"model", model}, {"optim", state}, {"done", counts});
-    DP_TRY(dp_checkpoint_share(ctx, scope, done[0], own, &all));
-    DP_TRY(dp_module_load(par, dp_get(all, "model"), NULL));
-    DP_TRY(dp_optim_load(optim, dp_get(all, "optim")));
-    memcpy(done, dp_get(all, "done").as.t->data, sizeof done);
-    return dp_loader_resume(loader, 0, done[0]); /* what is left is dealt anew */
-}
 
 /* With those that are left. */
 static dp_status go_on(void)
@@ -80,7 +50,7 @@ static dp_status train(int process)
     DP_TRY(dp_params_compare(par));
     if (dp_rank(ctx) == 0)
         printf("after %d pictures, each %s, all have the same parameters; loss %.2f\n",
-               (int)done[0], done[1] == done[0] * (PICTURES - 1) / 2 ? "once" : "not once", loss);
+               (int)done[0], each_once() ? "once" : "not once", loss);
     dp_close(ctx);
     return DP_OK;
 }
