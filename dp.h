@@ -834,7 +834,8 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
 
    It finds process 0, whichever that is by then: inside a machine by a name, else at the host of
    $DP_ADDR, eight ports behind the one there, or in $DP_PORTS. Processes that have met inside one
-   machine have addresses for others only if DP_INTERFACE is set.
+   machine have addresses for others only if DP_INTERFACE is set. If that name, or each of those
+   ports, is taken, process 0 logs a warning, and every dp_admit tries again.
 
    With shards a job goes on only as a whole: dp_recover waits for processes in the place of those
    that have died, at least half of timeout_ms, and is a TIMEOUT if they have not come; then try

@@ -2482,6 +2482,7 @@ struct dp__roll {
     dp__guest *guests; /* as many as there are seats; in no order */
     dp__launch door;   /* where it is; its place is "": nowhere */
     int door_listener; /* of process 0; else -1 */
+    int door_tries;    /* calls of dp_admit in a row that have not opened it */
     dp__stranger strangers[DP__STRANGERS];
     bool whole;        /* the job goes on only if no seat is empty */
     uint32_t wrappers; /* that guests have to make, too, before anything else */

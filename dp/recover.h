@@ -280,6 +280,28 @@ DP_API dp_status dp_recover(dp_ctx *ctx)
     return dp__job_again(__func__, ctx);
 }
 
+/* Else nobody would know why no process comes. Nothing is said the first time: who was process 0
+   before may be about to leave the door. */
+static void dp__door_warn(dp_ctx *ctx)
+{
+    dp__roll *roll = ctx->roll;
+    const dp__launch *door = &roll->door;
+    bool shut = ctx->info.process == 0 && roll->door_listener < 0 && door->place[0] != '\0';
+    roll->door_tries = !shut ? 0 : roll->door_tries < 3 ? roll->door_tries + 1 : 3;
+    if (roll->door_tries != 2)
+        return;
+    if (door->host[0] == '\0')
+        dp__log(ctx, DP_LOG_WARN,
+                "no process can come later: another one has the name '%s', where they would be "
+                "awaited; end it",
+                door->place);
+    else
+        dp__log(ctx, DP_LOG_WARN,
+                "no process can come later: ports %d to %d of %s, where they would be awaited, are "
+                "taken; free one, or set DP_PORTS to a range with a free one, for all",
+                door->port, door->port + door->port_count - 1, door->host);
+}
+
 DP_API dp_status dp_admit(dp_ctx *ctx, bool *out_came)
 {
     bool waits;
@@ -295,6 +317,7 @@ DP_API dp_status dp_admit(dp_ctx *ctx, bool *out_came)
     if (ctx->lanes[DP__COURIER].riding != NULL)
         return dp_error(DP_ERR_STATE, "%s: a pass is open", __func__);
     dp__door_keep(ctx->roll);
+    dp__door_warn(ctx);
     DP_TRY(dp__named(__func__, dp_any(ctx, dp__door_look(ctx->roll), &waits)));
     if (waits)
         DP_TRY(dp__job_again(__func__, ctx));

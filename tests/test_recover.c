@@ -1313,11 +1313,13 @@ enum { LIMIT = 5 };
 static const char *machines; /* a letter each; NULL: they are where they are */
 static const char *listens;  /* NULL: at ports of any number; or DP_PORTS */
 static bool has_addresses;
+static dp_log listener; /* of warnings */
 
 static dp_status open_to_grow(int timeout_ms, dp_ctx **out)
 {
     static const dp_coll_ops *colls[2];
-    dp_config config = {.device_count = 1, .recovers = true, .timeout_ms = timeout_ms};
+    dp_config config = {
+        .device_count = 1, .recovers = true, .timeout_ms = timeout_ms, .log = listener};
     set_number("DP_PROCESS_LIMIT", LIMIT);
     if (machines == NULL) {
         use_devices(&config);
@@ -1421,6 +1423,69 @@ TEST_SLOW(a_group_does_not_grow, 60)
 }
 
 #if !defined(TEST_SIM)
+/* A door that cannot open. */
+static int warnings;
+static char place[64]; /* what they say */
+
+static void count_warnings(const dp_log_record *record, void *user)
+{
+    (void)user;
+    if (strstr(record->text, "no process can come later: ") != NULL) {
+        CHECK(strstr(record->text, place) != NULL);
+        warnings++;
+    }
+}
+
+static void admit_nobody(dp_ctx *ctx, int times)
+{
+    for (int i = 0; i < times; i++) {
+        bool came;
+        CHECK_OK(dp_admit(ctx, &came));
+        CHECK(!came);
+    }
+}
+
+/* Process 0 of a job has died, and another one is at the door when the job is started anew. */
+static void stay_at_the_door(void)
+{
+    dp_ctx *ctx;
+    CHECK_OK(open_to_grow(TIMEOUT_MS, &ctx));
+    meet(world);
+    if (me == 0)
+        kill_me();
+    wait_for_failure(ctx);
+    CHECK_OK(dp_recover(ctx));
+    admit_nobody(ctx, 1);
+    atomic_fetch_add(met, 1);
+    wait_for(5);
+    dp_close(ctx);
+}
+
+static void name_is_taken(void)
+{
+    dp_ctx *ctx;
+    listener = (dp_log){.fn = count_warnings, .level = DP_LOG_WARN};
+    snprintf(place, sizeof place, "another one has the name 'dp-");
+    CHECK_OK(open_to_grow(TIMEOUT_MS, &ctx));
+    admit_nobody(ctx, 1);
+    CHECK_INT(warnings, 0);
+    admit_nobody(ctx, 8);
+    CHECK_INT(warnings, me == 0);
+    CHECK_OK(dp_barrier(ctx));
+    atomic_fetch_add(met, 1);
+    dp_close(ctx);
+}
+
+TEST_SLOW(a_door_that_another_job_has_is_told_once, 60)
+{
+    start_world(2, stay_at_the_door);
+    wait_for(3);
+    pid_t others[] = {start(0, name_is_taken), start(1, name_is_taken)};
+    finish(others[0], 0);
+    finish(others[1], 1);
+    CHECK_INT(end_world(), 1);
+}
+
 TEST_SLOW(a_job_grows_over_machines, 90)
 {
     static const char *const where[] = {"aaaaa", "aabca", "abbca"};
@@ -1474,6 +1539,40 @@ TEST_SLOW(strangers_at_the_door_are_not_waited_for, 60)
     port = free_port();
     machines = "aa";
     start_world(2, strangers_come);
+    CHECK_INT(end_world(), 0);
+}
+
+/* Process 1 has the ports of the door until it is known that process 0 has said so, once. */
+static void ports_are_taken(void)
+{
+    dp_ctx *ctx;
+    int taken[8];
+    for (int i = 0; me == 1 && i < 8; i++)
+        while ((taken[i] = listen_at(port + 8 + i)) < 0)
+            rest(10); /* another test has it for a moment */
+    listener = (dp_log){.fn = count_warnings, .level = DP_LOG_WARN};
+    snprintf(place, sizeof place, "ports %d to %d of 127.0.0.1", port + 8, port + 15);
+    CHECK_OK(open_to_grow(TIMEOUT_MS, &ctx)); /* after both have come here */
+    admit_nobody(ctx, 1);
+    CHECK_INT(warnings, 0);
+    admit_nobody(ctx, 8);
+    CHECK_INT(warnings, me == 0);
+    for (int i = 0; me == 1 && i < 8; i++)
+        close(taken[i]);
+    CHECK_OK(dp_barrier(ctx));
+    admit_nobody(ctx, 1);
+    if (me == 0)
+        come_to_the_door(); /* it is open */
+    admit_nobody(ctx, 8);
+    CHECK_INT(warnings, me == 0);
+    dp_close(ctx);
+}
+
+TEST_SLOW(a_door_that_cannot_open_says_so_once, 60)
+{
+    port = free_port_from(12008, 19992) - 8; /* those of the door are free */
+    machines = "aa";
+    start_world(2, ports_are_taken);
     CHECK_INT(end_world(), 0);
 }
 
