@@ -90,12 +90,13 @@ static inline number number_get(dp_dtype dtype, const void *data, size_t i)
 /* To nearest, ties to even, with so many digits, none of them worth less than 2^least. */
 static inline number number_round(number value, int digits, int least)
 {
-    int exponent, last;
+    int exponent;
+    number last;
     if (value == 0 || !isfinite(value))
         return value;
     frexpl(value, &exponent);
-    last = exponent - digits > least ? exponent - digits : least;
-    return ldexpl(rintl(ldexpl(value, -last)), last);
+    last = ldexpl(1, exponent - digits > least ? exponent - digits : least);
+    return rintl(value / last) * last;
 }
 
 static inline uint16_t number_to_f16(number value)
