@@ -56,7 +56,7 @@ step_asan() {
     export ASAN_OPTIONS=strict_string_checks=1
     export UBSAN_OPTIONS=print_stacktrace=1
     # Which calls fail changes from one commit to the next.
-    export TEST_STRIDE=${TEST_STRIDE:-$(in_turn 4 5 7)}
+    export TEST_STRIDE=${TEST_STRIDE:-$(in_turn 5 7 9)}
     T=${T:-$NOT_SANITIZED} tests asan 6 without_aslr
 }
 
