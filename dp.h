@@ -830,7 +830,7 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    there is room; one that waits already may come in with dp_recover. Then, before any other
    collective call, it makes the wrappers that the others have, in the same order (by
    dp_distributed), and begins with `changed` set: all share what the furthest process has. See
-   examples/elastic.c.
+   examples/elastic.c, and share in examples/training.h.
 
    It finds process 0, whichever that is by then: inside a machine by a name, else at the host of
    $DP_ADDR, eight ports behind the one there, or in $DP_PORTS. Processes that have met inside one

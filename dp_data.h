@@ -24,7 +24,7 @@
                dp_scope *step = dp_scope_begin(ctx);
                dp_batch batch;
                DP_CHECK(dp_loader_next(loader, step, &batch));
-               if (!batch.ended)                                     the epoch, that is
+               if (!batch.ended)                                     the epoch goes on
                    DP_CHECK(dp_train_step(par, step, batch.value, optim, &log));
                dp_scope_end(step);                                   the batch ends with it
                if (batch.ended)

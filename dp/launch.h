@@ -195,7 +195,7 @@ static dp_status dp__half_a_set(const char *there, const char *missing)
                     there, dp__os_env(there), missing);
 }
 
-/* This process comes to others that run already, as one more than they were. */
+/* This process joins others that run already. */
 static bool dp__comes_later(void)
 {
     return dp__os_env("DP_REJOIN") != NULL;
@@ -2428,9 +2428,9 @@ DP__COLD static dp_status dp__find_neighbours(const dp_bootstrap *boot, const dp
    A leader may die while it says who is left. What some have heard by then may have become the job,
    or not: whoever leads next needs to be more than half of that, too.
 
-   From the first dp_admit on, process 0 also listens at a place that follows from what the launcher
-   has said: the door. A process that comes later waits there until the others let it in and a seat
-   is free: then the leader offers it that one.                                                   */
+   From the first dp_admit or dp_recover on, process 0 also listens at a place that follows from
+   what the launcher has said: the door. A process that comes later waits there until the others let
+   it in and a seat is free: then the leader offers it that one.                                  */
 
 enum {
     DP__ROLL_MAGIC = 0x3170726c,

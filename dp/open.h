@@ -320,8 +320,7 @@ static dp_status dp__open_roll(dp_ctx *ctx, dp__meeting *meeting)
     bool far = !dp__one_machine(meeting) || meeting->launch->own[0] != '\0';
     DP_TRY(dp__agree(
         meeting, dp__roll_open(boot, meeting->launch, far, ctx->config.shards > 0, &ctx->roll)));
-    DP_TRY(dp__agree(meeting, dp__roll_meet(boot, ctx->roll)));
-    return DP_OK;
+    return dp__agree(meeting, dp__roll_meet(boot, ctx->roll));
 }
 
 /* Of a process that is alone, where others come later. */

@@ -17,7 +17,7 @@
 enum { TIMEOUT_MS = 20000 };
 
 static pid_t pids[MOST];
-static atomic_int *met; /* in memory that all see: how many have made all that they train with */
+static atomic_int *met; /* how often a process has come to a point of the test; all see it */
 static bool comes_back; /* this process, when others train */
 
 #if defined(TEST_SIM)
@@ -44,7 +44,7 @@ static inline void *memory_of_all(size_t bytes)
     return memory;
 }
 
-/* Until so many have all that they train with. */
+/* Until so many have come there. */
 static inline void wait_for(int count)
 {
     while (atomic_load(met) < count)

@@ -61,9 +61,8 @@ $(BENCH)/dp.o: tests/dp.c
 
 # ---- peers ---------------------------------------------------------------------------------------
 
-BENCH_PACKAGES := g++ libgloo-dev openmpi-bin libopenmpi-dev python3-torch \
-    libopenblas0-pthread libopenblas-dev \
-    libtorch-dev
+BENCH_PACKAGES := g++ libgloo-dev openmpi-bin libopenmpi-dev python3-torch libtorch-dev \
+    libopenblas0-pthread libopenblas-dev
 
 $(BENCH)/peers.log:
 	@mkdir -p $(@D)

@@ -188,7 +188,7 @@ one_file() {
         for std in c11 gnu17; do
             expect "$cc $std: one file, declarations" \
                 one -std=$std "${WARN[@]}" -fsyntax-only tests/compile/use.c
-            # How they are indented the headers are asked: gcc is slow at it in a file this long.
+            # In a file this long gcc takes seconds for the indentation, which is that of the headers.
             expect "$cc $std: one file, implementation" one -std=$std "${WARN[@]}" \
                 -Wno-misleading-indentation -Wno-frame-larger-than -fsyntax-only $BUILD/dp.c
         done
