@@ -9,6 +9,8 @@
 #include <string.h>
 #include <cuda_runtime_api.h>
 #include "../dp_cuda.h"
+#include "../dp_nccl.h"
+#include "process.h"
 #if defined(TEST_SIM)
 #include "sim/sim.h"
 #endif
@@ -57,6 +59,10 @@ static inline void cuda_alone(void)
 static inline void cuda_device_first(int place)
 {
     sim_set_first_device(place);
+}
+
+static inline void cuda_processes(void)
+{
 }
 
 static inline void cuda_check_leaks(void)
@@ -198,6 +204,33 @@ static inline void cuda_device_first(int place)
     setenv("NCCL_SOCKET_IFNAME", "lo", 1);
 }
 
+#if defined(TEST_NCCL)
+static inline bool nccl_is_here(void)
+{
+    char text[512];
+    return dp_nccl_version(text, sizeof text) != 0;
+}
+#else
+static inline bool nccl_is_here(void)
+{
+    return false;
+}
+#endif
+
+/* A test of several processes ends here without GPUs and NCCL. A process of its own looks for them:
+   one that has used CUDA has no children that can. */
+static inline void cuda_processes(void)
+{
+    int found = 0, status;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0)
+        _exit(nccl_is_here() && dp_cuda()->count(NULL, &found) == DP_OK && found > 0 ? 0 : 1);
+    CHECK_INT(waitpid(child, &status, 0), child);
+    if (status != 0)
+        SKIP("no GPU, or no NCCL");
+}
+
 static inline void cuda_check_leaks(void)
 {
 }
@@ -215,6 +248,22 @@ static inline const dp_device_ops *cuda_device(int count)
     cuda_device_several.open = cuda_device_open;
     return cuda_device_gpus < count ? &cuda_device_several : dp_cuda();
 }
+
+/* What a process has whose first GPU has that place: GPUs of its own, if they are simulated. */
+#if defined(TEST_SIM)
+static inline const dp_device_ops *cuda_device_at(int place, int count)
+{
+    sim_set_device_count(count);
+    cuda_device_first(place);
+    return dp_cuda();
+}
+#else
+static inline const dp_device_ops *cuda_device_at(int place, int count)
+{
+    cuda_device_first(place);
+    return cuda_device(count);
+}
+#endif
 
 static inline cudaGraphExec_t capture_end(cudaStream_t native)
 {

@@ -1,7 +1,7 @@
 /* meeting.h - jobs of several processes on one machine, which meet through dp_config.bootstrap: all
    talk to process 0 by sockets. A context may open two communicators, and use them at the same
-   time: each has sockets of its own. With the simulator the same jobs run on its GPUs, too, over
-   NCCL. */
+   time: each has sockets of its own. The same jobs run on GPUs, too, over NCCL: on the simulator's,
+   or on those of the machine, which the processes share. */
 
 #ifndef MEETING_H
 #define MEETING_H
@@ -22,9 +22,8 @@
 #include "boot_coll.h"
 #include "ends.h"
 #include "process.h"
-#if defined(TEST_SIM)
-#include "../dp_cuda.h"
-#include "sim/sim.h"
+#if defined(TEST_CUDA)
+#include "cuda_device.h"
 #endif
 
 enum { PATIENCE_MS = 5000 };
@@ -39,13 +38,13 @@ typedef struct meeting {
     struct meeting *second;      /* for the second communicator of a context */
 } meeting;
 
-/* ---- simulated GPUs -------------------------------------------------------------------------- */
+/* ---- GPUs ------------------------------------------------------------------------------------ */
 
 /* How many each process has, whatever a test asks for: a digit each. NULL: none, and it gets what
    it asks for. */
 static const char *meeting_gpus;
 
-#if defined(TEST_SIM)
+#if defined(TEST_CUDA)
 /* GPUs of this process' own, and the library's own collectives. */
 static inline void config_gpus(int process, dp_config *config)
 {
@@ -54,19 +53,26 @@ static inline void config_gpus(int process, dp_config *config)
     for (int p = 0; p < process; p++)
         first += meeting_gpus[p] - '0';
     config->device_count = meeting_gpus[process] - '0';
-    sim_set_device_count(config->device_count);
-    sim_set_first_device(first);
-    backends[0] = dp_cuda();
+    backends[0] = cuda_device_at(first, config->device_count);
     config->backends = backends;
     config->colls = NULL;
 }
-
-/* Once its contexts are closed a process has nothing left there. */
-static inline void check_gpus(void)
+#else
+static inline void config_gpus(int process, dp_config *config)
 {
-    sim_check_leaks();
+    (void)process, (void)config;
 }
 
+static inline void cuda_processes(void)
+{
+}
+
+static inline void cuda_check_leaks(void)
+{
+}
+#endif
+
+#if defined(TEST_SIM)
 /* The simulator may find something, up to forget_findings(). */
 static inline void expect_findings(void)
 {
@@ -79,15 +85,6 @@ static inline void forget_findings(void)
     sim_forget_findings();
 }
 #else
-static inline void config_gpus(int process, dp_config *config)
-{
-    (void)process, (void)config;
-}
-
-static inline void check_gpus(void)
-{
-}
-
 static inline void expect_findings(void)
 {
 }
@@ -202,7 +199,7 @@ static inline void in_processes_but(int process_count, int victim, void (*body)(
             meeting_enter(&second, p);
             body(&m);
             if (meeting_gpus != NULL)
-                check_gpus();
+                cuda_check_leaks();
             exit(EXIT_SUCCESS);
         }
     }
@@ -332,6 +329,7 @@ static inline void in_processes_on(const dp_device_ops *ops, int processes,
 /* Run `body` on GPUs, a digit of `gpus` for each process; all must end well, but for `victim`. */
 static inline void on_gpus_but(const char *gpus, int victim, void (*body)(meeting *m))
 {
+    cuda_processes();
     meeting_gpus = gpus;
     in_processes_but((int)strlen(gpus), victim, body);
     meeting_gpus = NULL;

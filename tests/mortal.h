@@ -9,9 +9,15 @@
 #include <sys/mman.h>
 #include "process.h"
 #include "world.h"
-#if defined(TEST_SIM)
-#include "../dp_cuda.h"
-#include "sim/sim.h"
+#if defined(TEST_CUDA)
+#include "cuda_device.h"
+#endif
+
+/* Times that are short elsewhere: NCCL makes connections over a network. */
+#if defined(TEST_CUDA) && !defined(TEST_SIM)
+enum { SLOWER = 4 };
+#else
+enum { SLOWER = 1 };
 #endif
 
 enum { TIMEOUT_MS = 20000 };
@@ -20,22 +26,30 @@ static pid_t pids[MOST];
 static atomic_int *met; /* how often a process has come to a point of the test; all see it */
 static bool comes_back; /* this process, when others train */
 
-#if defined(TEST_SIM)
-/* GPUs of this process' own. */
+#if defined(TEST_CUDA)
+/* GPUs of this process' own; or those of the machine, which all share. */
 static inline void use_devices(dp_config *config)
 {
     static const dp_device_ops *backends[2];
-    backends[0] = dp_cuda();
+    backends[0] = cuda_device_at(me * config->device_count, config->device_count);
     config->backends = backends;
-    sim_set_device_count(config->device_count);
-    sim_set_first_device(me * config->device_count);
 }
 #else
 static inline void use_devices(dp_config *config)
 {
     (void)config;
 }
+
+static inline void cuda_processes(void)
+{
+}
 #endif
+
+/* This process is on the CPU, whatever the machine has. */
+static inline void without_gpus(void)
+{
+    set("CUDA_VISIBLE_DEVICES", "");
+}
 
 static inline void *memory_of_all(size_t bytes)
 {
@@ -53,6 +67,7 @@ static inline void wait_for(int count)
 
 static inline void start_world(int count, void (*body)(void))
 {
+    cuda_processes();
     nobody_launched_us();
     if (met == NULL)
         met = memory_of_all(sizeof *met);

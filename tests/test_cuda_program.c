@@ -66,7 +66,7 @@ static void run_program(meeting *m)
     if (now.gpus > 0)
         sim_set_device_count(now.gpus);
     program(trained + m->process * NET_PARAMS);
-    check_gpus();
+    cuda_check_leaks();
     CHECK((sim_nccl_count().groups > 0) == (now.processes > 1 && now.gpus > 0));
 }
 

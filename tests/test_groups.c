@@ -520,7 +520,7 @@ TEST(nothing_stays_behind)
 }
 #endif
 
-#if defined(TEST_SIM)
+#if defined(TEST_CUDA)
 /* ---- GPUs ------------------------------------------------------------------------------------ */
 
 static void gpus(meeting *m)

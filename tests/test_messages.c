@@ -168,7 +168,7 @@ TEST(messages_of_devices_with_memory_of_their_own)
     in_processes_on(toy_device(), 2, dtypes_and_strides);
 }
 
-#if defined(TEST_SIM)
+#if defined(TEST_CUDA)
 TEST(messages_of_gpus)
 {
     on_gpus("22", dtypes_and_strides);

@@ -10,7 +10,7 @@
 
 static int steps = 4; /* that are to be made */
 
-#if defined(TEST_SIM)
+#if defined(TEST_CUDA)
 enum { DEVICES = 1, RANDOM = 6 }; /* GPUs of a process have parameters of their own */
 #else
 enum { DEVICES = 2, RANDOM = 24 };
@@ -412,7 +412,7 @@ TEST_SLOW(the_numbers_are_those_of_one_process, 60)
             }
 }
 
-#if !defined(TEST_SIM)
+#if !defined(TEST_CUDA)
 /* ---- at every collective --------------------------------------------------------------------- */
 
 static dp_coll_ops counted;
@@ -786,6 +786,7 @@ static void fail_once(void)
                               .timeout_ms = TIMEOUT_MS,
                               .allocator = test_allocator_of(&counter)};
     trainer t = {.steps = 0};
+    without_gpus();
     use_name();
     CHECK_OK(dp_open(&config, &t.ctx));
     t.par = make_par(t.ctx);
@@ -836,6 +837,7 @@ static void refused(void)
     dp_optim *optim;
     const dp_distributed_config shared = {.share_params = true};
     const dp_optim_config mirrored = {.hyper = {.lr = 1}, .sharded = true, .mirrored = true};
+    without_gpus();
     use_name();
     CHECK_OK(dp_open(&(dp_config){.device_count = 1 + me}, &ctx));
     CHECK_OK(dp_distributed(make_net(ctx), NULL, &par));

@@ -11,7 +11,7 @@
 #include "mortal.h"
 #include "refusal.h"
 
-#if defined(TEST_SIM)
+#if defined(TEST_CUDA)
 static const char *const carrier = "nccl";
 #else
 static const char *const carrier = "shared memory";
@@ -256,6 +256,7 @@ static void refused(void)
 {
     bool came = true;
     dp_ctx *ctx, *plain;
+    without_gpus();
     use_name();
     CHECK_ERROR(dp_open(&(dp_config){.device_count = 2, .recovers = me == 1}, &plain),
                 DP_ERR_MISMATCH, "dp_open: process 1 has config.recovers, process 0 has not");
@@ -294,7 +295,8 @@ static void refused(void)
                 DP_ERR_MISMATCH,
                 "config.recovers: DP_PROCESS_LIMIT is 3 in process 0 and 5 in process 1");
     unsetenv("DP_PROCESS_LIMIT");
-    ctx = open_recovering(1, TIMEOUT_MS);
+    use_name();
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1, .recovers = true}, &ctx));
     CHECK_ERROR(dp_recover(ctx), DP_ERR_STATE, "dp_recover: the job has not failed");
     CHECK_OK(dp_admit(ctx, &came));
     CHECK(!came);
@@ -331,7 +333,7 @@ TEST(a_process_that_is_alone_has_nobody_to_let_in)
    does not go on by itself. */
 static void one_sleeps(void)
 {
-    dp_ctx *ctx = open_recovering(1, me == 0 ? TIMEOUT_MS : 1500);
+    dp_ctx *ctx = open_recovering(1, me == 0 ? TIMEOUT_MS : 1500 * SLOWER);
     meet(world);
     if (me == 0) {
         raise(SIGSTOP);
@@ -366,7 +368,7 @@ TEST_SLOW(who_was_stopped_is_left_behind, 90)
    second one ends the connection does not mean that it has died. All go on, or only the others. */
 static void two_lead(void)
 {
-    dp_ctx *ctx = open_recovering(1, 6000);
+    dp_ctx *ctx = open_recovering(1, 6000 * SLOWER);
     meet(world);
     if (me == 0)
         raise(SIGSTOP);
@@ -387,7 +389,7 @@ TEST_SLOW(of_two_that_lead_one_goes_on, 90)
     int how;
     start_world(3, two_lead);
     CHECK_INT(waitpid(pids[0], &how, WUNTRACED), pids[0]);
-    rest(3600); /* the others have waited for half of their time, and have some left */
+    rest(3600 * SLOWER); /* the others have waited for half of their time, and have some left */
     CHECK_INT(kill(pids[0], SIGCONT), 0);
     CHECK_INT(end_world(), 0);
 }
@@ -400,6 +402,7 @@ static void on_two_machines(void)
 {
     const dp_coll_ops *const colls[] = {boot_coll(), NULL};
     dp_ctx *ctx;
+    without_gpus();
     use_tcp();
     set("DP_MACHINE", me < 2 ? "a" : "b");
     set("DP_INTERFACE", "lo");
@@ -612,6 +615,7 @@ static void failing_often(void)
     float x[3] = {1, 2, 3};
     int files = 0, shared = 0;
     int64_t bytes = 0;
+    without_gpus();
     use_name();
     CHECK_OK(dp_open(&(dp_config){.device_count = 1,
                                   .recovers = true,
@@ -788,7 +792,7 @@ TEST_SLOW(others_hear_of_a_write_that_goes_on, 90)
     CHECK(access("told", F_OK) == 0);
 }
 
-#if !defined(TEST_SIM)
+#if !defined(TEST_CUDA)
 /* Sums of what is exact in 8 bits; and local steps, whose sums are a job's. */
 static void in_fewer_bits(void)
 {
@@ -1074,7 +1078,7 @@ TEST_SLOW(two_contexts_of_one_job_go_on, 60)
 /* Nobody comes in the place of one that has died; then somebody does. */
 static void whole_or_not(void)
 {
-    dp_ctx *ctx = open_recovering(1, 3000);
+    dp_ctx *ctx = open_recovering(1, 3000 * SLOWER);
     bool came = true;
     CHECK_OK(dp_admit(ctx, &came));
     CHECK(!came);
@@ -1127,7 +1131,7 @@ static dp_status until_whole(dp_ctx *ctx)
 
 static void one_sleeps_and_one_dies(void)
 {
-    dp_ctx *ctx = open_recovering(1, 3000);
+    dp_ctx *ctx = open_recovering(1, 3000 * SLOWER);
     meet(world);
     if (me == 2)
         raise(SIGSTOP);
@@ -1272,7 +1276,7 @@ static void three_of_four(dp_ctx *ctx)
 
 static void one_sleeps_and_is_replaced(void)
 {
-    dp_ctx *ctx = open_recovering(1, me == 2 ? TIMEOUT_MS : 3000);
+    dp_ctx *ctx = open_recovering(1, me == 2 ? TIMEOUT_MS : 3000 * SLOWER);
     meet(world);
     if (me == 2) {
         raise(SIGSTOP);
@@ -1422,7 +1426,7 @@ TEST_SLOW(a_group_does_not_grow, 60)
     CHECK_INT(end_world(), 1);
 }
 
-#if !defined(TEST_SIM)
+#if !defined(TEST_CUDA)
 /* A door that cannot open. */
 static int warnings;
 static char place[64]; /* what they say */

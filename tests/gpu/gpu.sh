@@ -8,7 +8,7 @@
 #   FOLDER/gpu.sh all      what there is, whether it opens, kernels, the table of figures, PyTorch's
 #                          beside it, all suites, compute-sanitizer: what is worth most first, for
 #                          $GPU_SECONDS (570) at most
-#   FOLDER/gpu.sh test     the suites and compute-sanitizer
+#   FOLDER/gpu.sh test     the suites, compute-sanitizer, and jobs whose processes come and go
 #   FOLDER/gpu.sh bench    the figures
 #
 # In suites $T selects tests, by words.
@@ -348,6 +348,15 @@ all_suites() { # SHARE
     done
 }
 
+# Processes that share a GPU: some die, others come, and groups of them. Few at a time, as their
+# connections are made again and again.
+jobs() { # SHARE
+    JOBS=$((JOBS / 4 + 1))
+    part recovery "$1" suites 1 recover/
+    part mirrors "$1" suites 1 mirrored/
+    part messages "$1" suites 1 gpus !cuda
+}
+
 sanitizers() { # SHARE
     for tool in memcheck initcheck racecheck synccheck; do part $tool "$1" sanitize $tool; done
 }
@@ -375,6 +384,7 @@ test)
     begin 7200
     all_suites 40
     sanitizers 20
+    [ -n "${T:-}" ] || jobs 20
     end $FAILED
     ;;
 bench)
