@@ -16,7 +16,8 @@
 
    GPUs: compile with DP_USE_CUDA, link libdp made with "cuda nccl", and move the model to
    dp::device_of(job.get()) first. Gradients are taken from the current stream and are ready on it.
-   For a model on the CPU where there are GPUs, backends in open's config are dp_cpu() alone. */
+   For a model on the CPU where there are GPUs, backends in open's config are dp_cpu() alone. Tried
+   with torch 1.13 and 2.15 on CPUs, and with 2.11 on an H200 that processes share. */
 
 #ifndef DP_TORCH_HPP
 #define DP_TORCH_HPP

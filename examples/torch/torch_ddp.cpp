@@ -38,13 +38,13 @@ struct NetImpl : torch::nn::Module {
 TORCH_MODULE(Net);
 
 /* Pictures of a bright quarter; which one is what the model learns. */
-static std::pair<torch::Tensor, torch::Tensor> pictures()
+static std::pair<torch::Tensor, torch::Tensor> pictures(torch::Device device)
 {
     torch::manual_seed(1);
     auto labels = torch::arange(SAMPLES).remainder(4), x = torch::rand({SAMPLES, 1, 12, 12});
     for (int64_t i = 0; i < SAMPLES; i++)
         x[i].narrow(1, i % 2 * 6, 6).narrow(2, i % 4 / 2 * 6, 6).add_(0.2);
-    return {x, labels};
+    return {x.to(device), labels.to(device)};
 }
 
 int main(int argc, char **argv)
@@ -53,9 +53,11 @@ int main(int argc, char **argv)
     const std::string file = argc > 1 ? argv[1] : "torch_ddp.safetensors";
     const auto job = dp::open(); // +
     const int rank = dp_rank(job.get()), ranks = dp_rank_count(job.get());
-    const auto [x, y] = pictures();
+    const auto device = dp::device_of(job.get()); // + the CPU, or a GPU
+    const auto [x, y] = pictures(device);
     torch::manual_seed(2);
     Net net, other;
+    net->to(device), other->to(device);
     dp::DDPOptions options;
     options.reduction = DP_MEAN_SAMPLES;                // + the last batch is a small one
     dp::DistributedDataParallel ddp(job, net, options); // +
