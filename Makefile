@@ -472,7 +472,8 @@ build/examples/torch_cuda.o: examples/torch/torch_ddp.cpp Makefile
 	@touch $(@D)/torch/c10/cuda/impl/cuda_cmake_macros.h
 	@$(TORCH_CXX) -DDP_USE_CUDA -isystem $(CUDA_HOME)/include -idirafter $(@D)/torch -c $< -o $@
 
-# For the Python that will load it. What it takes from the library stays its own.
+# For the Python that will load it. What it takes from the library stays its own. Types of an older
+# torch (2.8) are known only to who seems to have its compiler.
 torch-backend: build/torch/dp_c10d.so
 build/torch/python: FORCE
 	@mkdir -p $(@D)
@@ -483,8 +484,10 @@ build/torch/dp_c10d.so: examples/torch/c10d.cpp build/lib/libdp.a build/torch/py
 	@echo "$(CXX) $<"
 	@set -e; torch=$$($(TORCH_PYTHON) -c 'import torch; print(torch.__path__[0])'); \
 	python=$$($(TORCH_PYTHON) -c 'import sysconfig; print(sysconfig.get_paths()["include"])'); \
+	pybind=$$($(TORCH_PYTHON) -c 'import torch; print(*["-DPYBIND11_%s=\"%s\"" % (n, getattr(torch._C, "_PYBIND11_" + n)) \
+	    for n in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI") if getattr(torch._C, "_PYBIND11_" + n, None)])'); \
 	$(CXX) -std=c++20 -O2 -Wall -Wextra -Wconversion -Wold-style-cast -Werror -fPIC -shared \
-	    -isystem $$torch/include -isystem $$torch/include/torch/csrc/api/include -isystem $$python \
+	    $$pybind -isystem $$torch/include -isystem $$torch/include/torch/csrc/api/include -isystem $$python \
 	    -MMD -MP -MT $@ -MF $@.d $< build/lib/libdp.a -o $@ -L$$torch/lib \
 	    -ltorch_python -ltorch_cpu -lc10 $(if $(filter Linux,$(SYSTEM)),-Wl$(comma)--exclude-libs$(comma)libdp.a) $(LIB_LIBS)
 

@@ -757,7 +757,7 @@ def pipeline_schedule(rank, size):
     x, y = torch.randn(4, 8), torch.randn(4, 8)
     want = torch.nn.Sequential(*layers)(x)
     stage = PipelineStage(layers[rank], rank, size, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, 2, loss_fn=torch.nn.functional.mse_loss)
+    schedule = ScheduleGPipe(stage, 4, loss_fn=torch.nn.functional.mse_loss)
     if rank == 0:
         schedule.step(x)
     elif rank == size - 1:
@@ -1074,12 +1074,14 @@ def abort_ends_who_waits(rank, size, start):
     dist.barrier()
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:
+        store.wait(["past the barrier"])
         work = dist.all_reduce(torch.ones(3), async_op=True)
         dist.group.WORLD._get_backend(torch.device("cpu")).abort()
         with raises("abort", dist.DistBackendError):
             work.wait()
         store.set("aborted", "yes")
     else:
+        store.set("past the barrier", "yes")
         store.wait(["aborted"])
     with raises("abort", dist.DistBackendError):
         dist.all_reduce(torch.ones(3))
