@@ -155,8 +155,8 @@
      dp_module_train
      making, copying, wrapping and destroying modules; dp_run,    yes (2)   no
      collectives, messages, dp_buffers_sync, dp_open_group,
-     dp_use_stream, dp_data_parallel_once, reducers except
-     dp_reducer_ready
+     dp_use_stream, dp_threads_limit, dp_data_parallel_once,
+     reducers except dp_reducer_ready
      dp_scope_end, dp_scope_attach                                yes (2)   yes (2)
      dp_close                                                     no        no
 
@@ -672,6 +672,13 @@ DP_MUST_USE DP_API dp_status dp_wait(dp_ctx *ctx);
    is linked statically, or loaded later or privately, is not found. */
 typedef dp_status (*dp_run_fn)(int local_rank, dp_scope *scope, void *user);
 DP_MUST_USE DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user);
+
+/* Tell these libraries the same on the calling thread, from now on: for a process that shares its
+   machine with others of the job and computes outside of dp_run and methods, or has one device.
+   Otherwise each uses the cores of all. Nothing is raised, and nothing is put back; a number that
+   you set later counts. Libraries are looked for when this is called. Where threads_per_device is
+   -1, nothing happens. */
+DP_MUST_USE DP_API dp_status dp_threads_limit(dp_ctx *ctx);
 
 /* The rows (or elements of a block) of a local device if `count` are shared equally: the first
    count % D of D devices get one more. Returns how many; out_first gets the first one. -1: see

@@ -2,11 +2,12 @@
 
    Part of dp.h, which includes it. Functions of the user's run on several devices at the same time,
    and may call libraries that start threads of their own: each for all cores, as if it were alone.
-   While such functions run, the libraries are told how many threads a device may have.
+   While such functions run, the libraries are told how many threads a device may have; or from now
+   on, if a program asks for that.
 
    CONTENTS (search for the tag)
      >>libraries  which there are, and how they are told
-     >>telling    before and after functions run on several devices
+     >>telling    before and after functions run on several devices; once for all
 */
 
 #ifndef DP__ROOMS
@@ -147,7 +148,7 @@ static enum dp__lookup dp__library_find(int which, bool openmp, dp__told *out)
                                                                 : DP__CANNOT_BE_TOLD;
 }
 
-static void dp__threads_log(const dp_ctx *ctx, const dp__threads *threads)
+static void dp__threads_log(const dp_ctx *ctx, const dp__threads *threads, const char *when)
 {
     char names[128] = "";
     for (int i = 0; i < threads->count; i++) {
@@ -159,36 +160,39 @@ static void dp__threads_log(const dp_ctx *ctx, const dp__threads *threads)
                  dp__library_list[threads->told[i].which].name);
     }
     if (threads->count > 0)
-        dp__log(ctx, DP_LOG_INFO,
-                "while your functions run on %d devices, %s may use %d thread%s on each "
-                "(threads_per_device)",
-                ctx->info.local_count, names, threads->each, threads->each == 1 ? "" : "s");
+        dp__log(ctx, DP_LOG_INFO, "%s may use %d thread%s on each device %s (threads_per_device)",
+                names, threads->each, threads->each == 1 ? "" : "s", when);
+}
+
+/* Those that can be told are in *out; those that cannot are said. */
+static void dp__threads_look(const dp_ctx *ctx, const char *when, dp__threads *out)
+{
+    *out = (dp__threads){.each = ctx->config.threads_per_device};
+    for (int i = 0; i < DP__LIBRARIES; i++) {
+        bool openmp = out->count > 0 && out->told[0].which == DP__OPENMP;
+        enum dp__lookup how = dp__library_find(i, openmp, &out->told[out->count]);
+        out->count += how == DP__CAN_BE_TOLD;
+        if (how == DP__CANNOT_BE_TOLD)
+            dp__log(ctx, DP_LOG_WARN,
+                    "%s cannot be told to use %d thread%s on each device: set %s=%d before the "
+                    "program starts",
+                    dp__library_list[i].name, out->each, out->each == 1 ? "" : "s",
+                    dp__library_list[i].variable, out->each);
+    }
+    dp__threads_log(ctx, out, when);
 }
 
 /* Once the context has its workers. Without a library that can be told, or with one device, nothing
    is kept, and nothing is done later. */
 static dp_status dp__threads_find(dp_ctx *ctx)
 {
-    dp__threads found = {.each = ctx->config.threads_per_device};
-    if (ctx->info.local_count == 1 || found.each < 0)
+    dp__threads found;
+    if (ctx->info.local_count == 1 || ctx->config.threads_per_device < 0)
         return DP_OK;
-    for (int i = 0; i < DP__LIBRARIES; i++) {
-        dp__told *told = &found.told[found.count];
-        enum dp__lookup how =
-            dp__library_find(i, found.count > 0 && found.told[0].which == DP__OPENMP, told);
-        if (how == DP__CANNOT_BE_TOLD)
-            dp__log(ctx, DP_LOG_WARN,
-                    "%s cannot be told to use %d threads on each of %d devices: set %s=%d before "
-                    "the program starts",
-                    dp__library_list[i].name, found.each, ctx->info.local_count,
-                    dp__library_list[i].variable, found.each);
-        if (how != DP__CAN_BE_TOLD)
-            continue;
-        if (told->owner == DP__OF_EITHER)
-            told->owner = dp__told_owner(ctx->team, told);
-        found.count++;
-    }
-    dp__threads_log(ctx, &found);
+    dp__threads_look(ctx, "while your functions run", &found);
+    for (int i = 0; i < found.count; i++)
+        if (found.told[i].owner == DP__OF_EITHER)
+            found.told[i].owner = dp__told_owner(ctx->team, &found.told[i]);
     if (found.count == 0)
         return DP_OK;
     ctx->threads = dp__host_alloc(&ctx->host, sizeof found, _Alignof(dp__threads));
@@ -201,7 +205,8 @@ static dp_status dp__threads_find(dp_ctx *ctx)
 /* ==== >>telling ==================================================================================
    A number of the thread's is set on each thread, and put back on the caller's. A worker runs no
    functions but these, so its own may stay. A number of the process' is set by the first run that
-   begins, in whatever context, lowered by runs that want less, and put back by the last to end. */
+   begins, in whatever context, lowered by runs that want less, and put back by the last to end.
+   dp_threads_limit lowers what will be put back, too.                                           */
 
 typedef struct dp__telling {    /* of one run on several devices, on its caller's stack */
     const dp__threads *threads; /* NULL: there is nothing to tell */
@@ -245,6 +250,32 @@ static void dp__of_process_end(const dp__told *told, bool counted)
     if (counted && --state->running == 0 && dp__told_get(told) != state->before)
         dp__told_set(told, state->before);
     dp__lock_leave(&dp__live_lock);
+}
+
+/* For good. Runs of other contexts that go on now do not bring the old number back. */
+static void dp__told_lower(const dp__told *told, int each)
+{
+    struct dp__of_process *state = &dp__of_process[told->which];
+    dp__lock_enter(&dp__live_lock);
+    dp__of_process_adopt(told, state);
+    if (state->running > 0 && each < state->before)
+        state->before = each;
+    if (each < dp__told_get(told))
+        dp__told_set(told, state->now = each);
+    dp__lock_leave(&dp__live_lock);
+}
+
+DP_API dp_status dp_threads_limit(dp_ctx *ctx)
+{
+    dp__threads found;
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_alone(__func__, ctx));
+    if (ctx->config.threads_per_device < 0)
+        return DP_OK;
+    dp__threads_look(ctx, "from now on", &found);
+    for (int i = 0; i < found.count; i++)
+        dp__told_lower(&found.told[i], found.each);
+    return DP_OK;
 }
 
 /* On the caller's thread, before functions run on several devices. The caller's own number, where

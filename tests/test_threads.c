@@ -640,14 +640,13 @@ static void check_said(said s, int info, int warn, const char *text)
 
 TEST(what_was_done_is_said_once)
 {
-    check_said(
-        say(OPENMP | OPENBLAS | MKL, 1, DEVICES), 1, 0,
-        "while your functions run on 3 devices, OpenMP, OpenBLAS and MKL may use 1 thread on "
-        "each (threads_per_device)");
+    check_said(say(OPENMP | OPENBLAS | MKL, 1, DEVICES), 1, 0,
+               "OpenMP, OpenBLAS and MKL may use 1 thread on each device while your functions run "
+               "(threads_per_device)");
     check_said(say(OPENMP, 1, DEVICES), 1, 0, "OpenMP may use 1 thread on each");
     check_said(say(0, 1, DEVICES), 0, 0, "");
     check_said(say(ACCELERATE, 1, DEVICES), 0, 1,
-               "Accelerate cannot be told to use 1 threads on each of 3 devices: set "
+               "Accelerate cannot be told to use 1 thread on each device: set "
                "VECLIB_MAXIMUM_THREADS=1 before the program starts");
     check_said(say(OPENBLAS | LACKS_SET, 1, DEVICES), 0, 1, "set OPENBLAS_NUM_THREADS=1");
     check_said(say(ACCELERATE | OPENMP, 1, DEVICES), 1, 1, "OpenMP may use");
@@ -682,6 +681,109 @@ TEST(no_memory_for_libraries_leaks_none)
         CHECK_NO_LEAKS(&counter);
         check_as_before();
     }
+}
+
+/* ---- from now on ----------------------------------------------------------------------------- */
+
+static dp_ctx *limited(int each, said *s)
+{
+    dp_ctx *ctx = open_with(
+        (dp_config){.device_count = 1, .threads_per_device = each, .log = {.fn = hear, .user = s}});
+    CHECK_INT(s->info + s->warn, 0);
+    CHECK_OK(dp_threads_limit(ctx));
+    return ctx;
+}
+
+static void as_before(void)
+{
+    openmp_set(8);
+    blas_set(6);
+    blis_set(5);
+    mkl_set(0);
+    check_as_before();
+}
+
+TEST(a_limit_stays)
+{
+    for (int i = 0; i < 2; i++) {
+        said s = {0};
+        loaded = OPENMP | OPENBLAS | BLIS | MKL;
+        blis_of_thread = i == 1;
+        as_before();
+        dp_ctx *ctx = limited(2, &s);
+        check_numbers(numbers_here(), 2, 2, 2, 2);
+        check_said(s, 1, 0,
+                   "OpenMP, OpenBLAS, BLIS and MKL may use 2 threads on each device from now on "
+                   "(threads_per_device)");
+        dp_ctx *several = open_with((dp_config){.threads_per_device = 1});
+        check_run(several, 1, 1, 1, 1);
+        check_numbers(numbers_here(), 2, 2, 2, 2);
+        dp_close(several);
+        dp_close(ctx);
+        check_numbers(numbers_here(), 2, 2, 2, 2);
+    }
+}
+
+TEST(a_limit_raises_nothing)
+{
+    said s = {0}, of_none = {0};
+    loaded = OPENMP | OPENBLAS | BLIS | MKL;
+    openmp_set(1);
+    blas_set(3);
+    blis_set(-1);
+    mkl_set(2);
+    int before = atomic_load(&calls);
+    dp_close(limited(3, &s));
+    check_numbers(numbers_here(), 1, 3, -1, 2);
+    CHECK_INT(atomic_load(&calls), before);
+    as_before();
+    before = atomic_load(&calls);
+    dp_close(limited(-1, &of_none));
+    check_as_before();
+    CHECK_INT(atomic_load(&calls), before);
+    CHECK_INT(of_none.info, 0);
+}
+
+TEST(a_limit_says_what_cannot_be_told)
+{
+    said s = {0};
+    loaded = ACCELERATE;
+    dp_close(limited(1, &s));
+    check_said(s, 0, 1, "set VECLIB_MAXIMUM_THREADS=1 before the program starts");
+}
+
+/* Another context's run brings back what was before it. */
+TEST(a_limit_during_a_run_stays)
+{
+    loaded = OPENBLAS;
+    for (int each = 1; each <= 5; each++) {
+        gate g = {0};
+        said s = {0};
+        blas_set(6);
+        pthread_t thread = enter_gate(&g, 3);
+        CHECK_INT(blas_get(), 3);
+        dp_ctx *ctx = limited(each, &s);
+        CHECK_INT(blas_get(), each < 3 ? each : 3);
+        leave_gate(&g, thread);
+        CHECK_INT(blas_get(), each);
+        dp_close(ctx);
+    }
+}
+
+static dp_status limit_here(int local_rank, dp_scope *scope, void *user)
+{
+    (void)local_rank, (void)scope;
+    CHECK_ERROR(dp_threads_limit(user), DP_ERR_STATE, "dp_threads_limit: ");
+    return DP_OK;
+}
+
+TEST(a_limit_is_not_for_functions_that_run_together)
+{
+    loaded = OPENMP | OPENBLAS | BLIS | MKL;
+    dp_ctx *ctx = open_default();
+    CHECK_OK(dp_run(ctx, NULL, limit_here, ctx));
+    check_as_before();
+    dp_close(ctx);
 }
 
 /* ---- those of the system --------------------------------------------------------------------- */

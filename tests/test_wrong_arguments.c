@@ -607,6 +607,7 @@ FAILS(dp_local_stream, dp_local_stream(a->ctx, a->rank) == NULL)
 CALL(dp_use_stream, a->ctx, a->rank, NULL)
 CALL(dp_wait, a->ctx)
 CALL(dp_run, a->ctx, a->scope, run_nothing, NULL)
+CALL(dp_threads_limit, a->ctx)
 FAILS(dp_local_share, dp_local_share(a->ctx, a->rank, ROWS, OUT(first)) < 0)
 FAILS(dp_scope_begin, dp_scope_begin(a->ctx) == NULL)
 CALL(dp_scope_check, a->scope)
@@ -810,7 +811,7 @@ static const row table[] = {
     ROW(dp_config_get, "cO", GOES_ON), ROW(dp_device_info_get, "crO", 0),
     ROW(dp_local_device, "cr", GOES_ON), ROW(dp_local_stream, "cr", GOES_ON),
     ROW(dp_use_stream, "cr", GOES_ON), ROW(dp_wait, "c", 0), ROW(dp_run, "cx", 0),
-    ROW(dp_local_share, "cr", GOES_ON), ROW(dp_scope_begin, "c", 0),
+    ROW(dp_threads_limit, "c", 0), ROW(dp_local_share, "cr", GOES_ON), ROW(dp_scope_begin, "c", 0),
     ROW(dp_scope_check, "T", GOES_ON),
     ROW(dp_scope_child, "T", GOES_ON), ROW(dp_scope_end, "S", NOT_RIGHTLY),
     ROW(dp_scope_alloc, "Tz", GOES_ON), ROW(dp_shared_alloc, "Tz", GOES_ON),

@@ -84,7 +84,7 @@ inline void order(dp_ctx *, bool)
 }
 #endif
 
-/* One device of this process'; torch gets as many threads as are its share. */
+/* One device of this process'; torch and what it calls get as many threads as are its share. */
 inline std::shared_ptr<dp_ctx> open(dp_config config = {})
 {
     dp_ctx *ctx;
@@ -94,6 +94,7 @@ inline std::shared_ptr<dp_ctx> open(dp_config config = {})
     std::shared_ptr<dp_ctx> job(ctx, dp_close);
     must(dp_info_get(ctx, &info));
     torch::set_num_threads(info.threads_per_device);
+    must(dp_threads_limit(ctx)); /* torch does not tell OpenBLAS */
     return job;
 }
 

@@ -29,8 +29,7 @@ static peer_process peers[] = {
      .args = {"mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", "%s/peer_mpi",
               "%s/peer_mpi.fifo"}},
     {.name = "torch", .args = {"/usr/bin/python3", "tests/bench/peers/torch_ddp.py"}},
-    {.name = "torch_dp", /* torch_ddp.py says the same for itself */
-     .args = {"env", "OMP_NUM_THREADS=1", "OPENBLAS_NUM_THREADS=1", "%s/peer_torch_dp"}},
+    {.name = "torch_dp", .args = {"%s/peer_torch_dp"}},
     {.name = "torch_optim", .args = {"/usr/bin/python3", "tests/bench/peers/torch_optim.py"}},
     {.name = "dp_mpi",
      .args = {"mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", "%s/peer_dp_mpi",
