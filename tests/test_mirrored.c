@@ -18,15 +18,16 @@ enum { DEVICES = 2, RANDOM = 24 };
 
 /* ---- a net whose gradients are small integers ------------------------------------------------ */
 
-enum { PARAMS = 5, LARGEST = 3000 };
+enum { PARAMS = 5, LARGEST = 3000, OWN = 300 };
 static const dp_param_config params[PARAMS] = {
     {.name = "w", .ndim = 1, .shape = {LARGEST}},
     {.name = "h", .dtype = DP_BF16, .ndim = 1, .shape = {1800}},
     {.name = "v", .ndim = 1, .shape = {5}},
     {.name = "d", .dtype = DP_F64, .ndim = 2, .shape = {11, 100}},
-    {.name = "own", .ndim = 1, .shape = {300}}};
+    {.name = "own", .ndim = 1, .shape = {OWN}}};
 
 static bool reduces = true; /* the last one */
+static int own_sum = 1;     /* of its rows */
 
 static dp_status net_forward(dp_call *call)
 {
@@ -55,8 +56,9 @@ static dp_status net_backward(dp_call *call)
         dp_tensor grad = dp_grad_tensor(call, p), own, more;
         dp_scope *temp = dp_scope_child(call->scope);
         double scale = call->grad.kind == DP_FLOAT ? call->grad.as.f : 1;
-        if (p == PARAMS - 1) /* which ranks may not reduce: the same on all */
-            sum = call->local_rank == 0 && (dp_rank(call->ctx) == 0 || !reduces) ? 1 : 0;
+        if (p == PARAMS - 1) /* which ranks may not reduce */
+            sum = call->local_rank == 0 && (dp_rank(call->ctx) == 0 || !reduces) ? (float)own_sum
+                                                                                 : 0;
         for (int64_t i = 0; i < dp_tensor_count(&grad); i++)
             numbers[i] = sum * (float)(1 + ((size_t)i + p) % 5) * (float)scale;
         DP_TRY(dp_tensor_from(temp, call->device, numbers, DP_F32, grad.ndim, grad.shape, &own));
@@ -293,11 +295,25 @@ static void make_pictures(void)
     which = 0;
 }
 
+/* SGD: the last parameter and its state are as large as its gradients, which are a power of two
+   times those of the picture. */
+static void scale_own(picture *own)
+{
+    float element;
+    for (size_t at = own->used - 2 * OWN * sizeof element; at < own->used; at += sizeof element) {
+        memcpy(&element, own->bytes + at, sizeof element);
+        element /= (float)own_sum;
+        memcpy(own->bytes + at, &element, sizeof element);
+    }
+}
+
 /* Who fails after that has seen it. */
 static dp_status check_picture(trainer *t)
 {
     static picture own;
     DP_TRY(draw_all(&own, t->par, t->optim));
+    if (own_sum > 1)
+        scale_own(&own);
     CHECK_INT(own.steps, steps);
     CHECK_INT(own.good, wanted[which].good);
     CHECK_F64(own.scale, wanted[which].scale, 0);
@@ -670,6 +686,38 @@ TEST_SLOW(who_comes_back_gets_a_share, 120)
         pids[which] = start(which, come_back);
         CHECK_INT(end_world(), 0);
     }
+}
+
+static void train_by_itself(void)
+{
+    own_sum = comes_back ? 1 : 1 << me; /* who comes back begins with what process 0 has */
+    if (me == 1 && !comes_back) {
+        trainer t = begin();
+        while (t.steps < 2)
+            CHECK_OK(train_once(&t, false));
+        raise(SIGKILL);
+    }
+    train();
+}
+
+static void come_back_by_itself(void)
+{
+    come_again();
+    train_by_itself();
+}
+
+/* Those who have state that ranks do not reduce keep theirs when somebody gets it. */
+TEST_SLOW(who_comes_back_changes_nothing_of_the_others, 60)
+{
+    int how;
+    reduces = shares = false;
+    make_pictures();
+    admits = true;
+    start_world(3, train_by_itself);
+    CHECK_INT(waitpid(pids[1], &how, 0), pids[1]);
+    CHECK(WIFSIGNALED(how));
+    pids[1] = start(1, come_back_by_itself);
+    CHECK_INT(end_world(), 0);
 }
 
 /* ---- without a word -------------------------------------------------------------------------- */

@@ -1400,16 +1400,21 @@ TEST_SLOW(a_job_grows, 60)
     grow_from(1);
 }
 
-/* A group has the processes that it has, whatever the job may grow to. */
+/* A group has the processes that it has, whatever the job may grow to, and listens for no more. */
 static void group_up(void)
 {
     dp_ctx *ctx, *group;
+    bool came;
     const dp_config config = {.recovers = true, .shards = 4};
     CHECK_OK(open_to_grow(TIMEOUT_MS, &ctx));
     CHECK_OK(dp_open_group(ctx, me % 2, &config, &group));
     CHECK_INT(sum_of(group, me), me % 2 == 0 ? 2 : 4);
     dp_close(group);
     CHECK_OK(dp_open_group(ctx, 0, &(dp_config){.recovers = true}, &group));
+    CHECK_OK(dp_barrier(group));
+    int files = open_files();
+    CHECK_OK(dp_admit(group, &came));
+    CHECK_INT(open_files(), files);
     meet(world);
     if (me == 1)
         kill_me();
