@@ -841,12 +841,13 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
 
    It finds process 0, whichever that is by then: inside a machine by a name, else at the host of
    $DP_ADDR, eight ports behind the one there, or in $DP_PORTS. Processes that have met inside one
-   machine have addresses for others only if DP_INTERFACE is set. If that name, or each of those
-   ports, is taken, process 0 logs a warning, and every dp_admit tries again.
+   machine have addresses for others only if DP_INTERFACE is set. If it cannot have that name, or
+   any of those ports, process 0 logs a warning that says why, and every dp_admit tries again.
 
    With shards a job goes on only as a whole: dp_recover waits for processes in the place of those
-   that have died, at least half of timeout_ms, and is a TIMEOUT if they have not come; then try
-   again. So training that has lost and gained processes ends with the same bits.                 */
+   that have died, at least half of timeout_ms, and is a TIMEOUT if they have not come, or cannot,
+   which the sentence says; then try again. So training that has lost and gained processes ends with
+   the same bits.                                                                               */
 
 /* All that are left call this. An error: the job stays failed, and only dp_close is left, or
    another try. STATE: the job has not failed, config.recovers was not set, or dp_open met no other

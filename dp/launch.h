@@ -2468,7 +2468,7 @@ typedef struct dp__stranger { /* one that has come to the door, and has said not
     uint64_t until_ns;
 } dp__stranger;
 
-enum { DP__STRANGERS = 8 };
+enum { DP__STRANGERS = 8, DP__DOOR_BYTES = DP__HOST_BYTES + 256 };
 
 struct dp__roll {
     dp__launch launch;
@@ -2483,6 +2483,7 @@ struct dp__roll {
     dp__launch door;   /* where it is; its place is "": nowhere */
     int door_listener; /* of process 0; else -1 */
     int door_tries;    /* calls of dp_admit in a row that have not opened it */
+    int door_error;    /* why it is shut: an errno */
     dp__stranger strangers[DP__STRANGERS];
     bool whole;        /* the job goes on only if no seat is empty */
     uint32_t wrappers; /* that guests have to make, too, before anything else */
@@ -2729,23 +2730,52 @@ static bool dp__handshake_answer(int fd, dp__key key, dp__join_request *out, uin
            proof == dp__proof(key, out, challenge.nonce, true);
 }
 
+/* -1: errno says why. */
 static int dp__door_listen(const dp__launch *door)
 {
     dp__server server = {.launch = door, .listener = -1};
     dp__os_address at = dp__os_local(door->place);
     int other = -1;
+    errno = EADDRNOTAVAIL; /* where the host has no address at all */
     if (door->host[0] == '\0')
         server.listener = dp__listen_at(&at, &other);
     for (int i = 0; door->host[0] != '\0' && i < door->port_count && server.listener < 0; i++)
         (void)dp__listen_on(&server, door->host, door->port + i);
-    dp__os_close(other);
+    if (other >= 0) {
+        dp__os_close(other);
+        errno = EADDRINUSE;
+    }
     return server.listener;
+}
+
+static bool dp__door_is_shut(const dp__roll *roll)
+{
+    return roll->door_listener < 0 && roll->door.place[0] != '\0';
 }
 
 static void dp__door_open(dp__roll *roll)
 {
-    if (roll->door_listener < 0 && roll->door.place[0] != '\0')
-        roll->door_listener = dp__door_listen(&roll->door);
+    if (!dp__door_is_shut(roll))
+        return;
+    roll->door_listener = dp__door_listen(&roll->door);
+    roll->door_error = errno;
+}
+
+/* Why it is shut. */
+static const char *dp__door_text(const dp__roll *roll, char *text, size_t room)
+{
+    const dp__launch *door = &roll->door;
+    bool taken = roll->door_error == EADDRINUSE, named = door->host[0] == '\0';
+    const char *why = !taken  ? "cannot be opened: "
+                      : named ? "is that of another process; end it"
+                              : "are taken; free one, or set DP_PORTS to a range with a free one, "
+                                "for all";
+    int used = named ? snprintf(text, room, "the name '%s'", door->place)
+                     : snprintf(text, room, "ports %d to %d of %s", door->port,
+                                door->port + door->port_count - 1, door->host);
+    snprintf(text + used, room - (size_t)used, ", where they would be awaited, %s%s", why,
+             taken ? "" : strerror(roll->door_error));
+    return text;
 }
 
 /* Process 0 is at the door, as it leads when the roll is called. One that was it before may have to
@@ -3056,10 +3086,13 @@ static dp_status dp__check_seats(const dp__roll *roll)
     }
     if (!roll->whole || here >= roll->count)
         return DP_OK;
+    char why[DP__DOOR_BYTES] = "";
+    bool shut = dp__door_is_shut(roll);
     return dp_error(DP_ERR_TIMEOUT,
                     "only %d of %d processes are here: with shards each has to be replaced when it "
-                    "has died (DP_REJOIN)",
-                    here, roll->count);
+                    "has died (DP_REJOIN)%s%s",
+                    here, roll->count, shut ? ", and none can come: " : "",
+                    shut ? dp__door_text(roll, why, sizeof why) : "");
 }
 
 /* What is offered to all that have come and are of the job. */

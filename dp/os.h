@@ -1124,10 +1124,12 @@ static int dp__os_everywhere(int port, dp__os_address out[2])
     return 2;
 }
 
-/* -1: the address is taken, or not on this machine, or there is no descriptor left. */
+/* -1: the address is taken, or not on this machine, or there is no descriptor left: see errno. */
 static int dp__os_listen(const dp__os_address *address)
 {
     int fd = dp__os_socket(address->at.ss_family);
+    if (fd < 0)
+        return -1;
     if (address->at.ss_family != AF_UNIX) /* connections of a job before this one may linger */
         dp__os_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
     if (address->at.ss_family == AF_INET6)
@@ -1135,7 +1137,9 @@ static int dp__os_listen(const dp__os_address *address)
     if (bind(fd, (const struct sockaddr *)&address->at, address->bytes) == 0 &&
         listen(fd, SOMAXCONN) == 0)
         return fd;
+    int why = errno;
     dp__os_close(fd);
+    errno = why;
     return -1;
 }
 

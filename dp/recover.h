@@ -285,21 +285,12 @@ DP_API dp_status dp_recover(dp_ctx *ctx)
 static void dp__door_warn(dp_ctx *ctx)
 {
     dp__roll *roll = ctx->roll;
-    const dp__launch *door = &roll->door;
-    bool shut = ctx->info.process == 0 && roll->door_listener < 0 && door->place[0] != '\0';
+    char why[DP__DOOR_BYTES];
+    bool shut = ctx->info.process == 0 && dp__door_is_shut(roll);
     roll->door_tries = !shut ? 0 : roll->door_tries < 3 ? roll->door_tries + 1 : 3;
-    if (roll->door_tries != 2)
-        return;
-    if (door->host[0] == '\0')
-        dp__log(ctx, DP_LOG_WARN,
-                "no process can come later: another one has the name '%s', where they would be "
-                "awaited; end it",
-                door->place);
-    else
-        dp__log(ctx, DP_LOG_WARN,
-                "no process can come later: ports %d to %d of %s, where they would be awaited, are "
-                "taken; free one, or set DP_PORTS to a range with a free one, for all",
-                door->port, door->port + door->port_count - 1, door->host);
+    if (roll->door_tries == 2)
+        dp__log(ctx, DP_LOG_WARN, "no process can come later: %s",
+                dp__door_text(roll, why, sizeof why));
 }
 
 DP_API dp_status dp_admit(dp_ctx *ctx, bool *out_came)

@@ -3,6 +3,8 @@
 
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
 #include <arpa/inet.h>
+#include <errno.h>
+#include <sys/resource.h>
 #include "../dp_data.h"
 #include "../dp_local.h"
 #include "../dp_save.h"
@@ -1474,7 +1476,7 @@ static void name_is_taken(void)
 {
     dp_ctx *ctx;
     listener = (dp_log){.fn = count_warnings, .level = DP_LOG_WARN};
-    snprintf(place, sizeof place, "another one has the name 'dp-");
+    snprintf(place, sizeof place, "where they would be awaited, is that of another");
     CHECK_OK(open_to_grow(TIMEOUT_MS, &ctx));
     admit_nobody(ctx, 1);
     CHECK_INT(warnings, 0);
@@ -1493,6 +1495,75 @@ TEST_SLOW(a_door_that_another_job_has_is_told_once, 60)
     finish(others[0], 0);
     finish(others[1], 1);
     CHECK_INT(end_world(), 1);
+}
+
+/* With shards nobody has to call dp_admit. */
+static void one_is_missing(void)
+{
+    dp_ctx *ctx = open_recovering(1, 3000);
+    CHECK_OK(dp_barrier(ctx));
+    atomic_fetch_add(met, me == 1);
+    if (me == 1)
+        kill_me();
+    wait_for_failure(ctx);
+    CHECK_ERROR(dp_recover(ctx), DP_ERR_TIMEOUT,
+                "dp_recover: only 1 of 2 processes are here: with shards each has to be replaced "
+                "when it has died (DP_REJOIN), and none can come: the name 'dp-");
+    CHECK_SAYS(dp_last_error(),
+               ", where they would be awaited, is that of another process; end it");
+    atomic_fetch_add(met, 1);
+    dp_close(ctx);
+}
+
+TEST_SLOW(a_recovery_says_that_the_door_is_shut, 60)
+{
+    int how;
+    shards = 2;
+    start_world(2, stay_at_the_door);
+    wait_for(3);
+    pid_t others[] = {start(0, one_is_missing), start(1, one_is_missing)};
+    CHECK_INT(waitpid(others[1], &how, 0), others[1]);
+    CHECK(WIFSIGNALED(how));
+    finish(others[0], 0);
+    CHECK_INT(end_world(), 1);
+}
+
+/* Process 0 has no descriptor left for it, for a while. */
+static void files_are_used_up(void)
+{
+    enum { FILES = 200 };
+    dp_ctx *ctx;
+    struct rlimit limit, few;
+    int files[FILES], count = 0;
+    listener = (dp_log){.fn = count_warnings, .level = DP_LOG_WARN};
+    snprintf(place, sizeof place, "awaited, cannot be opened: %s", strerror(EMFILE));
+    CHECK_OK(open_to_grow(TIMEOUT_MS, &ctx));
+    CHECK_INT(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    few = limit;
+    few.rlim_cur = FILES;
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &few), 0);
+    while (me == 0 && (files[count] = dup(0)) >= 0)
+        count++;
+    admit_nobody(ctx, 9);
+    CHECK_INT(warnings, me == 0);
+    while (count > 0)
+        close(files[--count]);
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    int before = open_files();
+    admit_nobody(ctx, 9);
+    CHECK_INT(open_files(), before + (me == 0));
+    CHECK_INT(warnings, me == 0);
+    dp_close(ctx);
+}
+
+TEST_SLOW(a_door_without_a_descriptor_is_told_once, 60)
+{
+    for (int i = 0; i < 2; i++) {
+        port = free_port();
+        machines = i == 0 ? NULL : "aa";
+        start_world(2, files_are_used_up);
+        CHECK_INT(end_world(), 0);
+    }
 }
 
 TEST_SLOW(a_job_grows_over_machines, 90)
