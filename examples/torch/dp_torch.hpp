@@ -290,8 +290,7 @@ template <class Model> struct DistributedDataParallel {
         order(job_.get(), true);
         must(dp_reducer_ready(reducer, 0, static_cast<uint32_t>(&unit - units_.data()), nullptr));
     }
-    void
-    arrived(Unit &unit) /* autograd has put its gradient in place, or added to what was there */
+    void arrived(Unit &unit) /* autograd has put its gradient there, or added it */
     {
         torch::NoGradGuard no_grad;
         if (!open_) {

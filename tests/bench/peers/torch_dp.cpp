@@ -71,10 +71,11 @@ static double once(dp_ctx *job, Trainer &trainer, int64_t steps)
 
 static dp_status serve(void *)
 {
-    const auto job = dp::open();
+    dp_config config = {};
+    config.threads_per_device = 1;
+    const auto job = dp::open(config);
     const bool speaks = dp_rank(job.get()) == 0;
     std::map<int64_t, Trainer> trainers;
-    torch::set_num_threads(1);
     if (speaks)
         std::puts("ready");
     for (;;) {
