@@ -2736,7 +2736,6 @@ static int dp__door_listen(const dp__launch *door)
     dp__server server = {.launch = door, .listener = -1};
     dp__os_address at = dp__os_local(door->place);
     int other = -1;
-    errno = EADDRNOTAVAIL; /* where the host has no address at all */
     if (door->host[0] == '\0')
         server.listener = dp__listen_at(&at, &other);
     for (int i = 0; door->host[0] != '\0' && i < door->port_count && server.listener < 0; i++)

@@ -1480,7 +1480,9 @@ static void name_is_taken(void)
     CHECK_OK(open_to_grow(TIMEOUT_MS, &ctx));
     admit_nobody(ctx, 1);
     CHECK_INT(warnings, 0);
+    int files = open_files();
     admit_nobody(ctx, 8);
+    CHECK_INT(open_files(), files);
     CHECK_INT(warnings, me == 0);
     CHECK_OK(dp_barrier(ctx));
     atomic_fetch_add(met, 1);
