@@ -258,7 +258,7 @@ static void dp__told_lower(const dp__told *told, int each)
     struct dp__of_process *state = &dp__of_process[told->which];
     dp__lock_enter(&dp__live_lock);
     dp__of_process_adopt(told, state);
-    if (state->running > 0 && each < state->before)
+    if (each < state->before)
         state->before = each;
     if (each < dp__told_get(told))
         dp__told_set(told, state->now = each);

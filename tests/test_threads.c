@@ -752,22 +752,50 @@ TEST(a_limit_says_what_cannot_be_told)
     check_said(s, 0, 1, "set VECLIB_MAXIMUM_THREADS=1 before the program starts");
 }
 
-/* Another context's run brings back what was before it. */
+/* Another context's run brings back what was before it, or the limit, if that is less. A run that
+   begins meanwhile keeps to it. */
 TEST(a_limit_during_a_run_stays)
 {
     loaded = OPENBLAS;
     for (int each = 1; each <= 5; each++) {
-        gate g = {0};
+        gate gates[2] = {0};
+        pthread_t threads[2];
         said s = {0};
-        blas_set(6);
-        pthread_t thread = enter_gate(&g, 3);
+        blas_set(4);
+        threads[0] = enter_gate(&gates[0], 3);
         CHECK_INT(blas_get(), 3);
         dp_ctx *ctx = limited(each, &s);
         CHECK_INT(blas_get(), each < 3 ? each : 3);
-        leave_gate(&g, thread);
-        CHECK_INT(blas_get(), each);
+        threads[1] = enter_gate(&gates[1], 2);
+        CHECK_INT(blas_get(), each < 2 ? each : 2);
+        for (int i = 0; i < 2; i++)
+            leave_gate(&gates[i], threads[i]);
+        CHECK_INT(blas_get(), each < 4 ? each : 4);
         dp_close(ctx);
     }
+}
+
+/* Its parent's run has no end there. */
+TEST(a_limit_in_a_child_of_fork)
+{
+    gate g = {0};
+    said s = {0};
+    int status;
+    loaded = OPENBLAS;
+    if (WITH_TSAN)
+        SKIP("no child of fork can start threads here");
+    pthread_t thread = enter_gate(&g, 1);
+    pid_t child = fork();
+    if (child == 0) {
+        dp_close(limited(2, &s));
+        CHECK_INT(blas_get(), 2);
+        exit(EXIT_SUCCESS);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK_INT(blas_get(), 1);
+    leave_gate(&g, thread);
+    CHECK_INT(blas_get(), 6);
 }
 
 static dp_status limit_here(int local_rank, dp_scope *scope, void *user)
