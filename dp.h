@@ -555,8 +555,8 @@ typedef struct dp_config {
     int thread_count; /* cores that this context may use. With more devices than that, threads
                            that wait sleep at once; else they spin a while before they sleep,
                            which is quicker by far where nobody else needs the core */
-    /* For OpenMP, OpenBLAS, BLIS and MKL, while your functions run on several devices: see dp_run.
-       -1: they are left alone. */
+    /* For OpenMP, OpenBLAS, BLIS and MKL, while your functions run: see dp_run. -1: they are left
+       alone. */
     int threads_per_device;
     dp_bootstrap bootstrap;
     bool local_only; /* this process alone, whatever started it */
@@ -664,20 +664,20 @@ DP_MUST_USE DP_API dp_status dp_wait(dp_ctx *ctx);
    when all have. Each gets a scope that ends with `scope` (NULL: when this returns). All run even
    if one fails; the first failure in rank order is returned, with its rank in it. [host]
 
-   While functions or methods of yours run on several devices, OpenMP, OpenBLAS, BLIS and MKL use
-   threads_per_device threads on each, or as many as the caller has set, if that is less. They are
-   looked for when the context is opened. When the call returns, the caller has his settings again.
-   OpenBLAS built with threads of its own has one setting, for all threads of the process, and lets
-   one call at a time use several. What cannot be told is named in the log, with its variable; what
-   is linked statically, or loaded later or privately, is not found. */
+   While functions or methods of yours run on several devices of a machine, in one process or in
+   several, OpenMP, OpenBLAS, BLIS and MKL use threads_per_device threads on each, or as many as the
+   caller has set, if that is less. They are looked for when the context is opened. When the call
+   returns, the caller has his settings again. OpenBLAS built with threads of its own has one
+   setting, for all threads of the process, and lets one call at a time use several. What cannot be
+   told is named in the log, with its variable; what is linked statically, or loaded later or
+   privately, is not found. */
 typedef dp_status (*dp_run_fn)(int local_rank, dp_scope *scope, void *user);
 DP_MUST_USE DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user);
 
 /* Tell these libraries the same on the calling thread, from now on: for a process that shares its
-   machine with others of the job and computes outside of dp_run and methods, or has one device.
-   Otherwise each uses the cores of all. Nothing is raised, and nothing is put back; a number that
-   you set later counts. Libraries are looked for when this is called. Where threads_per_device is
-   -1, nothing happens. */
+   machine with others of the job and computes outside of dp_run and methods. Otherwise each uses
+   the cores of all. Nothing is raised, and nothing is put back; a number that you set later counts.
+   Libraries are looked for when this is called. Where threads_per_device is -1, nothing happens. */
 DP_MUST_USE DP_API dp_status dp_threads_limit(dp_ctx *ctx);
 
 /* The rows (or elements of a block) of a local device if `count` are shared equally: the first

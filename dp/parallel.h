@@ -193,7 +193,10 @@ static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
     dp_ctx *ctx = pass->ctx;
     dp__runner runner = {.pass = pass, .stage = stage};
     if (pass->count == 1) {
+        if (ctx->info.local_count == 1) /* else this part has the threads of all */
+            dp__telling_begin(ctx, &runner.telling);
         dp__record_run(pass->records, stage);
+        dp__telling_end(&runner.telling);
         return dp__pass_result(pass);
     }
     DP_TRY(dp__meet_make(pass));

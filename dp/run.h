@@ -154,7 +154,9 @@ static dp_status dp__run_all(dp__run *run)
     dp_ctx *ctx = run->ctx;
     DP_TRY(dp__run_scopes(run->scope));
     if (ctx->info.local_count == 1) {
+        dp__telling_begin(ctx, &run->telling);
         dp__run_part(0, run);
+        dp__telling_end(&run->telling);
         return dp__run_result(ctx);
     }
     if (!dp__team_enter(ctx->team)) /* the workers are busy with another thread's copy just now */

@@ -1,13 +1,14 @@
 /* dp/threads.h - v0.1.0 - the threads of other libraries - MIT licence
 
-   Part of dp.h, which includes it. Functions of the user's run on several devices at the same time,
-   and may call libraries that start threads of their own: each for all cores, as if it were alone.
+   Part of dp.h, which includes it. Functions of the user's run on several devices of a machine at
+   the same time, and may call libraries that start threads of their own: each for all cores, as if
+   it were alone.
    While such functions run, the libraries are told how many threads a device may have; or from now
    on, if a program asks for that.
 
    CONTENTS (search for the tag)
      >>libraries  which there are, and how they are told
-     >>telling    before and after functions run on several devices; once for all
+     >>telling    before and after functions run; once for all
 */
 
 #ifndef DP__ROOMS
@@ -69,7 +70,7 @@ typedef struct dp__told { /* a library that can be told */
     dp__os_fn set, get;
 } dp__told;
 
-struct dp__threads { /* of a context with several devices */
+struct dp__threads { /* of a context */
     int each;        /* on each of them */
     int count;
     dp__told told[DP__LIBRARIES];
@@ -103,31 +104,29 @@ static int dp__told_swap(const dp__told *told, int count, int old)
 
 typedef struct dp__trial {
     const dp__told *told;
-    int before; /* the worker's own */
-    bool ends;
+    int count;
 } dp__trial;
 
-static void dp__trial_part(int thread, void *user)
+static void *dp__trial_set(void *user)
 {
-    dp__trial *trial = user;
-    if (thread == 0)
-        return;
-    if (!trial->ends)
-        trial->before = dp__told_get(trial->told);
-    int other = trial->before > 0 ? trial->before + 1 : 2;
-    dp__told_set(trial->told, trial->ends ? trial->before : other);
+    const dp__trial *trial = user;
+    dp__told_set(trial->told, trial->count);
+    return NULL;
 }
 
-/* Whether a worker's number is the caller's too. */
-static enum dp__owner dp__told_owner(dp__team *team, const dp__told *told)
+/* Whether another thread's number is this one's too. */
+static enum dp__owner dp__told_owner(const dp__told *told)
 {
-    dp__trial trial = {.told = told};
     int count = dp__told_get(told);
-    dp__team_run(team, 2, dp__trial_part, &trial);
-    enum dp__owner owner = dp__told_get(told) == count ? DP__OF_THREAD : DP__OF_PROCESS;
-    trial.ends = true;
-    dp__team_run(team, 2, dp__trial_part, &trial);
-    return owner;
+    dp__trial trial = {told, count > 0 ? count + 1 : 2};
+    pthread_t thread;
+    if (dp__thread_start(&thread, dp__trial_set, &trial) != 0)
+        return DP__OF_PROCESS;
+    pthread_join(thread, NULL);
+    if (dp__told_get(told) == count)
+        return DP__OF_THREAD;
+    dp__told_set(told, count);
+    return DP__OF_PROCESS;
 }
 
 enum dp__lookup { DP__IS_ABSENT, DP__CAN_BE_TOLD, DP__CANNOT_BE_TOLD };
@@ -182,17 +181,18 @@ static void dp__threads_look(const dp_ctx *ctx, const char *when, dp__threads *o
     dp__threads_log(ctx, out, when);
 }
 
-/* Once the context has its workers. Without a library that can be told, or with one device, nothing
-   is kept, and nothing is done later. */
+/* Once the context has its workers. Without a library that can be told, or where the job has one
+   device on this machine, nothing is kept, and nothing is done later. */
 static dp_status dp__threads_find(dp_ctx *ctx)
 {
     dp__threads found;
-    if (ctx->info.local_count == 1 || ctx->config.threads_per_device < 0)
+    bool alone = ctx->info.local_count == 1 && ctx->info.machine_process_count == 1;
+    if (alone || ctx->config.threads_per_device < 0)
         return DP_OK;
     dp__threads_look(ctx, "while your functions run", &found);
     for (int i = 0; i < found.count; i++)
         if (found.told[i].owner == DP__OF_EITHER)
-            found.told[i].owner = dp__told_owner(ctx->team, &found.told[i]);
+            found.told[i].owner = dp__told_owner(&found.told[i]);
     if (found.count == 0)
         return DP_OK;
     ctx->threads = dp__host_alloc(&ctx->host, sizeof found, _Alignof(dp__threads));
@@ -208,7 +208,7 @@ static dp_status dp__threads_find(dp_ctx *ctx)
    begins, in whatever context, lowered by runs that want less, and put back by the last to end.
    dp_threads_limit lowers what will be put back, too.                                           */
 
-typedef struct dp__telling {    /* of one run on several devices, on its caller's stack */
+typedef struct dp__telling {    /* of one run, on its caller's stack */
     const dp__threads *threads; /* NULL: there is nothing to tell */
     unsigned fork_count;
     int each[DP__LIBRARIES], before[DP__LIBRARIES]; /* in the order of threads->told */
@@ -278,8 +278,8 @@ DP_API dp_status dp_threads_limit(dp_ctx *ctx)
     return DP_OK;
 }
 
-/* On the caller's thread, before functions run on several devices. The caller's own number, where
-   that is less, is theirs too. */
+/* On the caller's thread, before functions run. The caller's own number, where that is less, is
+   theirs too. */
 static void dp__telling_begin(const dp_ctx *ctx, dp__telling *out)
 {
     const dp__threads *threads = out->threads = ctx->threads;

@@ -397,6 +397,35 @@ TEST(methods_on_several_devices_share_threads)
     dp_close(ctx);
 }
 
+/* Each of two processes has one device, and half of the cores. */
+static dp_status one_of_two(void *unused)
+{
+    const dp_method methods[] = {{"forward", note_method}};
+    dp_module *net = NULL, *par = NULL;
+    dp_value out;
+    seen s = {0};
+    (void)unused;
+    loaded = OPENMP | OPENBLAS | BLIS | MKL;
+    dp_ctx *ctx = open_with((dp_config){.device_count = 1, .threads_per_device = EACH});
+    dp_scope *scope = dp_scope_begin(ctx);
+    CHECK_OK(dp_run(ctx, NULL, look, &s));
+    check_numbers(s.on[0], EACH, EACH, EACH, EACH);
+    check_as_before();
+    CHECK_OK(dp_module_create(
+        ctx, &(dp_module_config){.name = "net", .methods = methods, .method_count = 1}, &net));
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL));
+    check_methods(1, EACH);
+    dp_scope_end(scope);
+    dp_close(ctx);
+    return DP_OK;
+}
+
+TEST(one_device_of_each_process_has_its_share)
+{
+    CHECK_OK(dp_spawn(2, one_of_two, NULL));
+}
+
 /* ---- several contexts, several processes ----------------------------------------------------- */
 
 typedef struct inner {
