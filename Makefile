@@ -73,6 +73,8 @@ CFLAGS_gcc     = $(if $(PLAIN_TEST),-Og,-O2) $(DEBUG) $(WARNINGS) $(GCC_WARNINGS
 CFLAGS_checked = $(if $(filter test_%,$*),-O0,-O1) $(DEBUG)
 CFLAGS_asan    = -O0 $(DEBUG) -fsanitize=address $(if $(filter test_%,$*),,-fsanitize=undefined) \
     -fno-sanitize-recover=all -fno-omit-frame-pointer
+# What is not relocated is not written to: tests/test_leaks.c.
+LINK_asan      = $(if $(filter Linux,$(SYSTEM)),-no-pie)
 CFLAGS_tsan    = $(if $(PLAIN_TEST),-O0,-O1) $(DEBUG) -fsanitize=thread
 CFLAGS_aarch64 = $(CFLAGS_checked) -static
 CFLAGS_musl    = -O0 $(DEBUG) -static -isystem /usr/include/stb
@@ -253,7 +255,7 @@ build/blas: tests/get.sh
 
 define variant
 build/$(1)/tests: $$(TESTS_$(1):%=build/$(1)/%.o)
-	$$(CC_$(1)) $$(CFLAGS_$(1)) $$^ -o $$@ $$(LIBS)
+	$$(CC_$(1)) $$(CFLAGS_$(1)) $$(LINK_$(1)) $$^ -o $$@ $$(LIBS)
 
 build/$(1)/%.o: tests/%.c Makefile build/config.mk
 	@mkdir -p $$(@D)

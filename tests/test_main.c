@@ -1,7 +1,5 @@
 /* test_main.c - runs the tests that registered themselves, each in a process of its own. */
 
-#define _DEFAULT_SOURCE /* on_exit */
-
 #include <errno.h>
 #include <math.h>
 #include <poll.h>
@@ -265,28 +263,6 @@ int __lsan_is_turned_off(void);
 int __lsan_is_turned_off(void)
 {
     return has_counted;
-}
-#endif
-
-#if (defined(__SANITIZE_ADDRESS__) || TEST_HAS_FEATURE(address_sanitizer)) && defined(__GLIBC__)
-/* After what is to be done at exit ASan forgets each global variable: a process of a test would
-   copy the shadow of all. */
-void __lsan_do_leak_check(void);
-static void end_here(int status, void *unused)
-{
-    (void)unused;
-    fflush(NULL);
-    __lsan_do_leak_check();
-    _exit(status);
-}
-
-static void end_early(void)
-{
-    on_exit(end_here, NULL);
-}
-#else
-static void end_early(void)
-{
 }
 #endif
 
@@ -679,7 +655,6 @@ int main(int argc, char **argv)
 {
     size_t job_limit = 2;
     bool list = false;
-    end_early();
     int i = 1;
     for (; i < argc && argv[i][0] == '-'; i++) {
         if (strncmp(argv[i], "-j", 2) == 0) {
