@@ -7,7 +7,8 @@
 #   run.sh fuzz_more SECONDS PROGRAM...   let fuzzers look for new inputs
 #
 # A step is a function step_NAME, in tests/steps, that prints TAP. Its log is build/log/NAME.tap. Three
-# steps run at a time, as each has moments when it only waits; they are shown in order.
+# steps run at a time, as each has moments when it only waits, and one beside them; they are shown in
+# order.
 
 set -u
 cd "$(dirname "$0")/.." || exit
@@ -131,8 +132,12 @@ build_ahead() {
     [ ${#targets[@]} = 0 ] || build "${targets[@]}" >"$LOGS/ahead" 2>&1
 }
 
+# Compilers without end, and nothing that has a time to keep: this one takes what the others leave.
+is_aside() { [ "$1" = compile ]; }
+
 run_step() {
     local start=$SECONDS status cpu
+    ! is_aside "$1" || renice -n 19 -p "$BASHPID" >/dev/null 2>&1
     "step_$1" >"$LOGS/$1.tap" 2>&1
     status=$?
     times >"$LOGS/$1.times" # of all that it has started; not in a subshell, which has started nothing
@@ -141,12 +146,13 @@ run_step() {
 }
 
 run_steps() {
-    local name
+    local name aside=none
     build_ahead "$@"
     [ $# -lt 3 ] || TESTS_AT_ONCE=$((2 * TESTS_AT_ONCE / 3)) # in all as many as of two
     for name; do
-        while [ "$(jobs -rp | wc -l)" -ge 3 ]; do wait -n; done
+        while [ "$(jobs -rp | grep -cvx "$aside")" -ge 3 ]; do wait -n; done
         run_step "$name" &
+        ! is_aside "$name" || aside=$!
     done
     wait
 }
