@@ -32,7 +32,7 @@ static inline dp_status reluctant_host_alloc(dp_dev *dev, size_t bytes, void **o
 
 static inline void reluctant_host_free(dp_dev *dev, void *data, size_t bytes)
 {
-    memset(data, 0xdd, bytes);
+    test_spoil(data, bytes, 0xdd);
     dev->host->free(dev->host, data);
 }
 

@@ -156,6 +156,9 @@ typedef struct test_allocator {
 
 dp_allocator test_allocator_of(test_allocator *counter);
 
+/* Nobody may count on what memory holds that is new or was freed. Of large blocks only the ends. */
+void test_spoil(void *data, size_t bytes, int with);
+
 #define CHECK_NO_LEAKS(counter) test_check_no_leaks(__FILE__, __LINE__, counter)
 void test_check_no_leaks(const char *file, int line, const test_allocator *counter);
 

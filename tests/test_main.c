@@ -195,9 +195,8 @@ static bool counter_admits(test_allocator *counter, size_t bytes)
     return !fails;
 }
 
-/* Nobody may count on what memory holds. Of large blocks only the ends: to touch pages that a test
-   never uses would be most of what the tests cost. */
-static void spoil(void *data, size_t bytes, int with)
+/* To touch pages that a test never uses would be most of what the tests cost. */
+void test_spoil(void *data, size_t bytes, int with)
 {
     const size_t end = 64 << 10;
     unsigned char *at = data;
@@ -226,7 +225,7 @@ static void *counted_alloc(size_t bytes, size_t align, void *user)
     base = memory;
     block_head head = {base, bytes};
     memcpy(base + room - sizeof head, &head, sizeof head);
-    spoil(base + room, bytes, 0xa5);
+    test_spoil(base + room, bytes, 0xa5);
     return base + room;
 }
 
@@ -246,7 +245,7 @@ static void counted_free(void *data, size_t bytes, void *user)
     counter->live_blocks--;
     counter->live_bytes -= bytes;
     pthread_mutex_unlock(&counting);
-    spoil(data, bytes, 0xdd);
+    test_spoil(data, bytes, 0xdd);
     free(head.base);
 }
 
