@@ -1329,6 +1329,25 @@ static void *abort_soon(void *ctx)
     return NULL;
 }
 
+/* There are no others that could tell its keeper. */
+TEST(aborting_ends_what_one_process_waits_for)
+{
+    pthread_t thread;
+    dp_ctx *ctx = NULL;
+    sim_set_device_count(2);
+    CHECK_OK(dp_open(&(dp_config){.timeout_ms = 60000}, &ctx));
+    CHECK_OK(sum_of(ctx, LARGE));
+    sim_nccl_never_arrives(true);
+    double start = now_ms();
+    CHECK_INT(pthread_create(&thread, NULL, abort_soon, ctx), 0);
+    if (sum_of(ctx, LARGE) == DP_OK)
+        CHECK_ERROR(dp_wait(ctx), DP_ERR_ABORTED, "the disk is full");
+    CHECK_INT(pthread_join(thread, NULL), 0);
+    dp_close(ctx);
+    CHECK(now_ms() - start < 20000);
+    sim_check_leaks();
+}
+
 static void one_is_far_and_aborts(meeting *m)
 {
     pthread_t thread;
