@@ -674,10 +674,11 @@ DP_MUST_USE DP_API dp_status dp_wait(dp_ctx *ctx);
 typedef dp_status (*dp_run_fn)(int local_rank, dp_scope *scope, void *user);
 DP_MUST_USE DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user);
 
-/* Tell these libraries the same on the calling thread, from now on: for a process that shares its
-   machine with others of the job and computes outside of dp_run and methods. Otherwise each uses
-   the cores of all. Nothing is raised, and nothing is put back; a number that you set later counts.
-   Libraries are looked for when this is called. Where threads_per_device is -1, nothing happens. */
+/* From now on these libraries use at most threads_per_device threads on the calling thread: for a
+   process that shares its machine with others of the job, and computes outside of dp_run and
+   methods, where each would use all cores. No number is raised or put back; one that you set later
+   counts. Libraries are looked for when this is called. If threads_per_device is -1, nothing
+   happens. */
 DP_MUST_USE DP_API dp_status dp_threads_limit(dp_ctx *ctx);
 
 /* The rows (or elements of a block) of a local device if `count` are shared equally: the first
