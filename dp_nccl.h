@@ -4,9 +4,9 @@
    with -lnccl beside what dp_cuda.h needs; or define DP_DYNAMIC_LOAD together with
    DP_IMPLEMENTATION, and the library is loaded when a context opens. NCCL 2.18 or newer.
 
-   With NCCL 2.28 processes that share an H200 pass the tests of collectives and of dp_recover: all
-   hear of one that ends in any way, and go on without it, or with another one in its place. Several
-   GPUs, and all other tests, are simulated (make sim).
+   With NCCL 2.28 processes that share an H200 pass the tests of collectives and nearly all of
+   dp_recover: they hear of one that ends in any way, and go on without it, or with another one in
+   its place. Several GPUs, and all other tests, are simulated (make sim).
 
    Calls wait for GPUs only while 128 collectives are under way. A thread watches the communicators:
    where a process dies, closes or issues another collective, all others get an error that names it,

@@ -205,30 +205,37 @@ static inline void cuda_device_first(int place)
 }
 
 #if defined(TEST_NCCL)
-static inline bool nccl_is_here(void)
+/* Or the test ends here. */
+static inline void nccl_is_needed(void)
 {
     char text[512];
-    return dp_nccl_version(text, sizeof text) != 0;
+    if (dp_nccl_version(text, sizeof text) == 0)
+        SKIP(text);
 }
 #else
-static inline bool nccl_is_here(void)
+static inline void nccl_is_needed(void)
 {
-    return false;
+    SKIP("no NCCL");
 }
 #endif
 
-/* A test of several processes ends here without GPUs and NCCL. A process of its own looks for them:
+/* A test of several processes ends here without NCCL, or GPUs. A process of its own looks for them:
    one that has used CUDA has no children that can. */
 static inline void cuda_processes(void)
 {
+    static bool are_here;
     int found = 0, status;
+    if (are_here)
+        return;
+    nccl_is_needed();
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0)
-        _exit(nccl_is_here() && dp_cuda()->count(NULL, &found) == DP_OK && found > 0 ? 0 : 1);
+        _exit(dp_cuda()->count(NULL, &found) == DP_OK && found > 0 ? 0 : 1);
     CHECK_INT(waitpid(child, &status, 0), child);
     if (status != 0)
-        SKIP("no GPU, or no NCCL");
+        SKIP("no GPU");
+    are_here = true;
 }
 
 static inline void cuda_check_leaks(void)

@@ -21,10 +21,8 @@
 #include <unistd.h>
 #include "boot_coll.h"
 #include "ends.h"
+#include "gpus.h"
 #include "process.h"
-#if defined(TEST_CUDA)
-#include "cuda_device.h"
-#endif
 
 enum { PATIENCE_MS = 5000 };
 
@@ -61,14 +59,6 @@ static inline void config_gpus(int process, dp_config *config)
 static inline void config_gpus(int process, dp_config *config)
 {
     (void)process, (void)config;
-}
-
-static inline void cuda_processes(void)
-{
-}
-
-static inline void cuda_check_leaks(void)
-{
 }
 #endif
 

@@ -7,11 +7,9 @@
 
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include "gpus.h"
 #include "process.h"
 #include "world.h"
-#if defined(TEST_CUDA)
-#include "cuda_device.h"
-#endif
 
 /* Times that are short elsewhere: NCCL makes connections over a network. */
 #if defined(TEST_CUDA) && !defined(TEST_SIM)
@@ -38,10 +36,6 @@ static inline void use_devices(dp_config *config)
 static inline void use_devices(dp_config *config)
 {
     (void)config;
-}
-
-static inline void cuda_processes(void)
-{
 }
 #endif
 

@@ -27,10 +27,8 @@ static inline dp_ctx *one_gpu_open(meeting *m, int timeout_ms)
 /* The process returns at once where one_gpu_open gives NULL. */
 static inline void on_one_gpu(int process_count, void (*process)(meeting *m))
 {
-    char text[512];
+    cuda_processes();
     one_gpu_reason = shared_memory(200);
-    if (dp_nccl_version(text, sizeof text) == 0)
-        SKIP(text);
     in_processes(process_count, process);
     if (one_gpu_reason[0] != '\0')
         SKIP(one_gpu_reason);

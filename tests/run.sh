@@ -7,8 +7,8 @@
 #   run.sh fuzz_more SECONDS PROGRAM...   let fuzzers look for new inputs
 #
 # A step is a function step_NAME, in tests/steps, that prints TAP. Its log is build/log/NAME.tap. Three
-# steps run at a time, as each has moments when it only waits, and one beside them; they are shown in
-# order.
+# steps run at a time, as each has moments when it only waits, and beside them the one that only
+# compiles. They are shown in order.
 
 set -u
 cd "$(dirname "$0")/.." || exit
@@ -132,7 +132,7 @@ build_ahead() {
     [ ${#targets[@]} = 0 ] || build "${targets[@]}" >"$LOGS/ahead" 2>&1
 }
 
-# Compilers without end, and nothing that has a time to keep: this one takes what the others leave.
+# It compiles for minutes and has no time to keep, so it takes what the others leave.
 is_aside() { [ "$1" = compile ]; }
 
 run_step() {

@@ -32,8 +32,8 @@
    It is not for sparse tensors, PREMUL_SUM, or several machines. A process has at most 512 groups
    at a time, and each takes about six of its open files (ulimit -n). The time-out is that of the
    group; of single calls only monitored_barrier has one, which torch gives to backends other than
-   gloo from 2.15 on. Tested with torch 2.8, 2.11 and 2.15, on Linux;
-   2.8 needs the words for pybind11 that the Makefile has. */
+   gloo from 2.15 on. Tested with torch 2.11 and 2.15, on Linux. With 2.8 it works if the compiler
+   is told what the Makefile tells it about pybind11. */
 
 #include "../../dp.h"
 #include <condition_variable>

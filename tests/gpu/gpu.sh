@@ -233,6 +233,11 @@ selections() {
         echo "cuda_kernels/s"
         echo "train_kernels/steps _cuda"
         ;;
+    jobs) # of processes that share a GPU: some die, others come, and groups of them
+        echo "recover/"
+        echo "mirrored/"
+        echo "gpus !cuda"
+        ;;
     *)
         echo "cuda_kernels/sums"
         echo "cuda_host/channels"
@@ -348,13 +353,16 @@ all_suites() { # SHARE
     done
 }
 
-# Processes that share a GPU: some die, others come, and groups of them. Few at a time, as their
-# connections are made again and again.
+# Few at a time, as their connections are made again and again.
 jobs() { # SHARE
     JOBS=$((JOBS / 4 + 1))
-    part recovery "$1" suites 1 recover/
-    part mirrors "$1" suites 1 mirrored/
-    part messages "$1" suites 1 gpus !cuda
+    number=0
+    selections jobs >"$WORK/jobs"
+    # shellcheck disable=SC2086 # several words
+    while read -r words <&3; do
+        number=$((number + 1))
+        part "jobs-$number" "$1" suites 1 $words
+    done 3<"$WORK/jobs"
 }
 
 sanitizers() { # SHARE

@@ -256,7 +256,7 @@ ended() {
 # Words that select a test no more, since it has another name, would be missed by nobody else.
 selects() {
     local tool words
-    for tool in memcheck initcheck racecheck; do
+    for tool in memcheck initcheck racecheck jobs; do
         while read -r words; do
             # shellcheck disable=SC2086 # several words
             "$SUITES" --list $words | grep -q . || { echo "$tool: $words"; return 1; }
