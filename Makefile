@@ -181,6 +181,7 @@ asan tsan sim hip mpi fuzz compile compilers musl:
 	$(RUN) steps $@
 
 compilers: export COMPILERS ?= all
+asan tsan: export SANITIZED ?= all
 
 conform:
 	$(RUN) $(if $(BACKEND),conform,steps conform)

@@ -331,6 +331,12 @@ check_runner() {
     check "the runner reports failures, crashes, hangs and leaks, and ends" \
         "$([ "$status $last" = "1 1 passed, 7 failed, 1 skipped" ] ||
             cat $BUILD/errors $BUILD/selftest.tap)"
+    check "its halves are not all, and together they are" "$(
+        for half in %0 %1; do TEST_SELFTEST=1 $BUILD/selftest --list $half; done |
+            sort | diff - <(TEST_SELFTEST=1 $BUILD/selftest --list | sort)
+        [ -n "$(TEST_SELFTEST=1 $BUILD/selftest --list %0)" ] &&
+            [ -n "$(TEST_SELFTEST=1 $BUILD/selftest --list %1)" ] || echo "one has none"
+    )"
 }
 
 check_format

@@ -50,6 +50,12 @@ step_musl() {
 # What things cost, and tables that hand on to others: a sanitizer has nothing to find there.
 NOT_SANITIZED="!complexity/ !_decorated"
 
+# half_of FIRST SECOND: a run of all steps has each test under one of the two sanitizers, and the next
+# commit has it under the other one; make asan and make tsan have all.
+half_of() {
+    [ "${SANITIZED:-}" = all ] || in_turn "$@"
+}
+
 step_asan() {
     can_sanitize address,undefined || { skip "tests under ASan" "$CC cannot"; return; }
     # Not detect_stack_use_after_return: gcc before 14 then misaligns vectors on the stack (PR 110027).
@@ -57,7 +63,7 @@ step_asan() {
     export UBSAN_OPTIONS=print_stacktrace=1
     # Which calls fail changes from one commit to the next.
     export TEST_STRIDE=${TEST_STRIDE:-$(in_turn 5 7 9)}
-    T=${T:-$NOT_SANITIZED} tests asan 6 without_aslr
+    T=${T:-$(half_of %0 %1) $NOT_SANITIZED} tests asan 6 without_aslr
 }
 
 # Nor does it find threads in what is large that what is small has not, in tables that do all at once,
@@ -69,7 +75,7 @@ NOT_IN_THREADS="!_toy !one_by_one !cut_short !align/ !of_one_process_fails !seve
 step_tsan() {
     can_sanitize thread || { skip "tests under TSan" "$CC cannot"; return; }
     export TSAN_OPTIONS=die_after_fork=0:second_deadlock_stack=1
-    T=${T:-$NOT_SANITIZED $NOT_IN_THREADS} tests tsan 10 without_aslr
+    T=${T:-$(half_of %1 %0) $NOT_SANITIZED $NOT_IN_THREADS} tests tsan 10 without_aslr
 }
 
 # Emulation is slow: what differs from one kind of processor to the other is vectors and the order of
