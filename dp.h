@@ -43,6 +43,8 @@
      dp/reduce.h       the reducer: buckets that travel while backward runs
      dp/launch.h       how the processes of a job find each other; dp_spawn
      dp/shm.h          collectives between processes of one machine
+     dp/mesh.h         collectives of processes that share no memory
+     dp/tcp.h          connections between all processes, and collectives over them
      dp/messages.h     messages from one rank to another
      dp/config.h       what a config means
      dp/open.h         from a config to a context, and back
@@ -204,7 +206,7 @@
      0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract;
             modules, passes, wrappers for the devices of one process, dp_train_step;
             dp_cuda.h: GPUs as devices; several processes, dp_spawn; the reducer;
-            dp_mpi.h: several machines; dp_nccl.h: GPUs of several processes;
+            several machines, over TCP or MPI (dp_mpi.h); dp_nccl.h: GPUs of several processes;
             dp_train.h: optimizers; dp_data.h: samplers, a loader;
             dp_hip.h: AMD's GPUs; dp_save.h: checkpoints; dp_norm.h: batch statistics;
             dp_average.h: averaged models; dp_check.h: wrong gradients;
@@ -720,7 +722,8 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    For a firewall, $DP_PORTS = 20000-20031 (or one port) is the range in which processes listen if
    nothing else gives them a port: process 0 under slurm, and all processes that others connect to
    while a context opens. Without it, those take any free port. A machine needs as many ports as it
-   has processes, and where others may come later (see >>recovery) one more, or nobody finds them.
+   has processes; twice as many where a job can recover (see >>recovery) and TCP carries what its
+   machines send each other; and where others may come later one more, or nobody finds them.
 
    $DP_INTERFACE chooses among the networks of a machine. It is the name of an interface, or the
    beginning of a name (ib) or of an address (10.1.). Processes listen there, and the others connect
@@ -1149,13 +1152,16 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    the collective was for (a bucket, buffers, dp_tag), and the last thing the rank did. Processes of
    one machine see at once what another one does. Those of several machines tell each other over the
    connections of the launcher, where a dead one is noticed too, or over MPI, where it is missed
-   after timeout_ms. If dp_config.bootstrap is yours, only those of one machine know more than that
-   others did not come. No process waits for another longer than timeout_ms plus a few seconds.
+   after timeout_ms. If dp_config.bootstrap is yours, and the machines' CPU devices use TCP, dp_open
+   makes such connections; with another table only those of one machine know more than that others
+   did not come. No process waits for another longer than timeout_ms plus a few seconds.
 
    CPU devices of several processes of one machine use shared memory. What lies there (gradients
    that the library allocates, memory of dp_shared_alloc) is added there, in one pass; the rest is
-   copied on the way. Several machines use MPI, if dp_mpi.h is compiled in; the ranks of one process
-   are always added first. Without it, CPU devices of several machines are UNSUPPORTED.
+   copied on the way. Several machines use MPI where it has brought the processes together
+   (dp_mpi.h), else TCP (dp/tcp.h), which needs nothing compiled in: each process is connected to
+   each other one. Where there are 2, 4, 8, ... processes on each machine, what they send or need
+   together crosses its link once. The ranks of one process are always added first.
 
    Devices with memory of their own that no table of collectives serves go through the host: the
    table that serves CPU devices carries copies, with the same sums, sentences and time-outs. Copies
@@ -1275,10 +1281,10 @@ DP_MUST_USE DP_API dp_status dp_broadcast_f64(dp_ctx *ctx, double *numbers, size
    The memory stays yours, and has to last, unchanged, until the message is done: dp_scope_end does
    not wait for it. dp_close drops what is not done; then others that wait for it fail. Processes of
    a machine use shared memory; what lies there (dp_shared_alloc) is copied once. Several machines
-   use MPI, if it has brought them together (for dp_close then see THE END in dp_mpi.h); else
-   messages between them are UNSUPPORTED. Memory of devices that the host does not reach goes
-   through copies on the host: those are read before a send has begun, and written, in the order of
-   the stream, when a receive is done.                                                           */
+   use MPI, if it has brought them together (for dp_close then see THE END in dp_mpi.h), or TCP, if
+   collectives do; else (NCCL, a table of yours) messages between them are UNSUPPORTED. Memory of
+   devices that the host does not reach goes through copies on the host: those are read before a
+   send has begun, and written, in the order of the stream, when a receive is done.              */
 
 #define DP_ANY_RANK (-1)
 
@@ -1920,8 +1926,8 @@ typedef struct dp_distributed_config {
    the first process of the machine. A process that dies in a step leaves some parameters stepped
    and others not: go back to a checkpoint.
    Inside a machine a step sends nothing. Between machines it sends what ranks have stepped: each
-   share goes to one process of each other machine. These are messages (>>messages), so MPI has to
-   have brought the processes together; else parameters are broadcast, and all processes receive
+   share goes to one process of each other machine. These are messages, over TCP or MPI; where
+   nothing carries messages (>>messages) parameters are broadcast, and all processes receive
    them. Machines may have different numbers of processes.
    Devices other than CPU devices, `ignored` parameters, memory of yours, a module in a tree with
    other parameters, and a second wrapper are UNSUPPORTED. With one process the switch changes
@@ -2406,6 +2412,7 @@ DP_MUST_USE DP_API dp_status dp_kernel_run(dp_ctx *ctx, int local_rank, const dp
 DP_API const dp_device_ops *dp_cpu(void);    /* dp_cpu.h: threads of this process */
 DP_API const dp_coll_ops *dp_cpu_coll(void); /* dp_cpu.h: devices whose memory the host reaches */
 DP_API const dp_coll_ops *dp_shm_coll(void); /* dp/shm.h: the same, of processes of one machine */
+DP_API const dp_coll_ops *dp_tcp_coll(void); /* dp/tcp.h: the same, of processes on any machines */
 
 #ifdef __cplusplus
 } /* extern "C" */
@@ -2477,6 +2484,8 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #include "dp/reduce.h"
 #include "dp/launch.h"
 #include "dp/shm.h"
+#include "dp/mesh.h"
+#include "dp/tcp.h"
 #include "dp/messages.h"
 #include "dp/config.h"
 #include "dp/open.h"

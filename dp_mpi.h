@@ -9,18 +9,19 @@
    A context meets the other processes through MPI in three cases: mpirun of Open MPI or MPICH, or
    another launcher that sets their variables, or srun --mpi=pmix or =pmi2, has started them;
    DP_LAUNCH=mpi says so; or MPI is already initialised with more than one process. Otherwise, as
-   under torchrun or in a single process, this file has no effect, and MPI is not initialised. The
-   processes are those of MPI_COMM_WORLD, or of your own communicator: see dp_mpi_bootstrap.
+   under torchrun or in a single process, this file has no effect, and MPI is not initialised:
+   several machines then use TCP. The processes are those of MPI_COMM_WORLD, or of your own
+   communicator: see dp_mpi_bootstrap.
 
    CPU devices of one machine still use shared memory, which is faster: 25 MiB between two processes
    took 8 ms, and 57 ms with MPI_Allreduce, on a busy machine. With several machines, all use the
    table dp_mpi_coll() here. The processes of a machine then add up large data in shared memory, in
-   groups of 2, 4, 8 or more, and each group sends one sum (>>groups). For this the ranks must be
-   placed machine by machine, a multiple of the group's size on each; mpirun does so by default.
-   Over a link of 1 Gbit/s, two hosts of two processes each add up 25 MiB in 220 ms; the link needs
-   210, one sum for each process took 458, and MPI_Allreduce of Open MPI 530 to 630 (network
-   namespaces on a busy machine). dp_config.colls overrides this. Messages from one rank to another
-   (dp.h, >>messages) go by shared memory on one machine, and by MPI if there are several.
+   groups of 2, 4, 8 or more, and each group sends one sum and gets one result (dp/mesh.h). For this
+   the ranks must be placed machine by machine, a multiple of the group's size on each; mpirun does
+   so by default. Over a link of 1 Gbit/s, two hosts of two processes each add up 25 MiB in 220 ms;
+   the link needs 210, one sum for each process took 458, and MPI_Allreduce of Open MPI 530 to 630
+   (network namespaces on a busy machine). dp_config.colls overrides this. Messages from one rank to
+   another (dp.h, >>messages) go by shared memory on one machine, and by MPI if there are several.
 
    THREADS
    MPI is asked for MPI_THREAD_MULTIPLE. With MPI_THREAD_SERIALIZED the calls of this file exclude
@@ -53,12 +54,8 @@
      >>line         to the other processes: what they tell each other when something fails
      >>patience     waits that end
      >>joining      whether MPI brings the processes together
-     >>pieces       how a collective is cut, and how many pieces are under way at once
-     >>adding       reductions
-     >>groups       large sums, where several processes are on one machine
-     >>moving       broadcast, all_gather, all_to_all
      >>slips        messages from one rank to another
-     >>table        from a line to a communicator, and the table
+     >>table        what MPI carries of collectives, and the table
 */
 
 #define DP__MPI_FIRST_DP /* dp.h must not include this file again */
@@ -404,36 +401,9 @@ static dp_status dp__mpi_hear(dp__mpi_line *line, const dp__job *job)
 
 /* ==== >>patience ===============================================================================
    Nothing blocks. A waiting thread asks MPI again and again, as MPI makes progress only while it is
-   called: first without a pause, then yielding the core in between, and after a while with short
-   sleeps between bursts. Every few milliseconds it looks whether it still makes sense to wait.  */
+   called. Every few milliseconds it looks whether it still makes sense to wait.                 */
 
-enum {
-    DP__MPI_TRIES = 64, /* without a pause */
-    DP__MPI_BURST = 16, /* between two sleeps */
-    DP__MPI_AWAKE_NS = 1000000,
-    DP__MPI_NAP_NS = 50000,   /* at first */
-    DP__MPI_REST_NS = 500000, /* at most */
-    DP__MPI_GRACE_MS = 1000   /* for answers */
-};
-
-typedef struct dp__mpi_wait {
-    unsigned tries;
-    uint64_t begun;
-    dp__wait look;
-} dp__mpi_wait;
-
-static void dp__mpi_nap(uint64_t ns)
-{
-    atomic_uint word = 0;
-    dp__os_word_wait(&word, 0, ns);
-}
-
-/* The longer a wait has taken, the less a longer nap matters. */
-static uint64_t dp__mpi_nap_ns(uint64_t waited)
-{
-    uint64_t nap = waited / (DP__MPI_AWAKE_NS / DP__MPI_NAP_NS);
-    return nap < DP__MPI_REST_NS ? nap : DP__MPI_REST_NS;
-}
+enum { DP__MPI_GRACE_MS = 1000 /* for answers */ };
 
 /* The first of so many others that have said nothing (step -1), or are in another step. */
 static int dp__mpi_missing(dp__mpi_line *line, int step, int *out_first)
@@ -458,7 +428,7 @@ static dp_status dp__mpi_ask(dp__mpi_line *line)
     uint64_t until = dp__os_after_ms(DP__MPI_GRACE_MS);
     dp__mpi_tell(line, DP__MPI_ASKS, -1, NULL);
     do {
-        dp__mpi_nap(DP__MPI_NAP_NS);
+        dp__mesh_nap(DP__MESH_NAP_NS);
         DP_TRY(dp__mpi_hear(line, NULL));
     } while (dp__mpi_missing(line, -1, &first) > 0 && dp__os_ms_until(until) > 0);
     return DP_OK;
@@ -505,26 +475,9 @@ static dp_status dp__mpi_look(dp__mpi_line *line, dp__wait *wait)
     return dp__mpi_accuse(line, DP_ERR_TIMEOUT, text);
 }
 
-/* Between two questions to MPI. False: it is not worth while to look yet. */
-static bool dp__mpi_idle(dp__mpi_wait *wait)
+static dp_status dp__mpi_rest(dp__mpi_line *line, dp__ring *ring, dp__mesh_wait *wait)
 {
-    if (wait->tries++ < DP__MPI_TRIES) {
-        dp__os_pause();
-        return false;
-    }
-    uint64_t now = dp__os_now_ns();
-    if (wait->begun == 0)
-        wait->begun = now;
-    if (now - wait->begun < DP__MPI_AWAKE_NS || wait->tries % DP__MPI_BURST != 0)
-        dp__os_yield();
-    else
-        dp__mpi_nap(dp__mpi_nap_ns(now - wait->begun));
-    return true;
-}
-
-static dp_status dp__mpi_rest(dp__mpi_line *line, dp__ring *ring, dp__mpi_wait *wait)
-{
-    if (!dp__mpi_idle(wait))
+    if (!dp__mesh_idle(wait))
         return DP_OK;
     return ring != NULL ? dp__ring_rest(ring, &wait->look) : dp__mpi_look(line, &wait->look);
 }
@@ -532,7 +485,7 @@ static dp_status dp__mpi_rest(dp__mpi_line *line, dp__ring *ring, dp__mpi_wait *
 /* `ring`: of the collective that waits; NULL: a context opens. */
 static dp_status dp__mpi_await(dp__mpi_line *line, dp__ring *ring, MPI_Request *request)
 {
-    dp__mpi_wait wait = {0};
+    dp__mesh_wait wait = {0};
     for (;;) {
         int done = 0;
         dp__mpi_enter();
@@ -852,880 +805,6 @@ static dp_status dp__mpi_join(dp_config *config, int timeout_ms, dp__launch *lau
     return DP_OK;
 }
 
-/* ==== >>pieces =================================================================================
-   Every collective is cut into pieces that fit into buffers of a fixed size, so that no
-   count is too large for MPI, and nothing is allocated. A piece has up to three steps: `begin`
-   gives it to MPI, `turn` takes what has arrived, and may give MPI something again, `end` takes
-   that. Two pieces are begun before the first is turned, so that one travels while another is
-   worked on. All processes take the same steps in the same order, as MPI matches collectives by
-   their order.
-
-   Reductions are not left to MPI_Iallreduce: each process gets its slice of every other's piece,
-   with MPI_Ialltoallv, adds them up in one pass, scales included, and gives the sums to all, with
-   MPI_Iallgatherv. That moves no more bytes than any other way. The order of adding is ours; NaN,
-   bool, halves and whole numbers are treated as elsewhere; and Open MPI 4.1's Iallreduce took twice
-   as long as its Allreduce. Small data is gathered whole, and added up by everybody. */
-
-enum {
-    DP__MPI_BUFFER_BYTES = 2 << 20,
-    DP__MPI_SMALL_BYTES = 64 << 10, /* of all processes together */
-    DP__MPI_TINY_BYTES = 1 << 10,   /* of one */
-    DP__MPI_SLOTS = 3,              /* pieces on the way */
-    DP__MPI_SLICE = 16              /* elements: slices begin where vectors do */
-};
-
-typedef struct dp__mpi_counts { /* bytes: MPI reads them until the piece has arrived */
-    int *counts, *places;
-} dp__mpi_counts;
-
-typedef struct dp__mpi_slot {
-    char *out, *in, *sums; /* buffers: what is sent, what arrives, what nobody here wants */
-    dp__mpi_counts to, from;
-    MPI_Request request;
-} dp__mpi_slot;
-
-typedef struct dp__mpi_head { /* what a process begins */
-    dp__entry entry;
-    char data[]; /* as much as is tiny, for that many processes */
-} dp__mpi_head;
-
-typedef struct dp__mpi_group { /* of processes that share memory: see >>groups */
-    dp__shared shared;
-    int each;       /* processes of every group but the last, which may have fewer; 1: none share */
-    int own, count; /* the group of this process; how many there are */
-    unsigned pieces; /* of all sums so far */
-} dp__mpi_group;
-
-typedef struct dp__mpi_comm {
-    dp_comm base;
-    dp__ring *ring;
-    dp__mpi_line *line; /* over which its context has opened */
-    MPI_Comm native;
-    int process, process_count;
-    const dp__simd *simd;
-    int rank_first, local_count, rank_count;
-    int most;            /* local ranks of any process */
-    size_t buffer_bytes; /* that a piece may take */
-    size_t stride;       /* bytes of a buffer: slices are rounded up */
-    dp__mpi_slot slots[DP__MPI_SLOTS];
-    char *heads;       /* of every process, and behind them the own */
-    size_t head_bytes; /* of each */
-    MPI_Request meeting;
-    bool broken; /* MPI may still write where it was told to */
-    dp__mpi_group group;
-    char *wide;      /* one buffer more: halves on the way, in f32 */
-    char *buffers;   /* all of them */
-    int *numbers;    /* all of them */
-    const void **in; /* of every process, and of local ranks */
-    void **out;
-} dp__mpi_comm;
-_Static_assert(offsetof(dp__mpi_comm, base) == 0, "a dp_comm is the head of its communicator");
-
-typedef struct dp__mpi_call { /* one collective */
-    dp__mpi_comm *comm;
-    dp_coll_call asked;
-    size_t size;  /* bytes of an element */
-    size_t piece; /* elements */
-    bool wide;    /* halves travel as f32: some process adds its own up first */
-} dp__mpi_call;
-
-typedef dp_status (*dp__mpi_step)(const dp__mpi_call *call, size_t step);
-
-typedef struct dp__mpi_steps {
-    dp__mpi_step begin, turn, end; /* end may be NULL */
-} dp__mpi_steps;
-
-static dp__mpi_comm *dp__mpi_of(dp_comm *comm)
-{
-    return (void *)comm;
-}
-
-static dp__mpi_slot *dp__mpi_slot_of(const dp__mpi_call *call, size_t step)
-{
-    return &call->comm->slots[step % DP__MPI_SLOTS];
-}
-
-static int dp__mpi_ranks(const dp__mpi_comm *comm, int process)
-{
-    return comm->ring->job->firsts[process + 1] - comm->ring->job->firsts[process];
-}
-
-/* Elements of a piece: the last one may have fewer. */
-static size_t dp__mpi_count(const dp__mpi_call *call, size_t step)
-{
-    size_t left = call->asked.count - step * call->piece;
-    return left < call->piece ? left : call->piece;
-}
-
-static size_t dp__mpi_at(const dp__mpi_call *call, size_t step) /* in bytes, where it begins */
-{
-    return step * call->piece * call->size;
-}
-
-static size_t dp__mpi_wire_bytes(const dp__mpi_call *call) /* of an element that is not added yet */
-{
-    return call->wide ? sizeof(float) : call->size;
-}
-
-static dp_status dp__mpi_given(const char *name, int code)
-{
-    dp__mpi_leave();
-    return code == MPI_SUCCESS ? DP_OK : dp__mpi_error(name, code);
-}
-
-/* ---- what all begin ---------------------------------------------------------------------------
-   The first message of a collective is the same whatever the collective is: each process tells all
-   what it begins. Nobody goes on before that was compared, so what MPI matches is alike. What is
-   tiny goes with it, and needs no other message.                                                */
-
-static dp__mpi_head *dp__mpi_head_of(const dp__mpi_comm *comm, int process)
-{
-    return (void *)(comm->heads + (size_t)process * comm->head_bytes);
-}
-
-static bool dp__mpi_is_small(const dp__mpi_call *call)
-{
-    size_t processes = (size_t)call->comm->process_count;
-    return call->asked.count <= DP__MPI_SMALL_BYTES / dp__mpi_wire_bytes(call) / processes;
-}
-
-static bool dp__mpi_is_tiny(const dp__mpi_call *call)
-{
-    size_t locals = (size_t)call->comm->most, processes = (size_t)call->comm->process_count;
-    if (call->asked.verb == DP_ALL_GATHER)
-        return call->asked.count <= DP__MPI_TINY_BYTES / call->size / locals &&
-               call->asked.count <= DP__MPI_SMALL_BYTES / call->size / locals / processes;
-    return call->asked.verb == DP_ALL_REDUCE && dp__mpi_is_small(call) &&
-           call->asked.count <= DP__MPI_TINY_BYTES / dp__mpi_wire_bytes(call);
-}
-
-static dp_status dp__mpi_tell_all(const dp__mpi_call *call, const void *data, size_t bytes)
-{
-    dp__mpi_comm *comm = call->comm;
-    dp__mpi_head *own = dp__mpi_head_of(comm, comm->process_count);
-    own->entry = comm->ring->now;
-    if (bytes > 0)
-        memcpy(own->data, data, bytes);
-    dp__mpi_enter();
-    return dp__mpi_given("MPI_Iallgather", MPI_Iallgather(own, (int)comm->head_bytes, MPI_BYTE,
-                                                          comm->heads, (int)comm->head_bytes,
-                                                          MPI_BYTE, comm->native, &comm->meeting));
-}
-
-/* All see that they have not begun the same, and say so alike. */
-static dp_status dp__mpi_differs(const dp__mpi_comm *comm)
-{
-    dp__entry *all = dp__os_alloc((size_t)comm->process_count * sizeof *all, 64, NULL);
-    if (all == NULL)
-        return dp_error(DP_ERR_REMOTE, "the processes have issued different calls");
-    for (int p = 0; p < comm->process_count; p++)
-        all[p] = dp__mpi_head_of(comm, p)->entry;
-    dp_status status = dp__entries_differ(comm->ring->job, (unsigned)comm->ring->now.seq, all);
-    dp__os_free(all, 0, NULL);
-    return status;
-}
-
-static dp_status dp__mpi_hear_all(const dp__mpi_call *call)
-{
-    dp__mpi_comm *comm = call->comm;
-    const dp__entry *own = &dp__mpi_head_of(comm, comm->process_count)->entry;
-    DP_TRY(dp__mpi_await(comm->line, comm->ring, &comm->meeting));
-    for (int p = 0; p < comm->process_count; p++)
-        if (!dp__entries_same(&dp__mpi_head_of(comm, p)->entry, own))
-            return dp__mpi_differs(comm);
-    return DP_OK;
-}
-
-/* ---- pieces on the way ----------------------------------------------------------------------- */
-
-static dp_status dp__mpi_arrive(const dp__mpi_call *call, size_t step)
-{
-    dp__mpi_comm *comm = call->comm;
-    const dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    if (!dp__mpi_is_tiny(call))
-        return dp__mpi_await(comm->line, comm->ring, &dp__mpi_slot_of(call, step)->request);
-    DP_TRY(dp__mpi_hear_all(call));
-    for (int p = 0; p < comm->process_count; p++)
-        memcpy(slot->in + slot->from.places[p], dp__mpi_head_of(comm, p)->data,
-               (size_t)slot->from.counts[p]);
-    return DP_OK;
-}
-
-static dp_status dp__mpi_give_all_to_all(const dp__mpi_call *call, const void *out, void *in,
-                                         size_t step)
-{
-    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    dp__mpi_enter();
-    return dp__mpi_given("MPI_Ialltoallv",
-                         MPI_Ialltoallv(out, slot->to.counts, slot->to.places, MPI_BYTE, in,
-                                        slot->from.counts, slot->from.places, MPI_BYTE,
-                                        call->comm->native, &slot->request));
-}
-
-/* `out` NULL: it is in its place already. */
-static dp_status dp__mpi_give_all(const dp__mpi_call *call, const void *out, void *in, size_t step)
-{
-    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    int own = slot->from.counts[call->comm->process];
-    if (dp__mpi_is_tiny(call))
-        return dp__mpi_tell_all(call, out, (size_t)own);
-    dp__mpi_enter();
-    return dp__mpi_given("MPI_Iallgatherv",
-                         MPI_Iallgatherv(out != NULL ? out : MPI_IN_PLACE, own, MPI_BYTE, in,
-                                         slot->from.counts, slot->from.places, MPI_BYTE,
-                                         call->comm->native, &slot->request));
-}
-
-static dp_status dp__mpi_run_steps(const dp__mpi_call *call, const dp__mpi_steps *run)
-{
-    size_t steps = (call->asked.count + call->piece - 1) / call->piece;
-    if (!dp__mpi_is_tiny(call)) {
-        DP_TRY(dp__mpi_tell_all(call, NULL, 0));
-        DP_TRY(dp__mpi_hear_all(call));
-    }
-    for (size_t i = 0; i < steps + 2; i++) {
-        if (i < steps)
-            DP_TRY(run->begin(call, i));
-        if (i >= 1 && i - 1 < steps)
-            DP_TRY(run->turn(call, i - 1));
-        if (i >= 2 && run->end != NULL)
-            DP_TRY(run->end(call, i - 2));
-    }
-    return DP_OK;
-}
-
-/* `piece`: elements of a block that fit into what they go through. */
-static dp_status dp__mpi_run(dp__mpi_call *call, const dp__mpi_steps *run, size_t piece)
-{
-    call->piece = piece;
-    dp_status status = dp__mpi_run_steps(call, run);
-    call->comm->broken = call->comm->broken || status != DP_OK;
-    return status;
-}
-
-/* ==== >>adding =================================================================================
-   A process sends the sum of its local ranks. With one device that is the user's buffer, and is
-   sent from there. */
-
-static void dp__mpi_kernel(const dp__mpi_comm *comm, const dp_kernel_args *args)
-{
-    dp__cpu_run(comm->base.host, comm->simd, args);
-}
-
-static void dp__mpi_cast(const dp__mpi_comm *comm, void *out, dp_dtype to, const void *in,
-                         dp_dtype from, size_t count)
-{
-    dp_kernel_args args = {.kernel = DP_KERNEL_CAST,
-                           .dtype = to,
-                           .in_dtype = from,
-                           .count = count,
-                           .out = &out,
-                           .in = &in,
-                           .out_count = 1,
-                           .in_count = 1};
-    dp__mpi_kernel(comm, &args);
-}
-
-/* comm->in becomes comm->out. */
-static void dp__mpi_reduce(const dp__mpi_call *call, size_t in_count, size_t out_count,
-                           size_t count, bool last)
-{
-    const dp__mpi_comm *comm = call->comm;
-    dp_dtype dtype = call->wide ? DP_F32 : call->asked.dtype;
-    bool mean = call->asked.op == DP_OP_MEAN;
-    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
-                           .op = mean ? DP_OP_SUM : call->asked.op,
-                           .dtype = dtype,
-                           .in_dtype = dtype,
-                           .count = count,
-                           .out = comm->out,
-                           .in = comm->in,
-                           .out_count = out_count,
-                           .in_count = in_count,
-                           .alpha = last ? call->asked.scale : 1,
-                           .beta = last && mean ? comm->rank_count : 1};
-    dp__mpi_kernel(comm, &args);
-}
-
-/* Halves of the local ranks, as f32, as many at a time as there is room for. */
-static void dp__mpi_add_own_halves(const dp__mpi_call *call, size_t at, size_t count, char *out)
-{
-    const dp__mpi_comm *comm = call->comm;
-    size_t most = comm->buffer_bytes / sizeof(float) / (size_t)comm->local_count, run = 0;
-    for (size_t done = 0; done < count; done += run) {
-        run = count - done < most ? count - done : most;
-        for (int i = 0; i < comm->local_count; i++) {
-            char *wide = comm->wide + (size_t)i * most * sizeof(float);
-            dp__mpi_cast(comm, wide, DP_F32,
-                         (const char *)call->asked.local[i].send + at + done * call->size,
-                         call->asked.dtype, run);
-            comm->in[i] = wide;
-        }
-        comm->out[0] = out + done * sizeof(float);
-        dp__mpi_reduce(call, (size_t)comm->local_count, 1, run, false);
-    }
-}
-
-/* The sum of the local ranks, `at` bytes further on, to `out`. */
-static void dp__mpi_add_own(const dp__mpi_call *call, size_t at, size_t count, char *out)
-{
-    const dp__mpi_comm *comm = call->comm;
-    if (call->wide) {
-        dp__mpi_add_own_halves(call, at, count, out);
-        return;
-    }
-    for (int i = 0; i < comm->local_count; i++)
-        comm->in[i] = (const char *)call->asked.local[i].send + at;
-    comm->out[0] = out;
-    if (comm->local_count == 1)
-        memcpy(out, comm->in[0], count * call->size);
-    else
-        dp__mpi_reduce(call, (size_t)comm->local_count, 1, count, false);
-}
-
-/* Add the sums of all processes, or groups, in comm->in, into `out_count` places in comm->out. */
-static void dp__mpi_add_all(const dp__mpi_call *call, size_t in_count, size_t count,
-                            size_t out_count)
-{
-    const dp__mpi_comm *comm = call->comm;
-    void *first = comm->out[0];
-    if (out_count == 0 || count == 0)
-        return;
-    if (!call->wide) {
-        dp__mpi_reduce(call, in_count, out_count, count, true);
-        return;
-    }
-    comm->out[0] = comm->wide;
-    dp__mpi_reduce(call, in_count, 1, count, true);
-    comm->out[0] = first;
-    for (size_t i = 0; i < out_count; i++)
-        dp__mpi_cast(comm, comm->out[i], call->asked.dtype, comm->wide, DP_F32, count);
-}
-
-/* The places of the local ranks that want a result; how many there are. */
-static size_t dp__mpi_wanted(const dp__mpi_call *call, size_t at)
-{
-    size_t count = 0;
-    for (int i = 0; i < call->comm->local_count; i++)
-        if (call->asked.local[i].recv != NULL)
-            call->comm->out[count++] = (char *)call->asked.local[i].recv + at;
-    return count;
-}
-
-/* Where the sum of the local ranks for a piece is; with several, it is computed if `make`. */
-static const char *dp__mpi_own(const dp__mpi_call *call, size_t step, bool make)
-{
-    const dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    size_t at = dp__mpi_at(call, step);
-    if (call->comm->local_count == 1 && !call->wide)
-        return (const char *)call->asked.local[0].send + at;
-    if (make)
-        dp__mpi_add_own(call, at, dp__mpi_count(call, step), slot->out);
-    return slot->out;
-}
-
-/* Which part of a piece of `count` elements a process adds up. */
-static size_t dp__mpi_slice(const dp__mpi_comm *comm, size_t count, int process, size_t *out_first)
-{
-    size_t each = (count + (size_t)comm->process_count - 1) / (size_t)comm->process_count;
-    each = (each + DP__MPI_SLICE - 1) / DP__MPI_SLICE * DP__MPI_SLICE;
-    size_t first = (size_t)process * each;
-    *out_first = first < count ? first : count;
-    return count - *out_first < each ? count - *out_first : each;
-}
-
-static dp_status dp__mpi_slices_begin(const dp__mpi_call *call, size_t step)
-{
-    const dp__mpi_comm *comm = call->comm;
-    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    size_t count = dp__mpi_count(call, step), wire = dp__mpi_wire_bytes(call), first;
-    size_t own = dp__mpi_slice(comm, count, comm->process, &first);
-    for (int p = 0; p < comm->process_count; p++) {
-        bool other = p != comm->process;
-        slot->to.counts[p] = other ? (int)(dp__mpi_slice(comm, count, p, &first) * wire) : 0;
-        slot->to.places[p] = other ? (int)(first * wire) : 0;
-        slot->from.counts[p] = other ? (int)(own * wire) : 0;
-        slot->from.places[p] = (int)((size_t)p * own * wire);
-    }
-    return dp__mpi_give_all_to_all(call, dp__mpi_own(call, step, true), slot->in, step);
-}
-
-/* The first place that wants a piece of the result; a buffer if nobody does. */
-static char *dp__mpi_sums(const dp__mpi_call *call, size_t step)
-{
-    bool wanted = dp__mpi_wanted(call, dp__mpi_at(call, step)) > 0;
-    return wanted ? call->comm->out[0] : dp__mpi_slot_of(call, step)->sums;
-}
-
-static dp_status dp__mpi_slices_turn(const dp__mpi_call *call, size_t step)
-{
-    dp__mpi_comm *comm = call->comm;
-    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    char *sums = dp__mpi_sums(call, step);
-    size_t count = dp__mpi_count(call, step), wire = dp__mpi_wire_bytes(call), first;
-    size_t own = dp__mpi_slice(comm, count, comm->process, &first);
-    DP_TRY(dp__mpi_arrive(call, step));
-    for (int p = 0; p < comm->process_count; p++)
-        comm->in[p] = slot->in + (size_t)p * own * wire;
-    comm->in[comm->process] = dp__mpi_own(call, step, false) + first * wire;
-    comm->out[0] = sums + first * call->size;
-    dp__mpi_add_all(call, (size_t)comm->process_count, own, 1);
-    for (int p = 0; p < comm->process_count; p++) {
-        slot->from.counts[p] = (int)(dp__mpi_slice(comm, count, p, &first) * call->size);
-        slot->from.places[p] = (int)(first * call->size);
-    }
-    return dp__mpi_give_all(call, NULL, sums, step);
-}
-
-static dp_status dp__mpi_slices_end(const dp__mpi_call *call, size_t step)
-{
-    const char *sums = dp__mpi_sums(call, step);
-    size_t wanted = dp__mpi_wanted(call, dp__mpi_at(call, step));
-    DP_TRY(dp__mpi_arrive(call, step));
-    for (size_t i = 1; i < wanted; i++)
-        memcpy(call->comm->out[i], sums, dp__mpi_count(call, step) * call->size);
-    return DP_OK;
-}
-
-/* Gather all of it from every process. */
-static dp_status dp__mpi_small_begin(const dp__mpi_call *call, size_t step)
-{
-    const dp__mpi_comm *comm = call->comm;
-    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    size_t bytes = call->asked.count * dp__mpi_wire_bytes(call);
-    for (int p = 0; p < comm->process_count; p++) {
-        slot->from.counts[p] = (int)bytes;
-        slot->from.places[p] = (int)((size_t)p * bytes);
-    }
-    return dp__mpi_give_all(call, dp__mpi_own(call, step, true), slot->in, step);
-}
-
-static dp_status dp__mpi_small_turn(const dp__mpi_call *call, size_t step)
-{
-    dp__mpi_comm *comm = call->comm;
-    const dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    size_t bytes = call->asked.count * dp__mpi_wire_bytes(call);
-    DP_TRY(dp__mpi_arrive(call, step));
-    for (int p = 0; p < comm->process_count; p++)
-        comm->in[p] = slot->in + (size_t)p * bytes;
-    dp__mpi_add_all(call, (size_t)comm->process_count, call->asked.count, dp__mpi_wanted(call, 0));
-    return DP_OK;
-}
-
-static bool dp__mpi_is_half(dp_dtype dtype)
-{
-    return dtype == DP_F16 || dtype == DP_BF16;
-}
-
-/* ==== >>groups =================================================================================
-   A group of processes that share memory has one sum to send, and needs one result. So each process
-   puts the sum of its ranks into its input buffer in that memory. As above, every process adds up a
-   slice of each piece. For a slice of another group, one process of this group, the sender, adds up
-   the inputs and sends the sum. The receiver does the same in its own group, adds the sums of the
-   groups, and sends the result back to the senders. They put it into the result buffer, which all
-   processes of a group read. Equal groups on M machines send 2 (M - 1) / M times the data from each
-   machine, however many processes there are.
-
-   Groups do not change a bit. They have 1, 2, 4, 8, ... processes, the last one perhaps fewer, so
-   the sum of a group is a whole subtree of the tree of all processes. They are as large as possible
-   without spanning two machines.
-
-   A message is still a collective of all processes, though most of its parts are empty, so
-   waits, notes and names are as everywhere. `put` and `landed` count the pieces of all sums and
-   never decrease. Each buffer has places for three pieces. A process overwrites its input with
-   piece n + 3 only after all have landed n, when nobody reads the inputs of n any more; and the
-   result with n + 3 only after all have landed n + 1, when all have copied n. */
-
-enum { DP__MPI_INPUT_BYTES = 1 << 20 }; /* of a piece */
-
-typedef struct dp__mpi_mark {
-    _Alignas(128) atomic_uint put;    /* into its input */
-    _Alignas(128) atomic_uint landed; /* in the result: what it sends or adds */
-} dp__mpi_mark;
-
-static int dp__mpi_group_of(const dp__mpi_comm *comm, int process)
-{
-    return process / comm->group.each;
-}
-
-/* The first process of a group; of the one behind the last, process_count. */
-static int dp__mpi_group_first(const dp__mpi_comm *comm, int group)
-{
-    int first = group * comm->group.each;
-    return first < comm->process_count ? first : comm->process_count;
-}
-
-static int dp__mpi_group_size(const dp__mpi_comm *comm, int group)
-{
-    return dp__mpi_group_first(comm, group + 1) - dp__mpi_group_first(comm, group);
-}
-
-/* Which process of a group sends the slice that `process`, of another one, adds up. */
-static int dp__mpi_sender(const dp__mpi_comm *comm, int group, int process)
-{
-    return dp__mpi_group_first(comm, group) + process % dp__mpi_group_size(comm, group);
-}
-
-static dp__mpi_mark *dp__mpi_mark_of(const dp__mpi_comm *comm, int process)
-{
-    const dp__mpi_group *group = &comm->group;
-    return (dp__mpi_mark *)group->shared.data + (process - group->own * group->each);
-}
-
-/* The shared memory has marks, the result, and an input for each process of the group, in order. */
-static size_t dp__mpi_input_at(const dp__mpi_comm *comm, int place)
-{
-    size_t marks = (size_t)comm->group.each * sizeof(dp__mpi_mark);
-    return (marks + 4095) / 4096 * 4096 + (size_t)place * DP__MPI_SLOTS * DP__MPI_INPUT_BYTES;
-}
-
-static char *dp__mpi_shared_at(const dp__mpi_call *call, int place, size_t step)
-{
-    const dp__mpi_group *group = &call->comm->group;
-    size_t slot = (group->pieces + step) % DP__MPI_SLOTS;
-    return (char *)group->shared.data + dp__mpi_input_at(call->comm, place) +
-           slot * DP__MPI_INPUT_BYTES;
-}
-
-static char *dp__mpi_result(const dp__mpi_call *call, size_t step)
-{
-    return dp__mpi_shared_at(call, 0, step);
-}
-
-static char *dp__mpi_input(const dp__mpi_call *call, int process, size_t step)
-{
-    const dp__mpi_group *group = &call->comm->group;
-    return dp__mpi_shared_at(call, 1 + process - group->own * group->each, step);
-}
-
-/* Until all in the group have put, or landed, a piece. MPI goes on meanwhile. */
-static dp_status dp__mpi_await_group(const dp__mpi_call *call, bool landed, size_t step)
-{
-    dp__mpi_comm *comm = call->comm;
-    const dp__mpi_group *group = &comm->group;
-    unsigned value = group->pieces + (unsigned)step + 1;
-    int first = dp__mpi_group_first(comm, group->own);
-    int end = dp__mpi_group_first(comm, group->own + 1);
-    for (int p = first; p < end; p++) {
-        dp__mpi_mark *mark = dp__mpi_mark_of(comm, p);
-        atomic_uint *word = landed ? &mark->landed : &mark->put;
-        dp__mpi_wait wait = {0};
-        while ((int)(atomic_load_explicit(word, memory_order_acquire) - value) < 0) {
-            DP_TRY(dp__mpi_rest(comm->line, comm->ring, &wait));
-        }
-    }
-    return DP_OK;
-}
-
-/* The group's sum of the slice of `process`, to its place in `out`. */
-static void dp__mpi_add_group(const dp__mpi_call *call, size_t step, int process, char *out)
-{
-    const dp__mpi_comm *comm = call->comm;
-    int start = dp__mpi_group_first(comm, comm->group.own);
-    int members = dp__mpi_group_size(comm, comm->group.own);
-    size_t wire = dp__mpi_wire_bytes(call), first;
-    size_t count = dp__mpi_slice(comm, dp__mpi_count(call, step), process, &first);
-    for (int i = 0; i < members; i++)
-        comm->in[i] = dp__mpi_input(call, start + i, step) + first * wire;
-    comm->out[0] = out + first * wire;
-    if (count > 0)
-        dp__mpi_reduce(call, (size_t)members, 1, count, false);
-}
-
-/* What goes from this process to the one that adds up a slice, and, `back`, the other way. */
-static void dp__mpi_group_counts(const dp__mpi_call *call, size_t step, bool back)
-{
-    const dp__mpi_comm *comm = call->comm;
-    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    const dp__mpi_counts *sent = back ? &slot->from : &slot->to;
-    const dp__mpi_counts *added = back ? &slot->to : &slot->from;
-    int self = comm->process;
-    size_t size = back ? call->size : dp__mpi_wire_bytes(call), first;
-    size_t count = dp__mpi_count(call, step);
-    size_t own = dp__mpi_slice(comm, count, self, &first);
-    for (int p = 0; p < comm->process_count; p++) {
-        int group = dp__mpi_group_of(comm, p);
-        bool away = group != comm->group.own;
-        bool mine = away && dp__mpi_sender(comm, comm->group.own, p) == self;
-        bool its = away && dp__mpi_sender(comm, group, self) == p;
-        size_t bytes = dp__mpi_slice(comm, count, p, &first) * size;
-        size_t place = back ? 0 : (size_t)group * own;
-        sent->counts[p] = mine ? (int)bytes : 0;
-        sent->places[p] = (int)(first * size);
-        added->counts[p] = its ? (int)(own * size) : 0;
-        added->places[p] = (int)(place * size);
-    }
-}
-
-static dp_status dp__mpi_group_begin(const dp__mpi_call *call, size_t step)
-{
-    dp__mpi_comm *comm = call->comm;
-    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    int self = comm->process;
-    dp__mpi_add_own(call, dp__mpi_at(call, step), dp__mpi_count(call, step),
-                    dp__mpi_input(call, self, step));
-    atomic_store_explicit(&dp__mpi_mark_of(comm, self)->put,
-                          comm->group.pieces + (unsigned)step + 1, memory_order_release);
-    DP_TRY(dp__mpi_await_group(call, false, step));
-    dp__mpi_group_counts(call, step, false);
-    for (int p = 0; p < comm->process_count; p++)
-        if (slot->to.counts[p] > 0)
-            dp__mpi_add_group(call, step, p, slot->out);
-    return dp__mpi_give_all_to_all(call, slot->out, slot->in, step);
-}
-
-static dp_status dp__mpi_group_turn(const dp__mpi_call *call, size_t step)
-{
-    const dp__mpi_comm *comm = call->comm;
-    const dp__mpi_group *group = &comm->group;
-    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    char *result = dp__mpi_result(call, step);
-    int self = comm->process;
-    size_t wire = dp__mpi_wire_bytes(call), first;
-    size_t own = dp__mpi_slice(comm, dp__mpi_count(call, step), self, &first);
-    DP_TRY(dp__mpi_arrive(call, step));
-    dp__mpi_add_group(call, step, self, slot->out);
-    for (int g = 0; g < group->count; g++)
-        comm->in[g] = slot->in + (size_t)g * own * wire;
-    comm->in[group->own] = slot->out + first * wire;
-    comm->out[0] = slot->sums;
-    dp__mpi_add_all(call, (size_t)group->count, own, 1);
-    memcpy(result + first * call->size, slot->sums, own * call->size);
-    dp__mpi_group_counts(call, step, true);
-    return dp__mpi_give_all_to_all(call, slot->sums, result, step);
-}
-
-static dp_status dp__mpi_group_end(const dp__mpi_call *call, size_t step)
-{
-    dp__mpi_comm *comm = call->comm;
-    size_t wanted = dp__mpi_wanted(call, dp__mpi_at(call, step));
-    DP_TRY(dp__mpi_arrive(call, step));
-    atomic_store_explicit(&dp__mpi_mark_of(comm, comm->process)->landed,
-                          comm->group.pieces + (unsigned)step + 1, memory_order_release);
-    DP_TRY(dp__mpi_await_group(call, true, step));
-    for (size_t i = 0; i < wanted; i++)
-        memcpy(comm->out[i], dp__mpi_result(call, step), dp__mpi_count(call, step) * call->size);
-    return DP_OK;
-}
-
-/* Halves always travel as f32. */
-static dp_status dp__mpi_run_groups(dp__mpi_call *call)
-{
-    static const dp__mpi_steps steps = {dp__mpi_group_begin, dp__mpi_group_turn, dp__mpi_group_end};
-    call->wide = dp__mpi_is_half(call->asked.dtype);
-    size_t piece = DP__MPI_INPUT_BYTES / dp__mpi_wire_bytes(call);
-    DP_TRY(dp__mpi_run(call, &steps, piece));
-    call->comm->group.pieces += (unsigned)((call->asked.count + piece - 1) / piece);
-    return DP_OK;
-}
-
-/* --- the reductions --------------------------------------------------------------------------- */
-
-static dp_status dp__mpi_all_reduce(dp__mpi_call *call)
-{
-    static const dp__mpi_steps small = {dp__mpi_small_begin, dp__mpi_small_turn, NULL};
-    static const dp__mpi_steps large = {dp__mpi_slices_begin, dp__mpi_slices_turn,
-                                        dp__mpi_slices_end};
-    const dp__mpi_comm *comm = call->comm;
-    call->wide = comm->most > 1 && dp__mpi_is_half(call->asked.dtype);
-    size_t wire = dp__mpi_wire_bytes(call), processes = (size_t)comm->process_count;
-    if (dp__mpi_is_small(call))
-        return dp__mpi_run(call, &small, comm->buffer_bytes / wire / processes);
-    if (comm->group.each > 1)
-        return dp__mpi_run_groups(call);
-    return dp__mpi_run(call, &large, comm->buffer_bytes / wire);
-}
-
-/* Blocks are all cut in the same way; a message has a piece of every rank's block. */
-static dp_status dp__mpi_scatter_begin(const dp__mpi_call *call, size_t step)
-{
-    dp__mpi_comm *comm = call->comm;
-    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    size_t count = dp__mpi_count(call, step), bytes = count * dp__mpi_wire_bytes(call);
-    size_t each = call->asked.count * call->size, at = dp__mpi_at(call, step);
-    for (size_t r = 0; r < (size_t)comm->rank_count; r++)
-        dp__mpi_add_own(call, r * each + at, count, slot->out + r * bytes);
-    for (int p = 0; p < comm->process_count; p++) {
-        slot->to.counts[p] = (int)((size_t)dp__mpi_ranks(comm, p) * bytes);
-        slot->to.places[p] = (int)((size_t)comm->ring->job->firsts[p] * bytes);
-        slot->from.counts[p] = (int)((size_t)comm->local_count * bytes);
-        slot->from.places[p] = (int)((size_t)(p * comm->local_count) * bytes);
-    }
-    return dp__mpi_give_all_to_all(call, slot->out, slot->in, step);
-}
-
-static dp_status dp__mpi_scatter_turn(const dp__mpi_call *call, size_t step)
-{
-    dp__mpi_comm *comm = call->comm;
-    const dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    size_t count = dp__mpi_count(call, step), bytes = count * dp__mpi_wire_bytes(call);
-    DP_TRY(dp__mpi_arrive(call, step));
-    for (int i = 0; i < comm->local_count; i++) {
-        if (call->asked.local[i].recv == NULL)
-            continue;
-        for (int p = 0; p < comm->process_count; p++)
-            comm->in[p] = slot->in + (size_t)(p * comm->local_count + i) * bytes;
-        comm->out[0] = (char *)call->asked.local[i].recv + dp__mpi_at(call, step);
-        dp__mpi_add_all(call, (size_t)comm->process_count, count, 1);
-    }
-    return DP_OK;
-}
-
-static dp_status dp__mpi_reduce_scatter(dp__mpi_call *call)
-{
-    static const dp__mpi_steps steps = {dp__mpi_scatter_begin, dp__mpi_scatter_turn, NULL};
-    const dp__mpi_comm *comm = call->comm;
-    call->wide = comm->most > 1 && dp__mpi_is_half(call->asked.dtype);
-    size_t blocks = (size_t)comm->rank_count > (size_t)(comm->process_count * comm->most)
-                        ? (size_t)comm->rank_count
-                        : (size_t)(comm->process_count * comm->most);
-    return dp__mpi_run(call, &steps, comm->buffer_bytes / dp__mpi_wire_bytes(call) / blocks);
-}
-
-/* ==== >>moving =================================================================================
-   The other collectives move bytes. Data for a process travels once, and is given there to those of
-   its ranks that want it. */
-
-/* In the root's process the buffer that MPI reads is that of the root. */
-static dp_status dp__mpi_broadcast_begin(const dp__mpi_call *call, size_t step)
-{
-    dp__mpi_comm *comm = call->comm;
-    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
-    int root = call->asked.root - comm->rank_first, process = 0;
-    while (comm->ring->job->firsts[process + 1] <= call->asked.root)
-        process++;
-    for (int i = 0; i < comm->local_count && process == comm->process; i++) {
-        const char *from = (const char *)call->asked.local[root].send + at;
-        char *to = (char *)call->asked.local[i].recv + at;
-        if (from != to)
-            memcpy(to, from, bytes);
-    }
-    dp__mpi_enter();
-    return dp__mpi_given("MPI_Ibcast",
-                         MPI_Ibcast((char *)call->asked.local[0].recv + at, (int)bytes, MPI_BYTE,
-                                    process, comm->native, &slot->request));
-}
-
-static dp_status dp__mpi_broadcast_turn(const dp__mpi_call *call, size_t step)
-{
-    const dp__mpi_comm *comm = call->comm;
-    size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
-    bool here = call->asked.root >= comm->rank_first &&
-                call->asked.root < comm->rank_first + comm->local_count;
-    DP_TRY(dp__mpi_arrive(call, step));
-    for (int i = 1; i < comm->local_count && !here; i++)
-        memcpy((char *)call->asked.local[i].recv + at, (const char *)call->asked.local[0].recv + at,
-               bytes);
-    return DP_OK;
-}
-
-static dp_status dp__mpi_broadcast(dp__mpi_call *call)
-{
-    static const dp__mpi_steps steps = {dp__mpi_broadcast_begin, dp__mpi_broadcast_turn, NULL};
-    return dp__mpi_run(call, &steps, call->comm->buffer_bytes / call->size);
-}
-
-static dp_status dp__mpi_gather_begin(const dp__mpi_call *call, size_t step)
-{
-    const dp__mpi_comm *comm = call->comm;
-    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
-    for (int p = 0; p < comm->process_count; p++) {
-        slot->from.counts[p] = (int)((size_t)dp__mpi_ranks(comm, p) * bytes);
-        slot->from.places[p] = (int)((size_t)comm->ring->job->firsts[p] * bytes);
-    }
-    if (comm->local_count == 1)
-        return dp__mpi_give_all(call, (const char *)call->asked.local[0].send + at, slot->in, step);
-    for (int i = 0; i < comm->local_count; i++)
-        memcpy(slot->out + (size_t)i * bytes, (const char *)call->asked.local[i].send + at, bytes);
-    return dp__mpi_give_all(call, slot->out, slot->in, step);
-}
-
-static dp_status dp__mpi_gather_turn(const dp__mpi_call *call, size_t step)
-{
-    const dp__mpi_comm *comm = call->comm;
-    const dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
-    size_t each = call->asked.count * call->size;
-    DP_TRY(dp__mpi_arrive(call, step));
-    for (int i = 0; i < comm->local_count; i++)
-        for (size_t r = 0; r < (size_t)comm->rank_count && call->asked.local[i].recv != NULL; r++)
-            memcpy((char *)call->asked.local[i].recv + r * each + at, slot->in + r * bytes, bytes);
-    return DP_OK;
-}
-
-static dp_status dp__mpi_all_gather(dp__mpi_call *call)
-{
-    static const dp__mpi_steps steps = {dp__mpi_gather_begin, dp__mpi_gather_turn, NULL};
-    const dp__mpi_comm *comm = call->comm;
-    return dp__mpi_run(call, &steps, comm->buffer_bytes / call->size / (size_t)comm->rank_count);
-}
-
-/* To a process: from each local rank, to each of its ranks. */
-static dp_status dp__mpi_exchange_begin(const dp__mpi_call *call, size_t step)
-{
-    const dp__mpi_comm *comm = call->comm;
-    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
-    size_t each = call->asked.count * call->size, locals = (size_t)comm->local_count;
-    char *out = slot->out;
-    for (int p = 0; p < comm->process_count; p++) {
-        size_t first = (size_t)comm->ring->job->firsts[p], ranks = (size_t)dp__mpi_ranks(comm, p);
-        slot->to.counts[p] = slot->from.counts[p] = (int)(locals * ranks * bytes);
-        slot->to.places[p] = slot->from.places[p] = (int)(locals * first * bytes);
-        for (size_t i = 0; i < locals; i++)
-            for (size_t k = 0; k < ranks; k++, out += bytes)
-                memcpy(out, (const char *)call->asked.local[i].send + (first + k) * each + at,
-                       bytes);
-    }
-    return dp__mpi_give_all_to_all(call, slot->out, slot->in, step);
-}
-
-static dp_status dp__mpi_exchange_turn(const dp__mpi_call *call, size_t step)
-{
-    const dp__mpi_comm *comm = call->comm;
-    size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
-    size_t each = call->asked.count * call->size;
-    const char *in = dp__mpi_slot_of(call, step)->in;
-    DP_TRY(dp__mpi_arrive(call, step));
-    for (size_t r = 0; r < (size_t)comm->rank_count; r++)
-        for (int i = 0; i < comm->local_count; i++, in += bytes)
-            memcpy((char *)call->asked.local[i].recv + r * each + at, in, bytes);
-    return DP_OK;
-}
-
-static dp_status dp__mpi_all_to_all(dp__mpi_call *call)
-{
-    static const dp__mpi_steps steps = {dp__mpi_exchange_begin, dp__mpi_exchange_turn, NULL};
-    const dp__mpi_comm *comm = call->comm;
-    return dp__mpi_run(call, &steps,
-                       comm->buffer_bytes / call->size / (size_t)comm->rank_count /
-                           (size_t)comm->most);
-}
-
-static dp_status dp__mpi_coll_run(dp_comm *base, const dp_coll_call *asked)
-{
-    dp__mpi_call call = {
-        .comm = dp__mpi_of(base), .asked = *asked, .size = dp_dtype_bytes(asked->dtype)};
-    switch (asked->verb) {
-    case DP_ALL_REDUCE:
-        return dp__mpi_all_reduce(&call);
-    case DP_REDUCE_SCATTER:
-        return dp__mpi_reduce_scatter(&call);
-    case DP_BROADCAST:
-        return dp__mpi_broadcast(&call);
-    case DP_ALL_GATHER:
-        return dp__mpi_all_gather(&call);
-    case DP_ALL_TO_ALL:
-    case DP_REDUCE_TO:
-    case DP_GATHER_TO:
-    case DP_SCATTER_FROM:
-        break;
-    }
-    return dp__mpi_all_to_all(&call);
-}
-
 /* ==== >>slips ==================================================================================
    Messages from one rank to another (see dp/messages.h) on the line: its slips are offers and
    answers, small, and in order. The data of what is wanted follows with a tag of its own, so that
@@ -1739,29 +818,15 @@ enum {
     DP__MPI_DATA_BYTES = 1 << 30 /* at once: MPI counts in int */
 };
 
-typedef enum dp__mpi_slip_kind {
-    DP__MPI_OFFERED,
-    DP__MPI_WANTED,
-    DP__MPI_DONE,
-    DP__MPI_REFUSED
-} dp__mpi_slip_kind;
-
-typedef struct dp__mpi_slip { /* as it travels */
-    int32_t kind, reserved;
-    dp__offer is; /* what is sent, or was expected */
-    char tiny[DP__PARCEL_TINY];
-} dp__mpi_slip;
-
 typedef struct dp__mpi_sheet { /* what MPI has in its hands: a slip, or data */
     struct dp__mpi_sheet *next;
     MPI_Request request; /* MPI_REQUEST_NULL: nothing */
-    dp__mpi_slip slip;
+    dp__slip slip;
 } dp__mpi_sheet;
 
 typedef struct dp__mpi_post {
     dp__mpi_line *line;
     dp__mpi_sheet *free, *out; /* out: slips on their way */
-    dp__parcels fetched;       /* receives whose data is on its way */
 } dp__mpi_post;
 
 static dp__mpi_post *dp__mpi_post_of(const dp__post *post)
@@ -1819,7 +884,7 @@ static dp_status dp__mpi_slips_reap(dp__post *post)
     return DP_OK;
 }
 
-static dp_status dp__mpi_slip_send(dp__post *post, int process, const dp__mpi_slip *slip)
+static dp_status dp__mpi_slip_send(dp__post *post, int process, const dp__slip *slip)
 {
     dp__mpi_post *own = dp__mpi_post_of(post);
     dp__mpi_sheet *sheet = NULL;
@@ -1871,6 +936,13 @@ static dp_status dp__mpi_prepare(dp__post *post, dp__parcel *send)
     return DP_OK;
 }
 
+static dp_status dp__mpi_data_begin(dp__post *post, dp__parcel *parcel)
+{
+    if (parcel->receives)
+        DP_TRY(dp__shared_failure(post->ctx, dp__mpi_prepare(post, parcel)));
+    return dp__mpi_data(post, parcel);
+}
+
 static void dp__mpi_discard(dp__post *post, dp__parcel *parcel)
 {
     dp__mpi_sheet *sheet = parcel->wire;
@@ -1883,55 +955,8 @@ static void dp__mpi_discard(dp__post *post, dp__parcel *parcel)
     parcel->wire = NULL;
 }
 
-static dp_status dp__mpi_offer(dp__post *post, dp__parcel *send)
-{
-    dp__mpi_slip slip = {.kind = DP__MPI_OFFERED};
-    send->is.reply = send->number;
-    slip.is = send->is;
-    if (send->bytes > 0 && send->bytes <= sizeof slip.tiny)
-        memcpy(slip.tiny, send->data, send->bytes);
-    dp__parcel_add(&post->offered, send);
-    return dp__mpi_slip_send(post, send->process, &slip);
-}
-
-static dp_status dp__mpi_reply(dp__post *post, const dp__parcel *receive, dp__mpi_slip_kind kind)
-{
-    dp__mpi_slip slip = {.kind = (int32_t)kind, .is = receive->is};
-    slip.is.reply = receive->other.reply;
-    return dp__mpi_slip_send(post, receive->process, &slip);
-}
-
-static dp_status dp__mpi_answer(dp__post *post, const dp__parcel *receive, bool fits)
-{
-    return dp__mpi_reply(post, receive, fits ? DP__MPI_DONE : DP__MPI_REFUSED);
-}
-
-static dp_status dp__mpi_fetch(dp__post *post, dp__parcel *receive)
-{
-    DP_TRY(dp__shared_failure(post->ctx, dp__mpi_prepare(post, receive)));
-    dp__parcel_add(&dp__mpi_post_of(post)->fetched, receive);
-    DP_TRY(dp__mpi_data(post, receive));
-    return dp__mpi_reply(post, receive, DP__MPI_WANTED);
-}
-
-static dp_status dp__mpi_slip_read(dp__post *post, int from, const dp__mpi_slip *slip)
-{
-    dp__parcel *send = post->offered.first;
-    if (slip->kind == DP__MPI_OFFERED)
-        return dp__offer_arrived(post, from, &slip->is, slip->tiny);
-    while (send != NULL && send->number != slip->is.reply)
-        send = send->next;
-    if (send == NULL)
-        return dp_error(DP_ERR_INTERNAL, "process %d answers what was never sent", from);
-    if (slip->kind == DP__MPI_WANTED)
-        return dp__mpi_data(post, send);
-    send->other = slip->is;
-    dp__parcel_sent(post, send, slip->kind == DP__MPI_DONE);
-    return DP_OK;
-}
-
 /* The next slip, if one has come; *out_from is -1 else. */
-static dp_status dp__mpi_slip_next(dp__post *post, dp__mpi_slip *slip, int *out_from)
+static dp_status dp__mpi_slip_next(dp__post *post, dp__slip *slip, int *out_from)
 {
     MPI_Comm comm = dp__mpi_post_of(post)->line->comm;
     MPI_Status status;
@@ -1957,27 +982,26 @@ static dp_status dp__mpi_parcels_go_on(dp__post *post)
         if (sheet->request != MPI_REQUEST_NULL)
             DP_TRY(dp__mpi_data_go_on(post, send, &gone));
     }
-    dp__parcel *receive = dp__mpi_post_of(post)->fetched.first, *next;
+    dp__parcel *receive = post->fetched.first, *next;
     for (; receive != NULL; receive = next) {
         bool all = false;
         next = receive->next;
         DP_TRY(dp__mpi_data_go_on(post, receive, &all));
         if (!all)
             continue;
-        DP_TRY(dp__parcel_received(post, receive));
-        DP_TRY(dp__mpi_answer(post, receive, true));
+        DP_TRY(dp__slip_fetched(post, receive));
     }
     return DP_OK;
 }
 
 static dp_status dp__mpi_advance(dp__post *post)
 {
-    dp__mpi_slip slip;
+    dp__slip slip;
     int from;
     do {
         DP_TRY(dp__mpi_slip_next(post, &slip, &from));
         if (from >= 0)
-            DP_TRY(dp__mpi_slip_read(post, from, &slip));
+            DP_TRY(dp__slip_read(post, from, &slip));
     } while (from >= 0);
     DP_TRY(dp__mpi_parcels_go_on(post));
     return dp__mpi_slips_reap(post);
@@ -1985,12 +1009,12 @@ static dp_status dp__mpi_advance(dp__post *post)
 
 static dp_status dp__mpi_post_wait(dp__post *post)
 {
-    dp__mpi_wait wait = {0};
+    dp__mesh_wait wait = {0};
     for (;;) {
         DP_TRY(dp__mpi_advance(post));
         if (post->moved)
             return DP_OK;
-        if (dp__mpi_idle(&wait))
+        if (dp__mesh_idle(&wait))
             DP_TRY(dp__post_rest(post, &wait.look));
     }
 }
@@ -2043,12 +1067,14 @@ static dp_status dp__mpi_post_open(dp__post *post)
     static const dp__carrier carrier = {
         .prepare = dp__mpi_prepare,
         .discard = dp__mpi_discard,
-        .offer = dp__mpi_offer,
-        .fetch = dp__mpi_fetch,
-        .answer = dp__mpi_answer,
+        .offer = dp__slip_offer,
+        .fetch = dp__slip_fetch,
+        .answer = dp__slip_answer,
         .advance = dp__mpi_advance,
         .wait = dp__mpi_post_wait,
         .close = dp__mpi_post_close,
+        .slip = dp__mpi_slip_send,
+        .data = dp__mpi_data_begin,
     };
     if (dp__mpi_level() < MPI_THREAD_SERIALIZED)
         return DP_OK;
@@ -2062,8 +1088,13 @@ static dp_status dp__mpi_post_open(dp__post *post)
 }
 
 /* ==== >>table ==================================================================================
-   From a line to a communicator. Every step is agreed upon by all processes, including those that
-   failed in it, so that all fail together.                                                      */
+   The mesh (dp/mesh.h) cuts collectives into pieces, which MPI's own carry.                      */
+
+typedef struct dp__mpi_carrier {
+    dp__mpi_line *line; /* over which its context has opened */
+    MPI_Comm native;
+    MPI_Request requests[DP__MESH_SLOTS + 1];
+} dp__mpi_carrier;
 
 static bool dp__mpi_fits(const dp_comm_config *config)
 {
@@ -2071,176 +1102,89 @@ static bool dp__mpi_fits(const dp_comm_config *config)
            config->bootstrap->all_gather == dp__mpi_line_gather;
 }
 
-static void dp__mpi_free(dp__mpi_comm *comm)
+static dp_status dp__mpi_mesh_prepare(dp__mesh_comm *comm, const dp_comm_config *config)
 {
-    dp__os_shared_close(&comm->group.shared);
-    dp__os_free(comm->buffers, 0, NULL);
-    dp__os_free(comm->numbers, 0, NULL);
-    dp__os_free(comm->heads, 0, NULL);
-    dp__os_free(comm->in, 0, NULL);
-    dp__os_free(comm->out, 0, NULL);
-    dp__os_free(comm, 0, NULL);
-}
-
-static dp_status dp__mpi_full(void)
-{
-    return dp_error(DP_ERR_NO_MEMORY, "MPI: no memory for a communicator");
-}
-
-/* The part that depends on this process alone. */
-static dp_status dp__mpi_new(const dp_host *host, const dp_comm_config *config, dp__mpi_comm **out)
-{
-    const dp__simd *simd = NULL;
     if (dp__mpi_level() < MPI_THREAD_SERIALIZED)
         return dp_error(DP_ERR_UNSUPPORTED,
                         "MPI was initialised with MPI_THREAD_%s, and the thread that carries "
                         "gradients has to call it: ask MPI_Init_thread for MPI_THREAD_MULTIPLE, or "
                         "leave it to dp_open",
                         dp__mpi_level() == MPI_THREAD_FUNNELED ? "FUNNELED" : "SINGLE");
-    DP_TRY(dp__simd_choose(&simd));
-    dp__mpi_comm *comm = dp__os_alloc(sizeof *comm, 64, NULL);
-    if (comm == NULL)
-        return dp__mpi_full();
-    memset(comm, 0, sizeof *comm);
-    comm->base = (dp_comm){dp_mpi_coll(), host};
-    comm->simd = simd;
-    comm->group.shared.fd = -1;
-    comm->ring = dp__ring_opening(dp__job_of(host));
-    comm->ring->compared = true;
-    comm->line = config->bootstrap->user;
-    comm->native = MPI_COMM_NULL;
-    comm->process = comm->ring->job->process;
-    comm->process_count = comm->ring->job->process_count;
-    comm->rank_first = config->rank_first;
-    comm->local_count = config->local_count;
-    comm->rank_count = config->rank_count;
-    *out = comm;
+    dp__mpi_carrier *own = dp__os_alloc(sizeof *own, 64, NULL);
+    if (own == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "MPI: no memory for a communicator");
+    *own = (dp__mpi_carrier){.line = config->bootstrap->user, .native = MPI_COMM_NULL};
+    comm->carrier = own;
     return DP_OK;
 }
 
-/* A piece has at least one element of every block. */
-static void dp__mpi_place_buffers(dp__mpi_comm *comm)
+static dp_status dp__mpi_mesh_connect(dp__mesh_comm *comm)
 {
-    size_t processes = (size_t)comm->process_count, stride = comm->stride;
-    int *numbers = comm->numbers;
-    char *at = comm->buffers;
-    for (int i = 0; i < DP__MPI_SLOTS; i++) {
-        dp__mpi_slot *slot = &comm->slots[i];
-        slot->out = at;
-        slot->in = at + stride;
-        slot->sums = at + 2 * stride;
-        slot->to = (dp__mpi_counts){numbers, numbers + processes};
-        slot->from = (dp__mpi_counts){numbers + 2 * processes, numbers + 3 * processes};
-        at += 3 * stride;
-        numbers += 4 * processes;
-    }
-    comm->wide = at;
+    dp__mpi_carrier *own = comm->carrier;
+    return dp__mpi_copy(own->line, own->line->comm, &own->native);
 }
 
-/* The largest power of two that divides the place of every process that another machine begins at.
-   Where there is one machine, MPI was asked for by name: nothing is shared. */
-static void dp__mpi_group_learn(dp__mpi_comm *comm)
+static int dp__mpi_piece_gather(const dp__mpi_carrier *own, const dp__mesh_comm *comm,
+                                const dp__mesh_slot *slot, const char *out, char *in,
+                                MPI_Request *request)
 {
-    dp__mpi_group *group = &comm->group;
-    const dp__card *all = comm->ring->job->cards;
-    int processes = comm->process_count, begins = 0;
-    for (int p = 1; p < processes; p++)
-        begins |= all[p].machine != all[p - 1].machine ? p : 0;
-    group->each = begins > 0 ? begins & -begins : 1;
-    group->own = comm->process / group->each;
-    group->count = (processes + group->each - 1) / group->each;
+    int bytes = slot->to.counts[comm->process];
+    const void *from = out == in + slot->from.places[comm->process] ? MPI_IN_PLACE : out;
+    if (slot->place == DP__MESH_MEETING)
+        return MPI_Iallgather(from, bytes, MPI_BYTE, in, bytes, MPI_BYTE, own->native, request);
+    return MPI_Iallgatherv(from, bytes, MPI_BYTE, in, slot->from.counts, slot->from.places,
+                           MPI_BYTE, own->native, request);
 }
 
-/* The part that depends on all processes. */
-static dp_status dp__mpi_learn(dp__mpi_comm *comm)
+static dp_status dp__mpi_piece_begin(dp__mesh_comm *comm, dp__mesh_slot *slot, bool same,
+                                     const char *out, char *in)
 {
-    size_t processes = (size_t)comm->process_count;
-    comm->numbers = dp__os_alloc(4 * processes * DP__MPI_SLOTS * sizeof(int), 64, NULL);
-    if (comm->numbers == NULL)
-        return dp__mpi_full();
-    for (int p = 0; p < comm->process_count; p++)
-        comm->most = dp__mpi_ranks(comm, p) > comm->most ? dp__mpi_ranks(comm, p) : comm->most;
-    size_t least = processes * (size_t)comm->most * (size_t)comm->most * sizeof(double);
-    comm->buffer_bytes = least > DP__MPI_BUFFER_BYTES ? least : DP__MPI_BUFFER_BYTES;
-    comm->stride = comm->buffer_bytes + processes * DP__MPI_SLICE * sizeof(double);
-    size_t operands = (processes + (size_t)comm->most) * sizeof(void *);
-    comm->buffers = dp__os_alloc((3 * DP__MPI_SLOTS + 1) * comm->stride, 64, NULL);
-    comm->in = dp__os_alloc(operands, 64, NULL);
-    comm->out = dp__os_alloc(operands, 64, NULL);
-    size_t tiny = DP__MPI_SMALL_BYTES / processes;
-    tiny = tiny < DP__MPI_TINY_BYTES ? tiny : DP__MPI_TINY_BYTES;
-    comm->head_bytes = (sizeof(dp__mpi_head) + tiny + 63) / 64 * 64;
-    comm->heads = dp__os_alloc((processes + 1) * comm->head_bytes, 64, NULL);
-    if (comm->buffers == NULL || comm->in == NULL || comm->out == NULL || comm->heads == NULL)
-        return dp__mpi_full();
-    dp__mpi_place_buffers(comm);
-    dp__mpi_group_learn(comm);
-    return DP_OK;
+    dp__mpi_carrier *own = comm->carrier;
+    MPI_Request *request = &own->requests[slot->place];
+    dp__mpi_enter();
+    int code = same ? dp__mpi_piece_gather(own, comm, slot, out, in, request)
+                    : MPI_Ialltoallv(out, slot->to.counts, slot->to.places, MPI_BYTE, in,
+                                     slot->from.counts, slot->from.places, MPI_BYTE, own->native,
+                                     request);
+    dp__mpi_leave();
+    return code == MPI_SUCCESS ? DP_OK
+                               : dp__mpi_error(same ? "MPI_Iallgatherv" : "MPI_Ialltoallv", code);
 }
 
-/* The first process of a group makes the memory, and each has its own input. */
-static dp_status dp__mpi_group_open(dp__mpi_comm *comm)
+static dp_status dp__mpi_piece_await(dp__mesh_comm *comm, dp__mesh_slot *slot)
 {
-    dp__shared *shared = &comm->group.shared;
-    int first = dp__mpi_group_first(comm, comm->group.own);
-    size_t members = (size_t)dp__mpi_group_size(comm, comm->group.own);
-    const dp__area area = {.maker = first,
-                           .bytes = dp__mpi_input_at(comm, 1 + (int)members),
-                           .head = dp__mpi_input_at(comm, 1),
-                           .first = dp__mpi_input_at(comm, 1 + comm->process - first),
-                           .each = dp__mpi_input_at(comm, 1) - dp__mpi_input_at(comm, 0)};
-    DP_TRY(dp__area_open(comm->ring->job, &area, shared));
-    dp__os_shared_close(&(dp__shared){.fd = shared->fd}); /* the memory stays */
-    shared->fd = -1;
-    return DP_OK;
+    dp__mpi_carrier *own = comm->carrier;
+    return dp__mpi_await(own->line, comm->ring, &own->requests[slot->place]);
 }
 
-/* Where there is no such memory MPI carries everything. */
-static dp_status dp__mpi_share(dp__mpi_comm *comm)
+static dp_status dp__mpi_piece_rest(dp__mesh_comm *comm, dp__mesh_wait *wait)
 {
-    const dp_host *host = comm->base.host;
-    dp__mpi_group *group = &comm->group;
-    dp_status status = group->each > 1 ? dp__mpi_group_open(comm) : DP_OK;
-    char text[96];
-    if (status != DP_OK && atomic_load(&comm->line->failed) != DP_OK)
-        return status;
-    if (status != DP_OK)
-        host->log(host, DP_LOG_INFO, dp_last_error());
-    group->each = status == DP_OK ? group->each : 1;
-    snprintf(text, sizeof text, "MPI: %d processes, which share memory in groups of %d",
-             comm->process_count, group->each);
-    host->log(host, DP_LOG_INFO, text);
-    return DP_OK;
+    const dp__mpi_carrier *own = comm->carrier;
+    return dp__mpi_rest(own->line, comm->ring, wait);
 }
 
-static dp_status dp__mpi_open_all(dp__mpi_comm *comm)
+/* MPI may still read and write what it was given before something failed. */
+static bool dp__mpi_mesh_close(dp__mesh_comm *comm)
 {
-    DP_TRY(dp__job_agree(comm->ring->job, dp__mpi_learn(comm)));
-    DP_TRY(dp__mpi_share(comm));
-    return dp__mpi_copy(comm->line, comm->line->comm, &comm->native);
+    dp__mpi_carrier *own = comm->carrier;
+    if (own == NULL)
+        return true;
+    if (comm->broken || atomic_load(&own->line->failed) != DP_OK)
+        return false;
+    dp__mpi_drop(&own->native);
+    dp__os_free(own, 0, NULL);
+    return true;
 }
 
 static dp_status dp__mpi_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
 {
-    dp__mpi_comm *comm = NULL;
-    const dp__mpi_line *line = config->bootstrap->user;
-    dp_status status = dp__job_agree(dp__job_of(host), dp__mpi_new(host, config, &comm));
-    if (status == DP_OK && comm != NULL)
-        status = dp__mpi_open_all(comm);
-    if (status == DP_OK)
-        *out = &comm->base;
-    else if (comm != NULL && atomic_load(&line->failed) == DP_OK) /* or MPI may still write there */
-        comm->base.ops->close(&comm->base);
-    return status;
-}
-
-static void dp__mpi_close(dp_comm *base)
-{
-    dp__mpi_comm *comm = dp__mpi_of(base);
-    if (comm->broken)
-        return;
-    dp__mpi_drop(&comm->native);
-    dp__mpi_free(comm);
+    static const dp__mesh_ops ops = {.prepare = dp__mpi_mesh_prepare,
+                                     .connect = dp__mpi_mesh_connect,
+                                     .begin = dp__mpi_piece_begin,
+                                     .await = dp__mpi_piece_await,
+                                     .rest = dp__mpi_piece_rest,
+                                     .close = dp__mpi_mesh_close};
+    return dp__mesh_open(host, config, dp_mpi_coll(), &ops, out);
 }
 
 DP_API const dp_coll_ops *dp_mpi_coll(void)
@@ -2249,9 +1193,9 @@ DP_API const dp_coll_ops *dp_mpi_coll(void)
                                     .name = "MPI",
                                     .fits = dp__mpi_fits,
                                     .open = dp__mpi_open,
-                                    .close = dp__mpi_close,
+                                    .close = dp__mesh_close,
                                     .verbs = DP_COLL_VERBS,
-                                    .run = dp__mpi_coll_run};
+                                    .run = dp__mesh_run_call};
     return &ops;
 }
 

@@ -298,9 +298,13 @@ DP_MUST_USE DP_API dp_status dp_optim_load(dp_optim *optim, dp_value saved);
    while the others make their first call after dp_admit (dp_optims_save). A rule of your own must
    make the same of the same numbers in every process.
 
-   INVALID: without `sharded`. UNSUPPORTED: on several machines; if several devices of a process
-   have parameters of their own, or processes share parameters (share_params); if processes have
-   different numbers of devices.                                                                 */
+   On several machines dp_recover goes on where most processes are left (>>recovery in dp.h), and
+   messages have to travel between them: not where a table of collectives of your own is in the
+   place of TCP.
+
+   INVALID: without `sharded`. UNSUPPORTED: if several devices of a process have parameters of their
+   own, or processes share parameters (share_params); if processes have different numbers of
+   devices; if nothing carries messages.                                                         */
 
 /* ==== >>clipping ===============================================================================
    For your own loops. The norm is that of all gradients of the module together, before clipping,
@@ -1969,6 +1973,22 @@ static dp_status dp__train_grads_pass_on(const dp__train_optimizer *optim)
     return dp_messages_end(views->ctx, messages, count);
 }
 
+/* Whether something carries messages, which is found out by one with nothing in it. */
+static dp_status dp__train_mirrored_reach(dp_ctx *ctx, const dp_info *job)
+{
+    const int64_t none = 0;
+    dp_message both[2];
+    for (int i = 0; i < 2; i++) { /* to the next, from the one before */
+        int far = job->process + (i == 0 ? 1 : job->process_count - 1);
+        both[i] = (dp_message){.tensor = dp_wrap(NULL, DP_U8, 1, &none),
+                               .peer = far % job->process_count * job->local_count,
+                               .tag = DP__TRAIN_TAG,
+                               .receives = i == 1};
+    }
+    DP_TRY(dp_messages_begin(ctx, both, 2));
+    return dp_messages_end(ctx, both, 2);
+}
+
 /* When this succeeds somewhere, every process has what it needs to make the step by itself. */
 static dp_status dp__train_meet(dp__train_optimizer *optim, double factor)
 {
@@ -2564,8 +2584,6 @@ static dp_status dp__train_mirrored_check(const dp__train_optimizer *optim)
         return dp_error(DP_ERR_INVALID, "mirrored is set, and sharded is not");
     if (views->owner_count > 1)
         why = "each device of this process has parameters of its own";
-    else if (views->job.machine_count > 1)
-        why = "the processes are on several machines";
     for (size_t s = 0; s < views->span_count && why == NULL; s++)
         if (views->spans[s].once)
             why = "the processes share parameters (share_params)";
@@ -2599,7 +2617,7 @@ static dp_status dp__train_mirror_make(dp__train_optimizer *optim)
     return DP_OK;
 }
 
-/* So that every process knows which ranks the others have. */
+/* So that every process knows which ranks the others have, and has a way to the next one. */
 static dp_status dp__train_mirrored_begin(dp_ctx *ctx)
 {
     dp_info job;
@@ -2607,7 +2625,7 @@ static dp_status dp__train_mirrored_begin(dp_ctx *ctx)
     int64_t most[2] = {job.local_count, -job.local_count};
     DP_TRY(dp_all_reduce_i64(ctx, most, 2, DP_OP_MAX));
     if (most[0] == -most[1])
-        return DP_OK;
+        return job.machine_count > 1 ? dp__train_mirrored_reach(ctx, &job) : DP_OK;
     return dp_error(DP_ERR_UNSUPPORTED, "mirrored: processes have %lld to %lld devices",
                     (long long)-most[1], (long long)most[0]);
 }

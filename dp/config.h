@@ -122,11 +122,12 @@ static dp_status dp__resolve_tables(dp_ctx *ctx)
     bool cuda = dp__backend_cuda != NULL;
     const dp_device_ops *const devices[] = {cuda ? dp__backend_cuda() : dp_cpu(),
                                             cuda ? dp_cpu() : NULL, NULL};
-    const dp_coll_ops *colls[] = {dp_cpu_coll(), dp_shm_coll(), NULL, NULL, NULL, NULL};
+    const dp_coll_ops *colls[] = {dp_cpu_coll(), dp_shm_coll(), NULL, NULL, NULL, NULL, NULL};
     int count = 2;
     dp_config *config = &ctx->config;
     if (dp__backend_mpi != NULL)
         colls[count++] = dp__backend_mpi->coll();
+    colls[count++] = dp_tcp_coll();
     if (dp__backend_nccl_coll != NULL)
         colls[count++] = dp__backend_nccl_coll();
     if (cuda)
@@ -697,15 +698,12 @@ static const char *const dp__nccl_advice =
 
 static dp_status dp__comm_lacks(const dp_ctx *ctx, const dp_comm_config *config)
 {
-    return dp_error(
-        DP_ERR_UNSUPPORTED,
-        "dp_open: no table of collectives serves '%s' devices of %d processes%s",
-        ctx->info.device_backend, ctx->info.process_count,
-        dp__drives_gpus(ctx) ? dp__nccl_advice
-        : !config->one_machine
-            ? " on several machines: between machines MPI carries the bytes, where dp_mpi.h "
-              "is compiled in (DP_USE_MPI) and MPI has started the processes (mpirun)"
-            : "");
+    return dp_error(DP_ERR_UNSUPPORTED,
+                    "dp_open: no table of collectives serves '%s' devices of %d processes%s",
+                    ctx->info.device_backend, ctx->info.process_count,
+                    dp__drives_gpus(ctx)   ? dp__nccl_advice
+                    : !config->one_machine ? " on several machines"
+                                           : "");
 }
 
 static void dp__comm_fit(const dp_ctx *ctx, dp__choice *choice)

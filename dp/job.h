@@ -1204,19 +1204,33 @@ static const char *dp__open_error(void)
     return dp__unnamed("dp_open", dp_last_error());
 }
 
+/* Of those that have failed one that did so by itself, or else the first; -1: none has. */
+static int dp__job_failed_first(const dp__job *job)
+{
+    int failed = -1;
+    for (int p = job->process_count - 1; p >= 0; p--) {
+        bool better = failed < 0 || job->cards[p].status != DP_ERR_REMOTE ||
+                      job->cards[failed].status == DP_ERR_REMOTE;
+        failed = job->cards[p].status != DP_OK && better ? p : failed;
+    }
+    return failed;
+}
+
 static dp_status dp__job_agree(dp__job *job, dp_status own)
 {
     dp__card *card = &job->card;
     card->status = (int32_t)own;
     snprintf(card->text, sizeof card->text, "%.199s", own != DP_OK ? dp__open_error() : "");
     dp_status status = job->gather(job->boot, card, job->cards, sizeof *card);
-    if (own != DP_OK)
+    if (own != DP_OK && (own != DP_ERR_REMOTE || status != DP_OK))
         return dp_error(own, "%s", card->text);
     DP_TRY(status);
-    for (int p = 0; p < job->process_count; p++)
-        if (job->cards[p].status != DP_OK)
-            return dp_error(DP_ERR_REMOTE, "process %d: %.199s", p, job->cards[p].text);
-    return DP_OK;
+    int failed = dp__job_failed_first(job);
+    if (failed < 0)
+        return DP_OK;
+    return failed == job->process
+               ? dp_error(own, "%s", card->text)
+               : dp_error(DP_ERR_REMOTE, "process %d: %.199s", failed, job->cards[failed].text);
 }
 
 typedef struct dp__area { /* memory that some processes share */

@@ -17,6 +17,7 @@
      >>connecting how a process finds another one
      >>meeting    from the environment to a tree
      >>world      what a context knows of its other processes
+     >>seats      where each process listens, beside the tree
      >>roll       who is left after a failure
      >>guests     who comes when a job runs
      >>calling    how they find out who is left
@@ -294,7 +295,7 @@ static dp_status dp__launch_interface(dp__launch *launch)
         return dp_error(DP_ERR_INVALID,
                         "dp_open: DP_INTERFACE is '%s', and no interface of this machine has a "
                         "name or an address that begins so. There are %s",
-                        wanted, others[0] != '\0' ? others : "none");
+                        wanted, others[0] != '\0' ? others : "none, or it may open no more files");
     memcpy(launch->own, found.address, sizeof launch->own);
     return DP_OK;
 }
@@ -1221,7 +1222,7 @@ typedef struct dp__peer { /* a process behind this one */
 typedef struct dp__server {
     const dp__launch *launch;
     int process, process_count;
-    bool all;      /* this is process 0, to which all connect; else only children in the tree do */
+    bool all;      /* all behind it connect, as to process 0; else only children in the tree do */
     bool welcomed; /* all have joined, and connect to their neighbours */
     bool twice;    /* two processes have the same number */
     dp_status failed; /* no process may join any more: dp_last_error says why */
@@ -1240,6 +1241,7 @@ typedef struct dp__server {
     bool raised;       /* the limit of open files */
     bool full;         /* nobody is accepted before those that are pending are gone */
     int rejected;      /* connections without the right proof */
+    dp__tree *job;     /* of cables: over which it may be heard that the job has failed */
     bool (*hear)(void *user, int peer, int fd); /* of a roll call: false: it has gone again */
     bool (*knows)(void *user, int peer, uint64_t listens); /* false: another one is that process */
     void *user;
@@ -1248,7 +1250,8 @@ typedef struct dp__server {
 
 static dp_status dp__server_open(dp__server *server)
 {
-    server->peer_count = dp__behind(server->process, server->process_count) - 1;
+    server->peer_count = server->all ? server->process_count - server->process - 1
+                                     : dp__behind(server->process, server->process_count) - 1;
     server->expected = server->all ? server->peer_count
                                    : dp__child_count(server->process, server->process_count);
     server->pending_capacity = DP__PENDING_MAX + server->expected;
@@ -1257,10 +1260,10 @@ static dp_status dp__server_open(dp__server *server)
     server->pending = dp__os_alloc(pending * sizeof *server->pending, 64, NULL);
     server->watch =
         dp__os_alloc((2 + peers + pending + DP__LINKS_MAX) * sizeof *server->watch, 64, NULL);
+    for (size_t i = 0; i < peers && server->peers != NULL; i++)
+        server->peers[i] = (dp__peer){.fd = -1};
     if (server->peers == NULL || server->pending == NULL || server->watch == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", server->process_count);
-    for (size_t i = 0; i < peers; i++)
-        server->peers[i] = (dp__peer){.fd = -1};
     server->raised = server->all;
     if (server->raised)
         dp__os_files_raise(peers + DP__PENDING_MAX);
@@ -1630,9 +1633,8 @@ static int dp__server_patience(const dp__server *server)
 {
     bool quiet = !server->welcomed && server->taken == server->expected;
     int ms = dp__os_ms_until(quiet ? server->quiet_ns : server->until_ns);
-    int most = server->full           ? DP__QUIET_MS
-               : server->hear != NULL ? DP__CALL_LOOK_MS
-                                      : DP__PENDING_MS;
+    bool listens = server->hear != NULL || server->job != NULL;
+    int most = server->full ? DP__QUIET_MS : listens ? DP__CALL_LOOK_MS : DP__PENDING_MS;
     return ms < most ? ms : most;
 }
 
@@ -1690,9 +1692,13 @@ DP__COLD static dp_status dp__server_wait(dp__server *server)
 {
     dp_status status = DP_OK;
     server->opened_ns = dp__os_now_ns();
-    while (!dp__server_is_done(server) && status == DP_OK)
+    while (!dp__server_is_done(server) && status == DP_OK) {
+        int culprit;
         status = dp__os_ms_until(server->until_ns) == 0 ? dp__server_timed_out(server)
                                                         : dp__server_look(server);
+        if (status == DP_OK && server->job != NULL)
+            status = dp__tree_listen(server->job, &culprit);
+    }
     if (status != DP_OK && !server->all)
         return dp__tree_fail(server->tree, NULL, status, server->process);
     return status == DP_OK ? DP_OK : dp__server_fail(server, status);
@@ -1854,7 +1860,12 @@ typedef struct dp__target { /* where somebody listens */
     char place[DP__PLACE_BYTES];
     const dp__launch *launch; /* it is process 0; else NULL */
     dp__tree *tree;           /* who may fail meanwhile; or NULL */
+    bool listens;             /* it does already: who is refused comes when it has given up */
 } dp__target;
+
+enum { DP__REFUSALS = 5 }; /* in a row, of one that listens */
+
+static const char dp__refused[] = "nobody listens there";
 
 /* false: the listener is not of this job, or did not answer in time. */
 static bool dp__handshake(int fd, dp__key key, dp__join_request *request, uint64_t until_ns,
@@ -1894,7 +1905,8 @@ static dp_status dp__claim(dp__tree *tree, const dp__launch *launch)
     return known || tree->claim >= 0 ? DP_OK : dp__listen_nowhere(launch->process);
 }
 
-/* DP_PENDING: nobody of this job is there, or not now. DP_OK: the connection stays. */
+/* DP_PENDING: nobody of this job is there, or not now. DP_OK: the connection stays. An error: there
+   can be none. */
 static dp_status dp__connect_at(const dp__os_address *at, dp__key key, dp__join_request *request,
                                 uint64_t until_ns, int *out_fd, const char **out_why)
 {
@@ -1902,10 +1914,20 @@ static dp_status dp__connect_at(const dp__os_address *at, dp__key key, dp__join_
     for (; fd == DP__OS_CROWDED && dp__os_ms_until(until_ns) > 0; fd = dp__os_connect(at))
         dp__os_sleep_ms(1);
     dp__os_watch watch = {.fd = fd, .events = POLLOUT};
+    if (fd == DP__OS_FULL)
+        return dp_error(DP_ERR_NO_MEMORY,
+                        "process %d has no room for a connection: it may open no more files than "
+                        "%llu, see ulimit -Hn, or LimitNOFILE of a service",
+                        (int)request->process, (unsigned long long)dp__os_files_limit());
+    if (fd == DP__OS_REFUSED && *out_why == NULL)
+        *out_why = dp__refused;
     if (fd < 0)
         return DP_PENDING;
     dp__os_poll(&watch, 1, dp__os_ms_until(until_ns));
-    bool good = watch.revents != 0 && dp__os_connected(fd);
+    int how = watch.revents != 0 ? dp__os_connection(fd) : -1;
+    bool good = how == 0;
+    if (how == DP__OS_REFUSED && *out_why == NULL)
+        *out_why = dp__refused;
     if (good && at->at.ss_family == AF_UNIX && !dp__os_same_user(fd)) {
         *out_why = "its place is held by another user of this machine";
         good = false;
@@ -1990,13 +2012,20 @@ DP__COLD static dp_status dp__connect_until(const dp__target *target, int proces
 {
     uint64_t begin = dp__os_now_ns();
     const char *why = NULL;
+    int refusals = 0;
     for (int round = 0; dp__os_ms_until(until_ns) > 0; round++) {
         int culprit;
+        why = why == dp__refused ? NULL : why;
         if (target->tree != NULL)
             DP_TRY(dp__tree_listen(target->tree, &culprit));
         request->patience_ms = (uint32_t)dp__os_ms_until(until_ns);
-        if (dp__connect_once(target, key, request, round, until_ns, out_fd, &why) == DP_OK)
-            return DP_OK;
+        dp_status status = dp__connect_once(target, key, request, round, until_ns, out_fd, &why);
+        if (status != DP_PENDING)
+            return status;
+        refusals = target->listens && why == dp__refused ? refusals + 1 : 0;
+        if (refusals == DP__REFUSALS)
+            return dp_error(DP_ERR_REMOTE, "process %d of %d has closed its port", process,
+                            (int)request->process_count);
         int pause = round < 4 ? 10 << round : 100, rest = dp__os_ms_until(until_ns);
         dp__os_sleep_ms(pause < rest ? pause : rest);
     }
@@ -2140,7 +2169,10 @@ DP__COLD static dp_status dp__meet_others(dp__tree *tree, const dp__launch *laun
                                 .version = DP_VERSION,
                                 .process = tree->process,
                                 .process_count = tree->process_count};
-    dp__target first = {launch->host, launch->port, launch->port_count, "", launch, NULL};
+    dp__target first = {.host = launch->host,
+                        .port = launch->port,
+                        .port_count = launch->port_count,
+                        .launch = launch};
     dp__welcome welcome = {0};
     int fd = -1;
     DP_TRY(dp__server_open(server));
@@ -2265,7 +2297,7 @@ static bool dp__far_send(dp_ctx *ctx, const dp__letter *letter)
 }
 
 /* What other machines find this process by: what the user says, or what a connection to one comes
-   from; "": nothing is known. */
+   from; where a bootstrap of the user's has made none, the usual address. "": nothing is known. */
 static dp_status dp__far_host(const dp__tree *tree, char *text, size_t room)
 {
     dp__launch own = {.name = "far"};
@@ -2273,6 +2305,8 @@ static dp_status dp__far_host(const dp__tree *tree, char *text, size_t room)
     snprintf(text, room, "%s", own.own);
     for (int i = 0; tree != NULL && i < tree->link_count && text[0] == '\0'; i++)
         dp__os_host_of(tree->links[i].fd, true, text, room);
+    if (tree == NULL && text[0] == '\0')
+        dp__os_host_usual(text, room);
     return DP_OK;
 }
 
@@ -2337,6 +2371,17 @@ static dp_status dp__join(dp_config *config, dp__launch *launch, dp__tree **out,
     return launch->process_count > 1 ? dp__join_tree(config, launch, timeout_ms, out) : DP_OK;
 }
 
+static bool dp__boot_is_mpi(const dp_bootstrap *boot)
+{
+    return dp__backend_mpi != NULL && boot->all_gather == dp__backend_mpi->all_gather;
+}
+
+/* The library has brought the processes together, and not a bootstrap of the user's. */
+static bool dp__boot_is_ours(const dp_bootstrap *boot)
+{
+    return boot->all_gather == dp__tree_all_gather || dp__boot_is_mpi(boot);
+}
+
 /* One round of the bootstrap. A failure in it is a failure of the job, even in a user's. */
 static dp_status dp__boot_gather(const dp_bootstrap *boot, const void *own, void *all, size_t bytes)
 {
@@ -2344,8 +2389,7 @@ static dp_status dp__boot_gather(const dp_bootstrap *boot, const void *own, void
     dp_status status = dp__sentence_after(first, boot->all_gather(own, all, bytes, boot->user));
     if (status == DP_OK)
         return DP_OK;
-    if (boot->all_gather == dp__tree_all_gather ||
-        (dp__backend_mpi != NULL && boot->all_gather == dp__backend_mpi->all_gather))
+    if (dp__boot_is_ours(boot))
         return dp_error(status, "dp_open: %s", dp__open_error());
     return dp_error(DP_ERR_REMOTE, "dp_open: bootstrap.all_gather failed: %s", dp__open_error());
 }
@@ -2413,6 +2457,75 @@ DP__COLD static dp_status dp__find_neighbours(const dp_bootstrap *boot, const dp
     return status;
 }
 
+/* ==== >>seats ==================================================================================
+   Where each process listens, beside the tree, and how the others find it.                      */
+
+typedef struct dp__seat { /* of a process, for as long as it lives */
+    uint64_t machine;
+    uint32_t port, limit; /* limit: how many seats it wants there to be */
+    dp__key key;
+    char host[DP__PLACE_BYTES]; /* its address for other machines; "": not known */
+    uint64_t there_only;        /* it listens at that address, and at no other */
+} dp__seat;
+_Static_assert(sizeof(dp__seat) == 104, "what travels has no gaps");
+
+static dp_status dp__seat_key(dp__seat *seat)
+{
+    if (dp__os_secret((uint64_t *)&seat->key, sizeof seat->key))
+        return DP_OK;
+    return dp_error(DP_ERR_UNSUPPORTED,
+                    "the system has no random numbers for the secret of a job: neither getentropy "
+                    "nor /dev/urandom gives any");
+}
+
+/* With a port of its own, which only its machine can reach if all processes are there. */
+static dp_status dp__seat_make(dp__seat *seat, dp__launch *launch, const dp__tree *tree, bool far,
+                               dp__server *server)
+{
+    seat->machine = dp__os_machine();
+    snprintf(launch->host, DP__HOST_BYTES, "%s", far ? "0.0.0.0" : "127.0.0.1");
+    if (far) {
+        DP_TRY(dp__far_host(tree, seat->host, sizeof seat->host));
+        DP_TRY(dp__launch_ports(launch));
+        DP_TRY(dp__launch_interface(launch));
+    }
+    seat->there_only = launch->own[0] != '\0';
+    DP_TRY(dp__seat_key(seat));
+    DP_TRY(dp__listen_within(server, launch));
+    seat->port = (uint32_t)dp__os_port(server->listener);
+    return DP_OK;
+}
+
+/* A process whose connections all stay inside its machine has the address of another one there; "":
+   there is none. */
+static const char *dp__seat_address(const dp__seat *seats, int count, int seat)
+{
+    const char *host = seats[seat].host;
+    for (int s = 0; s < count && host[0] == '\0'; s++)
+        if (seats[s].machine == seats[seat].machine)
+            host = seats[s].host;
+    return host;
+}
+
+/* From the place of `own`. */
+static const char *dp__seat_host(const dp__seat *seats, int count, int own, int seat)
+{
+    bool near = seats[seat].machine == seats[own].machine && !seats[seat].there_only;
+    return near ? "127.0.0.1" : dp__seat_address(seats, count, seat);
+}
+
+static dp_status dp__seats_check(const dp__seat *seats, int count, int own)
+{
+    for (int s = 0; s < count; s++)
+        if (dp__seat_host(seats, count, own, s)[0] == '\0')
+            return dp_error(DP_ERR_UNSUPPORTED,
+                            "the processes are on several machines, and have met inside one, or by "
+                            "a bootstrap of yours, so that no address of process %d is known: set "
+                            "DP_INTERFACE",
+                            s);
+    return DP_OK;
+}
+
 /* ==== >>roll ===================================================================================
    Who is left after a failure. Every process keeps a port open from the start, where nothing
    happens until then: as long as it can be connected to, its process is there. The first process
@@ -2439,14 +2552,6 @@ enum {
     DP__MEET_LEAST_MS = 1000, /* who has been offered a part comes by then */
     DP__MEET_MOST_MS = 5000
 };
-
-typedef struct dp__seat { /* of a process, for as long as it lives */
-    uint64_t machine;
-    uint32_t port, limit; /* limit: how many seats it wants there to be */
-    dp__key key;
-    char host[DP__PLACE_BYTES]; /* its address for other machines; "": not known */
-} dp__seat;
-_Static_assert(sizeof(dp__seat) == 96, "what travels has no gaps");
 
 enum { DP__MEMBER = 1, DP__OFFERED = 2 }; /* of a roster, by seat */
 
@@ -2583,53 +2688,21 @@ static dp__roll *dp__roll_make(const dp__launch *launch, int own, int members, i
     return roll;
 }
 
-/* A port of its own, which only its machine can reach if all processes are there. */
-static dp_status dp__roll_listen(dp__roll *roll, bool far)
-{
-    dp__server server = {.launch = &roll->launch, .process = roll->own, .listener = -1};
-    snprintf(roll->launch.host, DP__HOST_BYTES, "%s", far ? "0.0.0.0" : "127.0.0.1");
-    if (far) {
-        DP_TRY(dp__launch_ports(&roll->launch));
-        DP_TRY(dp__launch_interface(&roll->launch));
-    }
-    DP_TRY(dp__listen_within(&server, &roll->launch));
-    roll->listener = server.listener;
-    roll->at = server.at;
-    return DP_OK;
-}
-
 static dp_status dp__roll_seat(dp__roll *roll, const dp__tree *tree, bool far)
 {
+    dp__server server = {.launch = &roll->launch, .process = roll->own, .listener = -1};
     dp__seat *seat = &roll->seats[roll->own];
-    seat->machine = dp__os_machine();
+    dp_status status = dp__seat_make(seat, &roll->launch, tree, far, &server);
     seat->limit = (uint32_t)roll->count;
-    if (far)
-        DP_TRY(dp__far_host(tree, seat->host, sizeof seat->host));
-    if (!dp__os_secret((uint64_t *)&seat->key, sizeof seat->key))
-        return dp_error(DP_ERR_UNSUPPORTED,
-                        "the system has no random numbers for the secret of a job: neither "
-                        "getentropy nor /dev/urandom gives any");
-    DP_TRY(dp__roll_listen(roll, far));
-    seat->port = (uint32_t)dp__os_port(roll->listener);
-    return DP_OK;
-}
-
-/* A process whose connections all stay inside its machine has the address of another one there; "":
-   there is none. */
-static const char *dp__seat_address(const dp__roll *roll, int seat)
-{
-    const char *host = roll->seats[seat].host;
-    for (int s = 0; s < roll->count && host[0] == '\0'; s++)
-        if (roll->seats[s].machine == roll->seats[seat].machine)
-            host = roll->seats[s].host;
-    return host;
+    roll->listener = server.listener;
+    roll->at = server.at;
+    return status;
 }
 
 /* From here. */
-static const char *dp__seat_host(const dp__roll *roll, int seat)
+static const char *dp__roll_host(const dp__roll *roll, int seat)
 {
-    bool near = roll->seats[seat].machine == roll->seats[roll->own].machine;
-    return near ? "127.0.0.1" : dp__seat_address(roll, seat);
+    return dp__seat_host(roll->seats, roll->count, roll->own, seat);
 }
 
 /* $DP_PROCESS_LIMIT: the job may have more processes later than it has now. */
@@ -2650,7 +2723,7 @@ static dp_status dp__roll_open(const dp_bootstrap *boot, const dp__launch *launc
                                bool whole, dp__roll **out)
 {
     bool by_tree = boot->all_gather == dp__tree_all_gather;
-    if (dp__backend_mpi != NULL && boot->all_gather == dp__backend_mpi->all_gather)
+    if (dp__boot_is_mpi(boot))
         return dp_error(DP_ERR_UNSUPPORTED,
                         "config.recovers: MPI has brought the processes together, and it ends them "
                         "all when one of them dies");
@@ -2675,14 +2748,7 @@ static dp_status dp__roll_meet(const dp_bootstrap *boot, dp__roll *roll)
                             "config.recovers: DP_PROCESS_LIMIT is %d in process 0 and %d in "
                             "process %d",
                             (int)roll->seats[0].limit, (int)roll->seats[s].limit, s);
-    for (int s = 0; s < boot->process_count; s++)
-        if (dp__seat_host(roll, s)[0] == '\0')
-            return dp_error(DP_ERR_UNSUPPORTED,
-                            "config.recovers: the processes are on several machines and have met "
-                            "by a bootstrap of yours, so that no address of process %d is known: "
-                            "set DP_INTERFACE",
-                            s);
-    return DP_OK;
+    return dp__seats_check(roll->seats, boot->process_count, roll->own);
 }
 
 /* Which of all that have had that seat it is of. */
@@ -2815,7 +2881,7 @@ static void dp__guest_greet(dp__roll *roll, int fd, uint64_t until_ns)
     guest.seat.host[sizeof guest.seat.host - 1] = '\0';
     guest.seat.key = roll->launch.key;
     if (guest.seat.machine != roll->seats[roll->own].machine &&
-        dp__seat_address(roll, roll->own)[0] == '\0')
+        dp__seat_address(roll->seats, roll->count, roll->own)[0] == '\0')
         dp__guest_refuse(fd, until_ns,
                          "the job has met inside another machine: set DP_INTERFACE for all, and "
                          "DP_ADDR=host:port, so that its processes have addresses");
@@ -2919,7 +2985,7 @@ static void dp__probe_end(dp__calling *calling, int seat, dp__fate fate)
 static bool dp__seat_find(const dp__roll *roll, int seat, dp__os_address *out)
 {
     dp__os_found found;
-    dp__os_look_up(dp__seat_host(roll, seat), (int)roll->seats[seat].port, AI_NUMERICHOST, &found);
+    dp__os_look_up(dp__roll_host(roll, seat), (int)roll->seats[seat].port, AI_NUMERICHOST, &found);
     *out = found.list[0];
     return found.count > 0;
 }
@@ -3300,7 +3366,8 @@ static dp_status dp__returning_launch(const dp__roll *roll, const dp__tally *tal
                         .again = true,
                         .where = "after a failure"};
     if (tally->far != 0) {
-        snprintf(out->host, sizeof out->host, "%s", dp__seat_address(roll, tally->leader));
+        snprintf(out->host, sizeof out->host, "%s",
+                 dp__seat_address(roll->seats, roll->count, tally->leader));
         DP_TRY(dp__launch_ports(out));
         DP_TRY(dp__launch_interface(out));
         out->port = dp__launch_port(out);

@@ -1,13 +1,15 @@
 /* dp/messages.h - v0.1.0 - messages from one rank to another - MIT licence
 
    Part of dp.h, which includes it. It holds what a process knows of its messages and of those that
-   others offer, which of them belong together, and one way for their bytes: shared memory. Another
-   one is in dp_mpi.h.
+   others offer, which of them belong together, and two ways for their bytes: shared memory, and
+   connections over TCP. Another one is in dp_mpi.h.
 
    CONTENTS (search for the tag)
      >>parcels   what is known of a message
      >>matching  which receive an offer is for
      >>lines     offers, answers and bytes in shared memory
+     >>slips     offers and answers that travel
+     >>channels  slips and bytes over TCP
      >>looking   whether it makes sense to wait for a message
      >>beginning checks, and what a message needs
      >>ending    the public edge
@@ -41,6 +43,20 @@ typedef struct dp__offer { /* what is sent, or expected */
     uint64_t count;
     int32_t from, to, tag, dtype; /* from: or DP_ANY_RANK; to: ~to, where it is the library's */
 } dp__offer;
+
+typedef enum dp__slip_kind {
+    DP__SLIP_OFFERED,
+    DP__SLIP_WANTED,
+    DP__SLIP_DONE,
+    DP__SLIP_REFUSED,
+    DP__SLIP_DATA /* follows */
+} dp__slip_kind;
+
+typedef struct dp__slip { /* an offer or an answer as it travels */
+    int32_t kind, reserved;
+    dp__offer is; /* what is sent, or was expected */
+    char tiny[DP__PARCEL_TINY];
+} dp__slip;
 
 enum { DP__OFFER_WORDS = sizeof(dp__offer) / sizeof(uint64_t) };
 _Static_assert(DP__OFFER_WORDS * sizeof(uint64_t) == sizeof(dp__offer), "an offer is words");
@@ -78,6 +94,7 @@ typedef struct dp__post {
     dp__parcels spare;             /* to be used again */
     dp__parcels expected, arrived; /* receives, and offers, that have not met */
     dp__parcels offered;           /* sends to other processes that are not done */
+    dp__parcels fetched;           /* receives whose data is on its way, with slips */
     bool moved;                    /* something has happened since this was last false */
     dp_status failed;              /* of the carrier, while others wait */
     dp__wait wait;                 /* of those who only test */
@@ -99,6 +116,10 @@ typedef struct dp__carrier {
     dp_status (*advance)(dp__post *post); /* what can go on without waiting does: see moved */
     dp_status (*wait)(dp__post *post);    /* until something has moved; see dp__post_rest */
     void (*close)(dp__post *post);
+    /* ------------------------------------------------------- where slips travel: see >>slips -- */
+    dp_status (*slip)(dp__post *post, int process, const dp__slip *slip); /* in order */
+    dp_status (*data)(dp__post *post, dp__parcel *parcel); /* to who wants it, or from who has it */
+    /* ---------------------------------------------------------------------------- optional -- */
 } dp__carrier;
 
 /* Of messages of all contexts so far: no two have the same number. */
@@ -767,6 +788,368 @@ static dp_status dp__desk_open(dp__post *post)
     return DP_OK;
 }
 
+/* ==== >>slips ==================================================================================
+   Where no memory is shared, offers and answers are slips: small, and in order. The data of what is
+   wanted follows.                                                                               */
+
+static dp_status dp__slip_offer(dp__post *post, dp__parcel *send)
+{
+    dp__slip slip = {.kind = DP__SLIP_OFFERED};
+    send->is.reply = send->number;
+    slip.is = send->is;
+    if (send->bytes > 0 && send->bytes <= sizeof slip.tiny)
+        memcpy(slip.tiny, send->data, send->bytes);
+    dp__parcel_add(&post->offered, send);
+    return post->carrier->slip(post, send->process, &slip);
+}
+
+static dp_status dp__slip_reply(dp__post *post, const dp__parcel *receive, dp__slip_kind kind)
+{
+    dp__slip slip = {.kind = (int32_t)kind, .is = receive->is};
+    slip.is.reply = receive->other.reply;
+    return post->carrier->slip(post, receive->process, &slip);
+}
+
+static dp_status dp__slip_answer(dp__post *post, const dp__parcel *receive, bool fits)
+{
+    return dp__slip_reply(post, receive, fits ? DP__SLIP_DONE : DP__SLIP_REFUSED);
+}
+
+static dp_status dp__slip_fetch(dp__post *post, dp__parcel *receive)
+{
+    dp__parcel_add(&post->fetched, receive);
+    DP_TRY(post->carrier->data(post, receive));
+    return dp__slip_reply(post, receive, DP__SLIP_WANTED);
+}
+
+/* The data is here. */
+static dp_status dp__slip_fetched(dp__post *post, dp__parcel *receive)
+{
+    DP_TRY(dp__parcel_received(post, receive));
+    return dp__slip_answer(post, receive, true);
+}
+
+static dp_status dp__slip_read(dp__post *post, int from, const dp__slip *slip)
+{
+    dp__parcel *send = post->offered.first;
+    if (slip->kind == DP__SLIP_OFFERED)
+        return dp__offer_arrived(post, from, &slip->is, slip->tiny);
+    while (send != NULL && (send->number != slip->is.reply || send->process != from))
+        send = send->next;
+    if (send == NULL)
+        return dp_error(DP_ERR_INTERNAL, "process %d answers what was never sent", from);
+    if (slip->kind == DP__SLIP_WANTED)
+        return post->carrier->data(post, send);
+    send->other = slip->is;
+    dp__parcel_sent(post, send, slip->kind == DP__SLIP_DONE);
+    return DP_OK;
+}
+
+/* ==== >>channels ================================================================================
+   Slips over a cable to each process (dp/tcp.h), with data between them: what was wanted first
+   comes first. A cable that ends is no error by itself: who expects something from its process
+   looks whether that is still there. A process that takes nothing any more may have said something
+   before, which is still to be read.                                                            */
+
+enum { DP__CHANNEL_FLUSH_MS = 200 };
+
+typedef struct dp__sheet { /* on its way */
+    struct dp__sheet *next;
+    const dp__parcel *send; /* whose data follows; or NULL */
+    size_t sent;            /* bytes, of both */
+    dp__slip slip;
+} dp__sheet;
+
+typedef struct dp__channel {
+    int fd;    /* -1: this process, or one that has ended it */
+    bool deaf; /* it takes nothing any more */
+    dp__sheet *first, *last;
+    dp__slip in;
+    size_t got;          /* bytes of `in` */
+    dp__parcel *filling; /* whose data comes; or NULL */
+} dp__channel;
+
+typedef struct dp__channels {
+    dp__sheet *spare;
+    dp__os_watch *watch;
+    dp__channel of[];
+} dp__channels;
+
+static dp__channels *dp__channels_of(const dp__post *post)
+{
+    return post->carried;
+}
+
+static void dp__sheet_give(dp__post *post, dp__sheet *sheet)
+{
+    dp__channels *channels = dp__channels_of(post);
+    if (sheet == NULL)
+        return;
+    sheet->next = channels->spare;
+    channels->spare = sheet;
+}
+
+static dp_status dp__sheet_take(dp__post *post, dp__sheet **out)
+{
+    dp__channels *channels = dp__channels_of(post);
+    dp__sheet *sheet = channels->spare;
+    if (sheet != NULL)
+        channels->spare = sheet->next;
+    else
+        sheet = dp__os_alloc(sizeof *sheet, 64, NULL);
+    if (sheet == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a message");
+    *sheet = (dp__sheet){.send = NULL};
+    *out = sheet;
+    return DP_OK;
+}
+
+static void dp__channel_deafen(dp__post *post, dp__channel *channel)
+{
+    channel->deaf = true;
+    while (channel->first != NULL) {
+        dp__sheet *sheet = channel->first;
+        channel->first = sheet->next;
+        dp__sheet_give(post, sheet);
+    }
+}
+
+/* As much as goes now. */
+static void dp__channel_send(dp__post *post, int process)
+{
+    dp__channel *channel = &dp__channels_of(post)->of[process];
+    while (channel->first != NULL) {
+        dp__sheet *sheet = channel->first;
+        bool data = sheet->sent >= sizeof sheet->slip;
+        size_t all = sizeof sheet->slip + (sheet->send != NULL ? sheet->send->bytes : 0);
+        const char *from = data ? sheet->send->data + (sheet->sent - sizeof sheet->slip)
+                                : (const char *)&sheet->slip + sheet->sent;
+        ptrdiff_t sent = dp__os_send(channel->fd, from,
+                                     data ? all - sheet->sent : sizeof sheet->slip - sheet->sent);
+        if (sent < 0)
+            dp__channel_deafen(post, channel);
+        if (sent <= 0)
+            return;
+        sheet->sent += (size_t)sent;
+        if (sheet->sent < all)
+            continue;
+        channel->first = sheet->next;
+        dp__sheet_give(post, sheet);
+    }
+}
+
+static void dp__channel_add(dp__post *post, int process, dp__sheet *sheet)
+{
+    dp__channel *channel = &dp__channels_of(post)->of[process];
+    bool alone = channel->first == NULL;
+    if (channel->deaf) {
+        dp__sheet_give(post, sheet);
+        return;
+    }
+    sheet->next = NULL;
+    if (alone)
+        channel->first = sheet;
+    else
+        channel->last->next = sheet;
+    channel->last = sheet;
+    if (alone)
+        dp__channel_send(post, process);
+}
+
+static dp_status dp__channel_slip(dp__post *post, int process, const dp__slip *slip)
+{
+    dp__sheet *sheet = NULL;
+    DP_TRY(dp__shared_failure(post->ctx, dp__sheet_take(post, &sheet)));
+    sheet->slip = *slip;
+    dp__channel_add(post, process, sheet);
+    return DP_OK;
+}
+
+static dp_status dp__channel_prepare(dp__post *post, dp__parcel *send)
+{
+    dp__sheet *sheet = NULL;
+    DP_TRY(dp__sheet_take(post, &sheet));
+    send->wire = sheet;
+    return DP_OK;
+}
+
+static void dp__channel_discard(dp__post *post, dp__parcel *parcel)
+{
+    dp__sheet_give(post, parcel->wire);
+    parcel->wire = NULL;
+}
+
+/* What is received comes by itself. */
+static dp_status dp__channel_data(dp__post *post, dp__parcel *parcel)
+{
+    dp__sheet *sheet = parcel->wire;
+    if (parcel->receives)
+        return DP_OK;
+    if (sheet == NULL)
+        return dp_error(DP_ERR_INTERNAL, "process %d wants data twice", parcel->process);
+    parcel->wire = NULL;
+    sheet->slip = (dp__slip){.kind = DP__SLIP_DATA, .is = parcel->is};
+    sheet->send = parcel;
+    dp__channel_add(post, parcel->process, sheet);
+    return DP_OK;
+}
+
+/* A slip has come, or (DATA) what follows it is to come. */
+static dp_status dp__channel_read(dp__post *post, int process)
+{
+    dp__channel *channel = &dp__channels_of(post)->of[process];
+    dp__parcel *receive = post->fetched.first;
+    channel->got = 0;
+    if (channel->in.kind != DP__SLIP_DATA)
+        return dp__slip_read(post, process, &channel->in);
+    while (receive != NULL &&
+           (receive->process != process || receive->other.reply != channel->in.is.reply))
+        receive = receive->next;
+    if (receive == NULL)
+        return dp_error(DP_ERR_INTERNAL, "process %d sends what nobody wants", process);
+    channel->filling = receive;
+    return DP_OK;
+}
+
+/* What has come. */
+static dp_status dp__channel_receive(dp__post *post, int process)
+{
+    dp__channel *channel = &dp__channels_of(post)->of[process];
+    ptrdiff_t got = 1;
+    while (got > 0) {
+        dp__parcel *receive = channel->filling;
+        size_t left = receive != NULL ? receive->bytes - receive->moved
+                                      : sizeof channel->in - channel->got;
+        got = dp__os_receive(channel->fd,
+                             receive != NULL ? receive->data + receive->moved
+                                             : (char *)&channel->in + channel->got,
+                             left);
+        if (got < 0) {
+            dp__channel_deafen(post, channel);
+            channel->fd = -1;
+        }
+        if (got <= 0)
+            return DP_OK;
+        if (receive != NULL)
+            receive->moved += (size_t)got;
+        else
+            channel->got += (size_t)got;
+        if ((size_t)got < left)
+            continue;
+        channel->filling = NULL;
+        DP_TRY(receive != NULL ? dp__slip_fetched(post, receive) : dp__channel_read(post, process));
+    }
+    return DP_OK;
+}
+
+/* Wait at most so long until something can move, and move it. */
+static dp_status dp__channels_look(dp__post *post, int timeout_ms)
+{
+    dp__channels *channels = dp__channels_of(post);
+    for (int p = 0; p < post->process_count; p++) {
+        dp__channel *channel = &channels->of[p];
+        int events = POLLIN | (channel->first != NULL ? POLLOUT : 0);
+        channels->watch[p] = (dp__os_watch){.fd = channel->fd, .events = (short)events};
+    }
+    if (dp__os_poll(channels->watch, post->process_count, timeout_ms) == 0)
+        return DP_OK;
+    for (int p = 0; p < post->process_count; p++) {
+        if ((channels->watch[p].revents & POLLOUT) != 0)
+            dp__channel_send(post, p);
+        if ((channels->watch[p].revents & ~POLLOUT) != 0 && channels->of[p].fd >= 0)
+            DP_TRY(dp__channel_receive(post, p));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__channels_advance(dp__post *post)
+{
+    return dp__channels_look(post, 0);
+}
+
+static dp_status dp__channels_wait(dp__post *post)
+{
+    dp__wait wait = {0};
+    uint64_t begun_ns = dp__os_now_ns();
+    for (;;) {
+        DP_TRY(dp__channels_look(post, dp__cable_rest_ms(begun_ns)));
+        if (post->moved)
+            return DP_OK;
+        DP_TRY(dp__post_rest(post, &wait));
+    }
+}
+
+/* What is left are answers: data may be gone already. */
+static void dp__channel_keep_answers(dp__post *post, dp__channel *channel)
+{
+    dp__sheet *sheet = channel->first, *next;
+    bool cut = sheet != NULL && sheet->send != NULL && sheet->sent > 0;
+    channel->first = NULL;
+    for (; sheet != NULL; sheet = next) {
+        next = sheet->next;
+        sheet->next = NULL;
+        if (cut || sheet->send != NULL)
+            dp__sheet_give(post, sheet);
+        else if (channel->first == NULL)
+            channel->first = channel->last = sheet;
+        else
+            channel->last = channel->last->next = sheet;
+    }
+}
+
+/* Answers that are on their way still go. */
+static void dp__channels_close(dp__post *post)
+{
+    dp__channels *channels = dp__channels_of(post);
+    uint64_t until_ns = dp__os_after_ms(DP__CHANNEL_FLUSH_MS);
+    for (int p = 0; p < post->process_count; p++) {
+        dp__channel *channel = &channels->of[p];
+        dp__os_watch watch = {.fd = channel->fd, .events = POLLOUT};
+        dp__channel_keep_answers(post, channel);
+        while (channel->first != NULL && dp__os_ms_until(until_ns) > 0) {
+            dp__os_poll(&watch, 1, dp__os_ms_until(until_ns));
+            dp__channel_send(post, p);
+        }
+        dp__channel_deafen(post, channel);
+    }
+    for (int i = 0; i < post->block_count; i++)
+        for (size_t k = 0; k < dp__parcels_in(i); k++)
+            dp__channel_discard(post, &post->blocks[i][k]);
+    while (channels->spare != NULL) {
+        dp__sheet *sheet = channels->spare;
+        channels->spare = sheet->next;
+        dp__os_free(sheet, 0, NULL);
+    }
+}
+
+static dp_status dp__channels_open(dp__post *post, const int *fds)
+{
+    static const dp__carrier carrier = {
+        .prepare = dp__channel_prepare,
+        .discard = dp__channel_discard,
+        .offer = dp__slip_offer,
+        .fetch = dp__slip_fetch,
+        .answer = dp__slip_answer,
+        .advance = dp__channels_advance,
+        .wait = dp__channels_wait,
+        .close = dp__channels_close,
+        .slip = dp__channel_slip,
+        .data = dp__channel_data,
+    };
+    size_t count = (size_t)post->process_count;
+    dp__channels *channels =
+        dp__scope_bytes(post->scope, sizeof *channels + count * sizeof(dp__channel), 64);
+    dp__os_watch *watch = dp__scope_bytes(post->scope, count * sizeof *watch, 64);
+    if (channels == NULL || watch == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for messages");
+    *channels = (dp__channels){.watch = watch};
+    for (size_t p = 0; p < count; p++)
+        channels->of[p] = (dp__channel){.fd = fds[p], .deaf = fds[p] < 0};
+    post->carried = channels;
+    post->carrier = &carrier;
+    return DP_OK;
+}
+
 /* ==== >>looking ================================================================================
    Who waits looks every few milliseconds whether the other end of a message is still there. What it
    had said before it went may be on its way: so it is looked at more than once.                 */
@@ -867,6 +1250,8 @@ static dp_status dp__post_fill(dp_ctx *ctx, dp_scope *scope)
         DP_TRY(dp__desk_open(post));
     else if (ctx->line != NULL && dp__backend_mpi != NULL)
         DP_TRY(dp__backend_mpi->post(post));
+    else if (dp__tcp_messages(ctx) != NULL)
+        DP_TRY(dp__channels_open(post, dp__tcp_messages(ctx)));
     ctx->post = post;
     return DP_OK;
 }
@@ -916,6 +1301,7 @@ static void dp__post_forget(dp_ctx *ctx)
     dp__stages_lose(&post->expected);
     dp__stages_lose(&post->arrived);
     dp__stages_lose(&post->offered);
+    dp__stages_lose(&post->fetched);
     post->scope->lost = true;
     ctx->post = NULL;
 }
@@ -978,7 +1364,8 @@ static dp_status dp__parcel_fill(dp__post *post, dp__parcel *parcel, const dp_me
     if (parcel->process != post->process && post->carrier == NULL)
         return dp_error(DP_ERR_UNSUPPORTED,
                         "nothing carries messages between these processes: they share no memory, "
-                        "and have not met through an MPI that may be called here");
+                        "have not met through an MPI that may be called here, and their "
+                        "collectives do not go over TCP");
     DP_TRY(dp__parcel_stage(post, parcel, &message->tensor));
     if (parcel->receives || parcel->process == post->process)
         return DP_OK;

@@ -286,6 +286,56 @@ static dp_status dp__open_local(dp_ctx *ctx, const dp__meeting *meeting)
     return dp__threads_open(ctx, &meeting->near);
 }
 
+/* As the processes of a launcher have one: process 0 listens at a port that it draws. */
+DP__APART static dp_status dp__own_tree_open(const dp_bootstrap *boot, const dp__seat *seats,
+                                             int timeout_ms, dp__tree **out)
+{
+    dp__launch launch = {.name = "bootstrap",
+                         .process = boot->process,
+                         .process_count = boot->process_count,
+                         .key = seats[0].key,
+                         .numbered = true,
+                         .agreed = true};
+    DP_TRY(dp__seats_check(seats, boot->process_count, boot->process));
+    snprintf(launch.host, sizeof launch.host, "%s",
+             dp__seat_address(seats, boot->process_count, 0));
+    DP_TRY(dp__launch_ports(&launch));
+    DP_TRY(dp__launch_interface(&launch));
+    launch.port = dp__launch_port(&launch);
+    snprintf(launch.where, sizeof launch.where, "at %.60s:%d", launch.host, launch.port);
+    dp__launch_name(&launch);
+    return dp__tree_open(&launch, timeout_ms, out);
+}
+
+/* Where a bootstrap of the user's has brought machines together, and connections carry their
+   collectives, the processes hear of each other as those of a launcher do. */
+static dp_status dp__own_tree(dp_ctx *ctx, dp__meeting *meeting)
+{
+    const dp_bootstrap *boot = meeting->boot;
+    dp__tree *tree = NULL;
+    dp__seat own = {.machine = dp__os_machine()};
+    if (ctx->job->shared.data != NULL || dp__boot_is_ours(boot) ||
+        ctx->lanes[DP__CALLER].carrier->ops != dp_tcp_coll())
+        return DP_OK;
+    dp__seat *seats = dp__os_alloc((size_t)boot->process_count * sizeof own, 64, NULL);
+    dp_status status = dp__far_host(NULL, own.host, sizeof own.host);
+    if (status == DP_OK && seats == NULL)
+        status = dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", boot->process_count);
+    if (status == DP_OK)
+        status = dp__seat_key(&own);
+    status = dp__agree(meeting, status);
+    if (status == DP_OK)
+        status = dp__boot_gather(boot, &own, seats, sizeof own);
+    if (status == DP_OK)
+        status = dp__agree(meeting, dp__own_tree_open(boot, seats, ctx->config.timeout_ms, &tree));
+    dp__os_free(seats, 0, NULL);
+    if (status == DP_OK)
+        dp__far_begin(ctx, tree, NULL);
+    else
+        dp__tree_close(tree, true);
+    return status;
+}
+
 static void dp__release(dp_ctx *ctx, bool ask_devices);
 
 /* A context with its hooks and nothing else; NULL when there is no memory. */
@@ -344,6 +394,8 @@ static dp_status dp__open_ctx(const dp_config *config, dp__meeting *meeting, dp_
     }
     if (status == DP_OK)
         status = dp__job_open(ctx, others);
+    if (status == DP_OK && others != NULL)
+        status = dp__own_tree(ctx, others);
     if (status == DP_OK && others != NULL && config->recovers && meeting->roll == NULL)
         status = dp__open_roll(ctx, others);
     if (status == DP_OK && others == NULL && config->recovers && meeting->launch->place[0] != '\0')
@@ -430,7 +482,8 @@ static dp_status dp__open_met(const dp_config *joined, const dp__launch *launch,
         dp__line_close(line, true, false);
     }
     DP_TRY(status);
-    dp__far_begin(*out, tree, line);
+    if (tree != NULL || line != NULL)
+        dp__far_begin(*out, tree, line);
     return DP_OK;
 }
 

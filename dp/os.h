@@ -31,6 +31,7 @@
      dp__lock, dp__lock_*         a mutex
      dp__os_address, _watch, and the functions that take them: sockets
      dp__os_interface_find        by a part of its name or address
+     dp__os_host_usual            the address of this machine, where nothing says which
      dp__os_files_*               how many files and sockets this process may open
      dp__os_machine, _affinity, _user, _parent   who this process is
      dp__os_child, dp__os_common_*, and functions that take them   processes of our own
@@ -1163,19 +1164,21 @@ static int dp__os_accept(int listener, bool *out_full)
     return fd;
 }
 
-enum { DP__OS_CROWDED = -2, DP__OS_REFUSED = -3 };
+enum { DP__OS_CROWDED = -2, DP__OS_REFUSED = -3, DP__OS_FULL = -4 };
 
 /* Begins to connect; done once it can be written to and dp__os_connected says so. -1: it cannot;
    DP__OS_REFUSED: nobody listens there; DP__OS_CROWDED: as many as may wait for the listener do, so
-   that nobody has heard of this one. */
+   that nobody has heard of this one; DP__OS_FULL: this process may open no more files. */
 static int dp__os_connect(const dp__os_address *to)
 {
     int fd = dp__os_socket(to->at.ss_family);
+    if (fd < 0)
+        return errno == EMFILE || errno == ENFILE ? DP__OS_FULL : -1;
     if (connect(fd, (const struct sockaddr *)&to->at, to->bytes) == 0 || errno == EINPROGRESS ||
         errno == EINTR)
         return fd;
-    bool refused = fd >= 0 && errno == ECONNREFUSED;
-    bool crowded = fd >= 0 && errno == EAGAIN && to->at.ss_family == AF_UNIX;
+    bool refused = errno == ECONNREFUSED;
+    bool crowded = errno == EAGAIN && to->at.ss_family == AF_UNIX;
     dp__os_close(fd);
     return crowded ? DP__OS_CROWDED : refused ? DP__OS_REFUSED : -1;
 }
@@ -1391,7 +1394,7 @@ static void dp__os_host_of(int fd, bool own, char *text, size_t room)
 
 /* ==== >>interfaces =============================================================================
    A machine may have several networks: which of its addresses others shall use is the user's to
-   say.                                                                                          */
+   say, where no connection shows it.                                                            */
 
 typedef struct dp__os_interface {
     char name[32], address[64]; /* as text for dp__os_resolve */
@@ -1451,6 +1454,39 @@ static bool dp__os_interface_find(const char *wanted, dp__os_interface *out, cha
     }
     freeifaddrs(all);
     return best > 0;
+}
+
+/* Of an interface that is no loop, IPv4 if there is any; "": there is none. */
+static void dp__os_host_first(char *text, size_t room)
+{
+    struct ifaddrs *all = NULL;
+    dp__os_interface one;
+    text[0] = '\0';
+    if (getifaddrs(&all) != 0)
+        return;
+    for (const struct ifaddrs *at = all; at != NULL; at = at->ifa_next) {
+        if ((at->ifa_flags & IFF_LOOPBACK) != 0 || !dp__os_interface_of(at, &one))
+            continue;
+        bool better = text[0] == '\0' || (strchr(text, ':') != NULL && !strchr(one.address, ':'));
+        if (better)
+            snprintf(text, room, "%s", one.address);
+    }
+    freeifaddrs(all);
+}
+
+/* The address that this machine uses for what is far away, if nothing else says which; "": none.
+   Nothing is sent: the system only looks which way it would go. */
+static void dp__os_host_usual(char *text, size_t room)
+{
+    struct sockaddr_in far = {.sin_family = AF_INET, .sin_port = htons(9)};
+    int fd = socket(AF_INET, SOCK_DGRAM, 0);
+    far.sin_addr.s_addr = htonl(0xc0000201); /* 192.0.2.1, which nobody has */
+    text[0] = '\0';
+    if (fd >= 0 && connect(fd, (const struct sockaddr *)&far, sizeof far) == 0)
+        dp__os_host_of(fd, true, text, room);
+    dp__os_close(fd);
+    if (text[0] == '\0')
+        dp__os_host_first(text, room);
 }
 
 /* ==== >>processes ==============================================================================

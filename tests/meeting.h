@@ -273,6 +273,7 @@ static const dp_device_ops *meeting_device;
 
 /* A letter for each process: on which machine it seems to be. NULL: all are on this one. */
 static const char *meeting_machines;
+static bool meeting_by_tcp; /* what goes between machines, instead of through boot_coll() */
 
 static inline dp_config config_of(meeting *m, int device_count)
 {
@@ -289,6 +290,10 @@ static inline dp_config config_of(meeting *m, int device_count)
     if (meeting_machines != NULL) {
         const char name[] = {meeting_machines[m->process], '\0'};
         CHECK_INT(setenv("DP_MACHINE", name, 1), 0);
+        CHECK_INT(setenv("DP_INTERFACE", "lo", 1), 0);
+    }
+    if (meeting_by_tcp) {
+        config.colls = NULL;
     }
     if (meeting_gpus != NULL)
         config_gpus(m->process, &config);
@@ -299,11 +304,16 @@ static inline dp_config config_of(meeting *m, int device_count)
     return config;
 }
 
-/* Run `body` in a process for each letter, on machines of these names. */
+/* Run `body` in a process for each letter, on machines of these names; without messages between
+   them, and over TCP. */
 static inline void on_machines(const char *machines, void (*body)(meeting *m))
 {
     meeting_machines = machines;
-    in_processes((int)strlen(machines), body);
+    for (int by_tcp = 0; by_tcp < 2; by_tcp++) {
+        meeting_by_tcp = by_tcp != 0;
+        in_processes((int)strlen(machines), body);
+    }
+    meeting_by_tcp = false;
     meeting_machines = NULL;
 }
 

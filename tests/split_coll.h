@@ -1,6 +1,6 @@
-/* split_coll.h - the table dp_shm_coll() on trial in one process: the ranks of a context are dealt
-   out to members, each of which is a thread with a context of its own, as a process would have one.
-   So every suite for tables runs over it. */
+/* split_coll.h - tables for several processes, like dp_shm_coll(), on trial in one: the ranks of a
+   context are dealt out to members, each of which is a thread with a context of its own, as a
+   process would have one. So every suite for tables runs over them. */
 
 #ifndef SPLIT_COLL_H
 #define SPLIT_COLL_H
@@ -34,7 +34,9 @@ struct split_comm {
 
 static int split_ranks_each = 2; /* the first member has one */
 
-static inline const dp_coll_ops *split_coll(int ranks_each);
+static const dp_coll_ops *split_table; /* what carries between them */
+
+static inline const dp_coll_ops *split_coll(const dp_coll_ops *table, int ranks_each);
 
 static inline dp_status split_gather(const void *in, void *out, size_t bytes_each, void *user)
 {
@@ -73,7 +75,7 @@ static inline dp_status split_run(split_comm *all, dp_status (*run)(split_member
 static inline dp_status split_open_one(split_member *m)
 {
     const dp_device_ops *const backends[] = {dp_cpu(), NULL};
-    const dp_coll_ops *const colls[] = {dp_shm_coll(), NULL};
+    const dp_coll_ops *const colls[] = {split_table, NULL};
     return dp_open(&(dp_config){.backends = backends,
                                 .colls = colls,
                                 .device_count = m->count,
@@ -101,7 +103,7 @@ static inline dp_status split_open(const dp_host *host, const dp_comm_config *co
     if (all == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "split: no memory");
     memset(all, 0, sizeof(*all));
-    all->base = (dp_comm){split_coll(split_ranks_each), host};
+    all->base = (dp_comm){split_coll(split_table, split_ranks_each), host};
     for (int first = 0, count; first < config->local_count; first += count) {
         split_member *m = &all->member[all->members];
         int left = config->local_count - first;
@@ -145,7 +147,7 @@ static inline dp_status split_coll_run(dp_comm *comm, const dp_coll_call *call)
     return split_run(all, split_one);
 }
 
-static inline const dp_coll_ops *split_coll(int ranks_each)
+static inline const dp_coll_ops *split_coll(const dp_coll_ops *table, int ranks_each)
 {
     static const dp_coll_ops ops = {.size = sizeof(ops),
                                     .name = "split",
@@ -154,6 +156,7 @@ static inline const dp_coll_ops *split_coll(int ranks_each)
                                     .close = split_close,
                                     .verbs = DP_COLL_VERBS,
                                     .run = split_coll_run};
+    split_table = table;
     split_ranks_each = ranks_each;
     return &ops;
 }

@@ -31,6 +31,7 @@ enum { MOST_RANKS = 8, PAD = 16, CAPACITY = (65537 * 2 + PAD) * 8 };
 typedef struct world {
     int ranks, first, count; /* of the job; of this process */
     int process_of[MOST_RANKS];
+    bool by_process; /* the ranks of each are added first */
     test_allocator counter;
     dp_ctx *ctx;
     dp_scope *scope;
@@ -58,6 +59,7 @@ static void world_learn(world *w)
         return; /* else sums are by process, as MPI has them */
     }
     CHECK(info.rank_count <= MOST_RANKS);
+    w->by_process = true;
     for (int i = 0; i < w->count; i++) {
         all[i][w->first + i] = info.process;
         parts[i] = (dp_part){.send = &all[i][w->first + i], .recv = all[i]};
@@ -152,7 +154,11 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
     }                                                                                              \
     TEST_SLOW(name##_shm, 120)                                                                     \
     {                                                                                              \
-        every_size(name, dp_cpu(), decorate_coll(split_coll(2)));                                  \
+        every_size(name, dp_cpu(), decorate_coll(split_coll(dp_shm_coll(), 2)));                   \
+    }                                                                                              \
+    TEST_SLOW(name##_tcp, 120)                                                                     \
+    {                                                                                              \
+        every_tcp(name);                                                                           \
     }                                                                                              \
     WORLD_TEST_CUDA(name)                                                                          \
     static void name(world *w)
@@ -228,6 +234,23 @@ static void every_size(void (*body)(world *w), const dp_device_ops *ops, const d
     const size_t step = test_stride() > 1 ? 3 : 1; /* where all is slow: 2 and 5 ranks */
     for (size_t i = step / 2; i < sizeof(sizes) / sizeof(sizes[0]); i += step) {
         world_open(&w, ops, coll, sizes[i]);
+        body(&w);
+        world_close(&w);
+        CHECK_STR(deco.breach, "");
+        CHECK_INT(deco.object_count, 0);
+    }
+}
+
+/* Dealt out to two and three members. */
+__attribute__((unused)) static void every_tcp(void (*body)(world *w))
+{
+    static world w;
+    for (int ranks = 3; ranks <= 5; ranks += 2) {
+        world_open(&w, dp_cpu(), decorate_coll(split_coll(dp_tcp_coll(), 2)), ranks);
+        w.by_process = true;
+        for (int r = 0; r < ranks; r++) {
+            w.process_of[r] = (r + 1) / 2;
+        }
         body(&w);
         world_close(&w);
         CHECK_STR(deco.breach, "");
@@ -408,7 +431,7 @@ static void reduce_sent(const world *w, data *d, dp_dtype dtype, dp_op op, doubl
     for (int r = 0; r < w->ranks; r++) {
         in[r] = d->sent[r];
     }
-    if (number_is_float(dtype) && w->count < w->ranks && world_boot.all_gather == NULL) {
+    if (number_is_float(dtype) && w->by_process) {
         reduce_by_process(w, d, dtype, op, scale);
     } else {
         reduce_rows(in, w->ranks, d->reduced, dtype, op, scale, op == DP_OP_MEAN ? w->ranks : 1);

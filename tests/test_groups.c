@@ -382,6 +382,35 @@ TEST(several_machines_and_a_bootstrap_of_the_users)
     in_processes(4, apart);
 }
 
+/* Over TCP it makes connections, knows addresses, and hears of who dies. */
+static void across(meeting *m)
+{
+    dp_ctx *ctx, *group;
+    dp_config config = config_of(m, 1);
+    config.colls = NULL;
+    config.timeout_ms = 60000;
+    set_number("DP_MACHINE", m->process / 2);
+    set("DP_INTERFACE", "lo");
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_STR(info_here(ctx).coll_backend, "TCP");
+    CHECK_OK(dp_open_group(ctx, m->process % 2, NULL, &group));
+    CHECK_INT(info_here(group).machine_count, 2);
+    CHECK_STR(info_here(group).coll_backend, "TCP");
+    CHECK_INT(sum_of(group, m->process), m->process % 2 ? 6 : 4);
+    dp_close(group);
+    wait_for_all(m);
+    if (m->process == 3)
+        raise(SIGKILL);
+    CHECK_INT(dp_status_class(dp_barrier(ctx)), DP_CLASS_JOB);
+    CHECK_SAYS(dp_last_error(), "rank 3 (process 3");
+    dp_close(ctx);
+}
+
+TEST(several_machines_over_tcp_and_a_bootstrap_of_the_users)
+{
+    in_processes_but(4, 3, across);
+}
+
 static dp_status open_inside(int local_rank, dp_scope *scope, void *user)
 {
     dp_ctx *group = NULL;

@@ -529,6 +529,42 @@ TEST(processes_that_others_connect_to_keep_to_the_ports)
     finish(start(0, run_at_a_port_that_is_left), 0);
 }
 
+/* What the machines' memory would carry goes over TCP, to each process's one port. */
+static void check_by_tcp(int machine_count)
+{
+    dp_ctx *ctx;
+    dp_info info;
+    int64_t own = me + 1, left = -1;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_STR(info.coll_backend, "TCP");
+    CHECK_INT(info.machine_count, machine_count);
+    dp_message both[] = {{.tensor = dp_wrap(&own, DP_I64, DP_SHAPE(1)), .peer = (me + 1) % world},
+                         {.tensor = dp_wrap(&left, DP_I64, DP_SHAPE(1)),
+                          .peer = (me + world - 1) % world,
+                          .receives = true}};
+    CHECK_OK(dp_messages_begin(ctx, both, 2));
+    CHECK_OK(dp_messages_end(ctx, both, 2));
+    CHECK_INT(left, (me + world - 1) % world + 1);
+    CHECK_OK(dp_all_reduce_i64(ctx, &own, 1, DP_OP_SUM));
+    CHECK_INT(own, world * (world + 1) / 2);
+    dp_close(ctx);
+}
+
+static void meet_by_tcp_at_a_port_each(void)
+{
+    use_tcp();
+    use_ports(port + 7, port + 9);
+    set_number("DP_MACHINE", me);
+    set("DP_INTERFACE", "127.");
+    check_by_tcp(3);
+}
+
+TEST(one_port_each_is_enough_for_tcp)
+{
+    run_world_at(own_port(), 3, meet_by_tcp_at_a_port_each);
+}
+
 /* ---- the interface --------------------------------------------------------------------------- */
 
 static void meet_on_an_interface(void)
@@ -637,6 +673,32 @@ static void check_group(dp_ctx *ctx, int which, int processes, int machines)
     dp_close(group);
 }
 
+/* With what there is, which is TCP. */
+static dp_ctx *open_across(void)
+{
+    enum { MUCH = 200000 };
+    static int32_t numbers[MUCH];
+    const dp_part part = {.send = numbers, .recv = numbers};
+    int next = (me + 1) % world, before = (me + world - 1) % world;
+    dp_ctx *ctx;
+    dp_info info;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_STR(info.coll_backend, "TCP");
+    for (int i = 0; i < MUCH; i++)
+        numbers[i] = me + i;
+    CHECK_OK(dp_all_reduce(ctx, &part, MUCH, DP_I32, DP_OP_MIN));
+    for (int i = 0; i < MUCH; i++)
+        CHECK_INT(numbers[i], i);
+    dp_message both[] = {{.tensor = dp_wrap(&me, DP_I32, 0, NULL), .peer = next},
+                         {.tensor = dp_wrap(numbers, DP_I32, 0, NULL), .peer = before}};
+    both[1].receives = true;
+    CHECK_OK(dp_messages_begin(ctx, both, 2));
+    CHECK_OK(dp_messages_end(ctx, both, 2));
+    CHECK_INT(numbers[0], before);
+    return ctx;
+}
+
 /* Processes take turns, so that parents and children in the tree are on different machines. */
 static void meet_across(void)
 {
@@ -647,7 +709,7 @@ static void meet_across(void)
     unsetenv("LOCAL_RANK");
     unsetenv("LOCAL_WORLD_SIZE");
     set("MASTER_ADDR", "10.79.0.1");
-    CHECK_OK(open_world(0, NULL, &ctx));
+    ctx = open_across();
     CHECK_OK(dp_info_get(ctx, &info));
     CHECK_INT(info.machine_process, me / 2);
     CHECK_INT(info.machine_process_count, (world + 1 - me % 2) / 2);
@@ -676,8 +738,10 @@ static void hold_ports(int host, const char *address, int first, int count)
     enter_host(host);
     for (int i = 0; i < count; i++) {
         struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)(first + i))};
-        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        int fd = socket(AF_INET, SOCK_STREAM, 0), yes = 1;
         CHECK_INT(inet_pton(AF_INET, address, &at.sin_addr), 1);
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes,
+                   sizeof yes); /* ends of the last test linger */
         CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&at, sizeof at) == 0 && listen(fd, 4) == 0);
     }
 }
@@ -693,7 +757,7 @@ static void meet_on_the_fast_network(void)
     set("MASTER_ADDR", "10.79.0.1");
     set("DP_PORTS", "7000-7003");
     set("DP_INTERFACE", me % 2 ? "10.80." : "v2");
-    CHECK_OK(open_world(0, NULL, &ctx));
+    ctx = open_across();
     check_sum(ctx);
     check_group(ctx, me >= 2, me >= 2 ? 5 : 2, me >= 2 ? 2 : 1); /* 2 is the first of five */
     dp_close(ctx);
@@ -710,13 +774,25 @@ static void meet_at_an_address(void)
     unsetenv("DP_LOCAL_PROCESS_COUNT");
     set("DP_ADDR", "10.79.0.1:7000");
     set("DP_INTERFACE", "v");
-    CHECK_OK(open_world(0, NULL, &ctx));
+    ctx = open_across();
     check_sum(ctx);
     dp_close(ctx);
 }
 
+static void meet_by_tcp(void)
+{
+    enter_host(me % 2);
+    launched_by(&launchers[1], me, world);
+    unsetenv("LOCAL_RANK");
+    unsetenv("LOCAL_WORLD_SIZE");
+    set("MASTER_ADDR", "10.79.0.1");
+    set("DP_PORTS", "7100-7101");
+    check_by_tcp(2);
+}
+
 static void run_across(void)
 {
+    run_world(4, meet_by_tcp);
     run_world(7, meet_across);
     run_world(2, meet_in_vain);
     hold_ports(1, "10.79.0.2", 7000, 4);

@@ -213,6 +213,7 @@ typedef struct trainer {
 
 static int devices = 1;
 static const dp_coll_ops *colls[3];
+static const char *machines; /* a letter for each process; NULL: all are on this one */
 
 static dp_ctx *open_alone(void)
 {
@@ -229,7 +230,13 @@ static dp_ctx *open_recovering(void)
     if (colls[0] != NULL)
         config.colls = colls;
     use_devices(&config);
-    use_name();
+    if (machines == NULL) {
+        use_name();
+    } else {
+        use_tcp();
+        set("DP_MACHINE", (char[]){machines[me], '\0'});
+        set("DP_INTERFACE", "lo");
+    }
     CHECK_OK(dp_open(&config, &ctx));
     return ctx;
 }
@@ -426,6 +433,19 @@ TEST_SLOW(the_numbers_are_those_of_one_process, 60)
                 start_world(count, train);
                 CHECK_INT(end_world(), 0);
             }
+}
+
+/* Messages and collectives go over TCP. */
+TEST_SLOW(the_numbers_on_several_machines, 60)
+{
+    make_pictures();
+    machines = "abcab";
+    port = free_port();
+    for (which = 0; which < CONFIGS; which++)
+        for (int count = 2; count <= 5; count += 1 + (which > 0)) {
+            start_world(count, train);
+            CHECK_INT(end_world(), 0);
+        }
 }
 
 #if !defined(TEST_CUDA)
@@ -688,6 +708,23 @@ TEST_SLOW(who_comes_back_gets_a_share, 120)
     }
 }
 
+TEST_SLOW(who_comes_back_on_another_machine_gets_a_share, 120)
+{
+    int how;
+    steps = 100;
+    make_pictures();
+    admits = true;
+    machines = "aba";
+    port = free_port();
+    start_world(3, train);
+    wait_for(3);
+    rest(5);
+    CHECK_INT(kill(pids[1], SIGKILL), 0);
+    CHECK_INT(waitpid(pids[1], &how, 0), pids[1]);
+    pids[1] = start(1, come_back);
+    CHECK_INT(end_world(), 0);
+}
+
 static void train_by_itself(void)
 {
     own_sum = comes_back ? 1 : 1 << me; /* who comes back begins with what process 0 has */
@@ -917,7 +954,7 @@ static void on_two_machines(void)
     CHECK_ERROR(
         dp_optim_create(
             par, &(dp_optim_config){.hyper = {.lr = 1}, .sharded = true, .mirrored = true}, &optim),
-        DP_ERR_UNSUPPORTED, "mirrored: 'distributed': the processes are on several machines");
+        DP_ERR_UNSUPPORTED, "nothing carries messages between these processes");
     dp_close(ctx);
 }
 
@@ -991,6 +1028,26 @@ TEST_SLOW(deaths_at_random_moments, 120)
     for (int i = 0; i < RANDOM; i += test_stride()) {
         which = i % CONFIGS;
         random_deaths(2 + (int)(test_random(&seed) % 4), &seed);
+    }
+}
+
+/* One of them: most are left. */
+TEST_SLOW(one_dies_on_several_machines, 120)
+{
+    uint64_t seed = test_seed();
+    steps = 200;
+    make_pictures();
+    machines = "abcab";
+    port = free_port();
+    for (int i = 0; i < RANDOM; i += 8 * test_stride()) {
+        int count = 3 + (int)(test_random(&seed) % 3);
+        which = i / 8 % CONFIGS;
+        start_world(count, train);
+        wait_for(count);
+        struct timespec nap = {.tv_nsec = (long)(test_random(&seed) % 100000000)};
+        nanosleep(&nap, NULL);
+        kill(pids[test_random(&seed) % (uint64_t)count], SIGKILL);
+        CHECK(end_world() <= 1); /* it may have ended */
     }
 }
 

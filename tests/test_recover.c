@@ -21,7 +21,17 @@ static const char *const carrier = "shared memory";
 
 /* ---- processes, some of which are killed ----------------------------------------------------- */
 
-static int shards; /* of all that are opened; 0: none */
+static int shards;           /* of all that are opened; 0: none */
+static const char *machines; /* a letter each; NULL: they are where they are */
+
+/* TCP carries what goes between them. */
+static void use_machine(void)
+{
+    without_gpus();
+    use_tcp();
+    set("DP_MACHINE", (char[]){machines[me], '\0'});
+    set("DP_INTERFACE", "lo");
+}
 
 static void kill_me(void)
 {
@@ -40,8 +50,12 @@ static dp_ctx *open_recovering(int devices, int timeout_ms)
     dp_ctx *ctx;
     dp_config config = {
         .device_count = devices, .recovers = true, .timeout_ms = timeout_ms, .shards = shards};
-    use_devices(&config);
-    use_name();
+    if (machines != NULL) {
+        use_machine();
+    } else {
+        use_devices(&config);
+        use_name();
+    }
     CHECK_OK(dp_open(&config, &ctx));
     return ctx;
 }
@@ -402,15 +416,8 @@ static int far_victims;
 
 static void on_two_machines(void)
 {
-    const dp_coll_ops *const colls[] = {boot_coll(), NULL};
-    dp_ctx *ctx;
-    without_gpus();
-    use_tcp();
-    set("DP_MACHINE", me < 2 ? "a" : "b");
-    set("DP_INTERFACE", "lo");
-    CHECK_OK(dp_open(
-        &(dp_config){.colls = colls, .device_count = 1, .recovers = true, .timeout_ms = TIMEOUT_MS},
-        &ctx));
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    CHECK_STR(info_of(ctx).coll_backend, "TCP");
     check_sum(ctx);
     meet(world);
     if (me < far_victims)
@@ -425,17 +432,60 @@ static void on_two_machines(void)
         CHECK_INT(info_of(ctx).process, me - 1);
         CHECK_INT(info_of(ctx).process_count, 3);
         CHECK_INT(info_of(ctx).machine_count, 2);
+        CHECK_STR(info_of(ctx).coll_backend, "TCP");
         CHECK_INT(sum_of(ctx, me), 6);
+        check_ranks(ctx);
     }
     dp_close(ctx);
 }
 
 TEST_SLOW(between_machines_most_of_them_go_on, 90)
 {
+    machines = "aabb";
     for (far_victims = 1; far_victims <= 2; far_victims++) {
         port = free_port();
         start_world(4, on_two_machines);
         CHECK_INT(end_world(), far_victims);
+    }
+}
+
+/* Of 12 MiB, over and over, until one dies. */
+static void sums_of_many(void)
+{
+    enum { COUNT = 3 << 20 };
+    static float data[COUNT];
+    const dp_part part = {data, data, NULL};
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    dp_status status = DP_OK;
+    while (status == DP_OK) {
+        for (size_t i = 0; i < COUNT; i++)
+            data[i] = (float)(i % 1000) + (float)me;
+        status = dp_all_reduce(ctx, &part, COUNT, DP_F32, DP_OP_SUM);
+        atomic_fetch_add(met, 1);
+    }
+    CHECK_INT(dp_status_class(status), DP_CLASS_JOB);
+    CHECK_SAYS(dp_last_error(), "rank 1");
+    CHECK_OK(dp_recover(ctx));
+    CHECK_INT(info_of(ctx).process_count, world - 1);
+    for (size_t i = 0; i < COUNT; i++)
+        data[i] = (float)(i % 1000) + (float)me;
+    CHECK_OK(dp_all_reduce(ctx, &part, COUNT, DP_F32, DP_OP_SUM));
+    for (size_t i = 0; i < COUNT; i++)
+        CHECK_F64(data[i], (world - 1) * (double)(i % 1000) + world * (world - 1) / 2 - 1, 0);
+    dp_close(ctx);
+}
+
+TEST_SLOW(one_dies_in_a_large_sum_between_machines, 90)
+{
+    static const char *const where[] = {"abc", "aabb", "abab"};
+    for (int i = 0; i < 3; i++) {
+        port = free_port();
+        machines = where[i];
+        start_world((int)strlen(machines), sums_of_many);
+        wait_for(2 * world);
+        rest(3);
+        CHECK_INT(kill(pids[1], SIGKILL), 0);
+        CHECK_INT(end_world(), 1);
     }
 }
 
@@ -1022,6 +1072,17 @@ static void one_comes_back(int count, int who, int after)
     admits = false;
 }
 
+#if !defined(TEST_CUDA)
+TEST_SLOW(who_was_started_again_comes_back_on_several_machines, 90)
+{
+    for (int who = 0; who < 3; who++) {
+        machines = who == 1 ? "abb" : "aba";
+        port = free_port();
+        one_comes_back(3, who, 5);
+    }
+}
+#endif
+
 TEST_SLOW(who_was_started_again_comes_back, 90)
 {
     for (int who = 0; who < 3; who++)
@@ -1316,14 +1377,12 @@ TEST_SLOW(who_was_stopped_and_replaced_disturbs_nobody, 90)
 
 enum { LIMIT = 5 };
 
-static const char *machines; /* a letter each; NULL: they are where they are */
-static const char *listens;  /* NULL: at ports of any number; or DP_PORTS */
+static const char *listens; /* NULL: at ports of any number; or DP_PORTS */
 static bool has_addresses;
 static dp_log listener; /* of warnings */
 
 static dp_status open_to_grow(int timeout_ms, dp_ctx **out)
 {
-    static const dp_coll_ops *colls[2];
     dp_config config = {
         .device_count = 1, .recovers = true, .timeout_ms = timeout_ms, .log = listener};
     set_number("DP_PROCESS_LIMIT", LIMIT);
@@ -1332,12 +1391,9 @@ static dp_status open_to_grow(int timeout_ms, dp_ctx **out)
         use_name();
         return dp_open(&config, out);
     }
-    colls[0] = boot_coll();
-    config.colls = colls;
-    use_tcp();
-    set("DP_MACHINE", (char[]){machines[me], '\0'});
-    if (has_addresses)
-        set("DP_INTERFACE", "lo");
+    use_machine();
+    if (!has_addresses)
+        unsetenv("DP_INTERFACE");
     if (listens != NULL)
         set("DP_PORTS", listens);
     return dp_open(&config, out);
@@ -1347,8 +1403,7 @@ static void check_sums(dp_ctx *ctx)
 {
     dp_info info = info_of(ctx);
     CHECK_INT(sum_of(ctx, info.process), info.process_count * (info.process_count - 1) / 2);
-    if (machines == NULL)
-        check_ranks(ctx);
+    check_ranks(ctx);
 }
 
 /* Until as many are here as there may be; then one dies. */

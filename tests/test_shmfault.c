@@ -11,10 +11,12 @@
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -95,6 +97,47 @@ static void *faulty_mmap(void *at, size_t bytes, int protection, int flags, int 
     return fails() ? MAP_FAILED : mmap(at, bytes, protection, flags, fd, first);
 }
 
+/* ---- what connections need ------------------------------------------------------------------- */
+
+static struct {
+    int at, count; /* as above */
+    int error;
+} cable_cut;
+
+static int is_cable_cut(void)
+{
+    cable_cut.count += cable_cut.at > 0;
+    if (cable_cut.at == 0 || cable_cut.count != cable_cut.at)
+        return 0;
+    errno = cable_cut.error;
+    return 1;
+}
+
+static int faulty_socket(int family, int type, int protocol)
+{
+    return is_cable_cut() ? -1 : socket(family, type, protocol);
+}
+
+static int faulty_bind(int fd, const struct sockaddr *at, socklen_t bytes)
+{
+    return is_cable_cut() ? -1 : bind(fd, at, bytes);
+}
+
+static int faulty_accept(int fd, struct sockaddr *at, socklen_t *bytes)
+{
+    int got = accept(fd, at, bytes);
+    if (got >= 0 && is_cable_cut()) {
+        close(got);
+        return -1;
+    }
+    return got;
+}
+
+static int faulty_posix_memalign(void **out, size_t align, size_t bytes)
+{
+    return is_cable_cut() ? ENOMEM : posix_memalign(out, align, bytes);
+}
+
 static int locks_asked; /* for */
 
 /* Only locks that are set: what asks for one fails by saying nothing. */
@@ -123,6 +166,10 @@ static int faulty_fcntl(int fd, int command, ...)
 #define getentropy      faulty_getentropy
 #define fopen           faulty_fopen
 #define dl_iterate_phdr faulty_dl_iterate_phdr
+#define socket          faulty_socket
+#define bind            faulty_bind
+#define accept          faulty_accept
+#define posix_memalign  faulty_posix_memalign
 #define DP_STATIC
 #define DP_IMPLEMENTATION
 #include "../dp.h"
@@ -368,18 +415,83 @@ TEST(threads_that_an_old_openmp_keeps)
 
 enum { COUNT = 2 };
 
-static void be_process(int process)
+static void be_process(int process, int count)
 {
-    char address[40], which[12];
+    char address[40], which[12], all[12];
     snprintf(address, sizeof address, "@stranger-%d", (int)getppid());
     snprintf(which, sizeof which, "%d", process);
+    snprintf(all, sizeof all, "%d", count);
     setenv("DP_LAUNCH", "dp", 1);
     setenv("DP_PROCESS", which, 1);
-    setenv("DP_PROCESS_COUNT", "2", 1);
+    setenv("DP_PROCESS_COUNT", all, 1);
     setenv("DP_LOCAL_PROCESS", which, 1);
-    setenv("DP_LOCAL_PROCESS_COUNT", "2", 1);
+    setenv("DP_LOCAL_PROCESS_COUNT", all, 1);
     setenv("DP_ADDR", address, 1);
     setenv("DP_SECRET", "of this test", 1);
+}
+
+/* ---- connections over TCP -------------------------------------------------------------------- */
+
+static int *cuts; /* so many calls process `victim` has made, as all see it */
+
+static dp_status open_cut(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    cable_cut.at = config->bootstrap->process == victim ? next.at : 0;
+    cable_cut.error = next.error;
+    dp_status status = dp_tcp_coll()->open(host, config, out);
+    next.at -= cable_cut.count; /* the courier's are opened after the caller's */
+    cuts[0] += cable_cut.count;
+    cable_cut.at = cable_cut.count = 0;
+    return status;
+}
+
+/* All are there, or none is; nobody waits for the time-out, which is far away. */
+static void connect_with_fault(meeting *m)
+{
+    dp_coll_ops table = *dp_tcp_coll();
+    const dp_coll_ops *const colls[] = {&table, NULL};
+    dp_config config = config_of(m, 1);
+    char same[BOOT_PROCESSES], who[16];
+    dp_ctx *ctx = NULL;
+    float one = 1;
+    const dp_part part = {.send = &one, .recv = &one};
+    config.colls = colls;
+    be_process(m->process, m->process_count);
+    config.bootstrap = (dp_bootstrap){0};
+    CHECK_INT(setenv("DP_INTERFACE", "lo", 1), 0);
+    table.open = open_cut;
+    int files = open_files();
+    dp_status status = dp_open(&config, &ctx);
+    char good = status == DP_OK;
+    CHECK_OK(meeting_all_gather(&good, same, 1, m));
+    for (int p = 0; p < m->process_count; p++)
+        CHECK_INT(same[p], good);
+    CHECK(good || (ctx == NULL && strstr(dp_last_error(), "dp_open: ") == dp_last_error()));
+    CHECK(good || status != DP_ERR_TIMEOUT);
+    snprintf(who, sizeof who, "process %d", victim);
+    if (!good && m->process != victim)
+        CHECK_SAYS(dp_last_error(), who);
+    if (good) {
+        CHECK_OK(dp_all_reduce(ctx, &part, 1, DP_F32, DP_OP_SUM));
+        CHECK_F64(one, m->process_count, 0);
+        dp_close(ctx);
+    }
+    CHECK_INT(open_files(), files);
+}
+
+TEST_SLOW(every_step_to_a_connection_fails_once, 120)
+{
+    cuts = shared_memory(sizeof *cuts);
+    for (victim = 0; victim < 3; victim++) {
+        int at = 0;
+        for (cuts[0] = 0; cuts[0] >= at;) {
+            at += test_stride();
+            next = (fault){.at = at, .error = EMFILE};
+            cuts[0] = 0;
+            on_machines("abc", connect_with_fault);
+        }
+        CHECK(cuts[0] > 10);
+    }
 }
 
 /* Process 1 has heard that all are here. Then it says something, or nothing, or ends. */
@@ -395,7 +507,7 @@ static void come_in(void)
                                 .patience_ms = 400};
     dp__welcome welcome;
     int fd = -1;
-    be_process(1);
+    be_process(1, COUNT);
     CHECK(dp__launch_read(NULL, &launch) == DP_OK);
     dp__target first = {.host = "", .launch = &launch};
     memcpy(first.place, launch.place, sizeof first.place);
@@ -446,7 +558,7 @@ static void open_with_stranger(dp_status want, const char *text)
             exit(EXIT_SUCCESS);
         }
         if (pids[p] == 0) {
-            be_process(0);
+            be_process(0, COUNT);
             status = dp_open(&(dp_config){.device_count = 1, .timeout_ms = 1000}, &ctx);
             CHECK_INT(status, want);
             CHECK_SAYS(dp_last_error(), text);

@@ -782,6 +782,7 @@ CALL(dp_kernel_run, a->ctx, a->rank, a->kernel)
 FAILS(dp_cpu, dp_cpu() == NULL)
 FAILS(dp_cpu_coll, dp_cpu_coll() == NULL)
 FAILS(dp_shm_coll, dp_shm_coll() == NULL)
+FAILS(dp_tcp_coll, dp_tcp_coll() == NULL)
 
 static dp_status call_wrapper_invoke(const args *a)
 {
@@ -887,7 +888,7 @@ static const row table[] = {
     ROW(dp_wrapper_info_get, "mO", 0), ROW(dp_is_wrapper, "m", 0), ROW(dp_wrapped, "m", 0),
     ROW(dp_unwrap, "m", 0), ROW(dp_train_step, "msdO", 0), ROW(dp_predict_step, "msdO", 0),
     {"dp_train_step", "msdO", call_wrapper_step, 0}, ROW(dp_kernel_run, "crX", 0),
-    ROW(dp_cpu, "", 0), ROW(dp_cpu_coll, "", 0), ROW(dp_shm_coll, "", 0),
+    ROW(dp_cpu, "", 0), ROW(dp_cpu_coll, "", 0), ROW(dp_shm_coll, "", 0), ROW(dp_tcp_coll, "", 0),
     ROW(dp_abort, "c", LAST), ROW(dp_close, "C", LAST)};
 /* clang-format on */
 

@@ -29,11 +29,15 @@
 
    Beside it NCCL may serve tensors on GPUs: init_process_group("cpu:dp,cuda:nccl").
 
-   It is not for sparse tensors, PREMUL_SUM, or several machines. A process has at most 512 groups
-   at a time, and each takes about six of its open files (ulimit -n). The time-out is that of the
-   group; of single calls only monitored_barrier has one, which torch gives to backends other than
-   gloo from 2.15 on. Tested with torch 2.11 and 2.15, on Linux. With 2.8 it works if the compiler
-   is told what the Makefile tells it about pybind11. */
+   Processes on several machines are connected over TCP, each with each other one, at any free
+   ports or those of $DP_PORTS. They find each other where the way out of a machine is, or at
+   $DP_INTERFACE, as GLOO_SOCKET_IFNAME says it to gloo. Nothing is encrypted, as with gloo.
+
+   It is not for sparse tensors or PREMUL_SUM. A process has at most 512 groups at a time, and each
+   takes about six of its open files (ulimit -n); on several machines also six for each other
+   process. The time-out is that of the group; of single calls only monitored_barrier has one, which
+   torch gives to backends other than gloo from 2.15 on. Tested with torch 2.11 and 2.15, on Linux.
+   With 2.8 it works if the compiler is told what the Makefile tells it about pybind11. */
 
 #include "../../dp.h"
 #include <condition_variable>

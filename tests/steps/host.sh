@@ -4,6 +4,11 @@
 
 step_lint() { tests/lint.sh; }
 
+# half_of FIRST SECOND: one half of the tests, the next one at the next commit; or all
+half_of() {
+    [ "${WHOLE:-}" = all ] || in_turn "$@"
+}
+
 step_compile() {
     build build/whole/dp.h || return 1
     tests/compile/run.sh
@@ -13,11 +18,12 @@ step_compile() {
 step_gcc() { tests gcc 3; }
 
 # The library by clang, with the tests that gcc has compiled; of those it is asked what it thinks.
-# Which call fails is no question of the compiler: the loops over all of them are gcc's.
+# Which call fails is no question of the compiler: the loops over all of them are gcc's. A half of the
+# tests, the next commit the other one.
 step_clang() {
     has "$CLANG" || { skip "tests with clang" "not installed"; return; }
     build build/clang/silent && echo "ok - $CLANG has nothing to say about the tests"
-    TEST_STRIDE=3 tests "with/$CLANG" 3
+    T=${T:-$(half_of %0 %1)} TEST_STRIDE=3 tests "with/$CLANG" 3
 }
 
 # The oldest and the newest one of a family, but for the version that tests everything.
@@ -50,12 +56,9 @@ step_musl() {
 # What things cost, and tables that hand on to others: a sanitizer has nothing to find there.
 NOT_SANITIZED="!complexity/ !_decorated"
 
-# half_of FIRST SECOND: a run of all steps has each test under one of the two sanitizers, and the next
-# commit has it under the other one; make asan and make tsan have all.
-half_of() {
-    [ "${SANITIZED:-}" = all ] || in_turn "$@"
-}
 
+# A run of all steps has each test under one of the two sanitizers, and the next commit has it under the
+# other one; make asan and make tsan have all.
 step_asan() {
     can_sanitize address,undefined || { skip "tests under ASan" "$CC cannot"; return; }
     # Not detect_stack_use_after_return: gcc before 14 then misaligns vectors on the stack (PR 110027).

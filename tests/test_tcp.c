@@ -1,0 +1,835 @@
+/* test_tcp.c - collectives and messages of processes that have nothing but connections over TCP:
+   what they compute, on one machine and on machines that are only said to be several, and who is
+   named when something goes wrong. */
+
+#include <arpa/inet.h>
+#include <stdatomic.h>
+#include <sys/resource.h>
+#include "meeting.h"
+#include "mesh_cases.h"
+#include "process.h"
+
+/* ---- worlds ---------------------------------------------------------------------------------- */
+
+static void (*mesh_body)(void);
+
+static const dp_coll_ops *const *tcp_colls(void)
+{
+    static const dp_coll_ops *colls[2];
+    colls[0] = dp_tcp_coll();
+    return colls;
+}
+
+static bool launched; /* as by dprun: there are connections among them already */
+
+static void set(const char *name, const char *text)
+{
+    CHECK_INT(setenv(name, text, 1), 0);
+}
+
+static void set_number(const char *name, int n)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", n);
+    set(name, text);
+}
+
+static void be_launched(const meeting *m)
+{
+    char address[40];
+    snprintf(address, sizeof address, "@test-tcp-%d", (int)getppid());
+    set("DP_LAUNCH", "dp");
+    set("DP_ADDR", address);
+    set("DP_SECRET", "of this test");
+    set_number("DP_PROCESS", m->process);
+    set_number("DP_PROCESS_COUNT", m->process_count);
+    set_number("DP_LOCAL_PROCESS", m->process);
+    set_number("DP_LOCAL_PROCESS_COUNT", m->process_count);
+}
+
+/* What all processes of a test are opened with. Machines find each other inside this one. */
+static void enter(meeting *m)
+{
+    mesh_process = m->process;
+    mesh_process_count = m->process_count;
+    mesh_config = config_of(m, 1);
+    mesh_config.colls = tcp_colls();
+    if (meeting_machines != NULL)
+        set("DP_INTERFACE", "lo");
+    if (launched) {
+        mesh_config.bootstrap = (dp_bootstrap){0};
+        be_launched(m);
+    }
+}
+
+static void run_mesh_body(meeting *m)
+{
+    enter(m);
+    mesh_body();
+}
+
+/* Run `body` in a process for each letter of `machines`. */
+static void on_mesh(const char *machines, void (*body)(void))
+{
+    mesh_body = body;
+    on_machines(machines, run_mesh_body);
+}
+
+static void all_cases(void)
+{
+    for (size_t i = 0; i < MESH_CASES; i++)
+        mesh_cases[i].run();
+}
+
+TEST_SLOW(two_machines_add_up, 60)
+{
+    mesh_many = 1200011 / (size_t)test_stride();
+    on_mesh("ab", all_cases);
+}
+
+TEST_SLOW(three_machines_add_up, 60)
+{
+    mesh_many = 300007 / (size_t)test_stride();
+    on_mesh("abc", all_cases);
+}
+
+static void shares_of_four(void)
+{
+    check_shared("aabb", 2);
+    check_shared("abab", 1);
+    check_shared("abbb", 1);
+    CHECK_INT(setenv("DP_MACHINE", machine_of("aabb"), 1), 0);
+    all_cases();
+}
+
+TEST_SLOW(machines_of_two_processes_share_memory, 60)
+{
+    mesh_many = 300007 / (size_t)test_stride();
+    on_mesh("aabb", shares_of_four);
+}
+
+/* The last group has one process. */
+static void shares_of_seven(void)
+{
+    check_shared("aaaabbb", 4);
+    check_shared("aabbbbc", 2);
+    halves_of_several_pieces();
+    ranks_are_added_in_one_tree();
+}
+
+TEST_SLOW(machines_of_several_groups_share_memory, 60)
+{
+    mesh_many = 100003 / (size_t)test_stride();
+    on_mesh("aabbbbc", shares_of_seven);
+}
+
+/* By name, on one machine. */
+TEST_SLOW(processes_of_one_machine_add_up, 60)
+{
+    mesh_many = 300007 / (size_t)test_stride();
+    on_mesh("aaa", all_cases);
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+TEST_SLOW(messages_between_machines, 60)
+{
+    on_mesh("abc", check_messages);
+    on_mesh("aba", check_messages);
+}
+
+/* ---- what goes wrong ------------------------------------------------------------------------- */
+
+static dp_ctx *open_for_an_end(meeting *m)
+{
+    enter(m);
+    return mesh_open(1, END_TIMEOUT_MS);
+}
+
+TEST_SLOW(ends_are_the_same_over_tcp, 60)
+{
+    check_ends_over(open_for_an_end);
+}
+
+TEST_SLOW(ends_are_the_same_between_machines, 60)
+{
+    launched = true;
+    meeting_machines = "abc";
+    check_ends_over(open_for_an_end);
+}
+
+/* ---- who dies, or stops ---------------------------------------------------------------------- */
+
+enum { MUCH = 300000 };
+
+static dp_status (*act)(dp_ctx *ctx); /* in all processes, again and again, until it fails */
+static int sent_signal;
+static const char *says;
+
+static dp_part part_of_much(void)
+{
+    static float data[MUCH];
+    return (dp_part){.send = data, .recv = data};
+}
+
+static dp_status sum_much(dp_ctx *ctx)
+{
+    const dp_part part = part_of_much();
+    return dp_all_reduce(ctx, &part, MUCH, DP_F32, DP_OP_MAX);
+}
+
+static dp_status give_much(dp_ctx *ctx)
+{
+    const dp_part part = part_of_much();
+    return dp_broadcast(ctx, &part, MUCH, DP_F32, 1);
+}
+
+static dp_tensor tensor_of_much(void)
+{
+    return dp_wrap(part_of_much().recv, DP_F32, DP_SHAPE(MUCH));
+}
+
+/* Process 1 sends to the others. */
+static dp_status send_much(dp_ctx *ctx)
+{
+    const dp_tensor tensor = tensor_of_much();
+    dp_status status = DP_OK;
+    for (int p = 0; p < mesh_process_count && status == DP_OK; p++)
+        if (p != 1 && mesh_process == 1)
+            status = dp_send(ctx, &tensor, p, 0);
+    return mesh_process == 1 ? status : dp_recv(ctx, &tensor, 1, 0);
+}
+
+static atomic_int *through; /* with what they have to say: all see it */
+
+/* Who ends sooner would be another reason for the others. Until then letters are passed on. */
+static void leave_with_the_others(dp_ctx *ctx)
+{
+    atomic_fetch_add(through, 1);
+    for (int i = 0; i < 2000 && atomic_load(through) < 2; i++) {
+        (void)!dp_wait(ctx);
+        rest(10);
+    }
+    dp_close(ctx);
+}
+
+static void one_gets_a_signal(meeting *m)
+{
+    double start = now_ms();
+    dp_status status = DP_OK;
+    dp_ctx *ctx = open_for_an_end(m);
+    wait_for_all(m);
+    if (moment > 0)
+        signal_soon(m, sent_signal);
+    else if (m->process == 1)
+        raise(sent_signal);
+    while (status == DP_OK) {
+        start = now_ms();
+        status = act(ctx);
+    }
+    check_named(ctx, status, start, LATE_MS, 1, says);
+    leave_with_the_others(ctx);
+}
+
+/* On one machine; on several, as a launcher starts them, or by a bootstrap of the program's. */
+static void each_way_of_meeting(void (*body)(meeting *m))
+{
+    uint64_t state = test_seed();
+    through = shared_memory(sizeof *through);
+    for (int way = 0; way < 3; way++) {
+        atomic_store(through, 0);
+        launched = way == 1;
+        meeting_machines = way == 0 ? NULL : "abc";
+        says = sent_signal == SIGSTOP ? "did not come within 2000 ms" : "has died";
+        moment = 1 + (int)(test_random(&state) % 30000);
+        in_processes_but(3, 1, body);
+    }
+}
+
+TEST_SLOW(who_dies_in_a_large_sum_is_named, 60)
+{
+    sent_signal = SIGKILL;
+    act = sum_much;
+    each_way_of_meeting(one_gets_a_signal);
+}
+
+TEST_SLOW(who_dies_in_a_broadcast_is_named, 60)
+{
+    sent_signal = SIGKILL;
+    act = give_much;
+    each_way_of_meeting(one_gets_a_signal);
+}
+
+TEST_SLOW(who_dies_while_others_wait_for_its_message_is_named, 60)
+{
+    sent_signal = SIGKILL;
+    act = send_much;
+    each_way_of_meeting(one_gets_a_signal);
+}
+
+TEST_SLOW(who_stops_is_named, 60)
+{
+    sent_signal = SIGSTOP;
+    act = sum_much;
+    each_way_of_meeting(one_gets_a_signal);
+}
+
+/* ---- who does something else ----------------------------------------------------------------- */
+
+static void each_other_call(meeting *m)
+{
+    enter(m);
+    for (int kind = 0; kind < OTHER_CALLS; kind++)
+        check_strays(kind, kind % 3 == 0);
+    other_root();
+}
+
+TEST_SLOW(who_is_in_another_collective_is_named, 60)
+{
+    for (int way = 0; way < 3; way++) {
+        launched = way == 1;
+        meeting_machines = way == 0 ? NULL : "abb";
+        in_processes(3, each_other_call);
+    }
+}
+
+/* ---- messages and collectives ---------------------------------------------------------------- */
+
+/* Both at once, and nothing is mixed up. */
+enum { LARGEST = 10 << 20, KINDS = 5, ROUNDS = 2 };
+
+static const size_t kind_bytes[KINDS] = {0, 1, 64, 65, LARGEST}; /* 64 travel with the offer */
+
+static unsigned char byte_of(int from, int to, int kind, size_t i)
+{
+    return (unsigned char)((size_t)(from * 31 + to * 7 + kind) + i * 13);
+}
+
+static dp_message message_of_kind(dp_scope *scope, int from, int to, int kind, bool receives)
+{
+    size_t bytes = kind_bytes[kind];
+    unsigned char *data = dp_scope_alloc(scope, bytes + 1);
+    CHECK(data != NULL);
+    for (size_t i = 0; i < bytes; i++)
+        data[i] = receives ? 0 : byte_of(from, to, kind, i);
+    data[bytes] = 77;
+    return (dp_message){.tensor = dp_wrap(data, DP_U8, DP_SHAPE((int64_t)bytes)),
+                        .peer = receives ? from : to,
+                        .tag = kind,
+                        .receives = receives};
+}
+
+static void check_message_of_kind(const dp_message *message, int from, int to, int kind)
+{
+    size_t bytes = kind_bytes[kind], step = bytes > 1000 ? 997 : 1;
+    const unsigned char *data = message->tensor.data;
+    CHECK_INT(message->status, DP_OK);
+    CHECK_INT(message->peer, from);
+    for (size_t i = 0; i < bytes; i += step)
+        CHECK_INT(data[i], byte_of(from, to, kind, i));
+    CHECK_INT(data[bytes], 77);
+}
+
+static void collectives_meanwhile(dp_ctx *ctx, int rounds)
+{
+    const dp_part part = part_of_much();
+    float *data = part.recv;
+    for (int i = 0; i < rounds; i++) {
+        for (size_t k = 0; k < MUCH; k++)
+            data[k] = (float)(k % 1000) + (float)mesh_process;
+        CHECK_OK(dp_all_reduce(ctx, &part, MUCH, DP_F32, DP_OP_MAX));
+        for (size_t k = 0; k < MUCH; k += 11)
+            CHECK_F64(data[k], (double)(k % 1000) + mesh_process_count - 1, 0);
+        CHECK_INT(ones_of(ctx), mesh_process_count);
+    }
+}
+
+static void messages_beside_collectives(void)
+{
+    dp_ctx *ctx = mesh_open(1, 0);
+    int own = mesh_process, count = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        static dp_message all[2 * KINDS * 4];
+        for (int p = count = 0; p < mesh_process_count; p++)
+            for (int kind = KINDS; kind-- > 0 && p != own;) {
+                all[count++] = message_of_kind(scope, own, p, kind, false);
+                all[count++] = message_of_kind(scope, p, own, kind, true);
+            }
+        CHECK_OK(dp_messages_begin(ctx, all, (size_t)count / 2));
+        collectives_meanwhile(ctx, 2);
+        CHECK_OK(dp_messages_begin(ctx, all + count / 2, (size_t)(count - count / 2)));
+        collectives_meanwhile(ctx, 1);
+        CHECK_OK(dp_messages_end(ctx, all, (size_t)count));
+        for (int i = 1; i < count; i += 2)
+            check_message_of_kind(&all[i], all[i].peer, own, all[i].tag);
+        dp_scope_end(scope);
+    }
+    check_server(ctx, mesh_process_count);
+    CHECK_OK(dp_barrier(ctx));
+    dp_close(ctx);
+}
+
+TEST_SLOW(messages_travel_beside_collectives, 60)
+{
+    on_mesh("ab", messages_beside_collectives);
+    on_mesh("aba", messages_beside_collectives);
+}
+
+/* Process 1 closes while large messages to it, and from it, are under way. */
+static void one_closes_meanwhile(meeting *m)
+{
+    dp_ctx *ctx = open_for_an_end(m);
+    dp_scope *scope = dp_scope_begin(ctx);
+    int peer = m->process == 1 ? 0 : 1;
+    dp_message both[] = {message_of_kind(scope, m->process, peer, 4, false),
+                         message_of_kind(scope, peer, m->process, 4, true)};
+    CHECK_OK(dp_messages_begin(ctx, both, 2));
+    CHECK_OK(dp_barrier(ctx));
+    for (int i = 0; i < 3; i++) {
+        dp_status status = dp_messages_test(ctx, both, 2);
+        CHECK(status == DP_OK || status == DP_PENDING);
+    }
+    if (m->process == 1) {
+        dp_close(ctx);
+        return;
+    }
+    double start = now_ms();
+    dp_status status = dp_messages_end(ctx, both, 2);
+    if (m->process != 0 || status != DP_OK) /* all of it may have come already */
+        check_named(ctx, status, start, LATE_MS, 1, says);
+    leave_with_the_others(ctx);
+}
+
+TEST_SLOW(who_closes_while_messages_travel_is_named, 60)
+{
+    through = shared_memory(sizeof *through);
+    for (int way = 0; way < 3; way++) {
+        atomic_store(through, 0);
+        launched = way == 1;
+        meeting_machines = way == 0 ? NULL : "abc";
+        says = "has closed its context";
+        in_processes(3, one_closes_meanwhile);
+    }
+}
+
+/* Of a message that was begun, wanted, and given up. */
+static void memory_goes_before_the_context(void)
+{
+    dp_ctx *ctx = mesh_open(1, 0);
+    bool sends = mesh_process == 0;
+    unsigned char *data = calloc(LARGEST, 1);
+    dp_message one = {.tensor = dp_wrap(data, DP_U8, DP_SHAPE(LARGEST)),
+                      .peer = 1 - mesh_process,
+                      .receives = !sends};
+    CHECK(data != NULL);
+    CHECK_OK(dp_messages_begin(ctx, &one, 1));
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(dp_barrier(ctx));
+        dp_status status = i == 0 || sends ? dp_messages_test(ctx, &one, 1) : DP_PENDING;
+        CHECK_INT(status, DP_PENDING);
+    }
+    CHECK_OK(dp_barrier(ctx));
+    if (sends)
+        free(data);
+    else
+        CHECK_STATUS(dp_messages_end(ctx, &one, 1), DP_ERR_REMOTE);
+    dp_close(ctx);
+    if (!sends)
+        free(data);
+}
+
+TEST(data_does_not_go_when_a_context_is_closed)
+{
+    on_mesh("ab", memory_goes_before_the_context);
+}
+
+/* Process 1 has received, says so, and closes. Process 0, which has not looked yet, finds that out
+   when it sends more. */
+static void an_answer_is_older_than_the_end(meeting *m)
+{
+    static int32_t numbers[3];
+    dp_ctx *ctx = open_for_an_end(m);
+    dp_message all[3];
+    for (int i = 0; i < 3; i++)
+        all[i] = (dp_message){.tensor = dp_wrap(&numbers[i], DP_I32, DP_SHAPE(1)),
+                              .peer = 1 - m->process,
+                              .tag = i,
+                              .receives = m->process == 1};
+    CHECK_OK(dp_messages_begin(ctx, all, 1));
+    if (m->process == 1) {
+        CHECK_OK(dp_messages_end(ctx, all, 1));
+        dp_close(ctx);
+    }
+    wait_for_all(m);
+    if (m->process == 1)
+        return;
+    for (int i = 1; i < 3; i++) {
+        CHECK_OK(dp_messages_begin(ctx, &all[i], 1));
+        rest(100);
+    }
+    CHECK_OK(dp_messages_end(ctx, all, 1));
+    CHECK_STATUS(dp_messages_end(ctx, all + 1, 2), DP_ERR_REMOTE);
+    dp_close(ctx);
+}
+
+TEST(answers_are_heard_after_their_process_has_closed)
+{
+    meeting_machines = "ab";
+    in_processes(2, an_answer_is_older_than_the_end);
+}
+
+/* To itself; nobody has ended anything, however long it takes. */
+static void send_to_oneself(meeting *m)
+{
+    int32_t numbers[2] = {7, 0};
+    dp_ctx *ctx = open_for_an_end(m);
+    dp_message both[] = {{.tensor = dp_wrap(&numbers[0], DP_I32, DP_SHAPE(1)), .peer = m->process},
+                         {.tensor = dp_wrap(&numbers[1], DP_I32, DP_SHAPE(1)), .peer = m->process}};
+    both[1].receives = true;
+    CHECK_OK(dp_messages_begin(ctx, both + 1, 1));
+    for (int i = 0; i < 4; i++) {
+        CHECK_STATUS(dp_messages_test(ctx, both + 1, 1), DP_PENDING);
+        rest(400);
+    }
+    CHECK_OK(dp_messages_begin(ctx, both, 1));
+    CHECK_OK(dp_messages_end(ctx, both, 2));
+    CHECK_INT(numbers[1], 7);
+    dp_close(ctx);
+}
+
+TEST(a_message_to_oneself_is_waited_for)
+{
+    on_machines("ab", send_to_oneself);
+}
+
+/* Who has all that it needs does not mind that others have gone. */
+static void all_close(meeting *m)
+{
+    enter(m);
+    for (int i = 0; i < 10; i++) {
+        dp_ctx *ctx = mesh_open(1, 0);
+        if (i % 3 == 0)
+            CHECK_OK(sum_much(ctx));
+        CHECK_INT(ones_of(ctx), m->process_count);
+        dp_close(ctx);
+    }
+}
+
+TEST_SLOW(all_close_at_their_own_time, 60)
+{
+    for (int way = 0; way < 3; way++) {
+        launched = way == 1;
+        meeting_machines = way == 0 ? NULL : "abab";
+        in_processes(way == 0 ? 2 : 4, all_close);
+    }
+}
+
+/* ---- while a context opens ------------------------------------------------------------------- */
+
+/* At any point of it; perhaps before anybody has heard of it. */
+static void one_dies_while_it_opens(meeting *m)
+{
+    dp_ctx *ctx = NULL;
+    enter(m);
+    mesh_config.device_count = 1;
+    mesh_config.timeout_ms = TIMEOUT_MS;
+    wait_for_all(m);
+    signal_soon(m, SIGKILL);
+    double start = now_ms();
+    dp_status status = dp_open(&mesh_config, &ctx);
+    while (status == DP_OK)
+        status = sum_much(ctx);
+    while (m->process == 1)
+        rest(1000);
+    CHECK_SAYS(dp_last_error(), "process 1");
+    CHECK(now_ms() - start < LATE_MS * test_timeout_scale());
+    dp_close(ctx);
+}
+
+TEST_SLOW(who_dies_while_others_open_is_named, 120)
+{
+    uint64_t state = test_seed();
+    launched = true;
+    meeting_machines = "abc";
+    for (int i = 0; i < 10; i++) {
+        moment = (int)(test_random(&state) % 8000);
+        in_processes_but(3, 1, one_dies_while_it_opens);
+    }
+}
+
+/* ---- ports, and who comes there -------------------------------------------------------------- */
+
+static int first_port, port_count;
+
+static void give_ports(void)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%d-%d", first_port, first_port + port_count - 1);
+    set("DP_PORTS", text);
+}
+
+static int listen_at(int port)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0), yes = 1;
+    CHECK(fd >= 0);
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (bind(fd, (struct sockaddr *)&at, sizeof at) == 0 && listen(fd, 1) == 0)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+/* So many that nobody has, in a row. */
+static void find_ports(int count)
+{
+    uint64_t state = (uint64_t)getpid();
+    int found = 0;
+    while (found < count) {
+        first_port = 12000 + (int)(test_random(&state) % 8000);
+        for (found = 0; found < count; found++) {
+            int fd = listen_at(first_port + found);
+            if (fd < 0)
+                break;
+            close(fd);
+        }
+    }
+    port_count = count;
+}
+
+static void open_often(meeting *m)
+{
+    enter(m);
+    give_ports();
+    for (int i = 0; i < 10; i++) {
+        dp_ctx *ctx = mesh_open(1, 0);
+        for (int p = 0; p < port_count; p++)
+            CHECK_INT(ones_of(ctx), m->process_count);
+        dp_close(ctx);
+    }
+}
+
+TEST(a_process_needs_one_port)
+{
+    for (int way = 0; way < 2; way++) {
+        launched = way == 1;
+        find_ports(3);
+        on_machines("abb", open_often);
+    }
+}
+
+static void open_with_few_ports(meeting *m)
+{
+    dp_ctx *ctx = NULL;
+    enter(m);
+    give_ports();
+    CHECK(dp_open(&mesh_config, &ctx) != DP_OK);
+    CHECK_SAYS(dp_last_error(), "cannot listen: the ports of DP_PORTS, ");
+    CHECK_SAYS(dp_last_error(), "are taken. Each process of a machine needs one");
+}
+
+TEST(too_few_ports_are_an_error_of_all)
+{
+    for (int way = 0; way < 2; way++) {
+        launched = way == 1;
+        find_ports(2);
+        on_machines("abc", open_with_few_ports);
+    }
+}
+
+/* Where a job can recover each process keeps a port for that, and needs one more to connect. */
+static void one_dies_and_others_go_on(meeting *m)
+{
+    dp_status status = DP_OK;
+    enter(m);
+    give_ports();
+    mesh_config.recovers = true;
+    dp_ctx *ctx = mesh_open(1, 8000);
+    CHECK_INT(ones_of(ctx), 3);
+    wait_for_all(m);
+    if (m->process == 1)
+        raise(SIGKILL);
+    while (status == DP_OK)
+        status = sum_much(ctx);
+    CHECK_SAYS(dp_last_error(), "rank 1 (process 1, pid ");
+    CHECK_OK(dp_recover(ctx));
+    CHECK_INT(ones_of(ctx), 2);
+    CHECK_OK(sum_much(ctx));
+    dp_close(ctx);
+}
+
+TEST_SLOW(who_is_left_connects_anew, 60)
+{
+    launched = true;
+    meeting_machines = "abb";
+    find_ports(4);
+    in_processes_but(3, 1, one_dies_and_others_go_on);
+}
+
+/* Where the connections that a launcher has made are of IPv6. */
+static void meet_by_ipv6(meeting *m)
+{
+    char address[40];
+    enter(m);
+    snprintf(address, sizeof address, "[::1]:%d", first_port);
+    set("DP_ADDR", address);
+    set("DP_INTERFACE", "::1");
+    dp_ctx *ctx = mesh_open(1, 0);
+    CHECK_INT(ones_of(ctx), m->process_count);
+    check_server(ctx, m->process_count);
+    CHECK_OK(dp_barrier(ctx));
+    dp_close(ctx);
+}
+
+static void have_no_address(meeting *m)
+{
+    dp_ctx *ctx = NULL;
+    enter(m);
+    CHECK_INT(unsetenv("DP_INTERFACE"), 0);
+    CHECK_ERROR(dp_open(&mesh_config, &ctx), DP_ERR_UNSUPPORTED, "set DP_INTERFACE");
+}
+
+TEST(machines_need_an_address)
+{
+    launched = true;
+    on_machines("abb", have_no_address);
+}
+
+TEST(machines_are_found_by_ipv6)
+{
+    const struct sockaddr_in6 at = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    int fd = socket(AF_INET6, SOCK_STREAM, 0);
+    if (fd < 0 || bind(fd, (const struct sockaddr *)&at, sizeof at) != 0)
+        SKIP("there is no IPv6");
+    close(fd);
+    launched = true;
+    find_ports(8);
+    on_machines("abb", meet_by_ipv6);
+}
+
+/* ---- strangers ------------------------------------------------------------------------------- */
+
+/* They know the ports, and come again and again: with nothing, with noise, with a request that has
+   no proof, and so many at once that there is no place for all. */
+static void bother(void)
+{
+    static const char noise[] = "GET / HTTP/1.1\r\nHost: this is no job, and longer than what it "
+                                "reads of it at once, so that something is left behind\r\n\r\n";
+    enum { CALLERS = 300 };
+    int fds[CALLERS];
+    for (int i = 0; i < CALLERS; i++)
+        fds[i] = -1;
+    for (int i = 0;; i++) {
+        struct sockaddr_in at = {.sin_family = AF_INET};
+        int place = i % CALLERS, fd = socket(AF_INET, SOCK_STREAM, 0);
+        at.sin_port = htons((uint16_t)(first_port + i % port_count));
+        at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        close(fds[place]);
+        fds[place] = fd;
+        if (connect(fd, (struct sockaddr *)&at, sizeof at) == 0 && i % 3 > 0)
+            (void)!send(fd, noise, i % 3 == 1 ? sizeof noise : 5, MSG_NOSIGNAL);
+    }
+}
+
+TEST_SLOW(strangers_keep_nobody_out, 60)
+{
+    find_ports(3);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0)
+        bother();
+    on_machines("abc", open_often);
+    CHECK_INT(kill(pid, SIGKILL), 0);
+    CHECK_INT(waitpid(pid, NULL, 0), pid);
+}
+
+/* ---- few files ------------------------------------------------------------------------------- */
+
+static int files_more;  /* that process 1 may open, from when it opens the table */
+static bool files_hard; /* and it cannot raise the limit */
+static rlim_t files_allowed;
+
+static dp_status open_with_few_files(const dp_host *host, const dp_comm_config *config,
+                                     dp_comm **out)
+{
+    struct rlimit limit;
+    int next = dup(STDIN_FILENO);
+    CHECK(next >= 0 && close(next) == 0);
+    CHECK_INT(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    limit.rlim_cur = (rlim_t)(next + files_more);
+    limit.rlim_max = files_hard ? limit.rlim_cur : limit.rlim_max;
+    if (mesh_process == 1 && files_allowed == 0) {
+        CHECK_INT(setrlimit(RLIMIT_NOFILE, &limit), 0);
+        files_allowed = limit.rlim_cur;
+    }
+    return dp_tcp_coll()->open(host, config, out);
+}
+
+/* All are there, or none is, and all know why. */
+static void have_few_files(meeting *m)
+{
+    dp_coll_ops table = *dp_tcp_coll();
+    const dp_coll_ops *const colls[] = {&table, NULL};
+    char all[BOOT_PROCESSES], good;
+    struct rlimit limit;
+    dp_ctx *ctx = NULL;
+    enter(m);
+    table.open = open_with_few_files;
+    mesh_config.colls = colls;
+    dp_status status = dp_open(&mesh_config, &ctx);
+    good = status == DP_OK;
+    CHECK(good || files_hard);
+    CHECK(!good || ones_of(ctx) == m->process_count);
+    if (!good) {
+        CHECK(status != DP_ERR_TIMEOUT);
+        CHECK(m->process == 1 || strstr(dp_last_error(), "process 1") != NULL);
+        CHECK_SAYS(dp_last_error(), "more files");
+    }
+    CHECK_OK(meeting_all_gather(&good, all, 1, m));
+    for (int p = 0; p < m->process_count; p++)
+        CHECK_INT(all[p], good);
+    dp_close(ctx);
+    CHECK_INT(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    CHECK(m->process != 1 || limit.rlim_cur == files_allowed);
+}
+
+/* Connections, ports and threads go with their context. */
+static void open_and_close(meeting *m)
+{
+    int before = 0;
+    for (int i = 0; i < 3; i++) {
+        enter(m);
+        dp_ctx *ctx = mesh_open(1, 0);
+        char byte = 0;
+        const dp_tensor tensor = dp_wrap(&byte, DP_U8, DP_SHAPE(1));
+        CHECK_INT(ones_of(ctx), m->process_count);
+        CHECK_OK(m->process == 0   ? dp_send(ctx, &tensor, 1, 0)
+                 : m->process == 1 ? dp_recv(ctx, &tensor, 0, 0)
+                                   : DP_OK);
+        dp_close(ctx);
+        before = i == 0 ? open_files() : before;
+        CHECK_INT(open_files(), before);
+    }
+}
+
+TEST(nothing_stays_open)
+{
+    for (int way = 0; way < 2; way++) {
+        launched = way == 1;
+        on_machines("aabb", open_and_close);
+    }
+}
+
+TEST_SLOW(a_process_with_few_files, 60)
+{
+    launched = true;
+    for (files_more = 0; files_more < 12; files_more++) {
+        files_hard = true;
+        on_machines("abc", have_few_files);
+    }
+    files_hard = false;
+    files_more = 1;
+    on_machines("abc", have_few_files);
+}
