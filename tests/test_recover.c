@@ -989,11 +989,25 @@ static void trainer_check(trainer *t, int64_t epochs)
     CHECK_F64(param_of(t->par, 1, 0), -all, 0);
 }
 
+/* Who has died comes again: before the others are through, however long its start takes. */
+static dp_status let_in(const trainer *t, bool *changed)
+{
+    bool alone = true;
+    while (alone) {
+        dp_info info;
+        DP_TRY(dp_admit(t->ctx, changed));
+        CHECK_OK(dp_info_get(t->ctx, &info));
+        alone = !*changed && info.process_count < world && t->done >= EPOCHS * SAMPLES * 3 / 4;
+        rest(alone);
+    }
+    return DP_OK;
+}
+
 /* changed: others have come or gone since the last step. */
 static dp_status train_once(trainer *t, dp_scope *scope, bool changed)
 {
     if (admits && !changed)
-        DP_TRY(dp_admit(t->ctx, &changed));
+        DP_TRY(let_in(t, &changed));
     if (changed)
         DP_TRY(trainer_share(t, scope));
     return trainer_step(t, scope);
