@@ -727,8 +727,10 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
 
    $DP_INTERFACE chooses among the networks of a machine. It is the name of an interface, or the
    beginning of a name (ib) or of an address (10.1.). Processes listen there, and the others connect
-   to that address. Process 0 is still found at the address above; if that is the interface's, it
-   listens nowhere else. NCCL gets the same interface (dp_nccl.h), MPI has settings of its own.
+   to that address. Without it that is the one from which a process reaches process 0, or, with a
+   bootstrap of yours, the one from which it would leave its machine. Process 0 is still found at
+   the address above; if that is the interface's, it listens nowhere else. NCCL gets the same
+   interface (dp_nccl.h), MPI has settings of its own.
 
    Two jobs at one address are told apart by the number that their launcher has given them
    (TORCHELASTIC_RUN_ID, PMIX_NAMESPACE, PMI_JOBID, SLURM_JOB_ID and SLURM_STEP_ID), or by

@@ -1157,12 +1157,6 @@ static dp_status dp__mpi_piece_await(dp__mesh_comm *comm, dp__mesh_slot *slot)
     return dp__mpi_await(own->line, comm->ring, &own->requests[slot->place]);
 }
 
-static dp_status dp__mpi_piece_rest(dp__mesh_comm *comm, dp__mesh_wait *wait)
-{
-    const dp__mpi_carrier *own = comm->carrier;
-    return dp__mpi_rest(own->line, comm->ring, wait);
-}
-
 /* MPI may still read and write what it was given before something failed. */
 static bool dp__mpi_mesh_close(dp__mesh_comm *comm)
 {
@@ -1182,7 +1176,6 @@ static dp_status dp__mpi_open(const dp_host *host, const dp_comm_config *config,
                                      .connect = dp__mpi_mesh_connect,
                                      .begin = dp__mpi_piece_begin,
                                      .await = dp__mpi_piece_await,
-                                     .rest = dp__mpi_piece_rest,
                                      .close = dp__mpi_mesh_close};
     return dp__mesh_open(host, config, dp_mpi_coll(), &ops, out);
 }

@@ -85,6 +85,7 @@ enum {
     DP__MESH_TINY_BYTES = 1 << 10,     /* of one */
     DP__MESH_SLOTS = 3,                /* pieces on the way */
     DP__MESH_MEETING = DP__MESH_SLOTS, /* the place of one more slot: what all begin with */
+    DP__MESH_TURNS = 2,                /* places for what all begin with, in a group */
     DP__MESH_SLICE = 16,               /* elements: slices begin where vectors do */
     DP__MESH_INPUT_BYTES = 1 << 20     /* of a piece, in memory that a group shares */
 };
@@ -106,9 +107,9 @@ typedef struct dp__mesh_head { /* what a process begins */
 
 typedef struct dp__mesh_group { /* of processes that share memory: see >>groups */
     dp__shared shared;
-    int each;       /* processes of every group but the last, which may have fewer; 1: none share */
-    int own, count; /* the group of this process; how many there are */
-    unsigned pieces;   /* of all sums so far */
+    int each;        /* processes of all groups but the last, which may have fewer; 1: none share */
+    int own, count;  /* the group of this process; how many there are */
+    unsigned pieces; /* that have gone through its memory so far */
     unsigned meetings; /* so far */
 } dp__mesh_group;
 
@@ -147,7 +148,6 @@ typedef struct dp__mesh_ops {
     dp_status (*begin)(dp__mesh_comm *comm, dp__mesh_slot *slot, bool same, const char *out,
                        char *in);
     dp_status (*await)(dp__mesh_comm *comm, dp__mesh_slot *slot);
-    dp_status (*rest)(dp__mesh_comm *comm, dp__mesh_wait *wait); /* in a loop, for anything else */
     bool (*close)(dp__mesh_comm *comm); /* false: memory that it was given may still be in use */
 } dp__mesh_ops;
 
@@ -193,8 +193,8 @@ static size_t dp__mesh_at(const dp__mesh_call *call, size_t step) /* in bytes, w
     return step * call->piece * call->size;
 }
 
-static size_t
-dp__mesh_wire_bytes(const dp__mesh_call *call) /* of an element that is not added yet */
+/* Of an element that is not added yet. */
+static size_t dp__mesh_wire_bytes(const dp__mesh_call *call)
 {
     return call->wide ? sizeof(float) : call->size;
 }
@@ -233,26 +233,26 @@ static dp__mesh_mark *dp__mesh_mark_of(const dp__mesh_comm *comm, int process)
 
 /* The shared memory has marks, two times the heads of all processes, the result, and an input for
    each process of the group, in order. */
-static size_t dp__mesh_heads_at(const dp__mesh_comm *comm, unsigned meeting)
+static size_t dp__mesh_heads_at(const dp__mesh_comm *comm, size_t turn)
 {
     size_t marks = (size_t)comm->group.each * sizeof(dp__mesh_mark);
-    return marks + meeting % 2 * (size_t)comm->process_count * comm->head_bytes;
+    return marks + turn * (size_t)comm->process_count * comm->head_bytes;
 }
 
 static size_t dp__mesh_input_at(const dp__mesh_comm *comm, int place)
 {
-    return (dp__mesh_heads_at(comm, 0) + 2 * (size_t)comm->process_count * comm->head_bytes +
-            4095) /
-               4096 * 4096 +
+    return dp__align_up(dp__mesh_heads_at(comm, DP__MESH_TURNS), DP__SHARED_PAGE) +
            (size_t)place * DP__MESH_SLOTS * DP__MESH_INPUT_BYTES;
 }
 
-/* Until another process of the group has got so far. What travels goes on meanwhile. */
+/* Until another process of the group has got so far. It needs nothing that this one has still to
+   send: it waits for pieces before those that are under way here. */
 static dp_status dp__mesh_await_mark(dp__mesh_comm *comm, const atomic_uint *word, unsigned value)
 {
     dp__mesh_wait wait = {0};
     while ((int)(atomic_load_explicit(word, memory_order_acquire) - value) < 0)
-        DP_TRY(comm->ops->rest(comm, &wait));
+        if (dp__mesh_idle(&wait))
+            DP_TRY(dp__ring_rest(comm->ring, &wait.look));
     return DP_OK;
 }
 
@@ -298,7 +298,8 @@ static dp_status dp__mesh_tell_all(const dp__mesh_call *call, const void *data, 
     dp__mesh_group *group = &comm->group;
     bool grouped = dp__mesh_is_grouped(comm);
     if (grouped)
-        comm->heads = (char *)group->shared.data + dp__mesh_heads_at(comm, group->meetings);
+        comm->heads = (char *)group->shared.data +
+                      dp__mesh_heads_at(comm, group->meetings % DP__MESH_TURNS);
     dp__mesh_head *own = dp__mesh_head_of(comm, grouped ? comm->process : comm->process_count);
     own->entry = comm->ring->now;
     if (bytes > 0)
@@ -1295,14 +1296,16 @@ static void dp__mesh_place_heads(dp__mesh_comm *comm)
 }
 
 /* The largest power of two that divides the place of every process that another machine begins at.
-   Where there is one machine, this was asked for by name: nothing is shared. */
+   Where there is one machine, this was asked for by name: nothing is shared. Nor is it where a
+   piece would have no room for an element of each rank. */
 static int dp__mesh_group_learn(const dp__mesh_comm *comm)
 {
     const dp__card *all = comm->ring->job->cards;
+    bool fits = dp__mesh_blocks(comm) <= DP__MESH_INPUT_BYTES / sizeof(double);
     int begins = 0;
     for (int p = 1; p < comm->process_count; p++)
         begins |= all[p].machine != all[p - 1].machine ? p : 0;
-    return begins > 0 ? begins & -begins : 1;
+    return fits && begins > 0 ? begins & -begins : 1;
 }
 
 static void dp__mesh_group_set(dp__mesh_comm *comm, int each)
@@ -1356,25 +1359,28 @@ static dp_status dp__mesh_group_open(dp__mesh_comm *comm)
     return DP_OK;
 }
 
-/* Where there is no such memory, all of it travels. */
-static void dp__mesh_share(dp__mesh_comm *comm)
+/* Where there is no such memory, all of it travels; unless it is the job that has failed. */
+static dp_status dp__mesh_share(dp__mesh_comm *comm)
 {
     const dp_host *host = comm->base.host;
     dp__mesh_group *group = &comm->group;
     dp_status status = group->each > 1 ? dp__mesh_group_open(comm) : DP_OK;
     char text[96];
-    if (status != DP_OK)
+    if (status != DP_OK) {
         host->log(host, DP_LOG_INFO, dp_last_error());
+        DP_TRY(dp__job_agree(comm->ring->job, DP_OK));
+    }
     dp__mesh_group_set(comm, status == DP_OK ? group->each : 1);
     snprintf(text, sizeof text, "%s: %d processes, which share memory in groups of %d",
              comm->base.ops->name, comm->process_count, group->each);
     host->log(host, DP_LOG_INFO, text);
+    return DP_OK;
 }
 
 static dp_status dp__mesh_open_all(dp__mesh_comm *comm)
 {
     DP_TRY(dp__job_agree(comm->ring->job, dp__mesh_learn(comm)));
-    dp__mesh_share(comm);
+    DP_TRY(dp__mesh_share(comm));
     dp__mesh_place_heads(comm);
     return comm->ops->connect(comm);
 }

@@ -314,8 +314,7 @@ static dp_status dp__own_tree(dp_ctx *ctx, dp__meeting *meeting)
     const dp_bootstrap *boot = meeting->boot;
     dp__tree *tree = NULL;
     dp__seat own = {.machine = dp__os_machine()};
-    if (ctx->job->shared.data != NULL || dp__boot_is_ours(boot) ||
-        ctx->lanes[DP__CALLER].carrier->ops != dp_tcp_coll())
+    if (ctx->job->shared.data != NULL || dp__boot_is_ours(boot) || dp__tcp_messages(ctx) == NULL)
         return DP_OK;
     dp__seat *seats = dp__os_alloc((size_t)boot->process_count * sizeof own, 64, NULL);
     dp_status status = dp__far_host(NULL, own.host, sizeof own.host);

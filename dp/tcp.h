@@ -330,12 +330,6 @@ static dp_status dp__tcp_await(dp__mesh_comm *comm, dp__mesh_slot *slot)
     }
 }
 
-static dp_status dp__tcp_rest(dp__mesh_comm *comm, dp__mesh_wait *wait)
-{
-    DP_TRY(dp__tcp_look(comm, 0));
-    return dp__mesh_idle(wait) ? dp__ring_rest(comm->ring, &wait->look) : DP_OK;
-}
-
 /* ==== >>table ==================================================================================
    For all processes whose devices' memory the host reaches: after shared memory, and after MPI.  */
 
@@ -387,7 +381,6 @@ static const dp__mesh_ops dp__tcp_ops = {.prepare = dp__tcp_prepare,
                                          .connect = dp__tcp_connect,
                                          .begin = dp__tcp_begin,
                                          .await = dp__tcp_await,
-                                         .rest = dp__tcp_rest,
                                          .close = dp__tcp_close};
 
 static dp_status dp__tcp_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)

@@ -219,10 +219,7 @@ static void one_gets_a_signal(meeting *m)
     dp_status status = DP_OK;
     dp_ctx *ctx = open_for_an_end(m);
     wait_for_all(m);
-    if (moment > 0)
-        signal_soon(m, sent_signal);
-    else if (m->process == 1)
-        raise(sent_signal);
+    signal_soon(m, sent_signal);
     while (status == DP_OK) {
         start = now_ms();
         status = act(ctx);
@@ -232,46 +229,40 @@ static void one_gets_a_signal(meeting *m)
 }
 
 /* On one machine; on several, as a launcher starts them, or by a bootstrap of the program's. */
-static void each_way_of_meeting(void (*body)(meeting *m))
+static void each_way_of_meeting(int signal, dp_status (*what)(dp_ctx *ctx))
 {
     uint64_t state = test_seed();
+    sent_signal = signal;
+    says = signal == SIGSTOP ? "did not come within 2000 ms" : "has died";
+    act = what;
     through = shared_memory(sizeof *through);
     for (int way = 0; way < 3; way++) {
         atomic_store(through, 0);
         launched = way == 1;
         meeting_machines = way == 0 ? NULL : "abc";
-        says = sent_signal == SIGSTOP ? "did not come within 2000 ms" : "has died";
         moment = 1 + (int)(test_random(&state) % 30000);
-        in_processes_but(3, 1, body);
+        in_processes_but(3, 1, one_gets_a_signal);
     }
 }
 
 TEST_SLOW(who_dies_in_a_large_sum_is_named, 60)
 {
-    sent_signal = SIGKILL;
-    act = sum_much;
-    each_way_of_meeting(one_gets_a_signal);
+    each_way_of_meeting(SIGKILL, sum_much);
 }
 
 TEST_SLOW(who_dies_in_a_broadcast_is_named, 60)
 {
-    sent_signal = SIGKILL;
-    act = give_much;
-    each_way_of_meeting(one_gets_a_signal);
+    each_way_of_meeting(SIGKILL, give_much);
 }
 
 TEST_SLOW(who_dies_while_others_wait_for_its_message_is_named, 60)
 {
-    sent_signal = SIGKILL;
-    act = send_much;
-    each_way_of_meeting(one_gets_a_signal);
+    each_way_of_meeting(SIGKILL, send_much);
 }
 
 TEST_SLOW(who_stops_is_named, 60)
 {
-    sent_signal = SIGSTOP;
-    act = sum_much;
-    each_way_of_meeting(one_gets_a_signal);
+    each_way_of_meeting(SIGSTOP, sum_much);
 }
 
 /* ---- who does something else ----------------------------------------------------------------- */

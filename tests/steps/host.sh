@@ -56,7 +56,6 @@ step_musl() {
 # What things cost, and tables that hand on to others: a sanitizer has nothing to find there.
 NOT_SANITIZED="!complexity/ !_decorated"
 
-
 # A run of all steps has each test under one of the two sanitizers, and the next commit has it under the
 # other one; make asan and make tsan have all.
 step_asan() {
