@@ -36,6 +36,7 @@
      >>beginning  when a mirrored step is made, whatever happens
      >>applying   all of a step
      >>groups     of parameters, by their names
+     >>ring       in which process the copy of a share lies
      >>making     an optimizer and its state
      >>asking     what a loop asks and tells
      >>keeping    what is saved and loaded
@@ -267,8 +268,9 @@ DP_MUST_USE DP_API dp_status dp_optim_load(dp_optim *optim, dp_value saved);
 /* ==== >>mirrored ===============================================================================
    With `sharded`, each process has a share of the state that no other process has. If the process
    dies, its share is lost, and after dp_recover the optimizer is not valid any more. With
-   `mirrored` the next process has a copy of the share (the first process has that of the last). It
-   gets the gradients of the share, too, and steps the copy by itself: state is never sent.
+   `mirrored` another process has a copy of the share: the next one, or one on another machine. It
+   gets the gradients of the share, too, and steps the copy by itself: state is never sent. So all
+   processes of a machine may die at once, if dp_recover lets the others go on (>>recovery in dp.h).
 
    After dp_recover or dp_admit, all processes call the optimizer: dp_optim_save, for example. The
    first call puts the state together from shares and copies, and shares it out among the processes
@@ -289,18 +291,18 @@ DP_MUST_USE DP_API dp_status dp_optim_load(dp_optim *optim, dp_value saved);
 
    The cost is memory for the state of twice as many elements and for their gradients (and for their
    parameters, if the host does not reach the memory of devices); and in each step the time to step
-   twice as many elements, a barrier, and a message with the gradients of one share.
+   twice as many elements, a barrier, and a message with the gradients of one share, which goes to
+   another machine if there are several.
 
-   If a process and the next one die together, or the second one before that first call, the call
-   returns STATE in all processes. Then all make a new optimizer, which can load a checkpoint.
+   If a process and the one with its copy die together, or the second one before that first call,
+   the call returns STATE in all processes. Then all make a new optimizer, which can load a
+   checkpoint.
 
    A process that comes back by $DP_REJOIN makes its optimizer (all of them, if there are several)
    while the others make their first call after dp_admit (dp_optims_save). A rule of your own must
    make the same of the same numbers in every process.
 
-   On several machines dp_recover goes on where most processes are left (>>recovery in dp.h), and
-   messages have to travel between them: not where a table of collectives of your own is in the
-   place of TCP.
+   Between machines messages have to travel (>>messages in dp.h).
 
    INVALID: without `sharded`. UNSUPPORTED: if several devices of a process have parameters of their
    own, or processes share parameters (share_params); if processes have different numbers of
@@ -1501,8 +1503,13 @@ typedef enum dp__train_phase {
 typedef struct dp__train_fact { /* what a process has of a cut */
     int64_t has;                /* 0: nothing; the others are void */
     int64_t process, process_count, steps, skipped;
-    int64_t ready; /* it could make one step more */
+    int64_t before; /* the process whose shares it has the copy of */
+    int64_t ready;  /* it could make one step more */
 } dp__train_fact;
+
+typedef struct dp__train_ring { /* of processes, each with the copy of the one before */
+    int before, next;
+} dp__train_ring;
 
 typedef struct dp__train_mirror {
     int64_t cut; /* all that have state of the same cut have shares of one whole */
@@ -1543,6 +1550,7 @@ typedef struct dp__train_optimizer {
     bool overflow; /* and not all were finite */
     bool has_norm;
     double norm;
+    dp__train_ring ring;
     dp__train_mirror *mirror; /* NULL: nothing is copied */
 } dp__train_optimizer;
 _Static_assert(offsetof(dp__train_optimizer, base) == 0, "a dp_optim is the head of its optimizer");
@@ -1949,13 +1957,12 @@ static dp_status dp__train_grads_keep(const dp__train_optimizer *optim, size_t s
     return DP_OK;
 }
 
-/* Of each span its own to the next process, and those of the one before from there. */
+/* Of each span its own to the next process of the ring, and those of the one before from there. */
 static dp_status dp__train_grads_pass_on(const dp__train_optimizer *optim)
 {
     const dp__train_views *views = &optim->views;
     dp_message *messages = optim->mirror->messages;
-    const dp_info *job = &views->job;
-    int next = (job->process + 1) % job->process_count * job->local_count;
+    int next = optim->ring.next * views->job.local_count;
     size_t count = 0;
     for (size_t s = 0; s < views->span_count; s++) {
         const dp__train_run run = dp__train_whole(views, s);
@@ -1971,22 +1978,6 @@ static dp_status dp__train_grads_pass_on(const dp__train_optimizer *optim)
     }
     DP_TRY(dp_messages_begin(views->ctx, messages, count));
     return dp_messages_end(views->ctx, messages, count);
-}
-
-/* Whether something carries messages, which is found out by one with nothing in it. */
-static dp_status dp__train_mirrored_reach(dp_ctx *ctx, const dp_info *job)
-{
-    const int64_t none = 0;
-    dp_message both[2];
-    for (int i = 0; i < 2; i++) { /* to the next, from the one before */
-        int far = job->process + (i == 0 ? 1 : job->process_count - 1);
-        both[i] = (dp_message){.tensor = dp_wrap(NULL, DP_U8, 1, &none),
-                               .peer = far % job->process_count * job->local_count,
-                               .tag = DP__TRAIN_TAG,
-                               .receives = i == 1};
-    }
-    DP_TRY(dp_messages_begin(ctx, both, 2));
-    return dp_messages_end(ctx, both, 2);
 }
 
 /* When this succeeds somewhere, every process has what it needs to make the step by itself. */
@@ -2315,6 +2306,76 @@ static dp_status dp__train_group_check(const dp__train_optimizer *optim, size_t 
     return matches ? DP_OK : dp__train_no_match(optim, group);
 }
 
+/* ==== >>ring ====================================================================================
+   Of processes whose optimizer is mirrored: each has the copy of the share of the one before.   */
+
+static int dp__train_place_order(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Machine after machine, the next of a process is as far behind it as the largest machine has
+   processes. So it is on another machine, unless its machine has more than half of all. */
+DP__COLD static dp__train_ring dp__train_ring_of(const dp_info *job, int64_t *places)
+{
+    int64_t count = job->process_count, on = 0, most = 0, at = 0;
+    qsort(places, (size_t)count, sizeof *places, dp__train_place_order);
+    for (int64_t i = 0; i < count; i++) {
+        on = i > 0 && places[i] / count == places[i - 1] / count ? on + 1 : 1;
+        most = on > most ? on : most;
+        at = places[i] % count == job->process ? i : at;
+    }
+    int64_t far = most < count ? most : 1;
+    return (dp__train_ring){.before = (int)(places[(at + count - far) % count] % count),
+                            .next = (int)(places[(at + far) % count] % count)};
+}
+
+static dp_status dp__train_ring_find(dp_ctx *ctx, dp_scope *temp, const dp_info *job,
+                                     dp__train_ring *out)
+{
+    int64_t *places = dp_scope_alloc(temp, (size_t)job->rank_count * sizeof *places);
+    const int64_t own = (int64_t)job->machine * job->process_count + job->process;
+    DP_TRY(dp_agree(ctx, places != NULL ? DP_OK : dp__no_memory()));
+    DP_TRY(dp_all_gather_i64(ctx, &own, 1, places));
+    for (int p = 0; p < job->process_count; p++) /* of ranks that a process has, one */
+        places[p] = places[p * job->local_count];
+    *out = dp__train_ring_of(job, places);
+    return DP_OK;
+}
+
+/* Whether something carries messages, which is found out by one with nothing in it. */
+static dp_status dp__train_mirrored_reach(dp_ctx *ctx, const dp_info *job,
+                                          const dp__train_ring *ring)
+{
+    const int64_t none = 0;
+    dp_message both[2];
+    for (int i = 0; i < 2; i++)
+        both[i] = (dp_message){.tensor = dp_wrap(NULL, DP_U8, 1, &none),
+                               .peer = (i == 0 ? ring->next : ring->before) * job->local_count,
+                               .tag = DP__TRAIN_TAG,
+                               .receives = i == 1};
+    DP_TRY(dp_messages_begin(ctx, both, 2));
+    return dp_messages_end(ctx, both, 2);
+}
+
+/* So that every process knows which ranks the others have, and has a way to the next one. */
+DP__COLD static dp_status dp__train_mirrored_begin(dp_ctx *ctx, dp__train_ring *out)
+{
+    dp_info job;
+    DP_TRY(dp_info_get(ctx, &job));
+    int64_t most[2] = {job.local_count, -job.local_count};
+    DP_TRY(dp_all_reduce_i64(ctx, most, 2, DP_OP_MAX));
+    if (most[0] != -most[1])
+        return dp_error(DP_ERR_UNSUPPORTED, "mirrored: processes have %lld to %lld devices",
+                        (long long)-most[1], (long long)most[0]);
+    dp_scope *temp = dp_scope_begin(ctx);
+    dp_status status = dp__train_ring_find(ctx, temp, &job, out);
+    dp_scope_end(temp);
+    return status == DP_OK && job.machine_count > 1 ? dp__train_mirrored_reach(ctx, &job, out)
+                                                    : status;
+}
+
 /* ==== >>making ==================================================================================
    Everything that an optimizer has is in a scope of its own.                                    */
 
@@ -2592,13 +2653,11 @@ static dp_status dp__train_mirrored_check(const dp__train_optimizer *optim)
                                   dp_module_name(views->module), why);
 }
 
-/* The process before this one has its shares copied here. */
 static dp_status dp__train_mirror_make(dp__train_optimizer *optim)
 {
     dp__train_views *views = &optim->views;
     const dp_info *job = &views->job;
-    size_t local = (size_t)job->local_count;
-    size_t before = (size_t)((job->process + job->process_count - 1) % job->process_count);
+    size_t local = (size_t)job->local_count, before = (size_t)optim->ring.before;
     dp_device_info device;
     DP_TRY(dp__train_mirrored_check(optim));
     DP_TRY(dp_device_info_get(views->ctx, 0, &device));
@@ -2615,19 +2674,6 @@ static dp_status dp__train_mirror_make(dp__train_optimizer *optim)
     if (job->process_count > 1)
         views->copied = (dp__train_ranks){before * local, (before + 1) * local};
     return DP_OK;
-}
-
-/* So that every process knows which ranks the others have, and has a way to the next one. */
-static dp_status dp__train_mirrored_begin(dp_ctx *ctx)
-{
-    dp_info job;
-    DP_TRY(dp_info_get(ctx, &job));
-    int64_t most[2] = {job.local_count, -job.local_count};
-    DP_TRY(dp_all_reduce_i64(ctx, most, 2, DP_OP_MAX));
-    if (most[0] == -most[1])
-        return job.machine_count > 1 ? dp__train_mirrored_reach(ctx, &job) : DP_OK;
-    return dp_error(DP_ERR_UNSUPPORTED, "mirrored: processes have %lld to %lld devices",
-                    (long long)-most[1], (long long)most[0]);
 }
 
 /* All processes gather in the same way, whatever their devices are. `status`: whether this one has
@@ -2694,7 +2740,8 @@ static dp_status dp__train_optim_build(dp_module *module, dp__train_optimizer *o
 }
 
 static dp_status dp__train_optim_make(dp_module *module, const dp_optim_config *config,
-                                      dp_scope *home, dp__train_optimizer **out)
+                                      const dp__train_ring *ring, dp_scope *home,
+                                      dp__train_optimizer **out)
 {
     dp__train_optimizer *optim = dp_scope_alloc(home, sizeof *optim);
     if (optim == NULL)
@@ -2703,6 +2750,7 @@ static dp_status dp__train_optim_make(dp_module *module, const dp_optim_config *
                                    .home = home,
                                    .scope = config->mirrored ? dp_scope_child(home) : home,
                                    .config = *config,
+                                   .ring = *ring,
                                    .total = -1,
                                    .scale = 1};
     DP_TRY(dp_scope_check(optim->scope));
@@ -2725,17 +2773,18 @@ static dp_status dp__train_optim_begin_all(dp_ctx *ctx, dp__train_optimizer *opt
 DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *config, dp_optim **out)
 {
     dp__train_optimizer *optim = NULL;
+    dp__train_ring ring = {0, 0};
     DP_TRY(dp__check_pointer(__func__, "config", config));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: not a module", __func__);
     dp_ctx *ctx = dp_module_ctx(module);
     if (config->sharded && config->mirrored)
-        DP_TRY(dp__named(__func__, dp__train_mirrored_begin(ctx)));
+        DP_TRY(dp__named(__func__, dp__train_mirrored_begin(ctx, &ring)));
     dp_scope *scope = dp_scope_begin(ctx);
     dp_status status = dp_scope_check(scope);
     if (status == DP_OK)
-        status = dp__train_optim_make(module, config, scope, &optim);
+        status = dp__train_optim_make(module, config, &ring, scope, &optim);
     if (config->sharded) /* others wait for it, however it went */
         status = dp__train_optim_begin_all(ctx, optim, NULL, status);
     else if (status == DP_OK)
@@ -3225,10 +3274,9 @@ static dp_status dp__train_lost(const dp__train_views *views, int64_t process, i
 {
     return dp_error(DP_ERR_STATE,
                     "the state of '%s' was spread over %lld processes, and process %lld is gone "
-                    "together with process %lld, which had its copy: make a new optimizer, which "
-                    "can load a checkpoint",
-                    dp_module_name(views->module), (long long)count, (long long)process,
-                    (long long)((process + 1) % count));
+                    "together with the one that had its copy: make a new optimizer, which can load "
+                    "a checkpoint",
+                    dp_module_name(views->module), (long long)count, (long long)process);
 }
 
 typedef struct dp__train_place { /* of a parameter in the next cut */
@@ -3287,7 +3335,7 @@ static int dp__train_holder(const dp__train_moving *own, int64_t process)
             continue;
         if (fact->process == process)
             return r;
-        if (fact->process == (process + 1) % fact->process_count)
+        if (fact->before == process)
             holder = r;
     }
     return holder;
@@ -3560,6 +3608,7 @@ static dp_status dp__train_move(dp__train_moving *own, dp_status status)
         mine.fact = (dp__train_fact){.has = !own->from->mirror->spoiled,
                                      .process = own->from->views.job.process,
                                      .process_count = own->from->views.job.process_count,
+                                     .before = own->from->ring.before,
                                      .steps = own->from->steps,
                                      .skipped = own->from->skipped,
                                      .ready = own->from->mirror->phase == DP__TRAIN_READY};
@@ -3643,8 +3692,8 @@ static dp_status dp__train_mirrors_join(dp__train_optimizer *optim, dp__train_op
     return dp_agree(ctx, DP_OK);
 }
 
-static dp_status dp__train_next_make(const dp__train_optimizer *optim, dp_scope *scope,
-                                     dp__train_optimizer **out)
+static dp_status dp__train_next_make(const dp__train_optimizer *optim, const dp__train_ring *ring,
+                                     dp_scope *scope, dp__train_optimizer **out)
 {
     dp__train_optimizer *next = dp_scope_alloc(scope, sizeof *next);
     if (next == NULL)
@@ -3653,6 +3702,7 @@ static dp_status dp__train_next_make(const dp__train_optimizer *optim, dp_scope 
                                   .home = optim->home,
                                   .scope = scope,
                                   .config = optim->config,
+                                  .ring = *ring,
                                   .scale = optim->scale};
     *out = next;
     return dp__train_optim_build(optim->views.module, next);
@@ -3662,11 +3712,12 @@ static dp_status dp__train_cut_anew(dp__train_optimizer *optim)
 {
     dp_ctx *ctx = optim->views.ctx;
     dp__train_optimizer *next = NULL;
-    DP_TRY(dp__train_mirrored_begin(ctx));
+    dp__train_ring ring;
+    DP_TRY(dp__train_mirrored_begin(ctx, &ring));
     dp_scope *scope = dp_scope_child(optim->home);
     dp_status status = dp_scope_check(scope);
     if (status == DP_OK)
-        status = dp__train_next_make(optim, scope, &next);
+        status = dp__train_next_make(optim, &ring, scope, &next);
     status = dp__train_optim_begin_all(ctx, next, optim, status);
     bool whole = next != NULL && next->mirror != NULL && next->mirror->whole;
     if (status == DP_OK)

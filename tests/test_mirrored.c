@@ -403,9 +403,8 @@ static trainer begin(void)
     return t;
 }
 
-static void train(void)
+static void train_to_end(trainer t)
 {
-    trainer t = begin();
     int tries = 0;
     bool fresh = comes_back;
     for (bool last = false; !last;) {
@@ -420,6 +419,11 @@ static void train(void)
         fresh = false;
     }
     dp_close(t.ctx);
+}
+
+static void train(void)
+{
+    train_to_end(begin());
 }
 
 /* ---- without a death ------------------------------------------------------------------------- */
@@ -666,8 +670,8 @@ static void lose_two(void)
         CHECK_ERROR(
             dp_optim_save(t.optim, scope, &saved), DP_ERR_STATE,
             "dp_optim_save: the state of 'distributed' was spread over 4 processes, and process 1 "
-            "is gone together with process 2, which had its copy: make a new optimizer, "
-            "which can load a checkpoint");
+            "is gone together with the one that had its copy: make a new optimizer, which can "
+            "load a checkpoint");
     dp_optim_destroy(t.optim);
     CHECK_OK(create(&t));
     CHECK_OK(one_step(&t));
@@ -1049,6 +1053,41 @@ TEST_SLOW(one_dies_on_several_machines, 120)
         kill(pids[test_random(&seed) % (uint64_t)count], SIGKILL);
         CHECK(end_world() <= 1); /* it may have ended */
     }
+}
+
+/* ---- a machine that dies --------------------------------------------------------------------- */
+
+static char dying; /* its letter */
+
+static void lose_a_machine(void)
+{
+    trainer t = begin();
+    CHECK_OK(create(&t));
+    wait_for(world); /* the others have one, too */
+    CHECK_OK(one_step(&t));
+    if (machines[me] == dying)
+        raise(SIGKILL);
+    train_to_end(t);
+}
+
+/* The copy of each share is on another one. */
+TEST_SLOW(a_machine_dies, 120)
+{
+    static const char *const layouts[] = {"aabbcc", "abcabc", "abbcc", "aabbb", "aab", "aaabc"};
+    make_pictures();
+    port = free_port();
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
+        for (dying = 'a'; strchr(layouts[i], dying) != NULL; dying++) {
+            machines = layouts[i];
+            int dead = 0, count = (int)strlen(machines);
+            for (int p = 0; p < count; p++)
+                dead += machines[p] == dying;
+            if (2 * dead > count) /* the others do not go on */
+                continue;
+            which = (int)i % CONFIGS;
+            start_world(count, lose_a_machine);
+            CHECK_INT(end_world(), dead);
+        }
 }
 
 /* ---- who come and go ------------------------------------------------------------------------- */
