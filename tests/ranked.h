@@ -310,7 +310,7 @@ static inline size_t each_allocation_fails_in_one(dp_module *(*make)(dp_ctx *ctx
     lack->make = make;
     lack->wrap = wrap;
     do {
-        lack->fail_at += (size_t)test_stride();
+        lack->fail_at += (size_t)test_step();
         in_processes(2, one_has_no_memory);
         CHECK_INT(lack->status[0] != DP_OK, lack->failed);
         CHECK_INT(lack->status[1] != DP_OK, lack->failed);

@@ -17,6 +17,8 @@ LOGS=build/log
 TESTS_AT_ONCE=$((JOBS + 1)) # of one step: many wait for time-outs and for processes of theirs
 unset "${!DP_@}" # what the user debugs with must not change what the tests see
 export DP_LAUNCH=none # nor what has started make: mpirun, a step of Slurm
+# What is done in turn is another thing at each commit.
+export TEST_TURN=${TEST_TURN:-$(git rev-list --count HEAD 2>/dev/null || date +%-j)}
 
 has() { command -v "$1" >/dev/null 2>&1; }
 
@@ -74,9 +76,7 @@ tests_of() {
 
 # in_turn NAME...: one of them, the next one at the next commit
 in_turn() {
-    local turn
-    turn=$(git rev-list --count HEAD 2>/dev/null || date +%-j)
-    shift $((turn % $#))
+    shift $((TEST_TURN % $#))
     echo "$1"
 }
 

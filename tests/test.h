@@ -15,7 +15,8 @@
    Those run whose names hold all the substrings, and none of those behind a "!". With
    --times each says how many seconds of a core it took, not only those that took one.
    TEST_TIMEOUT_SCALE multiplies every time limit, TEST_SEED gives test_seed() another value,
-   TEST_STRIDE makes exhaustive loops shorter. */
+   TEST_STRIDE makes exhaustive loops shorter, TEST_SKIP those whose points are runs of their own,
+   and TEST_TURN is which of these points are left. */
 
 #ifndef TEST_H
 #define TEST_H
@@ -127,6 +128,9 @@ double test_timeout_scale(void);       /* how much slower than usual this run ma
 /* What exhaustive loops go on by: 1; more under sanitizers and over MPI, which are slow, and where
    $TEST_STRIDE asks for it. */
 int test_stride(void);
+/* The same where each point is a run of its own: so much on average, or $TEST_SKIP, and other steps
+   with another $TEST_TURN. */
+int test_step(void);
 
 /* Zeros that last as long as the test. What is large is not static, as leak checkers look through
    everything static in each of some thousand processes. */

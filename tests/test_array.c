@@ -262,7 +262,7 @@ TEST(damaged_npy_files)
         put_file("a.npy", npy[0].bytes, count);
         CHECK_STATUS(dp_npy_read(ctx, scope, "a.npy", &tensor), DP_ERR_FILE);
     }
-    for (size_t at = 0; at < npy[0].count; at += (size_t)test_stride())
+    for (size_t at = 0; at < npy[0].count; at += (size_t)test_step())
         for (size_t i = 0; i < sizeof odd; i++) {
             memcpy(bytes, npy[0].bytes, npy[0].count);
             bytes[at] = (char)odd[i];
@@ -487,7 +487,7 @@ TEST(damaged_npz_files)
     for (int wide = 0; wide < 2; wide++) {
         dp_value out;
         size_t count = put_zip(bytes, &zips[wide]);
-        for (size_t at = 0; at < count; at += (size_t)test_stride()) {
+        for (size_t at = 0; at < count; at += (size_t)test_step()) {
             dp_scope *scope = dp_scope_begin(ctx);
             put_file("a.npz", bytes, at);
             CHECK_STATUS(dp_npz_read(ctx, scope, "a.npz", &out), DP_ERR_FILE);

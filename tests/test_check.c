@@ -574,7 +574,7 @@ TEST(each_allocation_may_fail)
 {
     static const model how = {.form = DICT};
     bool failed = true;
-    for (size_t at = 1; failed; at += (size_t)test_stride()) {
+    for (size_t at = 1; failed; at += (size_t)test_step()) {
         test_allocator counter = {0};
         dp_ctx *ctx = NULL;
         char before[512], after[512];

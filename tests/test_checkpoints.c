@@ -970,7 +970,7 @@ static void fail_each(bool poison)
     dp_config config = {
         .device_count = 2, .poison = poison, .allocator = test_allocator_of(&counter)};
     bool fired = true;
-    for (size_t at = 1; fired; at += (size_t)test_stride()) {
+    for (size_t at = 1; fired; at += (size_t)test_step()) {
         dp_ctx *ctx = NULL;
         counter = (test_allocator){0};
         CHECK_OK(dp_open(&config, &ctx));

@@ -1272,6 +1272,6 @@ TEST_SLOW(the_nth_allocation_fails_with_many, 60)
     make_names(600);
     make_params(600, 16);
     while (survives(n))
-        n += (size_t)test_stride();
+        n += (size_t)test_step();
     CHECK(n > 20); /* there was something to fail */
 }

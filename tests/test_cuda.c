@@ -608,7 +608,7 @@ TEST(each_direction_is_checked_by_itself)
 TEST_SLOW(a_check_fails_anywhere, 60)
 {
     bool fired = true;
-    for (long n = 1; fired; n += 11 * test_stride()) {
+    for (long n = 1; fired; n += 11 * test_step()) {
         dp_ctx *ctx = open_pair();
         sim_fail_at(n, cudaErrorMemoryAllocation, false);
         (void)add_up(ctx, 100);
@@ -849,7 +849,7 @@ static void every_call_fails(int code)
     bool fired = true;
     sim_set_peer(0, 1, SIM_PEER_NONE); /* see a_check_fails_anywhere */
     sim_set_peer(1, 0, SIM_PEER_NONE);
-    for (long n = 1; fired; n += test_stride()) {
+    for (long n = 1; fired; n += test_step()) {
         sim_fail_at(n, code, false);
         (void)open_and_train();
         fired = sim_fault_fired();
@@ -890,7 +890,7 @@ TEST_SLOW(a_device_is_lost, 60)
 {
     sim_set_peer(0, 1, SIM_PEER_NONE);
     sim_set_peer(1, 0, SIM_PEER_NONE);
-    for (long n = 1; lose_from(n); n += 3 * test_stride()) {
+    for (long n = 1; lose_from(n); n += 3 * test_step()) {
     }
 }
 

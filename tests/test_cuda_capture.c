@@ -336,7 +336,7 @@ TEST_SLOW(every_call_breaks_a_capture, 60)
     CHECK_OK(step(ctx, tensors)); /* pairs are checked */
     CHECK_OK(dp_wait(ctx));
     for (int code = 900; code < 909; code++)
-        for (long n = 1; fails_in_a_capture(ctx, tensors, n, code); n += test_stride())
+        for (long n = 1; fails_in_a_capture(ctx, tensors, n, code); n += test_step())
             continue;
     dp_scope_end(scope);
     dp_close(ctx);

@@ -188,7 +188,7 @@ TEST_SLOW(every_call_of_one_process_fails_in_training, 120)
     static const dp_distributed_config early = {.buckets = {.first_bytes = 1, .bytes = 1}};
     how = &early;
     shared = shared_memory(sizeof *shared);
-    for (fail_at = 1; fail_at == 1 || shared->fired; fail_at += test_stride()) {
+    for (fail_at = 1; fail_at == 1 || shared->fired; fail_at += test_step()) {
         on_gpus("11", a_call_fails);
         CHECK_INT(shared->status[0] == DP_OK, shared->status[1] == DP_OK);
     }

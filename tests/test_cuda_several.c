@@ -1124,7 +1124,7 @@ TEST(a_gpu_that_faulted_is_left_alone)
 TEST_SLOW(every_call_of_a_collective_fails, 60)
 {
     bool fired = true;
-    for (long n = 1; fired; n += 5 * test_stride()) {
+    for (long n = 1; fired; n += 5 * test_step()) {
         team t;
         cuda_pairs(3, true);
         team_open(&t, 3, NULL, 3, 1000);
@@ -1246,7 +1246,7 @@ TEST_SLOW(failed_collectives_write_nothing_later, 60)
 TEST_SLOW(every_call_of_a_check_fails, 60)
 {
     bool fired = true;
-    for (long n = 1; fired; n += test_stride()) {
+    for (long n = 1; fired; n += test_step()) {
         team t;
         cuda_pairs(2, true);
         team_open(&t, 2, NULL, 2, 1000);

@@ -1712,7 +1712,7 @@ TEST(every_allocation_of_a_loader_fails_once)
     for (int workers = 0; workers < 3; workers += 2) {
         size_t at = 1;
         while (memory_runs_out(at, workers))
-            at += (size_t)test_stride();
+            at += (size_t)test_step();
         CHECK(at > 20);
     }
 }

@@ -1877,7 +1877,7 @@ static void check_all(const dp_device_ops *ops)
 
 TEST_SLOW(optional_methods_one_by_one, 60)
 {
-    for (unsigned methods = 0; methods <= HAS_ALL; methods += (unsigned)test_stride()) {
+    for (unsigned methods = 0; methods <= HAS_ALL; methods += (unsigned)test_step()) {
         check_all(decorate_device(reluctant_device(methods, ALL_KERNELS)));
         CHECK_DECORATOR();
     }
@@ -2198,7 +2198,7 @@ static void every_call_fails(const dp_device_ops *ops, dp_status fault)
     const dp_config config = {.backends = backends, .colls = colls, .device_count = DEVICES};
     long n = 1;
     while (job_with_fault(&config, n, fault)) {
-        n += test_stride();
+        n += test_step();
     }
     CHECK(n > 50);
 }
@@ -2254,7 +2254,7 @@ static void every_allocation_fails(const dp_device_ops *ops, bool keep_failing)
     do {
         dp_ctx *ctx = NULL;
         counter = (test_allocator){.fail_at = n, .keep_failing = keep_failing};
-        n += (size_t)test_stride();
+        n += (size_t)test_step();
         const dp_config config = {.backends = backends,
                                   .device_count = DEVICES,
                                   .allocator = test_allocator_of(&counter)};

@@ -485,7 +485,7 @@ static void every_call_fails(const dp_device_ops *ops, bool then_waits_fail)
             with_streams(&w, true);
             do {
                 fired = fails_at(operations[i], &w, n, then_waits_fail);
-                n += test_stride() * (then_waits_fail ? 4 : 1); /* each has a context of its own */
+                n += test_step() * (then_waits_fail ? 4 : 1); /* each has a context of its own */
             } while (fired && !dp_failure(w.ctx, NULL));
             with_streams(&w, false);
             dp_close(w.ctx);
@@ -545,7 +545,7 @@ TEST_SLOW(the_nth_work_fails_later, 60)
 {
     for (int i = 0; i < OPERATIONS; i++) {
         bool fired = true;
-        for (long n = 1; fired; n += test_stride()) {
+        for (long n = 1; fired; n += test_step()) {
             test_allocator counter;
             decorate_device(reluctant_device(HAS_ALL, ALL_KERNELS));
             work w = {.ctx = open_with(lazy_device(&deco.device), &counter)};

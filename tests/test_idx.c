@@ -126,7 +126,7 @@ TEST(lying_headers)
     static const unsigned char odd[] = {0, 1, 2, 8, 0x0e, 0x1f, 0x80, 0xff};
     char bytes[128], row[128];
     dp_ctx *ctx = open_cpus(1);
-    for (size_t at = 0; at < idx[0].count; at += (size_t)test_stride())
+    for (size_t at = 0; at < idx[0].count; at += (size_t)test_step())
         for (size_t i = 0; i < sizeof odd; i++) {
             dp_idx *file;
             dp_idx_info info;

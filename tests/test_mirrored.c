@@ -491,7 +491,7 @@ static void count_runs(void)
 static void die_at_each(int count, int who)
 {
     int killed = 1;
-    for (int at = 2; killed > 0; at += test_stride()) {
+    for (int at = 2; killed > 0; at += test_step()) {
         victims[who] = at / 2;
         after = at % 2 == 1;
         start_world(count, train);
@@ -563,7 +563,7 @@ TEST_SLOW(another_dies_while_they_recover, 300)
     for (int first = 12; first < 19; first += 6) {
         which = first == 12 ? 0 : 2;
         killed = 2;
-        for (second_at = 2; killed == 2; second_at += test_stride()) {
+        for (second_at = 2; killed == 2; second_at += test_step()) {
             victims[0] = first;
             after = second_at % 2 == 1;
             second = 2;
@@ -593,7 +593,7 @@ TEST_SLOW(one_dies_within_its_update, 300)
     which = 2;
     for (victim = 0; victim < 3; victim++) {
         int killed = 1;
-        for (dies_in_rule = 1; killed > 0; dies_in_rule += test_stride()) {
+        for (dies_in_rule = 1; killed > 0; dies_in_rule += test_step()) {
             start_world(3, die_in_update);
             killed = end_world();
         }
@@ -910,7 +910,7 @@ TEST_SLOW(every_allocation_of_the_next_cut_fails_once, 120)
     fired = memory_of_all(sizeof *fired);
     which = 1;
     atomic_store(fired, 1);
-    for (fails_at = 1; atomic_load(fired); fails_at += test_stride()) {
+    for (fails_at = 1; atomic_load(fired); fails_at += test_step()) {
         start_world(2, fail_once);
         CHECK_INT(end_world(), 0);
     }
@@ -944,10 +944,20 @@ static void refused(void)
     dp_close(ctx);
 }
 
+/* From now on no process has a port, and so none has messages. */
+static dp_status open_without_ports(const dp_host *host, const dp_comm_config *config,
+                                    dp_comm **out)
+{
+    set("DP_INTERFACE", "nowhere");
+    return boot_coll()->open(host, config, out);
+}
+
 static void on_two_machines(void)
 {
-    const dp_coll_ops *const own[] = {boot_coll(), NULL};
+    dp_coll_ops table = *boot_coll();
+    const dp_coll_ops *const own[] = {&table, NULL};
     dp_ctx *ctx;
+    table.open = open_without_ports;
     dp_module *par;
     dp_optim *optim;
     use_tcp();
@@ -1073,7 +1083,8 @@ static void lose_a_machine(void)
 /* The copy of each share is on another one. */
 TEST_SLOW(a_machine_dies, 120)
 {
-    static const char *const layouts[] = {"aabbcc", "abcabc", "abbcc", "aabbb", "aab", "aaabc"};
+    static const char *const layouts[] = {"aabbcc", "abcabc", "abbcc", "aabbb",
+                                          "aab",    "aaabc",  "aabb",  "abab"};
     make_pictures();
     port = free_port();
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
@@ -1082,8 +1093,8 @@ TEST_SLOW(a_machine_dies, 120)
             int dead = 0, count = (int)strlen(machines);
             for (int p = 0; p < count; p++)
                 dead += machines[p] == dying;
-            if (2 * dead > count) /* the others do not go on */
-                continue;
+            if (2 * dead > count || (2 * dead == count && dying == *machines))
+                continue; /* the others do not go on */
             which = (int)i % CONFIGS;
             start_world(count, lose_a_machine);
             CHECK_INT(end_world(), dead);

@@ -943,7 +943,7 @@ static dp_status both_lives(dp_ctx *ctx, dp_scope *scope)
 static void every_allocation_fails(bool poison)
 {
     size_t calls = SIZE_MAX;
-    for (size_t at = 1; at <= calls; at += (size_t)test_stride()) {
+    for (size_t at = 1; at <= calls; at += (size_t)test_step()) {
         test_allocator counter = {.fail_at = at};
         dp_ctx *ctx = NULL;
         const dp_config config = {

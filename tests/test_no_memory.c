@@ -186,7 +186,7 @@ static void sweep(dp_module *(*make)(dp_ctx *ctx), dp_status (*one)(void), bool 
     lack = shared_memory(sizeof *lack);
     *lack = (shortage){.make = make, .wrap = call_again, .devices = 1};
     do {
-        lack->fail_at += (size_t)test_stride();
+        lack->fail_at += (size_t)test_step();
         in_processes(2, one_has_no_memory);
         bool failed = lack->status[1] != DP_OK;
         CHECK_INT(lack->status[0] != DP_OK, failed);

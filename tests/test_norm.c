@@ -685,7 +685,7 @@ TEST_SLOW(a_process_without_memory_leaves_nobody_waiting, 60)
     lack = shared_memory(sizeof *lack);
     *lack = (shortage){.make = layer_of_ranks, .wrap = pass_through, .devices = 1};
     do {
-        lack->fail_at += (size_t)test_stride();
+        lack->fail_at += (size_t)test_step();
         in_processes(2, one_has_no_memory);
         CHECK_INT(lack->status[0] != DP_OK, lack->status[1] != DP_OK);
         over += lack->status[0] != DP_OK;
@@ -1029,7 +1029,7 @@ TEST(gpus_of_processes_normalise_by_the_whole_batch)
 TEST(each_allocation_may_fail)
 {
     bool failed = true;
-    for (size_t at = 1; failed; at += (size_t)test_stride()) {
+    for (size_t at = 1; failed; at += (size_t)test_step()) {
         test_allocator counter = {.fail_at = 0};
         dp_ctx *ctx = NULL;
         dp_value out;

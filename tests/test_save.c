@@ -572,9 +572,9 @@ TEST(no_piece_of_a_file_is_taken_for_one)
     CHECK_OK(dp_file_write(
         ctx, "good", tree_of(all, "{'m': {'w': f32[2,2], 'b': bool[3]}, 'n': [1, 2.5, 'x']}")));
     char *bytes = get_file("good", &count);
-    for (size_t end = 0; end < count; end += (size_t)test_stride())
+    for (size_t end = 0; end < count; end += (size_t)test_step())
         check_bytes(ctx, bytes, end, "dp_file_read: 'bytes': ");
-    for (size_t at = 0; at < count; at += (size_t)test_stride())
+    for (size_t at = 0; at < count; at += (size_t)test_step())
         for (int bit = 0; bit < 8; bit += 3) {
             dp_scope *scope = dp_scope_begin(ctx);
             bytes[at] ^= (char)(1 << bit);
@@ -1362,7 +1362,7 @@ static void fail_each(bool poison)
     dp_config config = {
         .device_count = 2, .poison = poison, .allocator = test_allocator_of(&counter)};
     bool fired = true;
-    for (size_t at = 1; fired; at += (size_t)test_stride()) {
+    for (size_t at = 1; fired; at += (size_t)test_step()) {
         sequel s = {0};
         dp_value got;
         counter = (test_allocator){0};

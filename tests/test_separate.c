@@ -368,7 +368,7 @@ static bool survives_allocation(size_t n)
 TEST_SLOW(the_nth_allocation_fails, 60)
 {
     for (size_t n = 1; survives_allocation(n);)
-        n += (size_t)test_stride();
+        n += (size_t)test_step();
 }
 
 static dp_module *a_module(dp_ctx *ctx)

@@ -485,7 +485,7 @@ TEST_SLOW(every_step_to_a_connection_fails_once, 120)
     for (victim = 0; victim < 3; victim++) {
         int at = 0;
         for (cuts[0] = 0; cuts[0] >= at;) {
-            at += test_stride();
+            at += test_step();
             next = (fault){.at = at, .error = EMFILE};
             cuts[0] = 0;
             on_machines("abc", connect_with_fault);

@@ -639,7 +639,7 @@ static inline bool tree_fails(tree_scenario *scenario, dp_ctx *ctx, dp_scope *sc
 static inline void tree_fail_each(tree_scenario *scenario)
 {
     bool failed = true;
-    for (size_t n = 1; failed; n += (size_t)test_stride()) {
+    for (size_t n = 1; failed; n += (size_t)test_step()) {
         dp_ctx *ctx = tree_open(scenario);
         dp_scope *scope = dp_scope_begin(ctx), *results = dp_scope_begin(ctx);
         dp_value in = tree_spread(ctx, scope, scenario->in);
@@ -666,7 +666,7 @@ static inline void tree_fail_small(tree_scenario *scenario)
     dp_ctx *ctx = tree_open(scenario);
     dp_scope *scope = dp_scope_begin(ctx);
     dp_value in = tree_spread(ctx, scope, scenario->in);
-    for (size_t left = 0; left < scenario->pieces; left += (size_t)test_stride()) {
+    for (size_t left = 0; left < scenario->pieces; left += (size_t)test_step()) {
         dp_scope *results = dp_scope_begin(ctx);
         tree_cut(results, &scenario->counter, SIZE_MAX); /* what is free from earlier goes first */
         size_t pieces = tree_cut(results, &scenario->counter, SIZE_MAX);
