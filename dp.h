@@ -720,10 +720,11 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    $DP_ADDR = @name.
 
    For a firewall, $DP_PORTS = 20000-20031 (or one port) is the range in which processes listen if
-   nothing else gives them a port: process 0 under slurm, and all processes that others connect to
-   while a context opens. Without it, those take any free port. A machine needs as many ports as it
-   has processes; twice as many where a job can recover (see >>recovery) and TCP carries what its
-   machines send each other; and where others may come later one more, or nobody finds them.
+   nothing else gives them a port: process 0 under slurm, and all processes that others connect to.
+   Without it, those take any free port. A process needs one while a context opens. For as long as
+   the context is open it needs one for messages (dp_send) if there are several machines, and one if
+   the job can recover (see >>recovery); so does each group. Where others may come later, each
+   machine needs one more, or nobody finds them.
 
    $DP_INTERFACE chooses among the networks of a machine. It is the name of an interface, or the
    beginning of a name (ib) or of an address (10.1.). Processes listen there, and the others connect
@@ -1154,9 +1155,9 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    the collective was for (a bucket, buffers, dp_tag), and the last thing the rank did. Processes of
    one machine see at once what another one does. Those of several machines tell each other over the
    connections of the launcher, where a dead one is noticed too, or over MPI, where it is missed
-   after timeout_ms. If dp_config.bootstrap is yours, and the machines' CPU devices use TCP, dp_open
-   makes such connections; with another table only those of one machine know more than that others
-   did not come. No process waits for another longer than timeout_ms plus a few seconds.
+   after timeout_ms. With a bootstrap of yours dp_open makes such connections, unless messages are
+   UNSUPPORTED (>>messages): then only processes of one machine learn why others did not come. No
+   process waits for another longer than timeout_ms plus a few seconds.
 
    CPU devices of several processes of one machine use shared memory. What lies there (gradients
    that the library allocates, memory of dp_shared_alloc) is added there, in one pass; the rest is
@@ -1283,10 +1284,12 @@ DP_MUST_USE DP_API dp_status dp_broadcast_f64(dp_ctx *ctx, double *numbers, size
    The memory stays yours, and has to last, unchanged, until the message is done: dp_scope_end does
    not wait for it. dp_close drops what is not done; then others that wait for it fail. Processes of
    a machine use shared memory; what lies there (dp_shared_alloc) is copied once. Several machines
-   use MPI, if it has brought them together (for dp_close then see THE END in dp_mpi.h), or TCP, if
-   collectives do; else (NCCL, a table of yours) messages between them are UNSUPPORTED. Memory of
-   devices that the host does not reach goes through copies on the host: those are read before a
-   send has begun, and written, in the order of the stream, when a receive is done.              */
+   use MPI, if it has brought them together (for dp_close then see THE END in dp_mpi.h), else TCP,
+   whatever carries their collectives: two processes connect when the first message between them
+   begins. Where a process cannot have a port, or cannot be found by other machines (>>launch),
+   dp_open logs a warning, and messages are UNSUPPORTED. Memory of devices that the host does not
+   reach goes through copies on the host: those are read before a send has begun, and written, in
+   the order of the stream, when a receive is done.                                              */
 
 #define DP_ANY_RANK (-1)
 

@@ -113,6 +113,7 @@ typedef struct dp__launch { /* what was found */
     char host[DP__HOST_BYTES]; /* of process 0; "": all meet at a place inside this machine */
     int port, port_count;
     char where[DP__WHERE_BYTES]; /* the same in words */
+    const int *listener;         /* with which process 0 does already; or NULL */
     dp__ports ports;             /* where processes listen that no one has told where */
     char own[DP__PLACE_BYTES];   /* at which address this one does; "": at all that it has */
     char place[DP__PLACE_BYTES]; /* a name inside this machine */
@@ -507,8 +508,9 @@ enum {
     DP__JOIN_MAGIC = 0x31706b64,
     DP__CHALLENGE_MAGIC = 0x31706364,
     DP__NOTE_MAGIC = 0x31706e64,
-    DP__GRACE_MS = 1000, /* beyond the time-out: to be told why, or for an answer */
-    DP__STEP_MS = 300    /* by which who stands deeper in the tree waits longer: its parent may have
+    DP__OFFICE_NONCE = 0, /* of a listener that is not waited for: see dp/tcp.h */
+    DP__GRACE_MS = 1000,  /* beyond the time-out: to be told why, or for an answer */
+    DP__STEP_MS = 300 /* by which who stands deeper in the tree waits longer: its parent may have
                          something to tell */
 };
 
@@ -1116,10 +1118,6 @@ static dp_status dp__tree_listen(dp__tree *tree, int *out_process)
     return status;
 }
 
-typedef struct dp__roll dp__roll; /* see >>roll */
-
-static void dp__roll_unlisten(dp__roll *roll);
-
 /* A child of fork may outlive its parent's context, and the address is not its own. */
 static void dp__tree_unclaim(dp__tree *tree)
 {
@@ -1127,29 +1125,6 @@ static void dp__tree_unclaim(dp__tree *tree)
         return;
     dp__os_close(tree->claim);
     tree->claim = -1;
-}
-
-/* The only thread of a child has the cores of the one that forked. */
-static void dp__unbind_child(dp_ctx *ctx)
-{
-    if (ctx->bound.thread == 0)
-        return;
-    ctx->bound.thread = dp__os_thread();
-    (void)dp__os_rebind(&ctx->bound, &ctx->bound.before);
-    ctx->bound.thread = 0;
-}
-
-/* In a child, whose contexts are its parent's. */
-static void dp__in_child(void)
-{
-    for (int i = 0; i < DP__LIVE_MAX; i++) {
-        dp_ctx *ctx = atomic_load(&dp__live[i]);
-        if (ctx == NULL)
-            continue;
-        dp__tree_unclaim(ctx->tree);
-        dp__roll_unlisten(ctx->roll);
-        dp__unbind_child(ctx);
-    }
 }
 
 /* Waits for nobody. A child of fork closes its copies silently: the connection is the parent's. */
@@ -1222,7 +1197,9 @@ typedef struct dp__peer { /* a process behind this one */
 typedef struct dp__server {
     const dp__launch *launch;
     int process, process_count;
+    int first;     /* of those that may connect */
     bool all;      /* all behind it connect, as to process 0; else only children in the tree do */
+    bool any;      /* all others may connect, at any time; nobody is waited for */
     bool welcomed; /* all have joined, and connect to their neighbours */
     bool twice;    /* two processes have the same number */
     dp_status failed; /* no process may join any more: dp_last_error says why */
@@ -1250,7 +1227,8 @@ typedef struct dp__server {
 
 static dp_status dp__server_open(dp__server *server)
 {
-    server->peer_count = server->all ? server->process_count - server->process - 1
+    server->first = server->any ? 0 : server->process + 1;
+    server->peer_count = server->all ? server->process_count - server->first
                                      : dp__behind(server->process, server->process_count) - 1;
     server->expected = server->all ? server->peer_count
                                    : dp__child_count(server->process, server->process_count);
@@ -1264,7 +1242,7 @@ static dp_status dp__server_open(dp__server *server)
         server->peers[i] = (dp__peer){.fd = -1};
     if (server->peers == NULL || server->pending == NULL || server->watch == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", server->process_count);
-    server->raised = server->all;
+    server->raised = server->all && !server->any;
     if (server->raised)
         dp__os_files_raise(peers + DP__PENDING_MAX);
     return DP_OK;
@@ -1289,7 +1267,7 @@ static void dp__server_close(dp__server *server)
 
 static bool dp__server_twice(dp__server *server, int process)
 {
-    server->twice = true;
+    server->twice = !server->any; /* where bytes that were recorded may come */
     snprintf(server->said, DP__SAID_BYTES,
              "two processes are process %d of %d %s: either two jobs have the same address (give "
              "each its own, or a DP_SECRET), or one of the two has a wrong number",
@@ -1301,7 +1279,7 @@ static bool dp__server_twice(dp__server *server, int process)
    is not a failure of this process. */
 static bool dp__server_admits(dp__server *server, const dp__join_request *request)
 {
-    int who = request->process, peer = who - server->process - 1;
+    int who = request->process, peer = who - server->first;
     char *said = server->said;
     if (request->version != DP_VERSION)
         snprintf(said, DP__SAID_BYTES, "process %d has dp.h %d, process %d has %d", who,
@@ -1312,7 +1290,7 @@ static bool dp__server_admits(dp__server *server, const dp__join_request *reques
     else if (who == server->process || (peer >= 0 && peer < server->peer_count &&
                                         server->peers[peer].taken && server->hear == NULL))
         return dp__server_twice(server, who);
-    else if (who < server->process || peer >= server->peer_count ||
+    else if (peer < 0 || peer >= server->peer_count ||
              (!server->all && dp__parent(who) != server->process))
         snprintf(said, DP__SAID_BYTES, "process %d does not belong behind process %d", who,
                  server->process);
@@ -1360,7 +1338,7 @@ static void dp__server_let_go(dp__server *server, dp__peer *peer)
    waited longest: all have the time that it has left. */
 static void dp__server_add(dp__server *server, const dp__pending *pending)
 {
-    dp__peer *peer = &server->peers[pending->request.process - server->process - 1];
+    dp__peer *peer = &server->peers[pending->request.process - server->first];
     uint64_t until = dp__os_after_ms(pending->request.patience_ms);
     if (peer->taken) /* it has begun anew */
         dp__server_let_go(server, peer);
@@ -1385,7 +1363,7 @@ static void dp__server_add(dp__server *server, const dp__pending *pending)
    process. */
 static bool dp__server_has_told(const dp__server *server, int process)
 {
-    int peer = process - server->process - 1;
+    int peer = process - server->first;
     bool late = peer >= 0 && peer < server->peer_count && !server->peers[peer].taken;
     return server->failed != DP_OK && !server->twice && !late;
 }
@@ -1394,7 +1372,7 @@ static bool dp__server_has_told(const dp__server *server, int process)
 static void dp__server_reject(dp__server *server, const dp__pending *pending)
 {
     if (!server->twice) {
-        server->peers[pending->request.process - server->process - 1].taken = true;
+        server->peers[pending->request.process - server->first].taken = true;
         server->taken++;
     }
     dp__note_failure(pending->fd, server->failed, server->process, dp_last_error());
@@ -1407,8 +1385,9 @@ static bool dp__server_answer(dp__server *server, dp__pending *pending, dp__hear
         dp__os_close(pending->fd);
         return false;
     }
-    if (heard == DP__REQUESTED) {
-        pending->nonce = dp__os_random();
+    bool here = !server->any || pending->request.listens == (uint64_t)server->process;
+    if (heard == DP__REQUESTED && here) {
+        pending->nonce = server->any ? DP__OFFICE_NONCE : dp__os_random();
         dp__challenge challenge = {
             DP__CHALLENGE_MAGIC, DP_VERSION, pending->nonce,
             dp__proof(server->key, &pending->request, pending->nonce, false)};
@@ -1485,7 +1464,7 @@ static void dp__server_hold(dp__server *server, int fd)
    known who needs a file. */
 static dp_status dp__server_full(dp__server *server)
 {
-    server->full = server->pending_count > 0;
+    server->full = server->pending_count > 0 || server->any; /* then they come later */
     if (server->full)
         return DP_OK;
     return dp_error(DP_ERR_NO_MEMORY,
@@ -1520,7 +1499,7 @@ static bool dp__server_misses(const dp__server *server, int peer)
     if (server->welcomed)
         return !server->peers[peer].ready;
     return !server->peers[peer].taken &&
-           (server->all || dp__parent(server->process + 1 + peer) == server->process);
+           (server->all || dp__parent(server->first + peer) == server->process);
 }
 
 /* "process 3", "processes 3 and 7", "processes 1, 2 and 40 more" */
@@ -1529,7 +1508,7 @@ static void dp__server_name_missing(const dp__server *server, char *text, size_t
     int missing = server->expected - (server->welcomed ? server->ready : server->taken), named = 0;
     size_t used = (size_t)snprintf(text, room, missing == 1 ? "process" : "processes");
     for (int i = 0; i < server->peer_count && named < missing; i++) {
-        int process = server->process + 1 + i;
+        int process = server->first + i;
         if (!dp__server_misses(server, i))
             continue;
         const char *before = named == 0 ? "" : named + 1 == missing ? " and" : ",";
@@ -1585,7 +1564,7 @@ static dp_status dp__server_receive(dp__server *server, int place)
         return DP_OK;
     }
     return dp_error(DP_ERR_REMOTE, "process %d of %d joined, and ended before all %s",
-                    server->process + 1 + place, server->process_count,
+                    server->first + place, server->process_count,
                     server->welcomed ? "had connected" : "had joined");
 }
 
@@ -1596,11 +1575,12 @@ static int dp__server_rest_ms(const dp__server *server)
     return many ? dp__os_ms_until(server->peers_ns) : 0;
 }
 
-/* Watch the peers that have joined: those behind this process in the tree may report a failure. */
+/* Watch the peers that have joined: those behind this process in the tree may report a failure.
+   What comes from those that nobody waits for is for somebody else. */
 static int dp__server_watch(dp__server *server, dp__os_watch *watch)
 {
     int count = 0;
-    if (server->failed != DP_OK)
+    if (server->failed != DP_OK || server->any)
         return 0;
     if (!server->all)
         return dp__tree_watch(server->tree, watch);
@@ -1827,8 +1807,8 @@ static dp_status dp__listen_within(dp__server *server, const dp__launch *launch)
         if (dp__listen_on(server, host, ports.first + (met + count - i) % count))
             return DP_OK;
     return dp_error(DP_ERR_INVALID,
-                    "process %d cannot listen: the ports of DP_PORTS, %d to %d, are taken. Each "
-                    "process of a machine needs one",
+                    "process %d cannot listen: the ports of DP_PORTS, %d to %d, are taken. See "
+                    "DP_PORTS in dp.h for how many are needed",
                     server->process, ports.first, ports.last);
 }
 
@@ -2111,8 +2091,12 @@ DP__COLD static dp_status dp__meet_first(dp__tree *tree, const dp__launch *launc
 {
     server->all = true;
     DP_TRY(dp__server_open(server));
-    DP_TRY(dp__claim(tree, launch));
-    DP_TRY(dp__listen_first(server, launch));
+    if (launch->listener == NULL) {
+        DP_TRY(dp__claim(tree, launch));
+        DP_TRY(dp__listen_first(server, launch));
+    } else {
+        server->listener = *launch->listener;
+    }
     DP_TRY(dp__server_wait(server));
     dp__welcome_all(server);
     DP_TRY(dp__server_wait(server));
@@ -2211,6 +2195,8 @@ DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms
                        .lock = DP__LOCK_INITIALIZER};
     dp_status status = launch->process == 0 ? dp__meet_first(tree, launch, &server)
                                             : dp__meet_others(tree, launch, &server);
+    if (launch->process == 0 && launch->listener != NULL)
+        server.listener = -1;
     dp__server_close(&server);
     if (status != DP_OK) {
         dp__tree_close(tree, true);
@@ -2575,7 +2561,7 @@ typedef struct dp__stranger { /* one that has come to the door, and has said not
 
 enum { DP__STRANGERS = 8, DP__DOOR_BYTES = DP__HOST_BYTES + 256 };
 
-struct dp__roll {
+typedef struct dp__roll {
     dp__launch launch;
     int own, count; /* seats: of the processes as they were at first, and of those that may come */
     int listener;
@@ -2594,7 +2580,7 @@ struct dp__roll {
     uint32_t wrappers; /* that guests have to make, too, before anything else */
     size_t bytes;
     struct dp__job *before; /* the jobs that were: their memory may be in use */
-};
+} dp__roll;
 
 static void dp__guest_drop(dp__guest *guest)
 {

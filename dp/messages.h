@@ -9,7 +9,8 @@
      >>matching  which receive an offer is for
      >>lines     offers, answers and bytes in shared memory
      >>slips     offers and answers that travel
-     >>channels  slips and bytes over TCP
+     >>channels  connections over TCP, made when they are needed
+     >>traffic   slips and bytes on them
      >>looking   whether it makes sense to wait for a message
      >>beginning checks, and what a message needs
      >>ending    the public edge
@@ -120,6 +121,8 @@ typedef struct dp__carrier {
     dp_status (*slip)(dp__post *post, int process, const dp__slip *slip); /* in order */
     dp_status (*data)(dp__post *post, dp__parcel *parcel); /* to who wants it, or from who has it */
     /* ---------------------------------------------------------------------------- optional -- */
+    /* Why nothing has moved, as far as it is known: "; ..." */
+    void (*excuse)(const dp__post *post, const dp__parcel *parcel, char *text, size_t room);
 } dp__carrier;
 
 /* Of messages of all contexts so far: no two have the same number. */
@@ -209,6 +212,11 @@ static dp__parcel *dp__parcel_of(const dp__post *post, const dp_message *message
 static int dp__offer_to(const dp__offer *offer)
 {
     return offer->to < 0 ? ~offer->to : offer->to;
+}
+
+static bool dp__has_left(const dp__post *post, int process)
+{
+    return atomic_load(&dp__progress_of(post->job, process)->presence) == DP__LEFT;
 }
 
 /* "25 f32 from rank 1 to rank 0 with tag 5" */
@@ -792,15 +800,19 @@ static dp_status dp__desk_open(dp__post *post)
    Where no memory is shared, offers and answers are slips: small, and in order. The data of what is
    wanted follows.                                                                               */
 
-static dp_status dp__slip_offer(dp__post *post, dp__parcel *send)
+static dp_status dp__slip_offered(dp__post *post, const dp__parcel *send)
 {
-    dp__slip slip = {.kind = DP__SLIP_OFFERED};
-    send->is.reply = send->number;
-    slip.is = send->is;
+    dp__slip slip = {.kind = DP__SLIP_OFFERED, .is = send->is};
     if (send->bytes > 0 && send->bytes <= sizeof slip.tiny)
         memcpy(slip.tiny, send->data, send->bytes);
-    dp__parcel_add(&post->offered, send);
     return post->carrier->slip(post, send->process, &slip);
+}
+
+static dp_status dp__slip_offer(dp__post *post, dp__parcel *send)
+{
+    send->is.reply = send->number;
+    dp__parcel_add(&post->offered, send);
+    return dp__slip_offered(post, send);
 }
 
 static dp_status dp__slip_reply(dp__post *post, const dp__parcel *receive, dp__slip_kind kind)
@@ -846,12 +858,19 @@ static dp_status dp__slip_read(dp__post *post, int from, const dp__slip *slip)
 }
 
 /* ==== >>channels ================================================================================
-   Slips over a cable to each process (dp/tcp.h), with data between them: what was wanted first
-   comes first. A cable that ends is no error by itself: who expects something from its process
-   looks whether that is still there. A process that takes nothing any more may have said something
-   before, which is still to be read.                                                            */
+   Two connections to each process (>>office in dp/tcp.h). A process sends on its own, which it
+   makes for the first message; the answers come back there. Until the other one has proved what it
+   is the connection may be lost, by the network for example: then it is made again, and all offers
+   are sent anew. Later a connection that ends is no error by itself: who expects something from its
+   process looks whether that is still there. A process that takes nothing any more may have said
+   something before, which is still to be read.                                                  */
 
-enum { DP__CHANNEL_FLUSH_MS = 200 };
+enum {
+    DP__CHANNEL_FLUSH_MS = 200,
+    DP__CHANNEL_CALL_MS = 100, /* what a network needs for a connection; else it comes later */
+    DP__CHANNEL_AGAIN_MS = 20,
+    DP__CHANNEL_GREET_MS = 1 /* so often who has come is looked at, until it is known who it is */
+};
 
 typedef struct dp__sheet { /* on its way */
     struct dp__sheet *next;
@@ -861,8 +880,10 @@ typedef struct dp__sheet { /* on its way */
 } dp__sheet;
 
 typedef struct dp__channel {
-    int fd;    /* -1: this process, or one that has ended it */
-    bool deaf; /* it takes nothing any more */
+    int fd;            /* -1: it has not been made, or has ended */
+    bool deaf;         /* it takes nothing any more */
+    dp__call *call;    /* this process has called, and was not answered yet */
+    uint64_t again_ns; /* it calls again then, and sends all offers anew; 0: it need not */
     dp__sheet *first, *last;
     dp__slip in;
     size_t got;          /* bytes of `in` */
@@ -870,14 +891,23 @@ typedef struct dp__channel {
 } dp__channel;
 
 typedef struct dp__channels {
+    dp__office *office;
     dp__sheet *spare;
-    dp__os_watch *watch;
-    dp__channel of[];
+    dp__os_watch *watch; /* channels that there are, and the office */
+    int *watched;        /* which channels */
+    int count;
+    dp__channel of[]; /* to each process this one's own, then each other's own */
 } dp__channels;
 
 static dp__channels *dp__channels_of(const dp__post *post)
 {
     return post->carried;
+}
+
+/* Where what a process sends, or (`answers`) what was asked by it, goes. */
+static dp__channel *dp__channel_to(const dp__post *post, int process, bool answers)
+{
+    return &dp__channels_of(post)->of[process + (answers ? post->process_count : 0)];
 }
 
 static void dp__sheet_give(dp__post *post, dp__sheet *sheet)
@@ -904,9 +934,8 @@ static dp_status dp__sheet_take(dp__post *post, dp__sheet **out)
     return DP_OK;
 }
 
-static void dp__channel_deafen(dp__post *post, dp__channel *channel)
+static void dp__channel_drop(dp__post *post, dp__channel *channel)
 {
-    channel->deaf = true;
     while (channel->first != NULL) {
         dp__sheet *sheet = channel->first;
         channel->first = sheet->next;
@@ -914,11 +943,72 @@ static void dp__channel_deafen(dp__post *post, dp__channel *channel)
     }
 }
 
-/* As much as goes now. */
-static void dp__channel_send(dp__post *post, int process)
+static void dp__channel_deafen(dp__post *post, dp__channel *channel)
 {
-    dp__channel *channel = &dp__channels_of(post)->of[process];
-    while (channel->first != NULL) {
+    channel->deaf = true;
+    dp__channel_drop(post, channel);
+}
+
+static void dp__channel_end(dp__post *post, dp__channel *channel)
+{
+    dp__channel_deafen(post, channel);
+    dp__os_close(channel->fd);
+    dp__os_free(channel->call, 0, NULL);
+    channel->fd = -1;
+    channel->call = NULL;
+}
+
+static bool dp__channel_calls(const dp__channel *channel)
+{
+    return channel->call != NULL && !channel->call->asked;
+}
+
+/* A connection that nobody has answered on: a network may have lost it, or nobody is there. */
+static void dp__channel_fail(dp__post *post, int process)
+{
+    dp__channel *channel = dp__channel_to(post, process, false);
+    dp__channel_end(post, channel);
+    channel->deaf = dp__has_left(post, process);
+    channel->again_ns = channel->deaf ? 0 : dp__os_after_ms(DP__CHANNEL_AGAIN_MS);
+}
+
+static void dp__channel_ask(dp__post *post, int process)
+{
+    const dp__channel *channel = dp__channel_to(post, process, false);
+    const dp__port *port = &dp__channels_of(post)->office->port;
+    if (!dp__call_ask(channel->call, port, process, channel->fd))
+        dp__channel_fail(post, process);
+}
+
+/* There is a way to that process, or will be. */
+DP__COLD static dp_status dp__channel_reach(dp__post *post, int process)
+{
+    dp__channel *channel = dp__channel_to(post, process, false);
+    if (channel->fd >= 0 || channel->deaf || channel->again_ns != 0)
+        return DP_OK;
+    channel->call = dp__os_alloc(sizeof *channel->call, 64, NULL);
+    if (channel->call == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a message");
+    *channel->call = (dp__call){.asked = false};
+    dp_status status = dp__office_call(dp__channels_of(post)->office, process, &channel->fd);
+    dp__os_watch watch = {.fd = channel->fd, .events = POLLOUT};
+    if (channel->fd < 0)
+        dp__channel_fail(post, process);
+    else if (dp__os_poll(&watch, 1, DP__CHANNEL_CALL_MS) > 0)
+        dp__channel_ask(post, process);
+    if (status != DP_OK) /* nobody has heard of it */
+        channel->again_ns = 0;
+    return status;
+}
+
+/* ==== >>traffic =================================================================================
+   On its own connection a process sends offers, with data between them, what was wanted first
+   before the rest.                                                                              */
+
+/* As much as goes now. */
+static void dp__channel_send(dp__post *post, dp__channel *channel)
+{
+    while (channel->first != NULL && channel->fd >= 0 && !dp__channel_calls(channel)) {
         dp__sheet *sheet = channel->first;
         bool data = sheet->sent >= sizeof sheet->slip;
         size_t all = sizeof sheet->slip + (sheet->send != NULL ? sheet->send->bytes : 0);
@@ -926,7 +1016,7 @@ static void dp__channel_send(dp__post *post, int process)
                                 : (const char *)&sheet->slip + sheet->sent;
         ptrdiff_t sent = dp__os_send(channel->fd, from,
                                      data ? all - sheet->sent : sizeof sheet->slip - sheet->sent);
-        if (sent < 0)
+        if (sent < 0 && channel->call == NULL) /* else it is called again */
             dp__channel_deafen(post, channel);
         if (sent <= 0)
             return;
@@ -938,9 +1028,8 @@ static void dp__channel_send(dp__post *post, int process)
     }
 }
 
-static void dp__channel_add(dp__post *post, int process, dp__sheet *sheet)
+static void dp__channel_add(dp__post *post, dp__channel *channel, dp__sheet *sheet)
 {
-    dp__channel *channel = &dp__channels_of(post)->of[process];
     bool alone = channel->first == NULL;
     if (channel->deaf) {
         dp__sheet_give(post, sheet);
@@ -953,7 +1042,7 @@ static void dp__channel_add(dp__post *post, int process, dp__sheet *sheet)
         channel->last->next = sheet;
     channel->last = sheet;
     if (alone)
-        dp__channel_send(post, process);
+        dp__channel_send(post, channel);
 }
 
 static dp_status dp__channel_slip(dp__post *post, int process, const dp__slip *slip)
@@ -961,13 +1050,14 @@ static dp_status dp__channel_slip(dp__post *post, int process, const dp__slip *s
     dp__sheet *sheet = NULL;
     DP_TRY(dp__shared_failure(post->ctx, dp__sheet_take(post, &sheet)));
     sheet->slip = *slip;
-    dp__channel_add(post, process, sheet);
+    dp__channel_add(post, dp__channel_to(post, process, slip->kind != DP__SLIP_OFFERED), sheet);
     return DP_OK;
 }
 
 static dp_status dp__channel_prepare(dp__post *post, dp__parcel *send)
 {
     dp__sheet *sheet = NULL;
+    DP_TRY(dp__channel_reach(post, send->process));
     DP_TRY(dp__sheet_take(post, &sheet));
     send->wire = sheet;
     return DP_OK;
@@ -990,14 +1080,13 @@ static dp_status dp__channel_data(dp__post *post, dp__parcel *parcel)
     parcel->wire = NULL;
     sheet->slip = (dp__slip){.kind = DP__SLIP_DATA, .is = parcel->is};
     sheet->send = parcel;
-    dp__channel_add(post, parcel->process, sheet);
+    dp__channel_add(post, dp__channel_to(post, parcel->process, false), sheet);
     return DP_OK;
 }
 
 /* A slip has come, or (DATA) what follows it is to come. */
-static dp_status dp__channel_read(dp__post *post, int process)
+static dp_status dp__channel_read(dp__post *post, dp__channel *channel, int process)
 {
-    dp__channel *channel = &dp__channels_of(post)->of[process];
     dp__parcel *receive = post->fetched.first;
     channel->got = 0;
     if (channel->in.kind != DP__SLIP_DATA)
@@ -1012,9 +1101,8 @@ static dp_status dp__channel_read(dp__post *post, int process)
 }
 
 /* What has come. */
-static dp_status dp__channel_receive(dp__post *post, int process)
+static dp_status dp__channel_receive(dp__post *post, dp__channel *channel, int process)
 {
-    dp__channel *channel = &dp__channels_of(post)->of[process];
     ptrdiff_t got = 1;
     while (got > 0) {
         dp__parcel *receive = channel->filling;
@@ -1024,10 +1112,8 @@ static dp_status dp__channel_receive(dp__post *post, int process)
                              receive != NULL ? receive->data + receive->moved
                                              : (char *)&channel->in + channel->got,
                              left);
-        if (got < 0) {
-            dp__channel_deafen(post, channel);
-            channel->fd = -1;
-        }
+        if (got < 0)
+            dp__channel_end(post, channel);
         if (got <= 0)
             return DP_OK;
         if (receive != NULL)
@@ -1037,29 +1123,108 @@ static dp_status dp__channel_receive(dp__post *post, int process)
         if ((size_t)got < left)
             continue;
         channel->filling = NULL;
-        DP_TRY(receive != NULL ? dp__slip_fetched(post, receive) : dp__channel_read(post, process));
+        DP_TRY(receive != NULL ? dp__slip_fetched(post, receive)
+                               : dp__channel_read(post, channel, process));
     }
     return DP_OK;
+}
+
+static dp__os_watch dp__channel_watch(const dp__channel *channel)
+{
+    bool calls = dp__channel_calls(channel), sends = calls || channel->first != NULL;
+    return (dp__os_watch){.fd = channel->fd,
+                          .events = (short)((calls ? 0 : POLLIN) | (sends ? POLLOUT : 0))};
+}
+
+/* What comes is read once the other end has proved what it is. */
+static dp_status dp__channel_hear(dp__post *post, dp__channel *channel, int process)
+{
+    if (channel->call != NULL) {
+        const dp__port *port = &dp__channels_of(post)->office->port;
+        dp_status status = dp__call_hear(channel->call, port, channel->fd);
+        if (status == DP_ERR_REMOTE)
+            dp__channel_fail(post, process);
+        if (status != DP_OK)
+            return DP_OK;
+        dp__os_free(channel->call, 0, NULL);
+        channel->call = NULL;
+    }
+    return dp__channel_receive(post, channel, process);
+}
+
+static dp_status dp__channel_go_on(dp__post *post, int place, int events)
+{
+    dp__channel *channel = &dp__channels_of(post)->of[place];
+    bool calls = dp__channel_calls(channel);
+    if (calls && events != 0)
+        dp__channel_ask(post, place);
+    if ((events & POLLOUT) != 0)
+        dp__channel_send(post, channel);
+    bool comes = !calls && (events & ~POLLOUT) != 0 && channel->fd >= 0;
+    return comes ? dp__channel_hear(post, channel, place % post->process_count) : DP_OK;
+}
+
+/* Those that call. */
+DP__COLD static dp_status dp__channels_let_in(dp__post *post)
+{
+    dp__channels *channels = dp__channels_of(post);
+    int before = channels->office->port.server.taken;
+    DP_TRY(dp__shared_failure(post->ctx, dp__office_look(channels->office)));
+    bool some = channels->office->port.server.taken != before;
+    for (int p = 0; p < post->process_count && some; p++) {
+        int fd = dp__office_take(channels->office, p);
+        if (fd >= 0)
+            *dp__channel_to(post, p, true) = (dp__channel){.fd = fd};
+    }
+    return DP_OK;
+}
+
+/* What was sent before the other end had proved what it is may be lost: all offers. */
+DP__COLD static dp_status dp__channel_again(dp__post *post, int process)
+{
+    dp__channel *channel = dp__channel_to(post, process, false);
+    if (dp__os_ms_until(channel->again_ns) > 0)
+        return DP_OK;
+    channel->again_ns = 0;
+    dp__channel_drop(post, channel);
+    if (dp__channel_reach(post, process) != DP_OK)
+        channel->again_ns = dp__os_after_ms(DP__CHANNEL_AGAIN_MS);
+    for (dp__parcel *send = post->offered.first; send != NULL; send = send->next)
+        if (send->process == process && channel->fd >= 0)
+            DP_TRY(dp__slip_offered(post, send));
+    return DP_OK;
+}
+
+static int dp__channels_watch(dp__channels *channels)
+{
+    int count = 0;
+    for (int i = 0; i < channels->count; i++) {
+        if (channels->of[i].fd < 0)
+            continue;
+        channels->watch[count] = dp__channel_watch(&channels->of[i]);
+        channels->watched[count++] = i;
+    }
+    return count;
 }
 
 /* Wait at most so long until something can move, and move it. */
 static dp_status dp__channels_look(dp__post *post, int timeout_ms)
 {
     dp__channels *channels = dp__channels_of(post);
-    for (int p = 0; p < post->process_count; p++) {
-        dp__channel *channel = &channels->of[p];
-        int events = POLLIN | (channel->first != NULL ? POLLOUT : 0);
-        channels->watch[p] = (dp__os_watch){.fd = channel->fd, .events = (short)events};
-    }
-    if (dp__os_poll(channels->watch, post->process_count, timeout_ms) == 0)
-        return DP_OK;
-    for (int p = 0; p < post->process_count; p++) {
-        if ((channels->watch[p].revents & POLLOUT) != 0)
-            dp__channel_send(post, p);
-        if ((channels->watch[p].revents & ~POLLOUT) != 0 && channels->of[p].fd >= 0)
-            DP_TRY(dp__channel_receive(post, p));
-    }
-    return DP_OK;
+    const dp__server *server = &channels->office->port.server;
+    bool greets = server->pending_count > 0, full = server->full;
+    for (int p = 0; p < post->process_count; p++)
+        if (channels->of[p].again_ns != 0)
+            DP_TRY(dp__channel_again(post, p));
+    int count = dp__channels_watch(channels);
+    dp__os_watch *watch = channels->watch, *door = watch + count;
+    *door = (dp__os_watch){.fd = full ? -1 : server->listener, .events = POLLIN};
+    if (greets && timeout_ms > DP__CHANNEL_GREET_MS)
+        timeout_ms = DP__CHANNEL_GREET_MS;
+    int some = dp__os_poll(watch, count + 1, timeout_ms);
+    for (int i = 0; i < count && some > 0; i++)
+        DP_TRY(dp__channel_go_on(post, channels->watched[i], watch[i].revents));
+    return greets || full || door->revents != 0 ? dp__channels_let_in(post) : DP_OK;
 }
 
 static dp_status dp__channels_advance(dp__post *post)
@@ -1079,38 +1244,21 @@ static dp_status dp__channels_wait(dp__post *post)
     }
 }
 
-/* What is left are answers: data may be gone already. */
-static void dp__channel_keep_answers(dp__post *post, dp__channel *channel)
-{
-    dp__sheet *sheet = channel->first, *next;
-    bool cut = sheet != NULL && sheet->send != NULL && sheet->sent > 0;
-    channel->first = NULL;
-    for (; sheet != NULL; sheet = next) {
-        next = sheet->next;
-        sheet->next = NULL;
-        if (cut || sheet->send != NULL)
-            dp__sheet_give(post, sheet);
-        else if (channel->first == NULL)
-            channel->first = channel->last = sheet;
-        else
-            channel->last = channel->last->next = sheet;
-    }
-}
-
-/* Answers that are on their way still go. */
-static void dp__channels_close(dp__post *post)
+/* Answers that are on their way still go. What this process has sent may lie in memory that has
+   gone already. */
+DP__COLD static void dp__channels_close(dp__post *post)
 {
     dp__channels *channels = dp__channels_of(post);
     uint64_t until_ns = dp__os_after_ms(DP__CHANNEL_FLUSH_MS);
-    for (int p = 0; p < post->process_count; p++) {
-        dp__channel *channel = &channels->of[p];
+    for (int i = 0; i < channels->count; i++) {
+        dp__channel *channel = &channels->of[i];
         dp__os_watch watch = {.fd = channel->fd, .events = POLLOUT};
-        dp__channel_keep_answers(post, channel);
-        while (channel->first != NULL && dp__os_ms_until(until_ns) > 0) {
+        bool answers = i >= post->process_count;
+        while (answers && channel->first != NULL && dp__os_ms_until(until_ns) > 0) {
             dp__os_poll(&watch, 1, dp__os_ms_until(until_ns));
-            dp__channel_send(post, p);
+            dp__channel_send(post, channel);
         }
-        dp__channel_deafen(post, channel);
+        dp__channel_end(post, channel);
     }
     for (int i = 0; i < post->block_count; i++)
         for (size_t k = 0; k < dp__parcels_in(i); k++)
@@ -1122,7 +1270,23 @@ static void dp__channels_close(dp__post *post)
     }
 }
 
-static dp_status dp__channels_open(dp__post *post, const int *fds)
+static void dp__channel_excuse(const dp__post *post, const dp__parcel *parcel, char *text,
+                               size_t room)
+{
+    const dp__port *port = &dp__channels_of(post)->office->port;
+    int process = parcel->process;
+    if (parcel->receives && port->server.full)
+        snprintf(text, room, "; this process may open no more files than %llu",
+                 (unsigned long long)dp__os_files_limit());
+    if (parcel->receives)
+        return;
+    const dp__channel *own = dp__channel_to(post, process, false);
+    if (own->call != NULL || own->again_ns != 0)
+        snprintf(text, room, "; nobody has answered at %s, port %d", dp__port_host(port, process),
+                 (int)port->seats[process].port);
+}
+
+DP__COLD static dp_status dp__channels_open(dp__post *post, dp__office *office)
 {
     static const dp__carrier carrier = {
         .prepare = dp__channel_prepare,
@@ -1135,16 +1299,20 @@ static dp_status dp__channels_open(dp__post *post, const int *fds)
         .close = dp__channels_close,
         .slip = dp__channel_slip,
         .data = dp__channel_data,
+        .excuse = dp__channel_excuse,
     };
-    size_t count = (size_t)post->process_count;
+    size_t count = 2 * (size_t)post->process_count;
     dp__channels *channels =
         dp__scope_bytes(post->scope, sizeof *channels + count * sizeof(dp__channel), 64);
-    dp__os_watch *watch = dp__scope_bytes(post->scope, count * sizeof *watch, 64);
-    if (channels == NULL || watch == NULL)
+    dp__os_watch *watch = dp__scope_bytes(post->scope, (count + 1) * sizeof *watch, 64);
+    int *watched = dp__scope_bytes(post->scope, count * sizeof *watched, 64);
+    if (channels == NULL || watch == NULL || watched == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for messages");
-    *channels = (dp__channels){.watch = watch};
-    for (size_t p = 0; p < count; p++)
-        channels->of[p] = (dp__channel){.fd = fds[p], .deaf = fds[p] < 0};
+    *channels =
+        (dp__channels){.office = office, .watch = watch, .watched = watched, .count = (int)count};
+    dp__port_raise(&office->port);
+    for (size_t i = 0; i < count; i++)
+        channels->of[i] = (dp__channel){.fd = -1};
     post->carried = channels;
     post->carrier = &carrier;
     return DP_OK;
@@ -1164,11 +1332,6 @@ static dp_status dp__parcel_blame(const dp__post *post, const dp__parcel *parcel
         (void)dp__who(post->job, process, who);
     return dp__job_fail(post->job, status, process >= 0 ? process : post->process, "%s: %s %s",
                         dp__parcel_text(parcel, text), who, what);
-}
-
-static bool dp__has_left(const dp__post *post, int process)
-{
-    return atomic_load(&dp__progress_of(post->job, process)->presence) == DP__LEFT;
 }
 
 /* Who may be at the other end is gone, each look another one if that may be any: then only when
@@ -1196,12 +1359,15 @@ static dp_status dp__parcel_look(dp__post *post, dp__parcel *parcel)
 
 static dp_status dp__post_late(const dp__post *post)
 {
-    char what[64];
-    snprintf(what, sizeof what, "did not come within %d ms", post->job->timeout_ms);
+    char what[64 + DP__HOST_BYTES];
+    int used = snprintf(what, sizeof what, "did not come within %d ms", post->job->timeout_ms);
     for (size_t i = 0; i < post->awaited_count; i++) {
         const dp__parcel *parcel = dp__parcel_of(post, &post->awaited[i]);
-        if (parcel != NULL && parcel->status == DP_PENDING)
-            return dp__parcel_blame(post, parcel, DP_ERR_TIMEOUT, parcel->process, what);
+        if (parcel == NULL || parcel->status != DP_PENDING)
+            continue;
+        if (post->carrier->excuse != NULL)
+            post->carrier->excuse(post, parcel, what + used, sizeof what - (size_t)used);
+        return dp__parcel_blame(post, parcel, DP_ERR_TIMEOUT, parcel->process, what);
     }
     return DP_OK;
 }
@@ -1250,8 +1416,8 @@ static dp_status dp__post_fill(dp_ctx *ctx, dp_scope *scope)
         DP_TRY(dp__desk_open(post));
     else if (ctx->line != NULL && dp__backend_mpi != NULL)
         DP_TRY(dp__backend_mpi->post(post));
-    else if (dp__tcp_messages(ctx) != NULL)
-        DP_TRY(dp__channels_open(post, dp__tcp_messages(ctx)));
+    else if (ctx->office != NULL && ctx->office->why[0] == '\0')
+        DP_TRY(dp__channels_open(post, ctx->office));
     ctx->post = post;
     return DP_OK;
 }
@@ -1362,10 +1528,10 @@ static dp_status dp__parcel_fill(dp__post *post, dp__parcel *parcel, const dp_me
     if (message->peer != DP_ANY_RANK || post->job == NULL)
         parcel->process = post->job != NULL ? dp__process_of(post->job, message->peer) : 0;
     if (parcel->process != post->process && post->carrier == NULL)
-        return dp_error(DP_ERR_UNSUPPORTED,
-                        "nothing carries messages between these processes: they share no memory, "
-                        "have not met through an MPI that may be called here, and their "
-                        "collectives do not go over TCP");
+        return dp_error(DP_ERR_UNSUPPORTED, "nothing carries messages between these processes: %s",
+                        ctx->office != NULL ? ctx->office->why
+                                            : "they have met through an MPI that was initialised "
+                                              "below MPI_THREAD_SERIALIZED");
     DP_TRY(dp__parcel_stage(post, parcel, &message->tensor));
     if (parcel->receives || parcel->process == post->process)
         return DP_OK;

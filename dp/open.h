@@ -253,7 +253,9 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
     if (status == DP_OK)
         status = dp__wires_open(ctx);
     DP_TRY(dp__agree(meeting, status));
-    return dp__agree(meeting, dp__lane_open(&ctx->lanes[DP__COURIER], &choice));
+    DP_TRY(dp__agree(meeting, dp__lane_open(&ctx->lanes[DP__COURIER], &choice)));
+    bool by_others = job->shared.data != NULL || dp__boot_is_mpi(meeting->boot);
+    return by_others ? DP_OK : dp__office_open(ctx, !choice.config.one_machine);
 }
 
 /* ==== >>opening ================================================================================
@@ -286,56 +288,73 @@ static dp_status dp__open_local(dp_ctx *ctx, const dp__meeting *meeting)
     return dp__threads_open(ctx, &meeting->near);
 }
 
-/* As the processes of a launcher have one: process 0 listens at a port that it draws. */
-DP__APART static dp_status dp__own_tree_open(const dp_bootstrap *boot, const dp__seat *seats,
-                                             int timeout_ms, dp__tree **out)
+/* As the processes of a launcher have one. Process 0 is found where messages to it come. */
+DP__APART static dp_status dp__own_tree_open(const dp__port *port, int timeout_ms, dp__tree **out)
 {
+    const char *host = dp__seat_address(port->seats, port->job->process_count, 0);
     dp__launch launch = {.name = "bootstrap",
-                         .process = boot->process,
-                         .process_count = boot->process_count,
-                         .key = seats[0].key,
+                         .process = port->job->process,
+                         .process_count = port->job->process_count,
+                         .port = (int)port->seats[0].port,
+                         .port_count = 1,
+                         .listener = &port->server.listener,
+                         .key = port->launch.key,
                          .numbered = true,
                          .agreed = true};
-    DP_TRY(dp__seats_check(seats, boot->process_count, boot->process));
     snprintf(launch.host, sizeof launch.host, "%s",
-             dp__seat_address(seats, boot->process_count, 0));
+             host[0] != '\0' ? host : dp__port_host(port, 0));
+    snprintf(launch.where, sizeof launch.where, "at %.60s:%d", launch.host, launch.port);
     DP_TRY(dp__launch_ports(&launch));
     DP_TRY(dp__launch_interface(&launch));
-    launch.port = dp__launch_port(&launch);
-    snprintf(launch.where, sizeof launch.where, "at %.60s:%d", launch.host, launch.port);
-    dp__launch_name(&launch);
     return dp__tree_open(&launch, timeout_ms, out);
 }
 
-/* Where a bootstrap of the user's has brought machines together, and connections carry their
-   collectives, the processes hear of each other as those of a launcher do. */
+/* Where a bootstrap of the user's has brought machines together, the processes hear of each other
+   as those of a launcher do. Without that they have no messages, unless they could do nothing. */
 static dp_status dp__own_tree(dp_ctx *ctx, dp__meeting *meeting)
 {
-    const dp_bootstrap *boot = meeting->boot;
+    const dp__office *office = ctx->office;
     dp__tree *tree = NULL;
-    dp__seat own = {.machine = dp__os_machine()};
-    if (ctx->job->shared.data != NULL || dp__boot_is_ours(boot) || dp__tcp_messages(ctx) == NULL)
+    if (office == NULL || office->why[0] != '\0' || dp__boot_is_ours(meeting->boot))
         return DP_OK;
-    dp__seat *seats = dp__os_alloc((size_t)boot->process_count * sizeof own, 64, NULL);
-    dp_status status = dp__far_host(NULL, own.host, sizeof own.host);
-    if (status == DP_OK && seats == NULL)
-        status = dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", boot->process_count);
-    if (status == DP_OK)
-        status = dp__seat_key(&own);
-    status = dp__agree(meeting, status);
-    if (status == DP_OK)
-        status = dp__boot_gather(boot, &own, seats, sizeof own);
-    if (status == DP_OK)
-        status = dp__agree(meeting, dp__own_tree_open(boot, seats, ctx->config.timeout_ms, &tree));
-    dp__os_free(seats, 0, NULL);
+    dp_status status =
+        dp__agree(meeting, dp__own_tree_open(&office->port, ctx->config.timeout_ms, &tree));
     if (status == DP_OK)
         dp__far_begin(ctx, tree, NULL);
     else
         dp__tree_close(tree, true);
-    return status;
+    if (status == DP_OK || dp__tcp_carries(ctx))
+        return status;
+    DP_TRY(dp__agree(meeting, DP_OK)); /* the bootstrap has not failed */
+    dp__office_shut(ctx, "the processes do not reach each other over TCP");
+    return DP_OK;
 }
 
 static void dp__release(dp_ctx *ctx, bool ask_devices);
+
+/* The only thread of a child has the cores of the one that forked. */
+static void dp__unbind_child(dp_ctx *ctx)
+{
+    if (ctx->bound.thread == 0)
+        return;
+    ctx->bound.thread = dp__os_thread();
+    (void)dp__os_rebind(&ctx->bound, &ctx->bound.before);
+    ctx->bound.thread = 0;
+}
+
+/* In a child, whose contexts are its parent's. */
+static void dp__in_child(void)
+{
+    for (int i = 0; i < DP__LIVE_MAX; i++) {
+        dp_ctx *ctx = atomic_load(&dp__live[i]);
+        if (ctx == NULL)
+            continue;
+        dp__tree_unclaim(ctx->tree);
+        dp__roll_unlisten(ctx->roll);
+        dp__office_unlisten(ctx);
+        dp__unbind_child(ctx);
+    }
+}
 
 /* A context with its hooks and nothing else; NULL when there is no memory. */
 static dp_ctx *dp__ctx_new(const dp_config *config)
@@ -631,6 +650,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         (void)ctx->devices[i].dev->ops->stream_sync(ctx->devices[i].stream);
     if (ask_devices && ctx->lanes[DP__CALLER].comm != NULL)
         ctx->lanes[DP__CALLER].comm->ops->close(ctx->lanes[DP__CALLER].comm);
+    dp__office_close(ctx);
     dp__tree_close(ctx->tree, ask_devices);
     dp__line_close(ctx->line, ask_devices, ctx->failed != DP_OK);
     if (ask_devices && ctx->team != NULL)

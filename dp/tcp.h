@@ -1,8 +1,9 @@
 /* dp/tcp.h - v0.1.0 - connections between all processes, and collectives over them - MIT licence
 
    Part of dp.h, which includes it. CPU devices on several machines need nothing but a network:
-   every process is connected to every other one, and collectives (dp/mesh.h) travel there, as
-   messages do (dp/messages.h).
+   every process is connected to every other one, and collectives (dp/mesh.h) travel there. Messages
+   (dp/messages.h) have connections of their own, whatever carries the collectives, also those of
+   GPUs.
 
    The limit: each byte crosses the link of a machine once in each direction (dp/mesh.h). Over
    1 Gbit/s two hosts (network namespaces) add up 25 MiB in 219 ms, with one process on each and
@@ -10,145 +11,192 @@
    inside a machine and 37 us between the two hosts, where a thread has to be woken.
 
    CONTENTS (search for the tag)
-     >>cables  from a job to connections
-     >>flow   what is under way on them
-     >>table  the table
+     >>ports   where processes find each other
+     >>cables  connections between all
+     >>office  connections that are made when somebody has something to say
+     >>flow    what is under way on cables
+     >>table   the table
 */
 
 #ifndef DP__ROOMS
 #error "dp/tcp.h is a part of dp.h: include dp.h"
 #else
 
-/* ==== >>cables ==================================================================================
+/* ==== >>ports ===================================================================================
    Each process opens a port, and all tell each other where it is, and with which key they know each
-   other. Then each connects to those before it, and waits for those behind it: process 0 only
-   waits, so that none waits in a circle. What may be lacking is there before anybody waits for
-   anybody. Who fails while they connect ends its connections, so that others do not wait for it.
-   Where two sets are needed they come at one port, one after the other; then it is closed.       */
+   other.                                                                                        */
 
-enum { DP__CABLE_SPIN_NS = 20000, DP__CABLE_LOOK_MS = 4, DP__CABLE_SETS = 3 /* of a job */ };
+enum {
+    DP__CABLE_SPIN_NS = 20000,
+    DP__CABLE_LOOK_MS = 4,
+    DP__CABLE_FILES = 4 /* for each other process: a cable of each lane, and two for messages */
+};
+
+typedef struct dp__port {
+    dp__job *job;
+    dp__seat *seats;   /* where the processes listen */
+    dp__server server; /* who comes to this one */
+    dp__launch launch;
+    bool raised; /* the limit of open files */
+} dp__port;
+
+/* NULL: they have met by a bootstrap of the user's. */
+static dp__tree *dp__port_tree(const dp__port *port)
+{
+    const dp_bootstrap *boot = port->job->boot;
+    return boot->all_gather == dp__tree_all_gather ? boot->user : NULL;
+}
+
+static void dp__port_shut(dp__port *port)
+{
+    dp__server_close(&port->server);
+    port->server = (dp__server){.listener = -1};
+}
+
+static void dp__port_close(dp__port *port)
+{
+    dp__port_shut(port);
+    if (port->raised)
+        dp__os_files_lower();
+    dp__os_free(port->seats, 0, NULL);
+}
+
+/* `any`: who comes may be any process, at any time; else it is one of those behind this one. */
+DP__COLD static dp_status dp__port_make(dp__port *port, dp__job *job, bool any)
+{
+    size_t count = (size_t)job->process_count;
+    *port = (dp__port){.job = job};
+    port->launch = (dp__launch){.name = "cables", .numbered = true, .again = true};
+    port->server = (dp__server){.launch = &port->launch,
+                                .process = job->process,
+                                .process_count = job->process_count,
+                                .all = true,
+                                .any = any,
+                                .listener = -1,
+                                .job = dp__port_tree(port)};
+    port->seats = dp__os_alloc(count * sizeof *port->seats, _Alignof(dp__seat), NULL);
+    if (port->seats == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu connections", count);
+    memset(port->seats, 0, count * sizeof *port->seats);
+    return any || job->process + 1 < job->process_count ? dp__server_open(&port->server) : DP_OK;
+}
+
+/* For connections to all others. */
+static void dp__port_raise(dp__port *port)
+{
+    size_t files = DP__CABLE_FILES * (size_t)port->job->process_count;
+    if (port->raised || files <= dp__os_files_limit() / 2)
+        return;
+    port->raised = true;
+    dp__os_files_raise(files);
+}
+
+/* `far`: there are several machines. */
+static dp_status dp__port_open(dp__port *port, bool far)
+{
+    return dp__seat_make(&port->seats[port->job->process], &port->launch, dp__port_tree(port), far,
+                         &port->server);
+}
+
+static dp_status dp__port_learn(dp__port *port)
+{
+    dp__job *job = port->job;
+    const dp__seat own = port->seats[job->process];
+    DP_TRY(job->gather(job->boot, &own, port->seats, sizeof own));
+    port->launch.key = port->server.key = port->seats[0].key;
+    return DP_OK;
+}
+
+static const char *dp__port_host(const dp__port *port, int process)
+{
+    return dp__seat_host(port->seats, port->job->process_count, port->job->process, process);
+}
+
+/* What this process says when it comes to another one. */
+static dp__join_request dp__port_request(const dp__port *port)
+{
+    return (dp__join_request){.magic = DP__JOIN_MAGIC,
+                              .version = DP_VERSION,
+                              .process = port->job->process,
+                              .process_count = port->job->process_count};
+}
+
+/* ==== >>cables ==================================================================================
+   Each process connects to those before it, and waits for those behind it: process 0 only waits, so
+   that none waits in a circle. What may be lacking is there before anybody waits for anybody. Who
+   fails while they connect ends its connections, so that others do not wait for it.             */
 
 typedef struct dp__cables {
-    dp__job *job;
-    dp__seat *seats; /* where the processes listen */
-    int *fds[2];     /* of each set, by process; -1: its own */
-    int sets;
-    bool raised; /* the limit of open files */
-    dp__launch launch;
-    dp__server server;
+    dp__port port; /* until all have come */
+    int *fds;      /* by process; -1: its own */
 } dp__cables;
 
 static void dp__cables_hang_up(dp__cables *cables)
 {
-    int *fds = cables->fds[0];
-    for (int i = 0; fds != NULL && i < cables->sets * cables->job->process_count; i++) {
+    int *fds = cables->fds;
+    for (int i = 0; fds != NULL && i < cables->port.job->process_count; i++) {
         dp__os_close(fds[i]);
         fds[i] = -1;
     }
-    dp__server_close(&cables->server);
-    cables->server = (dp__server){.listener = -1};
+    dp__port_shut(&cables->port);
 }
 
 static void dp__cables_close(dp__cables *cables)
 {
     dp__cables_hang_up(cables);
-    if (cables->raised)
-        dp__os_files_lower();
-    dp__os_free(cables->seats, 0, NULL);
-    dp__os_free(cables->fds[0], 0, NULL);
+    dp__port_close(&cables->port);
+    dp__os_free(cables->fds, 0, NULL);
 }
 
-/* NULL: they have met by a bootstrap of the user's. */
-static dp__tree *dp__cables_tree(const dp__job *job)
+DP__COLD static dp_status dp__cables_prepare(dp__cables *cables, dp__job *job, bool far)
 {
-    return job->boot->all_gather == dp__tree_all_gather ? job->boot->user : NULL;
-}
-
-static dp_status dp__cables_make(dp__cables *cables)
-{
-    size_t count = (size_t)cables->job->process_count, all = count * (size_t)cables->sets;
-    cables->seats = dp__os_alloc(count * sizeof *cables->seats, _Alignof(dp__seat), NULL);
-    cables->fds[0] = dp__os_alloc(all * sizeof *cables->fds[0], sizeof(int), NULL);
-    for (size_t i = 0; i < all && cables->fds[0] != NULL; i++)
-        cables->fds[0][i] = -1;
-    if (cables->seats == NULL || cables->fds[0] == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu connections", all);
-    memset(cables->seats, 0, count * sizeof *cables->seats);
-    cables->fds[1] = cables->fds[0] + (all - count);
-    cables->raised = DP__CABLE_SETS * count > dp__os_files_limit() / 2;
-    if (cables->raised)
-        dp__os_files_raise(DP__CABLE_SETS * count);
-    return DP_OK;
-}
-
-/* What depends on this process alone. `far`: there are several machines. */
-static dp_status dp__cables_prepare(dp__cables *cables, dp__job *job, int sets, bool far)
-{
-    *cables = (dp__cables){.job = job, .sets = sets};
-    cables->launch = (dp__launch){.name = "cables", .numbered = true, .again = true};
-    cables->server = (dp__server){.launch = &cables->launch,
-                                  .process = job->process,
-                                  .process_count = job->process_count,
-                                  .all = true,
-                                  .listener = -1,
-                                  .job = dp__cables_tree(job)};
-    DP_TRY(dp__cables_make(cables));
-    DP_TRY(dp__seat_make(&cables->seats[job->process], &cables->launch, dp__cables_tree(job), far,
-                         &cables->server));
-    return job->process + 1 < job->process_count ? dp__server_open(&cables->server) : DP_OK;
+    size_t count = (size_t)job->process_count;
+    cables->fds = dp__os_alloc(count * sizeof *cables->fds, sizeof(int), NULL);
+    for (size_t i = 0; i < count && cables->fds != NULL; i++)
+        cables->fds[i] = -1;
+    DP_TRY(dp__port_make(&cables->port, job, false));
+    dp__port_raise(&cables->port);
+    if (cables->fds == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu connections", count);
+    return dp__port_open(&cables->port, far);
 }
 
 /* To those before this process. */
-static dp_status dp__cables_call(dp__cables *cables, int *fds, uint64_t until_ns)
+static dp_status dp__cables_call(dp__cables *cables, uint64_t until_ns)
 {
-    const dp__job *job = cables->job;
-    dp__join_request request = {.magic = DP__JOIN_MAGIC,
-                                .version = DP_VERSION,
-                                .process = job->process,
-                                .process_count = job->process_count};
-    for (int p = 0; p < job->process; p++) {
-        const dp__target target = {
-            .host = dp__seat_host(cables->seats, job->process_count, job->process, p),
-            .port = (int)cables->seats[p].port,
-            .port_count = 1,
-            .tree = dp__cables_tree(job),
-            .listens = true};
-        DP_TRY(dp__connect_until(&target, p, cables->launch.key, &request, until_ns, &fds[p]));
+    const dp__port *port = &cables->port;
+    dp__join_request request = dp__port_request(port);
+    for (int p = 0; p < port->job->process; p++) {
+        const dp__target target = {.host = dp__port_host(port, p),
+                                   .port = (int)port->seats[p].port,
+                                   .port_count = 1,
+                                   .tree = dp__port_tree(port),
+                                   .listens = true};
+        DP_TRY(
+            dp__connect_until(&target, p, port->launch.key, &request, until_ns, &cables->fds[p]));
     }
     return DP_OK;
 }
 
 /* From those behind it. */
-static dp_status dp__cables_answer(dp__cables *cables, int *fds, uint64_t until_ns)
+static dp_status dp__cables_answer(dp__cables *cables, uint64_t until_ns)
 {
-    dp__server *server = &cables->server;
+    dp__server *server = &cables->port.server;
     if (server->process + 1 == server->process_count)
         return DP_OK;
-    server->key = cables->launch.key;
     server->until_ns = until_ns;
     DP_TRY(dp__server_wait(server));
     for (int i = 0; i < server->peer_count; i++) {
-        fds[server->process + 1 + i] = server->peers[i].fd;
-        server->peers[i] = (dp__peer){.fd = -1};
+        cables->fds[server->first + i] = server->peers[i].fd;
+        server->peers[i].fd = -1;
     }
-    server->taken = 0;
     return DP_OK;
-}
-
-/* Where they are. All know the same, and say so before one waits for another. */
-static dp_status dp__cables_learn(dp__cables *cables)
-{
-    dp__job *job = cables->job;
-    const dp__seat own = cables->seats[job->process];
-    DP_TRY(job->gather(job->boot, &own, cables->seats, sizeof own));
-    cables->launch.key = cables->seats[0].key;
-    return dp__job_agree(job, dp__seats_check(cables->seats, job->process_count, job->process));
 }
 
 /* This process gives up: the others hear why. What another one has ended it may say itself. */
 static dp_status dp__cables_fail(dp__cables *cables, dp_status status)
 {
-    dp__tree *tree = dp__cables_tree(cables->job);
+    dp__tree *tree = dp__port_tree(&cables->port);
     uint64_t until_ns = dp__os_after_ms(status == DP_ERR_REMOTE ? DP__GRACE_MS : 0);
     char why[DP__TEXT_BYTES];
     int culprit;
@@ -158,27 +206,194 @@ static dp_status dp__cables_fail(dp__cables *cables, dp_status status)
         dp__os_sleep_ms(1);
     }
     if (tree != NULL)
-        dp__tree_tell(tree, status, cables->job->process, why);
+        dp__tree_tell(tree, status, cables->port.job->process, why);
     return dp_error(status, "%s", why);
 }
 
-static dp_status dp__cables_connect(dp__cables *cables)
+DP__COLD static dp_status dp__cables_connect(dp__cables *cables)
 {
-    DP_TRY(dp__cables_learn(cables));
-    for (int set = 0; set < cables->sets; set++) {
-        uint64_t until_ns = dp__os_after_ms(cables->job->timeout_ms);
-        dp_status status = dp__cables_call(cables, cables->fds[set], until_ns);
-        if (status == DP_OK)
-            status = dp__cables_answer(cables, cables->fds[set], until_ns);
-        if (status != DP_OK) {
-            status = dp__cables_fail(cables, status);
-            dp__cables_hang_up(cables);
-        }
-        DP_TRY(dp__job_agree(cables->job, status));
+    dp__job *job = cables->port.job;
+    const dp__port *port = &cables->port;
+    DP_TRY(dp__port_learn(&cables->port));
+    /* all know the same, and say so before one waits for another */
+    DP_TRY(dp__job_agree(job, dp__seats_check(port->seats, job->process_count, job->process)));
+    uint64_t until_ns = dp__os_after_ms(job->timeout_ms);
+    dp_status status = dp__cables_call(cables, until_ns);
+    if (status == DP_OK)
+        status = dp__cables_answer(cables, until_ns);
+    if (status != DP_OK) {
+        status = dp__cables_fail(cables, status);
+        dp__cables_hang_up(cables);
     }
-    dp__server_close(&cables->server);
-    cables->server = (dp__server){.listener = -1};
+    dp__port_shut(&cables->port);
+    return dp__job_agree(job, status);
+}
+
+/* ==== >>office =================================================================================
+   For messages (dp/messages.h), whatever table has the collectives, a process connects to another
+   one when it has something to say for the first time. Nobody waits: the other one may compute for
+   a while before it answers. So who calls proves at once that it is of the job, by bytes that serve
+   there, and once: a process lets each other one in once. It believes nothing that comes back
+   before the other one has proved the same.                                                     */
+
+enum { DP__OFFICE_LOOKS = 3 /* a connection, a request and a proof */ };
+
+typedef struct dp__office {
+    dp__port port;
+    char why[DP__WHO_BYTES + 64]; /* why no process has one; "": all have */
+} dp__office;
+
+typedef struct dp__call { /* to another process, until it has answered */
+    bool asked;           /* and anything may be said now */
+    size_t got;           /* bytes of the answer */
+    dp__join_request request;
+    dp__challenge challenge;
+} dp__call;
+
+/* A child of fork sees the one or the other: see dp__before_fork. */
+static dp__office *dp__office_swap(dp_ctx *ctx, dp__office *office)
+{
+    dp__lock_enter(&ctx->lock);
+    dp__office *before = ctx->office;
+    ctx->office = office;
+    dp__lock_leave(&ctx->lock);
+    return before;
+}
+
+static void dp__office_free(dp__office *office)
+{
+    if (office == NULL)
+        return;
+    dp__port_close(&office->port);
+    dp__os_free(office, 0, NULL);
+}
+
+static void dp__office_close(dp_ctx *ctx)
+{
+    dp__office_free(dp__office_swap(ctx, NULL));
+}
+
+/* In a child: the port is not its own. */
+static void dp__office_unlisten(const dp_ctx *ctx)
+{
+    if (ctx->office == NULL)
+        return;
+    dp__os_close(ctx->office->port.server.listener);
+    ctx->office->port.server.listener = -1;
+}
+
+/* No process has one. */
+static void dp__office_shut(dp_ctx *ctx, const char *why)
+{
+    dp__office *office = ctx->office;
+    if (office->why != why)
+        snprintf(office->why, sizeof office->why, "%s", why);
+    dp__os_close(office->port.server.listener);
+    office->port.server.listener = -1;
+    if (ctx->info.process == 0)
+        dp__log(ctx, DP_LOG_WARN, "no messages: %s", office->why);
+}
+
+/* What all know, so that all have an office, or none has. */
+DP__COLD static void dp__office_check(dp__office *office, bool far)
+{
+    const dp__job *job = office->port.job;
+    const dp__seat *seats = office->port.seats;
+    for (int p = 0; p < job->process_count && office->why[0] == '\0'; p++)
+        if (seats[p].port == 0)
+            snprintf(office->why, sizeof office->why,
+                     "process %d has opened no port, and has logged why", p);
+        else if (far && dp__seat_address(seats, job->process_count, p)[0] == '\0')
+            snprintf(office->why, sizeof office->why,
+                     "no address of process %d is known: set DP_INTERFACE", p);
+}
+
+/* By all processes. Where one cannot be found by the others, only messages fail. */
+DP__COLD static dp_status dp__office_open(dp_ctx *ctx, bool far)
+{
+    dp__office *office = dp__os_alloc(sizeof *office, 64, NULL);
+    if (office != NULL)
+        office->why[0] = '\0';
+    dp_status status = dp__job_agree(
+        ctx->job, office != NULL ? dp__port_make(&office->port, ctx->job, true)
+                                 : dp_error(DP_ERR_NO_MEMORY, "no memory for messages"));
+    if (status != DP_OK) {
+        dp__office_free(office);
+        return status;
+    }
+    (void)dp__office_swap(ctx, office);
+    if (dp__port_open(&office->port, far) != DP_OK) {
+        dp__log(ctx, DP_LOG_WARN, "no messages: %s", dp_last_error());
+        office->port.seats[ctx->info.process].port = 0;
+    }
+    DP_TRY(dp__port_learn(&office->port));
+    dp__office_check(office, far);
+    if (office->why[0] != '\0')
+        dp__office_shut(ctx, office->why);
     return DP_OK;
+}
+
+/* Those that call are let in: what they say first is there in most cases. */
+static dp_status dp__office_look(dp__office *office)
+{
+    dp__server *server = &office->port.server;
+    for (int i = 0; i < DP__OFFICE_LOOKS && (i == 0 || server->pending_count > 0); i++)
+        DP_TRY(dp__server_look(server));
+    return DP_OK;
+}
+
+/* The connection of a process that has come since it was last asked for; -1: it has not. */
+static int dp__office_take(dp__office *office, int process)
+{
+    dp__peer *peer = &office->port.server.peers[process];
+    int fd = peer->fd;
+    peer->fd = -1;
+    return fd;
+}
+
+/* Begin to connect to a process. -1: not now, or nobody is there any more. */
+DP__COLD static dp_status dp__office_call(const dp__office *office, int process, int *out_fd)
+{
+    const dp__port *port = &office->port;
+    dp__os_found found;
+    dp__os_look_up(dp__port_host(port, process), (int)port->seats[process].port, AI_NUMERICHOST,
+                   &found);
+    int fd = found.count > 0 ? dp__os_connect(&found.list[0]) : -1;
+    *out_fd = fd >= 0 ? fd : -1;
+    if (fd != DP__OS_FULL)
+        return DP_OK;
+    return dp_error(DP_ERR_NO_MEMORY,
+                    "process %d has no room for a connection: it may open no more files than %llu",
+                    port->job->process, (unsigned long long)dp__os_files_limit());
+}
+
+/* Once it is connected. false: it is not. */
+DP__COLD static bool dp__call_ask(dp__call *call, const dp__port *port, int process, int fd)
+{
+    struct {
+        dp__join_request request;
+        uint64_t proof;
+    } both = {.request = dp__port_request(port)};
+    both.request.nonce = dp__os_random();
+    both.request.listens = (uint64_t)process; /* who is meant */
+    both.proof = dp__proof(port->launch.key, &both.request, DP__OFFICE_NONCE, true);
+    call->request = both.request;
+    call->asked = true;
+    return dp__os_connected(fd) && dp__os_send(fd, &both, sizeof both) == (ptrdiff_t)sizeof both;
+}
+
+/* DP_PENDING: the other one has not answered yet. REMOTE: it is none of the job. */
+static dp_status dp__call_hear(dp__call *call, const dp__port *port, int fd)
+{
+    dp__challenge *answer = &call->challenge;
+    ptrdiff_t got = dp__os_receive(fd, (char *)answer + call->got, sizeof *answer - call->got);
+    call->got += got > 0 ? (size_t)got : 0;
+    if (got >= 0 && call->got < sizeof *answer)
+        return DP_PENDING;
+    bool sound = got >= 0 && answer->magic == DP__CHALLENGE_MAGIC &&
+                 answer->proof ==
+                     dp__proof(port->launch.key, &call->request, DP__OFFICE_NONCE, false);
+    return sound ? DP_OK : DP_ERR_REMOTE;
 }
 
 /* How long to sleep until something comes: for a short while not at all. */
@@ -212,7 +427,7 @@ typedef struct
 } dp__tcp_way;
 
 typedef struct dp__tcp {
-    dp__cables cables; /* the second set, of the caller's lane alone, is for messages */
+    dp__cables cables;
     dp__tcp_way *out, *in;
     dp__os_watch *watch;
     int *watched; /* of which processes */
@@ -238,7 +453,7 @@ static dp_status dp__tcp_move(const dp__mesh_comm *comm, int process, bool sends
 {
     dp__tcp *tcp = comm->carrier;
     dp__tcp_way *way = sends ? &tcp->out[process] : &tcp->in[process];
-    int fd = tcp->cables.fds[0][process];
+    int fd = tcp->cables.fds[process];
     while (way->load < tcp->begun) {
         dp__tcp_load *load = &tcp->loads[way->load % DP__TCP_LOADS];
         const dp__mesh_counts *counts = sends ? &load->slot->to : &load->slot->from;
@@ -270,7 +485,7 @@ static dp_status dp__tcp_look(const dp__mesh_comm *comm, int timeout_ms)
                      (tcp->in[p].load < tcp->begun ? POLLIN : 0);
         if (events == 0 || p == comm->process)
             continue;
-        tcp->watch[count] = (dp__os_watch){.fd = tcp->cables.fds[0][p], .events = (short)events};
+        tcp->watch[count] = (dp__os_watch){.fd = tcp->cables.fds[p], .events = (short)events};
         tcp->watched[count++] = p;
     }
     count = count > 0 && dp__os_poll(tcp->watch, count, timeout_ms) > 0 ? count : 0;
@@ -346,8 +561,7 @@ static dp_status dp__tcp_prepare(dp__mesh_comm *comm, const dp_comm_config *conf
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a communicator");
     memset(tcp, 0, sizeof *tcp);
     comm->carrier = tcp;
-    DP_TRY(dp__cables_prepare(&tcp->cables, comm->ring->job,
-                              comm->ring->place == DP__CALLER ? 2 : 1, !config->one_machine));
+    DP_TRY(dp__cables_prepare(&tcp->cables, comm->ring->job, !config->one_machine));
     tcp->out = dp__os_alloc(2 * count * sizeof *tcp->out, _Alignof(dp__tcp_way), NULL);
     tcp->watch = dp__os_alloc(count * sizeof *tcp->watch, _Alignof(dp__os_watch), NULL);
     tcp->watched = dp__os_alloc(count * sizeof *tcp->watched, sizeof(int), NULL);
@@ -388,15 +602,11 @@ static dp_status dp__tcp_open(const dp_host *host, const dp_comm_config *config,
     return dp__mesh_open(host, config, dp_tcp_coll(), &dp__tcp_ops, out);
 }
 
-/* What messages travel on, by process; NULL: another table has the collectives. */
-static const int *dp__tcp_messages(const dp_ctx *ctx)
+static bool dp__tcp_carries(const dp_ctx *ctx)
 {
     dp_comm *comm = ctx->lanes[DP__CALLER].carrier;
     bool mesh = comm != NULL && comm->ops->run == dp__mesh_run_call;
-    if (!mesh || dp__mesh_of(comm)->ops != &dp__tcp_ops)
-        return NULL;
-    const dp__tcp *tcp = dp__mesh_of(comm)->carrier;
-    return tcp->cables.fds[1];
+    return mesh && dp__mesh_of(comm)->ops == &dp__tcp_ops;
 }
 
 DP_API const dp_coll_ops *dp_tcp_coll(void)

@@ -290,7 +290,7 @@ static inline dp_config config_of(meeting *m, int device_count)
     if (meeting_machines != NULL) {
         const char name[] = {meeting_machines[m->process], '\0'};
         CHECK_INT(setenv("DP_MACHINE", name, 1), 0);
-        CHECK_INT(setenv("DP_INTERFACE", "lo", 1), 0);
+        CHECK_INT(setenv("DP_INTERFACE", meeting_by_tcp ? "lo" : "nowhere", 1), 0);
     }
     if (meeting_by_tcp) {
         config.colls = NULL;

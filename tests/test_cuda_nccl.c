@@ -1317,7 +1317,7 @@ static void one_is_far_and_late(meeting *m)
         rest(TIMEOUT_MS);
     else
         CHECK_ERROR(sum_of(ctx, COUNT), DP_ERR_TIMEOUT,
-                    "all_reduce of 25 f32 (sum): others did not come within 500 ms");
+                    "did not come within 500 ms; its last one was 1, all_reduce of 25 f32 (sum)");
     CHECK(now_ms() - start < LATE_MS * test_timeout_scale());
     dp_close(ctx);
 }
@@ -1957,7 +1957,7 @@ static void every_call_fails(int code)
 {
     fail_code = code;
     shared = shared_memory(sizeof *shared);
-    for (fail_at = 1; fail_at == 1 || shared->fired; fail_at += test_stride())
+    for (fail_at = 1; fail_at == 1 || shared->fired; fail_at += test_step())
         in_processes(2, a_call_fails);
     CHECK(fail_at > 100);
 }

@@ -365,6 +365,7 @@ static void apart(meeting *m)
     dp_ctx *ctx, *group;
     dp_config config = config_of(m, 1);
     set_number("DP_MACHINE", m->process / 2);
+    set("DP_INTERFACE", "nowhere");
     CHECK_OK(dp_open(&config, &ctx));
     CHECK_INT(info_here(ctx).machine, m->process / 2);
     CHECK_INT(info_here(ctx).machine_count, 2);

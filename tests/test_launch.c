@@ -755,7 +755,7 @@ static void meet_on_the_fast_network(void)
     unsetenv("LOCAL_RANK");
     unsetenv("LOCAL_WORLD_SIZE");
     set("MASTER_ADDR", "10.79.0.1");
-    set("DP_PORTS", "7000-7003");
+    set("DP_PORTS", "7000-7015");
     set("DP_INTERFACE", me % 2 ? "10.80." : "v2");
     ctx = open_across();
     check_sum(ctx);
@@ -786,7 +786,7 @@ static void meet_by_tcp(void)
     unsetenv("LOCAL_RANK");
     unsetenv("LOCAL_WORLD_SIZE");
     set("MASTER_ADDR", "10.79.0.1");
-    set("DP_PORTS", "7100-7101");
+    set("DP_PORTS", "7100-7103");
     check_by_tcp(2);
 }
 
@@ -795,7 +795,7 @@ static void run_across(void)
     run_world(4, meet_by_tcp);
     run_world(7, meet_across);
     run_world(2, meet_in_vain);
-    hold_ports(1, "10.79.0.2", 7000, 4);
+    hold_ports(1, "10.79.0.2", 7000, 16);
     run_world(7, meet_on_the_fast_network);
     hold_ports(0, "10.80.0.1", 7000, 8);
     run_world(4, meet_at_an_address);

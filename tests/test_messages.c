@@ -603,16 +603,22 @@ TEST(what_does_not_fit_fails_on_both_sides)
     in_processes(2, some_do_not_fit);
 }
 
-/* By the user's own table of collectives, on two machines. */
+/* By the user's own table of collectives, on two machines that cannot find each other. */
 static void nobody_carries(meeting *m)
 {
     CHECK_INT(setenv("DP_MACHINE", m->process == 0 ? "a" : "b", 1), 0);
+    if (m->process == 1)
+        CHECK_INT(setenv("DP_INTERFACE", "nowhere", 1), 0);
     dp_ctx *ctx = open_job(m, 2, dp_cpu());
     dp_tensor tensor = bytes_at((char[]){1, 2}, 2);
-    CHECK_ERROR(dp_send(ctx, &tensor, 2 - 2 * m->process, 0), DP_ERR_UNSUPPORTED,
-                "dp_send: nothing carries messages between these processes");
-    CHECK_ERROR(dp_recv(ctx, &tensor, DP_ANY_RANK, 0), DP_ERR_UNSUPPORTED,
-                "dp_recv: nothing carries messages between these processes");
+    CHECK_ERROR(
+        dp_send(ctx, &tensor, 2 - 2 * m->process, 0), DP_ERR_UNSUPPORTED,
+        "dp_send: nothing carries messages between these processes: process 1 has opened no "
+        "port, and has logged why");
+    CHECK_ERROR(
+        dp_recv(ctx, &tensor, DP_ANY_RANK, 0), DP_ERR_UNSUPPORTED,
+        "dp_recv: nothing carries messages between these processes: process 1 has opened no "
+        "port, and has logged why");
     dp_message both[] = {message(tensor, 0, dp_rank(ctx) + 1, 0, false),
                          message(bytes_at((char[2]){0}, 2), 1, dp_rank(ctx), 0, true)};
     CHECK_OK(dp_messages_begin(ctx, both + 1, 1));

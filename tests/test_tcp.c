@@ -3,6 +3,7 @@
    named when something goes wrong. */
 
 #include <arpa/inet.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
 #include "meeting.h"
@@ -602,11 +603,12 @@ static void open_often(meeting *m)
     }
 }
 
-TEST(a_process_needs_one_port)
+/* One stays open, for messages, and one is needed while they connect. */
+TEST(a_process_needs_two_ports)
 {
     for (int way = 0; way < 2; way++) {
         launched = way == 1;
-        find_ports(3);
+        find_ports(6);
         on_machines("abb", open_often);
     }
 }
@@ -618,7 +620,7 @@ static void open_with_few_ports(meeting *m)
     give_ports();
     CHECK(dp_open(&mesh_config, &ctx) != DP_OK);
     CHECK_SAYS(dp_last_error(), "cannot listen: the ports of DP_PORTS, ");
-    CHECK_SAYS(dp_last_error(), "are taken. Each process of a machine needs one");
+    CHECK_SAYS(dp_last_error(), "are taken. See DP_PORTS in dp.h");
 }
 
 TEST(too_few_ports_are_an_error_of_all)
@@ -630,7 +632,7 @@ TEST(too_few_ports_are_an_error_of_all)
     }
 }
 
-/* Where a job can recover each process keeps a port for that, and needs one more to connect. */
+/* Where a job can recover each process keeps one port more. */
 static void one_dies_and_others_go_on(meeting *m)
 {
     dp_status status = DP_OK;
@@ -655,7 +657,7 @@ TEST_SLOW(who_is_left_connects_anew, 60)
 {
     launched = true;
     meeting_machines = "abb";
-    find_ports(4);
+    find_ports(9);
     in_processes_but(3, 1, one_dies_and_others_go_on);
 }
 
@@ -726,7 +728,7 @@ static void bother(void)
 
 TEST_SLOW(strangers_keep_nobody_out, 60)
 {
-    find_ports(3);
+    find_ports(6);
     pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0)
@@ -734,6 +736,382 @@ TEST_SLOW(strangers_keep_nobody_out, 60)
     on_machines("abc", open_often);
     CHECK_INT(kill(pid, SIGKILL), 0);
     CHECK_INT(waitpid(pid, NULL, 0), pid);
+}
+
+/* ---- who calls when it has something to say -------------------------------------------------- */
+
+/* By a table that knows nothing of messages. */
+static void send_beside_other_collectives(meeting *m)
+{
+    static const dp_coll_ops *own[2];
+    enter(m);
+    own[0] = meeting_coll();
+    mesh_config.colls = own;
+    check_messages();
+}
+
+TEST(messages_do_not_ask_what_carries_collectives)
+{
+    meeting_machines = "abca";
+    in_processes(4, send_beside_other_collectives);
+}
+
+static atomic_int *arrived;
+
+/* Who has begun a message is not needed for it to arrive, not even for the first one. */
+static void compute_meanwhile(meeting *m)
+{
+    int32_t word = m->process == 0 ? 42 : 0;
+    dp_message one = {.tensor = dp_wrap(&word, DP_I32, 0, NULL),
+                      .peer = 1 - m->process,
+                      .receives = m->process == 1};
+    dp_ctx *ctx = open_for_an_end(m);
+    CHECK_OK(dp_messages_begin(ctx, &one, 1));
+    if (m->process == 1) {
+        CHECK_OK(dp_messages_end(ctx, &one, 1));
+        atomic_store(arrived, 1);
+    }
+    for (int i = 0; i < 2000 && atomic_load(arrived) == 0; i++)
+        rest(1);
+    CHECK_INT(atomic_load(arrived), 1);
+    if (m->process == 0)
+        CHECK_OK(dp_messages_end(ctx, &one, 1));
+    CHECK_INT(word, 42);
+    dp_close(ctx);
+}
+
+TEST(the_first_message_arrives_while_its_sender_computes)
+{
+    arrived = shared_memory(sizeof *arrived);
+    meeting_machines = "ab";
+    in_processes(2, compute_meanwhile);
+}
+
+enum { HELLO = 112, ANSWER = 24, DONE = 2 };
+
+/* What one of the job answers who is meant to have been called, if one does. */
+static void ask_the_others(const char *hello, char *answer)
+{
+    struct timeval patience = {.tv_usec = 200000};
+    for (int p = 0; p < port_count; p++) {
+        struct sockaddr_in at = {.sin_family = AF_INET,
+                                 .sin_port = htons((uint16_t)(first_port + p))};
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        CHECK_INT(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience), 0);
+        if (connect(fd, (struct sockaddr *)&at, sizeof at) == 0 &&
+            send(fd, hello, HELLO, MSG_NOSIGNAL) == HELLO &&
+            recv(fd, answer, ANSWER, MSG_WAITALL) == ANSWER)
+            p = port_count;
+        close(fd);
+    }
+}
+
+static enum { NOBODY, A_STRANGER, A_RELAY } who_is_there;
+
+/* What somebody says who is none of the job, and listens where process 1 did: that the message has
+   arrived, which is what process 0 would like to hear. */
+static void pretend(int fd)
+{
+    char words[1024], answer[ANSWER + sizeof words] = {0};
+    struct timeval patience = {.tv_usec = 200000};
+    ssize_t got = 0, more = 1;
+    CHECK_INT(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience), 0);
+    for (; more > 0; got += more > 0 ? more : 0)
+        more = recv(fd, words + got, sizeof words - (size_t)got, 0);
+    CHECK(got > HELLO + 4);
+    if (who_is_there == A_RELAY)
+        ask_the_others(words, answer);
+    memcpy(answer + ANSWER, words + HELLO, (size_t)got - HELLO);
+    memcpy(answer + ANSWER, &(int32_t){DONE}, sizeof(int32_t));
+    CHECK(send(fd, answer, (size_t)(ANSWER + got - HELLO), MSG_NOSIGNAL) > 0);
+}
+
+enum { PORTS = 6 };
+
+/* Process 1 has closed its context, and it is the stranger. */
+static void listen_as_a_stranger(meeting *m)
+{
+    struct pollfd listeners[PORTS];
+    bool listens = who_is_there != NOBODY;
+    for (int p = 0; p < PORTS; p++)
+        listeners[p] =
+            (struct pollfd){.fd = listens ? listen_at(first_port + p) : -1, .events = POLLIN};
+    wait_for_all(m);
+    CHECK_INT(poll(listeners, PORTS, 1000), listens);
+    for (int p = 0; p < PORTS; p++) {
+        int fd = listeners[p].fd;
+        listeners[p].fd = -1;
+        if (listeners[p].revents != 0) {
+            int call = accept(fd, NULL, NULL);
+            close(fd);
+            pretend(call);
+        } else {
+            close(fd);
+        }
+    }
+    wait_for_all(m);
+}
+
+static void somebody_else_is_there(meeting *m)
+{
+    int32_t word = 7;
+    const dp_tensor tensor = dp_wrap(&word, DP_I32, 0, NULL);
+    enter(m);
+    give_ports();
+    dp_ctx *ctx = mesh_open(1, END_TIMEOUT_MS);
+    wait_for_all(m);
+    if (m->process == 1) {
+        dp_close(ctx);
+        listen_as_a_stranger(m);
+        return;
+    }
+    dp_message one = {.tensor = tensor, .tag = 5, .receives = true};
+    wait_for_all(m);
+    if (m->process == 0)
+        CHECK_ERROR(dp_send(ctx, &tensor, 1, 0), DP_ERR_REMOTE, "has closed its context");
+    else
+        CHECK_OK(dp_messages_begin(ctx, &one, 1));
+    for (int i = 0; i < 1500 && m->process == 2 && dp_failure(ctx, NULL) == 0; i++) {
+        (void)!dp_messages_test(ctx, &one, 1);
+        rest(1);
+    }
+    wait_for_all(m);
+    dp_close(ctx);
+}
+
+TEST(who_has_taken_the_port_of_a_process_is_not_believed)
+{
+    meeting_machines = "abc";
+    for (who_is_there = NOBODY; who_is_there <= A_RELAY; who_is_there++) {
+        find_ports(PORTS);
+        in_processes(3, somebody_else_is_there);
+    }
+}
+
+/* As a network may: before this process has looked. */
+static void cut_off_who_calls(void)
+{
+    int count = 0;
+    for (int fd = 3; fd < 200; fd++) {
+        int listens = 0;
+        socklen_t bytes = sizeof listens;
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) != 0 || listens == 0)
+            continue;
+        for (int call = accept(fd, NULL, NULL); call >= 0; call = accept(fd, NULL, NULL)) {
+            close(call);
+            count++;
+        }
+    }
+    CHECK_INT(count, 1);
+}
+
+/* The same messages arrive, in their order, and each once. */
+static void call_again(meeting *m)
+{
+    enum { COUNT = 5, LARGE = 1000 };
+    static int32_t words[COUNT][LARGE];
+    dp_message all[COUNT];
+    dp_ctx *ctx = open_for_an_end(m);
+    for (int i = 0; i < COUNT; i++) {
+        int64_t size = i % 2 == 0 ? 1 : LARGE;
+        words[i][0] = m->process == 0 ? 42 + i : 0;
+        all[i] = (dp_message){.tensor = dp_wrap(words[i], DP_I32, 1, &size),
+                              .peer = 1 - m->process,
+                              .receives = m->process == 1};
+    }
+    CHECK_OK(dp_messages_begin(ctx, all, m->process == 0 ? 2 : 1));
+    wait_for_all(m);
+    if (m->process == 1)
+        cut_off_who_calls();
+    wait_for_all(m);
+    CHECK_OK(m->process == 0 ? dp_messages_begin(ctx, all + 2, COUNT - 2)
+                             : dp_messages_begin(ctx, all + 1, COUNT - 1));
+    CHECK_OK(dp_messages_end(ctx, all, COUNT));
+    for (int i = 0; i < COUNT; i++)
+        CHECK_INT(words[i][0], 42 + i);
+    CHECK_OK(dp_barrier(ctx));
+    dp_close(ctx);
+}
+
+TEST(who_was_not_heard_calls_again)
+{
+    meeting_machines = "ab";
+    in_processes(2, call_again);
+}
+
+static void is_not_answered(meeting *m)
+{
+    int32_t word = 7;
+    const dp_tensor tensor = dp_wrap(&word, DP_I32, 0, NULL);
+    dp_ctx *ctx = open_for_an_end(m);
+    if (m->process == 0)
+        CHECK_ERROR(dp_send(ctx, &tensor, 1, 0), DP_ERR_TIMEOUT,
+                    "did not come within 2000 ms; nobody has answered at 127.0.0.1, port ");
+    wait_for_all(m);
+    dp_close(ctx);
+}
+
+TEST(who_is_not_answered_says_where)
+{
+    meeting_machines = "ab";
+    in_processes(2, is_not_answered);
+}
+
+/* By the address from which this machine would leave it. */
+static void meet_without_an_interface(meeting *m)
+{
+    enter(m);
+    unsetenv("DP_INTERFACE");
+    check_messages();
+}
+
+static bool has_an_address(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(9)};
+    int fd = socket(AF_INET, SOCK_DGRAM, 0);
+    CHECK_INT(inet_pton(AF_INET, "198.51.100.1", &at.sin_addr), 1);
+    bool has = connect(fd, (struct sockaddr *)&at, sizeof at) == 0;
+    close(fd);
+    return has;
+}
+
+TEST(machines_of_a_bootstrap_find_each_other)
+{
+    if (!has_an_address())
+        SKIP("this machine has no network");
+    meeting_machines = "aaabbb"; /* in the tree process 3 is behind process 2 */
+    in_processes(6, meet_without_an_interface);
+    meeting_machines = "abab";
+    in_processes(4, meet_without_an_interface);
+}
+
+static void send_often(meeting *m)
+{
+    enter(m);
+    give_ports();
+    for (int i = 0; i < 10; i++)
+        check_messages();
+}
+
+TEST_SLOW(strangers_keep_no_message_out, 60)
+{
+    find_ports(6);
+    meeting_machines = "abc";
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0)
+        bother();
+    in_processes(3, send_often);
+    CHECK_INT(kill(pid, SIGKILL), 0);
+    CHECK_INT(waitpid(pid, NULL, 0), pid);
+}
+
+/* A child that lives on holds no port. */
+static void have_a_child(meeting *m)
+{
+    enter(m);
+    give_ports();
+    dp_ctx *ctx = mesh_open(1, 0);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        atomic_fetch_add(arrived, 1);
+        rest(20000);
+        _exit(0);
+    }
+    while (atomic_load(arrived) < m->process_count)
+        rest(1);
+    dp_close(ctx);
+    wait_for_all(m);
+    for (int p = 0; p < port_count; p++) {
+        int fd = m->process == 0 ? listen_at(first_port + p) : -1;
+        CHECK(m->process > 0 || fd >= 0);
+        close(fd);
+    }
+    wait_for_all(m);
+    CHECK_INT(kill(pid, SIGKILL), 0);
+    CHECK_INT(waitpid(pid, NULL, 0), pid);
+}
+
+TEST(ports_are_not_inherited)
+{
+    find_ports(6);
+    arrived = shared_memory(sizeof *arrived);
+    meeting_machines = "abc";
+    in_processes(3, have_a_child);
+}
+
+/* No more files may be opened, until what this returns is closed: then one. */
+static int spend_all_files(void)
+{
+    int last = dup(STDIN_FILENO);
+    const struct rlimit limit = {.rlim_cur = (rlim_t)last + 1, .rlim_max = (rlim_t)last + 1};
+    CHECK(last >= 0);
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    return last;
+}
+
+static bool comes_too_late;
+
+/* Who cannot call has an error, and may try again. */
+static void have_no_file_to_call(meeting *m)
+{
+    int32_t word = 7 + m->process;
+    const dp_tensor tensor = dp_wrap(&word, DP_I32, 0, NULL);
+    dp_ctx *ctx = open_for_an_end(m);
+    if (m->process == 0) {
+        int spent = spend_all_files();
+        CHECK_ERROR(dp_send(ctx, &tensor, 1, 0), DP_ERR_NO_MEMORY,
+                    "dp_send: process 0 has no room for a connection: it may open no more files");
+        close(spent);
+        CHECK_OK(dp_send(ctx, &tensor, 1, 0));
+    } else {
+        CHECK_OK(dp_recv(ctx, &tensor, 0, 0));
+        CHECK_INT(word, 7);
+    }
+    dp_close(ctx);
+}
+
+/* Who cannot be called is called later; if it is too late, it knows why. */
+static void have_no_file_to_be_called(meeting *m)
+{
+    int32_t word = 7 * m->process;
+    dp_ctx *ctx = open_for_an_end(m);
+    dp_message one = {.tensor = dp_wrap(&word, DP_I32, 0, NULL),
+                      .peer = 1 - m->process,
+                      .receives = m->process == 0};
+    CHECK_OK(dp_messages_begin(ctx, &one, 1));
+    if (m->process == 0) {
+        int spent = spend_all_files();
+        wait_for_all(m);
+        for (int i = 0; i < 100; i++) {
+            CHECK_STATUS(dp_messages_test(ctx, &one, 1), DP_PENDING);
+            rest(1);
+        }
+        if (comes_too_late)
+            CHECK_ERROR(dp_messages_end(ctx, &one, 1), DP_ERR_TIMEOUT,
+                        "did not come within 2000 ms; this process may open no more files than");
+        close(spent);
+    } else {
+        wait_for_all(m);
+    }
+    while (comes_too_late && !dp_failure(ctx, NULL))
+        (void)!dp_messages_test(ctx, &one, 1);
+    if (!comes_too_late)
+        CHECK_OK(dp_messages_end(ctx, &one, 1));
+    CHECK(comes_too_late || word == 7);
+    dp_close(ctx);
+}
+
+TEST(messages_without_files)
+{
+    meeting_machines = "ab";
+    in_processes(2, have_no_file_to_call);
+    for (int i = 0; i < 2; i++) {
+        comes_too_late = i == 1;
+        in_processes(2, have_no_file_to_be_called);
+    }
 }
 
 /* ---- few files ------------------------------------------------------------------------------- */
