@@ -1440,7 +1440,7 @@ static bool far_away;
 static void *remote_error_soon(void *unused)
 {
     (void)unused;
-    rest(350);
+    rest(390);
     sim_nccl_fail(6, 0);
     return NULL;
 }
