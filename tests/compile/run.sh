@@ -63,7 +63,7 @@ parses() { strict -fsyntax-only "$@"; }
 
 links() {
     # Frames are larger without optimization; the test builds check what they are with it.
-    strict "$@" -Wno-frame-larger-than -o "$program" "${LINK[@]}" && timeout 300 "$program"
+    strict "$@" -Wno-frame-larger-than -o "$program" "${LINK[@]}" && timeout 900 "$program"
 }
 
 IMPLEMENT='#define DP_IMPLEMENTATION'
