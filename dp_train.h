@@ -302,11 +302,9 @@ DP_MUST_USE DP_API dp_status dp_optim_load(dp_optim *optim, dp_value saved);
    while the others make their first call after dp_admit (dp_optims_save). A rule of your own must
    make the same of the same numbers in every process.
 
-   Between machines messages have to travel (>>messages in dp.h).
-
    INVALID: without `sharded`. UNSUPPORTED: if several devices of a process have parameters of their
    own, or processes share parameters (share_params); if processes have different numbers of
-   devices; if nothing carries messages.                                                         */
+   devices; if nothing carries messages between machines (>>messages in dp.h).                   */
 
 /* ==== >>clipping ===============================================================================
    For your own loops. The norm is that of all gradients of the module together, before clipping,

@@ -1885,6 +1885,14 @@ static dp_status dp__claim(dp__tree *tree, const dp__launch *launch)
     return known || tree->claim >= 0 ? DP_OK : dp__listen_nowhere(launch->process);
 }
 
+static dp_status dp__connect_nowhere(int process)
+{
+    return dp_error(DP_ERR_NO_MEMORY,
+                    "process %d has no room for a connection: it may open no more files than %llu, "
+                    "see ulimit -Hn, or LimitNOFILE of a service",
+                    process, (unsigned long long)dp__os_files_limit());
+}
+
 /* DP_PENDING: nobody of this job is there, or not now. DP_OK: the connection stays. An error: there
    can be none. */
 static dp_status dp__connect_at(const dp__os_address *at, dp__key key, dp__join_request *request,
@@ -1895,10 +1903,7 @@ static dp_status dp__connect_at(const dp__os_address *at, dp__key key, dp__join_
         dp__os_sleep_ms(1);
     dp__os_watch watch = {.fd = fd, .events = POLLOUT};
     if (fd == DP__OS_FULL)
-        return dp_error(DP_ERR_NO_MEMORY,
-                        "process %d has no room for a connection: it may open no more files than "
-                        "%llu, see ulimit -Hn, or LimitNOFILE of a service",
-                        (int)request->process, (unsigned long long)dp__os_files_limit());
+        return dp__connect_nowhere((int)request->process);
     if (fd == DP__OS_REFUSED && *out_why == NULL)
         *out_why = dp__refused;
     if (fd < 0)

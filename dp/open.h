@@ -313,7 +313,7 @@ DP__APART static dp_status dp__own_tree_open(const dp__port *port, int timeout_m
    as those of a launcher do. Without that they have no messages, unless they could do nothing. */
 static dp_status dp__own_tree(dp_ctx *ctx, dp__meeting *meeting)
 {
-    const dp__office *office = ctx->office;
+    dp__office *office = ctx->office;
     dp__tree *tree = NULL;
     if (office == NULL || office->why[0] != '\0' || dp__boot_is_ours(meeting->boot))
         return DP_OK;
@@ -326,7 +326,8 @@ static dp_status dp__own_tree(dp_ctx *ctx, dp__meeting *meeting)
     if (status == DP_OK || dp__tcp_carries(ctx))
         return status;
     DP_TRY(dp__agree(meeting, DP_OK)); /* the bootstrap has not failed */
-    dp__office_shut(ctx, "the processes do not reach each other over TCP");
+    strcpy(office->why, "the processes do not reach each other over TCP");
+    dp__office_shut(ctx);
     return DP_OK;
 }
 

@@ -240,7 +240,7 @@ enum { DP__OFFICE_LOOKS = 3 /* a connection, a request and a proof */ };
 
 typedef struct dp__office {
     dp__port port;
-    char why[DP__WHO_BYTES + 64]; /* why no process has one; "": all have */
+    char why[160]; /* why no process has one; "": all have */
 } dp__office;
 
 typedef struct dp__call { /* to another process, until it has answered */
@@ -273,7 +273,7 @@ static void dp__office_close(dp_ctx *ctx)
     dp__office_free(dp__office_swap(ctx, NULL));
 }
 
-/* In a child: the port is not its own. */
+/* Also in a child of fork, whose own the port is not. */
 static void dp__office_unlisten(const dp_ctx *ctx)
 {
     if (ctx->office == NULL)
@@ -282,16 +282,12 @@ static void dp__office_unlisten(const dp_ctx *ctx)
     ctx->office->port.server.listener = -1;
 }
 
-/* No process has one. */
-static void dp__office_shut(dp_ctx *ctx, const char *why)
+/* No process has one, for the reason that it holds. */
+static void dp__office_shut(dp_ctx *ctx)
 {
-    dp__office *office = ctx->office;
-    if (office->why != why)
-        snprintf(office->why, sizeof office->why, "%s", why);
-    dp__os_close(office->port.server.listener);
-    office->port.server.listener = -1;
+    dp__office_unlisten(ctx);
     if (ctx->info.process == 0)
-        dp__log(ctx, DP_LOG_WARN, "no messages: %s", office->why);
+        dp__log(ctx, DP_LOG_WARN, "no messages: %s", ctx->office->why);
 }
 
 /* What all know, so that all have an office, or none has. */
@@ -329,7 +325,7 @@ DP__COLD static dp_status dp__office_open(dp_ctx *ctx, bool far)
     DP_TRY(dp__port_learn(&office->port));
     dp__office_check(office, far);
     if (office->why[0] != '\0')
-        dp__office_shut(ctx, office->why);
+        dp__office_shut(ctx);
     return DP_OK;
 }
 
@@ -360,11 +356,7 @@ DP__COLD static dp_status dp__office_call(const dp__office *office, int process,
                    &found);
     int fd = found.count > 0 ? dp__os_connect(&found.list[0]) : -1;
     *out_fd = fd >= 0 ? fd : -1;
-    if (fd != DP__OS_FULL)
-        return DP_OK;
-    return dp_error(DP_ERR_NO_MEMORY,
-                    "process %d has no room for a connection: it may open no more files than %llu",
-                    port->job->process, (unsigned long long)dp__os_files_limit());
+    return fd == DP__OS_FULL ? dp__connect_nowhere(port->job->process) : DP_OK;
 }
 
 /* Once it is connected. false: it is not. */
