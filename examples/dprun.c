@@ -277,17 +277,19 @@ static bool is_hopeless(process *p)
     return first != 0 && now - first < MINUTE_MS;
 }
 
-/* The job goes on without it, if there are others, or until it is back: each time that takes twice
-   as long, up to ten seconds. Or it came back when the others were about to end. */
+/* The job goes on without it, if there are others (they may have ended well), or until it is back:
+   each time that takes twice as long, up to ten seconds. Or it came back when the others were about
+   to end. */
 static bool is_spared(process *p)
 {
     bool late = job.well > 0 && p->again > 0;
     bool returns = p->again < asked.respawn, spared = returns || job.lost < asked.spare;
+    int others = job.running + job.well;
     if (asked.most > 0) {
         returns = !is_hopeless(p);
-        spared = job.running >= asked.least;
+        spared = others >= asked.least;
     }
-    if (job.ending || !(late || (spared && job.running > 0)))
+    if (job.ending || !(late || (spared && others > 0)))
         return false;
     say_how(p);
     if (asked.most > 0 && !returns)

@@ -223,6 +223,9 @@ dprun: process 1 ended with exit status 7: it broke" -n 3 \
 [2] done
 dprun: process 1 was ended by signal 9 (Killed)" -n 3 --spare 1 \
         sh -c '[ $DP_PROCESS != 1 ] || kill -9 $$; echo done'
+    dprun_ends "even if the others are through by then" 0 "[0] done
+dprun: process 1 ended with exit status 3" -n 2 --spare 1 \
+        sh -c '[ $DP_PROCESS != 1 ] || { sleep 1; exit 3; }; echo done'
     dprun_ends "a second one too many" 9 "dprun: process 0 ended with exit status 8
 dprun: process 1 ended with exit status 9" -n 3 --spare 1 \
         sh -c 'case $DP_PROCESS in 0) exit 8;; 1) sleep 1; exit 9;; *) sleep 100;; esac'
