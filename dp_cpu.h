@@ -1569,6 +1569,20 @@ static void dp__cpu_run(const dp_host *host, const dp__simd *simd, const dp_kern
         dp__cpu_run_slices(host, simd, args, slices);
 }
 
+static void dp__cpu_run_cast(const dp_host *host, const dp__simd *simd, void *out, dp_dtype to,
+                             const void *in, dp_dtype from, size_t count)
+{
+    dp__cpu_run(host, simd,
+                &(dp_kernel_args){.kernel = DP_KERNEL_CAST,
+                                  .dtype = to,
+                                  .in_dtype = from,
+                                  .count = count,
+                                  .out = &out,
+                                  .in = &in,
+                                  .out_count = 1,
+                                  .in_count = 1});
+}
+
 static dp_status dp__cpu_kernel(dp_stream *stream, const dp_kernel_args *args)
 {
     dp__cpu_run(stream->dev->host, ((const dp__cpu_dev *)stream->dev)->simd, args);
@@ -1777,27 +1791,35 @@ static dp_status dp__cpu_comm_open(const dp_host *host, const dp_comm_config *co
     return DP_OK;
 }
 
-static dp_kernel_args dp__cpu_reduce_args(const dp__cpu_comm *comm, const dp_coll_call *call)
+/* What a kernel of a collective computes, whose operands are not set yet. `last`: there is nothing
+   left to add. */
+static dp_kernel_args dp__reduction(const dp_coll_call *call, dp_dtype dtype, size_t count,
+                                    int rank_count, bool last)
 {
     bool mean = call->op == DP_OP_MEAN;
     return (dp_kernel_args){.kernel = DP_KERNEL_REDUCE,
                             .op = mean ? DP_OP_SUM : call->op,
-                            .dtype = call->dtype,
-                            .in_dtype = call->dtype,
-                            .count = call->count,
-                            .out = comm->out,
-                            .in = comm->in,
-                            .out_count = comm->rank_count,
-                            .in_count = comm->rank_count,
-                            .alpha = call->scale,
-                            .beta = mean ? (double)comm->rank_count : 1};
+                            .dtype = dtype,
+                            .in_dtype = dtype,
+                            .count = count,
+                            .alpha = last ? call->scale : 1,
+                            .beta = last && mean ? rank_count : 1};
+}
+
+static dp_kernel_args dp__cpu_reduction(const dp__cpu_comm *comm, const dp_coll_call *call)
+{
+    dp_kernel_args args =
+        dp__reduction(call, call->dtype, call->count, (int)comm->rank_count, true);
+    args.out = comm->out;
+    args.in = comm->in;
+    args.in_count = comm->rank_count;
+    return args;
 }
 
 static dp_status dp__cpu_all_reduce(dp__cpu_comm *own, const dp_coll_call *call)
 {
     const dp_part *local = call->local;
-    dp_kernel_args args = dp__cpu_reduce_args(own, call);
-    args.out_count = 0;
+    dp_kernel_args args = dp__cpu_reduction(own, call);
     for (size_t r = 0; r < own->rank_count; r++) { /* unchanged lines stay in the workers' caches */
         void **out = &own->out[args.out_count];
         if (own->in[r] != local[r].send)
@@ -1814,7 +1836,7 @@ static dp_status dp__cpu_all_reduce(dp__cpu_comm *own, const dp_coll_call *call)
 static dp_status dp__cpu_reduce_scatter(dp__cpu_comm *own, const dp_coll_call *call)
 {
     const dp_part *local = call->local;
-    dp_kernel_args args = dp__cpu_reduce_args(own, call);
+    dp_kernel_args args = dp__cpu_reduction(own, call);
     args.out_count = 1;
     for (size_t to = 0; to < own->rank_count; to++) {
         if (local[to].recv == NULL)

@@ -4057,31 +4057,29 @@ static dp_status dp__cuda_heed(const dp__cuda_rank *rank, const dp_part *part,
         dp__cuda.cudaStreamWaitEvent(dp__cuda_stream_of(part->stream)->native, other->mark, 0));
 }
 
-/* The hub's next work comes after what all have done. */
-static dp_status dp__cuda_fan_in(dp__cuda_comm *comm, const dp_part *local, int hub)
+/* The first rank's next work comes after what all have done. */
+static dp_status dp__cuda_fan_in(dp__cuda_comm *comm, const dp_part *local)
 {
-    for (int i = 0; i < comm->count; i++)
-        if (i != hub) {
-            DP_TRY(dp__cuda_mark(&comm->ranks[i], &local[i]));
-            DP_TRY(dp__cuda_heed(&comm->ranks[hub], &local[hub], &comm->ranks[i]));
-        }
+    for (int i = 1; i < comm->count; i++) {
+        DP_TRY(dp__cuda_mark(&comm->ranks[i], &local[i]));
+        DP_TRY(dp__cuda_heed(&comm->ranks[0], &local[0], &comm->ranks[i]));
+    }
     return DP_OK;
 }
 
-/* The next work of all comes after what the hub has done. */
-static dp_status dp__cuda_fan_out(dp__cuda_comm *comm, const dp_part *local, int hub)
+/* The next work of all comes after what the first rank has done. */
+static dp_status dp__cuda_fan_out(dp__cuda_comm *comm, const dp_part *local)
 {
-    DP_TRY(dp__cuda_mark(&comm->ranks[hub], &local[hub]));
-    for (int i = 0; i < comm->count; i++)
-        if (i != hub)
-            DP_TRY(dp__cuda_heed(&comm->ranks[i], &local[i], &comm->ranks[hub]));
+    DP_TRY(dp__cuda_mark(&comm->ranks[0], &local[0]));
+    for (int i = 1; i < comm->count; i++)
+        DP_TRY(dp__cuda_heed(&comm->ranks[i], &local[i], &comm->ranks[0]));
     return DP_OK;
 }
 
 static dp_status dp__cuda_meet(dp__cuda_comm *comm, const dp_part *local)
 {
-    DP_TRY(dp__cuda_fan_in(comm, local, 0));
-    return dp__cuda_fan_out(comm, local, 0);
+    DP_TRY(dp__cuda_fan_in(comm, local));
+    return dp__cuda_fan_out(comm, local);
 }
 
 /* A stream outside a capture cannot be waited for inside: the first that is captured takes all
@@ -4129,23 +4127,10 @@ static dp_status dp__cuda_coll_end(dp__cuda_comm *comm, const dp_part *local, dp
 
 typedef struct dp__cuda_sum { /* of every rank's send */
     dp__cuda_comm *comm;
+    const dp_coll_call *asked;
     const dp_part *local;
     size_t size; /* bytes per element */
-    dp_dtype dtype;
-    dp_op op;
-    double scale;
 } dp__cuda_sum;
-
-static dp__cuda_sum dp__cuda_sum_of(dp__cuda_comm *comm, const dp_part *local, dp_dtype dtype,
-                                    dp_op op, double scale)
-{
-    return (dp__cuda_sum){.comm = comm,
-                          .local = local,
-                          .size = dp_dtype_bytes(dtype),
-                          .dtype = dtype,
-                          .op = op,
-                          .scale = scale};
-}
 
 typedef struct dp__cuda_slice { /* elements from begin on, before end, and who adds them up */
     size_t begin, end;
@@ -4176,17 +4161,11 @@ static dp_status dp__cuda_sum_piece(const dp__cuda_sum *sum, int rank, size_t fi
     const void *in[DP__CUDA_OPERANDS];
     const dp__cuda_comm *comm = sum->comm;
     dp_stream *stream = sum->local[rank].stream;
-    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
-                           .op = sum->op == DP_OP_MEAN ? DP_OP_SUM : sum->op,
-                           .dtype = sum->dtype,
-                           .in_dtype = sum->dtype,
-                           .count = count,
-                           .out = out,
-                           .in = in,
-                           .out_count = out_count,
-                           .in_count = (size_t)comm->count,
-                           .alpha = sum->scale,
-                           .beta = sum->op == DP_OP_MEAN ? comm->count : 1};
+    dp_kernel_args args = dp__reduction(sum->asked, sum->asked->dtype, count, comm->count, true);
+    args.out = out;
+    args.in = in;
+    args.out_count = out_count;
+    args.in_count = (size_t)comm->count;
     for (int k = 0; k < comm->count; k++) {
         int i = (rank + k) % comm->count; /* not all from the same one at the same time */
         in[i] = (const char *)sum->local[i].send + first * sum->size;
@@ -4316,10 +4295,10 @@ static dp_status dp__cuda_reduce_here(const dp__cuda_sum *sum, size_t count)
     for (int i = 0; i < sum->comm->count; i++)
         if (sum->local[i].recv != NULL)
             out[out_count++] = sum->local[i].recv;
-    DP_TRY(dp__cuda_fan_in(sum->comm, sum->local, 0));
+    DP_TRY(dp__cuda_fan_in(sum->comm, sum->local));
     if (out_count > 0)
         DP_TRY(dp__cuda_sum_up(sum, &whole, out, out_count));
-    return dp__cuda_fan_out(sum->comm, sum->local, 0);
+    return dp__cuda_fan_out(sum->comm, sum->local);
 }
 
 static dp_status dp__cuda_scatter_sums(const dp__cuda_sum *sum, size_t count_each)
@@ -4335,7 +4314,7 @@ static dp_status dp__cuda_scatter_sums(const dp__cuda_sum *sum, size_t count_eac
 
 static dp_status dp__cuda_add(dp__cuda_comm *own, const dp_coll_call *call)
 {
-    dp__cuda_sum sum = dp__cuda_sum_of(own, call->local, call->dtype, call->op, call->scale);
+    const dp__cuda_sum sum = {own, call, call->local, dp_dtype_bytes(call->dtype)};
     if (call->verb == DP_REDUCE_SCATTER)
         return dp__cuda_scatter_sums(&sum, call->count);
     return own->gpu_count == 1 ? dp__cuda_reduce_here(&sum, call->count)

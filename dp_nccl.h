@@ -387,7 +387,8 @@ static dp_status dp__nccl_news(const dp__nccl_comm *comm)
     return comm->ring != NULL ? dp__job_heard(comm->ring->job) : DP_OK;
 }
 
-static dp_status dp__nccl_doubt(const dp__nccl_comm *comm, uint64_t waited_ns); /* see >>keeper */
+/* see >>keeper */
+static dp_status dp__nccl_doubt(const dp__nccl_comm *comm, unsigned number, uint64_t waited_ns);
 
 /* NCCL may notice that a process has gone before others can see who it was: they have some time. */
 static dp_status dp__nccl_late_news(const dp__nccl_comm *comm)
@@ -396,7 +397,7 @@ static dp_status dp__nccl_late_news(const dp__nccl_comm *comm)
     dp_status first = dp__nccl_news(comm);
     while (first == DP_OK && dp__os_now_ns() < until) {
         dp__os_sleep_ms(1);
-        first = comm->tail != comm->head ? dp__nccl_doubt(comm, 0) : DP_OK;
+        first = comm->tail != comm->head ? dp__nccl_doubt(comm, comm->tail, 0) : DP_OK;
         first = first == DP_OK ? dp__nccl_news(comm) : first;
     }
     return first;
@@ -522,7 +523,7 @@ static dp_status dp__nccl_all_passed(const dp__nccl_comm *comm, bool ended, bool
 }
 
 /* It is not sure that others will come to collective `number`; why, if they will not. */
-static dp_status dp__nccl_doubt_of(const dp__nccl_comm *comm, unsigned number, uint64_t waited_ns)
+static dp_status dp__nccl_doubt(const dp__nccl_comm *comm, unsigned number, uint64_t waited_ns)
 {
     if (comm->ring != NULL)
         return dp__ring_look(comm->ring, comm->calls[number % DP__NCCL_WATCHED], waited_ns);
@@ -530,12 +531,6 @@ static dp_status dp__nccl_doubt_of(const dp__nccl_comm *comm, unsigned number, u
         return DP_OK;
     return dp_error(DP_ERR_TIMEOUT, "nccl: what was begun did not end within %d ms",
                     comm->timeout_ms);
-}
-
-/* The oldest that has not ended. */
-static dp_status dp__nccl_doubt(const dp__nccl_comm *comm, uint64_t waited_ns)
-{
-    return dp__nccl_doubt_of(comm, comm->tail, waited_ns);
 }
 
 /* Under the lock: collectives that have ended are forgotten, the oldest other one is looked at. */
@@ -556,7 +551,7 @@ static dp_status dp__nccl_look(dp__nccl_comm *comm)
     DP_TRY(dp__nccl_all_passed(comm, false, &passed));
     if (passed && comm->since_ns == 0)
         comm->since_ns = dp__os_now_ns();
-    return passed ? dp__nccl_doubt(comm, dp__os_now_ns() - comm->since_ns) : DP_OK;
+    return passed ? dp__nccl_doubt(comm, comm->tail, dp__os_now_ns() - comm->since_ns) : DP_OK;
 }
 
 /* Under the lock: once around. */
@@ -749,7 +744,7 @@ static dp_status dp__nccl_unsettled(dp__nccl_comm *comm, uint64_t waited_ns)
 {
     dp_status status = DP_OK;
     if (comm->announced)
-        status = dp__nccl_doubt_of(comm, comm->head, waited_ns);
+        status = dp__nccl_doubt(comm, comm->head, waited_ns);
     else if (waited_ns > (uint64_t)comm->timeout_ms * 1000000)
         status = dp_error(DP_ERR_TIMEOUT, "nccl: connections were not made within %d ms",
                           comm->timeout_ms);
@@ -777,10 +772,10 @@ static dp_status dp__nccl_settle(dp__nccl_comm *comm)
     }
 }
 
-/* After a failure, until the streams are free again, if that does not take too long. */
-static void dp__nccl_let_go(dp__nccl_comm *comm)
+/* Until the streams are free again, if that does not take too long. */
+static void dp__nccl_let_go(dp__nccl_comm *comm, int most_ms)
 {
-    uint64_t until = dp__os_now_ns() + (uint64_t)DP__NCCL_CLOSE_MS * 1000000;
+    uint64_t until = dp__os_after_ms(most_ms);
     while (atomic_load(&comm->over) == 0 && dp__os_now_ns() < until)
         dp__os_word_wait(&comm->over, 0, 100000000);
 }
@@ -796,7 +791,7 @@ static dp_status dp__nccl_group_end(dp__nccl_comm *comm, dp_status status)
     if (status == DP_OK && code == ncclInProgress)
         status = dp__nccl_settle(comm);
     if (status != DP_OK)
-        dp__nccl_let_go(comm);
+        dp__nccl_let_go(comm, DP__NCCL_CLOSE_MS);
     return dp__cuda_leave(gpu, status, "", cudaSuccess);
 }
 
@@ -1130,16 +1125,11 @@ static dp_status dp__nccl_prepare(const dp__nccl_call *call, int place)
     dp__nccl_gpu *gpu = &comm->gpus[place];
     const void *in[DP__CUDA_OPERANDS];
     int taker = dp__nccl_taker(call, place);
-    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
-                           .op = call->asked.op == DP_OP_MEAN ? DP_OP_SUM : call->asked.op,
-                           .dtype = call->asked.dtype,
-                           .in_dtype = call->asked.dtype,
-                           .count = call->asked.count,
-                           .out = &gpu->recv,
-                           .in = in,
-                           .out_count = 1,
-                           .alpha = 1,
-                           .beta = 1};
+    dp_kernel_args args =
+        dp__reduction(&call->asked, call->asked.dtype, call->asked.count, comm->rank_count, false);
+    args.out = &gpu->recv;
+    args.in = in;
+    args.out_count = 1;
     if (taker < 0)
         DP_TRY(dp__nccl_spare(call, place, call->asked.count * call->size));
     gpu->recv = taker < 0 ? gpu->spare : call->asked.local[taker].recv;
@@ -1237,23 +1227,13 @@ static dp_status dp__nccl_tree(const dp__nccl_call *call, int place, dp_dtype dt
                                const void *const *in, int in_count, void *out, bool last)
 {
     const dp__nccl_comm *comm = call->comm;
-    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
-                           .op = call->asked.op == DP_OP_MEAN ? DP_OP_SUM : call->asked.op,
-                           .dtype = dtype,
-                           .in_dtype = dtype,
-                           .count = comm->slices[comm->gpu_first + place].count,
-                           .out = &out,
-                           .in = in,
-                           .out_count = 1,
-                           .in_count = (size_t)in_count,
-                           .alpha = last ? call->asked.scale : 1,
-                           .beta = last && call->asked.op == DP_OP_MEAN ? comm->rank_count : 1};
+    size_t count = comm->slices[comm->gpu_first + place].count;
+    dp_kernel_args args = dp__reduction(&call->asked, dtype, count, comm->rank_count, last);
+    args.out = &out;
+    args.in = in;
+    args.out_count = 1;
+    args.in_count = (size_t)in_count;
     return dp__cuda_kernel(dp__nccl_stream(call, place), &args);
-}
-
-static bool dp__nccl_is_half(const dp__nccl_call *call)
-{
-    return call->asked.dtype == DP_F16 || call->asked.dtype == DP_BF16;
 }
 
 static dp_status dp__nccl_cast(const dp__nccl_call *call, int place, dp_dtype to, void *out,
@@ -1276,7 +1256,7 @@ static dp_status dp__nccl_sum_run(const dp__nccl_call *call, int place, int firs
 {
     const dp__nccl_comm *comm = call->comm;
     const void *in[DP__CUDA_OPERANDS];
-    bool half = dp__nccl_is_half(call);
+    bool half = dp__is_half(call->asked.dtype);
     int count = (int)dp__nccl_least((size_t)(comm->rank_count - first), DP__CUDA_OPERANDS);
     for (int i = 0; i < count; i++) {
         in[i] = dp__nccl_given(call, place, first + i);
@@ -1293,7 +1273,7 @@ static dp_status dp__nccl_sum_runs(const dp__nccl_call *call, int place, void *o
 {
     const dp__nccl_comm *comm = call->comm;
     const void *sums[DP__CUDA_OPERANDS];
-    bool half = dp__nccl_is_half(call);
+    bool half = dp__is_half(call->asked.dtype);
     int count = 0;
     void *whole = half ? dp__nccl_slot(comm, place, 0) + comm->slot_bytes / 2 : out;
     for (int first = 0; first < comm->rank_count; first += DP__CUDA_OPERANDS, count++) {
@@ -1322,7 +1302,7 @@ static dp_status dp__nccl_sum_slice(const dp__nccl_call *call, int place, void *
 /* Elements of a slice at most. */
 static size_t dp__nccl_slot_count(const dp__nccl_call *call)
 {
-    bool wide = dp__nccl_is_half(call) && call->comm->rank_count > DP__CUDA_OPERANDS;
+    bool wide = dp__is_half(call->asked.dtype) && call->comm->rank_count > DP__CUDA_OPERANDS;
     return call->comm->slot_bytes / (wide ? 2 * sizeof(float) : call->size);
 }
 
@@ -2191,10 +2171,8 @@ static void dp__nccl_clear(dp__nccl_comm *comm)
 /* True: the keeper is done. */
 static bool dp__nccl_dismiss(dp__nccl_comm *comm)
 {
-    uint64_t until = dp__os_now_ns() + (uint64_t)2 * DP__NCCL_CLOSE_MS * 1000000;
     dp__nccl_bid(comm, DP__NCCL_CLOSE);
-    while (atomic_load(&comm->over) == 0 && dp__os_now_ns() < until)
-        dp__os_word_wait(&comm->over, 0, 100000000);
+    dp__nccl_let_go(comm, 2 * DP__NCCL_CLOSE_MS);
     if (atomic_fetch_or(&comm->over, 2) == 0) {
         (void)pthread_detach(comm->thread);
         return false;

@@ -421,7 +421,6 @@ DP_MUST_USE DP_API dp_status dp_stop_requested(dp_ctx *ctx, bool *out);
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 /* ==== >>stepping ================================================================================
@@ -4005,13 +4004,6 @@ DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log, int64_t
 
 enum { DP__TRAIN_UNKNOWN, DP__TRAIN_QUIET, DP__TRAIN_TERMINAL, DP__TRAIN_LINES };
 
-static int64_t dp__train_now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
 static int dp__train_how(const dp_ctx *ctx)
 {
     const char *said = getenv("DP_PROGRESS");
@@ -4085,7 +4077,7 @@ DP_API void dp_progress_step(dp_progress *progress, dp_ctx *ctx, int64_t epoch, 
 {
     struct dp__train_seen *seen = &progress->seen;
     double every = dp_or(progress->every_s, 0.2);
-    int64_t now = dp__train_now_ns();
+    int64_t now = (int64_t)dp__os_now_ns();
     bool begins = seen->how == DP__TRAIN_UNKNOWN;
     if (begins) /* how long the first one took is not known */
         *seen = (struct dp__train_seen){.began_ns = now,
@@ -4125,7 +4117,7 @@ DP_API dp_status dp_stop_after(double seconds)
 {
     if (!(seconds >= 0 && seconds <= 1e9))
         return dp_error(DP_ERR_INVALID, "%s: %g seconds: not 0 to 1e9", __func__, seconds);
-    int64_t at = dp__train_now_ns() + (int64_t)(seconds * 1e9);
+    int64_t at = (int64_t)dp__os_now_ns() + (int64_t)(seconds * 1e9);
     int64_t before = atomic_load(&dp__stop_at_ns);
     while ((before == 0 || at < before) &&
            !atomic_compare_exchange_weak(&dp__stop_at_ns, &before, at))
@@ -4144,7 +4136,7 @@ DP_API dp_status dp_stop_requested(dp_ctx *ctx, bool *out)
     DP_TRY(dp__check_pointer(__func__, "out", out));
     int64_t at = atomic_load(&dp__stop_at_ns);
     bool own = atomic_load(&dp__stop_asked) || atomic_load(&dp__os_stop) != 0 ||
-               (at != 0 && dp__train_now_ns() >= at);
+               (at != 0 && (int64_t)dp__os_now_ns() >= at);
     return dp__named(__func__, dp_any(ctx, own, out));
 }
 #endif /* DP_IMPLEMENTATION && !DP_TRAIN_IMPLEMENTED */

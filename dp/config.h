@@ -231,24 +231,14 @@ static dp_status dp__choose_backend(dp_ctx *ctx, int *out_place, int *out_count)
     return dp_error(DP_ERR_NO_DEVICE, "dp_open: no table has a device (%s)", said);
 }
 
-/* Digits up to the first other character; false when there are none, or too many. */
-static bool dp__digits(const char **at, int *out)
-{
-    const char *first = *at;
-    *out = 0;
-    for (; **at >= '0' && **at <= '9' && *out <= DP__DEVICES_MAX; ++*at)
-        *out = *out * 10 + (**at - '0');
-    return *at > first && *out <= DP__DEVICES_MAX;
-}
-
 /* $DP_DEVICES: "4" is a number of devices, "0,2" are their indices, and "2," is one of them. */
 static dp_status dp__env_devices(dp_ctx *ctx)
 {
     const char *text = dp__os_env("DP_DEVICES"), *at = text;
-    int count = 0;
     if (text == NULL)
         return DP_OK;
-    if (dp__digits(&at, &count) && *at == '\0' && count > 0) {
+    int count = dp__number_below(&at, DP__DEVICES_MAX + 1);
+    if (*at == '\0' && count > 0) {
         ctx->config.device_count = count;
         return DP_OK;
     }
@@ -257,8 +247,8 @@ static dp_status dp__env_devices(dp_ctx *ctx)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for the config");
     bool good = true;
     for (at = text, count = 0; good && *at != '\0'; at += *at == ',') {
-        good = dp__digits(&at, &list[count++]);
-        good = good && (*at == ',' || (*at == '\0' && count > 1));
+        list[count] = dp__number_below(&at, DP__DEVICES_MAX + 1);
+        good = list[count++] >= 0 && (*at == ',' || (*at == '\0' && count > 1));
     }
     if (!good)
         return dp_error(DP_ERR_INVALID,

@@ -1959,6 +1959,11 @@ static bool dp__is_float(dp_dtype dtype)
     return dtype == DP_F32 || dtype == DP_F64 || dtype == DP_F16 || dtype == DP_BF16;
 }
 
+static bool dp__is_half(dp_dtype dtype)
+{
+    return dtype == DP_F16 || dtype == DP_BF16;
+}
+
 static size_t dp__size_of(const dp_tensor *tensor)
 {
     return dp__dtype_sizes[tensor->dtype];

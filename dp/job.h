@@ -312,12 +312,6 @@ static _Atomic uint64_t *dp__entry_of(const dp__ring *ring, int process, unsigne
     return first + place * DP__ENTRY_WORDS;
 }
 
-/* What messages are exchanged with: see dp/messages.h. */
-static void *dp__desk_memory(const dp__job *job, int process)
-{
-    return dp__behind_board(job, process) + (size_t)DP__LANES * DP__KEPT * sizeof(dp__entry);
-}
-
 /* What a process has begun as number `seq`; false: it is not known. */
 static bool dp__entry_get(const dp__ring *ring, int process, unsigned seq, dp__entry *out)
 {
@@ -1073,7 +1067,8 @@ static void dp__journal_begin(dp__ring *ring, const char *by, const dp_coll_call
 static dp_status dp__ring_end(dp__ring *ring, unsigned seq)
 {
     atomic_store_explicit(&dp__own_track(ring)->ended, seq, memory_order_release);
-    return dp__ring_clashes(ring, seq) ? dp__ring_differs(ring, seq, NULL) : DP_OK;
+    bool clashes = !ring->compared && dp__ring_clashes(ring, seq);
+    return clashes ? dp__ring_differs(ring, seq, NULL) : DP_OK;
 }
 
 /* The table has returned. What it refuses counts in no process, so that all count alike. */
@@ -1087,12 +1082,7 @@ static dp_status dp__journal_end(dp__ring *ring, dp_status status)
     if (status != DP_OK)
         return dp__ring_reason(ring, status);
     atomic_store_explicit(&ring->done, seq, memory_order_release);
-    if (ring->ends_later)
-        return DP_OK;
-    if (!ring->compared)
-        return dp__ring_end(ring, seq);
-    atomic_store_explicit(&dp__own_track(ring)->ended, seq, memory_order_release);
-    return DP_OK;
+    return ring->ends_later ? DP_OK : dp__ring_end(ring, seq);
 }
 
 /* NULL: there are no other processes. */

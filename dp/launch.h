@@ -255,15 +255,6 @@ DP__COLD static dp_status dp__launcher_find(const dp__launcher **out)
 /* ==== >>place ==================================================================================
    Where process 0 is, and at which addresses and ports this process may listen.                 */
 
-/* *at stands behind it afterwards. 0: there is none. */
-static int dp__port_read(const char **at)
-{
-    int port = 0;
-    for (; **at >= '0' && **at <= '9' && port <= DP__PORT_MAX; (*at)++)
-        port = port * 10 + (**at - '0');
-    return port <= DP__PORT_MAX ? port : 0;
-}
-
 /* "PORT", or "PORT-PORT": the first and the last of a range. */
 static dp_status dp__launch_ports(dp__launch *launch)
 {
@@ -271,12 +262,12 @@ static dp_status dp__launch_ports(dp__launch *launch)
     dp__ports *ports = &launch->ports;
     if (text == NULL)
         return DP_OK;
-    ports->first = ports->last = dp__port_read(&at);
+    ports->first = ports->last = dp__number_below(&at, DP__PORT_MAX + 1);
     if (*at == '-') {
         at++;
-        ports->last = dp__port_read(&at);
+        ports->last = dp__number_below(&at, DP__PORT_MAX + 1);
     }
-    if (*at != '\0' || ports->first == 0 || ports->last < ports->first)
+    if (*at != '\0' || ports->first <= 0 || ports->last < ports->first)
         return dp_error(DP_ERR_INVALID,
                         "dp_open: DP_PORTS is '%s', neither a port from 1 to %d nor a range of "
                         "them like 20000-20031",
@@ -314,8 +305,8 @@ static dp_status dp__launch_address(dp__launch *launch, const char *text)
         launch->key = dp__key_with(launch->key, text);
         return DP_OK;
     }
-    port = dp__port_read(&at);
-    if (bytes == 0 || bytes >= DP__HOST_BYTES || *at != '\0' || port == 0)
+    port = dp__number_below(&at, DP__PORT_MAX + 1);
+    if (bytes == 0 || bytes >= DP__HOST_BYTES || *at != '\0' || port <= 0)
         return dp_error(DP_ERR_INVALID,
                         "dp_open: DP_ADDR is '%s', not host:port with a port from 1 to %d, nor "
                         "@name",
@@ -2505,6 +2496,15 @@ static const char *dp__seat_host(const dp__seat *seats, int count, int own, int 
     return near ? "127.0.0.1" : dp__seat_address(seats, count, seat);
 }
 
+/* As dp__os_connect. */
+static int dp__seat_connect(const dp__seat *seats, int count, int own, int seat)
+{
+    dp__os_found found;
+    dp__os_look_up(dp__seat_host(seats, count, own, seat), (int)seats[seat].port, AI_NUMERICHOST,
+                   &found);
+    return found.count > 0 ? dp__os_connect(&found.list[0]) : -1;
+}
+
 static dp_status dp__seats_check(const dp__seat *seats, int count, int own)
 {
     for (int s = 0; s < count; s++)
@@ -2686,14 +2686,7 @@ static dp_status dp__roll_seat(dp__roll *roll, const dp__tree *tree, bool far)
     dp_status status = dp__seat_make(seat, &roll->launch, tree, far, &server);
     seat->limit = (uint32_t)roll->count;
     roll->listener = server.listener;
-    roll->at = server.at;
     return status;
-}
-
-/* From here. */
-static const char *dp__roll_host(const dp__roll *roll, int seat)
-{
-    return dp__seat_host(roll->seats, roll->count, roll->own, seat);
 }
 
 /* $DP_PROCESS_LIMIT: the job may have more processes later than it has now. */
@@ -2973,14 +2966,6 @@ static void dp__probe_end(dp__calling *calling, int seat, dp__fate fate)
     roll->fates[seat] = fate;
 }
 
-static bool dp__seat_find(const dp__roll *roll, int seat, dp__os_address *out)
-{
-    dp__os_found found;
-    dp__os_look_up(dp__roll_host(roll, seat), (int)roll->seats[seat].port, AI_NUMERICHOST, &found);
-    *out = found.list[0];
-    return found.count > 0;
-}
-
 static bool dp__probe_is_late(const dp__calling *calling)
 {
     return dp__os_now_ns() - calling->begun_ns > DP__REACH_MS * (uint64_t)1000000;
@@ -2989,8 +2974,7 @@ static bool dp__probe_is_late(const dp__calling *calling)
 static void dp__probe_begin(dp__calling *calling, int seat)
 {
     dp__roll *roll = calling->roll;
-    dp__os_address at;
-    int fd = dp__seat_find(roll, seat, &at) ? dp__os_connect(&at) : -1;
+    int fd = dp__seat_connect(roll->seats, roll->count, roll->own, seat);
     roll->probes[seat] = fd < 0 ? -1 : fd;
     if (fd == DP__OS_REFUSED)
         roll->fates[seat] = dp__fate_of_gone(calling, seat);
@@ -3224,7 +3208,6 @@ static dp_status dp__roll_lead(dp__calling *calling)
                            .all = true,
                            .key = roll->launch.key,
                            .listener = roll->listener,
-                           .at = roll->at,
                            .until_ns = calling->until_ns,
                            .hear = dp__calling_hear,
                            .knows = dp__calling_knows,
@@ -3299,7 +3282,6 @@ static dp_status dp__roll_follow(dp__calling *calling, int leader)
 {
     const dp__roll *roll = calling->roll;
     const char *why;
-    dp__os_address at;
     int patience_ms = dp__os_ms_until(calling->until_ns) / 2;
     uint64_t until_ns = dp__os_after_ms(patience_ms);
     dp__join_request request = {.magic = DP__JOIN_MAGIC,
@@ -3308,7 +3290,7 @@ static dp_status dp__roll_follow(dp__calling *calling, int leader)
                                 .process_count = roll->count,
                                 .listens = dp__seat_holder(&roll->seats[roll->own]),
                                 .patience_ms = (uint32_t)patience_ms};
-    int fd = dp__seat_find(roll, leader, &at) ? dp__os_connect(&at) : -1;
+    int fd = dp__seat_connect(roll->seats, roll->count, roll->own, leader);
     dp__os_watch watch = {.fd = fd, .events = POLLOUT};
     if (fd < 0)
         return DP_PENDING;
@@ -3328,9 +3310,8 @@ static dp_status dp__roll_call(dp__roll *roll, const dp__job *job, uint64_t unti
     dp__calling calling = {
         .roll = roll, .job = job, .begun_ns = dp__os_now_ns(), .until_ns = until_ns};
     dp_status status = DP_PENDING;
-    roll->heard.ballot = roll->heard.offer = 0;
-    memset(roll->heard.seats, 0, (size_t)roll->count);
-    dp__roster_hear(roll, &roll->job);
+    roll->heard.ballot = roll->job.ballot;
+    roll->heard.offer = roll->job.offer;
     memcpy(roll->heard.seats, roll->job.seats, (size_t)roll->count);
     for (int s = 0; s < roll->count; s++) {
         roll->fates[s] = DP__AWAITED;
@@ -3408,7 +3389,6 @@ static dp_status dp__guest_seated(const dp__launch *launch, dp__roll **roll, int
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", (int)tally->count);
     own->launch = room->launch;
     own->listener = room->listener;
-    own->at = room->at;
     room->listener = -1;
     const dp__seat seat = room->seats[room->own];
     dp__roll_close(room, true);

@@ -176,11 +176,6 @@ static dp__mesh_slot *dp__mesh_slot_of(const dp__mesh_call *call, size_t step)
     return &call->comm->slots[step % DP__MESH_SLOTS];
 }
 
-static int dp__mesh_ranks(const dp__mesh_comm *comm, int process)
-{
-    return comm->ring->job->firsts[process + 1] - comm->ring->job->firsts[process];
-}
-
 /* Elements of a piece: the last one may have fewer. */
 static size_t dp__mesh_count(const dp__mesh_call *call, size_t step)
 {
@@ -432,44 +427,18 @@ static dp_status dp__mesh_run(dp__mesh_call *call, const dp__mesh_steps *run, si
    A process sends the sum of its local ranks. With one device that is the user's buffer, and is
    sent from there. */
 
-static void dp__mesh_kernel(const dp__mesh_comm *comm, const dp_kernel_args *args)
-{
-    dp__cpu_run(comm->base.host, comm->simd, args);
-}
-
-static void dp__mesh_cast(const dp__mesh_comm *comm, void *out, dp_dtype to, const void *in,
-                          dp_dtype from, size_t count)
-{
-    dp_kernel_args args = {.kernel = DP_KERNEL_CAST,
-                           .dtype = to,
-                           .in_dtype = from,
-                           .count = count,
-                           .out = &out,
-                           .in = &in,
-                           .out_count = 1,
-                           .in_count = 1};
-    dp__mesh_kernel(comm, &args);
-}
-
 /* comm->in becomes comm->out. */
 static void dp__mesh_reduce(const dp__mesh_call *call, size_t in_count, size_t out_count,
                             size_t count, bool last)
 {
     const dp__mesh_comm *comm = call->comm;
     dp_dtype dtype = call->wide ? DP_F32 : call->asked.dtype;
-    bool mean = call->asked.op == DP_OP_MEAN;
-    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
-                           .op = mean ? DP_OP_SUM : call->asked.op,
-                           .dtype = dtype,
-                           .in_dtype = dtype,
-                           .count = count,
-                           .out = comm->out,
-                           .in = comm->in,
-                           .out_count = out_count,
-                           .in_count = in_count,
-                           .alpha = last ? call->asked.scale : 1,
-                           .beta = last && mean ? comm->rank_count : 1};
-    dp__mesh_kernel(comm, &args);
+    dp_kernel_args args = dp__reduction(&call->asked, dtype, count, comm->rank_count, last);
+    args.out = comm->out;
+    args.in = comm->in;
+    args.out_count = out_count;
+    args.in_count = in_count;
+    dp__cpu_run(comm->base.host, comm->simd, &args);
 }
 
 /* Halves of the local ranks, as f32, as many at a time as there is room for. */
@@ -481,9 +450,9 @@ static void dp__mesh_add_own_halves(const dp__mesh_call *call, size_t at, size_t
         run = count - done < most ? count - done : most;
         for (int i = 0; i < comm->local_count; i++) {
             char *wide = comm->wide + (size_t)i * most * sizeof(float);
-            dp__mesh_cast(comm, wide, DP_F32,
-                          (const char *)call->asked.local[i].send + at + done * call->size,
-                          call->asked.dtype, run);
+            dp__cpu_run_cast(comm->base.host, comm->simd, wide, DP_F32,
+                             (const char *)call->asked.local[i].send + at + done * call->size,
+                             call->asked.dtype, run);
             comm->in[i] = wide;
         }
         comm->out[0] = out + done * sizeof(float);
@@ -534,7 +503,8 @@ static void dp__mesh_add_all(const dp__mesh_call *call, size_t in_count, size_t 
     dp__mesh_reduce(call, in_count, 1, count, true);
     comm->out[0] = first;
     for (size_t i = 0; i < out_count; i++)
-        dp__mesh_cast(comm, comm->out[i], call->asked.dtype, comm->wide, DP_F32, count);
+        dp__cpu_run_cast(comm->base.host, comm->simd, comm->out[i], call->asked.dtype, comm->wide,
+                         DP_F32, count);
 }
 
 /* The places of the local ranks that want a result; how many there are. */
@@ -621,13 +591,18 @@ static dp_status dp__mesh_slices_turn(const dp__mesh_call *call, size_t step)
     return dp__mesh_slices_spread(call, step);
 }
 
+static void dp__mesh_give_ranks(const dp__mesh_call *call, size_t step, const char *from)
+{
+    size_t wanted = dp__mesh_wanted(call, dp__mesh_at(call, step));
+    for (size_t i = 0; i < wanted; i++)
+        if (call->comm->out[i] != from)
+            memcpy(call->comm->out[i], from, dp__mesh_count(call, step) * call->size);
+}
+
 static dp_status dp__mesh_slices_end(const dp__mesh_call *call, size_t step)
 {
-    const char *sums = dp__mesh_sums(call, step);
-    size_t wanted = dp__mesh_wanted(call, dp__mesh_at(call, step));
     DP_TRY(dp__mesh_arrive(call, step));
-    for (size_t i = 1; i < wanted; i++)
-        memcpy(call->comm->out[i], sums, dp__mesh_count(call, step) * call->size);
+    dp__mesh_give_ranks(call, step, dp__mesh_sums(call, step));
     return DP_OK;
 }
 
@@ -655,11 +630,6 @@ static dp_status dp__mesh_small_turn(const dp__mesh_call *call, size_t step)
     dp__mesh_add_all(call, (size_t)comm->process_count, call->asked.count,
                      dp__mesh_wanted(call, 0));
     return DP_OK;
-}
-
-static bool dp__mesh_is_half(dp_dtype dtype)
-{
-    return dtype == DP_F16 || dtype == DP_BF16;
 }
 
 /* ==== >>groups =================================================================================
@@ -732,7 +702,7 @@ static size_t dp__mesh_part(const dp__mesh_call *call, size_t step, int process,
     if (!call->blocks)
         return dp__mesh_slice(comm, count, process, out_first);
     *out_first = (size_t)comm->ring->job->firsts[process] * count;
-    return (size_t)dp__mesh_ranks(comm, process) * count;
+    return (size_t)dp__rank_count_of(comm->ring->job, process) * count;
 }
 
 /* The group's sum of the part of `process`, to its place in `out`. */
@@ -838,12 +808,9 @@ static dp_status dp__mesh_group_land(const dp__mesh_call *call, size_t step)
 
 static dp_status dp__mesh_group_end(const dp__mesh_call *call, size_t step)
 {
-    dp__mesh_comm *comm = call->comm;
     DP_TRY(dp__mesh_arrive(call, step));
     DP_TRY(dp__mesh_group_land(call, step));
-    size_t wanted = dp__mesh_wanted(call, dp__mesh_at(call, step));
-    for (size_t i = 0; i < wanted; i++)
-        memcpy(comm->out[i], dp__mesh_result(call, step), dp__mesh_count(call, step) * call->size);
+    dp__mesh_give_ranks(call, step, dp__mesh_result(call, step));
     return DP_OK;
 }
 
@@ -859,7 +826,7 @@ static dp_status dp__mesh_run_groups(dp__mesh_call *call)
 {
     static const dp__mesh_steps steps = {dp__mesh_group_begin, dp__mesh_group_turn,
                                          dp__mesh_group_end};
-    call->wide = dp__mesh_is_half(call->asked.dtype);
+    call->wide = dp__is_half(call->asked.dtype);
     return dp__mesh_run_shared(call, &steps, DP__MESH_INPUT_BYTES / dp__mesh_wire_bytes(call));
 }
 
@@ -871,7 +838,7 @@ static dp_status dp__mesh_all_reduce(dp__mesh_call *call)
     static const dp__mesh_steps large = {dp__mesh_slices_begin, dp__mesh_slices_turn,
                                          dp__mesh_slices_end};
     const dp__mesh_comm *comm = call->comm;
-    call->wide = comm->most > 1 && dp__mesh_is_half(call->asked.dtype);
+    call->wide = comm->most > 1 && dp__is_half(call->asked.dtype);
     size_t wire = dp__mesh_wire_bytes(call), processes = (size_t)comm->process_count;
     if (dp__mesh_is_tiny(call) || (dp__mesh_is_small(call) && !dp__mesh_is_grouped(comm)))
         return dp__mesh_run(call, &small, comm->buffer_bytes / wire / processes);
@@ -888,7 +855,7 @@ static dp_status dp__mesh_scatter_begin(const dp__mesh_call *call, size_t step)
     size_t count = dp__mesh_count(call, step), bytes = count * dp__mesh_wire_bytes(call);
     dp__mesh_add_own_all(call, step, slot->out);
     for (int p = 0; p < comm->process_count; p++) {
-        slot->to.counts[p] = (int)((size_t)dp__mesh_ranks(comm, p) * bytes);
+        slot->to.counts[p] = (int)((size_t)dp__rank_count_of(comm->ring->job, p) * bytes);
         slot->to.places[p] = (int)((size_t)comm->ring->job->firsts[p] * bytes);
         slot->from.counts[p] = (int)((size_t)comm->local_count * bytes);
         slot->from.places[p] = (int)((size_t)(p * comm->local_count) * bytes);
@@ -944,7 +911,7 @@ static dp_status dp__mesh_reduce_scatter(dp__mesh_call *call)
     size_t blocks = dp__mesh_blocks(comm);
     bool grouped = dp__mesh_is_grouped(comm);
     call->blocks = true;
-    call->wide = (grouped || comm->most > 1) && dp__mesh_is_half(call->asked.dtype);
+    call->wide = (grouped || comm->most > 1) && dp__is_half(call->asked.dtype);
     if (grouped)
         return dp__mesh_run_shared(call, &shared,
                                    DP__MESH_INPUT_BYTES / dp__mesh_wire_bytes(call) / blocks);
@@ -970,18 +937,11 @@ static const char *dp__mesh_source(const dp__mesh_call *call, size_t step)
            dp__mesh_at(call, step);
 }
 
-static void dp__mesh_give_ranks(const dp__mesh_call *call, size_t step, const char *from)
-{
-    size_t wanted = dp__mesh_wanted(call, dp__mesh_at(call, step));
-    for (size_t i = 0; i < wanted; i++)
-        if (call->comm->out[i] != from)
-            memcpy(call->comm->out[i], from, dp__mesh_count(call, step) * call->size);
-}
-
-/* From the root's process to each its slice, or (`whole`) all of a piece. */
-static dp_status dp__mesh_broadcast_from(const dp__mesh_call *call, size_t step, bool whole)
+/* From the root's process to each its slice, or all of what is small. */
+static dp_status dp__mesh_broadcast_begin(const dp__mesh_call *call, size_t step)
 {
     const dp__mesh_comm *comm = call->comm;
+    bool whole = dp__mesh_is_small(call);
     dp__mesh_slot *slot = dp__mesh_slot_of(call, step);
     int root = dp__mesh_root(call), self = comm->process;
     size_t count = dp__mesh_count(call, step), all = count * call->size, first;
@@ -1000,11 +960,6 @@ static dp_status dp__mesh_broadcast_from(const dp__mesh_call *call, size_t step,
     return dp__mesh_give_each(call, source, slot->in, step);
 }
 
-static dp_status dp__mesh_whole_begin(const dp__mesh_call *call, size_t step)
-{
-    return dp__mesh_broadcast_from(call, step, true);
-}
-
 static dp_status dp__mesh_whole_turn(const dp__mesh_call *call, size_t step)
 {
     bool root = dp__mesh_root(call) == call->comm->process;
@@ -1012,11 +967,6 @@ static dp_status dp__mesh_whole_turn(const dp__mesh_call *call, size_t step)
     dp__mesh_give_ranks(call, step,
                         root ? dp__mesh_source(call, step) : dp__mesh_slot_of(call, step)->in);
     return DP_OK;
-}
-
-static dp_status dp__mesh_parts_begin(const dp__mesh_call *call, size_t step)
-{
-    return dp__mesh_broadcast_from(call, step, false);
 }
 
 /* Each process passes its slice on, and gets the others': all but the root, which has them. */
@@ -1058,10 +1008,10 @@ static dp_status dp__mesh_shared_turn(const dp__mesh_call *call, size_t step)
 
 static dp_status dp__mesh_broadcast(dp__mesh_call *call)
 {
-    static const dp__mesh_steps whole = {dp__mesh_whole_begin, dp__mesh_whole_turn, NULL};
-    static const dp__mesh_steps parts = {dp__mesh_parts_begin, dp__mesh_parts_turn,
+    static const dp__mesh_steps whole = {dp__mesh_broadcast_begin, dp__mesh_whole_turn, NULL};
+    static const dp__mesh_steps parts = {dp__mesh_broadcast_begin, dp__mesh_parts_turn,
                                          dp__mesh_slices_end};
-    static const dp__mesh_steps shared = {dp__mesh_parts_begin, dp__mesh_shared_turn,
+    static const dp__mesh_steps shared = {dp__mesh_broadcast_begin, dp__mesh_shared_turn,
                                           dp__mesh_group_end};
     const dp__mesh_comm *comm = call->comm;
     size_t piece = comm->buffer_bytes / call->size;
@@ -1078,7 +1028,7 @@ static dp_status dp__mesh_gather_begin(const dp__mesh_call *call, size_t step)
     dp__mesh_slot *slot = dp__mesh_slot_of(call, step);
     size_t bytes = dp__mesh_count(call, step) * call->size, at = dp__mesh_at(call, step);
     for (int p = 0; p < comm->process_count; p++) {
-        slot->from.counts[p] = (int)((size_t)dp__mesh_ranks(comm, p) * bytes);
+        slot->from.counts[p] = (int)((size_t)dp__rank_count_of(comm->ring->job, p) * bytes);
         slot->from.places[p] = (int)((size_t)comm->ring->job->firsts[p] * bytes);
     }
     if (comm->local_count == 1)
@@ -1153,7 +1103,8 @@ static dp_status dp__mesh_exchange_begin(const dp__mesh_call *call, size_t step)
     size_t each = call->asked.count * call->size, locals = (size_t)comm->local_count;
     char *out = slot->out;
     for (int p = 0; p < comm->process_count; p++) {
-        size_t first = (size_t)comm->ring->job->firsts[p], ranks = (size_t)dp__mesh_ranks(comm, p);
+        size_t first = (size_t)comm->ring->job->firsts[p],
+               ranks = (size_t)dp__rank_count_of(comm->ring->job, p);
         slot->to.counts[p] = slot->from.counts[p] = (int)(locals * ranks * bytes);
         slot->to.places[p] = slot->from.places[p] = (int)(locals * first * bytes);
         for (size_t i = 0; i < locals; i++)
@@ -1323,7 +1274,9 @@ static dp_status dp__mesh_learn(dp__mesh_comm *comm)
     if (comm->numbers == NULL)
         return dp__mesh_full();
     for (int p = 0; p < comm->process_count; p++)
-        comm->most = dp__mesh_ranks(comm, p) > comm->most ? dp__mesh_ranks(comm, p) : comm->most;
+        comm->most = dp__rank_count_of(comm->ring->job, p) > comm->most
+                         ? dp__rank_count_of(comm->ring->job, p)
+                         : comm->most;
     size_t least = processes * (size_t)comm->most * (size_t)comm->most * sizeof(double);
     comm->buffer_bytes = least > DP__MESH_BUFFER_BYTES ? least : DP__MESH_BUFFER_BYTES;
     comm->stride = comm->buffer_bytes + processes * DP__MESH_SLICE * sizeof(double);

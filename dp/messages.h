@@ -452,9 +452,11 @@ static dp__desks *dp__desks_here(const dp__post *post)
     return post->carried;
 }
 
+/* Behind a process' entries. */
 static dp__desk *dp__desk_of(const dp__post *post, int process)
 {
-    return dp__desk_memory(post->job, process);
+    size_t entries = (size_t)DP__LANES * DP__KEPT * sizeof(dp__entry);
+    return (void *)(dp__behind_board(post->job, process) + entries);
 }
 
 /* From this process to another one, and back. */

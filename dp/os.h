@@ -806,6 +806,16 @@ static bool dp__cores_equal(const dp__cores *a, const dp__cores *b)
     return memcmp(a, b, sizeof *a) == 0;
 }
 
+/* Up to the first other character; -1: no digit, or as many as `limit` or more. */
+static int dp__number_below(const char **at, int limit)
+{
+    const char *first = *at;
+    int number = 0;
+    for (; **at >= '0' && **at <= '9' && number < limit; ++*at)
+        number = number * 10 + (**at - '0');
+    return *at > first && number < limit ? number : -1;
+}
+
 #if defined(__linux__)
 /* Of a thread of this process, 0: of the caller. All, where the system does not say. */
 static void dp__os_cores_of(int thread, dp__cores *out)
@@ -850,16 +860,6 @@ static bool dp__os_rebind(const dp__os_bound *bound, const dp__cores *cores)
         return false;
     dp__os_cores_of(bound->thread, &has);
     return dp__cores_equal(&has, &bound->now) && dp__cores_give(bound->thread, cores);
-}
-
-/* Up to the first other character; -1: no digit, or as many as `limit` or more. */
-static int dp__number_below(const char **at, int limit)
-{
-    const char *first = *at;
-    int number = 0;
-    for (; **at >= '0' && **at <= '9' && number < limit; ++*at)
-        number = number * 10 + (**at - '0');
-    return *at > first && number < limit ? number : -1;
 }
 
 /* What a list such as 0-3,8 names; false: it is no list. An empty one is: of a node of memory. */

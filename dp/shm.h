@@ -169,11 +169,6 @@ static dp__shm_comm *dp__shm_of(dp_comm *comm)
     return (dp__shm_comm *)comm;
 }
 
-static int dp__shm_ranks(const dp__shm_comm *comm, int process)
-{
-    return comm->firsts[process + 1] - comm->firsts[process];
-}
-
 static atomic_uint *dp__shm_word_of(const dp__shm_comm *comm, int process, int word)
 {
     return word == DP__SHM_CAME ? &dp__shm_turn_of(comm, process)->came
@@ -266,7 +261,7 @@ static size_t dp__shm_block_bytes(const dp__shm_call *call)
 static size_t dp__shm_blocks(const dp__shm_call *call, int process)
 {
     const dp__shm_comm *comm = call->comm;
-    size_t ranks = (size_t)dp__shm_ranks(comm, process);
+    size_t ranks = (size_t)dp__rank_count_of(comm->ring->job, process);
     if (call->asked.verb == DP_BROADCAST)
         return call->asked.root >= comm->firsts[process] &&
                call->asked.root < comm->firsts[process + 1];
@@ -292,7 +287,8 @@ static void dp__shm_address(const dp__shm_call *call, int process, size_t block,
                             size_t *out_to)
 {
     const dp__shm_comm *comm = call->comm;
-    size_t ranks = (size_t)dp__shm_ranks(comm, process), first = (size_t)comm->firsts[process];
+    size_t ranks = (size_t)dp__rank_count_of(comm->ring->job, process),
+           first = (size_t)comm->firsts[process];
     size_t others = (size_t)comm->rank_count - ranks;
     *out_from = call->asked.verb == DP_BROADCAST ? (size_t)call->asked.root - first : block;
     *out_to = 0;
@@ -483,23 +479,15 @@ static void dp__shm_plan(dp__shm_comm *comm)
     }
 }
 
-static dp_kernel_args dp__shm_reduction(const dp__shm_call *call, size_t count, bool last)
+/* Of comm->in to comm->out. */
+static dp_kernel_args dp__shm_reduction(const dp__shm_call *call, dp_dtype dtype, size_t count,
+                                        bool last)
 {
     const dp__shm_comm *comm = call->comm;
-    return (dp_kernel_args){.kernel = DP_KERNEL_REDUCE,
-                            .op = call->asked.op == DP_OP_MEAN ? DP_OP_SUM : call->asked.op,
-                            .dtype = call->asked.dtype,
-                            .in_dtype = call->asked.dtype,
-                            .count = count,
-                            .out = comm->out,
-                            .in = comm->in,
-                            .alpha = last ? call->asked.scale : 1,
-                            .beta = last && call->asked.op == DP_OP_MEAN ? comm->rank_count : 1};
-}
-
-static void dp__shm_kernel(const dp__shm_comm *comm, const dp_kernel_args *args)
-{
-    dp__cpu_run(comm->base.host, comm->simd, args);
+    dp_kernel_args args = dp__reduction(&call->asked, dtype, count, comm->rank_count, last);
+    args.out = comm->out;
+    args.in = comm->in;
+    return args;
 }
 
 /* The places of the local ranks that want a result, `at` bytes further on; how many there are. */
@@ -515,11 +503,11 @@ static size_t dp__shm_wanted(const dp__shm_call *call, size_t at)
 /* So many elements of all ranks: comm->in to comm->out. */
 static void dp__shm_add(const dp__shm_call *call, size_t count, size_t out_count)
 {
-    dp_kernel_args args = dp__shm_reduction(call, count, true);
+    dp_kernel_args args = dp__shm_reduction(call, call->asked.dtype, count, true);
     args.in_count = (size_t)call->comm->rank_count;
     args.out_count = out_count;
     if (count > 0 && out_count > 0)
-        dp__shm_kernel(call->comm, &args);
+        dp__cpu_run(call->comm->base.host, call->comm->simd, &args);
 }
 
 /* Reduce from the small data, at an offset of `at` bytes in what every rank has sent. */
@@ -570,33 +558,10 @@ static float *dp__shm_wide(const dp__shm_comm *comm, int local_rank)
 static void dp__shm_widen(const dp__shm_fold *fold, size_t at, size_t count)
 {
     const dp__shm_comm *comm = fold->call->comm;
-    for (int i = 0; i < comm->local_count; i++) {
-        const void *in = (const char *)fold->call->asked.local[i].send + at;
-        void *out = dp__shm_wide(comm, i);
-        dp_kernel_args args = {.kernel = DP_KERNEL_CAST,
-                               .dtype = DP_F32,
-                               .in_dtype = fold->call->asked.dtype,
-                               .count = count,
-                               .out = &out,
-                               .in = &in,
-                               .out_count = 1,
-                               .in_count = 1};
-        dp__shm_kernel(comm, &args);
-    }
-}
-
-static void dp__shm_narrow(const dp__shm_fold *fold, size_t count, void *out)
-{
-    const void *in = fold->call->comm->wide;
-    dp_kernel_args args = {.kernel = DP_KERNEL_CAST,
-                           .dtype = fold->call->asked.dtype,
-                           .in_dtype = DP_F32,
-                           .count = count,
-                           .out = &out,
-                           .in = &in,
-                           .out_count = 1,
-                           .in_count = 1};
-    dp__shm_kernel(fold->call->comm, &args);
+    for (int i = 0; i < comm->local_count; i++)
+        dp__cpu_run_cast(comm->base.host, comm->simd, dp__shm_wide(comm, i), DP_F32,
+                         (const char *)fold->call->asked.local[i].send + at,
+                         fold->call->asked.dtype, count);
 }
 
 static char *dp__shm_part(const dp__shm_comm *comm, int process, int part, size_t step)
@@ -620,7 +585,8 @@ static void dp__shm_fold_run(const dp__shm_fold *fold, size_t step, const dp__sh
     const dp__shm_tree *tree = &comm->tree;
     size_t count = dp__shm_fold_count(fold, step), at = step * fold->piece * call->size;
     bool whole = fold->last && run->end == comm->rank_count;
-    dp_kernel_args args = dp__shm_reduction(call, count, whole);
+    dp_dtype dtype = fold->wide ? DP_F32 : call->asked.dtype;
+    dp_kernel_args args = dp__shm_reduction(call, dtype, count, whole);
     void *made = dp__shm_made(fold, step, run->part);
     for (int i = run->taken; i < run->taken_end; i++)
         comm->in[args.in_count++] = dp__shm_part(comm, tree->processes[i], tree->places[i], step);
@@ -633,9 +599,7 @@ static void dp__shm_fold_run(const dp__shm_fold *fold, size_t step, const dp__sh
     if (whole && !fold->wide && call->asked.verb == DP_ALL_REDUCE)
         args.out_count = dp__shm_wanted(call, at);
     comm->out[args.out_count++] = made;
-    if (fold->wide)
-        args.dtype = args.in_dtype = DP_F32;
-    dp__shm_kernel(comm, &args);
+    dp__cpu_run(comm->base.host, comm->simd, &args);
 }
 
 static void dp__shm_fold_piece(const dp__shm_fold *fold, size_t step)
@@ -648,7 +612,8 @@ static void dp__shm_fold_piece(const dp__shm_fold *fold, size_t step)
     for (int i = 0; i < comm->tree.run_count; i++)
         dp__shm_fold_run(fold, step, &comm->tree.runs[i]);
     if (fold->wide && fold->last)
-        dp__shm_narrow(fold, count, dp__shm_slot(comm, comm->process, step));
+        dp__cpu_run_cast(comm->base.host, comm->simd, dp__shm_slot(comm, comm->process, step),
+                         call->asked.dtype, comm->wide, DP_F32, count);
 }
 
 /* Copy what the local ranks want of a piece of the result. */
@@ -705,7 +670,7 @@ static dp_status dp__shm_reduce_large(const dp__shm_call *call, size_t *out_step
     const dp__shm_comm *comm = call->comm;
     dp__shm_fold fold = {.call = call,
                          .count = dp__shm_block_bytes(call) / call->size,
-                         .wide = call->asked.dtype == DP_F16 || call->asked.dtype == DP_BF16,
+                         .wide = dp__is_half(call->asked.dtype),
                          .last = comm->process == comm->process_count - 1};
     size_t size = fold.wide ? sizeof(float) : call->size;
     size_t part = comm->tree.part_bytes;
@@ -885,7 +850,7 @@ static size_t dp__shm_receivers(const dp__shm_call *call, size_t at)
     const dp__shm_comm *comm = call->comm;
     size_t count = 0;
     for (int p = 0; p < comm->process_count; p++)
-        for (int i = 0; i < dp__shm_ranks(comm, p); i++) {
+        for (int i = 0; i < dp__rank_count_of(comm->ring->job, p); i++) {
             size_t place = dp__shm_places(call, p)[i].recv;
             if (place != DP__SHM_UNWANTED)
                 comm->out[count++] = dp__heap_part(comm->heap, p) + place + at;

@@ -138,7 +138,6 @@ static void dp__cables_hang_up(dp__cables *cables)
         dp__os_close(fds[i]);
         fds[i] = -1;
     }
-    dp__port_shut(&cables->port);
 }
 
 static void dp__cables_close(dp__cables *cables)
@@ -351,10 +350,7 @@ static int dp__office_take(dp__office *office, int process)
 DP__COLD static dp_status dp__office_call(const dp__office *office, int process, int *out_fd)
 {
     const dp__port *port = &office->port;
-    dp__os_found found;
-    dp__os_look_up(dp__port_host(port, process), (int)port->seats[process].port, AI_NUMERICHOST,
-                   &found);
-    int fd = found.count > 0 ? dp__os_connect(&found.list[0]) : -1;
+    int fd = dp__seat_connect(port->seats, port->job->process_count, port->job->process, process);
     *out_fd = fd >= 0 ? fd : -1;
     return fd == DP__OS_FULL ? dp__connect_nowhere(port->job->process) : DP_OK;
 }
@@ -412,8 +408,7 @@ typedef struct dp__tcp_load {
     int left; /* parts that have not gone, or not come */
 } dp__tcp_load;
 
-typedef struct
-    dp__tcp_way { /* of a cable: which load it carries, and how much of its part it has */
+typedef struct dp__tcp_way { /* of a cable: which load it carries, and how much of its part */
     uint64_t load;
     size_t moved;
 } dp__tcp_way;

@@ -1923,8 +1923,9 @@ static bool dp__flats_open(const dp__flats *flats, size_t upto, size_t *out_grou
 }
 
 /* A group that would grow beyond the limit is closed first; a larger tensor goes alone. */
-static void dp__flats_group(dp__flats *flats, size_t limit_bytes)
+static void dp__flats_group(dp__flats *flats)
 {
+    const size_t limit_bytes = DP__COALESCE_BYTES;
     for (size_t i = 0; i < flats->count; i++) {
         dp__member *member = &flats->members[i];
         size_t size = dp__size_of(member->tensor), bytes = dp__bytes(member->tensor);
@@ -1939,8 +1940,7 @@ static void dp__flats_group(dp__flats *flats, size_t limit_bytes)
     }
 }
 
-static dp_status dp__flats_make(dp__flats *flats, dp_scope *scope, dp_value value,
-                                size_t limit_bytes)
+static dp_status dp__flats_make(dp__flats *flats, dp_scope *scope, dp_value value)
 {
     *flats = (dp__flats){.scope = scope};
     dp__flats_collect(flats, value);
@@ -1953,7 +1953,7 @@ static dp_status dp__flats_make(dp__flats *flats, dp_scope *scope, dp_value valu
     for (size_t i = 0; i < flats->count; i++)
         if (dp__device_of(scope->ctx, flats->members[i].tensor->device) == NULL)
             return dp_error(DP_ERR_INVALID, "a tensor is on no device of this context");
-    dp__flats_group(flats, limit_bytes);
+    dp__flats_group(flats);
     return DP_OK;
 }
 
@@ -2076,7 +2076,7 @@ static dp_status dp__replicate(dp_scope *scope, dp_value value, const dp_scatter
     dp_ctx *ctx = scope->ctx;
     dp__flats flats;
     size_t count = dp__rank_count(ctx, how);
-    DP_TRY(dp__flats_make(&flats, scope, value, DP__COALESCE_BYTES));
+    DP_TRY(dp__flats_make(&flats, scope, value));
     dp_value *items = dp__scope_bytes(scope, count * sizeof *items, _Alignof(dp_value));
     if (items == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", count);
@@ -2252,7 +2252,7 @@ static dp_status dp__reduce_add(dp_scope *scope, dp_scope *temp, dp_value list, 
     dp__adder adder = {
         .zipper = {.scope = scope, .count = list.count, .noun = "replica", .leaf = dp__add_leaf},
         .temp = temp};
-    DP_TRY(dp__flats_make(&flats, temp, list.as.items[0], DP__COALESCE_BYTES));
+    DP_TRY(dp__flats_make(&flats, temp, list.as.items[0]));
     adder.parts = dp__scope_bytes(temp, flats.count * list.count * sizeof *adder.parts, 8);
     adder.results = dp__scope_bytes(temp, flats.count * sizeof *adder.results, 8);
     if (adder.parts == NULL || adder.results == NULL)
