@@ -131,6 +131,7 @@ int test_stride(void);
 /* The same where each point is a run of its own: so much on average, or $TEST_SKIP, and other steps
    with another $TEST_TURN. */
 int test_step(void);
+bool test_skips(void); /* test_step() leaves some out */
 
 /* Zeros that last as long as the test. What is large is not static, as leak checkers look through
    everything static in each of some thousand processes. */

@@ -154,15 +154,25 @@ int test_stride(void)
     return asked > STRIDE ? asked : STRIDE;
 }
 
+static int mean_step(void)
+{
+    const char *skip = getenv("TEST_SKIP");
+    int asked = skip ? atoi(skip) : 1;
+    return asked > test_stride() ? asked : test_stride();
+}
+
+bool test_skips(void)
+{
+    return mean_step() > 1;
+}
+
 int test_step(void)
 {
     static uint64_t state;
-    const char *skip = getenv("TEST_SKIP"), *turn = getenv("TEST_TURN");
-    int mean = test_stride(), asked = skip ? atoi(skip) : 1;
-    mean = asked > mean ? asked : mean;
+    const char *turn = getenv("TEST_TURN");
     if (state == 0)
         state = turn ? 1 + (uint64_t)atoi(turn) : 1;
-    return 1 + (int)(test_random(&state) % (uint64_t)(2 * mean - 1));
+    return 1 + (int)(test_random(&state) % (uint64_t)(2 * mean_step() - 1));
 }
 
 /* Each begins with a pointer to the one before, so that none is leaked. */
