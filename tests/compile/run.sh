@@ -489,18 +489,21 @@ thirty_two_bits() {
 # The groups run side by side; what they print is shown in order.
 group() { program=$BUILD/program-$1-$(basename "${2:-}") "$@" >"$BUILD/$1-$(basename "${2:-}").tap" 2>&1 & }
 
+# What takes long is done in turn, from one commit to the next; all with WHOLE=all.
+is_due() { [ "${WHOLE:-}" = all ] || [ $((${TEST_TURN:-0} % 2)) = "$1" ]; }
+
 rm -f $BUILD/*.tap
 group c_compiler "$GCC"
 group c_compiler "$CLANG"
 group refusals
 group rooms
-group one_file
-group link_cases
 group cxx_compiler g++ "$GCC"
 group cxx_compiler clang++ "$CLANG"
 group cuda_compiler
+! is_due 0 || group hip_compiler
+! is_due 1 || group one_file
+! is_due 1 || group link_cases
 group nccl_compiler
-group hip_compiler
 group mpi_compiler
 group other_machine
 group other_system
