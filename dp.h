@@ -6,9 +6,9 @@
        #define DP_IMPLEMENTATION
        #include "dp.h"
 
-   All other files, C or C++, just include dp.h. It needs stb_ds.h (Debian: libstb-dev, or copy it
-   beside dp.h). Link with -lpthread -lm. Do not compile that one C file with -ffast-math, which
-   loses NaN; other files may use it.
+   and the other headers you use. Other files, C or C++, just include them. dp.h needs stb_ds.h
+   (Debian: libstb-dev, or copy it beside dp.h). Link with -lpthread -lm. Do not compile that C file
+   with -ffast-math: it loses NaN.
 
    CONTENTS (search for the tag)
      >>status       what a call returns, and the sentence that goes with it
@@ -113,7 +113,7 @@
      DP_DYNAMIC_LOAD                  with DP_IMPLEMENTATION: CUDA and NCCL, or HIP and RCCL, are
                                       looked for at run time
    At run time: $DP_DEBUG = error|warn|info|trace logs to stderr; $DP_DEVICES = how many devices, or
-   which: 4, or 0,1 (0,0: two on one); $DP_SIMD = base limits the CPU's kernels to instructions that
+   which: 4, or 0,1 (2,: only 2); $DP_SIMD = base limits the CPU's kernels to instructions that
    every processor of its kind has; $DP_CACHE = off compiles the kernels for GPUs each time, else
    they are kept in $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h; $DP_PEERS = off: GPUs of a process copy
    through the host; $DP_TRACE = a file: see >>timeline; $DP_NCCL: see dp_nccl.h; $DP_LAUNCH,
@@ -133,7 +133,8 @@
    THREADS
    One thread at a time calls into a context. Functions marked [any] are exceptions: reading names
    and errors, making views, beginning scopes, dp_reducer_ready, dp_abort. One thread at a time uses
-   a scope. [host] marks functions that wait for devices. All others return once work is queued.
+   a scope. [host] marks functions that wait for devices. Others return once work is queued, or
+   what they give to the host is there.
 
    INSIDE YOUR FUNCTIONS
    The library calls your functions: methods, the function of dp_run, deferred functions,
@@ -192,15 +193,16 @@
    small that they compute more slowly.
 
    ERRORS
-   Every function that can fail returns a dp_status. dp_last_error() then returns a sentence with
+   What can fail returns a dp_status, or NULL, -1 or 0. dp_last_error() then returns a sentence with
    names and numbers, which begins with the function's name. A wrong call changes nothing. The
    library never exits. It prints one line to stderr, once per process, if no log is installed and
-   it uses another backend because the preferred devices cannot be used; otherwise it prints
-   nothing. A call that fails on a device waits for the work that it has enqueued. Writing raises no
-   signal: a file that may not grow (RLIMIT_FSIZE) is an error, and a log that nobody reads any more
-   is ignored. Your signal handlers and masks stay as they are. After a failure of the JOB class
-   (>>status) only dp_close works, and dp_recover where the config asks for it. Until one of them
-   has returned nothing is waited for, no memory is reused, and a device may use your memory.
+   it uses another backend because the preferred devices cannot be used; otherwise only $DP_DEBUG
+   and dp_progress_step print. A call that fails on a device waits for the work that it has
+   enqueued. Writing raises no signal: a file that may not grow (RLIMIT_FSIZE) is an error, and a
+   log that nobody reads any more is ignored. Your signal handlers and masks stay as they are. After
+   a failure of the JOB class (>>status) only dp_close works, and dp_recover where the config asks
+   for it. Until one of them has returned nothing is waited for, no memory is reused, and a device
+   may use your memory.
 
    CHANGES
      0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract;
@@ -401,11 +403,10 @@ DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...) DP_PRI
    first 39 bytes are copied; NULL or "" takes it back. [any] */
 DP_API void dp_tag(dp_ctx *ctx, const char *text);
 
-/* The collectives that this process has begun last, sixteen on the caller's thread and as many on
-   that which carries gradients, a line each and the newest first: number, what, for what, tag, and
-   whether it has ended; "enqueued" means that it was given to devices which work on their own.
-   Returns the length of the whole, as snprintf does. When a job fails the log gets these lines at
-   error level. "" with one process. [any] */
+/* The last 16 collectives of this process on the caller's thread and on the courier's, one a line,
+   newest first: number, what, for what, tag, and whether it has ended; "enqueued": it was given to
+   devices that work on their own. Returns the length of the whole, as snprintf does. When a job
+   fails, these lines are logged at error level. "" with one process. [any] */
 DP_API size_t dp_recent_collectives(const dp_ctx *ctx, char *text, size_t bytes);
 
 /* ==== >>types ==================================================================================
@@ -552,8 +553,8 @@ typedef struct dp_config {
     const dp_coll_ops *const *colls;      /* NULL-terminated; the first one that fits serves */
     int device_count;
     const int *devices; /* device_count indices; repeats make virtual devices */
-    int shards; /* a power of two: the ranks of the whole job, as many in each process, as many on
-                   each of its devices */
+    int shards; /* a power of two: the ranks of the whole job, dealt out evenly to its processes and
+                   their devices */
     int thread_count; /* cores that this context may use. With more devices than that, threads
                            that wait sleep at once; else they spin a while before they sleep,
                            which is quicker by far where nobody else needs the core */
@@ -582,9 +583,8 @@ DP_API void dp_log_stderr(const dp_log_record *record, void *user); /* ready-mad
 DP_API double dp_or(double number, double usual);
 
 /* ==== >>context ================================================================================
-   One job's view: the local devices, their workers, the communicator. Several can be open at once.
-   One thread at a time calls into a context, except for what is marked [any] and what replicas and
-   functions under dp_run may do (see INSIDE YOUR FUNCTIONS). A child of fork may only close.    */
+   One job's view: the local devices, their workers, the communicator. Who may call what on which
+   thread: see THREADS and INSIDE YOUR FUNCTIONS. A child of fork may only close.                */
 
 DP_MUST_USE DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int version,
                                       dp_ctx **out);
@@ -607,7 +607,7 @@ typedef struct dp_info {
     int local_count;            /* devices here, or their shards */
     int core_count;             /* cores that this context may use */
     int threads_per_device; /* what a method may use: the config's, or core_count / local_count */
-    const char *device_backend, *coll_backend; /* names of the tables; "none" in a world of one */
+    const char *device_backend, *coll_backend; /* names of the tables; coll: "none" if alone */
     const char *launcher; /* as in DP_LAUNCH; "none", "bootstrap" for the config's own, "group" */
     int machine_process, machine_process_count; /* among the processes of this machine */
     int machine, machine_count; /* machines are numbered in the order of their first processes */
@@ -640,10 +640,10 @@ typedef struct dp_device_info {
     uint64_t bytes_total, bytes_free; /* 0 when unknown */
     int compute_units;
     bool host_memory; /* the host may read and write this device's memory */
-    bool unified;     /* it may while no enqueued work uses that memory: after a wait */
-    int memory; /* devices of one table with the same number, not 0, have one memory: each reads and
-                   writes in the order of streams what another allocated, and nothing is copied from
-                   one to the other; 0: one of its own */
+    bool unified;     /* it may once no enqueued work uses that memory: after a wait */
+    int memory; /* devices of one table with the same number, not 0, share memory: each may use, in
+                   the order of streams, what another allocated, and nothing is copied between them;
+                   0: it is not shared */
 } dp_device_info;
 
 DP_MUST_USE DP_API dp_status dp_info_get(const dp_ctx *ctx, dp_info *out);
@@ -669,10 +669,10 @@ DP_MUST_USE DP_API dp_status dp_wait(dp_ctx *ctx);
    While functions or methods of yours run on several devices of a machine, in one process or in
    several, OpenMP, OpenBLAS, BLIS and MKL use threads_per_device threads on each, or as many as the
    caller has set, if that is less. They are looked for when the context is opened. When the call
-   returns, the caller has his settings again. OpenBLAS built with threads of its own has one
+   returns, the caller has its settings again. OpenBLAS built with threads of its own has one
    setting, for all threads of the process, and lets one call at a time use several. What cannot be
-   told is named in the log, with its variable; what is linked statically, or loaded later or
-   privately, is not found. */
+   set so is logged, with its variable; what is linked statically, or loaded later or privately, is
+   not found. */
 typedef dp_status (*dp_run_fn)(int local_rank, dp_scope *scope, void *user);
 DP_MUST_USE DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user);
 
@@ -692,7 +692,8 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    Several processes, on one machine or many, are one job: its ranks are the devices of all. The
    launcher that starts them says in the environment which process each one is. dp_open connects
    each to the others. All processes call it equally often and in the same order. dp_open uses the
-   first set in this table of which a variable is there. That set must be complete:
+   first set in this table of which a variable of the first two columns is there (of slurm's,
+   SLURM_STEP_ID too). The first column must be complete, and the second complete or not there:
 
      DP_LAUNCH  which of how many        on its machine           where process 0 is
      dp         DP_PROCESS, _COUNT       DP_LOCAL_PROCESS, _COUNT DP_ADDR
@@ -822,8 +823,8 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    log functions stay. Processes are numbered anew, without gaps, in the order that they had, and so
    are ranks; dp_info.recoveries counts. A wrapper reduces over the ranks that are left, its
    gradients are zero, and its buckets are those of a new wrapper. What was under way is void:
-   passes and messages. Parameters stay as they are in each process. One process may have ended the
-   last step, and another one not; no two are further apart than that.
+   passes and messages. Parameters stay as they are in each process. Some processes may have ended
+   the last step, and others not: they are at most one step apart.
 
    Reducers that you have made, a dp_local, and optimizers with `sharded` (the dead had parts of
    their state) are not valid any more: calls return STATE, and destroying them works. (A new
@@ -847,13 +848,14 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    examples/elastic.c, and share in examples/training.h.
 
    It finds process 0, whichever that is by then: inside a machine by a name, else at the host of
-   $DP_ADDR, eight ports behind the one there, or in $DP_PORTS. Processes that have met inside one
-   machine have addresses for others only if DP_INTERFACE is set. If it cannot have that name, or
-   any of those ports, process 0 logs a warning that says why, and every dp_admit tries again.
+   $DP_ADDR, eight ports behind the one there (before it, near the last), or in $DP_PORTS. Processes
+   that have met inside one machine have addresses for others only if DP_INTERFACE is set. If
+   process 0 cannot have that name or any of those ports, it logs a warning that says why; every
+   dp_admit tries again.
 
-   With shards a job goes on only as a whole: dp_recover waits for processes in the place of those
-   that have died, at least half of timeout_ms, and is a TIMEOUT if they have not come, or cannot,
-   which the sentence says; then try again. So training that has lost and gained processes ends with
+   With shards a job goes on only when it is complete: dp_recover waits at least half of timeout_ms
+   for processes that replace the dead. If they have not come, or cannot, it returns TIMEOUT, and
+   the sentence says which; then try again. So training that has lost and gained processes ends with
    the same bits.                                                                               */
 
 /* All that are left call this. An error: the job stays failed, and only dp_close is left, or
@@ -861,9 +863,9 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    process. [host] */
 DP_MUST_USE DP_API dp_status dp_recover(dp_ctx *ctx);
 
-/* Between two steps, by all: lets in the processes that wait to come back. out_came: there were
-   some; what has happened to this process is what dp_recover does. If nobody waits it costs as much
-   as dp_any, and nothing in a process that is alone. STATE: config.recovers was not set. [host] */
+/* All call this between two steps: it lets in the processes that wait to come back. out_came: some
+   came, and this process has gone through what dp_recover does. If nobody waits it costs as much as
+   dp_any; in a process that is alone, nothing. STATE: config.recovers was not set. [host] */
 DP_MUST_USE DP_API dp_status dp_admit(dp_ctx *ctx, bool *out_came);
 
 /* ==== >>scope ==================================================================================
@@ -1209,9 +1211,9 @@ DP_MUST_USE DP_API dp_status dp_all_gather(dp_ctx *ctx, const dp_part *local, si
                                            dp_dtype dtype);
 /* recv[i] = op over ranks of send[own rank * count_each + i]. In place: recv == own part of send.
 
-   CPU devices of a process may have one owner, here and in dp_all_gather: a local rank whose recv
+   Here and in dp_all_gather, CPU devices of a process may share a buffer: a local rank whose recv
    is NULL wants no result, and a recv may lie where another local rank sends the same elements. So
-   all of them receive their parts into what the first one sends, or send from what it receives. */
+   all can receive their parts into what the first one sends, or send from what it receives. */
 DP_MUST_USE DP_API dp_status dp_reduce_scatter(dp_ctx *ctx, const dp_part *local, size_t count_each,
                                                dp_dtype dtype, dp_op op);
 /* recv[r * count_each + i] = send[own rank * count_each + i] of rank r. Never in place. */
@@ -1241,10 +1243,10 @@ DP_MUST_USE DP_API dp_status dp_barrier(dp_ctx *ctx);
 DP_API int dp_rank(const dp_ctx *ctx);
 DP_API int dp_rank_count(const dp_ctx *ctx);
 
-/* `status` says how it went here, with dp_last_error, which is this thread's last sentence. If it
-   went well everywhere all get DP_OK; else all get the status and the sentence of the first rank
-   where it did not: "rank 2: ...". Then nobody waits for one that cannot go on. It fails no job: a
-   status of the JOB class may be another context's. [host] */
+/* `status` is this process' result, and dp_last_error its sentence. If all are DP_OK, all get
+   DP_OK; else all get the status and the sentence of the first rank that failed: "rank 2: ...". So
+   nobody waits for one that cannot go on. This does not fail the job: a status of the JOB class may
+   be another context's. [host] */
 DP_MUST_USE DP_API dp_status dp_agree(dp_ctx *ctx, dp_status status);
 
 /* Whether a process says yes: one that has data left, say. [host] */
@@ -1305,16 +1307,16 @@ typedef struct dp_message { /* all zero but for what you set */
     uint64_t number;
 } dp_message;
 
-/* All begin, or none. A struct may be copied; one of its copies is ended. [host], where a tensor is
-   not in memory that the host reaches */
+/* All begin, or none. A struct may be copied; end only one of the copies. [host] if the host does
+   not reach a tensor's memory */
 DP_MUST_USE DP_API dp_status dp_messages_begin(dp_ctx *ctx, dp_message *messages, size_t count);
-/* All of these are done. Returns the first failure of them; what is done stays so. [host] */
+/* Wait until all of these are done. Returns the first failure; what is done stays so. [host] */
 DP_MUST_USE DP_API dp_status dp_messages_end(dp_ctx *ctx, dp_message *messages, size_t count);
-/* The same without waiting: DP_PENDING while one is not done. With none, all go on. */
+/* The same without waiting: DP_PENDING if one is not done. `count` 0 moves all on. */
 DP_MUST_USE DP_API dp_status dp_messages_test(dp_ctx *ctx, dp_message *messages, size_t count);
 
-/* One message, to its end, of the rank of the tensor's device; if it is of the host: of the first
-   rank of this process. `from` may be DP_ANY_RANK. [host] */
+/* One message, and wait for its end. The local rank is the tensor's device's, or for host memory
+   the first one. `from` may be DP_ANY_RANK. [host] */
 DP_MUST_USE DP_API dp_status dp_send(dp_ctx *ctx, const dp_tensor *tensor, int to, int tag);
 DP_MUST_USE DP_API dp_status dp_recv(dp_ctx *ctx, const dp_tensor *tensor, int from, int tag);
 
@@ -1436,8 +1438,8 @@ typedef struct dp_bucket_info { /* its arrays are valid until the next dp_reduce
     size_t unit_count;
     const dp_range *ranges; /* their memory, in its order */
     size_t range_count;
-    double left_s, travel_s; /* when it left after dp_reducer_begin, and was under way for how long,
-                                when it last travelled; 0: not yet, as it is now */
+    double left_s, travel_s; /* when it last travelled: seconds from dp_reducer_begin until it left,
+                                and on its way; 0: not yet in its present form */
 } dp_bucket_info;
 
 /* Arrays and strings are copied. All ranks must give the same config, but for `name`, to_first and
@@ -1524,7 +1526,7 @@ typedef struct dp_param_config {
     int ndim;
     int64_t shape[DP_MAX_DIMS];
     bool frozen; /* has no gradient */
-    bool buffer; /* neither; each replica but the first gets a copy at every forward */
+    bool buffer; /* no gradient either; replicas but the first get a copy a forward */
     /* Shares the memory of the parameter of this name; both names may be a child's: "child.name".
        The two must be alike and on one device; this one must not have memory of its own already. */
     const char *same_as;
@@ -1618,13 +1620,13 @@ DP_MUST_USE DP_API dp_status dp_params_edit(dp_module *module, size_t param, dp_
 DP_MUST_USE DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *host,
                                              size_t bytes);
 DP_MUST_USE DP_API dp_status dp_params_changed(dp_module *module);
-/* Where processes share parameters (dp_distributed_config.share_params) a write is between these
-   two, which all processes call: at the first, nobody reads any more, and after the second all have
-   written. Between them each may write, the same numbers or a part of its own; passes are refused
-   (STATE), as are writes outside. `status` says how it went here so far: if it did not go well
-   everywhere, all get the first error, as by dp_agree, and no edit has begun; the end is one in any
-   case. They nest. Optimizers, dp_module_load and dp_average_begin do it by themselves. For
-   modules that share nothing both return `status`, and nobody waits. [host]
+/* With share_params, parameters are written only between these two, which all processes call: after
+   the first nobody reads them, after the second all have written. In between each may write the
+   same numbers, or its own part; passes are refused (STATE), as are writes outside. `status` is how
+   it went here so far: if it is not DP_OK everywhere, all get the first error, as by dp_agree, and
+   no edit has begun; dp_edit_end always ends one. They nest. Optimizers, dp_module_load and
+   dp_average_begin do it by themselves. For modules that share nothing both return `status`, and
+   nobody waits. [host]
 
    With several machines, each gets what was written on another one at the end, or at the beginning
    of an edit inside. If several have written to a parameter, it has to be the same on all of these:
@@ -1636,11 +1638,10 @@ DP_MUST_USE DP_API dp_status dp_params_changed(dp_module *module);
        DP_TRY(dp_edit_end(net, status));                                                        */
 DP_MUST_USE DP_API dp_status dp_edit_begin(dp_module *module, dp_status status);
 DP_MUST_USE DP_API dp_status dp_edit_end(dp_module *module, dp_status status);
-/* In an edit, by all processes, of a wrapper or of a tree that has it: each writes only its ranks'
-   shares of stretches (dp_stretch), and process 0 the rest, in tensors that it has got in this edit
-   already. No others are given out from then on (STATE), up to the end of the edit, or the
-   beginning of one inside. Machines exchange these shares instead of whole parameters. Optimizers
-   do it by themselves. */
+/* All processes call this in an edit of a wrapper, or of a tree that has it. Each then writes only
+   its ranks' shares of stretches (dp_stretch), and process 0 the rest, in tensors that it got in
+   this edit before the call. Asking for others is STATE until the edit ends or one inside begins.
+   Machines exchange these shares instead of whole parameters. Optimizers do it by themselves. */
 DP_MUST_USE DP_API dp_status dp_edit_shares(dp_module *module);
 /* Set all gradients of the tree to zero, as if no backward had run: they are unused and not void,
    and samples that waited for a reduction do not count in it. */
@@ -1729,9 +1730,9 @@ DP_MUST_USE DP_API dp_status dp_call_child(dp_call *call, const char *child, con
 
 /* recv[i] = op over the replicas of this pass of send[i]. Every replica enters, with the same
    count, dtype and op, and gets the same status. If one fails or returns instead, the others get an
-   error. send and recv lie in memory of call->device: a host array is fine on a CPU device, and a
-   wild pointer on a device with memory of its own. In place: send == recv. Otherwise the memory
-   that a replica receives into must not overlap any other that is sent or received. [host] */
+   error. send and recv lie in memory of call->device: a host array is fine on a CPU device, but not
+   on a device with memory of its own. In place: send == recv. Otherwise the memory that a replica
+   receives into must not overlap any other that is sent or received. [host] */
 DP_MUST_USE DP_API dp_status dp_call_all_reduce(dp_call *call, const void *send, void *recv,
                                                 size_t count, dp_dtype dtype, dp_op op);
 /* The same for dense tensors of one shape and dtype; where they lie is checked. */
@@ -2015,9 +2016,9 @@ DP_API size_t dp_report_text(const dp_module *module, char *text, size_t bytes);
 /* Whether parameters are the same on all ranks, bit by bit; else a MISMATCH names the first that is
    not, and a rank. What is ignored is not looked at. [host] */
 DP_MUST_USE DP_API dp_status dp_params_compare(dp_module *module);
-/* The same of buffers, on each local rank of a wrapper too: of tables, say, and of statistics over
-   all ranks. What methods write from rows of their own differs from one forward to the next, which
-   makes it equal; with DP_BUFFERS_LOCAL it may, and is not looked at. [host] */
+/* The same for buffers, on each local rank of a wrapper too: tables, statistics over all ranks.
+   Buffers that methods fill from their own rows differ after a forward, until the next one makes
+   them equal. With DP_BUFFERS_LOCAL they may differ, and are not compared. [host] */
 DP_MUST_USE DP_API dp_status dp_buffers_compare(dp_module *module);
 
 /* Make buffers the same on all ranks now. In training this happens before each forward, but each
@@ -2068,8 +2069,8 @@ DP_MUST_USE DP_API dp_status dp_predict_step(dp_module *module, dp_scope *scope,
                                              dp_value *out);
 
 /* ==== >>timeline ===============================================================================
-   With $DP_TRACE=run.json in the environment, dp_open starts to record what the process does in
-   that file, for ui.perfetto.dev and chrome://tracing: steps and their parts, methods and other
+   With $DP_TRACE=run.json in the environment, dp_open starts to record in that file what the
+   process does, for ui.perfetto.dev and chrome://tracing: steps and their parts, methods and other
    functions of yours, collectives, waits for messages, loaders and checkpoints, each in the row of
    the thread that ran it. The caller's row is also that of device 0. Devices with memory of their
    own, such as GPUs, have a row for their stream: when it began a method or a collective, and when

@@ -68,7 +68,7 @@ typedef struct dp_average_info {
     int64_t updates;
     bool begun;
     double momentum; /* of the next update that averages */
-    size_t bytes;    /* on each device that has parameters */
+    size_t bytes;    /* on each device that has parameters; halves have scratch memory, too */
 } dp_average_info;
 DP_MUST_USE DP_API dp_status dp_average_info_get(const dp_average *average, dp_average_info *out);
 

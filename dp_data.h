@@ -4,7 +4,7 @@
    the public API it uses two things of dp.h: walks over trees (dp/value.h), and threads and files
    (dp/os.h), as dp.h runs devices in parallel, but a loader's threads wait for disks.
 
-       static dp_status read(dp_sample *sample, void *user)          on several threads at once
+       static dp_status read_sample(dp_sample *sample, void *user)   on several threads at once
        {
            my_set *set = user;
            decode(set->files[sample->index], sample->rows[0]);       straight into the batch
@@ -16,7 +16,7 @@
        dp_loader *loader;
        dp_loader_create(ctx, &(dp_loader_config){.sampler = {.count = set.count, .seed = 1},
                                                  .batch = 64,
-                                                 .read = read, .user = &set,
+                                                 .read = read_sample, .user = &set,
                                                  .fields = fields, .field_count = 2,
                                                  .worker_count = 8}, &loader);
        for (int epoch = 0; epoch < 10; epoch++)
@@ -65,9 +65,9 @@ extern "C" {
    of storing it: it takes no memory, starts anywhere at once, and is the same on every machine.
 
    As with torch's DistributedSampler, rank r gets positions r, r + world, and so on; with blocks,
-   `block` of them in a row. If a block is a rank's batch, the batches of all ranks together are the
-   same samples, in the same order, as one batch for all: training with the same bits on any number
-   of processes needs that (dp_config.shards).                                                   */
+   `block` of them in a row. A loader's ranks are processes, not devices. If a block is a rank's
+   batch, all ranks' batches together are one batch for all, in its order: training with the same
+   bits on any number of processes needs that (dp_config.shards).                                */
 
 typedef enum dp_sampling {
     DP_SAMPLE_PADDED, /* DistributedSampler: equally many for each rank; the first samples are

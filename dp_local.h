@@ -23,9 +23,9 @@
 
    Both go together, as dp_local_config has `buckets`, too.
 
-   What it brings: the GPT of the README (101,376 parameters, a step of 36 ms) on two processes of
-   one core, until its loss on other rows is 0.62, over 100 Mbit/s and 20 ms there and back. Most
-   of what is left of a step of the first five is that way, some six times (make bench-slow):
+   Measured (make bench-slow): the GPT of the README (101,376 parameters, a step of 36 ms) on two
+   processes of one core each, until its loss on held-out rows is 0.62, at 100 Mbit/s and a round
+   trip of 20 ms. The first five mostly wait for latency:
 
                                             steps   seconds   ms a step   bytes a step
        all-reduce of f32                      160      22.8         142        405,504

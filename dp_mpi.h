@@ -39,8 +39,8 @@
    have initialised MPI, the error handler of MPI_COMM_WORLD is yours, and Open MPI calls it for
    failures in our collectives too. With MPI_ERRORS_RETURN this library reports them.
 
-   dp_close waits up to 0.2 s for data of messages that is on its way. What takes longer MPI may
-   still read or write: the memory of such a message has to last until the process ends.
+   dp_close waits up to 0.2 s for data of messages that is on its way. After that, MPI may still use
+   the memory of messages that were not done: it has to last until the process ends.
 
    BITS
    The ranks of a process are added in a binary tree, then the processes in another, whatever

@@ -33,8 +33,8 @@
    With dp_config.shards sums are made in the order of dp_coll_ops, from slices that the ranks send
    each other: the bits are those of any other table. Without shards, NCCL adds up in an order of
    its own, the same each time on the same machines; sums that NCCL cannot make as asked use slices
-   too. Slices take memory of each GPU, 4 MiB for each rank and 128 MiB at most: from dp_open on
-   with shards, otherwise from the first such sum on.
+   too. Slices take memory of each GPU, 4 MiB for each rank and 128 MiB at most (above 2048 ranks 64
+   KiB for each): from dp_open on with shards, otherwise from the first such sum on.
 
    CONTENTS (search for the tag)
      >>library    what is called of NCCL, and how it is found

@@ -123,10 +123,10 @@ DP_MUST_USE DP_API dp_status dp_checkpoint_save(dp_ctx *ctx, const char *path, d
 DP_MUST_USE DP_API dp_status dp_checkpoint_load(dp_ctx *ctx, dp_scope *scope, const char *path,
                                                 dp_value *out);
 
-/* A checkpoint without a file: all processes get the value of the one that is furthest, as its
-   `progress` says, of several the first. If all are as far, their values are taken to be equal, and
-   nothing is sent. What they get are copies on the host, which end with the scope: after dp_recover
-   load them, as from a file. Of a process that has nothing yet, `progress` is -1. */
+/* A checkpoint without a file: all processes get the value of the one with the largest `progress`
+   (of several, the first). If all are equal, so are their values, it is assumed, and nothing is
+   sent. They get copies on the host, which end with the scope: load them after dp_recover, as from
+   a file. A process that has nothing yet gives -1. */
 DP_MUST_USE DP_API dp_status dp_checkpoint_share(dp_ctx *ctx, dp_scope *scope, int64_t progress,
                                                  dp_value value, dp_value *out);
 
@@ -149,9 +149,9 @@ DP_MUST_USE DP_API dp_status dp_checkpoint_share(dp_ctx *ctx, dp_scope *scope, i
    dp_average_view spare). It is as large as the file, in host memory, allocated by the first save
    and used again by all. There is one: a save waits until the one before it is on disk.
 
-   What goes wrong in the thread harms no file that is whole, and training goes on. The next call
-   returns it, in all processes, and only that one; a save that returns it has begun all the same.
-   dp_saver_destroy and dp_close wait for the thread, too, but have nothing to return.
+   An error in the thread harms no finished file, and training goes on. The next call, and only that
+   one, returns it in all processes; if that is a save, it has begun all the same. dp_saver_destroy
+   and dp_close wait for the thread, too, but return no error.
 
    Files are known by their names alone, so that a run finds what an earlier one has kept, and goes
    on with it. When a new file is on disk, those are removed that are neither among the newest nor
@@ -183,7 +183,7 @@ DP_API void dp_saver_destroy(dp_saver *saver);
 DP_MUST_USE DP_API dp_status dp_saver_save(dp_saver *saver, int64_t number, dp_value value,
                                            dp_value log);
 
-/* Until nothing is being written: before a program ends that was told to stop. [host] */
+/* Wait until nothing is being written: call it before the program ends. [host] */
 DP_MUST_USE DP_API dp_status dp_saver_wait(dp_saver *saver);
 
 enum { DP_SAVER_LAST = -1, DP_SAVER_BEST = -2 };

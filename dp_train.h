@@ -61,8 +61,9 @@ extern "C" {
    A rule steps elements on one device: several parameters that are neighbours in memory, or a part
    of one. It keeps nothing: their state is given to it, and is zero at first.                   */
 
-/* 0 means torch.optim's default (weight_decay: none; lr has none and is required), and DP_ZERO a
-   real 0, here and in the structs below. To set a number that the rule does not use is an error. */
+/* 0 means torch.optim's default (weight_decay: none; lr has none and is required; dp_schedule says
+   its own), and DP_ZERO a real 0, here and in the structs below. To set a number that the rule does
+   not use is an error. */
 typedef struct dp_hyper {
     double lr; /* above 0, or DP_ZERO */
     double weight_decay;
@@ -184,9 +185,9 @@ typedef struct dp_optim_config {
        count. If its backward has failed, the gradients of those before are lost with its own:
        after dp_zero_grad the step is made from those that follow, and a mean over steps is divided
        as if none was missing.
-       With several processes one that is not the last of them fails on its rank alone, and the
-       others go on. This rank makes it again, with the same data or with dp_none(); other data is
-       refused (STATE), as the ranks would come apart. */
+       With several processes, one that is not the last of a step fails on its rank alone, and the
+       others go on. Repeat it on that rank, with the same data or dp_none(); other data is refused
+       (STATE), as the ranks would come apart. */
     int accumulate;
     dp_clip clip;
     dp_loss_scale scale;
@@ -197,12 +198,11 @@ typedef struct dp_optim_config {
        one. */
     bool masters;
     /* State is spread over the ranks of the job: each keeps that of its part of the parameters,
-       gets the gradients of that part alone, steps it, and gets the other parts from the others.
-       Parameters that lie together are cut where a part has 256 elements at least; all ranks keep
-       and step what is smaller.
-       Where the processes of a machine share parameters (share_params), only other machines' parts
-       are got from others, once a machine, and what is smaller is stepped and kept by the first
-       process alone.
+       gets the gradients of that part alone, steps it, and receives the other parts. Parameters
+       that lie together are cut if each part has at least 256 elements; all ranks keep and step
+       the others.
+       With share_params, each machine receives only other machines' parts, once, and process 0
+       alone keeps and steps the others.
        (To create one calls dp_grads_scatter_set with true, if all ranks can; one without this, with
        false.) The same numbers come out, bit by bit, where ranks are added up in one order (by NCCL
        they are not); but a norm is added up by ranks, which may change its last bits. The module is
@@ -224,9 +224,9 @@ DP_API void dp_optim_destroy(dp_optim *optim);
 /* Clip, step, forget the gradients; whatever `accumulate` says. */
 DP_MUST_USE DP_API dp_status dp_optim_step(dp_optim *optim);
 
-/* Divide gradients by the scale of losses now, to look at them or to clip them by hand: once before
-   each step, which divides them by itself otherwise. Not those in f16, in which small ones would
-   vanish: a step divides them in f32. Until the step loss_factor has no scale in it. [host] */
+/* Divide gradients by the loss scale now, to look at them or clip them by hand: at most once before
+   each step, which else does it itself. UNSUPPORTED if one is in f16, where small numbers would
+   vanish: a step divides in f32. Until that step, loss_factor leaves the scale out. [host] */
 DP_MUST_USE DP_API dp_status dp_optim_unscale(dp_optim *optim);
 
 /* Where a loop stands: `done` of its `total` dp_train_steps are done (-1: nobody knows how many
@@ -255,8 +255,8 @@ DP_MUST_USE DP_API dp_status dp_optim_lr(const dp_optim *optim, size_t group, do
    host: counts, and the state of every parameter by its name. Gradients that wait for a step are
    not in it: where several make one, save after a step. */
 DP_MUST_USE DP_API dp_status dp_optim_save(dp_optim *optim, dp_scope *scope, dp_value *out);
-/* The same to be written before the next step, which changes it: what is not spread over ranks is a
-   view of the state, where it lies, as dp_module_save gives parameters. */
+/* The same, but state that is not spread over ranks is a view, as dp_module_save gives parameters:
+   write it before the next step, which changes it. */
 DP_MUST_USE DP_API dp_status dp_optim_view(dp_optim *optim, dp_scope *scope, dp_value *out);
 /* Of an optimizer with the same rule, for a module with the same parameters; else an error names
    what differs, and nothing is changed. What was saved replaces the state of parameters, the counts
@@ -343,9 +343,9 @@ DP_MUST_USE DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t 
    The log of dp_train_step has the numbers of this process. Its tensors become numbers only when
    they are read, so that a step does not wait.                                                 */
 
-/* Of a log, or another dict of numbers and tensors of one element: the mean of each entry over all
-   processes, as floats. Each counts as much as it has samples; of none in all it is NaN. All
-   processes call it, with the same keys; who has had no batch gives dp_none(), and gets that.
+/* The mean over all processes of each entry of a log, or another dict of numbers and tensors of one
+   element, as floats. Processes are weighted by `samples`; if all are 0, means are NaN.
+   All processes call it, with the same keys; one without a batch gives and gets dp_none().
    [host] */
 DP_MUST_USE DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log,
                                          int64_t samples, dp_value *out);
@@ -355,8 +355,8 @@ DP_MUST_USE DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value 
 
        epoch 2/10  step 120/938  loss 0.4312  12345 samples/s  1:41 left
 
-   It says nothing where stderr is no terminal, nor in processes other than the first. $DP_PROGRESS:
-   "on" says it anyway, a line each time; "off" never.                                           */
+   Only process 0 shows it, and only where stderr is a terminal. $DP_PROGRESS: "on" writes lines
+   where it is none; "off" shows nothing.                                                        */
 
 typedef struct dp_progress {
     int64_t epoch_count; /* 0: nobody knows */
@@ -391,7 +391,7 @@ DP_API void dp_progress_end(dp_progress *progress); /* leave the line */
    A request is never taken back: it lasts as long as the process.                               */
 
 /* From now on this signal asks for a stop, once; after that it does what it did before. So a second
-   Ctrl-C ends a program that does not listen. INVALID: no such signal, or SIGKILL. [any] */
+   Ctrl-C ends a program that does not listen. INVALID: no such signal, SIGKILL, SIGSTOP. [any] */
 DP_MUST_USE DP_API dp_status dp_stop_on_signal(int signal);
 
 /* A stop is asked for so many seconds from now; the earliest of several counts. A job that has four
@@ -4063,7 +4063,8 @@ static void dp__train_show(const dp_progress *progress, dp_ctx *ctx, int64_t epo
     if (value.kind != DP_NONE && dp_item(ctx, value, &loss) == DP_OK)
         dp__train_add(&line, "  loss %.4g", loss);
     if (steps > 0 && seconds > 0) {
-        dp__train_add(&line, "  %.4g samples/s", (double)progress->seen.samples / seconds);
+        double rate = (double)progress->seen.samples / seconds;
+        dp__train_add(&line, rate < 1000 ? "  %.4g samples/s" : "  %.0f samples/s", rate);
         if (left >= 0 && progress->step_count > 0 && progress->epoch_count > 0)
             dp__train_add_rest(&line, seconds / (double)steps * (double)left);
     }

@@ -2124,6 +2124,9 @@ static void tell_hours(dp_ctx *ctx)
     progress.seen.began_ns -= 4000 * second;
     progress.seen.shown_ns -= 4000 * second;
     dp_progress_step(&progress, ctx, 0, 5, 2000, dp_none());
+    progress.seen.began_ns -= 5000 * second;
+    progress.seen.shown_ns -= 5000 * second;
+    dp_progress_step(&progress, ctx, 0, 7, 123447500, dp_none());
     dp_progress_end(&progress);
     dp_progress_step(&progress, ctx, 0, 6, 8, dp_none()); /* it begins anew */
     dp_progress_end(&progress);
@@ -2135,6 +2138,7 @@ TEST(progress_tells_how_long_it_takes)
     static const char wants[] = "epoch 1/1  step 1/10\n"
                                 "epoch 1/1  step 3/10  0.5 samples/s  58:20 left\n"
                                 "epoch 1/1  step 5/10  0.5 samples/s  1:44:10 left\n"
+                                "epoch 1/1  step 7/10  12345 samples/s  1:23:20 left\n"
                                 "epoch 1/1  step 6/10\nend\n";
     char text[1024] = "";
     int ends[2], kept = dup(2);
