@@ -735,9 +735,10 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    interface (dp_nccl.h), MPI has settings of its own.
 
    Two jobs at one address are told apart by the number that their launcher has given them
-   (TORCHELASTIC_RUN_ID, PMIX_NAMESPACE, PMI_JOBID, SLURM_JOB_ID and SLURM_STEP_ID), or by
-   $DP_SECRET: the same in all processes of a job, and different in every job. A secret also keeps
-   out processes that know the launcher's number.
+   (TORCHELASTIC_RUN_ID, PMIX_NAMESPACE or OMPI_MCA_ess_base_jobid, PMI_JOBID, SLURM_JOB_ID and
+   SLURM_STEP_ID; TORCHELASTIC_ and SLURM_RESTART_COUNT), or by $DP_SECRET: the same in all
+   processes of a job, and different in every job. A secret also keeps out processes that know the
+   launcher's number.
 
    Without either, processes of two jobs at one address cannot be told apart. But only one process 0
    can have the address until its dp_close; the error of a second one names it. If the first job is
@@ -768,13 +769,14 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    seconds, in which it asks which one is missing. The others can go on without it: see
    >>recovery.                                                                                  */
 
-/* Run fn(user) in `count` new processes, as a job on this machine, and wait for all. The
-   environment tells each process its number, so its dp_open needs no config. A process begins with
-   a copy of this process' memory but none of its other threads. It ends when fn returns, without
-   calling functions given to atexit. The first process that fails or dies ends the others, and this
-   call returns its sentence. Ctrl-C ends all; none outlives this process. Idle threads of OpenMP
-   are ended before, because new processes would wait for them for ever. STATE while a context is
-   open, inside a parallel region of OpenMP, and in a process that a launcher has started. */
+/* Run fn(user) in `count` new processes (1 to 4096), as a job on this machine, and wait for all.
+   The environment tells each process its number, so its dp_open needs no config. A process begins
+   with a copy of this process' memory but none of its other threads. It ends when fn returns,
+   without calling functions given to atexit. The first process that fails or dies ends the others,
+   and this call returns its sentence. Ctrl-C ends all; none outlives this process. Idle threads of
+   OpenMP are ended before, because new processes would wait for them for ever. STATE while a
+   context is open, inside a parallel region of OpenMP, and in a process that a launcher has
+   started. */
 DP_MUST_USE DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), void *user);
 
 DP_MUST_USE DP_API dp_status dp__open_group(dp_ctx *ctx, int group, const dp_config *config,

@@ -1791,8 +1791,8 @@ static dp_status dp__cpu_comm_open(const dp_host *host, const dp_comm_config *co
     return DP_OK;
 }
 
-/* What a kernel of a collective computes, whose operands are not set yet. `last`: there is nothing
-   left to add. */
+/* What a kernel computes for a collective of any table; its operands are not set yet. `last`: there
+   is nothing left to add. */
 static dp_kernel_args dp__reduction(const dp_coll_call *call, dp_dtype dtype, size_t count,
                                     int rank_count, bool last)
 {

@@ -28,7 +28,7 @@
 
    Slices of a GPU (MIG) count as GPUs, told apart by their UUIDs. Processes on slices of one GPU
    need NCCL 2.30 or newer; $NCCL_MULTI_RANK_GPU_ENABLE is set to 1 for them, unless it is set.
-   Slices in one process do not use NCCL.
+   Slices in one process do not use NCCL. A process has at most 64 ranks, and a job 4096.
 
    With dp_config.shards sums are made in the order of dp_coll_ops, from slices that the ranks send
    each other: the bits are those of any other table. Without shards, NCCL adds up in an order of

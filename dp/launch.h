@@ -2570,7 +2570,6 @@ typedef struct dp__roll {
     dp__launch launch;
     int own, count; /* seats: of the processes as they were at first, and of those that may come */
     int listener;
-    dp__os_address at;
     dp__seat *seats;
     dp__roster job, heard; /* what this process knows; and what those that have come know */
     dp__fate *fates;

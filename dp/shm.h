@@ -287,8 +287,8 @@ static void dp__shm_address(const dp__shm_call *call, int process, size_t block,
                             size_t *out_to)
 {
     const dp__shm_comm *comm = call->comm;
-    size_t ranks = (size_t)dp__rank_count_of(comm->ring->job, process),
-           first = (size_t)comm->firsts[process];
+    size_t ranks = (size_t)dp__rank_count_of(comm->ring->job, process);
+    size_t first = (size_t)comm->firsts[process];
     size_t others = (size_t)comm->rank_count - ranks;
     *out_from = call->asked.verb == DP_BROADCAST ? (size_t)call->asked.root - first : block;
     *out_to = 0;
