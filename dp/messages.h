@@ -50,7 +50,8 @@ typedef enum dp__slip_kind {
     DP__SLIP_WANTED,
     DP__SLIP_DONE,
     DP__SLIP_REFUSED,
-    DP__SLIP_DATA /* follows */
+    DP__SLIP_DATA, /* follows */
+    DP__SLIP_LEFT  /* nothing follows; of what the job has failed, if it has: tag, from, tiny */
 } dp__slip_kind;
 
 typedef struct dp__slip { /* an offer or an answer as it travels */
@@ -121,6 +122,8 @@ typedef struct dp__carrier {
     dp_status (*slip)(dp__post *post, int process, const dp__slip *slip); /* in order */
     dp_status (*data)(dp__post *post, dp__parcel *parcel); /* to who wants it, or from who has it */
     /* ---------------------------------------------------------------------------- optional -- */
+    /* How a process has ended, if it has: DP__LEFT or DP__DEAD; `known`: as the job knows it. */
+    int (*presence)(const dp__post *post, int process, int known);
     /* Why nothing has moved, as far as it is known: "; ..." */
     void (*excuse)(const dp__post *post, const dp__parcel *parcel, char *text, size_t room);
 } dp__carrier;
@@ -217,6 +220,17 @@ static int dp__offer_to(const dp__offer *offer)
 static bool dp__has_left(const dp__post *post, int process)
 {
     return atomic_load(&dp__progress_of(post->job, process)->presence) == DP__LEFT;
+}
+
+/* Whether a process has ended (DP__LEFT, DP__DEAD), and what it had said has been heard. */
+static int dp__post_presence(const dp__post *post, int process)
+{
+    int known = atomic_load(&dp__progress_of(post->job, process)->presence);
+    if (process == post->process)
+        return known;
+    if (known != DP__LEFT && !dp__is_alive(post->job, process))
+        known = DP__DEAD;
+    return post->carrier->presence != NULL ? post->carrier->presence(post, process, known) : known;
 }
 
 /* "25 f32 from rank 1 to rank 0 with tag 5" */
@@ -871,7 +885,8 @@ enum {
     DP__CHANNEL_FLUSH_MS = 200,
     DP__CHANNEL_CALL_MS = 100, /* what a network needs for a connection; else it comes later */
     DP__CHANNEL_AGAIN_MS = 20,
-    DP__CHANNEL_GREET_MS = 1 /* so often who has come is looked at, until it is known who it is */
+    DP__CHANNEL_NEWS_MS = 300, /* in which what a job has failed of is heard from others */
+    DP__CHANNEL_GREET_MS = 1   /* so often who has come is looked at, until it is known who it is */
 };
 
 typedef struct dp__sheet { /* on its way */
@@ -884,6 +899,9 @@ typedef struct dp__sheet { /* on its way */
 typedef struct dp__channel {
     int fd;            /* -1: it has not been made, or has ended */
     bool deaf;         /* it takes nothing any more */
+    bool met;          /* the other end has been heard */
+    bool left;         /* and has said that it goes */
+    uint64_t lost_ns;  /* it is taken for dead then, if it has not */
     dp__call *call;    /* this process has called, and was not answered yet */
     uint64_t again_ns; /* it calls again then, and sends all offers anew; 0: it need not */
     dp__sheet *first, *last;
@@ -1023,6 +1041,7 @@ static void dp__channel_send(dp__post *post, dp__channel *channel)
         if (sent <= 0)
             return;
         sheet->sent += (size_t)sent;
+        post->moved = true;
         if (sheet->sent < all)
             continue;
         channel->first = sheet->next;
@@ -1086,11 +1105,26 @@ static dp_status dp__channel_data(dp__post *post, dp__parcel *parcel)
     return DP_OK;
 }
 
+/* Who goes because the job has failed may be the first one to say so. */
+static dp_status dp__slip_left(const dp__post *post, const dp__slip *slip)
+{
+    dp__job *job = post->job;
+    int rank = slip->is.from;
+    if (slip->is.tag == DP_OK || rank < 0 || rank >= job->firsts[job->process_count])
+        return DP_OK;
+    return dp__job_fail(job, (dp_status)slip->is.tag, dp__process_of(job, rank), "%.*s",
+                        (int)sizeof slip->tiny, slip->tiny);
+}
+
 /* A slip has come, or (DATA) what follows it is to come. */
 static dp_status dp__channel_read(dp__post *post, dp__channel *channel, int process)
 {
     dp__parcel *receive = post->fetched.first;
     channel->got = 0;
+    channel->met = true;
+    channel->left = channel->in.kind == DP__SLIP_LEFT;
+    if (channel->left)
+        return dp__slip_left(post, &channel->in);
     if (channel->in.kind != DP__SLIP_DATA)
         return dp__slip_read(post, process, &channel->in);
     while (receive != NULL &&
@@ -1114,10 +1148,13 @@ static dp_status dp__channel_receive(dp__post *post, dp__channel *channel, int p
                              receive != NULL ? receive->data + receive->moved
                                              : (char *)&channel->in + channel->got,
                              left);
-        if (got < 0)
+        if (got < 0) {
+            channel->lost_ns = dp__os_after_ms(DP__CHANNEL_NEWS_MS);
             dp__channel_end(post, channel);
+        }
         if (got <= 0)
             return DP_OK;
+        post->moved = true;
         if (receive != NULL)
             receive->moved += (size_t)got;
         else
@@ -1150,6 +1187,7 @@ static dp_status dp__channel_hear(dp__post *post, dp__channel *channel, int proc
             return DP_OK;
         dp__os_free(channel->call, 0, NULL);
         channel->call = NULL;
+        channel->met = true;
     }
     return dp__channel_receive(post, channel, process);
 }
@@ -1246,22 +1284,47 @@ static dp_status dp__channels_wait(dp__post *post)
     }
 }
 
+/* Why this process goes, if the job has failed: the sentence, or, if that is too long, whose fault it
+   is. */
+static dp__slip dp__last_slip(const dp__post *post)
+{
+    const dp__board *board = post->job->board;
+    dp__slip slip = {.kind = DP__SLIP_LEFT};
+    char who[DP__WHO_BYTES];
+    if (atomic_load(&board->failed) != 2)
+        return slip;
+    slip.is.tag = board->status;
+    slip.is.from = board->rank;
+    if (strlen(board->text) < sizeof slip.tiny)
+        strcpy(slip.tiny, board->text);
+    else
+        snprintf(slip.tiny, sizeof slip.tiny, "%s is to blame",
+                 dp__who(post->job, dp__process_of(post->job, board->rank), who));
+    return slip;
+}
+
 /* Answers that are on their way still go. What this process has sent may lie in memory that has
-   gone already. */
+   gone already: where that is under way, nothing more can be said. */
+static void dp__channel_leave(dp__post *post, dp__channel *channel, bool answers, uint64_t until_ns)
+{
+    const dp__slip left = dp__last_slip(post);
+    dp__os_watch watch = {.fd = channel->fd, .events = POLLOUT};
+    while (answers && channel->first != NULL && dp__os_ms_until(until_ns) > 0) {
+        dp__os_poll(&watch, 1, dp__os_ms_until(until_ns));
+        dp__channel_send(post, channel);
+    }
+    bool between = channel->first == NULL || channel->first->sent == 0;
+    if (channel->fd >= 0 && between && !dp__channel_calls(channel))
+        (void)dp__os_send(channel->fd, (const char *)&left, sizeof left);
+    dp__channel_end(post, channel);
+}
+
 DP__COLD static void dp__channels_close(dp__post *post)
 {
     dp__channels *channels = dp__channels_of(post);
     uint64_t until_ns = dp__os_after_ms(DP__CHANNEL_FLUSH_MS);
-    for (int i = 0; i < channels->count; i++) {
-        dp__channel *channel = &channels->of[i];
-        dp__os_watch watch = {.fd = channel->fd, .events = POLLOUT};
-        bool answers = i >= post->process_count;
-        while (answers && channel->first != NULL && dp__os_ms_until(until_ns) > 0) {
-            dp__os_poll(&watch, 1, dp__os_ms_until(until_ns));
-            dp__channel_send(post, channel);
-        }
-        dp__channel_end(post, channel);
-    }
+    for (int i = 0; i < channels->count; i++)
+        dp__channel_leave(post, &channels->of[i], i >= post->process_count, until_ns);
     for (int i = 0; i < post->block_count; i++)
         for (size_t k = 0; k < dp__parcels_in(i); k++)
             dp__channel_discard(post, &post->blocks[i][k]);
@@ -1270,6 +1333,22 @@ DP__COLD static void dp__channels_close(dp__post *post)
         channels->spare = sheet->next;
         dp__os_free(sheet, 0, NULL);
     }
+}
+
+/* What is heard on connections counts: it is in order with the last answers, and needs nobody who
+   passes it on. */
+static int dp__channel_presence(const dp__post *post, int process, int known)
+{
+    bool left = known == DP__LEFT, broke = false;
+    for (int answers = 0; answers < 2; answers++) {
+        const dp__channel *channel = dp__channel_to(post, process, answers != 0);
+        bool silent = channel->met && !channel->left;
+        if (silent && channel->fd >= 0 && known != DP__DEAD)
+            return DP__HERE;
+        left = left || channel->left;
+        broke = broke || (silent && dp__os_ms_until(channel->lost_ns) == 0);
+    }
+    return left ? DP__LEFT : broke ? DP__DEAD : known;
 }
 
 static void dp__channel_excuse(const dp__post *post, const dp__parcel *parcel, char *text,
@@ -1301,6 +1380,7 @@ DP__COLD static dp_status dp__channels_open(dp__post *post, dp__office *office)
         .close = dp__channels_close,
         .slip = dp__channel_slip,
         .data = dp__channel_data,
+        .presence = dp__channel_presence,
         .excuse = dp__channel_excuse,
     };
     size_t count = 2 * (size_t)post->process_count;
@@ -1342,12 +1422,12 @@ static dp_status dp__parcel_look(dp__post *post, dp__parcel *parcel)
 {
     int process = parcel->process, left = 0;
     for (int p = 0; p < post->process_count && process < 0; p++)
-        left += p == post->process || dp__has_left(post, p);
+        left += p == post->process || dp__post_presence(post, p) == DP__LEFT;
     if (process < 0)
         process = (int)(post->turns++ % (unsigned)post->process_count);
-    bool alone = parcel->process < 0 ? left == post->process_count : dp__has_left(post, process);
-    bool dead = process != post->process && !dp__has_left(post, process) &&
-                !dp__is_alive(post->job, process);
+    int presence = dp__post_presence(post, process);
+    bool dead = presence == DP__DEAD;
+    bool alone = parcel->process < 0 ? left == post->process_count : presence == DP__LEFT;
     if (!alone && !dead)
         return DP_OK;
     if (parcel->doubts++ < DP__PARCEL_DOUBTS)

@@ -405,6 +405,98 @@ TEST_SLOW(who_closes_while_messages_travel_is_named, 60)
     }
 }
 
+/* Process 1 takes what comes only now and then: the message moves all the time, and takes longer than
+   the time-out, which is for one that does not. */
+static void move_for_a_long_time(void)
+{
+    enum { HUGE = 256 << 20 };
+    dp_ctx *ctx = mesh_open(1, END_TIMEOUT_MS);
+    unsigned char *data = calloc(HUGE, 1);
+    dp_message one = {.tensor = dp_wrap(data, DP_U8, DP_SHAPE(HUGE)),
+                      .peer = 1 - mesh_process,
+                      .receives = mesh_process == 1};
+    double start = now_ms();
+    dp_status status = DP_PENDING;
+    CHECK(data != NULL);
+    data[HUGE - 1] = mesh_process == 0;
+    CHECK_OK(dp_messages_begin(ctx, &one, 1));
+    while (mesh_process == 1 && status == DP_PENDING && now_ms() - start < 1.5 * END_TIMEOUT_MS) {
+        rest(300);
+        status = dp_messages_test(ctx, &one, 1);
+    }
+    CHECK_OK(dp_messages_end(ctx, &one, 1));
+    CHECK(now_ms() - start > END_TIMEOUT_MS);
+    CHECK_INT(data[HUGE - 1], 1);
+    dp_close(ctx);
+    free(data);
+}
+
+TEST_SLOW(what_moves_is_not_late, 60)
+{
+    on_mesh("ab", move_for_a_long_time);
+}
+
+/* How process 1 ends while process 0, through which 1 and 2 hear of each other, computes; and what 2
+   does then, which has had a message from it. */
+enum { DIES, CLOSES, GIVES_UP, GIVES_UP_AT_LENGTH, ENDS };
+enum { RECEIVES, RECEIVES_FROM_ANY, SENDS, WAITS };
+
+static const char *const says_of_end[] = {"has died", "has closed its context",
+                                          "failed: the disk is full", "is to blame"};
+static int way_to_end, way_to_wait;
+
+static void end_in_a_way(dp_ctx *ctx)
+{
+    if (way_to_end == DIES)
+        raise(SIGKILL);
+    if (way_to_end == GIVES_UP)
+        dp_abort(ctx, DP_ERR_ABORTED, "the disk is full");
+    if (way_to_end == GIVES_UP_AT_LENGTH)
+        dp_abort(ctx, DP_ERR_ABORTED, "what it was told to add up is none of it a number");
+    dp_close(ctx);
+}
+
+static void end_while_nobody_passes_it_on(meeting *m)
+{
+    int32_t word = 7;
+    const dp_tensor tensor = dp_wrap(&word, DP_I32, 0, NULL);
+    dp_ctx *ctx = open_for_an_end(m);
+    if (m->process == 2)
+        CHECK_OK(dp_recv(ctx, &tensor, 1, 0));
+    else if (m->process == 1)
+        CHECK_OK(dp_send(ctx, &tensor, 2, 0));
+    wait_for_all(m);
+    if (m->process == 1) {
+        end_in_a_way(ctx);
+        return;
+    }
+    if (m->process == 2) {
+        double start = now_ms();
+        dp_status status =
+            way_to_wait == SENDS
+                ? dp_send(ctx, &tensor, 1, 0)
+                : dp_recv(ctx, &tensor, way_to_wait == RECEIVES ? 1 : DP_ANY_RANK, 0);
+        check_named(ctx, status, start, END_SOON_MS, 1, says_of_end[way_to_end]);
+        atomic_store(through, 1);
+    }
+    for (int i = 0; i < 2000 && atomic_load(through) == 0; i++)
+        rest(10);
+    dp_close(ctx);
+}
+
+/* That one of those who may send has left is no reason to give up. */
+TEST_SLOW(who_ends_behind_one_that_computes_is_named, 60)
+{
+    through = shared_memory(sizeof *through);
+    meeting_machines = "abc";
+    for (way_to_end = 0; way_to_end < ENDS; way_to_end++)
+        for (way_to_wait = 0; way_to_wait < WAITS; way_to_wait++)
+            if (way_to_end != CLOSES || way_to_wait != RECEIVES_FROM_ANY) {
+                atomic_store(through, 0);
+                in_processes_but(3, way_to_end == DIES ? 1 : -1, end_while_nobody_passes_it_on);
+            }
+}
+
 /* Of a message that was begun, wanted, and given up. */
 static void memory_goes_before_the_context(void)
 {
