@@ -2341,7 +2341,8 @@ static dp_status dp__train_ring_find(dp_ctx *ctx, dp_scope *temp, const dp_info 
     return DP_OK;
 }
 
-/* Whether something carries messages, which is found out by one with nothing in it. */
+/* Whether something carries messages, which is found out by one with nothing in it. If not, no
+   process has another answer. */
 static dp_status dp__train_mirrored_reach(dp_ctx *ctx, const dp_info *job,
                                           const dp__train_ring *ring)
 {
@@ -2352,8 +2353,10 @@ static dp_status dp__train_mirrored_reach(dp_ctx *ctx, const dp_info *job,
                                .peer = (i == 0 ? ring->next : ring->before) * job->local_count,
                                .tag = DP__TRAIN_TAG,
                                .receives = i == 1};
-    DP_TRY(dp_messages_begin(ctx, both, 2));
-    return dp_messages_end(ctx, both, 2);
+    dp_status status = dp_messages_begin(ctx, both, 2);
+    if (status == DP_OK)
+        status = dp_messages_end(ctx, both, 2);
+    return status == DP_ERR_UNSUPPORTED ? status : dp__train_alone(ctx, status);
 }
 
 /* So that every process knows which ranks the others have, and has a way to the next one. */

@@ -6,6 +6,7 @@
 #include <dirent.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -77,5 +78,15 @@ static inline void use_one_core(void)
 }
 
 #endif
+
+/* No more files may be opened, until what this returns is closed: then one. */
+static inline int spend_all_files(void)
+{
+    int last = dup(STDIN_FILENO);
+    const struct rlimit limit = {.rlim_cur = (rlim_t)last + 1, .rlim_max = (rlim_t)last + 1};
+    CHECK(last >= 0);
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    return last;
+}
 
 #endif /* PROCESS_H */

@@ -972,6 +972,34 @@ static void on_two_machines(void)
     dp_close(ctx);
 }
 
+/* Process 1 has no file for a connection to the other one, which hears of it. */
+static void one_has_no_files(void)
+{
+    const dp_optim_config mirrored = {.hyper = {.lr = 1}, .sharded = true, .mirrored = true};
+    dp_module *par;
+    dp_optim *optim;
+    dp_ctx *ctx = open_recovering();
+    CHECK_OK(dp_distributed(make_net(ctx), NULL, &par));
+    CHECK_OK(dp_barrier(ctx));
+    double start = now_ms();
+    int spent = me == 1 ? spend_all_files() : -1;
+    CHECK_ERROR(dp_optim_create(par, &mirrored, &optim), DP_ERR_INTERNAL,
+                "it may open no more files");
+    CHECK(now_ms() - start < TIMEOUT_MS / 2);
+    if (spent >= 0)
+        close(spent);
+    dp_close(ctx);
+}
+
+TEST(who_has_no_way_to_mirror_says_so)
+{
+    without_gpus();
+    machines = "ab";
+    port = free_port();
+    start_world(2, one_has_no_files);
+    CHECK_INT(end_world(), 0);
+}
+
 TEST(where_nothing_is_mirrored)
 {
     make_pictures();

@@ -1134,16 +1134,6 @@ TEST(ports_are_not_inherited)
     in_processes(3, have_a_child);
 }
 
-/* No more files may be opened, until what this returns is closed: then one. */
-static int spend_all_files(void)
-{
-    int last = dup(STDIN_FILENO);
-    const struct rlimit limit = {.rlim_cur = (rlim_t)last + 1, .rlim_max = (rlim_t)last + 1};
-    CHECK(last >= 0);
-    CHECK_INT(setrlimit(RLIMIT_NOFILE, &limit), 0);
-    return last;
-}
-
 static bool comes_too_late;
 
 /* Who cannot call has an error, and may try again. */
