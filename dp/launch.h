@@ -1109,29 +1109,32 @@ static dp_status dp__tree_listen(dp__tree *tree, int *out_process)
     return status;
 }
 
-/* A child of fork may outlive its parent's context, and the address is not its own. */
-static void dp__tree_unclaim(dp__tree *tree)
+/* Without a word. A child of fork does that with its copies: it may outlive its parent, whose end is
+   noticed by that of the connections, and the address is not its own. */
+static void dp__tree_let_go(dp__tree *tree)
 {
     if (tree == NULL)
         return;
+    for (int i = 0; i < tree->link_count; i++) {
+        dp__os_close(tree->links[i].fd);
+        tree->links[i].fd = -1;
+    }
     dp__os_close(tree->claim);
     tree->claim = -1;
 }
 
-/* Waits for nobody. A child of fork closes its copies silently: the connection is the parent's. */
+/* Waits for nobody. */
 static void dp__tree_close(dp__tree *tree, bool politely)
 {
     if (tree == NULL)
         return;
     dp__note bye = {DP__NOTE_MAGIC, DP__BYE, DP_OK, tree->process, 0};
-    for (int i = 0; i < tree->link_count; i++) {
+    for (int i = 0; i < tree->link_count; i++)
         if (politely && !tree->links[i].left)
             (void)dp__os_send(tree->links[i].fd, &bye, sizeof bye);
-        dp__os_close(tree->links[i].fd);
-    }
     if (politely && tree->claim >= 0)
         dp__os_forget(&tree->claimed);
-    dp__tree_unclaim(tree);
+    dp__tree_let_go(tree);
     dp__os_free(tree, 0, NULL);
 }
 
@@ -1266,11 +1269,19 @@ static bool dp__server_twice(dp__server *server, int process)
     return false;
 }
 
+/* NULL: that number is none of those that may connect. */
+static dp__peer *dp__server_peer(const dp__server *server, int process)
+{
+    bool behind = process >= server->first && process - server->first < server->peer_count;
+    return behind ? &server->peers[process - server->first] : NULL;
+}
+
 /* Whether a process that has the key may join. The reason why not goes to server->said, because it
    is not a failure of this process. */
 static bool dp__server_admits(dp__server *server, const dp__join_request *request)
 {
-    int who = request->process, peer = who - server->first;
+    int who = request->process;
+    const dp__peer *peer = dp__server_peer(server, who);
     char *said = server->said;
     if (request->version != DP_VERSION)
         snprintf(said, DP__SAID_BYTES, "process %d has dp.h %d, process %d has %d", who,
@@ -1278,14 +1289,13 @@ static bool dp__server_admits(dp__server *server, const dp__join_request *reques
     else if (request->process_count != server->process_count)
         snprintf(said, DP__SAID_BYTES, "process %d counts %d processes, process %d counts %d", who,
                  (int)request->process_count, server->process, server->process_count);
-    else if (who == server->process || (peer >= 0 && peer < server->peer_count &&
-                                        server->peers[peer].taken && server->hear == NULL))
+    else if (who == server->process || (peer != NULL && peer->taken && server->hear == NULL))
         return dp__server_twice(server, who);
-    else if (peer < 0 || peer >= server->peer_count ||
-             (!server->all && dp__parent(who) != server->process))
+    else if (peer == NULL || (!server->all && dp__parent(who) != server->process))
         snprintf(said, DP__SAID_BYTES, "process %d does not belong behind process %d", who,
                  server->process);
-    else if (server->knows != NULL && !server->knows(server->user, peer, request->listens))
+    else if (server->knows != NULL &&
+             !server->knows(server->user, (int)(peer - server->peers), request->listens))
         snprintf(said, DP__SAID_BYTES, "another process has come in the place of process %d", who);
     else
         return true;
@@ -1354,8 +1364,8 @@ static void dp__server_add(dp__server *server, const dp__pending *pending)
    process. */
 static bool dp__server_has_told(const dp__server *server, int process)
 {
-    int peer = process - server->first;
-    bool late = peer >= 0 && peer < server->peer_count && !server->peers[peer].taken;
+    const dp__peer *peer = dp__server_peer(server, process);
+    bool late = peer != NULL && !peer->taken;
     return server->failed != DP_OK && !server->twice && !late;
 }
 
@@ -1391,7 +1401,8 @@ static bool dp__server_answer(dp__server *server, dp__pending *pending, dp__hear
             dp__server_add(server, pending);
             return false;
         }
-        dp__note_failure(pending->fd, DP_ERR_MISMATCH, server->process, server->said);
+        if (!server->any) /* who calls there does not listen for notes */
+            dp__note_failure(pending->fd, DP_ERR_MISMATCH, server->process, server->said);
     }
     server->rejected += heard == DP__NOISE && pending->asked;
     dp__os_close(pending->fd);

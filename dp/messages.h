@@ -122,6 +122,7 @@ typedef struct dp__carrier {
     dp_status (*slip)(dp__post *post, int process, const dp__slip *slip); /* in order */
     dp_status (*data)(dp__post *post, dp__parcel *parcel); /* to who wants it, or from who has it */
     /* ---------------------------------------------------------------------------- optional -- */
+    void (*let_go)(dp__post *post); /* of what a child of fork has copies: it is the child's call */
     /* How a process has ended, if it has: DP__LEFT or DP__DEAD; `known`: as the job knows it. */
     int (*presence)(const dp__post *post, int process, int known);
     /* Why nothing has moved, as far as it is known: "; ..." */
@@ -196,6 +197,7 @@ static dp__parcel *dp__parcel_new(dp__post *post)
 static void dp__parcel_free(dp__post *post, dp__parcel *parcel)
 {
     parcel->number = 0;
+    parcel->stage = NULL;
     dp__parcel_add(&post->spare, parcel);
 }
 
@@ -1335,6 +1337,15 @@ DP__COLD static void dp__channels_close(dp__post *post)
     }
 }
 
+static void dp__channels_let_go(dp__post *post)
+{
+    dp__channels *channels = dp__channels_of(post);
+    for (int i = 0; i < channels->count; i++) {
+        dp__os_close(channels->of[i].fd);
+        channels->of[i].fd = -1;
+    }
+}
+
 /* What is heard on connections counts: it is in order with the last answers, and needs nobody who
    passes it on. */
 static int dp__channel_presence(const dp__post *post, int process, int known)
@@ -1380,6 +1391,7 @@ DP__COLD static dp_status dp__channels_open(dp__post *post, dp__office *office)
         .close = dp__channels_close,
         .slip = dp__channel_slip,
         .data = dp__channel_data,
+        .let_go = dp__channels_let_go,
         .presence = dp__channel_presence,
         .excuse = dp__channel_excuse,
     };
@@ -1523,6 +1535,12 @@ static void dp__post_close(dp_ctx *ctx)
         ctx->post->carrier->close(ctx->post);
 }
 
+static void dp__post_let_go(dp__post *post)
+{
+    if (post != NULL && post->carrier != NULL && post->carrier->let_go != NULL)
+        post->carrier->let_go(post);
+}
+
 /* What lies in it stays where it is until the process ends. */
 DP__MAYBE_UNUSED static void dp__scope_keep(const dp_scope *scope)
 {
@@ -1532,24 +1550,18 @@ DP__MAYBE_UNUSED static void dp__scope_keep(const dp_scope *scope)
         block->kept = true;
 }
 
-static void dp__stages_lose(const dp__parcels *list)
-{
-    for (const dp__parcel *parcel = list->first; parcel != NULL; parcel = parcel->next)
-        if (parcel->stage != NULL)
-            parcel->stage->lost = true;
-}
-
-/* The job has failed, and is made anew: no message of it goes on. */
+/* The job has failed, and is made anew: no message of it goes on, and nobody is told of one that is
+   done. */
 static void dp__post_forget(dp_ctx *ctx)
 {
     dp__post *post = ctx->post;
     if (post == NULL)
         return;
     dp__post_close(ctx);
-    dp__stages_lose(&post->expected);
-    dp__stages_lose(&post->arrived);
-    dp__stages_lose(&post->offered);
-    dp__stages_lose(&post->fetched);
+    for (int i = 0; i < post->block_count; i++)
+        for (size_t k = 0; k < dp__parcels_in(i); k++)
+            if (post->blocks[i][k].stage != NULL)
+                post->blocks[i][k].stage->lost = true;
     post->scope->lost = true;
     ctx->post = NULL;
 }

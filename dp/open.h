@@ -350,8 +350,9 @@ static void dp__in_child(void)
         dp_ctx *ctx = atomic_load(&dp__live[i]);
         if (ctx == NULL)
             continue;
-        dp__tree_unclaim(ctx->tree);
+        dp__tree_let_go(ctx->tree);
         dp__roll_unlisten(ctx->roll);
+        dp__post_let_go(ctx->post);
         dp__office_unlisten(ctx);
         dp__unbind_child(ctx);
     }

@@ -1243,10 +1243,13 @@ static bool dp__os_connected(int fd)
     return dp__os_connection(fd) == 0;
 }
 
+enum { DP__OS_BYTES_MOST = 1 << 30 }; /* of one call: macOS refuses what is no int */
+
 /* How many bytes were sent: 0 when none can be now, -1 when none ever will. */
 static ptrdiff_t dp__os_send(int fd, const void *data, size_t bytes)
 {
-    ssize_t sent = send(fd, data, bytes, MSG_NOSIGNAL);
+    size_t most = bytes < DP__OS_BYTES_MOST ? bytes : DP__OS_BYTES_MOST;
+    ssize_t sent = send(fd, data, most, MSG_NOSIGNAL);
     if (sent < 0)
         return errno == EAGAIN || errno == EINTR ? 0 : -1;
     return sent;
@@ -1255,7 +1258,8 @@ static ptrdiff_t dp__os_send(int fd, const void *data, size_t bytes)
 /* How many bytes were received: 0 when there are none yet, -1 at the end. */
 static ptrdiff_t dp__os_receive(int fd, void *data, size_t bytes)
 {
-    ssize_t got = recv(fd, data, bytes, 0);
+    size_t most = bytes < DP__OS_BYTES_MOST ? bytes : DP__OS_BYTES_MOST;
+    ssize_t got = recv(fd, data, most, 0);
     if (got < 0)
         return errno == EAGAIN || errno == EINTR ? 0 : -1;
     return got > 0 ? got : -1;

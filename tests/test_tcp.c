@@ -201,6 +201,19 @@ static dp_status send_much(dp_ctx *ctx)
     return mesh_process == 1 ? status : dp_recv(ctx, &tensor, 1, 0);
 }
 
+/* One that has nothing to do with the job, and is there for longer than its parent. */
+static void leave_a_child(void)
+{
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child > 0)
+        return;
+    rest(2 * END_TIMEOUT_MS);
+    _exit(EXIT_SUCCESS);
+}
+
+static bool has_a_child;
+
 static atomic_int *through; /* with what they have to say: all see it */
 
 /* Who ends sooner would be another reason for the others. Until then letters are passed on. */
@@ -219,6 +232,8 @@ static void one_gets_a_signal(meeting *m)
     double start = now_ms();
     dp_status status = DP_OK;
     dp_ctx *ctx = open_for_an_end(m);
+    if (has_a_child && m->process == 1)
+        leave_a_child();
     wait_for_all(m);
     signal_soon(m, sent_signal);
     while (status == DP_OK) {
@@ -248,6 +263,12 @@ static void each_way_of_meeting(int signal, dp_status (*what)(dp_ctx *ctx))
 
 TEST_SLOW(who_dies_in_a_large_sum_is_named, 60)
 {
+    each_way_of_meeting(SIGKILL, sum_much);
+}
+
+TEST_SLOW(who_dies_and_has_a_child_is_named, 60)
+{
+    has_a_child = true;
     each_way_of_meeting(SIGKILL, sum_much);
 }
 
@@ -438,16 +459,18 @@ TEST_SLOW(what_moves_is_not_late, 60)
 
 /* How process 1 ends while process 0, through which 1 and 2 hear of each other, computes; and what 2
    does then, which has had a message from it. */
-enum { DIES, CLOSES, GIVES_UP, GIVES_UP_AT_LENGTH, ENDS };
+enum { DIES, LEAVES_A_CHILD, CLOSES, GIVES_UP, GIVES_UP_AT_LENGTH, ENDS };
 enum { RECEIVES, RECEIVES_FROM_ANY, SENDS, WAITS };
 
-static const char *const says_of_end[] = {"has died", "has closed its context",
+static const char *const says_of_end[] = {"has died", "has died", "has closed its context",
                                           "failed: the disk is full", "is to blame"};
 static int way_to_end, way_to_wait;
 
 static void end_in_a_way(dp_ctx *ctx)
 {
-    if (way_to_end == DIES)
+    if (way_to_end == LEAVES_A_CHILD)
+        leave_a_child();
+    if (way_to_end <= LEAVES_A_CHILD)
         raise(SIGKILL);
     if (way_to_end == GIVES_UP)
         dp_abort(ctx, DP_ERR_ABORTED, "the disk is full");
@@ -493,7 +516,8 @@ TEST_SLOW(who_ends_behind_one_that_computes_is_named, 60)
         for (way_to_wait = 0; way_to_wait < WAITS; way_to_wait++)
             if (way_to_end != CLOSES || way_to_wait != RECEIVES_FROM_ANY) {
                 atomic_store(through, 0);
-                in_processes_but(3, way_to_end == DIES ? 1 : -1, end_while_nobody_passes_it_on);
+                in_processes_but(3, way_to_end <= LEAVES_A_CHILD ? 1 : -1,
+                                 end_while_nobody_passes_it_on);
             }
 }
 
