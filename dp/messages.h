@@ -1002,8 +1002,8 @@ static void dp__channel_ask(dp__post *post, int process)
         dp__channel_fail(post, process);
 }
 
-/* There is a way to that process, or will be. */
-DP__COLD static dp_status dp__channel_reach(dp__post *post, int process)
+/* There is a way to that process, or will be: within so long what is said goes at once. */
+DP__COLD static dp_status dp__channel_reach(dp__post *post, int process, int ms)
 {
     dp__channel *channel = dp__channel_to(post, process, false);
     if (channel->fd >= 0 || channel->deaf || channel->again_ns != 0)
@@ -1016,7 +1016,7 @@ DP__COLD static dp_status dp__channel_reach(dp__post *post, int process)
     dp__os_watch watch = {.fd = channel->fd, .events = POLLOUT};
     if (channel->fd < 0)
         dp__channel_fail(post, process);
-    else if (dp__os_poll(&watch, 1, DP__CHANNEL_CALL_MS) > 0)
+    else if (dp__os_poll(&watch, 1, ms) > 0)
         dp__channel_ask(post, process);
     if (status != DP_OK) /* nobody has heard of it */
         channel->again_ns = 0;
@@ -1080,7 +1080,7 @@ static dp_status dp__channel_slip(dp__post *post, int process, const dp__slip *s
 static dp_status dp__channel_prepare(dp__post *post, dp__parcel *send)
 {
     dp__sheet *sheet = NULL;
-    DP_TRY(dp__channel_reach(post, send->process));
+    DP_TRY(dp__channel_reach(post, send->process, DP__CHANNEL_CALL_MS));
     DP_TRY(dp__sheet_take(post, &sheet));
     send->wire = sheet;
     return DP_OK;
@@ -1229,7 +1229,7 @@ DP__COLD static dp_status dp__channel_again(dp__post *post, int process)
         return DP_OK;
     channel->again_ns = 0;
     dp__channel_drop(post, channel);
-    if (dp__channel_reach(post, process) != DP_OK)
+    if (dp__channel_reach(post, process, 0) != DP_OK)
         channel->again_ns = dp__os_after_ms(DP__CHANNEL_AGAIN_MS);
     for (dp__parcel *send = post->offered.first; send != NULL; send = send->next)
         if (send->process == process && channel->fd >= 0)
@@ -1286,8 +1286,8 @@ static dp_status dp__channels_wait(dp__post *post)
     }
 }
 
-/* Why this process goes, if the job has failed: the sentence, or, if that is too long, whose fault it
-   is. */
+/* Why this process goes, if the job has failed: the sentence, or, if that is too long, whose fault
+   it is. */
 static dp__slip dp__last_slip(const dp__post *post)
 {
     const dp__board *board = post->job->board;

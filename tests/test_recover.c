@@ -657,7 +657,7 @@ static int count_shared(void)
     return count;
 }
 
-/* To this process itself, by copies, as every other number is meant; and nobody asks how it went. */
+/* To this process itself, every other number, so by copies; and nobody asks how it went. */
 static void send_and_forget(dp_ctx *ctx)
 {
     static float numbers[2][2000];

@@ -426,8 +426,8 @@ TEST_SLOW(who_closes_while_messages_travel_is_named, 60)
     }
 }
 
-/* Process 1 takes what comes only now and then: the message moves all the time, and takes longer than
-   the time-out, which is for one that does not. */
+/* Process 1 takes what comes only now and then: the message moves all the time, and needs more than
+   the time-out, which is for one that does not move. */
 static void move_for_a_long_time(void)
 {
     enum { HUGE = 256 << 20 };
@@ -457,8 +457,8 @@ TEST_SLOW(what_moves_is_not_late, 60)
     on_mesh("ab", move_for_a_long_time);
 }
 
-/* How process 1 ends while process 0, through which 1 and 2 hear of each other, computes; and what 2
-   does then, which has had a message from it. */
+/* How process 1 ends while process 0, through which 1 and 2 hear of each other, computes; and what
+   2 does then, which has had a message from it. */
 enum { DIES, LEAVES_A_CHILD, CLOSES, GIVES_UP, GIVES_UP_AT_LENGTH, ENDS };
 enum { RECEIVES, RECEIVES_FROM_ANY, SENDS, WAITS };
 
