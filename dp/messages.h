@@ -1355,7 +1355,7 @@ static int dp__channel_presence(const dp__post *post, int process, int known)
         const dp__channel *channel = dp__channel_to(post, process, answers != 0);
         bool silent = channel->met && !channel->left;
         if (silent && channel->fd >= 0 && known != DP__DEAD)
-            return DP__HERE;
+            return DP__INSIDE;
         left = left || channel->left;
         broke = broke || (silent && dp__os_ms_until(channel->lost_ns) == 0);
     }
