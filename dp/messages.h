@@ -885,7 +885,8 @@ static dp_status dp__slip_read(dp__post *post, int from, const dp__slip *slip)
 
 enum {
     DP__CHANNEL_FLUSH_MS = 200,
-    DP__CHANNEL_CALL_MS = 100, /* what a network needs for a connection; else it comes later */
+    DP__CHANNEL_ONCE = 4 << 20, /* bytes, then others have their turn, and who only tests goes on */
+    DP__CHANNEL_CALL_MS = 100,  /* what a network needs for a connection; else it comes later */
     DP__CHANNEL_AGAIN_MS = 20,
     DP__CHANNEL_NEWS_MS = 300, /* in which what a job has failed of is heard from others */
     DP__CHANNEL_GREET_MS = 1   /* so often who has come is looked at, until it is known who it is */
@@ -1030,7 +1031,9 @@ DP__COLD static dp_status dp__channel_reach(dp__post *post, int process, int ms)
 /* As much as goes now. */
 static void dp__channel_send(dp__post *post, dp__channel *channel)
 {
-    while (channel->first != NULL && channel->fd >= 0 && !dp__channel_calls(channel)) {
+    size_t once = 0;
+    while (channel->first != NULL && channel->fd >= 0 && !dp__channel_calls(channel) &&
+           once < DP__CHANNEL_ONCE) {
         dp__sheet *sheet = channel->first;
         bool data = sheet->sent >= sizeof sheet->slip;
         size_t all = sizeof sheet->slip + (sheet->send != NULL ? sheet->send->bytes : 0);
@@ -1043,6 +1046,7 @@ static void dp__channel_send(dp__post *post, dp__channel *channel)
         if (sent <= 0)
             return;
         sheet->sent += (size_t)sent;
+        once += (size_t)sent;
         post->moved = true;
         if (sheet->sent < all)
             continue;
@@ -1141,8 +1145,8 @@ static dp_status dp__channel_read(dp__post *post, dp__channel *channel, int proc
 /* What has come. */
 static dp_status dp__channel_receive(dp__post *post, dp__channel *channel, int process)
 {
-    ptrdiff_t got = 1;
-    while (got > 0) {
+    ptrdiff_t got;
+    for (size_t once = 0; once < DP__CHANNEL_ONCE; once += (size_t)got) {
         dp__parcel *receive = channel->filling;
         size_t left = receive != NULL ? receive->bytes - receive->moved
                                       : sizeof channel->in - channel->got;

@@ -426,8 +426,8 @@ TEST_SLOW(who_closes_while_messages_travel_is_named, 60)
     }
 }
 
-/* Process 1 takes what comes only now and then: the message moves all the time, and needs more than
-   the time-out, which is for one that does not move. */
+/* Process 1 takes a part of what comes now and then: the message moves all the time, and needs more
+   than the time-out, which is for one that does not move. */
 static void move_for_a_long_time(void)
 {
     enum { HUGE = 256 << 20 };
