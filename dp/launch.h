@@ -1109,8 +1109,8 @@ static dp_status dp__tree_listen(dp__tree *tree, int *out_process)
     return status;
 }
 
-/* Without a word. A child of fork does that with its copies: it may outlive its parent, whose end
-   others notice by that of the connections, and the address is not its own. */
+/* Closes without a word. So does a child of fork with its copies: it may outlive its parent, whose
+   end others notice by that of the connections, and the address is not its own. */
 static void dp__tree_let_go(dp__tree *tree)
 {
     if (tree == NULL)

@@ -77,6 +77,7 @@ typedef struct dp__parcel {
     size_t bytes, moved;
     int process; /* at the other end; -1: any */
     bool receives;
+    bool awaited; /* by dp_messages_end */
     dp_status status;
     unsigned doubts;
     void *wire;       /* what the carrier has of it */
@@ -98,6 +99,7 @@ typedef struct dp__post {
     dp__parcels offered;           /* sends to other processes that are not done */
     dp__parcels fetched;           /* receives whose data is on its way, with slips */
     bool moved;                    /* something has happened since this was last false */
+    bool flows;                    /* a part of what is awaited has moved since the last look */
     dp_status failed;              /* of the carrier, while others wait */
     dp__wait wait;                 /* of those who only test */
     unsigned looks, turns;         /* turns: of those that may be any rank */
@@ -122,8 +124,9 @@ typedef struct dp__carrier {
     dp_status (*slip)(dp__post *post, int process, const dp__slip *slip); /* in order */
     dp_status (*data)(dp__post *post, dp__parcel *parcel); /* to who wants it, or from who has it */
     /* ---------------------------------------------------------------------------- optional -- */
-    void (*let_go)(dp__post *post); /* of what a child of fork has copies: it is the child's call */
-    /* How a process has ended, if it has: DP__LEFT or DP__DEAD; `known`: as the job knows it. */
+    void (*let_go)(dp__post *post); /* in a child of fork: it closes its copies of connections */
+    /* DP__LEFT, DP__DEAD: the process has ended, and all that it had said has been heard; `known`:
+       as the job knows it. */
     int (*presence)(const dp__post *post, int process, int known);
     /* Why nothing has moved, as far as it is known: "; ..." */
     void (*excuse)(const dp__post *post, const dp__parcel *parcel, char *text, size_t room);
@@ -224,15 +227,19 @@ static bool dp__has_left(const dp__post *post, int process)
     return atomic_load(&dp__progress_of(post->job, process)->presence) == DP__LEFT;
 }
 
-/* Whether a process has ended (DP__LEFT, DP__DEAD), and what it had said has been heard. */
-static int dp__post_presence(const dp__post *post, int process)
+/* Whether a process is known to have died, which may have to be asked of the system. */
+static bool dp__has_died(const dp__post *post, int process)
 {
-    int known = atomic_load(&dp__progress_of(post->job, process)->presence);
-    if (process == post->process)
-        return known;
-    if (known != DP__LEFT && !dp__is_alive(post->job, process))
-        known = DP__DEAD;
-    return post->carrier->presence != NULL ? post->carrier->presence(post, process, known) : known;
+    return process != post->process && !dp__has_left(post, process) &&
+           !dp__is_alive(post->job, process);
+}
+
+/* DP__LEFT, DP__DEAD: the process has ended, as far as messages go. */
+static int dp__post_presence(const dp__post *post, int process, bool died)
+{
+    int known = died ? DP__DEAD : atomic_load(&dp__progress_of(post->job, process)->presence);
+    bool hears = post->carrier != NULL && post->carrier->presence != NULL;
+    return hears ? post->carrier->presence(post, process, known) : known;
 }
 
 /* "25 f32 from rank 1 to rank 0 with tag 5" */
@@ -879,16 +886,16 @@ static dp_status dp__slip_read(dp__post *post, int from, const dp__slip *slip)
    Two connections to each process (>>office in dp/tcp.h). A process sends on its own, which it
    makes for the first message; the answers come back there. Until the other one has proved what it
    is the connection may be lost, by the network for example: then it is made again, and all offers
-   are sent anew. Later a connection that ends is no error by itself: who expects something from its
-   process looks whether that is still there. A process that takes nothing any more may have said
-   something before, which is still to be read.                                                  */
+   are sent anew. A process that takes nothing any more may have said something before, which is
+   still to be read. Who closes says so at the end of both; where a connection ends without that,
+   who expects something from its process expects it in vain.                                     */
 
 enum {
     DP__CHANNEL_FLUSH_MS = 200,
     DP__CHANNEL_ONCE = 4 << 20, /* bytes, then others have their turn, and who only tests goes on */
     DP__CHANNEL_CALL_MS = 100,  /* what a network needs for a connection; else it comes later */
     DP__CHANNEL_AGAIN_MS = 20,
-    DP__CHANNEL_NEWS_MS = 300, /* in which what a job has failed of is heard from others */
+    DP__CHANNEL_NEWS_MS = 300, /* after an end without a word: others may still say why */
     DP__CHANNEL_GREET_MS = 1   /* so often who has come is looked at, until it is known who it is */
 };
 
@@ -902,9 +909,9 @@ typedef struct dp__sheet { /* on its way */
 typedef struct dp__channel {
     int fd;            /* -1: it has not been made, or has ended */
     bool deaf;         /* it takes nothing any more */
-    bool met;          /* the other end has been heard */
+    bool met;          /* the other end has proved what it is */
     bool left;         /* and has said that it goes */
-    uint64_t lost_ns;  /* it is taken for dead then, if it has not */
+    uint64_t lost_ns;  /* its end is believed then, where that was not said */
     dp__call *call;    /* this process has called, and was not answered yet */
     uint64_t again_ns; /* it calls again then, and sends all offers anew; 0: it need not */
     dp__sheet *first, *last;
@@ -974,10 +981,11 @@ static void dp__channel_deafen(dp__post *post, dp__channel *channel)
 
 static void dp__channel_end(dp__post *post, dp__channel *channel)
 {
+    int fd = channel->fd;
     dp__channel_deafen(post, channel);
-    dp__os_close(channel->fd);
+    channel->fd = -1; /* before a child of fork could close what has the number next */
+    dp__os_close(fd);
     dp__os_free(channel->call, 0, NULL);
-    channel->fd = -1;
     channel->call = NULL;
 }
 
@@ -1047,7 +1055,7 @@ static void dp__channel_send(dp__post *post, dp__channel *channel)
             return;
         sheet->sent += (size_t)sent;
         once += (size_t)sent;
-        post->moved = true;
+        post->flows = post->flows || (data && sheet->send->awaited);
         if (sheet->sent < all)
             continue;
         channel->first = sheet->next;
@@ -1118,6 +1126,7 @@ static dp_status dp__slip_left(const dp__post *post, const dp__slip *slip)
     int rank = slip->is.from;
     if (slip->is.tag == DP_OK || rank < 0 || rank >= job->firsts[job->process_count])
         return DP_OK;
+    DP_TRY(dp__job_heard(job)); /* the whole sentence may be here already */
     return dp__job_fail(job, (dp_status)slip->is.tag, dp__process_of(job, rank), "%.*s",
                         (int)sizeof slip->tiny, slip->tiny);
 }
@@ -1127,7 +1136,6 @@ static dp_status dp__channel_read(dp__post *post, dp__channel *channel, int proc
 {
     dp__parcel *receive = post->fetched.first;
     channel->got = 0;
-    channel->met = true;
     channel->left = channel->in.kind == DP__SLIP_LEFT;
     if (channel->left)
         return dp__slip_left(post, &channel->in);
@@ -1160,7 +1168,7 @@ static dp_status dp__channel_receive(dp__post *post, dp__channel *channel, int p
         }
         if (got <= 0)
             return DP_OK;
-        post->moved = true;
+        post->flows = post->flows || (receive != NULL && receive->awaited);
         if (receive != NULL)
             receive->moved += (size_t)got;
         else
@@ -1220,7 +1228,7 @@ DP__COLD static dp_status dp__channels_let_in(dp__post *post)
     for (int p = 0; p < post->process_count && some; p++) {
         int fd = dp__office_take(channels->office, p);
         if (fd >= 0)
-            *dp__channel_to(post, p, true) = (dp__channel){.fd = fd};
+            *dp__channel_to(post, p, true) = (dp__channel){.fd = fd, .met = true};
     }
     return DP_OK;
 }
@@ -1311,9 +1319,9 @@ static dp__slip dp__last_slip(const dp__post *post)
 
 /* Answers that are on their way still go. What this process has sent may lie in memory that has
    gone already: where that is under way, nothing more can be said. */
-static void dp__channel_leave(dp__post *post, dp__channel *channel, bool answers, uint64_t until_ns)
+static void dp__channel_leave(dp__post *post, dp__channel *channel, bool answers,
+                              const dp__slip *last, uint64_t until_ns)
 {
-    const dp__slip left = dp__last_slip(post);
     dp__os_watch watch = {.fd = channel->fd, .events = POLLOUT};
     while (answers && channel->first != NULL && dp__os_ms_until(until_ns) > 0) {
         dp__os_poll(&watch, 1, dp__os_ms_until(until_ns));
@@ -1321,16 +1329,17 @@ static void dp__channel_leave(dp__post *post, dp__channel *channel, bool answers
     }
     bool between = channel->first == NULL || channel->first->sent == 0;
     if (channel->fd >= 0 && between && !dp__channel_calls(channel))
-        (void)dp__os_send(channel->fd, (const char *)&left, sizeof left);
+        (void)dp__wire_send(channel->fd, last, sizeof *last, until_ns);
     dp__channel_end(post, channel);
 }
 
 DP__COLD static void dp__channels_close(dp__post *post)
 {
     dp__channels *channels = dp__channels_of(post);
+    const dp__slip last = dp__last_slip(post);
     uint64_t until_ns = dp__os_after_ms(DP__CHANNEL_FLUSH_MS);
     for (int i = 0; i < channels->count; i++)
-        dp__channel_leave(post, &channels->of[i], i >= post->process_count, until_ns);
+        dp__channel_leave(post, &channels->of[i], i >= post->process_count, &last, until_ns);
     for (int i = 0; i < post->block_count; i++)
         for (size_t k = 0; k < dp__parcels_in(i); k++)
             dp__channel_discard(post, &post->blocks[i][k]);
@@ -1351,7 +1360,7 @@ static void dp__channels_let_go(dp__post *post)
 }
 
 /* What is heard on connections counts: it is in order with the last answers, and needs nobody who
-   passes it on. */
+   passes it on. Only a process that is known to have died says nothing more. */
 static int dp__channel_presence(const dp__post *post, int process, int known)
 {
     bool left = known == DP__LEFT, broke = false;
@@ -1438,10 +1447,11 @@ static dp_status dp__parcel_look(dp__post *post, dp__parcel *parcel)
 {
     int process = parcel->process, left = 0;
     for (int p = 0; p < post->process_count && process < 0; p++)
-        left += p == post->process || dp__post_presence(post, p) == DP__LEFT;
+        left += p == post->process || dp__post_presence(post, p, false) == DP__LEFT;
     if (process < 0)
         process = (int)(post->turns++ % (unsigned)post->process_count);
-    int presence = dp__post_presence(post, process);
+    bool died = dp__has_died(post, process);
+    int presence = dp__post_presence(post, process, died);
     bool dead = presence == DP__DEAD;
     bool alone = parcel->process < 0 ? left == post->process_count : presence == DP__LEFT;
     if (!alone && !dead)
@@ -1450,7 +1460,8 @@ static dp_status dp__parcel_look(dp__post *post, dp__parcel *parcel)
         return DP_OK;
     return dp__parcel_blame(post, parcel, DP_ERR_REMOTE,
                             dead || parcel->process >= 0 ? process : -1,
-                            dead                   ? "has died"
+                            died                   ? "has died"
+                            : dead                 ? "is gone: the connection to it has ended"
                             : parcel->process >= 0 ? "has closed its context"
                                                    : "is not among those that are left");
 }
@@ -1493,6 +1504,9 @@ static dp_status dp__post_rest(void *what, dp__wait *wait)
     if (!dp__wait_looks(wait, post->job->look_ns, &waited_ns))
         return DP_OK;
     DP_TRY(dp__post_look(post));
+    if (post->flows)
+        atomic_store(&wait->waited_ns, waited_ns = 0);
+    post->flows = false;
     bool late = waited_ns >= (uint64_t)post->job->timeout_ms * 1000000;
     return late ? dp__post_late(post) : DP_OK;
 }
@@ -1798,6 +1812,11 @@ static dp_status dp__messages_wait(dp__post *post, dp_message *messages, size_t 
     dp_status status = dp__post_advance(post);
     post->awaited = messages;
     post->awaited_count = count;
+    for (size_t i = 0; i < count; i++) {
+        dp__parcel *parcel = dp__parcel_of(post, &messages[i]);
+        if (parcel != NULL)
+            parcel->awaited = true;
+    }
     while (status == DP_OK) {
         status = dp__messages_collect(post, messages, count);
         if (status != DP_PENDING)

@@ -462,8 +462,9 @@ TEST_SLOW(what_moves_is_not_late, 60)
 enum { DIES, LEAVES_A_CHILD, CLOSES, GIVES_UP, GIVES_UP_AT_LENGTH, ENDS };
 enum { RECEIVES, RECEIVES_FROM_ANY, SENDS, WAITS };
 
-static const char *const says_of_end[] = {"has died", "has died", "has closed its context",
-                                          "failed: the disk is full", "is to blame"};
+static const char *const says_of_end[] = {
+    "the connection to it has ended", "the connection to it has ended", "has closed its context",
+    "failed: the disk is full", "is to blame"};
 static int way_to_end, way_to_wait;
 
 static void end_in_a_way(dp_ctx *ctx)
@@ -519,6 +520,96 @@ TEST_SLOW(who_ends_behind_one_that_computes_is_named, 60)
                 in_processes_but(3, way_to_end <= LEAVES_A_CHILD ? 1 : -1,
                                  end_while_nobody_passes_it_on);
             }
+}
+
+/* Process 1 gives up, at length, and goes. Process 0 is told twice, and quotes all of it. */
+static void give_up_at_length(meeting *m)
+{
+    static const char why[] = "what it was told to add up is none of it a number";
+    int32_t word = 7;
+    const dp_tensor tensor = dp_wrap(&word, DP_I32, 0, NULL);
+    dp_ctx *ctx = open_for_an_end(m);
+    if (m->process == 1) {
+        CHECK_OK(dp_send(ctx, &tensor, 0, 0));
+        rest(30);
+        dp_abort(ctx, DP_ERR_ABORTED, "%s", why);
+    } else {
+        CHECK_OK(dp_recv(ctx, &tensor, 1, 0));
+        CHECK_ERROR(dp_recv(ctx, &tensor, 1, 0), DP_ERR_ABORTED, why);
+    }
+    dp_close(ctx);
+}
+
+TEST(who_gives_up_at_length_is_quoted)
+{
+    meeting_machines = "ab";
+    for (int i = 0; i < 5; i++)
+        in_processes(2, give_up_at_length);
+}
+
+/* Process 2 gives up while data flows between the others all the time. */
+static void give_up_beside(void)
+{
+    enum { LARGE = 32 << 20 };
+    dp_ctx *ctx = mesh_open(1, END_TIMEOUT_MS);
+    unsigned char *data = calloc(LARGE, 1);
+    const dp_tensor tensor = dp_wrap(data, DP_U8, DP_SHAPE(LARGE));
+    dp_status status = DP_OK;
+    CHECK(data != NULL);
+    CHECK_OK(dp_barrier(ctx));
+    double start = now_ms();
+    if (mesh_process == 2) {
+        rest(100);
+        dp_abort(ctx, DP_ERR_ABORTED, "the disk is full");
+        rest(1000);
+    }
+    while (mesh_process < 2 && status == DP_OK && now_ms() - start < 10 * END_SOON_MS)
+        status = mesh_process == 1 ? dp_send(ctx, &tensor, 0, 0) : dp_recv(ctx, &tensor, 1, 0);
+    if (mesh_process < 2)
+        check_named(ctx, status, start, END_SOON_MS, 2, "the disk is full");
+    dp_close(ctx);
+    free(data);
+}
+
+TEST_SLOW(a_failure_is_heard_while_data_flows, 60)
+{
+    on_mesh("abc", give_up_beside);
+    on_mesh("aaa", give_up_beside);
+}
+
+/* Process 0 waits for process 2, and is sent something else by 1 that it does not wait for. */
+static void move_something_else(meeting *m)
+{
+    enum { HUGE = 256 << 20 };
+    dp_ctx *ctx = open_for_an_end(m);
+    unsigned char *data = m->process < 2 ? calloc(HUGE, 1) : NULL;
+    int32_t word = 7;
+    const dp_tensor tensor = dp_wrap(&word, DP_I32, 0, NULL);
+    dp_message one = {.tensor = dp_wrap(data, DP_U8, DP_SHAPE(HUGE)),
+                      .peer = 1 - m->process,
+                      .receives = m->process == 0};
+    if (m->process < 2)
+        CHECK_OK(dp_messages_begin(ctx, &one, 1));
+    wait_for_all(m);
+    double start = now_ms();
+    if (m->process == 0) {
+        dp_status status = dp_recv(ctx, &tensor, 2, 0);
+        check_named(ctx, status, start, END_LATE_MS, 2, "did not come within 2000 ms");
+        atomic_store(through, 1);
+    }
+    while (atomic_load(through) == 0) {
+        rest(200);
+        (void)!(m->process == 1 ? dp_messages_test(ctx, &one, 1) : DP_OK);
+    }
+    dp_close(ctx);
+    free(data);
+}
+
+TEST_SLOW(what_is_not_awaited_does_not_count, 60)
+{
+    through = shared_memory(sizeof *through);
+    meeting_machines = "abc";
+    in_processes(3, move_something_else);
 }
 
 /* Of a message that was begun, wanted, and given up. */
