@@ -888,7 +888,7 @@ static dp_status dp__slip_read(dp__post *post, int from, const dp__slip *slip)
    is the connection may be lost, by the network for example: then it is made again, and all offers
    are sent anew. A process that takes nothing any more may have said something before, which is
    still to be read. Who closes says so at the end of both; where a connection ends without that,
-   who expects something from its process expects it in vain.                                     */
+   who expects something from its process expects it in vain.                                    */
 
 enum {
     DP__CHANNEL_FLUSH_MS = 200,

@@ -903,6 +903,63 @@ TEST(a_flood_is_let_in_by_and_by)
     dp__server_close(&server);
 }
 
+/* A stranger may say any number. */
+TEST(numbers_of_those_that_may_connect)
+{
+    dp__launch launch = {.where = "here"};
+    dp__server server = {.launch = &launch, .process_count = 3, .all = true, .listener = -1};
+    CHECK(dp__server_open(&server) == DP_OK);
+    CHECK(dp__server_peer(&server, 1) == &server.peers[0]);
+    CHECK(dp__server_peer(&server, 2) == &server.peers[1]);
+    const int none[] = {INT_MIN, -1, 0, 3, INT_MAX};
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
+        CHECK(dp__server_peer(&server, none[i]) == NULL);
+    dp__server_close(&server);
+}
+
+/* Process 1 calls an office, and proves what it is. */
+static int call_office(dp__server *server)
+{
+    const dp__join_request request = {.magic = DP__JOIN_MAGIC,
+                                      .version = DP_VERSION,
+                                      .process = 1,
+                                      .process_count = 2,
+                                      .patience_ms = 9000};
+    const struct {
+        dp__join_request request;
+        uint64_t proof;
+    } both = {request, dp__proof(server->key, &request, DP__OFFICE_NONCE, true)};
+    dp__challenge challenge;
+    uint64_t until_ns = dp__os_after_ms(9000);
+    int fd = dp__os_connect(&server->at);
+    CHECK(dp__wire_send(fd, &both, sizeof both, until_ns) == DP_OK);
+    for (int i = 0; i < 4; i++)
+        CHECK(dp__server_look(server) == DP_OK);
+    CHECK(dp__wire_receive(fd, &challenge, sizeof challenge, until_ns) == DP_OK);
+    return fd;
+}
+
+/* It would take a note for an answer to a message. */
+TEST(who_calls_an_office_twice_is_not_answered)
+{
+    char name[40], byte;
+    dp__launch launch = {.where = "here"};
+    dp__server server = {.launch = &launch, .process_count = 2, .all = true, .any = true};
+    snprintf(name, sizeof name, "dp-office-%d", (int)getpid());
+    CHECK(dp__server_open(&server) == DP_OK);
+    server.at = dp__os_local(name);
+    server.listener = dp__os_listen(&server.at);
+    server.until_ns = dp__os_after_ms(9000);
+    int fds[2] = {call_office(&server)};
+    fds[1] = call_office(&server);
+    CHECK_INT(server.taken, 1);
+    CHECK_INT(dp__os_receive(fds[0], &byte, 1), 0);
+    CHECK_INT(dp__os_receive(fds[1], &byte, 1), -1);
+    dp__os_close(fds[0]);
+    dp__os_close(fds[1]);
+    dp__server_close(&server);
+}
+
 /* Process 1 of 2 has sent its request, and is slow to answer. Meanwhile more strangers come than
    there are places, and send nothing. */
 TEST(process_that_sent_its_request_is_not_replaced)

@@ -458,14 +458,14 @@ TEST_SLOW(what_moves_is_not_late, 60)
 }
 
 /* How process 1 ends while process 0, through which 1 and 2 hear of each other, computes; and what
-   2 does then, which has had a message from it. */
+   2 does then, after one of the two has sent the other one a message. */
 enum { DIES, LEAVES_A_CHILD, CLOSES, GIVES_UP, GIVES_UP_AT_LENGTH, ENDS };
 enum { RECEIVES, RECEIVES_FROM_ANY, SENDS, WAITS };
 
 static const char *const says_of_end[] = {
     "the connection to it has ended", "the connection to it has ended", "has closed its context",
     "failed: the disk is full", "is to blame"};
-static int way_to_end, way_to_wait;
+static int way_to_end, way_to_wait, first_to_send;
 
 static void end_in_a_way(dp_ctx *ctx)
 {
@@ -485,10 +485,10 @@ static void end_while_nobody_passes_it_on(meeting *m)
     int32_t word = 7;
     const dp_tensor tensor = dp_wrap(&word, DP_I32, 0, NULL);
     dp_ctx *ctx = open_for_an_end(m);
-    if (m->process == 2)
-        CHECK_OK(dp_recv(ctx, &tensor, 1, 0));
-    else if (m->process == 1)
-        CHECK_OK(dp_send(ctx, &tensor, 2, 0));
+    if (m->process == first_to_send)
+        CHECK_OK(dp_send(ctx, &tensor, 3 - first_to_send, 0));
+    else if (m->process > 0)
+        CHECK_OK(dp_recv(ctx, &tensor, first_to_send, 0));
     wait_for_all(m);
     if (m->process == 1) {
         end_in_a_way(ctx);
@@ -516,6 +516,7 @@ TEST_SLOW(who_ends_behind_one_that_computes_is_named, 60)
     for (way_to_end = 0; way_to_end < ENDS; way_to_end++)
         for (way_to_wait = 0; way_to_wait < WAITS; way_to_wait++)
             if (way_to_end != CLOSES || way_to_wait != RECEIVES_FROM_ANY) {
+                first_to_send = 1 + (way_to_end + way_to_wait) % 2;
                 atomic_store(through, 0);
                 in_processes_but(3, way_to_end <= LEAVES_A_CHILD ? 1 : -1,
                                  end_while_nobody_passes_it_on);
