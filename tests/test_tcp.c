@@ -523,6 +523,34 @@ TEST_SLOW(who_ends_behind_one_that_computes_is_named, 60)
             }
 }
 
+/* Until all others have left somebody may send. */
+static void wait_for_anybody(meeting *m)
+{
+    int32_t word = 7;
+    const dp_tensor tensor = dp_wrap(&word, DP_I32, 0, NULL);
+    dp_ctx *ctx = open_for_an_end(m);
+    if (m->process > 0) {
+        rest(100 * (m->process - 1));
+        CHECK_OK(dp_send(ctx, &tensor, 0, 0));
+    }
+    for (int i = 1; m->process == 0 && i < m->process_count; i++)
+        CHECK_OK(dp_recv(ctx, &tensor, DP_ANY_RANK, 0));
+    double start = now_ms();
+    if (m->process == 0)
+        CHECK_ERROR(dp_recv(ctx, &tensor, DP_ANY_RANK, 0), DP_ERR_REMOTE,
+                    "whoever sends it is not among those that are left");
+    CHECK(now_ms() - start < END_SOON_MS * test_timeout_scale());
+    dp_close(ctx);
+}
+
+TEST(when_all_have_left_nobody_is_waited_for)
+{
+    for (int i = 0; i < 2; i++) {
+        meeting_machines = i == 0 ? NULL : "abc";
+        in_processes(3, wait_for_anybody);
+    }
+}
+
 /* Process 1 gives up, at length, and goes. Process 0 is told twice, and quotes all of it. */
 static void give_up_at_length(meeting *m)
 {
