@@ -296,6 +296,7 @@ endif
 
 # What they were made with: written when it has changed.
 build/lib/flags: FORCE
+	@$(INSTALL) known
 	@mkdir -p $(@D)
 	@echo '$(CC) $(MPICC) $(LIB_FLAGS) $(LINK_SHARED) $(LDFLAGS)' >$@.new
 	@cmp -s $@.new $@ || mv $@.new $@

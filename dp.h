@@ -1159,9 +1159,10 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    the collective was for (a bucket, buffers, dp_tag), and the last thing the rank did. Processes of
    one machine see at once what another one does. Those of several machines tell each other over the
    connections of the launcher, where a dead one is noticed too, or over MPI, where it is missed
-   after timeout_ms. With a bootstrap of yours dp_open makes such connections, unless messages are
-   UNSUPPORTED (>>messages): then only processes of one machine learn why others did not come. No
-   process waits for another longer than timeout_ms plus a few seconds.
+   after timeout_ms. With a bootstrap of yours dp_open makes such connections, for which it takes
+   timeout_ms where a firewall drops them. Where there are none, messages are UNSUPPORTED
+   (>>messages), and only processes of one machine learn why others did not come. No process waits
+   for another longer than timeout_ms plus a few seconds.
 
    CPU devices of several processes of one machine use shared memory. What lies there (gradients
    that the library allocates, memory of dp_shared_alloc) is added there, in one pass; the rest is

@@ -2,6 +2,7 @@
 # install.sh - puts the library where compilers, pkg-config, CMake and man look for it, or takes away
 # what was put there. Called by make, which exports the variables.
 #
+#   install.sh known       fails where $WITH names what there is not, before it is compiled
 #   install.sh install
 #   install.sh uninstall
 #
@@ -135,13 +136,16 @@ uninstall() {
     done <"$work/all"
 }
 
-install_all() {
+known() {
     for part in $WITH; do
         case $part in
         cuda | nccl | hip | rccl | mpi) ;;
         *) fail "WITH=$part: of cuda, nccl, hip, rccl and mpi" ;;
         esac
     done
+}
+
+install_all() {
     uninstall # what another WITH, or an older version, has put there
     [ -z "$DESTDIR" ] || mkdir -p "$DESTDIR"
     put "$listing" "$list" # itself and its folders
@@ -164,6 +168,7 @@ trap 'rm -rf "$work"' EXIT
 listing=$work/list
 : >"$listing"
 case ${1:-} in
+known) known ;;
 install) install_all ;;
 uninstall) uninstall ;;
 *)
