@@ -91,8 +91,9 @@ DP_MUST_USE DP_API dp_status dp_norm_backward(dp_call *call, const void *saved, 
                                               const dp_tensor *bias_grad);
 
 /* For other kinds of layers: mean and biased variance of each channel over all ranks, and of how
-   many values; 0: there are none. `norm` says how parts are weighted. Their gradient needs the sums
-   of dy and dy * (x - mean) over all ranks: dp_call_sum_ranks. [host] */
+   many values; 0: there are none, and one is refused in training, as by dp_norm_forward. `norm`
+   says how parts are weighted. Their gradient needs the sums of dy and dy * (x - mean) over all
+   ranks: dp_call_sum_ranks. [host] */
 DP_MUST_USE DP_API dp_status dp_norm_moments(dp_call *call, const dp_norm *norm, const dp_tensor *x,
                                              double *out_mean, double *out_var, double *out_count);
 

@@ -159,13 +159,14 @@ typedef struct dp_clip { /* zero: nothing is clipped */
     double norm;         /* of all gradients together, at most */
     double p;            /* of the norm: 0 = 2; INFINITY: the largest */
     double value;        /* of each element, at most; not together with norm */
-    /* Where the norm is no finite number: leave the step out, and count that. Without, it is an
-       error that names the first such gradient, and parameters stay as they were. */
+    /* Where the norm is no finite number: leave the step out, and count that. Without, where there
+       is `norm`, it is an error that names the first such gradient, and parameters stay as they
+       were; with `sharded` the job fails. */
     bool skip_if_not_finite;
 } dp_clip;
 
 /* Small gradients vanish in f16. So losses are multiplied by a scale, and gradients divided by it
-   when they make a step, which is left out where not all are finite. */
+   when they make a step, which is left out where not all are finite then. */
 typedef struct dp_loss_scale { /* zero: none */
     bool dynamic; /* it falls when a step is left out, and grows after so many steps that were not,
                      as torch's GradScaler does */
@@ -1544,6 +1545,7 @@ typedef struct dp__train_optimizer {
     double scale;
     bool staged;   /* some process in the job hides parameters */
     bool unscaled; /* gradients of the next step were divided by it already */
+    bool refused;  /* the last step: its norm was no number, as all ranks know */
     bool overflow; /* and not all were finite */
     bool has_norm;
     double norm;
@@ -1686,6 +1688,12 @@ static bool dp__train_is_scaled(const dp__train_optimizer *optim)
     return optim->config.scale.scale > 0;
 }
 
+/* Gradients are f32 where they are multiplied by 1 / scale. */
+static bool dp__train_is_scale(double scale)
+{
+    return scale >= (double)FLT_MIN && scale <= (double)FLT_MAX;
+}
+
 static void dp__train_rescale(dp__train_optimizer *optim, bool skips)
 {
     const dp_loss_scale *scale = &optim->config.scale;
@@ -1693,13 +1701,12 @@ static void dp__train_rescale(dp__train_optimizer *optim, bool skips)
     if (!scale->dynamic)
         return;
     optim->good = skips ? 0 : optim->good + 1;
-    if (skips)
-        optim->scale *= scale->backoff;
-    if (optim->good < scale->interval)
-        return;
-    optim->good = 0;
-    if (isfinite((float)(optim->scale * scale->growth)))
-        optim->scale *= scale->growth;
+    bool grows = optim->good >= scale->interval;
+    double next = optim->scale * (skips ? scale->backoff : grows ? scale->growth : 1);
+    if (grows)
+        optim->good = 0;
+    if (dp__train_is_scale(next))
+        optim->scale = next;
 }
 
 /* ---- a step ---------------------------------------------------------------------------------- */
@@ -2066,24 +2073,28 @@ static dp_status dp__train_optim_clip(dp__train_optimizer *optim, double *out_fa
 {
     const dp_clip *clip = &optim->config.clip;
     bool clips = clip->norm >= 0, scaled = dp__train_is_scaled(optim);
+    bool skips = scaled || clip->skip_if_not_finite, asked = clips || skips;
     double scale = optim->unscaled ? 1 : optim->scale, norm = 0;
     *out_factor = 1 / scale;
     optim->has_norm = false;
-    if (clips || scaled)
+    if (asked)
         DP_TRY(dp__train_norm(&optim->views, clip->p, &norm));
     *out_skips = !isfinite(norm) || optim->overflow;
-    if (*out_skips && !scaled && !clip->skip_if_not_finite)
+    if (*out_skips && !skips) {
+        optim->refused = true;
         return dp__train_not_finite(&optim->views, norm);
+    }
     if (clips) {
         optim->has_norm = true;
         optim->norm = norm / scale;
         *out_factor *= dp__train_clip_factor(clip->norm, optim->norm);
     }
+    if (scaled && !isfinite((float)(norm * *out_factor)))
+        *out_skips = true;
     if (*out_skips || clip->value < 0)
         return DP_OK;
     dp_status status = dp__train_clip_value(&optim->views, clip->value * scale);
-    bool asked = optim->views.spread && (clips || scaled);
-    return asked ? dp__train_alone(optim->views.ctx, status) : status;
+    return asked && optim->views.spread ? dp__train_alone(optim->views.ctx, status) : status;
 }
 
 /* Gradients that are scattered are for an optimizer of shares, and one that asked for it, which it
@@ -2162,7 +2173,9 @@ static dp_status dp__train_optim_update(dp_optim *base, dp_module *module)
     optim->done++;
     if (!dp__train_is_due(optim, optim->done))
         return DP_OK;
+    optim->refused = false;
     dp_status status = dp__train_optim_apply(optim);
+    optim->done -= optim->refused;
     return optim->config.sharded ? dp__train_alone(optim->views.ctx, status) : status;
 }
 
@@ -2404,8 +2417,9 @@ static dp_status dp__train_clip_resolve(dp_clip *clip)
 
 static dp_status dp__train_scale_resolve(dp_loss_scale *scale)
 {
-    if (!(scale->scale >= 0) || !isfinite((float)scale->scale))
-        return dp_error(DP_ERR_INVALID, "scale.scale is %g", dp_or(scale->scale, 0));
+    if (scale->scale != 0 && !dp__train_is_scale(scale->scale))
+        return dp_error(DP_ERR_INVALID, "scale.scale is %g, not from %g to %g",
+                        dp_or(scale->scale, 0), (double)FLT_MIN, (double)FLT_MAX);
     if (scale->dynamic) {
         scale->scale = dp_or(scale->scale, 65536);
         scale->growth = dp_or(scale->growth, 2);
@@ -3107,8 +3121,9 @@ static dp_status dp__train_counts_check(dp_value saved)
         if (count.kind != DP_INT || count.as.i < 0 || count.as.i > DP__TRAIN_COUNT_MAX)
             return dp_error(DP_ERR_MISMATCH, "'%s' is missing, or not a count", counts[k]);
     }
-    if (scale.kind != DP_FLOAT || !(scale.as.f > 0) || !isfinite(scale.as.f))
-        return dp_error(DP_ERR_MISMATCH, "'scale' is missing, or not above 0");
+    if (scale.kind != DP_FLOAT || !dp__train_is_scale(scale.as.f))
+        return dp_error(DP_ERR_MISMATCH, "'scale' is missing, or not from %g to %g",
+                        (double)FLT_MIN, (double)FLT_MAX);
     return DP_OK;
 }
 

@@ -706,6 +706,26 @@ static dp_module *trained_in_way(dp_module *net, int way)
     return par;
 }
 
+/* It is repeated, and is still the last one of those that there are. */
+TEST_BACKENDS(a_step_whose_norm_is_no_number_does_not_count)
+{
+    const float good[TORCH_ALL] = {1}, bad[TORCH_ALL] = {NAN};
+    dp_module *net = begun_net(ctx);
+    dp_optim *optim = optim_of(
+        net, (dp_optim_config){.hyper = {.lr = 1}, .accumulate = 2, .clip = {.norm = 100}});
+    CHECK_OK(dp_optim_progress(optim, 0, 2));
+    for (int i = 0; i < 3; i++) {
+        dp_pass_config pass = {0};
+        CHECK_OK(optim->ops->begin(optim, net, &pass));
+        CHECK(pass.no_sync == (i == 0));
+        net_put(net, true, i == 1 ? bad : good);
+        CHECK_STATUS(optim->ops->update(optim, net), i == 1 ? DP_ERR_STATE : DP_OK);
+        CHECK_INT(info_of(optim).done, i == 0 ? 1 : i);
+        CHECK_INT(info_of(optim).step_count, i == 2);
+    }
+    dp_optim_destroy(optim);
+}
+
 /* Ten train steps, three of which make a step of the optimizer. */
 TEST_BACKENDS(all_wrappers_accumulate_alike)
 {
@@ -999,18 +1019,35 @@ TEST_BACKENDS(gradient_that_is_not_finite_is_named)
         dp_optim_destroy(optim);
         net_put(net, false, beginning);
     }
-    dp_optim *optim =
-        optim_of(net, (dp_optim_config){.hyper = {.lr = 0.125},
-                                        .clip = {.norm = 100, .skip_if_not_finite = true}});
-    CHECK_OK(dp_optim_step(optim));
-    net_pull(net, false, got);
-    CHECK_BYTES(got, beginning, sizeof got);
-    CHECK_INT(info_of(optim).step_count, 0);
-    CHECK_INT(info_of(optim).skip_count, 1);
-    some_steps(net, optim, 0, 1);
-    CHECK_INT(info_of(optim).step_count, 1);
-    net_pull(net, false, got);
-    CHECK_F64(got[0], 1.125, 1e-6); /* a gradient of -1 */
+}
+
+/* Whatever else is clipped. */
+TEST_BACKENDS(a_step_that_is_not_finite_may_be_left_out)
+{
+    static const dp_clip clips[] = {{.norm = 100, .skip_if_not_finite = true},
+                                    {.value = 100, .skip_if_not_finite = true},
+                                    {.skip_if_not_finite = true}};
+    const float grads[TORCH_ALL] = {1, 1, 1, 1, 1, NAN, INFINITY};
+    float got[TORCH_ALL];
+    dp_module *net = begun_net(ctx);
+    for (int i = 0; i < 3; i++) {
+        dp_optim *optim =
+            optim_of(net, (dp_optim_config){.hyper = {.lr = 0.125}, .clip = clips[i]});
+        net_put(net, false, beginning);
+        net_put(net, true, grads);
+        CHECK_OK(dp_optim_step(optim));
+        net_pull(net, false, got);
+        CHECK_BYTES(got, beginning, sizeof got);
+        CHECK_INT(info_of(optim).step_count, 0);
+        CHECK_INT(info_of(optim).skip_count, 1);
+        some_steps(net, optim, 0, 1);
+        CHECK_INT(info_of(optim).step_count, 1);
+        CHECK_INT(info_of(optim).skip_count, 1);
+        CHECK(info_of(optim).has_norm == (i == 0));
+        net_pull(net, false, got);
+        CHECK_F64(got[0], 1.125, 1e-6); /* a gradient of -1 */
+        dp_optim_destroy(optim);
+    }
 }
 
 /* ---- the scale of losses --------------------------------------------------------------------- */
@@ -1079,11 +1116,26 @@ TEST_BACKENDS(the_scale_has_defaults_and_an_end)
                                         .scale = {.dynamic = true, .scale = 2e38, .interval = 1}});
     CHECK_OK(dp_optim_step(optim));
     CHECK_F64(info_of(optim).scale, 2e38, 0); /* no f32 is twice that */
+    for (int i = 0; i < 300; i++)
+        CHECK_OK(scaled_step(net, optim, INFINITY));
+    double least = info_of(optim).scale;
+    CHECK(least >= (double)FLT_MIN && least < 2 * (double)FLT_MIN); /* what is divided by it is an f32 */
+    CHECK_OK(scaled_step(net, optim, 1));
+    CHECK_F64(first_of(net), 0.5, 1e-6);
+    CHECK_INT(info_of(optim).skip_count, 300);
+    net_put(net, false, beginning);
     dp_optim_destroy(optim);
     optim = optim_of(net, (dp_optim_config){.hyper = {.lr = 0.5}, .scale = {.scale = 128}});
     CHECK_OK(scaled_step(net, optim, INFINITY));
     CHECK_OK(scaled_step(net, optim, 1));
     CHECK_F64(info_of(optim).scale, 128, 0);
+    CHECK_F64(first_of(net), 0.5, 0);
+    CHECK_INT(info_of(optim).skip_count, 1);
+    dp_optim_destroy(optim);
+    optim = optim_of(net, (dp_optim_config){.hyper = {.lr = 0.5}, .scale = {.scale = 0x1p-30}});
+    float large[TORCH_ALL] = {0x1p99f};
+    net_put(net, true, large);
+    CHECK_OK(dp_optim_step(optim));
     CHECK_F64(first_of(net), 0.5, 0);
     CHECK_INT(info_of(optim).skip_count, 1);
 }
@@ -1284,11 +1336,11 @@ TEST_BACKENDS(checkpoint_that_does_not_fit_changes_nothing)
                 DP_ERR_MISMATCH, "tensors of state, 0 were saved");
     CHECK_ERROR(dp_optim_load(optim, tree_replaced(scope, saved, "steps", dp_int(INT64_MAX))),
                 DP_ERR_MISMATCH, "'steps' is missing, or not a count");
-    static const double no_scales[] = {0, -1, (double)NAN, HUGE_VAL};
-    for (int i = 0; i < 4; i++)
+    static const double no_scales[] = {0, -1, (double)NAN, HUGE_VAL, 1e-39, 1e39};
+    for (int i = 0; i < 6; i++)
         CHECK_ERROR(
             dp_optim_load(optim, tree_replaced(scope, saved, "scale", dp_float(no_scales[i]))),
-            DP_ERR_MISMATCH, "'scale' is missing, or not above 0");
+            DP_ERR_MISMATCH, "'scale' is missing, or not from 1.17549e-38 to");
     CHECK_ERROR(dp_optim_load(optim, tree_replaced(scope, saved, "scale", dp_int(1))),
                 DP_ERR_MISMATCH, "'scale' is missing");
     CHECK_ERROR(dp_optim_load(optim, tree_replaced(scope, saved, "state", dp_none())),
@@ -1553,6 +1605,8 @@ static const refusal of_sgd[] = {
     {"p is -2", {.hyper = {.lr = 1}, .clip = {.norm = 1, .p = -2}}},
     {"scale.scale is -1", {.hyper = {.lr = 1}, .scale = {.scale = -1}}},
     {"scale.scale is 1e+39", {.hyper = {.lr = 1}, .scale = {.scale = 1e39}}},
+    {"scale.scale is 1e-39, not from 1.17549e-38 to 3.40282e+38",
+     {.hyper = {.lr = 1}, .scale = {.scale = 1e-39}}},
     {"p is 0", {.hyper = {.lr = 1}, .clip = {.norm = 1, .p = DP_ZERO}}},
     {"p is nan", {.hyper = {.lr = 1}, .clip = {.norm = 1, .p = (double)NAN}}},
     {"clip.norm is nan", {.hyper = {.lr = 1}, .clip = {.norm = (double)NAN}}},
