@@ -47,7 +47,8 @@ typedef enum dp_average_rule {
 
 typedef struct dp_average_config { /* zero: as mmengine's ExponentialMovingAverage */
     dp_average_rule rule;
-    double momentum;  /* below 1; 0: 0.0002, DP_ZERO: 0. SWA has none */
+    double momentum;  /* below 1; 0: 0.0002, DP_ZERO: 0. For f32 and halves it is rounded to a
+                         multiple of 2^-24, about 6e-8. SWA has none */
     double gamma;     /* above 0; 0: 100. Only for DP_AVERAGE_ANNEALED */
     int64_t interval; /* average every so many updates; 0: 1 */
     bool buffers;     /* averaged like parameters; else each update copies them */
@@ -121,7 +122,7 @@ struct dp_average {
     dp_average_config config; /* defaults put in */
     size_t count, owner_count;
     dp__average_entry *entries;
-    dp_tensor *wide; /* of each owner: f32 for the largest half; NULL: there are no halves */
+    dp_tensor *wide; /* of each device where halves lie: f32 for the largest of all */
     int64_t updates;
     dp_scope *kept; /* NULL: not begun */
 };
@@ -145,7 +146,7 @@ static dp_status dp__average_source(const dp_average *average, size_t owner, siz
     return DP_OK;
 }
 
-/* Between memory of one device, of the same shape. */
+/* Between memory of the same shape. */
 static dp_status dp__average_move(dp_ctx *ctx, const dp_tensor *to, const dp_tensor *from)
 {
     return to->dtype == from->dtype ? dp_copy(ctx, to, from, NULL) : dp_cast(ctx, to, from);
@@ -174,24 +175,35 @@ static dp_status dp__average_entry_make(const dp_average *average, size_t i)
     return DP_OK;
 }
 
-/* Room for the largest half as f32, for each owner. */
+/* How many elements of one parameter are halves. */
+static int64_t dp__average_halves(const dp__average_entry *entry)
+{
+    bool half = dp__average_dtype(entry->dtype) != entry->dtype;
+    return half ? dp_tensor_count(&entry->own[0]) : 0;
+}
+
+/* Room for the largest half as f32, on each device that has any: a tree may be on several. */
 static dp_status dp__average_wide_make(dp_average *average)
 {
     int64_t most = 0;
-    for (size_t i = 0; i < average->count; i++) {
-        const dp__average_entry *entry = &average->entries[i];
-        int64_t count = dp_tensor_count(&entry->own[0]);
-        if (dp__average_dtype(entry->dtype) != entry->dtype && count > most)
-            most = count;
-    }
-    if (most == 0)
-        return DP_OK;
-    average->wide = dp_scope_alloc(average->scope, average->owner_count * sizeof *average->wide);
+    dp_info info;
+    DP_TRY(dp_info_get(average->ctx, &info));
+    size_t bytes = (size_t)info.local_count * sizeof *average->wide;
+    average->wide = dp_scope_alloc(average->scope, bytes);
     if (average->wide == NULL)
         return dp__no_memory();
-    for (size_t owner = 0; owner < average->owner_count; owner++)
-        DP_TRY(dp_tensor_new(average->scope, average->entries[0].own[owner].device, DP_F32, 1,
-                             &most, &average->wide[owner]));
+    memset(average->wide, 0, bytes);
+    for (size_t i = 0; i < average->count; i++) {
+        int64_t count = dp__average_halves(&average->entries[i]);
+        most = count > most ? count : most;
+    }
+    for (size_t i = 0; i < average->count; i++)
+        for (size_t owner = 0; owner < average->owner_count; owner++) {
+            dp_device device = average->entries[i].own[owner].device;
+            dp_tensor *wide = &average->wide[device.index];
+            if (dp__average_halves(&average->entries[i]) > 0 && wide->data == NULL)
+                DP_TRY(dp_tensor_new(average->scope, device, DP_F32, 1, &most, wide));
+        }
     return DP_OK;
 }
 
@@ -263,10 +275,10 @@ DP_API dp_status dp_average_create(dp_module *module, const dp_average_config *c
 static double dp__average_momentum(const dp_average *average)
 {
     const dp_average_config *config = &average->config;
-    double updates = (double)average->updates;
-    double annealed = config->gamma / (config->gamma + updates);
+    int64_t turn = (average->updates + config->interval - 1) / config->interval;
+    double annealed = config->gamma / (config->gamma + (double)(turn * config->interval));
     if (config->rule == DP_AVERAGE_SWA)
-        return 1 / (double)(average->updates / config->interval + 1);
+        return 1 / (double)(turn + 1);
     if (config->rule == DP_AVERAGE_ANNEALED && annealed > config->momentum)
         return annealed;
     return config->momentum;
@@ -281,7 +293,7 @@ static void dp__average_weights(double momentum, dp_dtype dtype, double *out_old
     *out_new = momentum < 0.5 ? 1 - large : large;
 }
 
-static dp_status dp__average_blend(const dp_average *average, size_t owner, const dp_tensor *from,
+static dp_status dp__average_blend(const dp_average *average, const dp_tensor *from,
                                    const dp_tensor *own)
 {
     double old_weight, new_weight;
@@ -289,7 +301,8 @@ static dp_status dp__average_blend(const dp_average *average, size_t owner, cons
     dp__average_weights(dp__average_momentum(average), (dp_dtype)own->dtype, &old_weight,
                         &new_weight);
     if (from->dtype != own->dtype) {
-        DP_TRY(dp_narrow(&average->wide[owner], 0, 0, dp_tensor_count(from), &wide));
+        const dp_tensor *room = &average->wide[own->device.index];
+        DP_TRY(dp_narrow(room, 0, 0, dp_tensor_count(from), &wide));
         DP_TRY(dp_reshape(&wide, from->ndim, from->shape, &wide));
         DP_TRY(dp_cast(average->ctx, &wide, from));
     }
@@ -309,7 +322,7 @@ static dp_status dp__average_entry_update(const dp_average *average, size_t owne
         return DP_OK;
     DP_TRY(dp__average_source(average, owner, i, &from));
     return copied ? dp__average_move(average->ctx, own, &from)
-                  : dp__average_blend(average, owner, &from, own);
+                  : dp__average_blend(average, &from, own);
 }
 
 /* The module has the parameters it had when the average was made. After a job failure it lists

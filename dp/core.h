@@ -3622,7 +3622,8 @@ DP_API dp_status dp_tensor_from(dp_scope *scope, dp_device device, const void *h
     return dp__leave(__func__, scope->ctx, dp__tensor_from(scope, owner, &src, out));
 }
 
-/* Elementwise work wants all operands dense; what is not is packed in `temp`. */
+/* Elementwise work wants all operands dense and on one device, that of the operands that are read;
+   what is not is packed in `temp`. */
 typedef struct dp__dense {
     dp_scope *temp;
     dp_tensor out, in[2];
@@ -3631,13 +3632,14 @@ typedef struct dp__dense {
 static dp_status dp__dense_begin(dp_ctx *ctx, const dp_tensor *out, const dp_tensor *const *in,
                                  int in_count, dp__dense *dense)
 {
-    const dp__device *device = dp__device_of(ctx, out->device);
+    const dp__device *device = dp__device_of(ctx, in[0]->device);
+    bool packs = !dp__is_dense(out) || !dp__same_device(out->device, in[0]->device);
     DP_TRY(dp__temp_begin(ctx, &dense->temp));
     dp_status status = DP_OK;
     for (int i = 0; i < in_count && status == DP_OK; i++)
         status = dp__contiguous(dense->temp, in[i], &dense->in[i]);
     dense->out = *out;
-    if (status == DP_OK && !dp__is_dense(out))
+    if (status == DP_OK && packs)
         status = dp__tensor_make(dense->temp, device, (dp_dtype)out->dtype, out->ndim, out->shape,
                                  &dense->out);
     return status;
@@ -3667,13 +3669,12 @@ DP_API dp_status dp_cast(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src
     dp__pair pair = {.dst_name = "dst", .src_name = "src", .dst = dst, .src = src};
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_copy(__func__, ctx, &pair));
-    DP_TRY(dp__check_same_device(__func__, "src", src, dst));
     if (dp__count(dst) == 0)
         return DP_OK;
     dp_status status = dp__dense_begin(ctx, dst, &src, 1, &dense);
     if (status == DP_OK)
-        status = dp__cast_flat(ctx, pair.to, dense.out.data, (dp_dtype)dst->dtype, dense.in[0].data,
-                               (dp_dtype)src->dtype, (size_t)dp__count(dst));
+        status = dp__cast_flat(ctx, pair.from, dense.out.data, (dp_dtype)dst->dtype,
+                               dense.in[0].data, (dp_dtype)src->dtype, (size_t)dp__count(dst));
     status = dp__dense_end(ctx, dst, &dense, status);
     return dp__leave(__func__, ctx, status);
 }

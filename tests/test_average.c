@@ -223,6 +223,53 @@ TEST_BACKENDS(averages_of_halves_are_f32)
     }
 }
 
+/* Each is computed where it lies. */
+TEST_BACKENDS(averages_of_halves_on_several_devices)
+{
+    dp_module *net = NULL, *child = NULL;
+    dp_param_config param = {.name = "w", .dtype = DP_BF16, .ndim = 1, .shape = {3}};
+    dp_module_config config = {.name = "child", .params = &param, .param_count = 1};
+    config.local_rank = 1;
+    CHECK_OK(dp_module_create(ctx, &config, &child));
+    config = (dp_module_config){
+        .name = "net", .params = &param, .param_count = 1, .children = &child, .child_count = 1};
+    CHECK_OK(dp_module_create(ctx, &config, &net));
+    dp_average *average = average_of(net, (dp_average_config){.momentum = 0.5});
+    for (int k = 0; k < 3; k++) {
+        dp_value saved;
+        CHECK_OK(dp_average_update(average));
+        CHECK_OK(dp_average_save(average, scope, &saved));
+        for (size_t i = 0; i < 2; i++) {
+            static const double want[] = {0, 0.5, 0.75};
+            double got = 0;
+            dp_tensor data, first;
+            CHECK_OK(dp_narrow(dp_get(dp_get(saved, "average"), i == 0 ? "w" : "child.w").as.t, 0,
+                               2, 1, &first));
+            CHECK_OK(dp_item(ctx, dp_of(scope, &first), &got));
+            CHECK_F64(got, want[k], 0);
+            CHECK_OK(dp_params_edit(net, i, &data, NULL));
+            CHECK_OK(dp_fill(ctx, &data, dp_float(1)));
+        }
+    }
+}
+
+/* Of an update that does not average it is that of the next one that does. */
+TEST_BACKENDS(the_momentum_of_the_next_average)
+{
+    static const dp_average_config how[] = {
+        {.rule = DP_AVERAGE_SWA, .interval = 2},
+        {.rule = DP_AVERAGE_ANNEALED, .momentum = 0.25, .gamma = 4, .interval = 2}};
+    static const double want[2][4] = {{1, 1.0 / 2, 1.0 / 2, 1.0 / 3},
+                                      {1, 4.0 / 6, 4.0 / 6, 4.0 / 8}};
+    for (int i = 0; i < 2; i++) {
+        dp_average *average = average_of(net_of(ctx, DP_F32, 0), how[i]);
+        for (int k = 0; k < 4; k++) {
+            CHECK_F64(info_of(average).momentum, want[i][k], 1e-15);
+            CHECK_OK(dp_average_update(average));
+        }
+    }
+}
+
 /* ---- owners ---------------------------------------------------------------------------------- */
 
 TEST_BACKENDS(every_owner_has_its_averages)

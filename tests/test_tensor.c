@@ -1274,6 +1274,33 @@ TEST(cast_takes_any_strides)
     dp_close(ctx);
 }
 
+/* It is cast where it is read, whatever the strides. */
+TEST(cast_goes_from_one_device_to_another)
+{
+    const double numbers[6] = {1, -2, 3, 4, 5, 6.5};
+    dp_ctx *ctx = open_cpus(2);
+    dp_scope *scope = dp_scope_begin(ctx);
+    for (int from = -1; from < 2; from++) {
+        dp_device devices[2];
+        dp_tensor x, y, turned, part;
+        float got[12];
+        for (int i = 0; i < 2; i++)
+            devices[i] = from + i < 0 || from + i > 1 ? host : dp_local_device(ctx, from + i);
+        CHECK_OK(dp_tensor_from(scope, devices[0], numbers, DP_F64, DP_SHAPE(2, 3), &x));
+        CHECK_OK(dp_transpose(&x, 0, 1, &turned));
+        CHECK_OK(dp_tensor_new(scope, devices[1], DP_F32, DP_SHAPE(3, 4), &y));
+        CHECK_OK(dp_fill(ctx, &y, dp_float(9)));
+        CHECK_OK(dp_narrow(&y, 1, 1, 2, &part));
+        CHECK_OK(dp_cast(ctx, &part, &turned));
+        CHECK_OK(dp_read(ctx, &y, got, sizeof got));
+        for (int k = 0; k < 12; k++) {
+            int row = k / 4, col = k % 4;
+            CHECK_F64(got[k], col == 0 || col == 3 ? 9 : numbers[3 * (col - 1) + row], 0);
+        }
+    }
+    dp_close(ctx);
+}
+
 TEST(cast_refuses_overlap_and_other_shapes)
 {
     dp_ctx *ctx = open_cpus(1);
