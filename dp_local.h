@@ -21,7 +21,7 @@
        }
        dp_local_sync(local);                                 parameters are equal everywhere
 
-   Both go together, as dp_local_config has `buckets`, too.
+   Both go together, but for `rank`, as dp_local_config has `buckets`, too.
 
    Measured (make bench-slow): the GPT of the README (101,376 parameters, a step of 36 ms) on two
    processes of one core each, until its loss on held-out rows is 0.62, at 100 Mbit/s and a round
@@ -80,8 +80,9 @@ extern "C" {
    kept. Matrices that would not get half as small, and vectors, are added up as they are.
 
    Where a number is not finite its block of 128, or its matrix, becomes NaN, on all ranks, and of
-   it nothing is kept: a loss scale sees it. With one rank nothing is changed. Gradients that are no
-   floats are added up as they are. For devices whose memory the host reaches.                   */
+   it nothing is kept: a loss scale sees it. Where the scale changes, what was kept has the scale of
+   the pass that it comes from. With one rank nothing is changed. Gradients that are no floats are
+   added up as they are. For devices whose memory the host reaches.                              */
 
 typedef struct dp_compressor dp_compressor;
 
@@ -90,7 +91,9 @@ typedef struct dp_compressor_config {
     int rank;
     dp_module *module; /* with rank: whose gradients they are, as the wrapper gets it. Units of a
                           reducer are those that are trained and have elements, in their order */
-    int64_t start;     /* with rank: so many passes before are all-reduced as they are */
+    const char *const *ignored; /* with rank: as in dp_distributed_config */
+    size_t ignored_count;
+    int64_t start; /* with rank: so many passes before are all-reduced as they are */
 } dp_compressor_config;
 
 /* For one wrapper or reducer, and with bits for several. It ends with the context, or by
@@ -136,7 +139,7 @@ typedef struct dp_local_config {
     bool nesterov;      /* needs momentum */
     int fragments;      /* of the parameters, in turn, evenly spread; 0: 1. At most `every` */
     int delay;          /* steps that a sum may travel; below `every` */
-    dp_buckets buckets; /* how differences travel: wire, or hook = dp_compress */
+    dp_buckets buckets; /* how differences travel: wire, or hook = dp_compress, with bits */
 } dp_local_config;
 
 /* All processes call it, with the same config, and begin with the parameters of the first. A
@@ -152,7 +155,8 @@ DP_API void dp_local_destroy(dp_local *local);
 DP_MUST_USE DP_API dp_status dp_local_step(dp_local *local);
 
 /* Now: wait for what is under way, then a sum of everything. Before an evaluation or a checkpoint
-   that one process makes for all, and at the end. All processes call it. [host] */
+   that one process makes for all, and at the end. If no step was counted since the last sum, only
+   what differs is averaged, and the momentum moves nothing. All processes call it. [host] */
 DP_MUST_USE DP_API dp_status dp_local_sync(dp_local *local);
 
 typedef struct dp_local_info {
@@ -230,6 +234,8 @@ static float dp__code_block(float *x, size_t count, int most, int8_t *out)
 {
     float largest = dp__code_largest(x, count), scale = largest / (float)most;
     memset(out, 0, count);
+    if (isfinite(largest) && !isfinite((float)most * scale))
+        scale = nextafterf(scale, 0);
     if (!isfinite(largest)) {
         memset(x, 0, count * sizeof *x);
         return NAN;
@@ -337,19 +343,32 @@ struct dp_compressor {
     dp__compress_state *states;
 };
 
-/* Parameters that are units of a reducer. Those of one dim have a single row. */
-static dp_status dp__low_units(dp_compressor *compressor, dp_module *module)
+static dp_status dp__low_is_ignored(const dp_compressor_config *config, size_t param, bool *out)
 {
-    const size_t count = dp_module_param_count(module);
+    *out = false;
+    for (size_t i = 0; i < config->ignored_count; i++) {
+        size_t found = 0;
+        DP_TRY(dp_module_find(config->module, config->ignored[i], &found));
+        *out = *out || found == param;
+    }
+    return DP_OK;
+}
+
+/* Parameters that are units of a reducer. Those of one dim have a single row. */
+static dp_status dp__low_units(dp_compressor *compressor, const dp_compressor_config *config)
+{
+    const size_t count = dp_module_param_count(config->module);
     compressor->units = dp_scope_alloc(compressor->scope, count * sizeof *compressor->units);
     if (compressor->units == NULL)
         return dp__no_memory();
     for (size_t i = 0; i < count; i++) {
         dp_param_info info;
-        DP_TRY(dp_module_param(module, i, &info));
+        bool ignored = false;
+        DP_TRY(dp__low_is_ignored(config, i, &ignored));
+        DP_TRY(dp_module_param(config->module, i, &info));
         size_t all = (size_t)dp_tensor_count(&info.data);
         size_t rows = info.data.ndim > 1 ? (size_t)info.data.shape[0] : 1;
-        if (!info.frozen && !info.buffer && all > 0)
+        if (!info.frozen && !info.buffer && !ignored && all > 0)
             compressor->units[compressor->unit_count++] =
                 (dp__low_piece){.count = all, .rows = rows, .cols = all / rows};
     }
@@ -377,7 +396,7 @@ static dp_status dp__compressor_make(dp_scope *scope, dp_ctx *ctx,
                             device.name);
     }
     if (config->rank > 0)
-        DP_TRY(dp__low_units(compressor, config->module));
+        DP_TRY(dp__low_units(compressor, config));
     *out = compressor;
     return DP_OK;
 }
@@ -396,6 +415,9 @@ static dp_status dp__compressor_check(const dp_ctx *ctx, dp_compressor_config *c
                         config->start < 0 ? "which is below 0" : "but there is no rank");
     if (config->rank > 0 && (ctx == NULL || dp_module_ctx(config->module) != ctx))
         return dp_error(DP_ERR_INVALID, "module is not one of this context");
+    if (config->ignored_count > 0 && (config->rank == 0 || config->ignored == NULL))
+        return dp_error(DP_ERR_INVALID, "ignored_count is %zu, but %s", config->ignored_count,
+                        config->rank == 0 ? "there is no rank" : "ignored is NULL");
     return DP_OK;
 }
 
@@ -521,17 +543,28 @@ static dp__compress_state *dp__compress_entry(dp_compressor *compressor, const d
     return state;
 }
 
-/* After dp_recover ranks have other numbers and parts: what was kept back is forgotten. */
-static dp_status dp__compressor_rejoin(dp_compressor *compressor)
+/* reducer: NULL: of all. */
+static void dp__compress_forget(dp_compressor *compressor, const dp_reducer *reducer)
+{
+    for (dp__compress_state *state = compressor->states; state != NULL; state = state->next)
+        if (reducer == NULL || state->reducer == reducer)
+            dp__compress_state_drop(state);
+}
+
+/* After dp_recover ranks have other numbers and parts, and in the first pass of a reducer there may
+   be something of one that had its address: what was kept back is forgotten. */
+static dp_status dp__compress_begin(dp_compressor *compressor, const dp_bucket *bucket,
+                                    uint64_t pass_count)
 {
     dp_info info;
     DP_TRY(dp_info_get(compressor->ctx, &info));
     dp__lock_enter(&compressor->lock);
     if (info.recoveries != compressor->info.recoveries) {
-        for (dp__compress_state *state = compressor->states; state != NULL; state = state->next)
-            dp__compress_state_drop(state);
+        dp__compress_forget(compressor, NULL);
         compressor->info = info;
     }
+    if (pass_count == 0 && bucket->index == 0)
+        dp__compress_forget(compressor, bucket->reducer);
     dp__lock_leave(&compressor->lock);
     return DP_OK;
 }
@@ -872,14 +905,11 @@ static dp_status dp__low_run(const dp_compressor *compressor, const dp_bucket *b
 /* ---- the hook -------------------------------------------------------------------------------- */
 
 /* Whether gradients are all-reduced as they are. */
-static dp_status dp__compress_is_plain(const dp_compressor *compressor, const dp_bucket *bucket,
-                                       bool *out)
+static bool dp__compress_is_plain(const dp_compressor *compressor, const dp_bucket *bucket,
+                                  uint64_t pass_count)
 {
-    dp_reducer_info info;
-    DP_TRY(dp_reducer_info_get(bucket->reducer, &info));
-    *out = compressor->info.rank_count == 1 || bucket->dtype > DP_BF16 ||
-           info.pass_count < compressor->start;
-    return DP_OK;
+    return compressor->info.rank_count == 1 || bucket->dtype > DP_BF16 ||
+           pass_count < compressor->start;
 }
 
 /* A rank that begins with another Q than others does no harm: P is what all have. */
@@ -887,14 +917,14 @@ DP_API dp_status dp_compress(const dp_bucket *bucket, void *user)
 {
     const dp_compressor *compressor = user;
     dp__compress_state *state = NULL;
-    bool plain = false;
+    dp_reducer_info info;
     DP_TRY(dp__check_pointer(__func__, "bucket", bucket));
     DP_TRY(dp__check_pointer(__func__, "compressor", user));
     if (bucket->ctx != compressor->ctx)
         return dp_error(DP_ERR_INVALID, "%s: the compressor is of another context", __func__);
-    DP_TRY(dp__named(__func__, dp__compressor_rejoin(user)));
-    DP_TRY(dp__compress_is_plain(compressor, bucket, &plain));
-    if (plain)
+    DP_TRY(dp_reducer_info_get(bucket->reducer, &info));
+    DP_TRY(dp__named(__func__, dp__compress_begin(user, bucket, info.pass_count)));
+    if (dp__compress_is_plain(compressor, bucket, info.pass_count))
         return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
                                     bucket->scale);
     DP_TRY(dp__named(__func__, dp__compress_state_of(user, bucket, &state)));
@@ -927,6 +957,7 @@ typedef struct dp__local_fragment {
     dp_reducer *reducer; /* NULL: it is empty */
     bool travels;
     int64_t due; /* the step after which its sum is waited for */
+    int64_t met; /* the step after which its last sum left that has come */
 } dp__local_fragment;
 
 struct dp_local {
@@ -1052,13 +1083,21 @@ static dp_status dp__local_axpby(const dp_local *local, const dp__local_fragment
     return dp_axpby(local->ctx, a, &of_x, b, &of_y, &of_out);
 }
 
-/* The anchor's step. The gradient is 1 / processes of the sum. */
+/* After which step the sum left. */
+static int64_t dp__local_left(const dp_local *local, const dp__local_fragment *fragment)
+{
+    return fragment->due - local->config.delay;
+}
+
+/* The anchor's step. The gradient is 1 / processes of the sum. Without a step of training since the
+   last one it is the mean. */
 static dp_status dp__local_outer(const dp_local *local, const dp__local_fragment *fragment)
 {
     const dp_local_config *config = &local->config;
     const dp_tensor *sum = &local->travel, *momentum = &local->momentum;
-    double share = 1.0 / local->job.process_count, lr = config->lr;
-    if (!(config->momentum > 0))
+    bool trained = dp__local_left(local, fragment) > fragment->met;
+    double share = 1.0 / local->job.process_count, lr = trained ? config->lr : 1;
+    if (!trained || !(config->momentum > 0))
         return dp__local_axpby(local, fragment, 1, &local->anchor, -lr * share, sum,
                                &local->anchor);
     DP_TRY(dp__local_axpby(local, fragment, config->momentum, momentum, share, sum, momentum));
@@ -1138,6 +1177,7 @@ static dp_status dp__local_arrive(dp_local *local, dp__local_fragment *fragment)
         return DP_OK;
     DP_TRY(dp__local_wait(local, fragment));
     DP_TRY(dp__local_land(local, fragment));
+    fragment->met = dp__local_left(local, fragment);
     local->told.sum_count++;
     return DP_OK;
 }

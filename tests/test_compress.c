@@ -1,5 +1,6 @@
 /* test_compress.c - dp_local.h: sums of gradients in 8 or 4 bits, or of low rank. */
 
+#include <float.h>
 #include <math.h>
 #include "methods.h"
 /* clang-format off */
@@ -233,6 +234,28 @@ TEST(small_gradients_come_later)
     in_processes(2, small_ones);
 }
 
+/* A block of 8 bits holds the largest float, whose 127th part times 127 may be more than that. */
+static void large_ones(meeting *meet)
+{
+    dp_ctx *ctx = open_job(meet, 1, dp_cpu());
+    dp_compressor *compressor = compressor_of(ctx, 8);
+    grads g;
+    begin(&g, ctx, 4, compressor, DP_SUM_RANKS);
+    model *m = model_of(8, 2, 4);
+    m->grads[0][0] = FLT_MAX, m->grads[1][1] = -FLT_MAX, m->grads[0][2] = FLT_MAX / 2;
+    CHECK_OK(pass(&g, m));
+    for (int k = 0; k < 4; k++) {
+        static const double want[] = {1, -1, 0.5, 0};
+        CHECK_F64((double)g.local[0][k] / (double)FLT_MAX, want[k], 0.005);
+    }
+    grads_end(&g);
+}
+
+TEST(the_largest_gradients_stay_finite)
+{
+    in_processes(2, large_ones);
+}
+
 /* Nothing is rounded, and what is reduced may have any dtype. */
 TEST(alone_nothing_is_rounded)
 {
@@ -338,6 +361,35 @@ TEST(what_was_kept_is_of_the_same_ranges)
     in_processes(2, regrouped);
 }
 
+/* A reducer that comes after another one, and has its address, begins with nothing. */
+static void one_after_another(meeting *meet)
+{
+    dp_ctx *ctx = open_job(meet, 1, dp_cpu());
+    dp_compressor *compressor = compressor_of(ctx, 4);
+    model *m = model_of(4, 2, 3);
+    grads g;
+    for (int r = 0; r < 2; r++)
+        m->grads[r][0] = 7, m->grads[r][1] = 0.375f;
+    grads_begin(&g, ctx, 3);
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(dp_reducer_destroy(g.reducer));
+        grads_create(
+            &g, (dp_reducer_config){.reduction = DP_MEAN_RANKS,
+                                    .buckets = {.hook = dp_compress, .hook_user = compressor}});
+        for (int k = 0; k < 2; k++) { /* 0.375, and then twice that */
+            CHECK_OK(pass(&g, m));
+            CHECK_F64(g.local[0][0], 7, 0);
+            CHECK_F64(g.local[0][1], k, 0);
+        }
+    }
+    grads_end(&g);
+}
+
+TEST(what_was_kept_is_of_the_same_reducer)
+{
+    in_processes(2, one_after_another);
+}
+
 /* ---- a wrapper ------------------------------------------------------------------------------- */
 
 /* A matrix, and a vector that does not fill its place in the block. */
@@ -355,12 +407,16 @@ static void wrapped_by(dp_ctx *ctx, dp_compressor_config config)
     config.module = config.rank > 0 ? net : NULL;
     CHECK_OK(dp_compressor_create(ctx, &config, &small));
     CHECK_OK(dp_distributed(
-        net, &(dp_distributed_config){.buckets = {.hook = dp_compress, .hook_user = small}}, &par));
+        net,
+        &(dp_distributed_config){.ignored = config.ignored,
+                                 .ignored_count = config.ignored_count,
+                                 .buckets = {.hook = dp_compress, .hook_user = small}},
+        &par));
     for (int i = 0; i < 3; i++) {
         dp_scope *step = dp_scope_begin(ctx);
         dp_value log;
         CHECK_OK(dp_train_step(par, step, a_part_each(ctx, step), NULL, &log));
-        for (size_t p = 0; p < 2; p++) {
+        for (size_t p = config.ignored_count; p < 2; p++) {
             float got[70];
             dp_tensor grad;
             CHECK_OK(dp_owner_grad(par, 0, p, &grad));
@@ -378,6 +434,9 @@ static void wrapped(meeting *meet)
 {
     wrapped_by(open_job(meet, 1, dp_cpu()), (dp_compressor_config){.bits = 4});
     wrapped_by(open_job(meet, 1, dp_cpu()), (dp_compressor_config){.rank = 1});
+    wrapped_by(
+        open_job(meet, 1, dp_cpu()),
+        (dp_compressor_config){.rank = 1, .ignored = (const char *[]){"w"}, .ignored_count = 1});
 }
 
 TEST(a_wrapper_sends_less)
@@ -790,6 +849,15 @@ TEST(wrong_arguments_are_named)
                  {{.rank = 1, .start = -1}, "start is -1, which is below 0"},
                  {{.bits = 4, .start = 3}, "start is 3, but there is no rank"},
                  {{.rank = 1}, "module is not one of this context"},
+                 {{.rank = 1, .module = low_net(ctx), .ignored_count = 2},
+                  "ignored_count is 2, but ignored is NULL"},
+                 {{.ignored = (const char *[]){"v"}, .ignored_count = 1},
+                  "ignored_count is 1, but there is no rank"},
+                 {{.rank = 1,
+                   .module = low_net(ctx),
+                   .ignored = (const char *[]){"v", "x"},
+                   .ignored_count = 2},
+                  "'low' has no parameter 'x'"},
                  {{.rank = 1, .module = low_net(foreign)}, "module is not one of this context"}};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
         CHECK_ERROR(dp_compressor_create(ctx, &wrong[i].config, &compressor), DP_ERR_INVALID,

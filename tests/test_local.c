@@ -58,6 +58,7 @@ typedef struct model { /* of all processes */
     double own[RANKS][ALL_OF], left[RANKS][ALL_OF], sum[ALL_OF];
     double anchor[ALL_OF], momentum[ALL_OF];
     int64_t due[ALL_OF]; /* 0: nothing is under way */
+    int64_t met[ALL_OF]; /* the step after which the last sum left */
 } model;
 
 /* As the parameters' dtype has it. */
@@ -101,8 +102,11 @@ static void model_leave(model *m, int k)
 static void model_arrive(model *m, int k)
 {
     const dp_local_config *config = &m->config;
+    int64_t left = m->due[k] - config->delay;
     double share = 1.0 / m->processes, step = 0;
-    if (config->momentum > 0) {
+    if (left == m->met[k]) { /* nobody has trained since */
+        step = product(m, share, m->sum[k]);
+    } else if (config->momentum > 0) {
         m->momentum[k] =
             rounded(m, product(m, config->momentum, m->momentum[k]) + product(m, share, m->sum[k]));
         step = m->momentum[k];
@@ -117,6 +121,7 @@ static void model_arrive(model *m, int k)
     for (int p = 0; p < m->processes; p++)
         m->own[p][k] = rounded(m, m->anchor[k] + rounded(m, m->own[p][k] - m->left[p][k]));
     m->due[k] = 0;
+    m->met[k] = left;
 }
 
 static void model_step(model *m)
@@ -365,6 +370,79 @@ static void worked(meeting *meet)
 TEST(worked_values_in_halves)
 {
     in_processes(2, worked);
+}
+
+/* As many evaluations as there are make no difference: see `worked` for the numbers. */
+static void looked_at(meeting *meet)
+{
+    double numbers[ALL_OF] = {0};
+    dp_ctx *ctx = open_job(meet, 1, dp_cpu());
+    dp_module *net = net_of(ctx, DP_F32, 0);
+    dp_local *local = NULL;
+    net_put(net, numbers);
+    CHECK_OK(dp_local_create(
+        net, &(dp_local_config){.every = 2, .lr = 0.5, .momentum = 0.5, .nesterov = true}, &local));
+    CHECK_OK(dp_local_sync(local));
+    for (int i = 0; i < 2; i++) {
+        static const double adds[] = {2, 1}, want[] = {3, 4.25};
+        for (int k = 0; k < 2; k++) {
+            net_get(net, numbers);
+            for (int j = 0; j < ALL_OF && k == 0; j++)
+                numbers[j] += adds[i] + (i == 0) * 4 * meet->process;
+            net_put(net, numbers);
+            CHECK_OK(dp_local_step(local));
+        }
+        for (int look = 0; look < 3; look++) {
+            net_get(net, numbers);
+            for (int k = 0; k < ALL_OF; k++)
+                CHECK_F64(numbers[k], want[i], 0);
+            CHECK_OK(dp_local_sync(local));
+        }
+    }
+    numbers[0] += 2 * meet->process; /* by hand: all meet in the middle */
+    net_put(net, numbers);
+    CHECK_OK(dp_local_sync(local));
+    net_get(net, numbers);
+    CHECK_F64(numbers[0], 5.25, 0);
+    CHECK_F64(numbers[1], 4.25, 0);
+    dp_close(ctx);
+}
+
+TEST(without_a_step_of_training_nothing_moves)
+{
+    in_processes(2, looked_at);
+}
+
+/* Halves are cast where they lie, and the row may be on another device. */
+static void on_two_devices(dp_ctx *ctx)
+{
+    dp_module *net = NULL, *child = NULL;
+    dp_local *local = NULL;
+    dp_param_config param = {.name = "w", .dtype = DP_BF16, .ndim = 1, .shape = {5}};
+    dp_module_config config = {.name = "child", .params = &param, .param_count = 1};
+    config.local_rank = 1;
+    CHECK_OK(dp_module_create(ctx, &config, &child));
+    config = (dp_module_config){
+        .name = "net", .params = &param, .param_count = 1, .children = &child, .child_count = 1};
+    CHECK_OK(dp_module_create(ctx, &config, &net));
+    CHECK_OK(dp_local_create(
+        net, &(dp_local_config){.every = 1, .lr = 0.5, .fragments = 1, .delay = 0}, &local));
+    double numbers[5] = {2, 4, 6, 8, 10};
+    net_io(net, "w", true, numbers);
+    net_io(net, "child.w", true, numbers);
+    CHECK_OK(dp_local_step(local));
+    for (int i = 0; i < 2; i++) {
+        net_io(net, i == 0 ? "w" : "child.w", false, numbers);
+        for (int k = 0; k < 5; k++)
+            CHECK_F64(numbers[k], k + 1, 0);
+    }
+    dp_close(ctx);
+}
+
+TEST(halves_on_two_devices)
+{
+    on_two_devices(open_on(dp_cpu(), 2));
+    on_two_devices(open_on(toy_device(), 2));
 }
 
 /* Fewer elements than fragments, and none. The first process has them on its second device. */
