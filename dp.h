@@ -951,8 +951,8 @@ DP_MUST_USE DP_API dp_status dp_fill(dp_ctx *ctx, const dp_tensor *dst, dp_value
 DP_MUST_USE DP_API dp_status dp_copy(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src,
                                      dp_stream *stream);
 
-/* Same shape, any two dtypes, any two devices. In a cast to integers, what is out of range saturates
-   and NaN becomes 0; f64 becomes f16 or bf16 through f32. */
+/* Same shape, any two dtypes, any two devices. In a cast to integers, what is out of range
+   saturates and NaN becomes 0; f64 becomes f16 or bf16 through f32. */
 DP_MUST_USE DP_API dp_status dp_cast(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src);
 
 /* out = a * x + b * y, floating dtypes, same shape, each product and the sum rounded. y may be NULL
