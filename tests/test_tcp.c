@@ -318,13 +318,20 @@ static unsigned char byte_of(int from, int to, int kind, size_t i)
     return (unsigned char)((size_t)(from * 31 + to * 7 + kind) + i * 13);
 }
 
+/* Which bytes are looked at. */
+static size_t stride_of(int kind)
+{
+    return kind_bytes[kind] > 1000 ? 997 : 1;
+}
+
 static dp_message message_of_kind(dp_scope *scope, int from, int to, int kind, bool receives)
 {
     size_t bytes = kind_bytes[kind];
     unsigned char *data = dp_scope_alloc(scope, bytes + 1);
     CHECK(data != NULL);
-    for (size_t i = 0; i < bytes; i++)
-        data[i] = receives ? 0 : byte_of(from, to, kind, i);
+    memset(data, 0, bytes);
+    for (size_t i = 0; i < bytes && !receives; i += stride_of(kind))
+        data[i] = byte_of(from, to, kind, i);
     data[bytes] = 77;
     return (dp_message){.tensor = dp_wrap(data, DP_U8, DP_SHAPE((int64_t)bytes)),
                         .peer = receives ? from : to,
@@ -334,11 +341,11 @@ static dp_message message_of_kind(dp_scope *scope, int from, int to, int kind, b
 
 static void check_message_of_kind(const dp_message *message, int from, int to, int kind)
 {
-    size_t bytes = kind_bytes[kind], step = bytes > 1000 ? 997 : 1;
+    size_t bytes = kind_bytes[kind];
     const unsigned char *data = message->tensor.data;
     CHECK_INT(message->status, DP_OK);
     CHECK_INT(message->peer, from);
-    for (size_t i = 0; i < bytes; i += step)
+    for (size_t i = 0; i < bytes; i += stride_of(kind))
         CHECK_INT(data[i], byte_of(from, to, kind, i));
     CHECK_INT(data[bytes], 77);
 }
@@ -401,7 +408,7 @@ static void one_closes_meanwhile(meeting *m)
     CHECK_OK(dp_barrier(ctx));
     for (int i = 0; i < 3; i++) {
         dp_status status = dp_messages_test(ctx, both, 2);
-        CHECK(status == DP_OK || status == DP_PENDING);
+        CHECK(status == DP_OK || status == DP_PENDING || m->process != 1); /* it may have closed */
     }
     if (m->process == 1) {
         dp_close(ctx);

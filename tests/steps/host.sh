@@ -70,11 +70,12 @@ step_asan() {
 }
 
 # Nor does it find threads in what is large that what is small has not, in many processes that few
-# have not, in tables that do all at once, in files, and where there is no memory, which is asan's
-# question.
+# have not, in tables that do all at once, in files, in what one thread does with the state of others
+# that have died, and where there is no memory, which is asan's question.
 NOT_IN_THREADS="!_toy !one_by_one !cut_short !align/ !of_one_process_fails !several_pieces \
     !fills_of_large !many_and_large !many_generations !array/ !no_memory !every_allocation !one_memory \
-    !peers_without !_share_memory !steps_are_the_same_on"
+    !peers_without !_share_memory !steps_are_the_same_on !mirrored/ !a_hundred_messages !what_moves_is \
+    !_a_large_sum_between !strangers_keep"
 
 step_tsan() {
     can_sanitize thread || { skip "tests under TSan" "$CC cannot"; return; }
