@@ -4,7 +4,8 @@
      shared_table   the same, and all devices have one memory
      refusing_table the same as lazy_table, whose devices cannot copy from each other and say so
      broken_table   lazy_table with the bug that $CONFORM_BUG names
-     broken_coll    NULL, or the CPU's collectives with such a bug */
+     broken_coll    NULL, or the CPU's collectives with such a bug
+     named_table    that which $CONFORM_TABLE names, so that one binary has them all */
 
 #ifndef CONFORM_TABLES_H
 #define CONFORM_TABLES_H
@@ -264,6 +265,16 @@ static inline const dp_coll_ops *broken_coll(void)
     broken_coll_ops = *dp_cpu_coll();
     broken_coll_ops.run = broken_run;
     return &broken_coll_ops;
+}
+
+static inline const dp_device_ops *named_table(void)
+{
+    const char *name = getenv("CONFORM_TABLE");
+    if (name == NULL)
+        return broken_table();
+    if (strcmp(name, "shared") == 0)
+        return shared_table();
+    return strcmp(name, "refusing") == 0 ? refusing_table() : lazy_table();
 }
 
 #endif /* CONFORM_TABLES_H */

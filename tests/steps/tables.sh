@@ -15,12 +15,18 @@ conform() {
     TEST_TIMEOUT_SCALE=3 "build/conform/$name/tests" "-j$JOBS" ${T:-}
 }
 
+# as_table NAME TEST...: the binary of tests/conform_tables.h, with one of its tables
+as_table() {
+    local name=$1
+    shift
+    CONFORM_TABLE=$name TEST_TIMEOUT_SCALE=3 build/conform/named/tests "-j$JOBS" "$@"
+}
+
 # Every bug of tests/conform_tables.h is found by the test that it names.
 conform_broken() {
     local bug test
-    conform_with broken tests/conform_tables.h broken_table broken_coll || return 1
     while read -r bug test; do
-        if CONFORM_BUG=$bug build/conform/broken/tests "-j$JOBS" "$test" 2>&1 |
+        if CONFORM_BUG=$bug build/conform/named/tests "-j$JOBS" "$test" 2>&1 |
             grep -q "^not ok [0-9]* - $test\>"; then
             echo "ok - $test finds that $bug"
         else
@@ -32,9 +38,10 @@ conform_broken() {
 step_conform() (
     BACKEND=examples/custom_device.h TABLE=toy_device conform
     export TEST_STRIDE=3
-    BACKEND=tests/conform_tables.h TABLE=lazy_table conform
-    BACKEND=tests/conform_tables.h TABLE=shared_table conform
-    T=${T:-device/} BACKEND=tests/conform_tables.h TABLE=refusing_table conform
-    build/conform/refusing_table/tests "-j$JOBS" "${T:-replicate/}"
+    conform_with named tests/conform_tables.h named_table broken_coll || return 1
+    as_table lazy ${T:-}
+    as_table shared ${T:-}
+    as_table refusing ${T:-device/}
+    as_table refusing ${T:-replicate/}
     conform_broken
 )
