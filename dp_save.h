@@ -103,7 +103,7 @@ typedef struct dp_module_load_config { /* zero: all that the module has, and not
 
 /* Into every owner. Everything is checked first: if entries are missing, unknown, or of another
    shape or dtype, a MISMATCH counts them and names some, and nothing changes. For names that share
-   memory one entry is enough; several must agree. [host] */
+   memory one entry is enough; several must agree, after the cast. [host] */
 DP_MUST_USE DP_API dp_status dp_module_load(dp_module *module, dp_value saved,
                                             const dp_module_load_config *config);
 
@@ -1539,8 +1539,8 @@ typedef struct dp__save_loader {
     dp_scope *temp;
     dp_module_load_config config;
     size_t count;
-    dp_tensor *from; /* for each parameter */
-    bool *given;
+    dp_tensor *own, *from; /* of each parameter: what it is, and what it gets */
+    bool *named, *given;   /* there is an entry; and it fits, and is in `from` */
     dp__save_some missing, unknown, other;
     char differs[160]; /* the first of the other ones */
 } dp__save_loader;
@@ -1574,19 +1574,54 @@ static bool dp__save_fits(const dp__save_loader *loader, const dp_tensor *to, co
            (to->dtype == from->dtype || (loader->config.cast && floats));
 }
 
-/* Two names of one memory. */
-static dp_status dp__save_check_equal(dp__save_loader *loader, const dp_tensor *a,
-                                      const dp_tensor *b, const char *name)
+/* It becomes a copy of itself on that device. */
+static dp_status dp__save_copy(const dp__save_loader *loader, dp_scope *temp, dp_device device,
+                               dp_tensor *tensor)
 {
-    size_t bytes = (size_t)dp__save_bytes_of(a);
+    dp_tensor copy;
+    DP_TRY(
+        dp_tensor_new(temp, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape, &copy));
+    DP_TRY(dp_copy(loader->ctx, &copy, tensor, NULL));
+    *tensor = copy;
+    return DP_OK;
+}
+
+/* A tensor of another dtype becomes one of the parameter's, on the host. */
+static dp_status dp__save_cast(const dp__save_loader *loader, dp_scope *temp, dp_dtype dtype,
+                               dp_tensor *tensor)
+{
+    dp_tensor cast;
+    const dp_device host = {0, 0};
+    DP_TRY(dp__save_copy(loader, temp, host, tensor));
+    DP_TRY(dp_tensor_new(temp, host, dtype, tensor->ndim, tensor->shape, &cast));
+    DP_TRY(dp_cast(loader->ctx, &cast, tensor));
+    *tensor = cast;
+    return DP_OK;
+}
+
+/* As the parameter would have them. */
+static dp_status dp__save_numbers(const dp__save_loader *loader, dp_scope *temp, dp_dtype dtype,
+                                  dp_tensor tensor, void **out)
+{
+    if (tensor.dtype != dtype)
+        DP_TRY(dp__save_cast(loader, temp, dtype, &tensor));
+    size_t bytes = (size_t)dp__save_bytes_of(&tensor);
+    *out = dp_scope_alloc(temp, bytes);
+    return *out != NULL ? dp_read(loader->ctx, &tensor, *out, bytes) : dp__no_memory();
+}
+
+/* Two names of one memory. */
+static dp_status dp__save_check_equal(const dp__save_loader *loader, const dp_tensor *to,
+                                      const dp_tensor *a, const dp_tensor *b, const char *name)
+{
+    void *one = NULL, *two = NULL;
     dp_scope *temp = dp_scope_child(loader->temp);
-    void *one = dp_scope_alloc(temp, bytes), *two = dp_scope_alloc(temp, bytes);
-    dp_status status = one != NULL && two != NULL ? DP_OK : dp__no_memory();
+    dp_status status = dp_scope_check(temp);
     if (status == DP_OK)
-        status = dp_read(loader->ctx, a, one, bytes);
+        status = dp__save_numbers(loader, temp, (dp_dtype)to->dtype, *a, &one);
     if (status == DP_OK)
-        status = dp_read(loader->ctx, b, two, bytes);
-    if (status == DP_OK && (a->dtype != b->dtype || memcmp(one, two, bytes) != 0))
+        status = dp__save_numbers(loader, temp, (dp_dtype)to->dtype, *b, &two);
+    if (status == DP_OK && memcmp(one, two, (size_t)dp__save_bytes_of(to)) != 0)
         status = dp_error(DP_ERR_MISMATCH,
                           "'%s' and another name of the same parameter have different numbers",
                           dp__save_show(name).text);
@@ -1597,23 +1632,23 @@ static dp_status dp__save_check_equal(dp__save_loader *loader, const dp_tensor *
 static dp_status dp__save_take_entry(dp__save_loader *loader, const char *name, dp_value value)
 {
     size_t param = 0;
-    dp_param_info info;
     if (dp_module_find(loader->module, name, &param) != DP_OK) {
         dp__save_also(&loader->unknown, name);
         return DP_OK;
     }
-    DP_TRY(dp_module_param(loader->module, param, &info));
-    if (value.kind != DP_TENSOR || !dp__save_fits(loader, &info.data, value.as.t)) {
+    const dp_tensor *own = &loader->own[param];
+    loader->named[param] = true;
+    if (value.kind != DP_TENSOR || !dp__save_fits(loader, own, value.as.t)) {
         if (loader->other.count == 0)
             snprintf(loader->differs, sizeof loader->differs, "%s, and not %s",
-                     dp__save_form(&info.data).text,
+                     dp__save_form(own).text,
                      value.kind == DP_TENSOR ? dp__save_form(value.as.t).text : "a tensor here");
         dp__save_also(&loader->other, name);
-    } else if (loader->given[param]) {
-        return dp__save_check_equal(loader, value.as.t, &loader->from[param], name);
-    } else {
-        loader->from[param] = *value.as.t;
+        return DP_OK;
     }
+    if (loader->given[param])
+        return dp__save_check_equal(loader, own, value.as.t, &loader->from[param], name);
+    loader->from[param] = *value.as.t;
     loader->given[param] = true;
     return DP_OK;
 }
@@ -1630,7 +1665,7 @@ static dp_status dp__save_take_entries(dp__save_loader *loader, dp_value saved)
     for (size_t i = 0; i < loader->count; i++) {
         dp_param_info info;
         DP_TRY(dp_module_param(loader->module, i, &info));
-        if (!loader->given[i])
+        if (!loader->named[i])
             dp__save_also(&loader->missing, info.name);
     }
     return DP_OK;
@@ -1673,27 +1708,12 @@ static dp_status dp__save_verdict(const dp__save_loader *loader)
                     dp_module_name(loader->module), text);
 }
 
-/* A tensor of another dtype becomes one of the parameter's, on the host. */
-static dp_status dp__save_cast(dp__save_loader *loader, dp_dtype dtype, dp_tensor *tensor)
-{
-    dp_tensor own, cast;
-    const dp_device host = {0, 0};
-    DP_TRY(dp_tensor_new(loader->temp, host, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape,
-                         &own));
-    DP_TRY(dp_copy(loader->ctx, &own, tensor, NULL));
-    DP_TRY(dp_tensor_new(loader->temp, host, dtype, tensor->ndim, tensor->shape, &cast));
-    DP_TRY(dp_cast(loader->ctx, &cast, &own));
-    *tensor = cast;
-    return DP_OK;
-}
-
 static dp_status dp__save_cast_all(dp__save_loader *loader)
 {
     for (size_t i = 0; i < loader->count; i++) {
-        dp_param_info info;
-        DP_TRY(dp_module_param(loader->module, i, &info));
-        if (loader->given[i] && loader->from[i].dtype != info.data.dtype)
-            DP_TRY(dp__save_cast(loader, (dp_dtype)info.data.dtype, &loader->from[i]));
+        dp_tensor *from = &loader->from[i];
+        if (loader->given[i] && from->dtype != loader->own[i].dtype)
+            DP_TRY(dp__save_cast(loader, loader->temp, (dp_dtype)loader->own[i].dtype, from));
     }
     return DP_OK;
 }
@@ -1713,14 +1733,28 @@ static dp_status dp__save_put_all(const dp__save_loader *loader)
     return dp_wait(loader->ctx); /* the saved value may end now */
 }
 
+static dp_status dp__save_room(dp__save_loader *loader)
+{
+    size_t count = loader->count = dp_module_param_count(loader->module);
+    loader->own = dp_scope_alloc(loader->temp, count * sizeof *loader->own);
+    loader->from = dp_scope_alloc(loader->temp, count * sizeof *loader->from);
+    loader->named = dp_scope_alloc(loader->temp, count * sizeof *loader->named);
+    loader->given = dp_scope_alloc(loader->temp, count * sizeof *loader->given);
+    if (loader->own == NULL || loader->from == NULL || loader->named == NULL ||
+        loader->given == NULL)
+        return dp__no_memory();
+    for (size_t i = 0; i < count; i++) {
+        dp_param_info info;
+        DP_TRY(dp_module_param(loader->module, i, &info));
+        loader->own[i] = info.data;
+        loader->named[i] = loader->given[i] = false;
+    }
+    return DP_OK;
+}
+
 static dp_status dp__save_load(dp__save_loader *loader, dp_value saved)
 {
-    loader->count = dp_module_param_count(loader->module);
-    loader->from = dp_scope_alloc(loader->temp, loader->count * sizeof *loader->from);
-    loader->given = dp_scope_alloc(loader->temp, loader->count * sizeof *loader->given);
-    if (loader->from == NULL || loader->given == NULL)
-        return dp__no_memory();
-    memset(loader->given, 0, loader->count * sizeof *loader->given);
+    DP_TRY(dp__save_room(loader));
     DP_TRY(dp__save_take_entries(loader, saved));
     DP_TRY(dp__save_verdict(loader));
     return dp__save_cast_all(loader);

@@ -1101,6 +1101,8 @@ static const fitting fits[] = {
     {"{'bias': f16[3]=1 2 3, 'mean': bf16[]=0.5, 'w': f64[2,2]=1 2 3 4, 'body.fixed': i64[1]=3}",
      {.cast = true},
      "{'bias': f32[3]=1 2 3, 'mean': f64[]=0.5, 'w': f32[2,2]=1 2 3 4, 'body.fixed': i64[1]=3}"},
+    {"{" TIED ", 'body.w': f64[2,2]=5 6 7 8.000000001}", {.cast = true}, "{" TIED "}"},
+    {"{'body.w': f16[2,2]=5 6 7 8, " TIED "}", {.cast = true}, "{" TIED "}"},
 };
 
 static const fitting misfits[] = {
@@ -1129,6 +1131,16 @@ static const fitting misfits[] = {
     {"{" TIED ", 'body.w': f32[2,2]=5 6 7 9}",
      {0},
      "'body.w' and another name of the same parameter have different numbers"},
+    {"{" TIED ", 'body.w': f64[2,2]=5 6 7 9}",
+     {.cast = true},
+     "'body.w' and another name of the same parameter have different numbers"},
+    {"{'w': f32[3,2], 'body.w': f32[2,2]=5 6 7 8}",
+     {.allow_missing = true},
+     "'net': 1 different ('w'): 'w' is f32[2,2], and not f32[3,2]"},
+    {"{'body.w': f32[2,2]=5 6 7 8, 'w': 1}",
+     {.allow_missing = true},
+     "'net': 1 different ('w'): 'w' is f32[2,2], and not a tensor here"},
+    {"{'body.w': f32[3,2], 'w': 1}", {.allow_missing = true}, "2 different ('body.w', 'w')"},
     {"{'bias': f32[1], 'module.bias': f32[3], 'module.x': 1}",
      {.prefix = "module.", .allow_missing = true},
      "'net': 1 unknown ('x')"},
