@@ -103,7 +103,9 @@ typedef struct dp_module_load_config { /* zero: all that the module has, and not
 
 /* Into every owner. Everything is checked first: if entries are missing, unknown, or of another
    shape or dtype, a MISMATCH counts them and names some, and nothing changes. For names that share
-   memory one entry is enough; several must agree, after the cast. [host] */
+   memory one entry is enough; several must agree, after the cast. What was saved may be views of
+   the module's own parameters, as dp_module_save gives them, in any form and under any names: they
+   are read before one is written. [host] */
 DP_MUST_USE DP_API dp_status dp_module_load(dp_module *module, dp_value saved,
                                             const dp_module_load_config *config);
 
@@ -1708,17 +1710,50 @@ static dp_status dp__save_verdict(const dp__save_loader *loader)
                     dp_module_name(loader->module), text);
 }
 
-static dp_status dp__save_cast_all(dp__save_loader *loader)
+/* Of one shape and dtype: whether they have the same elements. */
+static bool dp__save_is_same(const dp_tensor *a, const dp_tensor *b)
+{
+    return a->data == b->data && memcmp(a->stride, b->stride, a->ndim * sizeof *a->stride) == 0;
+}
+
+/* The first byte after its elements. */
+static uintptr_t dp__save_end(const dp_tensor *tensor)
+{
+    int64_t last = 0;
+    for (int d = 0; d < tensor->ndim; d++)
+        last += (tensor->shape[d] - 1) * tensor->stride[d];
+    return (uintptr_t)tensor->data + (size_t)(last + 1) * dp_dtype_bytes((dp_dtype)tensor->dtype);
+}
+
+/* Whether what a parameter gets would have changed when it gets it: it lies in the module's memory,
+   and is another view of the parameter, or of another one. */
+static bool dp__save_is_written(const dp__save_loader *loader, size_t param)
+{
+    const dp_tensor *from = &loader->from[param];
+    if (dp_tensor_count(from) == 0 || dp__save_is_same(from, &loader->own[param]))
+        return false;
+    uintptr_t first = (uintptr_t)from->data, end = dp__save_end(from);
+    for (size_t i = 0; i < loader->count; i++)
+        if (dp_tensor_count(&loader->own[i]) > 0 && (uintptr_t)loader->own[i].data < end &&
+            first < dp__save_end(&loader->own[i]))
+            return true;
+    return false;
+}
+
+/* What cannot be put where it goes as it is becomes a copy. */
+static dp_status dp__save_ready(dp__save_loader *loader)
 {
     for (size_t i = 0; i < loader->count; i++) {
         dp_tensor *from = &loader->from[i];
         if (loader->given[i] && from->dtype != loader->own[i].dtype)
             DP_TRY(dp__save_cast(loader, loader->temp, (dp_dtype)loader->own[i].dtype, from));
+        else if (loader->given[i] && dp__save_is_written(loader, i))
+            DP_TRY(dp__save_copy(loader, loader->temp, from->device, from));
     }
     return DP_OK;
 }
 
-/* A saved tensor may be a view of the parameter itself. */
+/* A saved tensor may be the parameter itself. */
 static dp_status dp__save_put_all(const dp__save_loader *loader)
 {
     for (size_t owner = 0; owner < dp_owner_count(loader->module); owner++)
@@ -1727,7 +1762,7 @@ static dp_status dp__save_put_all(const dp__save_loader *loader)
             if (!loader->given[i])
                 continue;
             DP_TRY(dp_owner_edit(loader->module, owner, i, &data, NULL));
-            if (data.data != loader->from[i].data)
+            if (!dp__save_is_same(&data, &loader->from[i]))
                 DP_TRY(dp_copy(loader->ctx, &data, &loader->from[i], NULL));
         }
     return dp_wait(loader->ctx); /* the saved value may end now */
@@ -1757,7 +1792,7 @@ static dp_status dp__save_load(dp__save_loader *loader, dp_value saved)
     DP_TRY(dp__save_room(loader));
     DP_TRY(dp__save_take_entries(loader, saved));
     DP_TRY(dp__save_verdict(loader));
-    return dp__save_cast_all(loader);
+    return dp__save_ready(loader);
 }
 
 /* Where processes share the parameters they all write the same; `status`: whether this one can. */

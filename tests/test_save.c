@@ -1168,6 +1168,43 @@ TEST_BACKENDS(saved_trees_must_fit_the_module)
     }
 }
 
+static void check_pair(dp_module *net, dp_scope *scope, dp_value a, dp_value b, const char *want)
+{
+    CHECK_OK(dp_module_load(net, DP_DICT(scope, {"a", a}, {"b", b}), NULL));
+    check_net(net, scope, want);
+    CHECK_OK(dp_params_compare(net));
+}
+
+/* The parameter in another order, one row of it for all, another one, a part of both. */
+TEST_BACKENDS(a_module_loads_views_of_itself)
+{
+    static const dp_param_config own[] = {{.name = "a", .ndim = 2, .shape = {2, 2}},
+                                          {.name = "b", .ndim = 2, .shape = {2, 2}}};
+    static const dp_method forward = {"forward", give_none};
+    dp_module *net = NULL, *all = NULL;
+    dp_tensor view;
+    dp_value saved;
+    CHECK_OK(dp_module_create(
+        ctx,
+        &(dp_module_config){
+            .name = "net", .methods = &forward, .method_count = 1, .params = own, .param_count = 2},
+        &net));
+    CHECK_OK(dp_distributed(net, NULL, &all));
+    CHECK_OK(dp_module_save(all, scope, &saved));
+    dp_value a = dp_get(saved, "a"), b = dp_get(saved, "b");
+    check_pair(all, scope, tree_of(scope, "f32[2,2]=1 2 3 4"), tree_of(scope, "f32[2,2]=5 6 7 8"),
+               "{'a': f32[2,2]=1 2 3 4, 'b': f32[2,2]=5 6 7 8}");
+    CHECK_OK(dp_transpose(a.as.t, 0, 1, &view));
+    check_pair(all, scope, dp_of(scope, &view), b,
+               "{'a': f32[2,2]=1 3 2 4, 'b': f32[2,2]=5 6 7 8}");
+    check_pair(all, scope, b, a, "{'a': f32[2,2]=5 6 7 8, 'b': f32[2,2]=1 3 2 4}");
+    check_pair(all, scope, a, a, "{'a': f32[2,2]=5 6 7 8, 'b': f32[2,2]=5 6 7 8}");
+    view = *a.as.t;
+    view.stride[0] = 0;
+    check_pair(all, scope, dp_of(scope, &view), tree_of(scope, "f32[2,2]=1 2 3 4"),
+               "{'a': f32[2,2]=5 6 5 6, 'b': f32[2,2]=1 2 3 4}");
+}
+
 /* ---- training -------------------------------------------------------------------------------- */
 
 /* All the same bits: without a break, with one, and the file of each. */
