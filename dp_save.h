@@ -156,9 +156,10 @@ DP_MUST_USE DP_API dp_status dp_checkpoint_share(dp_ctx *ctx, dp_scope *scope, i
    and dp_close wait for the thread, too, but return no error.
 
    Files are known by their names alone, so that a run finds what an earlier one has kept, and goes
-   on with it. When a new file is on disk, those are removed that are neither among the newest nor
-   the best, and parts of files that a killed process has left. What has another name, or the number
-   of another entry in it, is left alone. One saver at a time has a path.                        */
+   on with it. When a new file is on disk, those are removed that have its number, or are neither
+   among the newest nor the best, and parts of files that a killed process has left. What has
+   another name, or the number of another entry in it, is left alone. One saver at a time has a
+   path.                                                                                        */
 
 typedef struct dp_saver dp_saver;
 
@@ -2272,6 +2273,23 @@ static void dp__saver_clear(const char *name, void *user)
         dp__os_part_clear(dp__saver_path(saver, name));
 }
 
+/* What was saved before under the number of a file is not what the number stands for any more. */
+static dp_status dp__saver_replace(const dp_saver *saver, const char *own)
+{
+    for (size_t before = SIZE_MAX;;) {
+        dp__saver_search same = {.saver = saver,
+                                 .order = DP__SAVER_OLDEST,
+                                 .least = saver->newest,
+                                 .most = saver->newest,
+                                 .apart = {own}};
+        DP_TRY(dp__saver_names(saver, dp__saver_see, &same));
+        if (same.count == 0 || same.count >= before)
+            return DP_OK;
+        before = same.count;
+        DP_TRY(dp__os_remove(dp__saver_path(saver, same.found.name)));
+    }
+}
+
 /* After a save. It is the newest, whatever files with larger numbers there are: those could not be
    read. */
 static dp_status dp__saver_tidy(dp_saver *saver)
@@ -2280,6 +2298,7 @@ static dp_status dp__saver_tidy(dp_saver *saver)
     dp__saver_search best = {.saver = saver, .order = DP__SAVER_BEST, .most = saver->newest};
     size_t before = SIZE_MAX;
     DP_TRY(dp__saver_names(saver, dp__saver_clear, saver));
+    DP_TRY(dp__saver_replace(saver, own));
     if (saver->config.last < 0)
         return DP_OK;
     DP_TRY(dp__saver_names(saver, dp__saver_see, &best));

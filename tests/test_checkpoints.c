@@ -455,6 +455,31 @@ TEST(parts_that_nobody_writes_go)
     dp_close(ctx);
 }
 
+/* The file that was saved last, whatever the scores are, and whatever is kept. */
+TEST(a_number_that_is_saved_again_has_one_file)
+{
+    static const int lasts[] = {1, 3, -1};
+    dp_ctx *ctx = open_cpus(1);
+    enter_folder();
+    put_file("s48-acc=1", "x", 1);
+    for (int i = 0; i < 3; i++) {
+        dp_saver *saver =
+            saver_of(ctx, &(dp_saver_config){.path = "s*", .last = lasts[i], .best_by = "loss"});
+        keep(ctx, saver, 48, 0.9);
+        check_folder(".", "s48-acc=1 s48-loss=0.9");
+        keep(ctx, saver, 48, 0.5);
+        check_folder(".", "s48-acc=1 s48-loss=0.5");
+        keep(ctx, saver, 48, 9);
+        check_folder(".", "s48-acc=1 s48-loss=9");
+        CHECK_INT(kept(ctx, saver, DP_SAVER_LAST), 48);
+        keep(ctx, saver, 48, (double)NAN);
+        check_folder(".", "s48 s48-acc=1");
+        dp_saver_destroy(saver);
+        CHECK_INT(unlink("s48"), 0);
+    }
+    dp_close(ctx);
+}
+
 /* ---- where an earlier run has come to -------------------------------------------------------- */
 
 static heard warned;
@@ -499,8 +524,8 @@ TEST(a_run_goes_on_from_the_newest_that_can_be_read)
     CHECK_SAYS(warned.lines[0],
                "dp_saver_load takes an older file: dp_checkpoint_load: './s4-loss=1': 7");
     CHECK_SAYS(warned.lines[1], "'./s3-loss=2': 4 bytes are not");
-    keep(ctx, saver, 3, 0.5); /* beside what cannot be read, and never in favour of it */
-    check_folder(".", "s1-loss=4 s2-loss=3 s3-loss=0.5 s3-loss=2 s4-loss=1");
+    keep(ctx, saver, 3, 0.5); /* instead of one that cannot be read, and beside another */
+    check_folder(".", "s1-loss=4 s2-loss=3 s3-loss=0.5 s4-loss=1");
     CHECK_INT(kept(ctx, saver, DP_SAVER_BEST), 3);
     for (int i = 1; i <= 3; i++) {
         char name[40];
