@@ -2478,26 +2478,34 @@ static void dp__saver_warn(const dp_saver *saver)
     config.log.fn(&(dp_log_record){DP_LOG_WARN, dp_rank(saver->ctx), text}, config.log.user);
 }
 
+/* By the file alone, so that an older one may be better. */
+static bool dp__saver_is_unread(dp_status status)
+{
+    return status == DP_ERR_FILE || status == DP_ERR_NO_FILE || status == DP_ERR_UNSUPPORTED;
+}
+
 /* The newest that can be read, or the failure of the newest of all. */
 static dp_status dp__saver_load(dp_saver *saver, dp_scope *scope, int64_t number, dp_value *out)
 {
     dp__saver_found found = {.words = {0}}, last;
     char text[DP__SAVE_SENTENCE] = "";
-    dp_status status = DP_OK;
+    dp_status status = DP_OK, first = DP_OK;
     for (bool again = false;; again = true) {
         last = found;
         if (saver->writes)
             status = dp__saver_look(saver, number, again ? &last.file : NULL, &found.file);
         status = dp__save_hear(saver->ctx, status);
         if (status == DP_ERR_NO_FILE && again)
-            return dp_error(DP_ERR_FILE, "%s", text);
+            return dp_error(first, "%s", text);
         DP_TRY(status);
         DP_TRY(dp_broadcast_i64(saver->ctx, found.words, sizeof found / sizeof(int64_t), 0));
         status = dp_checkpoint_load(saver->ctx, scope, dp__saver_path(saver, found.file.name), out);
-        if (number != DP_SAVER_LAST || status != DP_ERR_FILE)
+        if (number != DP_SAVER_LAST || !dp__saver_is_unread(status))
             break;
-        if (!again)
+        if (!again) {
+            first = status == DP_ERR_NO_FILE ? DP_ERR_FILE : status; /* its name is there */
             snprintf(text, sizeof text, "%s", dp_last_error());
+        }
         dp__saver_warn(saver);
     }
     if (number == DP_SAVER_LAST && status == DP_OK)

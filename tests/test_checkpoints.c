@@ -538,6 +538,36 @@ TEST(a_run_goes_on_from_the_newest_that_can_be_read)
     dp_close(ctx);
 }
 
+/* The newest is a link that leads nowhere, and then a file with what there is no dtype for. */
+TEST(whatever_the_newest_lacks_an_older_one_is_taken)
+{
+    static const char odd[] = "\x3a\0\0\0\0\0\0\0{\"a\":{\"dtype\":\"F8_E5M2\",\"shape\":[1],"
+                              "\"data_offsets\":[0,1]}}x";
+    dp_ctx *ctx = NULL;
+    dp_value got;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1, .log = {.fn = hear_warnings}}, &ctx));
+    dp_scope *scope = dp_scope_begin(ctx);
+    enter_folder();
+    warned.count = 0;
+    dp_saver *saver = saver_at(ctx, "s*");
+    keep(ctx, saver, 1, 0);
+    CHECK_INT(symlink("/nowhere/x", "s9"), 0);
+    CHECK_INT(kept(ctx, saver, DP_SAVER_LAST), 1);
+    CHECK_INT(rename("s1", "1"), 0);
+    CHECK_ERROR(dp_saver_load(saver, scope, DP_SAVER_LAST, &got), DP_ERR_FILE,
+                "'s9': it cannot be opened: No such file");
+    CHECK_INT(rename("1", "s1"), 0);
+    CHECK_INT(unlink("s9"), 0);
+    put_file("s9", odd, sizeof odd - 1);
+    CHECK_INT(kept(ctx, saver, DP_SAVER_LAST), 1);
+    CHECK_INT(unlink("s1"), 0);
+    CHECK_ERROR(dp_saver_load(saver, scope, DP_SAVER_LAST, &got), DP_ERR_UNSUPPORTED, "F8_E5M2");
+    CHECK_INT(warned.count, 4);
+    CHECK_SAYS(warned.lines[1], "dp_saver_load takes an older file: dp_checkpoint_load: 's9': it");
+    CHECK_SAYS(warned.lines[2], "F8_E5M2");
+    dp_close(ctx);
+}
+
 /* A file without a * is always the same. */
 TEST(one_file_is_replaced)
 {
