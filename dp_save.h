@@ -151,9 +151,9 @@ DP_MUST_USE DP_API dp_status dp_checkpoint_share(dp_ctx *ctx, dp_scope *scope, i
    dp_average_view spare). It is as large as the file, in host memory, allocated by the first save
    and used again by all. There is one: a save waits until the one before it is on disk.
 
-   An error in the thread harms no finished file, and training goes on. The next call, and only that
-   one, returns it in all processes; if that is a save, it has begun all the same. dp_saver_destroy
-   and dp_close wait for the thread, too, but return no error.
+   An error in the thread harms no finished file, and training goes on. The next dp_saver_save or
+   dp_saver_wait, and only that call, returns it in all processes; a save has begun all the same.
+   dp_saver_load, dp_saver_destroy and dp_close wait for the thread, too, but do not return it.
 
    Files are known by their names alone, so that a run finds what an earlier one has kept, and goes
    on with it. When a new file is on disk, those are removed that have its number, or are neither
