@@ -536,11 +536,19 @@ static dp_status dp__os_refused(const char *verb, const char *path)
     return dp_error(DP_ERR_FILE, "cannot %s '%.200s': %s", verb, path, strerror(errno));
 }
 
+/* Another process may have removed it, and have made another of the same name. */
+static bool dp__os_part_is_at(int fd, const char *path)
+{
+    struct stat own, there;
+    return fstat(fd, &own) == 0 && lstat(path, &there) == 0 && own.st_ino == there.st_ino &&
+           own.st_dev == there.st_dev;
+}
+
 /* DP_PENDING: the name got another file before this one was locked. A lock belongs to the file, so
    it ends with a process that is killed. Some file systems have no locks, and do without. */
 static dp_status dp__os_part_try(dp__os_part *part)
 {
-    struct stat own, there;
+    struct stat own;
     part->fd = open(part->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (part->fd < 0)
         return dp__os_refused("create", part->path);
@@ -548,7 +556,7 @@ static dp_status dp__os_part_try(dp__os_part *part)
         return dp_error(DP_ERR_FILE, "another process, or thread, is writing '%.200s'", part->path);
     if (fstat(part->fd, &own) != 0)
         return dp__os_refused("look at", part->path);
-    if (lstat(part->path, &there) != 0 || own.st_ino != there.st_ino || own.st_dev != there.st_dev)
+    if (!dp__os_part_is_at(part->fd, part->path))
         return DP_PENDING;
     if (!S_ISREG(own.st_mode))
         return dp_error(DP_ERR_FILE, "'%.200s' is not a regular file", part->path);
@@ -646,19 +654,20 @@ DP__MAYBE_UNUSED static dp_status dp__os_part_end(dp__os_part *part, dp_status s
         moved = rename(part->path, part->target) == 0;
         status = moved ? DP_OK : dp__os_refused("rename", part->path);
     }
-    if (!moved)
+    if (!moved && dp__os_part_is_at(part->fd, part->path))
         (void)unlink(part->path);
     dp__os_part_close(part);
     return status == DP_OK ? dp__os_directory_sync(part) : status;
 }
 
-/* What a writer that was killed has left; one that is alive has locked its own. */
+/* What a writer that was killed has left; one that is alive has locked its own. Until the lock is
+   there the name may get to another writer. */
 DP__MAYBE_UNUSED static void dp__os_part_clear(const char *path)
 {
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0)
         return;
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 && dp__os_part_is_at(fd, path))
         (void)unlink(path);
     close(fd);
 }

@@ -455,6 +455,27 @@ TEST(parts_that_nobody_writes_go)
     dp_close(ctx);
 }
 
+static void another_begins(void)
+{
+    CHECK_INT(unlink("s7.part"), 0);
+    put_file("s7.part", "theirs", 6);
+}
+
+/* Its name was seen when it was that of a part that nobody wrote. */
+TEST(a_part_that_another_has_just_begun_stays)
+{
+    dp_ctx *ctx = open_cpus(1);
+    enter_folder();
+    put_file("s7.part", "half", 4);
+    dp_saver *saver = saver_at(ctx, "s*");
+    refusal = (struct refusal){.call = "flock", .at = 2, .hook = another_begins};
+    keep(ctx, saver, 1, 0);
+    check_folder(".", "s1 s7.part");
+    keep(ctx, saver, 2, 0);
+    check_folder(".", "s2");
+    dp_close(ctx);
+}
+
 /* The file that was saved last, whatever the scores are, and whatever is kept. */
 TEST(a_number_that_is_saved_again_has_one_file)
 {

@@ -902,6 +902,25 @@ TEST(other_writers_of_the_file_are_left_alone)
     dp_close(ctx);
 }
 
+static void another_takes_the_name(void)
+{
+    CHECK_INT(unlink("file.part"), 0);
+    put_file("file.part", "theirs", 6);
+    refusal = (struct refusal){.call = "rename", .at = 1, .error = EIO};
+}
+
+TEST(a_part_of_another_writer_is_not_removed)
+{
+    dp_ctx *ctx = open_cpus(1);
+    size_t count;
+    enter_folder();
+    refusal = (struct refusal){.call = "fsync", .at = 1, .hook = another_takes_the_name};
+    check_not_written(ctx, "file", "cannot rename 'file.part': Input/output error");
+    CHECK_BYTES(get_file("file.part", &count), "theirs", 6);
+    CHECK_INT(count_names(".", ""), 1);
+    dp_close(ctx);
+}
+
 /* Writes one of two files over the other for as long as it lives. */
 static void write_for_ever(void)
 {
