@@ -71,9 +71,10 @@ extern "C" {
    that dp.h does not have is UNSUPPORTED, and so are more dims.                                */
 
 /* The file is written as path.part, synced to disk, and renamed. If anything fails, the old file
-   stays; only a process that was killed leaves a path.part, which the next write reuses. Of two
-   writers to one path at the same time, one is refused. A symbolic link is replaced by the file.
-   Tensors are read by dp_read, piece by piece, in this process only. [host] */
+   stays, unless all that failed is to sync the folder with the new name; only a process that was
+   killed leaves a path.part, which the next write reuses. Of two writers to one path at the same
+   time, one is refused. A symbolic link is replaced by the file. Tensors are read by dp_read, piece
+   by piece, in this process only. [host] */
 DP_MUST_USE DP_API dp_status dp_file_write(dp_ctx *ctx, const char *path, dp_value value);
 
 /* Tensors are read-only views of the file, which stays mapped until the scope ends. Nothing is read

@@ -619,9 +619,23 @@ DP__MAYBE_UNUSED static dp_status dp__os_part_mend(const dp__os_part *part, cons
     return done ? DP_OK : dp__os_refused("write", part->path);
 }
 
+static bool dp__os_sync(int fd)
+{
+    while (fsync(fd) != 0)
+        if (errno != EINTR)
+            return false;
+    return true;
+}
+
 static dp_status dp__os_part_sync(const dp__os_part *part)
 {
-    return fsync(part->fd) == 0 ? DP_OK : dp__os_refused("write", part->path);
+    return dp__os_sync(part->fd) ? DP_OK : dp__os_refused("write", part->path);
+}
+
+/* What systems and file systems say that have no such thing for a directory. */
+static bool dp__os_has_no_sync(int error)
+{
+    return error == EINVAL || error == EBADF || error == ENOSYS || error == ENOTSUP;
 }
 
 /* The new name is on disk once the directory is. A directory that may not be read, or a system
@@ -634,7 +648,7 @@ static dp_status dp__os_directory_sync(const dp__os_part *part)
     memcpy(room, slash != NULL ? part->target : ".", count + (slash == NULL));
     room[count + (slash == NULL)] = '\0';
     int fd = open(room, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int failed = fd >= 0 && fsync(fd) != 0 && errno != EINVAL ? errno : 0;
+    int failed = fd >= 0 && !dp__os_sync(fd) && !dp__os_has_no_sync(errno) ? errno : 0;
     if (fd >= 0)
         close(fd);
     if (failed == 0)

@@ -828,7 +828,12 @@ static const write_step steps[] = {
      DP_ERR_FILE,
      "cannot make sure of the name in '.': Input/output",
      true},
-    {{"fsync", 2, EINVAL, NULL}, DP_OK, NULL, true}, /* a system that has no such thing */
+    {{"fsync", 2, EINVAL, NULL}, DP_OK, NULL, true}, /* systems that have no such thing */
+    {{"fsync", 2, ENOTSUP, NULL}, DP_OK, NULL, true},
+    {{"fsync", 2, ENOSYS, NULL}, DP_OK, NULL, true},
+    {{"fsync", 2, EBADF, NULL}, DP_OK, NULL, true},
+    {{"fsync", 1, EINTR, NULL}, DP_OK, NULL, true}, /* a signal */
+    {{"fsync", 2, EINTR, NULL}, DP_OK, NULL, true},
     {{"fsync", 3, EIO, NULL}, DP_OK, NULL, true}};
 
 TEST(every_step_of_a_write_fails)
