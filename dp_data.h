@@ -1161,16 +1161,22 @@ static dp__data_slot *dp__data_take(dp_loader *loader, int64_t *out_first, int64
     return NULL;
 }
 
-/* The sentence of the first sample that failed is kept. A function of the user's cannot report a
-   failure of the job. */
-static void dp__data_failed(dp_loader *loader, dp__data_slot *slot, int64_t at, dp_status status)
+/* A function of the user's cannot report a failure of the job. */
+static dp_status dp__data_by_user(dp_status status)
 {
     dp_class class_ = dp_status_class(status);
+    bool own = status == DP_OK || class_ == DP_CLASS_CALL || class_ == DP_CLASS_PASS;
+    return own ? status : DP_ERR_USER;
+}
+
+/* The sentence of the first sample that failed is kept. */
+static void dp__data_failed(dp_loader *loader, dp__data_slot *slot, int64_t at, dp_status status)
+{
     const char *text = dp_last_error();
     dp__lock_enter(&loader->lock);
     if (slot->status == DP_OK || at < slot->failed_at) {
         slot->failed_at = at;
-        slot->status = class_ == DP_CLASS_CALL || class_ == DP_CLASS_PASS ? status : DP_ERR_USER;
+        slot->status = dp__data_by_user(status);
         snprintf(slot->text, sizeof slot->text, "%s",
                  text[0] != '\0' ? text : dp_status_text(slot->status));
     }
@@ -1492,7 +1498,7 @@ static dp_status dp__data_collate_slot(const dp_loader *loader, const dp__data_s
     dp_status status =
         loader->config.collate(slot->scope, slot->values, count, out, loader->config.user);
     dp__data_frames = frame.outer;
-    return status;
+    return dp__data_by_user(status == DP_OK ? dp__made(*out, out) : status);
 }
 
 /* The value of a batch: the fields, then what collate made. An empty one has none. */
@@ -1505,7 +1511,7 @@ static dp_status dp__data_compose(const dp_loader *loader, const dp__data_slot *
         return DP_OK;
     if (fields == 0 || dp__data_has_values(slot)) {
         DP_TRY(dp__data_collate_slot(loader, slot, &made));
-        DP_TRY(dp__made(made, out));
+        *out = made;
         if (fields == 0)
             return DP_OK;
         if (made.kind != DP_DICT)
