@@ -163,7 +163,9 @@ typedef struct dp_batch {
 } dp_batch;
 
 /* Strings and arrays are copied; `user` must outlive the loader, which ends with the context, or
-   earlier. Nothing is read before the first dp_loader_next. */
+   earlier. What `read` uses of the context, such as a dp_idx or the scope of a file that is mapped,
+   must have been made before the loader, or the loader be destroyed before it: dp_close ends what
+   is newest first. Nothing is read before the first dp_loader_next. */
 DP_MUST_USE DP_API dp_status dp_loader_create(dp_ctx *ctx, const dp_loader_config *config,
                                               dp_loader **out);
 /* Waits until the samples that are being read are done, and drops them; so does dp_close. Batches
