@@ -656,9 +656,12 @@ static dp_status dp__data_image_check(const dp_image_config *config)
         return dp_error(DP_ERR_INVALID, "mean is given without std, or std without mean");
     if (config->mean != NULL && count != 1 && count != 3)
         return dp_error(DP_ERR_INVALID, "mean and std are for 1 or 3 channels, not %zu", count);
-    for (size_t i = 0; config->mean != NULL && i < count; i++)
-        if (!(config->std[i] > 0 || config->std[i] < 0))
-            return dp_error(DP_ERR_INVALID, "std of channel %zu is %g", i, config->std[i]);
+    for (size_t i = 0; config->mean != NULL && i < count; i++) {
+        float std = (float)config->std[i]; /* what will divide */
+        if (!(std > 0 || std < 0))
+            return dp_error(DP_ERR_INVALID, "std of channel %zu is %g, in f32 %g", i,
+                            config->std[i], (double)std);
+    }
     return DP_OK;
 }
 
@@ -792,6 +795,8 @@ static dp_status dp__data_normalize(const dp__data_normalizer *normalizer, const
                                     const dp_tensor *place)
 {
     dp_tensor wide;
+    if (dp_tensor_count(image) == 0) /* which may have any number of rows */
+        return DP_OK;
     if (!normalizer->host)
         return dp__data_normalize_device(normalizer, image, place);
     if (image->dtype == DP_U8 || image->dtype == DP_F32) {
@@ -813,7 +818,8 @@ static dp_status dp__data_images_of(dp_scope *scope, dp_value images, dp_value *
     if (all->ndim != 4)
         return dp_error(DP_ERR_INVALID, "a tensor of images has 4 dims, this one has %d",
                         all->ndim);
-    dp_value *items = dp_scope_alloc(scope, (size_t)all->shape[0] * sizeof *items);
+    bool counts = (uint64_t)all->shape[0] <= SIZE_MAX / sizeof(dp_value);
+    dp_value *items = counts ? dp_scope_alloc(scope, (size_t)all->shape[0] * sizeof *items) : NULL;
     if (items == NULL)
         return dp__no_memory();
     for (int64_t i = 0; i < all->shape[0]; i++) {
@@ -824,7 +830,8 @@ static dp_status dp__data_images_of(dp_scope *scope, dp_value images, dp_value *
     return dp__made(dp_list_make(scope, DP_LIST, items, (size_t)all->shape[0]), out);
 }
 
-/* The empty batch of a process without data, in the shape of the others'. */
+/* Images without pixels, however many; or the empty batch of a process without data, in the shape
+   of the others'. */
 static dp_status dp__data_no_images(dp_ctx *ctx, dp_scope *scope, const dp_image_config *config,
                                     const dp_tensor *images, dp_value *out)
 {
@@ -837,6 +844,7 @@ static dp_status dp__data_no_images(dp_ctx *ctx, dp_scope *scope, const dp_image
     memcpy(stacker.shape, image.shape, image.ndim * sizeof *image.shape);
     DP_TRY(dp__data_channels_check(config, &image, 0));
     DP_TRY(dp__data_stacker_round(&stacker, config->pad_divisor));
+    stacker.count = (size_t)images->shape[0]; /* each as the one that is there */
     DP_TRY(dp__data_stacker_make(&stacker, DP_F32, 0, &none));
     return dp__made(dp_of(scope, &none), out);
 }
@@ -849,7 +857,7 @@ static dp_status dp__data_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_ima
     dp_value list;
     dp_tensor stack, place;
     DP_TRY(dp__data_image_check(config));
-    if (images.kind == DP_TENSOR && images.as.t->ndim == 4 && images.as.t->shape[0] == 0)
+    if (images.kind == DP_TENSOR && images.as.t->ndim == 4 && dp_tensor_count(images.as.t) == 0)
         return dp__data_no_images(ctx, scope, config, images.as.t, out);
     DP_TRY(dp__data_images_of(scope, images, &list));
     DP_TRY(dp__data_stacker_of(ctx, scope, list, config->pad_divisor, &stacker));

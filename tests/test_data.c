@@ -1973,6 +1973,12 @@ static const image_row image_rows[] = {
     {"u8[0,1,2,2]=", {.pad_divisor = -2}, "pad_divisor is -2", DP_ERR_INVALID},
     {"u8[0,1,2,3]=", {.pad_divisor = INT64_MAX - 1}, "dp_image_batch: ", DP_ERR_INVALID},
     {"u8[0,2,2]=", {0}, "a tensor of images has 4 dims, this one has 3", DP_ERR_INVALID},
+    {"u8[1152921504606846976,1,0,0]=", {0}, "more elements than can be counted", DP_ERR_INVALID},
+    {"u8[1000000000000,1,0,5]=", {.mean = one_mean, .std = one_std, .channel_count = 1},
+     "f32[1000000000000,1,0,5]=", DP_OK},
+    {"u8[2,1,0,5]=", {.pad_divisor = 4}, "f32[2,1,0,8]=", DP_OK},
+    {"[u8[3,1000000000000,0]]", {NORMED}, "f32[1,3,1000000000000,0]=", DP_OK},
+    {"[f32[1000000000000,0,2]]", {0}, "f32[1,1000000000000,0,2]=", DP_OK},
     {"(u8[1,0,3])", {.pad_divisor = 2, .pad_value = 1}, "f32[1,1,0,4]=", DP_OK},
     {"[u8[1,0,1], u8[1,1,1]=1]", {.mean = one_mean, .std = one_std, .channel_count = 1},
      "f32[2,1,1,1]=0 -0", DP_OK},
@@ -1997,6 +2003,8 @@ static const image_row image_rows[] = {
      "for 1 or 3 channels, not 2", DP_ERR_INVALID},
     {"[u8[1,1,1]=1]", {.mean = one_mean, .std = (const double[]){0}, .channel_count = 1},
      "std of channel 0 is 0", DP_ERR_INVALID},
+    {"[u8[1,1,1]=1]", {.mean = one_mean, .std = (const double[]){1e-60}, .channel_count = 1},
+     "std of channel 0 is 1e-60, in f32 0", DP_ERR_INVALID},
     {"[u8[1,1,1]=1]", {.pad_divisor = -2}, "pad_divisor is -2", DP_ERR_INVALID},
 };
 /* clang-format on */
@@ -2014,6 +2022,21 @@ TEST_BACKENDS(images_are_made_as_mmengine_does)
             if (got == DP_OK)
                 CHECK(lies_on(out, far ? dp_local_device(ctx, 1) : (dp_device){0, 0}));
         }
+}
+
+/* One byte as so many images that the memory for their list cannot be counted. */
+TEST(more_images_than_can_be_counted)
+{
+    uint8_t byte = 7;
+    dp_ctx *ctx = open_cpus(1);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor images = dp_wrap(&byte, DP_U8, DP_SHAPE(1, 1, 1, 1));
+    dp_value out;
+    images.shape[0] = INT64_MAX / (int64_t)sizeof(dp_value) * 2 + 2;
+    images.stride[0] = 0;
+    CHECK_ERROR(dp_image_batch(ctx, scope, dp_of(scope, &images), NULL, &out), DP_ERR_NO_MEMORY,
+                "dp_image_batch: ");
+    dp_close(ctx);
 }
 
 /* Pictures come with their channels last; numbers are torch's, which subtracts and divides. */
