@@ -1066,7 +1066,10 @@ static dp_status dp__npz_read(dp_scope *scope, dp_scope *temp, const char *bytes
         all += entry.packed;
         DP_TRY(dp__npz_read_entry(scope, &zip, &entry, &pairs[i]));
     }
-    return dp__made(dp_dict_make(scope, pairs, (size_t)zip.entries), out);
+    dp_value made = dp_dict_make(scope, pairs, (size_t)zip.entries);
+    if (made.kind == DP_ERROR && made.status == DP_ERR_INVALID)
+        return dp_error(DP_ERR_FILE, "two of its members have the same name");
+    return dp__made(made, out);
 }
 
 DP_API dp_status dp_npz_read(dp_ctx *ctx, dp_scope *scope, const char *path, dp_value *out)

@@ -478,6 +478,25 @@ TEST(a_name_with_a_nul_is_refused)
     dp_close(ctx);
 }
 
+TEST(members_of_one_name_are_refused)
+{
+    char bytes[1024];
+    size_t count;
+    dp_value out;
+    enter_folder();
+    dp_ctx *ctx = open_cpus(1);
+    dp_scope *scope = dp_scope_begin(ctx);
+    CHECK_OK(dp_npz_write(ctx, "a.npz", tree_of(scope, "{'x': f32[1]=1, '|': f32[1]=1}")));
+    const char *there = get_file("a.npz", &count);
+    CHECK(count <= sizeof bytes);
+    for (size_t i = 0; i < count; i++)
+        bytes[i] = (char)(there[i] == '|' ? 'x' : there[i]);
+    put_file("a.npz", bytes, count);
+    CHECK_ERROR(dp_npz_read(ctx, scope, "a.npz", &out), DP_ERR_FILE,
+                "dp_npz_read: 'a.npz': two of its members have the same name");
+    dp_close(ctx);
+}
+
 /* Every beginning, and every byte that is another: refused, or read as what it then says. */
 TEST(damaged_npz_files)
 {
