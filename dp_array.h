@@ -610,12 +610,22 @@ static bool dp__array_takes(dp__array_text *text, const char *word)
     return true;
 }
 
-/* A list of fields, to the end of its brackets. */
+/* A list of fields, to the end of its brackets; those in their names are none. */
 static bool dp__array_takes_fields(dp__array_text *text, dp__array_form *form)
 {
     int depth = 1;
-    for (; text->at < text->end && depth > 0; text->at++)
-        depth += (*text->at == '[') - (*text->at == ']');
+    char quote = '\0';
+    for (; text->at < text->end && depth > 0; text->at++) {
+        char c = *text->at;
+        if (quote == '\0' && (c == '\'' || c == '"'))
+            quote = c;
+        else if (quote == '\0')
+            depth += (c == '[') - (c == ']');
+        else if (c == quote)
+            quote = '\0';
+        else if (c == '\\' && text->at + 1 < text->end)
+            text->at++;
+    }
     snprintf(form->descr, sizeof form->descr, "[fields]");
     return depth == 0;
 }
