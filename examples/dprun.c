@@ -101,10 +101,10 @@ static struct {
     char **program;
 } asked = {.count = 1, .nodes = 1, .node = -1, .grace = 10};
 
-typedef struct stream { /* stdout or stderr of a process */
-    int fd, to;         /* fd -1: it has ended */
-    size_t used, late;  /* bytes of a line; bytes that came after the end of the process */
-    char line[LINE];
+typedef struct stream {  /* stdout or stderr of a process */
+    int fd, to;          /* fd -1: it has ended */
+    size_t used, late;   /* bytes of a line; bytes that came after the end of the process */
+    char line[LINE + 1]; /* with its newline */
 } stream;
 
 typedef struct process {
@@ -444,7 +444,7 @@ static void stream_end(process *p, stream *s)
    the process, as it would without dprun. */
 static void stream_read(process *p, stream *s)
 {
-    ssize_t got = read(s->fd, s->line + s->used, LINE - s->used);
+    ssize_t got = read(s->fd, s->line + s->used, sizeof s->line - s->used);
     if (got < 0 && (errno == EINTR || (errno == EAGAIN && !p->ended)))
         return;
     s->used += got > 0 ? (size_t)got : 0;
@@ -453,8 +453,8 @@ static void stream_read(process *p, stream *s)
     bool reads = true;
     for (; reads && (newline = memchr(at, '\n', (size_t)(end - at))) != NULL; at = newline + 1)
         reads = pass_line(p, s, at, (size_t)(newline - at));
-    if (reads && end - at == LINE)
-        reads = pass_line(p, s, at, LINE), at = end;
+    if (reads && end - at > LINE)
+        reads = pass_line(p, s, at, LINE), at += LINE;
     s->used = reads ? (size_t)(end - at) : 0;
     memmove(s->line, at, s->used);
     if (got <= 0 || s->late > DRAIN || !reads)

@@ -306,6 +306,12 @@ dprun: starting again, 1 of 1" --restarts=1 sh -c 'exit 3'
     dprun_result "long lines come whole, in parts" "$(timeout -k 9 100 build/examples/dprun -n 2 \
         sh -c 'head -c 100000 /dev/zero | tr "\0" x' </dev/null | sed 's/^\[[01]\] //' |
         tr -d '\n' | wc -c)" 200000
+    dprun_result "a line as long as one may be" "$(timeout -k 9 100 build/examples/dprun \
+        sh -c 'for i in 0 1 2; do head -c $((16383 + i)) /dev/zero | tr "\0" x; echo; done' </dev/null |
+        awk '{ print length($0) - length("[0] ") }')" "16383
+16384
+16384
+1"
     dprun_result "a reader that has seen enough" "$(timeout -k 9 100 build/examples/dprun \
         sh -c 'trap "" PIPE; while echo y; do :; done; exit 9' </dev/null 2>"$LOGS/dprun.log" |
         head -n 1; echo "${PIPESTATUS[0]}")" "[0] y
