@@ -609,11 +609,19 @@ static int fork_process(process *p, const int fd[3])
     return error;
 }
 
+static void end_typist(void)
+{
+    if (job.typist > 0)
+        kill(job.typist, SIGKILL);
+    job.typist = 0;
+}
+
 /* The group of process 0 is not the terminal's, so it may not read there: this process does it, and
-   waits where dprun itself is in the background. */
+   waits where dprun itself is in the background. That of a process 0 before would take a line. */
 static int open_typist(void)
 {
     int ends[2];
+    end_typist();
     if (!open_pipe(ends))
         return -1;
     job.typist = fork();
@@ -737,9 +745,7 @@ static void run_job(void)
     }
     while (some_left())
         wait_and_pass();
-    if (job.typist > 0)
-        kill(job.typist, SIGKILL);
-    job.typist = 0;
+    end_typist();
 }
 
 /* At the end, where it is easily found: which one failed, and what it said. */

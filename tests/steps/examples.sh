@@ -338,6 +338,34 @@ I am 1"
         "0 1"
 }
 
+# Process 0 is started again between two lines that are typed, and hears both.
+# shellcheck disable=SC2016
+dprun_hears_what_is_typed() {
+    local name="what is typed is for the process 0 that is there" file=$LOGS/dprun.typed got
+    local each='[ $DP_PROCESS = 0 ] || { until [ -e "$0.2" ]; do sleep 0.1; done; exit 0; }
+        [ -e "$0.1" ] && again=2 || again=1
+        : >"$0.$again"
+        read -r line
+        echo "heard $line"
+        [ $again = 2 ]'
+    if ! has script; then
+        skip "examples/dprun.c: $name" "no script"
+        return
+    fi
+    rm -f "$file".[12]
+    got=$({
+        in_time [ -e "$file.1" ]
+        echo first
+        in_time [ -e "$file.2" ]
+        echo second
+        sleep 1
+    } | TYPED=$file EACH=$each timeout -k 9 100 script -qec \
+        'build/examples/dprun -n 2 --respawn 1 sh -c "$EACH" "$TYPED"' /dev/null |
+        grep -o 'heard .*' | tr -d '\r')
+    dprun_result "$name" "$got" "heard first
+heard second"
+}
+
 # A process is killed in the middle of training; what dprun starts again ends with the same bytes.
 # shellcheck disable=SC2016
 dprun_goes_on() {
@@ -564,6 +592,7 @@ step_examples() {
     done
     doctor_finds "RANK is not set" WORLD_SIZE=2
     dprun_does_it
+    dprun_hears_what_is_typed
     dprun_goes_on
     elastic_came_and_went
     elastic_lost_a_machine
