@@ -558,6 +558,9 @@ static _Noreturn void become(process *p, const int fd[3], int report, const sigs
     int own = (int)(p - job.all);
     setpgid(0, 0);
     die_with(job.self);
+    unsetenv("DP_REJOIN"); /* of dprun itself, if that is part of another job, */
+    if (getenv("DP_PROCESS") != NULL)
+        unsetenv("DP_PROCESS_LIMIT"); /* which has another limit */
     setenv("DP_LAUNCH", "dp", 1);
     set_number("DP_PROCESS", place_of(p));
     set_number("DP_PROCESS_COUNT", asked.nodes * asked.count);

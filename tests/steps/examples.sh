@@ -303,6 +303,11 @@ dprun: starting again, 1 of 1" --restarts=1 sh -c 'exit 3'
     dprun_result "stdin is for process 0" "$(printf 'a\nb\n' |
         timeout -k 9 100 build/examples/dprun -n 2 wc -l | LC_ALL=C sort)" "[0] 2
 [1] 0"
+    dprun_result "who begins joins nobody, also inside another job" "$(DP_REJOIN=1 timeout -k 9 100 \
+        build/examples/dprun --elastic 1:4 build/examples/dprun \
+        sh -c 'echo "${DP_REJOIN-no} ${DP_PROCESS_LIMIT-no}"' </dev/null)" "[0] [0] no no"
+    dprun_result "a limit may be set for all" "$(DP_PROCESS_LIMIT=4 timeout -k 9 100 \
+        build/examples/dprun sh -c 'echo "$DP_PROCESS_LIMIT"' </dev/null)" "[0] 4"
     dprun_result "long lines come whole, in parts" "$(timeout -k 9 100 build/examples/dprun -n 2 \
         sh -c 'head -c 100000 /dev/zero | tr "\0" x' </dev/null | sed 's/^\[[01]\] //' |
         tr -d '\n' | wc -c)" 200000
