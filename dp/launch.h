@@ -3483,19 +3483,29 @@ static _Noreturn void dp__spawn_run(dp__last_words *words, int process, int coun
     dp__os_leave(words->status == DP_OK);
 }
 
+/* For a process that has ended without any: it failed, unless it is known that it did not. */
+static void dp__spawn_speak_for(const dp__os_child *child, dp__last_words *words)
+{
+    if (!child->unknown && child->by_signal == 0 && child->code == 0)
+        return;
+    words->status = DP_ERR_USER;
+    if (child->unknown)
+        snprintf(words->text, sizeof words->text,
+                 "it ended, and how is not known: its parent has waited for any child");
+    else
+        snprintf(words->text, sizeof words->text, "%s %d",
+                 child->by_signal != 0 ? "it was ended by signal" : "it ended with exit status",
+                 child->by_signal != 0 ? child->by_signal : child->code);
+}
+
 /* Notes whether a process that has ended failed, and if so, whether it was the first or the cause:
    REMOTE and TIMEOUT may be only the echo of another process' failure. */
 static void dp__spawn_judge(dp__spawned *all, int process)
 {
-    const dp__os_child *child = &all->children[process];
     dp__last_words *words = &all->words[process];
     bool spoke = atomic_load(&words->said) != 0, echo;
-    if (!spoke && (child->by_signal != 0 || child->code != 0)) {
-        words->status = DP_ERR_USER;
-        snprintf(words->text, sizeof words->text, "%s %d",
-                 child->by_signal != 0 ? "it was ended by signal" : "it ended with exit status",
-                 child->by_signal != 0 ? child->by_signal : child->code);
-    }
+    if (!spoke)
+        dp__spawn_speak_for(&all->children[process], words);
     words->text[sizeof words->text - 1] = '\0';
     if (words->status == DP_OK || (all->ending && !spoke))
         return;

@@ -1601,7 +1601,8 @@ static void dp__os_env_set(const char *name, const char *text)
 
 typedef struct dp__os_child {
     pid_t pid;           /* 0: there is none, or it was waited for */
-    int code, by_signal; /* how it ended */
+    int code, by_signal; /* how it ended, */
+    bool unknown;        /* unless somebody else has waited for it */
 } dp__os_child;
 
 /* Memory that this process has in common with children to come, all zeros; NULL: there is none. A
@@ -1617,14 +1618,27 @@ static void dp__os_common_free(void *data, size_t bytes)
     munmap(data, bytes);
 }
 
-/* While there are children, SIGINT and SIGTERM are noted here. */
+/* While there are children, SIGINT and SIGTERM are noted here, and those children are kept until
+   this process has heard how they ended. */
 static volatile sig_atomic_t dp__os_signal;
-static struct sigaction dp__os_signal_before[2];
+static struct sigaction dp__os_signal_before[2], dp__os_children_before;
 static const int dp__os_signals[2] = {SIGINT, SIGTERM};
 
 static void dp__os_on_signal(int number)
 {
     dp__os_signal = number;
+}
+
+/* Who ignores SIGCHLD, perhaps because what has started it did, never hears how a child ended. A
+   handler of the program stays: it may wait for other children. */
+static void dp__os_children_keep(void)
+{
+    sigaction(SIGCHLD, NULL, &dp__os_children_before);
+    struct sigaction keeps = dp__os_children_before;
+    if (keeps.sa_handler == SIG_IGN)
+        keeps.sa_handler = SIG_DFL;
+    keeps.sa_flags &= ~SA_NOCLDWAIT;
+    sigaction(SIGCHLD, &keeps, NULL);
 }
 
 /* Those that the program ignores stay ignored. */
@@ -1638,12 +1652,14 @@ static void dp__os_signals_take(void)
         if (dp__os_signal_before[i].sa_handler != SIG_IGN)
             sigaction(dp__os_signals[i], &ours, NULL);
     }
+    dp__os_children_keep();
 }
 
 static void dp__os_signals_give_back(void)
 {
     for (int i = 0; i < 2; i++)
         sigaction(dp__os_signals[i], &dp__os_signal_before[i], NULL);
+    sigaction(SIGCHLD, &dp__os_children_before, NULL);
 }
 
 /* A signal that came meanwhile goes to the program's handler, or ends this process. */
@@ -1777,6 +1793,7 @@ static bool dp__os_ended(dp__os_child *child)
     if (ended == 0)
         return false;
     child->pid = 0;
+    child->unknown = ended < 0;
     child->by_signal = ended > 0 && WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     child->code = ended > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
     return true;

@@ -1900,6 +1900,69 @@ TEST(a_spawned_process_that_does_not_listen_is_killed)
     check_no_child();
 }
 
+static dp_status do_nothing(void *user)
+{
+    (void)user;
+    return DP_OK;
+}
+
+static dp_status see_children_ignored(void *user)
+{
+    struct sigaction now;
+    (void)user;
+    CHECK_INT(sigaction(SIGCHLD, NULL, &now), 0);
+    CHECK(now.sa_handler == SIG_IGN);
+    return DP_OK;
+}
+
+/* As in what a daemon starts that does not want to hear of its children: exec keeps that. */
+static void spawn_and_ignore_children(void)
+{
+    int number_nine = SIGKILL;
+    CHECK(signal(SIGCHLD, SIG_IGN) != SIG_ERR);
+    CHECK_ERROR(dp_spawn(4, second_exits, NULL), DP_ERR_USER,
+                "dp_spawn: process 2 of 4: it ended with exit status 3");
+    CHECK_ERROR(dp_spawn(4, second_dies, &number_nine), DP_ERR_USER,
+                "dp_spawn: process 2 of 4: it was ended by signal 9");
+    CHECK_OK(dp_spawn(2, see_children_ignored, NULL));
+    CHECK_OK(see_children_ignored(NULL));
+}
+
+static void spawn_and_keep_no_children(void)
+{
+    struct sigaction now, none = {.sa_handler = SIG_DFL, .sa_flags = SA_NOCLDWAIT};
+    sigemptyset(&none.sa_mask);
+    CHECK_INT(sigaction(SIGCHLD, &none, NULL), 0);
+    CHECK_ERROR(dp_spawn(4, second_exits, NULL), DP_ERR_USER,
+                "dp_spawn: process 2 of 4: it ended with exit status 3");
+    CHECK_INT(sigaction(SIGCHLD, NULL, &now), 0);
+    CHECK((now.sa_flags & SA_NOCLDWAIT) != 0);
+}
+
+static void wait_for_all(int n)
+{
+    int before = errno;
+    (void)n;
+    while (waitpid(-1, NULL, WNOHANG) > 0)
+        continue;
+    errno = before;
+}
+
+/* Mostly before dp_spawn looks; if not, it knows more. */
+static void spawn_and_wait_for_children(void)
+{
+    CHECK(signal(SIGCHLD, wait_for_all) != SIG_ERR);
+    CHECK_ERROR(dp_spawn(4, second_exits, NULL), DP_ERR_USER, "dp_spawn: process 2 of 4: it ended");
+    CHECK_OK(dp_spawn(2, do_nothing, NULL));
+}
+
+TEST(a_spawned_process_fails_whoever_waits_for_it)
+{
+    run_world(1, spawn_and_ignore_children);
+    run_world(1, spawn_and_keep_no_children);
+    run_world(1, spawn_and_wait_for_children);
+}
+
 static dp_status spawn_again(void *user)
 {
     (void)user;
@@ -2137,12 +2200,6 @@ static dp_status interrupt_parent(void *user)
         kill(getppid(), SIGINT);
     }
     pause(); /* until it is told to end */
-    return DP_OK;
-}
-
-static dp_status do_nothing(void *user)
-{
-    (void)user;
     return DP_OK;
 }
 
