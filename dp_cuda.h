@@ -1955,7 +1955,7 @@ static bool dp__cuda_kept_get(const dp__cuda_kept *kept, dp__cuda_image *out)
 {
     const dp_host *host = kept->host;
     dp__cuda_kept_head head;
-    int file = open(kept->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    int file = dp__os_open(kept->path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
     *out = (dp__cuda_image){.data = NULL};
     if (file < 0)
         return false;
@@ -1984,7 +1984,7 @@ static bool dp__cuda_kept_lock(dp__cuda_kept *kept)
     (void)mkdir(kept->folder, 0700); /* that of the cache may be missing as well */
     *last = '/';
     (void)mkdir(kept->folder, 0700);
-    kept->lock = open(kept->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    kept->lock = dp__os_open(kept->folder, O_RDONLY | O_DIRECTORY, 0);
     if (kept->lock < 0) {
         dp__cuda_kept_say(kept, "no folder", kept->folder);
         return false;
@@ -2017,7 +2017,7 @@ static void dp__cuda_kept_put(const dp__cuda_kept *kept, const dp__cuda_image *i
     memcpy(head.what, dp__cuda_kept_what, sizeof head.what);
     snprintf(path, sizeof path, "%s.new", kept->path);
     (void)unlink(path);
-    int file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    int file = dp__os_open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
     if (file < 0) {
         dp__cuda_kept_say(kept, "no file in", kept->folder);
         return;

@@ -218,10 +218,29 @@ static uint64_t dp__os_wall_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+/* What is kept or written to goes through here. stdin, stdout and stderr may be closed; what took
+   the number of stderr would get whatever anybody writes there. */
+DP__COLD static int dp__os_above_stderr(int fd)
+{
+    if (fd < 0 || fd > STDERR_FILENO)
+        return fd;
+    int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    int why = errno;
+    close(fd);
+    errno = why;
+    return above;
+}
+
+/* Closed by exec. -1: errno says why not. */
+DP__COLD static int dp__os_open(const char *path, int flags, mode_t mode)
+{
+    return dp__os_above_stderr(open(path, flags | O_CLOEXEC, mode));
+}
+
 /* For several processes to append to; each put stays in one piece. -1: errno says why not. */
 static int dp__os_file_append(const char *path, bool anew)
 {
-    return open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | (anew ? O_TRUNC : 0), 0666);
+    return dp__os_open(path, O_WRONLY | O_APPEND | O_CREAT | (anew ? O_TRUNC : 0), 0666);
 }
 
 /* All of it, however the system cuts it; false: errno says why not. */
@@ -549,7 +568,7 @@ static bool dp__os_part_is_at(int fd, const char *path)
 static dp_status dp__os_part_try(dp__os_part *part)
 {
     struct stat own;
-    part->fd = open(part->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+    part->fd = dp__os_open(part->path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (part->fd < 0)
         return dp__os_refused("create", part->path);
     if (flock(part->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
@@ -647,7 +666,7 @@ static dp_status dp__os_directory_sync(const dp__os_part *part)
     size_t count = slash != NULL ? (size_t)(slash - part->target) + 1 : 0;
     memcpy(room, slash != NULL ? part->target : ".", count + (slash == NULL));
     room[count + (slash == NULL)] = '\0';
-    int fd = open(room, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = dp__os_open(room, O_RDONLY | O_DIRECTORY, 0);
     int failed = fd >= 0 && !dp__os_sync(fd) && !dp__os_has_no_sync(errno) ? errno : 0;
     if (fd >= 0)
         close(fd);
@@ -678,7 +697,7 @@ DP__MAYBE_UNUSED static dp_status dp__os_part_end(dp__os_part *part, dp_status s
    there the name may get to another writer. */
 DP__MAYBE_UNUSED static void dp__os_part_clear(const char *path)
 {
-    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    int fd = dp__os_open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
     if (fd < 0)
         return;
     if (flock(fd, LOCK_EX | LOCK_NB) == 0 && dp__os_part_is_at(fd, path))
@@ -735,7 +754,7 @@ static dp_status dp__os_look(int fd, uint64_t *out_bytes)
 
 static dp_status dp__os_file_open(const char *path, int *out_fd, uint64_t *out_bytes)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int fd = dp__os_open(path, O_RDONLY | O_NONBLOCK, 0);
     if (fd < 0)
         return dp_error(errno == ENOENT ? DP_ERR_NO_FILE : DP_ERR_FILE, "it cannot be opened: %s",
                         strerror(errno));
@@ -1053,7 +1072,7 @@ static void dp__os_prepare(int fd, int family)
 
 static int dp__os_socket(int family)
 {
-    int fd = socket(family, SOCK_STREAM, 0);
+    int fd = dp__os_above_stderr(socket(family, SOCK_STREAM, 0));
     if (fd >= 0)
         dp__os_prepare(fd, family);
     return fd;
@@ -1180,7 +1199,7 @@ static int dp__os_accept(int listener, bool *out_full)
 {
     struct sockaddr_storage from;
     socklen_t bytes = sizeof from;
-    int fd = accept(listener, (struct sockaddr *)&from, &bytes);
+    int fd = dp__os_above_stderr(accept(listener, (struct sockaddr *)&from, &bytes));
     *out_full = fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM);
     if (fd >= 0)
         dp__os_prepare(fd, from.ss_family);
@@ -1340,6 +1359,23 @@ static void *dp__os_answer(void *user)
 
 static int dp__thread_start(pthread_t *out, void *(*fn)(void *user), void *user);
 
+/* Two descriptors, connected with each other; false: there are none. */
+static bool dp__os_pair(int ends[2])
+{
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0)
+        return false;
+    for (int i = 0; i < 2; i++) {
+        ends[i] = dp__os_above_stderr(ends[i]);
+        if (ends[i] >= 0)
+            dp__os_prepare(ends[i], AF_UNIX);
+    }
+    if (ends[0] >= 0 && ends[1] >= 0)
+        return true;
+    dp__os_close(ends[0]);
+    dp__os_close(ends[1]);
+    return false;
+}
+
 /* -1: there is no thread, or no descriptor, for it; else where the answer will come. */
 static int dp__os_ask(dp__os_looker *look_up, const char *host, int port)
 {
@@ -1347,12 +1383,10 @@ static int dp__os_ask(dp__os_looker *look_up, const char *host, int port)
     pthread_t thread;
     size_t bytes = sizeof(dp__os_question) + strlen(host) + 1;
     dp__os_question *question = dp__os_alloc(bytes, _Alignof(dp__os_question), NULL);
-    if (question == NULL || socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) {
+    if (question == NULL || !dp__os_pair(ends)) {
         dp__os_free(question, bytes, NULL);
         return -1;
     }
-    dp__os_prepare(ends[0], AF_UNIX);
-    dp__os_prepare(ends[1], AF_UNIX);
     question->look_up = look_up;
     question->fd = ends[1];
     question->port = port;
@@ -1506,7 +1540,7 @@ static void dp__os_host_first(char *text, size_t room)
 static void dp__os_host_usual(char *text, size_t room)
 {
     struct sockaddr_in far = {.sin_family = AF_INET, .sin_port = htons(9)};
-    int fd = socket(AF_INET, SOCK_DGRAM, 0);
+    int fd = dp__os_above_stderr(socket(AF_INET, SOCK_DGRAM, 0));
     far.sin_addr.s_addr = htonl(0xc0000201); /* 192.0.2.1, which nobody has */
     text[0] = '\0';
     if (fd >= 0 && connect(fd, (const struct sockaddr *)&far, sizeof far) == 0)
@@ -2194,14 +2228,14 @@ static bool dp__shared_resize(int fd, size_t bytes)
 #if defined(__linux__)
 static int dp__shared_anonymous(void)
 {
-    return memfd_create("dp", MFD_CLOEXEC);
+    return dp__os_above_stderr(memfd_create("dp", MFD_CLOEXEC));
 }
 
 static int dp__shared_open(const char *path, int flags)
 {
     char whole[64];
     snprintf(whole, sizeof whole, "/dev/shm%s", path);
-    return open(whole, flags | O_CLOEXEC | O_NOFOLLOW, 0600);
+    return dp__os_open(whole, flags | O_NOFOLLOW, 0600);
 }
 
 static void dp__os_shared_unlink(const char *path)
@@ -2215,7 +2249,7 @@ static int dp__shared_of_process(const dp__shared_name *name)
 {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)name->process_id, (int)name->fd);
-    return open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    return dp__os_open(path, O_RDWR | O_NONBLOCK, 0);
 }
 
 /* A write to a page that cannot be allocated would raise SIGBUS. Pages come from the memory near
@@ -2259,7 +2293,7 @@ static int dp__shared_anonymous(void)
 
 static int dp__shared_open(const char *path, int flags)
 {
-    return shm_open(path, flags, 0600);
+    return dp__os_above_stderr(shm_open(path, flags, 0600));
 }
 
 static void dp__os_shared_unlink(const char *path)

@@ -1408,6 +1408,58 @@ TEST(no_descriptor_is_left)
     run_world(8, leave_nothing);
 }
 
+static void check_closed_numbers(void)
+{
+    for (int fd = 0; fd <= 2; fd++) {
+        CHECK_INT(fcntl(fd, F_GETFD), -1);
+        CHECK_INT(errno, EBADF);
+    }
+    CHECK(fputs("what somebody says there\n", stderr) == EOF);
+}
+
+/* As a daemon's child: where the next file that is opened would be stderr. */
+static void open_without_files(const char *coll)
+{
+    dp_ctx *ctx, *group;
+    dp_info info;
+    set("DP_DEBUG", "info");
+    for (int fd = 0; fd <= 2; fd++)
+        close(fd);
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_STR(info.coll_backend, coll);
+    for (int i = 0; i < 20; i++) {
+        check_closed_numbers();
+        check_sum(ctx);
+    }
+    CHECK_OK(dp_open_group(ctx, 0, NULL, &group));
+    check_closed_numbers();
+    check_sum(group);
+    dp_close(group);
+    dp_close(ctx);
+    check_closed_numbers();
+}
+
+static void open_without_files_here(void)
+{
+    use_name();
+    open_without_files("shared memory");
+}
+
+static void open_without_files_apart(void)
+{
+    use_tcp();
+    set_number("DP_MACHINE", me);
+    set("DP_INTERFACE", "127.");
+    open_without_files("TCP");
+}
+
+TEST(nothing_becomes_stderr)
+{
+    run_world(3, open_without_files_here);
+    run_world(3, open_without_files_apart);
+}
+
 #if defined(__linux__) /* all of 127/8 is this machine */
 /* All reach process 0, which listens everywhere; but process 2 listens at its own 127.0.0.1 only,
    where process 3 does not look for it. So process 2 has a parent when it gives up. */
