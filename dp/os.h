@@ -1633,6 +1633,11 @@ static void dp__os_env_set(const char *name, const char *text)
     setenv(name, text, 1);
 }
 
+static void dp__os_env_drop(const char *name)
+{
+    unsetenv(name);
+}
+
 typedef struct dp__os_child {
     pid_t pid;           /* 0: there is none, or it was waited for */
     int code, by_signal; /* how it ended, */

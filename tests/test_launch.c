@@ -1872,6 +1872,9 @@ TEST(spawned_processes_are_a_job)
     check_no_child();
     set("DP_LAUNCH", "none"); /* of this process: those that it starts are started on purpose */
     CHECK_OK(dp_spawn(3, spawned_sum, all));
+    set("DP_REJOIN", "1"); /* it came later than others itself; these begin together */
+    CHECK_OK(dp_spawn(3, spawned_sum, all));
+    CHECK_STR(getenv("DP_REJOIN"), "1");
 }
 
 static dp_status see_the_limit(void *user)
