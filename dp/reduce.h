@@ -273,16 +273,21 @@ static int dp__range_order(const void *a, const void *b)
     return (x->count > y->count) - (x->count < y->count);
 }
 
+/* In the order of memory. What has no elements overlaps nothing. */
 static dp_status dp__check_ranges_apart(const char *fn, const dp_reducer *reducer)
 {
-    for (size_t i = 1; i < reducer->range_count; i++) {
-        const dp_range *a = &reducer->ranges[i - 1], *b = &reducer->ranges[i];
-        if (a->block == b->block && a->first + a->count > b->first)
+    const dp_range *a = NULL;
+    for (size_t i = 0; i < reducer->range_count; i++) {
+        const dp_range *b = &reducer->ranges[i];
+        if (b->count == 0)
+            continue;
+        if (a != NULL && a->block == b->block && a->first + a->count > b->first)
             return dp_error(DP_ERR_INVALID,
                             "%s: in block %u the range of unit %u at %zu overlaps that of unit %u "
                             "at %zu",
                             fn, (unsigned)a->block, (unsigned)a->unit, a->first, (unsigned)b->unit,
                             b->first);
+        a = b;
     }
     return DP_OK;
 }

@@ -1278,6 +1278,7 @@ TEST(wrong_ranges)
         {{{0, 1, 2, 2}, {0, 0, 0, 3}, {1, 2, 0, 1}}, "unit 0 at 0 overlaps that of unit 1 at 2"},
         {{{0, 0, 1, 2}, {0, 0, 1, 2}, {1, 1, 0, 1}}, "at 1 overlaps that of unit 0 at 1"},
         {{{0, 0, 0, 3}, {0, 2, 2, 2}, {1, 1, 1, 1}}, "unit 0 at 0 overlaps that of unit 2 at 2"},
+        {{{0, 0, 0, 5}, {0, 1, 2, 0}, {0, 2, 4, 2}}, "unit 0 at 0 overlaps that of unit 2 at 4"},
         {{{0, 0, 0, 1}, {0, 2, 1, 1}, {0, 2, 2, 1}},
          "unit 1 has no range (units 0 to 2 must each have one)"},
         {{{0, 3, 0, 1}, {0}, {0}}, "range 0 is of unit 3"}};
@@ -1289,6 +1290,23 @@ TEST(wrong_ranges)
     check_refused(ctx, with_ranges(blocks, cases[0].ranges, SIZE_MAX), "than can be counted");
     check_refused(ctx, with_ranges(NULL, cases[0].ranges, 3), "blocks is NULL");
     dp_close(ctx);
+}
+
+TEST(a_range_of_nothing_may_be_anywhere)
+{
+    const dp_range ranges[] = {
+        {0, 0, 0, 8}, {0, 1, 5, 0}, {0, 2, 0, 0}, {0, 3, 8, 2}, {0, 4, 8, 0}};
+    grads g;
+    grads_begin(&g, open_here(2), 10);
+    grads_create(
+        &g, (dp_reducer_config){.ranges = ranges, .range_count = 5, .reduction = DP_SUM_RANKS});
+    grads_add(&g, 1);
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    for (uint32_t unit = 5; unit-- > 0;)
+        report(&g, unit);
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    check_all(&g, 3);
+    grads_end(&g);
 }
 
 TEST(wrong_blocks)
