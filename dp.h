@@ -1974,9 +1974,11 @@ DP_MUST_USE DP_API dp_status dp_owner_grad(dp_module *module, size_t owner, size
 /* Which parameters have a gradient for the next step, one answer for each: count is
    dp_module_param_count. A parameter has one if, since dp_zero_grad, a backward has asked for it
    (on any rank, if ranks have reduced it) or an edit was given out_grad; or if its memory is yours.
-   Optimizers leave other parameters and their state alone. STATE while a gradient is void, and
-   while one that a wrapper of the module reduces still differs from rank to rank: its passes had
-   no_sync, or the module ran without the wrapper. Ranks would step apart by such gradients. */
+   A device that has no rows counts as one that has asked for all that it has to: with
+   DP_UNUSED_FIXED for what it had asked for in the first reduced pass. Optimizers leave other
+   parameters and their state alone. STATE while a gradient is void, and while one that a wrapper of
+   the module reduces still differs from rank to rank: its passes had no_sync, or the module ran
+   without the wrapper. Ranks would step apart by such gradients. */
 DP_MUST_USE DP_API dp_status dp_grads_used(dp_module *module, bool *out_used, size_t count);
 
 /* From the next backward on, whether reduced gradients are scattered: each rank gets only its share
