@@ -1537,6 +1537,10 @@ typedef struct dp__save_some { /* of many: how many, and the first */
     const char *names[DP__SAVE_SOME];
 } dp__save_some;
 
+typedef struct dp__save_span { /* of memory: from the first to the last element */
+    uintptr_t first, end;
+} dp__save_span;
+
 typedef struct dp__save_loader {
     dp_ctx *ctx;
     dp_module *module;
@@ -1545,6 +1549,8 @@ typedef struct dp__save_loader {
     size_t count;
     dp_tensor *own, *from; /* of each parameter: what it is, and what it gets */
     bool *named, *given;   /* there is an entry; and it fits, and is in `from` */
+    dp__save_span *spans;  /* where parameters lie, in the order of memory */
+    size_t span_count;
     dp__save_some missing, unknown, other;
     char differs[160]; /* the first of the other ones */
 } dp__save_loader;
@@ -1718,13 +1724,21 @@ static bool dp__save_is_same(const dp_tensor *a, const dp_tensor *b)
     return a->data == b->data && memcmp(a->stride, b->stride, a->ndim * sizeof *a->stride) == 0;
 }
 
-/* The first byte after its elements. */
-static uintptr_t dp__save_end(const dp_tensor *tensor)
+/* Of one that has elements. */
+static dp__save_span dp__save_span_of(const dp_tensor *tensor)
 {
+    uintptr_t first = (uintptr_t)tensor->data;
     int64_t last = 0;
     for (int d = 0; d < tensor->ndim; d++)
         last += (tensor->shape[d] - 1) * tensor->stride[d];
-    return (uintptr_t)tensor->data + (size_t)(last + 1) * dp_dtype_bytes((dp_dtype)tensor->dtype);
+    return (dp__save_span){first,
+                           first + (size_t)(last + 1) * dp_dtype_bytes((dp_dtype)tensor->dtype)};
+}
+
+static int dp__save_span_order(const void *a, const void *b)
+{
+    const dp__save_span *x = a, *y = b;
+    return (x->first > y->first) - (x->first < y->first);
 }
 
 /* Whether what a parameter gets would have changed when it gets it: it lies in the module's memory,
@@ -1734,12 +1748,16 @@ static bool dp__save_is_written(const dp__save_loader *loader, size_t param)
     const dp_tensor *from = &loader->from[param];
     if (dp_tensor_count(from) == 0 || dp__save_is_same(from, &loader->own[param]))
         return false;
-    uintptr_t first = (uintptr_t)from->data, end = dp__save_end(from);
-    for (size_t i = 0; i < loader->count; i++)
-        if (dp_tensor_count(&loader->own[i]) > 0 && (uintptr_t)loader->own[i].data < end &&
-            first < dp__save_end(&loader->own[i]))
-            return true;
-    return false;
+    dp__save_span span = dp__save_span_of(from);
+    size_t low = 0, high = loader->span_count; /* to find the last one that begins before its end */
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        if (loader->spans[mid].first < span.end)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low > 0 && loader->spans[low - 1].end > span.first;
 }
 
 /* What cannot be put where it goes as it is becomes a copy. */
@@ -1777,15 +1795,19 @@ static dp_status dp__save_room(dp__save_loader *loader)
     loader->from = dp_scope_alloc(loader->temp, count * sizeof *loader->from);
     loader->named = dp_scope_alloc(loader->temp, count * sizeof *loader->named);
     loader->given = dp_scope_alloc(loader->temp, count * sizeof *loader->given);
+    loader->spans = dp_scope_alloc(loader->temp, count * sizeof *loader->spans);
     if (loader->own == NULL || loader->from == NULL || loader->named == NULL ||
-        loader->given == NULL)
+        loader->given == NULL || loader->spans == NULL)
         return dp__no_memory();
     for (size_t i = 0; i < count; i++) {
         dp_param_info info;
         DP_TRY(dp_module_param(loader->module, i, &info));
         loader->own[i] = info.data;
         loader->named[i] = loader->given[i] = false;
+        if (dp_tensor_count(&info.data) > 0)
+            loader->spans[loader->span_count++] = dp__save_span_of(&info.data);
     }
+    qsort(loader->spans, loader->span_count, sizeof *loader->spans, dp__save_span_order);
     return DP_OK;
 }
 
