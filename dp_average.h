@@ -89,8 +89,9 @@ DP_MUST_USE DP_API dp_status dp_average_copy(dp_average *average, dp_module *mod
 DP_MUST_USE DP_API dp_status dp_average_save(dp_average *average, dp_scope *scope, dp_value *out);
 /* The same to be written before the next update: views of the averages, no copies. */
 DP_MUST_USE DP_API dp_status dp_average_view(dp_average *average, dp_scope *scope, dp_value *out);
-/* Rule and parameters must be the same; else an error names what differs, and nothing changes.
-   [host] */
+/* Rule and parameters must be the same; else an error names what differs, and nothing changes. What
+   dp_average_view has given of this average is loaded as it was given, or copied before: not as
+   other views of it, nor under other names. [host] */
 DP_MUST_USE DP_API dp_status dp_average_load(dp_average *average, dp_value saved);
 
 #ifdef __cplusplus

@@ -263,7 +263,8 @@ DP_MUST_USE DP_API dp_status dp_optim_view(dp_optim *optim, dp_scope *scope, dp_
    what differs, and nothing is changed. What was saved replaces the state of parameters, the counts
    of dp_optim_info (done, step_count, skip_count), and a dynamic scale. All that the config says
    stays as it is here, unlike in torch: hyper, groups, schedule, accumulate, clip, a fixed scale;
-   so does `total`. [host] */
+   so does `total`. What dp_optim_view has given of this optimizer is not loaded under other names.
+   [host] */
 DP_MUST_USE DP_API dp_status dp_optim_load(dp_optim *optim, dp_value saved);
 
 /* ==== >>mirrored ===============================================================================
