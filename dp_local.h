@@ -170,9 +170,10 @@ typedef struct dp_local_info {
 } dp_local_info;
 DP_MUST_USE DP_API dp_status dp_local_info_get(const dp_local *local, dp_local_info *out);
 
-/* A dict on the host: "steps", "anchor" (where all were after the last sum) and "momentum", which
-   are dicts of tensors by the names of parameters. STATE while sums are under way. Parameters are
-   the module's to save: where they differ from process to process, each saves its own. [host] */
+/* A dict on the host: "steps", "met" (after which of them the last sum of each fragment left),
+   "anchor" (where all were after the last sum) and "momentum", which are dicts of tensors by the
+   names of parameters. STATE while sums are under way. Parameters are the module's to save: where
+   they differ from process to process, each saves its own. [host] */
 DP_MUST_USE DP_API dp_status dp_local_save(dp_local *local, dp_scope *scope, dp_value *out);
 /* Of a module with the same parameters; else an error names what differs, and nothing changes. All
    processes load what was saved after the same step. What the config says stays as it is. [host] */
@@ -315,6 +316,7 @@ typedef struct dp__low_piece {
 
 typedef struct dp__compress_state {
     const dp_reducer *reducer;
+    uint64_t number; /* of that one: another may come to have its address */
     size_t index;
     dp_scope *scope;
     dp_range *ranges;
@@ -526,54 +528,51 @@ static bool dp__compress_is_of(const dp__compress_state *state, const dp_bucket 
     return true;
 }
 
-/* The bucket's entry of the list; in a new one there is nothing yet. */
-static dp__compress_state *dp__compress_entry(dp_compressor *compressor, const dp_bucket *bucket)
+/* The bucket's entry of the list; in a new one there is nothing yet. What is there of a reducer
+   that had this address before goes. */
+static dp__compress_state *dp__compress_entry(dp_compressor *compressor, const dp_bucket *bucket,
+                                              uint64_t number)
 {
     dp__compress_state *state = compressor->states;
     while (state != NULL && (state->reducer != bucket->reducer || state->index != bucket->index))
         state = state->next;
+    if (state != NULL && state->number != number) {
+        dp__compress_state_drop(state);
+        state->number = number;
+    }
     if (state != NULL)
         return state;
     state = dp_scope_alloc(compressor->scope, sizeof *state);
     if (state == NULL)
         return NULL;
-    *state = (dp__compress_state){
-        .reducer = bucket->reducer, .index = bucket->index, .next = compressor->states};
+    *state = (dp__compress_state){.reducer = bucket->reducer,
+                                  .number = number,
+                                  .index = bucket->index,
+                                  .next = compressor->states};
     compressor->states = state;
     return state;
 }
 
-/* reducer: NULL: of all. */
-static void dp__compress_forget(dp_compressor *compressor, const dp_reducer *reducer)
-{
-    for (dp__compress_state *state = compressor->states; state != NULL; state = state->next)
-        if (reducer == NULL || state->reducer == reducer)
-            dp__compress_state_drop(state);
-}
-
-/* After dp_recover ranks have other numbers and parts, and in the first pass of a reducer there may
-   be something of one that had its address: what was kept back is forgotten. */
-static dp_status dp__compress_begin(dp_compressor *compressor, const dp_bucket *bucket,
-                                    uint64_t pass_count)
+/* After dp_recover ranks have other numbers and parts: what was kept back is forgotten. */
+static dp_status dp__compressor_rejoin(dp_compressor *compressor)
 {
     dp_info info;
     DP_TRY(dp_info_get(compressor->ctx, &info));
     dp__lock_enter(&compressor->lock);
     if (info.recoveries != compressor->info.recoveries) {
-        dp__compress_forget(compressor, NULL);
+        for (dp__compress_state *state = compressor->states; state != NULL; state = state->next)
+            dp__compress_state_drop(state);
         compressor->info = info;
     }
-    if (pass_count == 0 && bucket->index == 0)
-        dp__compress_forget(compressor, bucket->reducer);
     dp__lock_leave(&compressor->lock);
     return DP_OK;
 }
 
 static dp_status dp__compress_state_of(dp_compressor *compressor, const dp_bucket *bucket,
-                                       dp__compress_state **out)
+                                       uint64_t number, dp__compress_state **out)
 {
     dp__lock_enter(&compressor->lock);
-    dp__compress_state *state = dp__compress_entry(compressor, bucket);
+    dp__compress_state *state = dp__compress_entry(compressor, bucket, number);
     dp__lock_leave(&compressor->lock);
     if (state == NULL)
         return dp__no_memory();
@@ -923,11 +922,11 @@ DP_API dp_status dp_compress(const dp_bucket *bucket, void *user)
     if (bucket->ctx != compressor->ctx)
         return dp_error(DP_ERR_INVALID, "%s: the compressor is of another context", __func__);
     DP_TRY(dp_reducer_info_get(bucket->reducer, &info));
-    DP_TRY(dp__named(__func__, dp__compress_begin(user, bucket, info.pass_count)));
+    DP_TRY(dp__named(__func__, dp__compressor_rejoin(user)));
     if (dp__compress_is_plain(compressor, bucket, info.pass_count))
         return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
                                     bucket->scale);
-    DP_TRY(dp__named(__func__, dp__compress_state_of(user, bucket, &state)));
+    DP_TRY(dp__named(__func__, dp__compress_state_of(user, bucket, info.number, &state)));
     dp_status status = compressor->bits > 0 ? dp__bits_run(compressor, bucket, state)
                                             : dp__low_run(compressor, bucket, state);
     if (status != DP_OK)
@@ -1531,6 +1530,28 @@ static dp_status dp__local_row_save(const dp_local *local, dp_scope *scope, cons
     return dp__made(dp_dict_make(scope, pairs, local->entry_count), out);
 }
 
+static dp_status dp__local_met_save(const dp_local *local, dp_scope *scope, dp_value *out)
+{
+    const size_t count = (size_t)local->config.fragments;
+    dp_value *met = dp_scope_alloc(scope, count * sizeof *met);
+    if (met == NULL)
+        return dp__no_memory();
+    for (size_t f = 0; f < count; f++)
+        met[f] = dp_int(local->fragments[f].met);
+    return dp__made(dp_list_make(scope, DP_LIST, met, count), out);
+}
+
+/* With other fragments than there were, it is as if all had met after the last step. */
+static void dp__local_met_load(dp_local *local, dp_value met)
+{
+    const bool same = dp_count(met) == (size_t)local->config.fragments;
+    for (int f = 0; f < local->config.fragments; f++) {
+        dp_value last = dp_at(met, (size_t)f);
+        bool has = same && last.kind == DP_INT && last.as.i <= local->told.step_count;
+        local->fragments[f].met = has ? last.as.i : local->told.step_count;
+    }
+}
+
 static dp_status dp__local_settled(const dp_local *local)
 {
     DP_TRY(dp__local_same(local));
@@ -1543,15 +1564,17 @@ static dp_status dp__local_settled(const dp_local *local)
 static dp_status dp__local_save(const dp_local *local, dp_scope *scope, dp_value *out)
 {
     const bool has = local->config.momentum > 0;
-    dp_pair all[3] = {{"steps", dp_int(local->told.step_count)}, {"anchor", dp_none()}};
+    dp_pair all[4] = {{"steps", dp_int(local->told.step_count)}, {"met", dp_none()}};
     if (dp__local_is_of_job(local)) /* else nothing is under way any more */
         DP_TRY(dp__local_settled(local));
-    DP_TRY(dp__local_row_save(local, scope, &local->anchor, &all[1].value));
-    all[2].key = "momentum";
+    DP_TRY(dp__local_met_save(local, scope, &all[1].value));
+    all[2].key = "anchor";
+    DP_TRY(dp__local_row_save(local, scope, &local->anchor, &all[2].value));
+    all[3].key = "momentum";
     if (has)
-        DP_TRY(dp__local_row_save(local, scope, &local->momentum, &all[2].value));
+        DP_TRY(dp__local_row_save(local, scope, &local->momentum, &all[3].value));
     DP_TRY(dp_wait(local->ctx));
-    return dp__made(dp_dict_make(scope, all, has ? 3 : 2), out);
+    return dp__made(dp_dict_make(scope, all, has ? 4 : 3), out);
 }
 
 DP_API dp_status dp_local_save(dp_local *local, dp_scope *scope, dp_value *out)
@@ -1610,6 +1633,7 @@ static dp_status dp__local_load(dp_local *local, dp_value saved)
     if (has)
         DP_TRY(dp__local_row_load(local, momentum, &local->momentum));
     local->told.step_count = steps.as.i;
+    dp__local_met_load(local, dp_get(saved, "met"));
     return dp_wait(local->ctx); /* what was saved may go */
 }
 

@@ -624,7 +624,7 @@ static void resumed(meeting *meet)
             check_sync(&o, m);
         }
         CHECK_OK(dp_local_save(o.local, scope, &saved));
-        CHECK_INT(dp_count(saved), configs[i].momentum > 0 ? 3 : 2);
+        CHECK_INT(dp_count(saved), configs[i].momentum > 0 ? 4 : 3);
         second.net = net_of(ctx, DP_F32, 0);
         CHECK_OK(dp_local_create(second.net, &configs[i], &second.local));
         net_get(o.net, numbers);
@@ -632,6 +632,8 @@ static void resumed(meeting *meet)
         CHECK_OK(dp_local_load(second.local, saved));
         dp_scope_end(scope);
         dp_local_destroy(o.local);
+        check_sync(&second, m);
+        check_sync(&second, m);
         for (int k = 0; k < STEPS; k++)
             step(&second, m);
         check_sync(&second, m);
