@@ -3474,7 +3474,7 @@ static _Noreturn void dp__spawn_run(dp__last_words *words, int process, int coun
     dp__env_set_number("DP_LOCAL_PROCESS_COUNT", count);
     dp__os_env_set("DP_ADDR", place);
     dp__os_env_set("DP_SECRET", secret);
-    dp__os_env_drop("DP_REJOIN"); /* this process may have come later; those begin together */
+    dp__os_env_drop("DP_REJOIN"); /* the new ones begin; this one may have come later */
     atomic_store(&dp__spawning, false);
     dp__thread.text[0] = '\0';
     words->status = (int32_t)dp__sentence_after('\0', fn(user));

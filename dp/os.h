@@ -1699,6 +1699,10 @@ static void dp__os_signals_give_back(void)
     for (int i = 0; i < 2; i++)
         sigaction(dp__os_signals[i], &dp__os_signal_before[i], NULL);
     sigaction(SIGCHLD, &dp__os_children_before, NULL);
+    bool kept = dp__os_children_before.sa_handler != SIG_IGN &&
+                (dp__os_children_before.sa_flags & SA_NOCLDWAIT) == 0;
+    while (!kept && waitpid(-1, NULL, WNOHANG) > 0) { /* the program's own that have ended since */
+    }
 }
 
 /* A signal that came meanwhile goes to the program's handler, or ends this process. */
