@@ -276,8 +276,10 @@ DP_API dp_status dp_average_create(dp_module *module, const dp_average_config *c
 static double dp__average_momentum(const dp_average *average)
 {
     const dp_average_config *config = &average->config;
-    int64_t turn = (average->updates + config->interval - 1) / config->interval;
-    double annealed = config->gamma / (config->gamma + (double)(turn * config->interval));
+    int64_t rest = average->updates % config->interval;
+    int64_t turn = average->updates / config->interval + (rest > 0);
+    double before = (double)turn * (double)config->interval;
+    double annealed = config->gamma / (config->gamma + before);
     if (config->rule == DP_AVERAGE_SWA)
         return 1 / (double)(turn + 1);
     if (config->rule == DP_AVERAGE_ANNEALED && annealed > config->momentum)

@@ -1808,6 +1808,9 @@ static dp_status dp__save_room(dp__save_loader *loader)
             loader->spans[loader->span_count++] = dp__save_span_of(&info.data);
     }
     qsort(loader->spans, loader->span_count, sizeof *loader->spans, dp__save_span_order);
+    for (size_t i = 1; i < loader->span_count; i++) /* who lies in another one ends where it does */
+        if (loader->spans[i].end < loader->spans[i - 1].end)
+            loader->spans[i].end = loader->spans[i - 1].end;
     return DP_OK;
 }
 

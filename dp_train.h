@@ -161,12 +161,13 @@ typedef struct dp_clip { /* zero: nothing is clipped */
     double value;        /* of each element, at most; not together with norm */
     /* Where the norm is no finite number: leave the step out, and count that. Without, where there
        is `norm`, it is an error that names the first such gradient, and parameters stay as they
-       were; with `sharded` the job fails. */
+       were; with `sharded`, and several processes, the job fails. */
     bool skip_if_not_finite;
 } dp_clip;
 
 /* Small gradients vanish in f16. So losses are multiplied by a scale, and gradients divided by it
-   when they make a step, which is left out where not all are finite then. */
+   when they make a step, which is left out where not all are finite then, or where their norm is
+   more than f32 holds. */
 typedef struct dp_loss_scale { /* zero: none */
     bool dynamic; /* it falls when a step is left out, and grows after so many steps that were not,
                      as torch's GradScaler does */

@@ -274,7 +274,9 @@ static inline const dp_device_ops *named_table(void)
         return broken_table();
     if (strcmp(name, "shared") == 0)
         return shared_table();
-    return strcmp(name, "refusing") == 0 ? refusing_table() : lazy_table();
+    if (strcmp(name, "refusing") == 0)
+        return refusing_table();
+    return strcmp(name, "lazy") == 0 ? lazy_table() : NULL;
 }
 
 #endif /* CONFORM_TABLES_H */

@@ -258,10 +258,12 @@ TEST_BACKENDS(the_momentum_of_the_next_average)
 {
     static const dp_average_config how[] = {
         {.rule = DP_AVERAGE_SWA, .interval = 2},
-        {.rule = DP_AVERAGE_ANNEALED, .momentum = 0.25, .gamma = 4, .interval = 2}};
-    static const double want[2][4] = {{1, 1.0 / 2, 1.0 / 2, 1.0 / 3},
-                                      {1, 4.0 / 6, 4.0 / 6, 4.0 / 8}};
-    for (int i = 0; i < 2; i++) {
+        {.rule = DP_AVERAGE_ANNEALED, .momentum = 0.25, .gamma = 4, .interval = 2},
+        {.rule = DP_AVERAGE_SWA, .interval = INT64_MAX}};
+    static const double want[3][4] = {{1, 1.0 / 2, 1.0 / 2, 1.0 / 3},
+                                      {1, 4.0 / 6, 4.0 / 6, 4.0 / 8},
+                                      {1, 1.0 / 2, 1.0 / 2, 1.0 / 2}};
+    for (int i = 0; i < 3; i++) {
         dp_average *average = average_of(net_of(ctx, DP_F32, 0), how[i]);
         for (int k = 0; k < 4; k++) {
             CHECK_F64(info_of(average).momentum, want[i][k], 1e-15);
