@@ -288,10 +288,11 @@ TEST(a_caller_who_cannot_be_let_in)
     CHECK_INT(dp__os_connect(&here), DP__OS_FULL);
     CHECK_INT(dp__os_listen(&here), -1);
     CHECK_INT(setrlimit(RLIMIT_NOFILE, &limit), 0);
-    dp__os_close(STDIN_FILENO); /* whose number is the next one's */
+    dp__os_close(STDIN_FILENO); /* whose number would be the next one's */
     errno = EMFILE;
     int called = accept_one(listener);
-    CHECK_INT(called, STDIN_FILENO);
+    CHECK(called > STDERR_FILENO);
+    CHECK_INT(fcntl(STDIN_FILENO, F_GETFD), -1);
     check_pair(caller, called);
     dp__os_close(listener);
 }
@@ -376,17 +377,17 @@ TEST(memory_with_a_name)
     share_memory(true);
 }
 
-TEST(memory_may_have_the_first_of_all_descriptors)
+TEST(memory_leaves_the_first_descriptors_alone)
 {
     dp__shared made = {.fd = -1}, found = {.fd = -1};
     dp__shared_name name;
     dp__os_close(STDIN_FILENO);
     CHECK_OK(dp__os_shared_make(true, 4096, &made, &name));
-    CHECK_INT(made.fd, STDIN_FILENO);
+    CHECK(made.fd > STDERR_FILENO);
     CHECK(name.path[0] != '\0');
     dp__os_shared_close(&made);
     CHECK_OK(dp__os_shared_find(&name, 4096, &found));
-    CHECK_INT(found.fd, STDIN_FILENO);
+    CHECK(found.fd > STDERR_FILENO);
     dp__os_shared_unlink(name.path);
     dp__os_shared_close(&found);
     CHECK_INT(fcntl(STDIN_FILENO, F_GETFD), -1);
