@@ -477,25 +477,15 @@ static dp_status dp__average_find(const dp__average_entry *entry, dp_module *mod
     return DP_OK;
 }
 
-/* In the module's dtype, to the module's device. */
-static dp_status dp__average_send(const dp_average *average, dp_scope *temp, size_t i,
-                                  dp_module *module, size_t param)
-{
-    const dp__average_entry *entry = &average->entries[i];
-    dp_tensor to, from = entry->own[0];
-    DP_TRY(dp_params_edit(module, param, &to, NULL));
-    if (from.dtype != to.dtype) {
-        DP_TRY(dp_tensor_new(temp, from.device, entry->dtype, from.ndim, from.shape, &from));
-        DP_TRY(dp_cast(average->ctx, &from, &entry->own[0]));
-    }
-    return dp_copy(average->ctx, &to, &from, NULL);
-}
-
-static dp_status dp__average_send_all(const dp_average *average, dp_scope *temp, dp_module *module,
+/* In the module's dtypes, to the module's devices. */
+static dp_status dp__average_send_all(const dp_average *average, dp_module *module,
                                       const size_t *params)
 {
-    for (size_t i = 0; i < average->count; i++)
-        DP_TRY(dp__average_send(average, temp, i, module, params[i]));
+    for (size_t i = 0; i < average->count; i++) {
+        dp_tensor to;
+        DP_TRY(dp_params_edit(module, params[i], &to, NULL));
+        DP_TRY(dp__average_move(average->ctx, &to, &average->entries[i].own[0]));
+    }
     return dp_wait(average->ctx);
 }
 
@@ -526,7 +516,7 @@ static dp_status dp__average_copy(const dp_average *average, dp_scope *temp, dp_
     if (status == DP_OK)
         status = dp__average_find_all(average, temp, module, &params);
     DP_TRY(dp_edit_begin(module, status));
-    return dp_edit_end(module, dp__average_send_all(average, temp, module, params));
+    return dp_edit_end(module, dp__average_send_all(average, module, params));
 }
 
 DP_API dp_status dp_average_copy(dp_average *average, dp_module *module)

@@ -1584,13 +1584,12 @@ static bool dp__save_fits(const dp__save_loader *loader, const dp_tensor *to, co
            (to->dtype == from->dtype || (loader->config.cast && floats));
 }
 
-/* It becomes a copy of itself on that device. */
-static dp_status dp__save_copy(const dp__save_loader *loader, dp_scope *temp, dp_device device,
-                               dp_tensor *tensor)
+/* It becomes a copy of itself. */
+static dp_status dp__save_copy(const dp__save_loader *loader, dp_tensor *tensor)
 {
     dp_tensor copy;
-    DP_TRY(
-        dp_tensor_new(temp, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape, &copy));
+    DP_TRY(dp_tensor_new(loader->temp, tensor->device, (dp_dtype)tensor->dtype, tensor->ndim,
+                         tensor->shape, &copy));
     DP_TRY(dp_copy(loader->ctx, &copy, tensor, NULL));
     *tensor = copy;
     return DP_OK;
@@ -1602,7 +1601,6 @@ static dp_status dp__save_cast(const dp__save_loader *loader, dp_scope *temp, dp
 {
     dp_tensor cast;
     const dp_device host = {0, 0};
-    DP_TRY(dp__save_copy(loader, temp, host, tensor));
     DP_TRY(dp_tensor_new(temp, host, dtype, tensor->ndim, tensor->shape, &cast));
     DP_TRY(dp_cast(loader->ctx, &cast, tensor));
     *tensor = cast;
@@ -1768,7 +1766,7 @@ static dp_status dp__save_ready(dp__save_loader *loader)
         if (loader->given[i] && from->dtype != loader->own[i].dtype)
             DP_TRY(dp__save_cast(loader, loader->temp, (dp_dtype)loader->own[i].dtype, from));
         else if (loader->given[i] && dp__save_is_written(loader, i))
-            DP_TRY(dp__save_copy(loader, loader->temp, from->device, from));
+            DP_TRY(dp__save_copy(loader, from));
     }
     return DP_OK;
 }

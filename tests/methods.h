@@ -21,13 +21,14 @@ static inline dp_status no_gradient(dp_call *call)
 
 /* "net", which has these parameters, and one more in its child "inner". */
 static inline dp_module *net_with_child(dp_ctx *ctx, int rank, const dp_param_config *own,
-                                        size_t count, const dp_param_config *inner)
+                                        size_t count, int inner_rank, const dp_param_config *inner)
 {
     static const dp_method methods[] = {{"forward", give_none}, {"backward", give_none}};
     dp_module *child = NULL, *net = NULL;
     CHECK_OK(dp_module_create(
         ctx,
-        &(dp_module_config){.name = "inner", .params = inner, .param_count = 1, .local_rank = rank},
+        &(dp_module_config){
+            .name = "inner", .params = inner, .param_count = 1, .local_rank = inner_rank},
         &child));
     CHECK_OK(dp_module_create(ctx,
                               &(dp_module_config){.name = "net",

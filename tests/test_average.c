@@ -19,7 +19,7 @@ static dp_module *net_of(dp_ctx *ctx, dp_dtype dtype, int rank)
         {.name = "count", .dtype = DP_I64, .ndim = 1, .shape = {2}, .buffer = true},
         {.name = "none", .ndim = 2, .shape = {0, 3}}};
     const dp_param_config inner = {.name = "a", .dtype = dtype, .ndim = 1, .shape = {A}};
-    return net_with_child(ctx, rank, own, 4, &inner);
+    return net_with_child(ctx, rank, own, 4, rank, &inner);
 }
 
 static const char *const names[] = {"inner.a", "fixed", "mean", "count"};
@@ -226,14 +226,8 @@ TEST_BACKENDS(averages_of_halves_are_f32)
 /* Each is computed where it lies. */
 TEST_BACKENDS(averages_of_halves_on_several_devices)
 {
-    dp_module *net = NULL, *child = NULL;
-    dp_param_config param = {.name = "w", .dtype = DP_BF16, .ndim = 1, .shape = {3}};
-    dp_module_config config = {.name = "child", .params = &param, .param_count = 1};
-    config.local_rank = 1;
-    CHECK_OK(dp_module_create(ctx, &config, &child));
-    config = (dp_module_config){
-        .name = "net", .params = &param, .param_count = 1, .children = &child, .child_count = 1};
-    CHECK_OK(dp_module_create(ctx, &config, &net));
+    const dp_param_config param = {.name = "w", .dtype = DP_BF16, .ndim = 1, .shape = {3}};
+    dp_module *net = net_with_child(ctx, 0, &param, 1, 1, &param);
     dp_average *average = average_of(net, (dp_average_config){.momentum = 0.5});
     for (int k = 0; k < 3; k++) {
         dp_value saved;
@@ -243,7 +237,7 @@ TEST_BACKENDS(averages_of_halves_on_several_devices)
             static const double want[] = {0, 0.5, 0.75};
             double got = 0;
             dp_tensor data, first;
-            CHECK_OK(dp_narrow(dp_get(dp_get(saved, "average"), i == 0 ? "w" : "child.w").as.t, 0,
+            CHECK_OK(dp_narrow(dp_get(dp_get(saved, "average"), i == 0 ? "w" : "inner.w").as.t, 0,
                                2, 1, &first));
             CHECK_OK(dp_item(ctx, dp_of(scope, &first), &got));
             CHECK_F64(got, want[k], 0);

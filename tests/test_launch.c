@@ -1961,6 +1961,13 @@ static dp_status do_nothing(void *user)
     return DP_OK;
 }
 
+static dp_status wait_a_while(void *user)
+{
+    (void)user;
+    rest(200);
+    return DP_OK;
+}
+
 static dp_status see_children_ignored(void *user)
 {
     struct sigaction now;
@@ -1981,6 +1988,12 @@ static void spawn_and_ignore_children(void)
                 "dp_spawn: process 2 of 4: it was ended by signal 9");
     CHECK_OK(dp_spawn(2, see_children_ignored, NULL));
     CHECK_OK(see_children_ignored(NULL));
+    pid_t other = fork(); /* ends while dp_spawn keeps children, and is not left over */
+    CHECK(other >= 0);
+    if (other == 0)
+        _exit(0);
+    CHECK_OK(dp_spawn(2, wait_a_while, NULL));
+    CHECK_INT(kill(other, 0), -1);
 }
 
 static void spawn_and_keep_no_children(void)

@@ -18,7 +18,7 @@ static dp_module *net_of(dp_ctx *ctx, dp_dtype dtype, int rank)
                                    {.name = "mean", .ndim = 1, .shape = {FIXED}, .buffer = true},
                                    {.name = "none", .ndim = 2, .shape = {0, 3}}};
     const dp_param_config inner = {.name = "c", .dtype = dtype, .ndim = 1, .shape = {C}};
-    return net_with_child(ctx, rank, own, 4, &inner);
+    return net_with_child(ctx, rank, own, 4, rank, &inner);
 }
 
 static void net_io(dp_module *net, const char *name, bool put, double *numbers)
@@ -342,6 +342,17 @@ TEST_SLOW(steps_of_gpus_are_the_same, 60)
 
 /* ---- worked values --------------------------------------------------------------------------- */
 
+static dp_local *nesterov_of(dp_module *net, int fragments)
+{
+    dp_local *local = NULL;
+    CHECK_OK(dp_local_create(
+        net,
+        &(dp_local_config){
+            .every = 2, .lr = 0.5, .momentum = 0.5, .nesterov = true, .fragments = fragments},
+        &local));
+    return local;
+}
+
 /* From 0 process 0 goes to 2 and process 1 to 6, in halves. torch.optim.SGD steps from 0 by -lr
    times: gradient -4, with momentum 0.5 and nesterov -6; then gradient -2, momentum -4: -4. */
 static void worked(meeting *meet)
@@ -349,10 +360,8 @@ static void worked(meeting *meet)
     double numbers[ALL_OF] = {0};
     dp_ctx *ctx = open_job(meet, 1, dp_cpu());
     dp_module *net = net_of(ctx, DP_F16, 0);
-    dp_local *local = NULL;
     net_put(net, numbers);
-    CHECK_OK(dp_local_create(
-        net, &(dp_local_config){.every = 2, .lr = 0.5, .momentum = 0.5, .nesterov = true}, &local));
+    dp_local *local = nesterov_of(net, 1);
     for (int i = 0; i < 4; i++) {
         const double adds[] = {2 + 4 * meet->process, 0, 2, 0}, want[] = {0, 3, 0, 5};
         net_get(net, numbers);
@@ -378,10 +387,8 @@ static void looked_at(meeting *meet)
     double numbers[ALL_OF] = {0};
     dp_ctx *ctx = open_job(meet, 1, dp_cpu());
     dp_module *net = net_of(ctx, DP_F32, 0);
-    dp_local *local = NULL;
     net_put(net, numbers);
-    CHECK_OK(dp_local_create(
-        net, &(dp_local_config){.every = 2, .lr = 0.5, .momentum = 0.5, .nesterov = true}, &local));
+    dp_local *local = nesterov_of(net, 1);
     CHECK_OK(dp_local_sync(local));
     for (int i = 0; i < 2; i++) {
         static const double adds[] = {2, 1}, want[] = {3, 4.25};
@@ -402,9 +409,18 @@ static void looked_at(meeting *meet)
     numbers[0] += 2 * meet->process; /* by hand: all meet in the middle */
     net_put(net, numbers);
     CHECK_OK(dp_local_sync(local));
-    net_get(net, numbers);
-    CHECK_F64(numbers[0], 5.25, 0);
-    CHECK_F64(numbers[1], 4.25, 0);
+    dp_value saved;
+    CHECK_OK(dp_local_save(local, dp_scope_begin(ctx), &saved));
+    dp_local_destroy(local);
+    for (int fragments = 1; fragments < 3; fragments++) { /* and where it goes on */
+        local = nesterov_of(net, fragments);
+        CHECK_OK(dp_local_load(local, saved));
+        CHECK_OK(dp_local_sync(local));
+        net_get(net, numbers);
+        CHECK_F64(numbers[0], 5.25, 0);
+        CHECK_F64(numbers[1], 4.25, 0);
+        dp_local_destroy(local);
+    }
     dp_close(ctx);
 }
 
@@ -416,23 +432,16 @@ TEST(without_a_step_of_training_nothing_moves)
 /* Halves are cast where they lie, and the row may be on another device. */
 static void on_two_devices(dp_ctx *ctx)
 {
-    dp_module *net = NULL, *child = NULL;
+    const dp_param_config param = {.name = "w", .dtype = DP_BF16, .ndim = 1, .shape = {5}};
+    dp_module *net = net_with_child(ctx, 0, &param, 1, 1, &param);
     dp_local *local = NULL;
-    dp_param_config param = {.name = "w", .dtype = DP_BF16, .ndim = 1, .shape = {5}};
-    dp_module_config config = {.name = "child", .params = &param, .param_count = 1};
-    config.local_rank = 1;
-    CHECK_OK(dp_module_create(ctx, &config, &child));
-    config = (dp_module_config){
-        .name = "net", .params = &param, .param_count = 1, .children = &child, .child_count = 1};
-    CHECK_OK(dp_module_create(ctx, &config, &net));
-    CHECK_OK(dp_local_create(
-        net, &(dp_local_config){.every = 1, .lr = 0.5, .fragments = 1, .delay = 0}, &local));
+    CHECK_OK(dp_local_create(net, &(dp_local_config){.every = 1, .lr = 0.5}, &local));
     double numbers[5] = {2, 4, 6, 8, 10};
     net_io(net, "w", true, numbers);
-    net_io(net, "child.w", true, numbers);
+    net_io(net, "inner.w", true, numbers);
     CHECK_OK(dp_local_step(local));
     for (int i = 0; i < 2; i++) {
-        net_io(net, i == 0 ? "w" : "child.w", false, numbers);
+        net_io(net, i == 0 ? "w" : "inner.w", false, numbers);
         for (int k = 0; k < 5; k++)
             CHECK_F64(numbers[k], k + 1, 0);
     }

@@ -1229,6 +1229,30 @@ TEST_BACKENDS(a_module_loads_views_of_itself)
                "{'a': f32[2,2]=5 6 5 6, 'b': f32[2,2]=1 2 3 4}");
 }
 
+/* Whatever lies between where the outer one begins and what is read of it. */
+TEST(parameters_may_lie_inside_others)
+{
+    float outer[8] = {1, 2, 3, 4, 5, 6, 7, 8}, apart[2] = {0};
+    const dp_param_config own[] = {{.name = "a", .ndim = 1, .shape = {8}, .data = outer},
+                                   {.name = "b", .ndim = 1, .shape = {2}, .data = outer + 2},
+                                   {.name = "c", .ndim = 1, .shape = {2}, .data = apart}};
+    dp_ctx *ctx = open_cpus(1);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_module *net = NULL;
+    dp_value saved;
+    dp_tensor part;
+    CHECK_OK(dp_module_create(
+        ctx, &(dp_module_config){.name = "net", .params = own, .param_count = 3}, &net));
+    CHECK_OK(dp_module_save(net, scope, &saved));
+    CHECK_OK(dp_narrow(dp_get(saved, "a").as.t, 0, 5, 2, &part));
+    CHECK_OK(dp_module_load(
+        net,
+        DP_DICT(scope, {"a", tree_of(scope, "f32[8]=9 9 9 9 9 9 9 9")}, {"c", dp_of(scope, &part)}),
+        &(dp_module_load_config){.allow_missing = true}));
+    CHECK(apart[0] == 6 && apart[1] == 7 && outer[5] == 9);
+    dp_close(ctx);
+}
+
 /* ---- training -------------------------------------------------------------------------------- */
 
 /* All the same bits: without a break, with one, and the file of each. */
