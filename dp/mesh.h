@@ -87,7 +87,9 @@ enum {
     DP__MESH_MEETING = DP__MESH_SLOTS, /* the place of one more slot: what all begin with */
     DP__MESH_TURNS = 2,                /* places for what all begin with, in a group */
     DP__MESH_SLICE = 16,               /* elements: slices begin where vectors do */
-    DP__MESH_INPUT_BYTES = 1 << 20     /* of a piece, in memory that a group shares */
+    DP__MESH_INPUT_BYTES = 1 << 20,    /* of a piece, in memory that a group shares */
+    DP__MESH_SLICE_BYTES = 16 << 10,   /* of a piece, for each process: see dp__mesh_piece_bytes */
+    DP__MESH_PIECE_BYTES = 16 << 20    /* the most that a piece grows to for its slices */
 };
 
 typedef struct dp__mesh_counts { /* bytes by process: they stay until the piece has arrived */
@@ -109,6 +111,7 @@ typedef struct dp__mesh_group { /* of processes that share memory: see >>groups 
     dp__shared shared;
     int each;        /* processes of all groups but the last, which may have fewer; 1: none share */
     int own, count;  /* the group of this process; how many there are */
+    size_t bytes;    /* of a piece in its memory */
     unsigned pieces; /* that have gone through its memory so far */
     unsigned meetings; /* so far */
 } dp__mesh_group;
@@ -237,7 +240,7 @@ static size_t dp__mesh_heads_at(const dp__mesh_comm *comm, size_t turn)
 static size_t dp__mesh_input_at(const dp__mesh_comm *comm, int place)
 {
     return dp__align_up(dp__mesh_heads_at(comm, DP__MESH_TURNS), DP__SHARED_PAGE) +
-           (size_t)place * DP__MESH_SLOTS * DP__MESH_INPUT_BYTES;
+           (size_t)place * DP__MESH_SLOTS * comm->group.bytes;
 }
 
 /* Until another process of the group has got so far. It needs nothing that this one has still to
@@ -664,8 +667,7 @@ static char *dp__mesh_shared_at(const dp__mesh_call *call, int place, size_t ste
 {
     const dp__mesh_group *group = &call->comm->group;
     size_t slot = (group->pieces + step) % DP__MESH_SLOTS;
-    return (char *)group->shared.data + dp__mesh_input_at(call->comm, place) +
-           slot * DP__MESH_INPUT_BYTES;
+    return (char *)group->shared.data + dp__mesh_input_at(call->comm, place) + slot * group->bytes;
 }
 
 static char *dp__mesh_result(const dp__mesh_call *call, size_t step)
@@ -827,7 +829,7 @@ static dp_status dp__mesh_run_groups(dp__mesh_call *call)
     static const dp__mesh_steps steps = {dp__mesh_group_begin, dp__mesh_group_turn,
                                          dp__mesh_group_end};
     call->wide = dp__is_half(call->asked.dtype);
-    return dp__mesh_run_shared(call, &steps, DP__MESH_INPUT_BYTES / dp__mesh_wire_bytes(call));
+    return dp__mesh_run_shared(call, &steps, call->comm->group.bytes / dp__mesh_wire_bytes(call));
 }
 
 /* --- the reductions --------------------------------------------------------------------------- */
@@ -914,7 +916,7 @@ static dp_status dp__mesh_reduce_scatter(dp__mesh_call *call)
     call->wide = (grouped || comm->most > 1) && dp__is_half(call->asked.dtype);
     if (grouped)
         return dp__mesh_run_shared(call, &shared,
-                                   DP__MESH_INPUT_BYTES / dp__mesh_wire_bytes(call) / blocks);
+                                   comm->group.bytes / dp__mesh_wire_bytes(call) / blocks);
     return dp__mesh_run(call, &steps, comm->buffer_bytes / dp__mesh_wire_bytes(call) / blocks);
 }
 
@@ -1019,7 +1021,7 @@ static dp_status dp__mesh_broadcast(dp__mesh_call *call)
         return dp__mesh_run(call, &whole, piece);
     if (!dp__mesh_is_grouped(comm))
         return dp__mesh_run(call, &parts, piece);
-    return dp__mesh_run_shared(call, &shared, DP__MESH_INPUT_BYTES / call->size);
+    return dp__mesh_run_shared(call, &shared, comm->group.bytes / call->size);
 }
 
 static dp_status dp__mesh_gather_begin(const dp__mesh_call *call, size_t step)
@@ -1090,7 +1092,7 @@ static dp_status dp__mesh_all_gather(dp__mesh_call *call)
     size_t blocks = dp__mesh_blocks(comm);
     call->blocks = true;
     if (dp__mesh_is_grouped(comm) && !dp__mesh_is_tiny(call))
-        return dp__mesh_run_shared(call, &shared, DP__MESH_INPUT_BYTES / call->size / blocks);
+        return dp__mesh_run_shared(call, &shared, comm->group.bytes / call->size / blocks);
     return dp__mesh_run(call, &steps, comm->buffer_bytes / call->size / blocks);
 }
 
@@ -1252,7 +1254,7 @@ static void dp__mesh_place_heads(dp__mesh_comm *comm)
 static int dp__mesh_group_learn(const dp__mesh_comm *comm)
 {
     const dp__card *all = comm->ring->job->cards;
-    bool fits = dp__mesh_blocks(comm) <= DP__MESH_INPUT_BYTES / sizeof(double);
+    bool fits = dp__mesh_blocks(comm) <= comm->group.bytes / sizeof(double);
     int begins = 0;
     for (int p = 1; p < comm->process_count; p++)
         begins |= all[p].machine != all[p - 1].machine ? p : 0;
@@ -1264,6 +1266,15 @@ static void dp__mesh_group_set(dp__mesh_comm *comm, int each)
     comm->group.each = each;
     comm->group.own = comm->process / each;
     comm->group.count = (comm->process_count + each - 1) / each;
+}
+
+/* Each process sends a slice of a piece to each other one: the more there are, the smaller, until
+   all that takes time is to send it. So from some number of processes on pieces grow with it. */
+static size_t dp__mesh_piece_bytes(size_t usual, size_t processes)
+{
+    size_t slices = dp__align_up(processes * DP__MESH_SLICE_BYTES, DP__SHARED_PAGE);
+    slices = slices < DP__MESH_PIECE_BYTES ? slices : DP__MESH_PIECE_BYTES;
+    return slices > usual ? slices : usual;
 }
 
 /* The part that depends on all processes. */
@@ -1278,7 +1289,9 @@ static dp_status dp__mesh_learn(dp__mesh_comm *comm)
                          ? dp__rank_count_of(comm->ring->job, p)
                          : comm->most;
     size_t least = processes * (size_t)comm->most * (size_t)comm->most * sizeof(double);
-    comm->buffer_bytes = least > DP__MESH_BUFFER_BYTES ? least : DP__MESH_BUFFER_BYTES;
+    size_t piece = dp__mesh_piece_bytes(DP__MESH_BUFFER_BYTES, processes);
+    comm->buffer_bytes = least > piece ? least : piece;
+    comm->group.bytes = dp__mesh_piece_bytes(DP__MESH_INPUT_BYTES, processes);
     comm->stride = comm->buffer_bytes + processes * DP__MESH_SLICE * sizeof(double);
     size_t operands = (processes + (size_t)comm->most) * sizeof(void *);
     comm->buffers = dp__os_alloc((3 * DP__MESH_SLOTS + 1) * comm->stride, 64, NULL);

@@ -124,6 +124,42 @@ TEST_SLOW(machines_of_several_groups_share_memory, 60)
     on_mesh("aabbbbc", shares_of_seven);
 }
 
+/* Pieces are larger than those of few processes, in groups of 64 and 8. */
+enum { PROCESSES = 72, FLOATS = 300007 };
+
+static dp_status one_large_sum(void *user)
+{
+    static float data[FLOATS];
+    dp_config config = {.device_count = 1,
+                        .timeout_ms = (int)(20000 * test_timeout_scale()),
+                        .log.level = DP_LOG_ERROR};
+    dp_part part = {.send = data, .recv = data};
+    dp_ctx *ctx;
+    const char *name = getenv("DP_PROCESS");
+    int process = name != NULL ? atoi(name) : -1;
+    (void)user;
+    CHECK_INT(setenv("DP_MACHINE", process < 64 ? "a" : "b", 1), 0);
+    CHECK_INT(setenv("DP_INTERFACE", "lo", 1), 0);
+    CHECK_OK(dp_open(&config, &ctx));
+    for (int i = 0; i < FLOATS; i++)
+        data[i] = (float)(process + i % 7);
+    CHECK_OK(dp_all_reduce(ctx, &part, FLOATS, DP_F32, DP_OP_SUM));
+    for (int i = 0; i < FLOATS; i++)
+        CHECK((int)data[i] == PROCESSES * (PROCESSES - 1) / 2 + PROCESSES * (i % 7));
+    for (int i = 0; i < FLOATS; i++)
+        data[i] = (float)(process + i % 11);
+    CHECK_OK(dp_broadcast(ctx, &part, FLOATS, DP_F32, PROCESSES - 1));
+    for (int i = 0; i < FLOATS; i++)
+        CHECK((int)data[i] == PROCESSES - 1 + i % 11);
+    dp_close(ctx);
+    return DP_OK;
+}
+
+TEST_SLOW(many_and_large_pieces_add_up, 120)
+{
+    CHECK_OK(dp_spawn(PROCESSES, one_large_sum, NULL));
+}
+
 /* By name, on one machine. */
 TEST_SLOW(processes_of_one_machine_add_up, 60)
 {
