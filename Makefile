@@ -181,7 +181,7 @@ asan tsan sim hip mpi fuzz compile compilers musl:
 	$(RUN) steps $@
 
 compilers: export COMPILERS ?= all
-asan tsan compile check: export WHOLE ?= all
+asan tsan hip mpi compile check: export WHOLE ?= all
 
 conform:
 	$(RUN) $(if $(BACKEND),conform,steps conform)

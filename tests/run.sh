@@ -114,7 +114,7 @@ report() {
 # What the steps need, all at once: no core waits for the last file of a variant. What fails here is
 # tried again by its step, which shows it.
 build_ahead() {
-    local name targets=()
+    local name mpi targets=()
     for name; do
         case $name in
         lint | examples) targets+=(build/alone/dp.o) ;;
@@ -124,7 +124,7 @@ build_ahead() {
         clang) targets+=(build/clang/silent "build/with/$CLANG/tests") ;;
         compilers) targets+=(build/gcc/tests) ;;
         ptx) targets+=(build/sim/tests) ;;
-        mpi) targets+=(build/openmpi/tests build/mpich/tests) ;;
+        mpi) for mpi in $(mpis); do targets+=("build/$mpi/tests"); done ;;
         faults) targets+=(build/faults/plain/worker) ;;
         gpu) targets+=(build/sim/library.so) ;;
         esac

@@ -98,15 +98,24 @@ step_aarch64() {
     done
 }
 
-# dp_mpi.h, with each MPI that there is.
-step_mpi() {
-    local mpi
+# Those that are there; a run has one of them, the next commit the other one; make mpi has both.
+mpis() {
+    local mpi all=()
     for mpi in openmpi mpich; do
-        if has "mpirun.$mpi" && echo '#include <mpi.h>' | "mpicc.$mpi" -fsyntax-only -x c - \
-            2>/dev/null; then
-            tests $mpi 3
-        else
-            skip "tests over $mpi" "not installed"
-        fi
+        has "mpirun.$mpi" && echo '#include <mpi.h>' | "mpicc.$mpi" -fsyntax-only -x c - 2>/dev/null &&
+            all+=($mpi)
+    done
+    [ "${WHOLE:-}" = all ] || [ ${#all[@]} = 0 ] || all=("$(in_turn "${all[@]}")")
+    echo "${all[@]}"
+}
+
+# dp_mpi.h.
+step_mpi() {
+    local mpi all
+    read -r -a all < <(mpis)
+    [ ${#all[@]} != 0 ] || skip "tests over MPI" "none installed"
+    for mpi in "${all[@]}"; do
+        echo "# over $mpi"
+        tests "$mpi" 3
     done
 }
