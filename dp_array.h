@@ -337,7 +337,7 @@ static dp_status dp__dl_check(const char *fn, const dp_ctx *ctx, const dp_scope 
                               const void *managed, const void *out)
 {
     DP_TRY(dp__check_ctx(fn, ctx));
-    DP_TRY(dp__check_scope(fn, scope));
+    DP_TRY(dp__check_scope_of(fn, scope, ctx));
     DP_TRY(dp__check_pointer(fn, "managed", managed));
     return dp__check_pointer(fn, "out", out);
 }
@@ -847,7 +847,7 @@ static dp_status dp__array_check_read(const char *fn, const dp_ctx *ctx, const d
 {
     DP_TRY(dp__check_ctx(fn, ctx));
     DP_TRY(dp__os_check_path(fn, path));
-    DP_TRY(dp__check_scope(fn, scope));
+    DP_TRY(dp__check_scope_of(fn, scope, ctx));
     return dp__check_pointer(fn, "out", out);
 }
 
@@ -2271,7 +2271,7 @@ DP_API dp_status dp_print_text(dp_ctx *ctx, dp_scope *scope, dp_value value, con
 {
     const char *text;
     DP_TRY(dp__check_ctx(__func__, ctx));
-    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_scope_of(__func__, scope, ctx));
     DP_TRY(dp__check_value(__func__, "value", value));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     DP_TRY(dp__named(__func__, dp__print_make(ctx, scope, value, &text)));

@@ -554,7 +554,7 @@ static dp_status dp__average_save(const char *fn, dp_average *average, dp_scope 
                                   dp_value *out)
 {
     DP_TRY(dp__check_pointer(fn, "average", average));
-    DP_TRY(dp__check_scope(fn, scope));
+    DP_TRY(dp__check_scope_of(fn, scope, average->ctx));
     DP_TRY(dp__check_pointer(fn, "out", out));
     dp_pair *pairs = dp_scope_alloc(scope, average->count * sizeof *pairs);
     if (pairs == NULL)

@@ -480,6 +480,14 @@ DP_API dp_status dp_default_collate(dp_scope *scope, const dp_value *samples, si
 /* ==== >>stacking ===============================================================================
    Tensors go to other devices, and become one.                                                  */
 
+static dp_status dp__data_wants(const char *fn, const dp_ctx *ctx, const dp_scope *scope,
+                                const dp_value *out)
+{
+    DP_TRY(dp__check_ctx(fn, ctx));
+    DP_TRY(dp__check_scope_of(fn, scope, ctx));
+    return dp__check_pointer(fn, "out", out);
+}
+
 typedef struct dp__data_mover {
     dp__mapper mapper;
     dp_ctx *ctx;
@@ -511,8 +519,7 @@ DP_API dp_status dp_to_device(dp_ctx *ctx, dp_scope *scope, dp_value value, dp_d
 {
     dp__data_mover mover = {{scope, dp__data_move, .keys = true}, ctx, device};
     dp_value made;
-    DP_TRY(dp__check_pointer(__func__, "out", out));
-    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__data_wants(__func__, ctx, scope, out));
     DP_TRY(dp__check_value(__func__, "value", value));
     DP_TRY(dp__named(__func__, dp__map(&mover.mapper, value, &made)));
     *out = made;
@@ -627,8 +634,7 @@ DP_API dp_status dp_stack_batch(dp_ctx *ctx, dp_scope *scope, dp_value tensors, 
 {
     dp__data_stacker stacker;
     dp_value made;
-    DP_TRY(dp__check_pointer(__func__, "out", out));
-    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__data_wants(__func__, ctx, scope, out));
     DP_TRY(dp__check_value(__func__, "tensors", tensors));
     DP_TRY(dp__named(__func__, dp__data_stacker_of(ctx, scope, tensors, pad_divisor, &stacker)));
     DP_TRY(dp__named(__func__, dp__data_stack(&stacker, pad_value, &made)));
@@ -885,8 +891,7 @@ DP_API dp_status dp_image_batch(dp_ctx *ctx, dp_scope *scope, dp_value images,
                                 const dp_image_config *config, dp_value *out)
 {
     dp_value made;
-    DP_TRY(dp__check_pointer(__func__, "out", out));
-    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__data_wants(__func__, ctx, scope, out));
     DP_TRY(dp__check_value(__func__, "images", images));
     DP_TRY(dp__named(__func__, dp__data_image_batch(
                                    ctx, scope, config != NULL ? config : &dp__data_image_default,
@@ -1614,7 +1619,7 @@ DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *ou
 {
     DP_TRY(dp__data_usable(__func__, loader));
     DP_TRY(dp__named(__func__, dp__data_alive(loader)));
-    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_scope_of(__func__, scope, loader->ctx));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     if (loader->number >= dp__data_batches(loader, loader->epoch)) {
         dp__data_end(loader, out);

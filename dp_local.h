@@ -1580,7 +1580,7 @@ static dp_status dp__local_save(const dp_local *local, dp_scope *scope, dp_value
 DP_API dp_status dp_local_save(dp_local *local, dp_scope *scope, dp_value *out)
 {
     DP_TRY(dp__check_pointer(__func__, "local", local));
-    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_scope_of(__func__, scope, local->ctx));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     return dp__named(__func__, dp__local_save(local, scope, out));
 }

@@ -1510,7 +1510,7 @@ static dp_status dp__save_check_read(const char *fn, dp_ctx *ctx, const dp_scope
     dp_info info;
     DP_TRY(dp_info_get(ctx, &info));
     DP_TRY(dp__os_check_path(fn, path));
-    DP_TRY(dp__check_scope(fn, scope));
+    DP_TRY(dp__check_scope_of(fn, scope, ctx));
     return dp__check_pointer(fn, "out", out);
 }
 
@@ -1886,7 +1886,7 @@ DP_API dp_status dp_module_save(dp_module *module, dp_scope *scope, dp_value *ou
 {
     dp_value made;
     DP_TRY(dp__save_check_module(__func__, module));
-    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_scope_of(__func__, scope, dp_module_ctx(module)));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     DP_TRY(dp__named(__func__, dp__save_module(module, scope, &made)));
     *out = made;
@@ -2070,7 +2070,7 @@ DP_API dp_status dp_checkpoint_share(dp_ctx *ctx, dp_scope *scope, int64_t progr
 {
     dp__save_sharing own = {.ctx = ctx, .progress = progress};
     DP_TRY(dp_info_get(ctx, &own.info));
-    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_scope_of(__func__, scope, ctx));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     if (progress < -1)
         return dp_error(DP_ERR_INVALID, "%s: progress is %lld", __func__, (long long)progress);

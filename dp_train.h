@@ -3075,9 +3075,10 @@ static dp_status dp__train_state_save(const dp__train_optimizer *optim, dp_scope
 static dp_status dp__train_optim_save(const char *fn, dp_optim *optim, dp_scope *scope, bool copy,
                                       dp_value *out)
 {
-    DP_TRY(dp__train_optim_valid(fn, optim));
-    DP_TRY(dp__train_wants(fn, scope, out));
     dp__train_optimizer *own = dp__train_optimizer_of(optim);
+    DP_TRY(dp__train_optim_valid(fn, optim));
+    DP_TRY(dp__check_scope_of(fn, scope, own->views.ctx));
+    DP_TRY(dp__check_pointer(fn, "out", out));
     DP_TRY(dp__named(fn, dp__train_rejoin(own)));
     return dp__named(fn, dp__train_state_save(own, scope, copy, out));
 }
@@ -4011,7 +4012,8 @@ DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log, int64_t
                              dp_value *out)
 {
     DP_TRY(dp__check_ctx(__func__, ctx));
-    DP_TRY(dp__train_wants(__func__, scope, out));
+    DP_TRY(dp__check_scope_of(__func__, scope, ctx));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     dp_scope *temp = dp_scope_begin(ctx);
     DP_TRY(dp_scope_check(temp));
     dp_status status = dp__train_log_mean(ctx, scope, temp, log, samples, out);

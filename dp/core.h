@@ -1499,7 +1499,8 @@ DP__APART static dp_status dp__check_scope(const char *fn, const dp_scope *scope
     return dp__check_open(fn, scope->ctx);
 }
 
-static dp_status dp__check_scope_of(const char *fn, const dp_scope *scope, const dp_ctx *ctx)
+DP__APART static dp_status dp__check_scope_of(const char *fn, const dp_scope *scope,
+                                              const dp_ctx *ctx)
 {
     DP_TRY(dp__check_scope(fn, scope));
     if (scope->ctx != ctx)

@@ -924,8 +924,8 @@ TEST(dlpack_holders)
 
 TEST(dlpack_wrong_arguments)
 {
-    dp_ctx *ctx = open_cpus(1);
-    dp_scope *scope = dp_scope_begin(ctx);
+    dp_ctx *ctx = open_cpus(1), *other = open_cpus(1);
+    dp_scope *scope = dp_scope_begin(ctx), *elsewhere = dp_scope_begin(other);
     int64_t shape[] = {6};
     DLManagedTensor plain = {their_tensor(shape, 1), NULL, NULL}, *out;
     DLManagedTensorVersioned versioned = {{1, 0}, NULL, NULL, 0, their_tensor(shape, 1)}, *out_v;
@@ -933,10 +933,14 @@ TEST(dlpack_wrong_arguments)
     const dp_dlpack_config both = {.holder = scope, .copy = true};
     CHECK_STATUS(dp_dlpack_import(NULL, scope, &plain, &tensor), DP_ERR_INVALID);
     CHECK_STATUS(dp_dlpack_import(ctx, NULL, &plain, &tensor), DP_ERR_INVALID);
+    CHECK_ERROR(dp_dlpack_import(ctx, elsewhere, &plain, &tensor), DP_ERR_INVALID,
+                "dp_dlpack_import: the scope is of another context");
     CHECK_ERROR(dp_dlpack_import(ctx, scope, NULL, &tensor), DP_ERR_INVALID, "managed is NULL");
     CHECK_ERROR(dp_dlpack_import(ctx, scope, &plain, NULL), DP_ERR_INVALID, "out is NULL");
     CHECK_STATUS(dp_dlpack_import_versioned(NULL, scope, &versioned, &tensor), DP_ERR_INVALID);
     CHECK_STATUS(dp_dlpack_import_versioned(ctx, NULL, &versioned, &tensor), DP_ERR_INVALID);
+    CHECK_ERROR(dp_dlpack_import_versioned(ctx, elsewhere, &versioned, &tensor), DP_ERR_INVALID,
+                "dp_dlpack_import_versioned: the scope is of another context");
     CHECK_STATUS(dp_dlpack_import_versioned(ctx, scope, NULL, &tensor), DP_ERR_INVALID);
     CHECK_STATUS(dp_dlpack_import_versioned(ctx, scope, &versioned, NULL), DP_ERR_INVALID);
     CHECK_STATUS(dp_dlpack_export(NULL, &far, NULL, &out), DP_ERR_INVALID);
@@ -1284,14 +1288,16 @@ TEST(prints_to_files)
 TEST(wrong_arguments)
 {
     enter_folder();
-    dp_ctx *ctx = open_cpus(1);
-    dp_scope *scope = dp_scope_begin(ctx);
+    dp_ctx *ctx = open_cpus(1), *other = open_cpus(1);
+    dp_scope *scope = dp_scope_begin(ctx), *elsewhere = dp_scope_begin(other);
     dp_tensor tensor = *tree_of(scope, "f32[2]").as.t, lost = tree_lost(scope);
     dp_value value = dp_of(scope, &tensor), dict = tree_of(scope, "{}");
     const char *text;
     CHECK_OK(dp_npy_write(ctx, "a.npy", &tensor));
     CHECK_STATUS(dp_npy_read(NULL, scope, "a.npy", &tensor), DP_ERR_INVALID);
     CHECK_STATUS(dp_npy_read(ctx, NULL, "a.npy", &tensor), DP_ERR_INVALID);
+    CHECK_ERROR(dp_npy_read(ctx, elsewhere, "a.npy", &tensor), DP_ERR_INVALID,
+                "dp_npy_read: the scope is of another context");
     CHECK_ERROR(dp_npy_read(ctx, scope, NULL, &tensor), DP_ERR_INVALID, "path is NULL");
     CHECK_ERROR(dp_npy_read(ctx, scope, "a.npy", NULL), DP_ERR_INVALID, "out is NULL");
     CHECK_ERROR(dp_npy_read(ctx, scope, "b.npy", &tensor), DP_ERR_NO_FILE, "'b.npy': it cannot be");
@@ -1302,6 +1308,8 @@ TEST(wrong_arguments)
     CHECK_STATUS(dp_npy_write(ctx, "a.npy", &lost), DP_ERR_INVALID);
     CHECK_STATUS(dp_npz_read(NULL, scope, "a.npz", &value), DP_ERR_INVALID);
     CHECK_STATUS(dp_npz_read(ctx, NULL, "a.npz", &value), DP_ERR_INVALID);
+    CHECK_ERROR(dp_npz_read(ctx, elsewhere, "a.npz", &value), DP_ERR_INVALID,
+                "dp_npz_read: the scope is of another context");
     CHECK_STATUS(dp_npz_read(ctx, scope, NULL, &value), DP_ERR_INVALID);
     CHECK_STATUS(dp_npz_read(ctx, scope, "a.npz", NULL), DP_ERR_INVALID);
     CHECK_STATUS(dp_npz_read(ctx, scope, "a.npz", &dict), DP_ERR_NO_FILE);
@@ -1315,8 +1323,10 @@ TEST(wrong_arguments)
     CHECK_STATUS(dp_print(ctx, stdout, dp_dict_make(NULL, NULL, 0)), DP_ERR_INVALID);
     CHECK_STATUS(dp_print_text(NULL, scope, value, &text), DP_ERR_INVALID);
     CHECK_STATUS(dp_print_text(ctx, NULL, value, &text), DP_ERR_INVALID);
+    CHECK_ERROR(dp_print_text(ctx, elsewhere, value, &text), DP_ERR_INVALID,
+                "dp_print_text: the scope is of another context");
     CHECK_STATUS(dp_print_text(ctx, scope, value, NULL), DP_ERR_INVALID);
-    dp_close(ctx);
+    dp_close(ctx), dp_close(other);
 }
 
 /* Through each of them, and out as it came in. */

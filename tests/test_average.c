@@ -455,6 +455,12 @@ TEST_BACKENDS(checkpoint_that_does_not_fit_changes_nothing)
     CHECK_ERROR(dp_average_view(average, scope, NULL), DP_ERR_INVALID,
                 "dp_average_view: out is NULL");
     CHECK_ERROR(dp_average_save(average, NULL, &saved), DP_ERR_INVALID, "scope is NULL");
+    dp_ctx *other = open_cpus(1);
+    CHECK_ERROR(dp_average_save(average, dp_scope_begin(other), &saved), DP_ERR_INVALID,
+                "dp_average_save: the scope is of another context");
+    CHECK_ERROR(dp_average_view(average, dp_scope_begin(other), &saved), DP_ERR_INVALID,
+                "dp_average_view: the scope is of another context");
+    dp_close(other);
     CHECK_ERROR(dp_average_save(average, scope, NULL), DP_ERR_INVALID, "out is NULL");
     CHECK_OK(dp_average_load(average, saved));
 }

@@ -1076,7 +1076,8 @@ TEST(a_scope_that_cannot_have_it_loses_nothing)
         dp_loader_config config = {.sampler = {.count = 4}, .batch = 2, .worker_count = workers};
         dp_loader *loader = loader_of(ctx, set, config);
         dp_scope *elsewhere = dp_scope_begin(other), *scope = dp_scope_begin(ctx);
-        CHECK_ERROR(dp_loader_next(loader, elsewhere, &batch), DP_ERR_INVALID, "two contexts");
+        CHECK_ERROR(dp_loader_next(loader, elsewhere, &batch), DP_ERR_INVALID,
+                    "dp_loader_next: the scope is of another context");
         CHECK_ERROR(dp_loader_next(loader, NULL, &batch), DP_ERR_INVALID,
                     "dp_loader_next: scope is NULL");
         CHECK_ERROR(dp_loader_next(loader, scope, NULL), DP_ERR_INVALID,
@@ -1853,6 +1854,20 @@ static bool lies_on(dp_value value, dp_device device)
            value.as.t->device.index == device.index;
 }
 
+TEST(what_is_prepared_lies_in_a_scope_of_its_context)
+{
+    dp_ctx *ctx = open_cpus(1), *other = open_cpus(1);
+    dp_scope *scope = dp_scope_begin(other);
+    dp_value in = tree_of(dp_scope_begin(ctx), "[u8[1,1,1]=5]"), out;
+    CHECK_ERROR(dp_to_device(ctx, scope, in, (dp_device){0, 0}, &out), DP_ERR_INVALID,
+                "dp_to_device: the scope is of another context");
+    CHECK_ERROR(dp_stack_batch(ctx, scope, in, 1, 0, &out), DP_ERR_INVALID,
+                "dp_stack_batch: the scope is of another context");
+    CHECK_ERROR(dp_image_batch(ctx, scope, in, NULL, &out), DP_ERR_INVALID,
+                "dp_image_batch: the scope is of another context");
+    dp_close(ctx), dp_close(other);
+}
+
 TEST_BACKENDS(structures_go_to_a_device)
 {
     static const char text[] =
@@ -1876,6 +1891,8 @@ TEST_BACKENDS(structures_go_to_a_device)
     }
     CHECK_OK(dp_wait(ctx));
     CHECK_STATUS(dp_to_device(ctx, scope, in, (dp_device){1, 99}, &out), DP_ERR_INVALID);
+    CHECK_ERROR(dp_to_device(NULL, scope, in, (dp_device){0, 0}, &out), DP_ERR_INVALID,
+                "dp_to_device: ctx is NULL");
     CHECK_ERROR(dp_to_device(ctx, scope, in, (dp_device){0, 0}, NULL), DP_ERR_INVALID,
                 "dp_to_device: out is NULL");
     CHECK_STATUS(dp_to_device(ctx, scope, dp_string(NULL, ""), (dp_device){0, 0}, &out),

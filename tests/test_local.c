@@ -662,7 +662,7 @@ static dp_value with(dp_scope *scope, dp_value steps, dp_value anchor, dp_value 
 
 TEST(checkpoint_that_does_not_fit_changes_nothing)
 {
-    dp_ctx *ctx = open_here(1);
+    dp_ctx *ctx = open_here(1), *other = open_here(1);
     dp_scope *s = dp_scope_begin(ctx);
     model *m = model_of((dp_local_config){.every = 2, .momentum = 0.5}, 1, false);
     one o = one_of(ctx, m, DP_F32, 0);
@@ -708,10 +708,12 @@ TEST(checkpoint_that_does_not_fit_changes_nothing)
     CHECK_OK(dp_local_load(o.local, saved));
     step(&o, m);
     CHECK_ERROR(dp_local_save(o.local, NULL, &saved), DP_ERR_INVALID, "scope is NULL");
+    CHECK_ERROR(dp_local_save(o.local, dp_scope_begin(other), &saved), DP_ERR_INVALID,
+                "dp_local_save: the scope is of another context");
     CHECK_ERROR(dp_local_save(o.local, s, NULL), DP_ERR_INVALID, "out is NULL");
     CHECK_OK(dp_local_load(o.local, saved)); /* one step back */
     CHECK_INT(told_by(&o).step_count, 3);
-    dp_close(ctx);
+    dp_close(ctx), dp_close(other);
 }
 
 /* ---- what is refused ------------------------------------------------------------------------- */

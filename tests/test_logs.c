@@ -216,6 +216,21 @@ static dp_optim_info state_of(const dp_optim *optim)
     return info;
 }
 
+TEST(what_is_kept_lies_in_scopes_of_its_context)
+{
+    dp_ctx *ctx = open_cpus(1), *other = open_cpus(1);
+    dp_scope *scope = dp_scope_begin(other);
+    dp_optim *optim = made(make_net(ctx, NULL), (dp_optim_config){.hyper = {.lr = 0.5}});
+    dp_value out = dp_none();
+    CHECK_ERROR(dp_optim_save(optim, scope, &out), DP_ERR_INVALID,
+                "dp_optim_save: the scope is of another context");
+    CHECK_ERROR(dp_optim_view(optim, scope, &out), DP_ERR_INVALID,
+                "dp_optim_view: the scope is of another context");
+    CHECK_ERROR(dp_log_mean(ctx, scope, out, 0, &out), DP_ERR_INVALID,
+                "dp_log_mean: the scope is of another context");
+    dp_close(ctx), dp_close(other);
+}
+
 TEST_BACKENDS(two_optimizers_are_kept_together)
 {
     const dp_optim_config sgd = {.hyper = {.lr = 0.5, .momentum = 0.75}};

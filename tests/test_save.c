@@ -1007,8 +1007,8 @@ TEST(values_that_no_file_holds)
 
 TEST(calls_that_make_no_sense)
 {
-    dp_ctx *ctx = open_cpus(1);
-    dp_scope *scope = dp_scope_begin(ctx);
+    dp_ctx *ctx = open_cpus(1), *other = open_cpus(1);
+    dp_scope *scope = dp_scope_begin(ctx), *elsewhere = dp_scope_begin(other);
     dp_value value = tree_of(scope, "{}"), out;
     CHECK_ERROR(dp_file_write(NULL, "x", value), DP_ERR_INVALID, "ctx");
     CHECK_ERROR(dp_file_write(ctx, NULL, value), DP_ERR_INVALID, "dp_file_write: path is NULL");
@@ -1018,16 +1018,24 @@ TEST(calls_that_make_no_sense)
     CHECK_ERROR(dp_checkpoint_save(ctx, NULL, value), DP_ERR_INVALID, "dp_checkpoint_save: path");
     CHECK_ERROR(dp_file_read(NULL, scope, "x", &out), DP_ERR_INVALID, "ctx");
     CHECK_ERROR(dp_file_read(ctx, NULL, "x", &out), DP_ERR_INVALID, "dp_file_read: scope is NULL");
+    CHECK_ERROR(dp_file_read(ctx, elsewhere, "x", &out), DP_ERR_INVALID,
+                "dp_file_read: the scope is of another context");
     CHECK_ERROR(dp_file_read(ctx, scope, NULL, &out), DP_ERR_INVALID, "path is NULL");
     CHECK_ERROR(dp_file_read(ctx, scope, "x", NULL), DP_ERR_INVALID, "out is NULL");
     CHECK_ERROR(dp_checkpoint_load(NULL, scope, "x", &out), DP_ERR_INVALID, "ctx");
     CHECK_ERROR(dp_checkpoint_load(ctx, NULL, "x", &out), DP_ERR_INVALID,
                 "dp_checkpoint_load: scope is NULL");
+    CHECK_ERROR(dp_checkpoint_load(ctx, elsewhere, "x", &out), DP_ERR_INVALID,
+                "dp_checkpoint_load: the scope is of another context");
+    CHECK_ERROR(dp_checkpoint_share(ctx, elsewhere, 0, value, &out), DP_ERR_INVALID,
+                "dp_checkpoint_share: the scope is of another context");
     CHECK_ERROR(dp_module_save(NULL, scope, &out), DP_ERR_INVALID, "dp_module_save: not a module");
     CHECK_ERROR(dp_module_load(NULL, value, NULL), DP_ERR_INVALID, "dp_module_load: not a module");
     dp_module *net = NULL;
     CHECK_OK(dp_module_create(ctx, &(dp_module_config){.name = "net"}, &net));
     CHECK_ERROR(dp_module_save(net, NULL, &out), DP_ERR_INVALID, "dp_module_save: scope is NULL");
+    CHECK_ERROR(dp_module_save(net, elsewhere, &out), DP_ERR_INVALID,
+                "dp_module_save: the scope is of another context");
     CHECK_ERROR(dp_module_save(net, scope, NULL), DP_ERR_INVALID, "dp_module_save: out is NULL");
     CHECK_ERROR(dp_module_load(net, dp_int(1), NULL), DP_ERR_INVALID,
                 "the saved value is not a dict");
@@ -1037,7 +1045,7 @@ TEST(calls_that_make_no_sense)
     CHECK_OK(dp_module_save(net, scope, &out));
     CHECK_TREE(ctx, out, "{}");
     CHECK_OK(dp_module_load(net, out, NULL));
-    dp_close(ctx);
+    dp_close(ctx), dp_close(other);
 }
 
 /* ---- modules --------------------------------------------------------------------------------- */
