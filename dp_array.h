@@ -2168,21 +2168,44 @@ static dp_status dp__print_whole(dp__print_out *out, const dp_tensor *tensor)
 /* ==== >>values =================================================================================
    Python's repr.                                                                                */
 
+/* What Python escapes: Unicode's control, format and private characters, and separators but ' '.
+   (Python also escapes what has no meaning yet, which differs from version to version.) */
+static bool dp__print_is_hidden(uint32_t code)
+{
+    static const uint32_t hidden[][2] = {
+        {0, 0x1F},          {0x7F, 0xA0},       {0xAD, 0xAD},       {0x600, 0x605},
+        {0x61C, 0x61C},     {0x6DD, 0x6DD},     {0x70F, 0x70F},     {0x890, 0x891},
+        {0x8E2, 0x8E2},     {0x1680, 0x1680},   {0x180E, 0x180E},   {0x2000, 0x200F},
+        {0x2028, 0x202F},   {0x205F, 0x206F},   {0x3000, 0x3000},   {0xE000, 0xF8FF},
+        {0xFEFF, 0xFEFF},   {0xFFF9, 0xFFFB},   {0x110BD, 0x110BD}, {0x110CD, 0x110CD},
+        {0x13430, 0x1343F}, {0x1BCA0, 0x1BCA3}, {0x1D173, 0x1D17A}, {0xE0001, 0xE007F},
+        {0xF0000, 0x10FFFF}};
+    bool found = false;
+    for (size_t i = 0; i < sizeof hidden / sizeof hidden[0] && !found; i++)
+        found = code >= hidden[i][0] && code <= hidden[i][1];
+    return found;
+}
+
+/* A byte that is not UTF-8 is escaped, too. */
 static void dp__print_string(dp__print_out *out, const char *text)
 {
-    char quote = strchr(text, '\'') != NULL && strchr(text, '"') == NULL ? '"' : '\'', code[8];
+    char quote = strchr(text, '\'') != NULL && strchr(text, '"') == NULL ? '"' : '\'', escape[16];
     dp__print_bytes(out, &quote, 1);
-    for (; *text != '\0'; text++) {
-        unsigned char c = (unsigned char)*text;
-        if (c == '\n' || c == '\r' || c == '\t')
-            dp__print_words(out, c == '\n' ? "\\n" : c == '\r' ? "\\r" : "\\t");
-        else if (c < ' ' || c == 127) {
-            snprintf(code, sizeof code, "\\x%02x", c);
-            dp__print_words(out, code);
+    for (size_t count; *text != '\0'; text += count > 0 ? count : 1) {
+        count = dp_utf8_bytes(text);
+        uint32_t code = (unsigned char)*text & (count > 1 ? 0x7FU >> count : 0xFFU);
+        for (size_t i = 1; i < count; i++)
+            code = code << 6 | ((unsigned char)text[i] & 0x3FU);
+        if (code == '\n' || code == '\r' || code == '\t')
+            dp__print_words(out, code == '\n' ? "\\n" : code == '\r' ? "\\r" : "\\t");
+        else if (count == 0 || dp__print_is_hidden(code)) {
+            int digits = code < 0x100 ? 2 : code < 0x10000 ? 4 : 8;
+            snprintf(escape, sizeof escape, "\\%c%0*x", "xuU"[digits / 4], digits, (unsigned)code);
+            dp__print_words(out, escape);
         } else {
-            if (c == '\\' || c == (unsigned char)quote)
+            if (code == '\\' || code == (unsigned char)quote)
                 dp__print_words(out, "\\");
-            dp__print_bytes(out, text, 1);
+            dp__print_bytes(out, text, count);
         }
     }
     dp__print_bytes(out, &quote, 1);

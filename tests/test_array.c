@@ -1204,7 +1204,19 @@ TEST(values_are_printed_as_in_python)
     } strings[] = {{"it's", "[\"it's\"]"},
                    {"'\"", "['\\'\"']"},
                    {"a\\b\n\t\r\x01\x7f", "['a\\\\b\\n\\t\\r\\x01\\x7f']"},
-                   {"k\xc3\xa4se", "['k\xc3\xa4se']"}};
+                   {"k\xc3\xa4se", "['k\xc3\xa4se']"},
+                   {"\xc2\x80\xc2\x9f\xc2\xa0\xc2\xa1\xc2\xac\xc2\xad\xc2\xae",
+                    "['\\x80\\x9f\\xa0\xc2\xa1\xc2\xac\\xad\xc2\xae']"},
+                   {"\xe1\x9a\x80\xe2\x80\x8b\xe2\x80\x90\xe2\x80\xa8\xe2\x80\xb0",
+                    "['\\u1680\\u200b\xe2\x80\x90\\u2028\xe2\x80\xb0']"},
+                   {"\xe3\x80\x80\xe3\x80\x81\xee\x80\x80\xef\xa3\xbf\xef\xa4\x80\xef\xbb\xbf",
+                    "['\\u3000\xe3\x80\x81\\ue000\\uf8ff\xef\xa4\x80\\ufeff']"},
+                   {"\xf0\x9f\x98\x80\xf3\xa0\x80\x81\xf3\xa0\x84\x80\xf4\x8f\xbf\xbd",
+                    "['\xf0\x9f\x98\x80\\U000e0001\xf3\xa0\x84\x80\\U0010fffd']"},
+                   {"\xff"
+                    "a\xc3",
+                    "['\\xffa\\xc3']"}, /* not UTF-8 */
+                   {"\xed\xa0\x80", "['\\xed\\xa0\\x80']"}};
     dp_ctx *ctx = open_cpus(1);
     dp_scope *scope = dp_scope_begin(ctx);
     const char *text;
@@ -1217,6 +1229,8 @@ TEST(values_are_printed_as_in_python)
         CHECK_OK(dp_print_text(ctx, scope, dp_list_make(scope, DP_LIST, &string, 1), &text));
         CHECK_STR(text, strings[i].want);
     }
+    CHECK_OK(dp_print_text(ctx, scope, DP_DICT(scope, {"\xc2\xa0", dp_int(1)}), &text));
+    CHECK_STR(text, "{'\\xa0': 1}");
     CHECK_OK(dp_print_text(ctx, scope, dp_opaque(scope), &text));
     CHECK_SAYS(text, "<opaque 0x");
     dp_close(ctx);
