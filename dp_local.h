@@ -125,7 +125,8 @@ DP_MUST_USE DP_API dp_status dp_compress(const dp_bucket *bucket, void *compress
    All processes call dp_local_step equally often. One that has no more data, or whose training step
    has failed, calls it as well: it counts with the parameters that it has. Each process counts the
    same. What is frozen is left alone, and so are buffers and the state of inner optimizers. Those
-   with `masters` (dp_train.h) would not see what is written here.
+   with `masters` (dp_train.h) would not see what is written here. Functions that run together (see
+   INSIDE YOUR FUNCTIONS in dp.h) cannot make these calls: STATE, and nothing is counted.
 
    If a sum fails but the job has not (a hook's failure), all processes get the error, parameters
    and the outer step stay as they were, and the next sum has those differences in it.            */
@@ -148,7 +149,7 @@ typedef struct dp_local_config {
 DP_MUST_USE DP_API dp_status dp_local_create(dp_module *module, const dp_local_config *config,
                                              dp_local **out);
 /* All processes call it, or none. Sums that are under way are dropped when they have come. NULL is
-   fine. */
+   fine. Refused (see dp_last_error) in a function that runs together with others. */
 DP_API void dp_local_destroy(dp_local *local);
 
 /* After each training step. */
@@ -1227,6 +1228,7 @@ static dp_status dp__local_step(dp_local *local)
 DP_API dp_status dp_local_step(dp_local *local)
 {
     DP_TRY(dp__check_pointer(__func__, "local", local));
+    DP_TRY(dp__check_alone(__func__, local->ctx));
     DP_TRY(dp__named(__func__, dp__local_same(local)));
     local->told.step_count++;
     return dp__named(__func__, dp__local_step(local));
@@ -1249,6 +1251,7 @@ static dp_status dp__local_sync(dp_local *local)
 DP_API dp_status dp_local_sync(dp_local *local)
 {
     DP_TRY(dp__check_pointer(__func__, "local", local));
+    DP_TRY(dp__check_alone(__func__, local->ctx));
     DP_TRY(dp__named(__func__, dp__local_same(local)));
     return dp__named(__func__, dp__local_sync(local));
 }
@@ -1497,7 +1500,7 @@ DP_API dp_status dp_local_create(dp_module *module, const dp_local_config *confi
 DP_API void dp_local_destroy(dp_local *local)
 {
     bool used = false;
-    if (local == NULL)
+    if (local == NULL || dp__check_alone(__func__, local->ctx) != DP_OK)
         return;
     for (dp__local_fragment *first;
          dp__local_is_of_job(local) && (first = dp__local_first(local)) != NULL;)

@@ -718,6 +718,37 @@ TEST(checkpoint_that_does_not_fit_changes_nothing)
 
 /* ---- what is refused ------------------------------------------------------------------------- */
 
+static dp_status steps_together(int local_rank, dp_scope *scope, void *user)
+{
+    const one *o = user;
+    (void)scope;
+    if (local_rank > 0)
+        return DP_OK;
+    CHECK_ERROR(dp_local_step(o->local), DP_ERR_STATE,
+                "dp_local_step: a function under dp_run called it on local rank 0");
+    CHECK_ERROR(dp_local_sync(o->local), DP_ERR_STATE,
+                "dp_local_sync: a function under dp_run called it on local rank 0");
+    dp_local_destroy(o->local);
+    CHECK_SAYS(dp_last_error(), "dp_local_destroy: a function under dp_run called it");
+    return DP_OK;
+}
+
+/* What is refused is not counted, and what is under way stays so. */
+TEST(functions_that_run_together_make_no_step)
+{
+    dp_ctx *ctx = open_here(2);
+    model *m = model_of((dp_local_config){.every = 2, .delay = 1}, 1, false);
+    one o = one_of(ctx, m, DP_F32, 0);
+    for (int i = 0; i < 5; i++) {
+        CHECK_OK(dp_run(ctx, NULL, steps_together, &o));
+        CHECK_INT(told_by(&o).step_count, i);
+        CHECK_INT(told_by(&o).under_way, under_way(m));
+        step(&o, m);
+    }
+    check_sync(&o, m);
+    dp_close(ctx);
+}
+
 TEST(numbers_that_make_no_sense)
 {
     static const struct {
