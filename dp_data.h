@@ -1,8 +1,9 @@
 /* dp_data.h - v0.1.0 - what brings data to the wrappers of dp.h in a training program - MIT licence
 
    Include it after dp.h, or instead. It works with every device and any number of processes. Beside
-   the public API it uses two things of dp.h: walks over trees (dp/value.h), and threads and files
-   (dp/os.h), as dp.h runs devices in parallel, but a loader's threads wait for disks.
+   the public API it uses three things of dp.h: walks over trees (dp/value.h); threads and files
+   (dp/os.h), as dp.h runs devices in parallel, but a loader's threads wait for disks; and what says
+   that a function of the user's runs (dp/core.h).
 
        static dp_status read_sample(dp_sample *sample, void *user)   on several threads at once
        {
@@ -118,7 +119,8 @@ typedef struct dp_sample { /* to be read */
 
 /* Called on several of the loader's threads at once, or, without workers, in dp_loader_next. It may
    make values, views and tensors of the host in sample->scope, and use nothing else of the
-   context. */
+   context. As in a collate function, the loader, the context and that scope cannot be ended: STATE
+   (dp_last_error), and the batch comes all the same. */
 typedef dp_status (*dp_read_fn)(dp_sample *sample, void *user);
 
 typedef dp_status (*dp_collate_fn)(dp_scope *scope, const dp_value *samples, size_t count,
@@ -994,17 +996,25 @@ struct dp_loader {
     unsigned fork_count;
 };
 
-typedef struct dp__data_frame { /* a function of the user's that this thread is in */
-    const dp_loader *loader;
-    const struct dp__data_frame *outer;
-} dp__data_frame;
+/* Around a function of the user's, which cannot end what it works with. No other thread sees the
+   frame: dp_close waits for workers. */
+static void dp__data_enter(dp__frame *frame, dp_ctx *ctx, const dp_scope *scope)
+{
+    *frame = (dp__frame){
+        .what = "a function of a loader", .ctx = ctx, .scope = scope, .outer = dp__thread.frames};
+    dp__thread.frames = frame;
+}
 
-static _Thread_local const dp__data_frame *dp__data_frames;
+static void dp__data_leave(const dp__frame *frame)
+{
+    dp__thread.frames = frame->outer;
+}
 
+/* Whether this thread is in a function that works in one of the loader's slots. */
 static bool dp__data_is_inside(const dp_loader *loader)
 {
-    const dp__data_frame *frame = dp__data_frames;
-    while (frame != NULL && frame->loader != loader)
+    const dp__frame *frame = dp__thread.frames;
+    while (frame != NULL && !dp__scope_is_inside(frame->scope, loader->scope))
         frame = frame->outer;
     return frame != NULL;
 }
@@ -1212,11 +1222,11 @@ static void dp__data_read(dp__data_reader *reader, dp__data_slot *slot, int64_t 
                         .value = dp_none()};
     for (size_t i = 0; i < loader->config.field_count; i++)
         reader->rows[i] = (char *)slot->tensors[i].data + (size_t)at * loader->row_bytes[i];
-    const dp__data_frame frame = {loader, dp__data_frames};
-    dp__data_frames = &frame;
+    dp__frame frame;
+    dp__data_enter(&frame, loader->ctx, sample.scope);
     (void)dp_error(DP_OK, "%s", ""); /* what is there afterwards is about this sample */
     dp_status status = loader->config.read(&sample, loader->config.user);
-    dp__data_frames = frame.outer;
+    dp__data_leave(&frame);
     if (status == DP_OK && sample.value.kind == DP_ERROR)
         status = dp_error((dp_status)sample.value.status, "%s", sample.value.as.s);
     slot->values[at] = sample.value;
@@ -1505,14 +1515,14 @@ static bool dp__data_has_values(const dp__data_slot *slot)
 static dp_status dp__data_collate_slot(const dp_loader *loader, const dp__data_slot *slot,
                                        dp_value *out)
 {
-    const dp__data_frame frame = {loader, dp__data_frames};
+    dp__frame frame;
     size_t count = (size_t)slot->count;
     if (loader->config.collate == NULL)
         return dp_collate(slot->scope, slot->values, count, loader->group, out);
-    dp__data_frames = &frame;
+    dp__data_enter(&frame, loader->ctx, slot->scope);
     dp_status status =
         loader->config.collate(slot->scope, slot->values, count, out, loader->config.user);
-    dp__data_frames = frame.outer;
+    dp__data_leave(&frame);
     return dp__data_by_user(status == DP_OK ? dp__made(*out, out) : status);
 }
 

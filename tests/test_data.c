@@ -1066,6 +1066,53 @@ TEST(loaders_that_were_never_used)
     CHECK_INT(atomic_load(&set->calls), 0);
 }
 
+static void try_to_end(dp_ctx *ctx, dp_scope *scope)
+{
+    dp_close(ctx);
+    CHECK_SAYS(dp_last_error(),
+               "dp_close: the context is in use by a function of a loader, which called this");
+    dp_scope_end(scope);
+    CHECK_SAYS(dp_last_error(),
+               "dp_scope_end: the scope is in use by a function of a loader, which called this");
+}
+
+static dp_status read_and_end(dp_sample *sample, void *ctx)
+{
+    try_to_end(ctx, sample->scope);
+    sample->value = dp_int(sample->index);
+    return DP_OK;
+}
+
+static dp_status collate_and_end(dp_scope *scope, const dp_value *samples, size_t count,
+                                 dp_value *out, void *ctx)
+{
+    try_to_end(ctx, scope);
+    return dp_pseudo_collate(scope, samples, count, out, NULL);
+}
+
+/* Nothing is lost by it. */
+TEST(functions_of_a_loader_cannot_end_what_they_work_with)
+{
+    for (int workers = 0; workers < 3; workers += 2) {
+        dp_ctx *ctx = open_cpus(1);
+        dp_loader *loader = NULL;
+        dp_batch batch;
+        CHECK_OK(dp_loader_create(ctx,
+                                  &(dp_loader_config){.sampler = {.count = 4, .in_order = true},
+                                                      .batch = 2,
+                                                      .read = read_and_end,
+                                                      .collate = collate_and_end,
+                                                      .user = ctx,
+                                                      .worker_count = workers},
+                                  &loader));
+        for (int i = 0; i < 2; i++) {
+            CHECK_OK(dp_loader_next(loader, dp_scope_begin(ctx), &batch));
+            CHECK_TREE(ctx, batch.value, i == 0 ? "[0, 1]" : "[2, 3]");
+        }
+        dp_close(ctx);
+    }
+}
+
 /* The batch belongs to the scope that it was given to, and to no other. */
 TEST(a_scope_that_cannot_have_it_loses_nothing)
 {
