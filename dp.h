@@ -1497,6 +1497,8 @@ typedef struct dp_bucket {
     dp_bucket_info info;  /* its ranges lie there one after another */
     dp_op op;             /* without a hook it would be all-reduced by this */
     double scale;         /* and multiplied by this */
+    dp_scope *scope;      /* ends with the reducer: for what a hook keeps from pass to pass */
+    void **kept;          /* where it keeps that: one place for all buckets, NULL at first */
 } dp_bucket;
 
 /* As dp_all_reduce_scaled, dp_all_gather and dp_all_to_all, over all ranks, on any memory; NULL

@@ -72,7 +72,7 @@ extern "C" {
    What rounding takes away is kept, on each rank, and added to the next gradients of the bucket
    (error feedback); so is what the rounding of the sum takes away. Nothing is lost in the long run:
    small gradients come later. What was kept is forgotten where a bucket gets other ranges, which
-   happens after the first pass, and where the hook has failed.
+   happens after the first pass, and where the hook has failed. It ends with the reducer.
 
    With `rank` gradients of two and more dims travel as PowerSGD has it: M, which has rows along the
    first dim, becomes P Q', where P and Q have so many columns. P is the sum of M Q over ranks, made
@@ -103,7 +103,7 @@ DP_MUST_USE DP_API dp_status dp_compressor_create(dp_ctx *ctx, const dp_compress
 /* NULL is fine. */
 DP_API void dp_compressor_destroy(dp_compressor *compressor);
 
-/* The hook: dp_buckets.hook, with the compressor as hook_user. */
+/* The hook: dp_buckets.hook, with the compressor as hook_user. bucket->kept is its own. */
 DP_MUST_USE DP_API dp_status dp_compress(const dp_bucket *bucket, void *compressor);
 
 /* ==== >>fewer ==================================================================================
@@ -299,7 +299,8 @@ static void dp__code_read(const uint8_t *in, size_t all, size_t count, int bits,
 }
 
 /* ==== >>kept ====================================================================================
-   Of each bucket of each reducer, from the first time that it comes, until its ranges change.    */
+   Of each bucket of a reducer, from the first time that it comes, until its ranges change. It lies
+   in the reducer's scope.                                                                        */
 
 typedef struct dp__compress_rank { /* a local rank's */
     float *own;           /* left out of its gradients: all parts, with zeros behind them */
@@ -316,8 +317,6 @@ typedef struct dp__low_piece {
 } dp__low_piece;
 
 typedef struct dp__compress_state {
-    const dp_reducer *reducer;
-    uint64_t number; /* of that one: another may come to have its address */
     size_t index;
     dp_scope *scope;
     dp_range *ranges;
@@ -333,6 +332,12 @@ typedef struct dp__compress_state {
     struct dp__compress_state *next;
 } dp__compress_state;
 
+typedef struct dp__compress_kept { /* of a reducer */
+    dp_scope *scope;
+    const dp_compressor *compressor;
+    dp__compress_state *states;
+} dp__compress_kept;
+
 struct dp_compressor {
     dp_ctx *ctx;
     dp_scope *scope;
@@ -342,8 +347,7 @@ struct dp_compressor {
     uint64_t start;
     dp__low_piece *units; /* as they are in a bucket of their own */
     size_t unit_count;
-    dp__lock lock; /* of the list: hooks of two reducers may run at the same time */
-    dp__compress_state *states;
+    dp__lock lock; /* of info: hooks of two reducers may run at the same time */
 };
 
 static dp_status dp__low_is_ignored(const dp_compressor_config *config, size_t param, bool *out)
@@ -443,11 +447,8 @@ DP_API dp_status dp_compressor_create(dp_ctx *ctx, const dp_compressor_config *c
 
 DP_API void dp_compressor_destroy(dp_compressor *compressor)
 {
-    if (compressor == NULL)
-        return;
-    for (dp__compress_state *state = compressor->states; state != NULL; state = state->next)
-        dp_scope_end(state->scope);
-    dp_scope_end(compressor->scope);
+    if (compressor != NULL)
+        dp_scope_end(compressor->scope);
 }
 
 static float *dp__compress_zeros(dp_scope *scope, size_t count)
@@ -479,7 +480,7 @@ static dp_status dp__low_make(const dp_compressor *compressor, dp__compress_stat
 
 /* A part has an even number of elements, so that it ends with a byte. */
 static dp_status dp__compress_state_make(const dp_compressor *compressor, const dp_bucket *bucket,
-                                         dp__compress_state *state)
+                                         dp_scope *kept, dp__compress_state *state)
 {
     const size_t ranks = (size_t)compressor->info.rank_count;
     const size_t local_count = (size_t)compressor->info.local_count;
@@ -487,7 +488,7 @@ static dp_status dp__compress_state_make(const dp_compressor *compressor, const 
     state->range_count = bucket->info.range_count;
     state->count = bucket->count;
     state->each = (bucket->count + 2 * ranks - 1) / (2 * ranks) * 2;
-    state->scope = dp_scope_begin(compressor->ctx);
+    state->scope = dp_scope_child(kept);
     DP_TRY(dp_scope_check(state->scope));
     state->ranges = dp_scope_alloc(state->scope, state->range_count * sizeof *state->ranges);
     state->ranks = dp_scope_alloc(state->scope, local_count * sizeof *state->ranks);
@@ -529,59 +530,63 @@ static bool dp__compress_is_of(const dp__compress_state *state, const dp_bucket 
     return true;
 }
 
-/* The bucket's entry of the list; in a new one there is nothing yet. What is there of a reducer
-   that had this address before goes. */
-static dp__compress_state *dp__compress_entry(dp_compressor *compressor, const dp_bucket *bucket,
-                                              uint64_t number)
+/* What there is of the bucket's reducer. What is another compressor's goes. */
+static dp__compress_kept *dp__compress_kept_of(const dp_compressor *compressor,
+                                               const dp_bucket *bucket)
 {
-    dp__compress_state *state = compressor->states;
-    while (state != NULL && (state->reducer != bucket->reducer || state->index != bucket->index))
+    dp__compress_kept *kept = *bucket->kept;
+    if (kept != NULL && kept->compressor == compressor)
+        return kept;
+    dp_scope_end(kept != NULL ? kept->scope : NULL);
+    dp_scope *scope = dp_scope_child(bucket->scope);
+    *bucket->kept = kept = dp_scope_alloc(scope, sizeof *kept);
+    if (kept == NULL)
+        dp_scope_end(scope);
+    else
+        *kept = (dp__compress_kept){scope, compressor, NULL};
+    return kept;
+}
+
+/* The bucket's entry of the list; in a new one there is nothing yet. */
+static dp__compress_state *dp__compress_entry(dp__compress_kept *kept, const dp_bucket *bucket)
+{
+    dp__compress_state *state = kept->states;
+    while (state != NULL && state->index != bucket->index)
         state = state->next;
-    if (state != NULL && state->number != number) {
-        dp__compress_state_drop(state);
-        state->number = number;
-    }
     if (state != NULL)
         return state;
-    state = dp_scope_alloc(compressor->scope, sizeof *state);
+    state = dp_scope_alloc(kept->scope, sizeof *state);
     if (state == NULL)
         return NULL;
-    *state = (dp__compress_state){.reducer = bucket->reducer,
-                                  .number = number,
-                                  .index = bucket->index,
-                                  .next = compressor->states};
-    compressor->states = state;
+    *state = (dp__compress_state){.index = bucket->index, .next = kept->states};
+    kept->states = state;
     return state;
 }
 
-/* After dp_recover ranks have other numbers and parts: what was kept back is forgotten. */
+/* After dp_recover ranks have other numbers and parts, and there are other reducers. */
 static dp_status dp__compressor_rejoin(dp_compressor *compressor)
 {
     dp_info info;
     DP_TRY(dp_info_get(compressor->ctx, &info));
     dp__lock_enter(&compressor->lock);
-    if (info.recoveries != compressor->info.recoveries) {
-        for (dp__compress_state *state = compressor->states; state != NULL; state = state->next)
-            dp__compress_state_drop(state);
+    if (info.recoveries != compressor->info.recoveries)
         compressor->info = info;
-    }
     dp__lock_leave(&compressor->lock);
     return DP_OK;
 }
 
-static dp_status dp__compress_state_of(dp_compressor *compressor, const dp_bucket *bucket,
-                                       uint64_t number, dp__compress_state **out)
+static dp_status dp__compress_state_of(const dp_compressor *compressor, const dp_bucket *bucket,
+                                       dp__compress_state **out)
 {
-    dp__lock_enter(&compressor->lock);
-    dp__compress_state *state = dp__compress_entry(compressor, bucket, number);
-    dp__lock_leave(&compressor->lock);
+    dp__compress_kept *kept = dp__compress_kept_of(compressor, bucket);
+    dp__compress_state *state = kept != NULL ? dp__compress_entry(kept, bucket) : NULL;
     if (state == NULL)
         return dp__no_memory();
     *out = state;
     if (dp__compress_is_of(state, bucket))
         return DP_OK;
     dp__compress_state_drop(state);
-    dp_status status = dp__compress_state_make(compressor, bucket, state);
+    dp_status status = dp__compress_state_make(compressor, bucket, kept->scope, state);
     if (status != DP_OK)
         dp__compress_state_drop(state);
     return status;
@@ -927,7 +932,7 @@ DP_API dp_status dp_compress(const dp_bucket *bucket, void *user)
     if (dp__compress_is_plain(compressor, bucket, info.pass_count))
         return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
                                     bucket->scale);
-    DP_TRY(dp__named(__func__, dp__compress_state_of(user, bucket, info.number, &state)));
+    DP_TRY(dp__named(__func__, dp__compress_state_of(compressor, bucket, &state)));
     dp_status status = compressor->bits > 0 ? dp__bits_run(compressor, bucket, state)
                                             : dp__low_run(compressor, bucket, state);
     if (status != DP_OK)

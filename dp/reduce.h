@@ -100,7 +100,7 @@ struct dp_reducer {
     size_t caps[2];
     dp_dtype wire;
     dp_status (*hook)(const dp_bucket *bucket, void *user);
-    void *hook_user;
+    void *hook_user, *hook_kept;
     dp_block *blocks;
     dp_range *ranges;         /* in the order of memory */
     uint32_t *range_pieces;   /* the piece that each of them is part of */
@@ -863,7 +863,9 @@ static void dp__trip_begin(dp_reducer *reducer, size_t index, size_t count, bool
                                           .local = reducer->parts,
                                           .info = *info,
                                           .op = dp__reduction_op(reducer),
-                                          .scale = reducer->scale}};
+                                          .scale = reducer->scale,
+                                          .scope = reducer->scope,
+                                          .kept = &reducer->hook_kept}};
 }
 
 static dp_status dp__trip_reduce(dp_reducer *reducer)
@@ -1097,8 +1099,12 @@ static dp_status dp__hook_end(dp_reducer *reducer, dp_status status)
 static dp_status dp__hook_run(dp_reducer *reducer)
 {
     dp_ctx *ctx = reducer->ctx;
-    dp__frame frame = {
-        .what = "the hook of", .name = reducer->name, .ctx = ctx, .together = true, .on_all = true};
+    dp__frame frame = {.what = "the hook of",
+                       .name = reducer->name,
+                       .ctx = ctx,
+                       .scope = reducer->scope,
+                       .together = true,
+                       .on_all = true};
     reducer->trip.frame = &frame;
     dp__frame_enter(&frame);
     dp_status status =

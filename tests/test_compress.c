@@ -393,6 +393,61 @@ TEST(what_was_kept_is_of_the_same_reducer)
     in_processes(2, one_after_another);
 }
 
+/* Wherever a reducer lies: after each of these another one stays there. */
+TEST(what_was_kept_goes_with_its_reducer)
+{
+    enum { COUNT = 1 << 18, TIMES = 8 };
+    test_allocator counter = {0};
+    dp_ctx *ctx = NULL;
+    size_t first = 0;
+    grads g;
+    CHECK_OK(
+        dp_open(&(dp_config){.device_count = 2, .allocator = test_allocator_of(&counter)}, &ctx));
+    dp_compressor *compressor = compressor_of(ctx, 8);
+    grads_begin(&g, ctx, COUNT);
+    for (int i = 0; i < TIMES; i++) {
+        grads_create(
+            &g, (dp_reducer_config){.reduction = DP_MEAN_RANKS,
+                                    .buckets = {.hook = dp_compress, .hook_user = compressor}});
+        CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+        report(&g, 0);
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        CHECK_OK(dp_reducer_destroy(g.reducer));
+        grads_create(&g, (dp_reducer_config){.reduction = DP_MEAN_RANKS});
+        first = i == 0 ? counter.live_bytes : first;
+    }
+    CHECK(counter.live_bytes - first < COUNT * sizeof(float));
+    grads_end(&g);
+    CHECK_NO_LEAKS(&counter);
+}
+
+static dp_status by_turns(const dp_bucket *bucket, void *user)
+{
+    dp_compressor *const *now = user;
+    return dp_compress(bucket, *now);
+}
+
+/* Each begins with nothing. */
+TEST(compressors_take_turns)
+{
+    dp_ctx *ctx = open_here(2);
+    dp_compressor *four = compressor_of(ctx, 4), *eight = compressor_of(ctx, 8), *now = four;
+    model *m = model_of(4, 2, 3);
+    grads g;
+    for (int r = 0; r < 2; r++)
+        m->grads[r][0] = 7, m->grads[r][1] = 0.375f;
+    grads_begin(&g, ctx, 3);
+    grads_create(&g, (dp_reducer_config){.reduction = DP_MEAN_RANKS,
+                                         .buckets = {.hook = by_turns, .hook_user = (void *)&now}});
+    for (int i = 0; i < 4; i++) {
+        now = i % 2 == 0 ? four : eight;
+        CHECK_OK(pass(&g, m));
+        CHECK_F64(g.local[0][0], 7, 1e-6);
+        CHECK_F64(g.local[0][1], i % 2 == 0 ? 0 : 7 * 7.0 / 127, 1e-6);
+    }
+    grads_end(&g);
+}
+
 /* ---- a wrapper ------------------------------------------------------------------------------- */
 
 /* A matrix, and a vector that does not fill its place in the block. */
