@@ -789,7 +789,9 @@ static dp_status dp__low_make(const dp_compressor *compressor, dp__compress_stat
     return full ? dp__no_memory() : DP_OK;
 }
 
-/* P = M Q, or what travels as it is, of which nothing is kept. */
+/* P = M Q, or what travels as it is, of which nothing is kept. Q has the size of gradients, so P
+   would have that of their squares, but only its directions count: with each run of Q multiplied by
+   a power of 2 no element of P is larger than the largest of M. */
 static void dp__low_left(const dp__compress_state *state, const dp__low_piece *piece,
                          const dp__compress_rank *rank)
 {
@@ -798,10 +800,14 @@ static void dp__low_left(const dp__compress_state *state, const dp__low_piece *p
         memcpy(left, own, piece->count * sizeof *left);
         memset(own, 0, piece->count * sizeof *own);
     }
-    for (size_t k = 0; k < piece->rank; k++)
+    for (size_t k = 0; k < piece->rank; k++) {
+        const float *run = state->start + piece->right + k * piece->cols;
+        double most = (double)dp__code_largest(run, piece->cols) * (double)piece->cols;
+        double scale = ldexp(1, -ilogb(most) - 1);
         for (size_t i = 0; i < piece->rows; i++)
-            left[k * piece->rows + i] = (float)dp__low_dot(
-                own + i * piece->cols, state->start + piece->right + k * piece->cols, piece->cols);
+            left[k * piece->rows + i] =
+                (float)(dp__low_dot(own + i * piece->cols, run, piece->cols) * scale);
+    }
 }
 
 /* An element of P Q'. */

@@ -739,6 +739,40 @@ TEST(nothing_is_lost_by_a_low_rank)
     in_processes(2, low_in_the_long_run);
 }
 
+/* Numbers that differ by a power of 2, however large or small, arrive as such: to the last bit. */
+static void low_of_any_size(meeting *meet)
+{
+    static const int sizes[] = {0, 80, 100, -80};
+    static float first[4][LOW];
+    dp_ctx *ctx = open_job(meet, 1, dp_cpu());
+    model *m = model_of(8, 2, LOW);
+    for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++) {
+        uint64_t seed = 1;
+        grads g;
+        low_begin(&g, ctx, 2, 0, DP_SUM_RANKS);
+        for (int i = 0; i < 4; i++) {
+            draw(m, &seed);
+            for (int r = 0; r < 2; r++)
+                for (size_t k = 0; k < LOW; k++)
+                    m->grads[r][k] = ldexpf(m->grads[r][k], sizes[p]);
+            CHECK_OK(low_pass(&g, m));
+            for (size_t k = 0; k < LOW; k++) {
+                if (p == 0)
+                    first[i][k] = g.local[0][k];
+                CHECK_F64(ldexp((double)g.local[0][k], -sizes[p]), (double)first[i][k], 0);
+            }
+        }
+        CHECK_OK(dp_reducer_destroy(g.reducer));
+        free(g.local[0]);
+    }
+    dp_close(ctx);
+}
+
+TEST(low_rank_keeps_gradients_of_any_size)
+{
+    in_processes(2, low_of_any_size);
+}
+
 /* ---- failures -------------------------------------------------------------------------------- */
 
 typedef struct reluctant {
