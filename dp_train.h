@@ -2491,25 +2491,22 @@ static dp_status dp__train_state_make(const dp__train_optimizer *optim, const dp
 }
 
 /* The master copy begins as the parameter of the first owner is: others follow at a forward. */
-static dp_status dp__train_master_make(const dp__train_optimizer *optim, dp_scope *temp,
-                                       const dp__train_run *all, size_t owner,
-                                       const dp_tensor *master)
+static dp_status dp__train_master_make(const dp__train_optimizer *optim, const dp__train_run *all,
+                                       size_t owner, const dp_tensor *master)
 {
     const dp__train_views *views = &optim->views;
     const dp_tensor *first = dp__train_data(views, 0, all->first);
     dp__train_piece pieces[DP__TRAIN_PIECES];
     dp__train_pieces(views, all, owner, pieces);
     for (int k = 0; k < DP__TRAIN_PIECES; k++) {
-        dp_tensor from = dp__train_part(first, &pieces[k]), here, to;
-        DP_TRY(dp_tensor_new(temp, master->device, (dp_dtype)from.dtype, 1, from.shape, &here));
-        DP_TRY(dp_copy(views->ctx, &here, &from, NULL));
+        dp_tensor from = dp__train_part(first, &pieces[k]), to;
         DP_TRY(dp_narrow(master, 0, (int64_t)pieces[k].at, (int64_t)pieces[k].count, &to));
-        DP_TRY(dp_cast(views->ctx, &to, &here));
+        DP_TRY(dp_cast(views->ctx, &to, &from));
     }
     return DP_OK;
 }
 
-static dp_status dp__train_store_make(dp__train_optimizer *optim, dp_scope *temp, size_t s)
+static dp_status dp__train_store_make(dp__train_optimizer *optim, size_t s)
 {
     const dp__train_views *views = &optim->views;
     const dp__train_run all = dp__train_whole(views, s);
@@ -2528,7 +2525,7 @@ static dp_status dp__train_store_make(dp__train_optimizer *optim, dp_scope *temp
         for (size_t k = 0; k < store->slots; k++)
             DP_TRY(dp__train_state_make(optim, &all, owner, &state[k]));
         if (master)
-            DP_TRY(dp__train_master_make(optim, temp, &all, owner, &state[optim->state_count]));
+            DP_TRY(dp__train_master_make(optim, &all, owner, &state[optim->state_count]));
     }
     if (optim->mirror == NULL)
         return DP_OK;
@@ -2737,13 +2734,9 @@ static dp_status dp__train_optim_fill(dp__train_optimizer *optim)
     if (optim->stores == NULL)
         return dp__no_memory();
     DP_TRY(dp__train_queue_make(optim));
-    dp_scope *temp = dp_scope_begin(optim->views.ctx);
-    DP_TRY(dp_scope_check(temp));
-    dp_status status = DP_OK;
-    for (size_t s = 0; s < span_count && status == DP_OK; s++)
-        status = dp__train_store_make(optim, temp, s);
-    dp_scope_end(temp);
-    return status == DP_OK ? dp__train_rooms_make(optim) : status;
+    for (size_t s = 0; s < span_count; s++)
+        DP_TRY(dp__train_store_make(optim, s));
+    return dp__train_rooms_make(optim);
 }
 
 /* All but the struct. `config` is checked, and has arrays of others. */
