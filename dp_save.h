@@ -63,7 +63,8 @@ extern "C" {
    {"optim": {"state": {"fc.weight": [a, b]}}} has optim.state.fc.weight.0 and .1. (If two would
    have the same name, one gets a "~".) If there is anything but tensors at the top, `__metadata__`
    has an entry "dp.h" with the tree as JSON. Other entries of `__metadata__` are a dict of strings
-   under that key, which you may write too: some programs ask for {"format": "pt"}.
+   under that key, which comes last, and which you may write too: some programs ask for {"format":
+   "pt"}.
 
    Files of other programs are read as a flat dict, in the order of their headers. Files are
    memory-mapped and validated before use: every byte must belong to one tensor, which has as many
