@@ -1931,24 +1931,19 @@ static int dp__print_number(const dp__print_form *form, const char *element, int
     return out->count;
 }
 
-static bool dp__print_is_float(dp_dtype dtype)
-{
-    return dtype <= DP_BF16;
-}
-
 static void dp__print_form_make(dp__print_form *form, const char *data, size_t count)
 {
     dp__print_word word;
-    if (dp__print_is_float(form->dtype))
+    if (dp__is_float(form->dtype))
         dp__print_measure(form, data, count);
-    for (size_t i = 0; i < count && !dp__print_is_float(form->dtype); i++)
+    for (size_t i = 0; i < count && !dp__is_float(form->dtype); i++)
         dp__print_widen(&form->left,
                         dp__print_number(form, data + i * dp_dtype_bytes(form->dtype), 0, &word));
 }
 
 static void dp__print_element(const dp__print_form *form, const char *element, dp__print_word *out)
 {
-    if (dp__print_is_float(form->dtype))
+    if (dp__is_float(form->dtype))
         dp__print_float(form, element, out);
     else if (form->dtype == DP_BOOL)
         dp__print_put(out, *element == 0 ? "False" : form->spaced ? " True" : "True");
@@ -2103,7 +2098,7 @@ static dp_status dp__print_plain(dp__print_out *out, const dp_tensor *tensor)
     dp__print_word word;
     DP_TRY(dp__print_begin(&array, tensor));
     const char *data = array.corners.data;
-    if (tensor->ndim == 0 && dp__print_is_float(array.form.dtype)) {
+    if (tensor->ndim == 0 && dp__is_float(array.form.dtype)) {
         dp__float number = dp__float_of(array.form.dtype, data);
         dp__print_single(array.form.dtype, &number, &word);
         dp__print_bytes(out, word.text, (size_t)word.count);

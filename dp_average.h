@@ -1,7 +1,7 @@
 /* dp_average.h - v0.1.0 - averages of a model's parameters over its training - MIT licence
 
-   Include it after dp.h, or instead. But for the wording of errors it uses only the public API of
-   dp.h.
+   Include it after dp.h, or instead. But for errors and a copy between dtypes it uses only the
+   public API of dp.h.
 
        dp_average *average;
        dp_average_create(par, &(dp_average_config){.momentum = 0.001}, &average);
@@ -147,12 +147,6 @@ static dp_status dp__average_source(const dp_average *average, size_t owner, siz
     return DP_OK;
 }
 
-/* Between memory of the same shape. */
-static dp_status dp__average_move(dp_ctx *ctx, const dp_tensor *to, const dp_tensor *from)
-{
-    return to->dtype == from->dtype ? dp_copy(ctx, to, from, NULL) : dp_cast(ctx, to, from);
-}
-
 static dp_status dp__average_entry_make(const dp_average *average, size_t i)
 {
     dp__average_entry *entry = &average->entries[i];
@@ -171,7 +165,7 @@ static dp_status dp__average_entry_make(const dp_average *average, size_t i)
         DP_TRY(dp__average_source(average, owner, i, &from));
         DP_TRY(dp_tensor_new(average->scope, from.device, dp__average_dtype(entry->dtype),
                              from.ndim, from.shape, &entry->own[owner]));
-        DP_TRY(dp__average_move(average->ctx, &entry->own[owner], &from));
+        DP_TRY(dp__move(average->ctx, &entry->own[owner], &from));
     }
     return DP_OK;
 }
@@ -324,8 +318,7 @@ static dp_status dp__average_entry_update(const dp_average *average, size_t owne
     if (!due && !(entry->buffer && !average->config.buffers))
         return DP_OK;
     DP_TRY(dp__average_source(average, owner, i, &from));
-    return copied ? dp__average_move(average->ctx, own, &from)
-                  : dp__average_blend(average, &from, own);
+    return copied ? dp__move(average->ctx, own, &from) : dp__average_blend(average, &from, own);
 }
 
 /* The module has the parameters it had when the average was made. After a job failure it lists
@@ -409,8 +402,7 @@ static dp_status dp__average_put(const dp_average *average, bool kept)
             const dp__average_entry *entry = &average->entries[i];
             dp_tensor to;
             DP_TRY(dp_owner_edit(average->module, owner, i, &to, NULL));
-            DP_TRY(dp__average_move(average->ctx, &to,
-                                    kept ? &entry->kept[owner] : &entry->own[owner]));
+            DP_TRY(dp__move(average->ctx, &to, kept ? &entry->kept[owner] : &entry->own[owner]));
         }
     return DP_OK;
 }
@@ -484,7 +476,7 @@ static dp_status dp__average_send_all(const dp_average *average, dp_module *modu
     for (size_t i = 0; i < average->count; i++) {
         dp_tensor to;
         DP_TRY(dp_params_edit(module, params[i], &to, NULL));
-        DP_TRY(dp__average_move(average->ctx, &to, &average->entries[i].own[0]));
+        DP_TRY(dp__move(average->ctx, &to, &average->entries[i].own[0]));
     }
     return dp_wait(average->ctx);
 }

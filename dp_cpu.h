@@ -1806,6 +1806,16 @@ static dp_kernel_args dp__reduction(const dp_coll_call *call, dp_dtype dtype, si
                             .beta = last && mean ? rank_count : 1};
 }
 
+/* The places of the local ranks that want a result, `at` bytes further on; how many there are. */
+static size_t dp__wanted(const dp_coll_call *call, int local_count, size_t at, void **out)
+{
+    size_t count = 0;
+    for (int i = 0; i < local_count; i++)
+        if (call->local[i].recv != NULL)
+            out[count++] = (char *)call->local[i].recv + at;
+    return count;
+}
+
 static dp_kernel_args dp__cpu_reduction(const dp__cpu_comm *comm, const dp_coll_call *call)
 {
     dp_kernel_args args =

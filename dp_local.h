@@ -1,7 +1,7 @@
 /* dp_local.h - v0.1.0 - training over slow links: smaller sums, and fewer of them - MIT licence
 
-   Include it after dp.h, or instead. But for the wording of errors and a lock it uses only the
-   public API of dp.h.
+   Include it after dp.h, or instead. But for errors, a lock and a copy between dtypes it uses only
+   the public API of dp.h.
 
    Where a step waits for the network, send less. Gradients can travel in 8 or 4 bits, or as narrow
    matrices:
@@ -1020,11 +1020,6 @@ static dp_status dp__local_cut(const dp_tensor *row, size_t first, size_t count,
     return dp_narrow(row, 0, (int64_t)first, (int64_t)count, out);
 }
 
-static dp_status dp__local_move(dp_ctx *ctx, const dp_tensor *to, const dp_tensor *from)
-{
-    return to->dtype == from->dtype ? dp_copy(ctx, to, from, NULL) : dp_cast(ctx, to, from);
-}
-
 /* The elements of one parameter that are in a fragment: there, and in `row`. */
 static dp_status dp__local_part(const dp__local_entry *entry, const dp__local_fragment *fragment,
                                 const dp_tensor *data, const dp_tensor *row, dp_tensor *out_data,
@@ -1058,7 +1053,7 @@ static dp_status dp__local_take(const dp_local *local, const dp__local_fragment 
             continue;
         DP_TRY(dp_module_param(local->module, entry->param, &info));
         DP_TRY(dp__local_part(entry, fragment, &info.data, row, &from, &to));
-        DP_TRY(dp__local_move(local->ctx, &to, &from));
+        DP_TRY(dp__move(local->ctx, &to, &from));
     }
     return DP_OK;
 }
@@ -1074,7 +1069,7 @@ static dp_status dp__local_put(const dp_local *local, const dp__local_fragment *
             continue;
         DP_TRY(dp_params_edit(local->module, entry->param, &data, NULL));
         DP_TRY(dp__local_part(entry, fragment, &data, row, &to, &from));
-        DP_TRY(dp__local_move(local->ctx, &to, &from));
+        DP_TRY(dp__move(local->ctx, &to, &from));
     }
     return DP_OK;
 }

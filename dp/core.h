@@ -3680,6 +3680,12 @@ DP_API dp_status dp_cast(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src
     return dp__leave(__func__, ctx, status);
 }
 
+/* Between memory of the same shape, whatever the dtypes. */
+DP__MAYBE_UNUSED static dp_status dp__move(dp_ctx *ctx, const dp_tensor *to, const dp_tensor *from)
+{
+    return to->dtype == from->dtype ? dp_copy(ctx, to, from, NULL) : dp_cast(ctx, to, from);
+}
+
 DP_API dp_status dp_axpby(dp_ctx *ctx, double a, const dp_tensor *x, double b, const dp_tensor *y,
                           const dp_tensor *out)
 {

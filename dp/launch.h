@@ -1090,8 +1090,9 @@ static dp_status dp__tree_all_gather(const void *in, void *out, size_t bytes_eac
     return status;
 }
 
-/* Between calls, and without waiting: why the job has failed, if it has. */
-static dp_status dp__tree_listen(dp__tree *tree, int *out_process)
+/* Between calls, and without waiting: why the job has failed, if it has; tree->culprit then says
+   because of which process. */
+static dp_status dp__tree_listen(dp__tree *tree)
 {
     dp__os_watch watch[DP__LINKS_MAX];
     if (dp__tree_enter(tree, false)) {
@@ -1104,9 +1105,7 @@ static dp_status dp__tree_listen(dp__tree *tree, int *out_process)
         }
         dp__tree_leave(tree);
     }
-    dp_status status = dp__tree_failure(tree);
-    *out_process = status != DP_OK ? tree->culprit : -1;
-    return status;
+    return dp__tree_failure(tree);
 }
 
 /* Closes without a word. So does a child of fork with its copies: it may outlive its parent, whose
@@ -1675,11 +1674,10 @@ DP__COLD static dp_status dp__server_wait(dp__server *server)
     dp_status status = DP_OK;
     server->opened_ns = dp__os_now_ns();
     while (!dp__server_is_done(server) && status == DP_OK) {
-        int culprit;
         status = dp__os_ms_until(server->until_ns) == 0 ? dp__server_timed_out(server)
                                                         : dp__server_look(server);
         if (status == DP_OK && server->job != NULL)
-            status = dp__tree_listen(server->job, &culprit);
+            status = dp__tree_listen(server->job);
     }
     if (status != DP_OK && !server->all)
         return dp__tree_fail(server->tree, NULL, status, server->process);
@@ -2001,10 +1999,9 @@ DP__COLD static dp_status dp__connect_until(const dp__target *target, int proces
     const char *why = NULL;
     int refusals = 0;
     for (int round = 0; dp__os_ms_until(until_ns) > 0; round++) {
-        int culprit;
         why = why == dp__refused ? NULL : why;
         if (target->tree != NULL)
-            DP_TRY(dp__tree_listen(target->tree, &culprit));
+            DP_TRY(dp__tree_listen(target->tree));
         request->patience_ms = (uint32_t)dp__os_ms_until(until_ns);
         dp_status status = dp__connect_once(target, key, request, round, until_ns, out_fd, &why);
         if (status != DP_PENDING)
@@ -2255,7 +2252,9 @@ static dp_status dp__far_hear(dp_ctx *ctx, int *out_process)
     *out_process = -1;
     dp__lock_enter(&ctx->far_lock);
     if (ctx->tree != NULL)
-        status = dp__tree_listen(ctx->tree, out_process);
+        status = dp__tree_listen(ctx->tree);
+    if (status != DP_OK)
+        *out_process = ctx->tree->culprit;
     if (dp__backend_mpi != NULL && ctx->line != NULL)
         status = dp__backend_mpi->hear(ctx->line, ctx->job, out_process);
     dp__lock_leave(&ctx->far_lock);

@@ -166,7 +166,7 @@ typedef struct dp__mesh_call { /* one collective */
 typedef dp_status (*dp__mesh_step)(const dp__mesh_call *call, size_t step);
 
 typedef struct dp__mesh_steps {
-    dp__mesh_step begin, turn, end; /* end may be NULL */
+    dp__mesh_step begin, turn, end; /* begin and end may be NULL */
 } dp__mesh_steps;
 
 static dp__mesh_comm *dp__mesh_of(dp_comm *comm)
@@ -407,7 +407,7 @@ static dp_status dp__mesh_run_steps(const dp__mesh_call *call, const dp__mesh_st
         DP_TRY(dp__mesh_hear_all(call));
     }
     for (size_t i = 0; i < steps + 2; i++) {
-        if (i < steps)
+        if (i < steps && run->begin != NULL)
             DP_TRY(run->begin(call, i));
         if (i >= 1 && i - 1 < steps)
             DP_TRY(run->turn(call, i - 1));
@@ -510,16 +510,6 @@ static void dp__mesh_add_all(const dp__mesh_call *call, size_t in_count, size_t 
                          DP_F32, count);
 }
 
-/* The places of the local ranks that want a result; how many there are. */
-static size_t dp__mesh_wanted(const dp__mesh_call *call, size_t at)
-{
-    size_t count = 0;
-    for (int i = 0; i < call->comm->local_count; i++)
-        if (call->asked.local[i].recv != NULL)
-            call->comm->out[count++] = (char *)call->asked.local[i].recv + at;
-    return count;
-}
-
 /* Where the sum of the local ranks for a piece is; with several, it is computed if `make`. */
 static const char *dp__mesh_own(const dp__mesh_call *call, size_t step, bool make)
 {
@@ -562,8 +552,10 @@ static dp_status dp__mesh_slices_begin(const dp__mesh_call *call, size_t step)
 /* The first place that wants a piece of the result; a buffer if nobody does. */
 static char *dp__mesh_sums(const dp__mesh_call *call, size_t step)
 {
-    bool wanted = dp__mesh_wanted(call, dp__mesh_at(call, step)) > 0;
-    return wanted ? call->comm->out[0] : dp__mesh_slot_of(call, step)->sums;
+    const dp__mesh_comm *comm = call->comm;
+    size_t at = dp__mesh_at(call, step);
+    bool wanted = dp__wanted(&call->asked, comm->local_count, at, comm->out) > 0;
+    return wanted ? comm->out[0] : dp__mesh_slot_of(call, step)->sums;
 }
 
 /* Each process gives the others its slice of the result. */
@@ -596,10 +588,12 @@ static dp_status dp__mesh_slices_turn(const dp__mesh_call *call, size_t step)
 
 static void dp__mesh_give_ranks(const dp__mesh_call *call, size_t step, const char *from)
 {
-    size_t wanted = dp__mesh_wanted(call, dp__mesh_at(call, step));
+    const dp__mesh_comm *comm = call->comm;
+    size_t at = dp__mesh_at(call, step);
+    size_t wanted = dp__wanted(&call->asked, comm->local_count, at, comm->out);
     for (size_t i = 0; i < wanted; i++)
-        if (call->comm->out[i] != from)
-            memcpy(call->comm->out[i], from, dp__mesh_count(call, step) * call->size);
+        if (comm->out[i] != from)
+            memcpy(comm->out[i], from, dp__mesh_count(call, step) * call->size);
 }
 
 static dp_status dp__mesh_slices_end(const dp__mesh_call *call, size_t step)
@@ -631,7 +625,7 @@ static dp_status dp__mesh_small_turn(const dp__mesh_call *call, size_t step)
     for (int p = 0; p < comm->process_count; p++)
         comm->in[p] = slot->in + (size_t)p * bytes;
     dp__mesh_add_all(call, (size_t)comm->process_count, call->asked.count,
-                     dp__mesh_wanted(call, 0));
+                     dp__wanted(&call->asked, comm->local_count, 0, comm->out));
     return DP_OK;
 }
 
@@ -1059,13 +1053,8 @@ static dp_status dp__mesh_gather_turn(const dp__mesh_call *call, size_t step)
     return DP_OK;
 }
 
-/* In a group one process gets each block, for all. */
-static dp_status dp__mesh_blocks_begin(const dp__mesh_call *call, size_t step)
-{
-    (void)call, (void)step; /* the place of the result may still be read: see >>groups */
-    return DP_OK;
-}
-
+/* In a group one process gets each block, for all. Nothing begins before its turn: the place of the
+   result may still be read (see >>groups). */
 static dp_status dp__mesh_blocks_turn(const dp__mesh_call *call, size_t step)
 {
     size_t bytes = dp__mesh_count(call, step) * call->size, at = dp__mesh_at(call, step);
@@ -1086,8 +1075,7 @@ static dp_status dp__mesh_blocks_end(const dp__mesh_call *call, size_t step)
 static dp_status dp__mesh_all_gather(dp__mesh_call *call)
 {
     static const dp__mesh_steps steps = {dp__mesh_gather_begin, dp__mesh_gather_turn, NULL};
-    static const dp__mesh_steps shared = {dp__mesh_blocks_begin, dp__mesh_blocks_turn,
-                                          dp__mesh_blocks_end};
+    static const dp__mesh_steps shared = {NULL, dp__mesh_blocks_turn, dp__mesh_blocks_end};
     const dp__mesh_comm *comm = call->comm;
     size_t blocks = dp__mesh_blocks(comm);
     call->blocks = true;

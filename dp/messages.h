@@ -119,11 +119,11 @@ typedef struct dp__carrier {
     dp_status (*answer)(dp__post *post, const dp__parcel *receive, bool fits);
     dp_status (*advance)(dp__post *post); /* what can go on without waiting does: see moved */
     dp_status (*wait)(dp__post *post);    /* until something has moved; see dp__post_rest */
-    void (*close)(dp__post *post);
     /* ------------------------------------------------------- where slips travel: see >>slips -- */
     dp_status (*slip)(dp__post *post, int process, const dp__slip *slip); /* in order */
     dp_status (*data)(dp__post *post, dp__parcel *parcel); /* to who wants it, or from who has it */
     /* ---------------------------------------------------------------------------- optional -- */
+    void (*close)(dp__post *post);  /* not where others may still read what this process wrote */
     void (*let_go)(dp__post *post); /* in a child of fork: it closes its copies of connections */
     /* DP__LEFT, DP__DEAD: the process has ended, and all that it had said has been heard; `known`:
        as the job knows it. */
@@ -780,12 +780,6 @@ static dp_status dp__desk_wait(dp__post *post)
     return post->failed;
 }
 
-/* Others may still read what this process has written: the memory is theirs too. */
-static void dp__desk_close(dp__post *post)
-{
-    (void)post;
-}
-
 static const dp__carrier dp__desk_carrier = {
     .prepare = dp__desk_prepare,
     .discard = dp__desk_discard,
@@ -794,7 +788,6 @@ static const dp__carrier dp__desk_carrier = {
     .answer = dp__desk_answer,
     .advance = dp__desk_advance,
     .wait = dp__desk_wait,
-    .close = dp__desk_close,
 };
 
 static dp_status dp__desk_open(dp__post *post)
@@ -1549,7 +1542,7 @@ static dp_status dp__post_open(dp_ctx *ctx)
 
 static void dp__post_close(dp_ctx *ctx)
 {
-    if (ctx->post != NULL && ctx->post->carrier != NULL)
+    if (ctx->post != NULL && ctx->post->carrier != NULL && ctx->post->carrier->close != NULL)
         ctx->post->carrier->close(ctx->post);
 }
 

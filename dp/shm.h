@@ -490,16 +490,6 @@ static dp_kernel_args dp__shm_reduction(const dp__shm_call *call, dp_dtype dtype
     return args;
 }
 
-/* The places of the local ranks that want a result, `at` bytes further on; how many there are. */
-static size_t dp__shm_wanted(const dp__shm_call *call, size_t at)
-{
-    size_t count = 0;
-    for (int i = 0; i < call->comm->local_count; i++)
-        if (call->asked.local[i].recv != NULL)
-            call->comm->out[count++] = (char *)call->asked.local[i].recv + at;
-    return count;
-}
-
 /* So many elements of all ranks: comm->in to comm->out. */
 static void dp__shm_add(const dp__shm_call *call, size_t count, size_t out_count)
 {
@@ -525,7 +515,7 @@ static void dp__shm_reduce_small(const dp__shm_call *call)
 {
     dp__shm_comm *comm = call->comm;
     if (call->asked.verb == DP_ALL_REDUCE) {
-        dp__shm_reduce_inputs(call, 0, dp__shm_wanted(call, 0));
+        dp__shm_reduce_inputs(call, 0, dp__wanted(&call->asked, comm->local_count, 0, comm->out));
         return;
     }
     for (int i = 0; i < comm->local_count; i++) {
@@ -597,7 +587,7 @@ static void dp__shm_fold_run(const dp__shm_fold *fold, size_t step, const dp__sh
         comm->in[args.in_count++] = fold->wide ? (void *)dp__shm_wide(comm, i)
                                                : (const char *)call->asked.local[i].send + at;
     if (whole && !fold->wide && call->asked.verb == DP_ALL_REDUCE)
-        args.out_count = dp__shm_wanted(call, at);
+        args.out_count = dp__wanted(&call->asked, comm->local_count, at, comm->out);
     comm->out[args.out_count++] = made;
     dp__cpu_run(comm->base.host, comm->simd, &args);
 }

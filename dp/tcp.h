@@ -198,10 +198,9 @@ static dp_status dp__cables_fail(dp__cables *cables, dp_status status)
     dp__tree *tree = dp__port_tree(&cables->port);
     uint64_t until_ns = dp__os_after_ms(status == DP_ERR_REMOTE ? DP__GRACE_MS : 0);
     char why[DP__TEXT_BYTES];
-    int culprit;
     memcpy(why, dp_last_error(), sizeof why);
     while (tree != NULL && dp__os_ms_until(until_ns) > 0) {
-        DP_TRY(dp__tree_listen(tree, &culprit));
+        DP_TRY(dp__tree_listen(tree));
         dp__os_sleep_ms(1);
     }
     if (tree != NULL)

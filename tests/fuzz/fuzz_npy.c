@@ -14,7 +14,7 @@ static bool tensor_has_nan(const dp_tensor *tensor)
 {
     const char *at = tensor->data;
     size_t size = dp_dtype_bytes((dp_dtype)tensor->dtype);
-    for (int64_t i = 0; dp__print_is_float((dp_dtype)tensor->dtype) && i < FUZZ_ELEMENTS; i++)
+    for (int64_t i = 0; dp__is_float((dp_dtype)tensor->dtype) && i < FUZZ_ELEMENTS; i++)
         if (i < dp_tensor_count(tensor) &&
             dp__float_of((dp_dtype)tensor->dtype, at + (size_t)i * size).nan)
             return true;
