@@ -2173,12 +2173,21 @@ static bool dp__nccl_dismiss(dp__nccl_comm *comm)
 {
     dp__nccl_bid(comm, DP__NCCL_CLOSE);
     dp__nccl_let_go(comm, 2 * DP__NCCL_CLOSE_MS);
-    if (atomic_fetch_or(&comm->over, 2) == 0) {
-        (void)pthread_detach(comm->thread);
-        return false;
+    return atomic_load(&comm->over) != 0;
+}
+
+/* A keeper that still hangs has it from here on, and frees it. */
+static void dp__nccl_part(dp__nccl_comm *comm)
+{
+    pthread_t thread = comm->thread;
+    bool kept = comm->kept;
+    if (kept && atomic_fetch_or(&comm->over, 2) == 0) {
+        (void)pthread_detach(thread);
+        return;
     }
-    (void)pthread_join(comm->thread, NULL);
-    return true;
+    if (kept)
+        (void)pthread_join(thread, NULL);
+    dp__nccl_free(comm);
 }
 
 /* Its GPUs may never be done with what they were given: nothing of them is waited for any more. */
@@ -2215,8 +2224,7 @@ static void dp__nccl_close(dp_comm *base)
     if (!done)
         dp__nccl_leave_behind(comm);
     dp__nccl_clear(comm);
-    if (done)
-        dp__nccl_free(comm);
+    dp__nccl_part(comm);
 }
 
 /* The keeper aborts. */

@@ -1502,6 +1502,35 @@ TEST_SLOW(aborting_hangs_and_closing_does_not, 60)
     in_processes(2, aborting_hangs);
 }
 
+/* What hung goes on while dp_close tidies up behind it. */
+static void let_it_go_on(const dp_log_record *record, void *unused)
+{
+    (void)unused;
+    if (strstr(record->text, "hangs while it is aborted") == NULL)
+        return;
+    sim_nccl_abort_hangs(false);
+    rest(200);
+}
+
+static void aborting_hangs_until_then(meeting *m)
+{
+    dp_ctx *ctx = open_with(m, (dp_config){.timeout_ms = 30000, .log = {.fn = let_it_go_on}});
+    CHECK_OK(sum_of(ctx, COUNT));
+    wait_for_all(m);
+    sim_nccl_abort_hangs(true);
+    sim_hush(true);
+    dp_abort(ctx, DP_ERR_USER, "enough");
+    dp_close(ctx);
+    rest(200);
+    sim_forget_findings();
+    _exit(0);
+}
+
+TEST_SLOW(aborting_ends_while_a_context_closes, 60)
+{
+    in_processes(2, aborting_hangs_until_then);
+}
+
 /* After a failure those who are left can begin again, as fewer. */
 static void some_go_on(meeting *m)
 {
