@@ -2134,10 +2134,14 @@ static dp_status dp__nccl_open(const dp_host *host, const dp_comm_config *config
 /* ==== >>table ====================================================================================
    The table of collectives, and the end of a communicator.                                      */
 
-/* Memory of a device goes with it. */
+/* Devices may go on with another communicator: see dp_recover. */
 static void dp__nccl_gpu_close(dp__nccl_gpu *gpu)
 {
     dp__nccl_proof_drop(gpu);
+    if (gpu->slots != NULL)
+        dp__cuda_free(&gpu->dev->base, gpu->slots, 0);
+    if (gpu->spare != NULL)
+        dp__cuda_free(&gpu->dev->base, gpu->spare, gpu->spare_bytes);
     if (gpu->dev == NULL || dp__cuda_enter(gpu->physical) != DP_OK)
         return;
     for (int i = 0; i < DP__NCCL_WATCHED; i++) {

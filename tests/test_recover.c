@@ -235,6 +235,41 @@ TEST_SLOW(who_has_failed_and_is_alive_goes_on_too, 60)
     CHECK_INT(end_world(), 0);
 }
 
+#if defined(TEST_SIM)
+/* What a communicator has taken of a GPU goes back with it: there are two slabs at most. */
+static void memory_goes_back(void)
+{
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    for (int i = 0; i < 10; i++) {
+        dp_device_info info;
+        dp_tensor tensor;
+        dp_scope *scope = dp_scope_begin(ctx);
+        CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_I16, DP_SHAPE(9), &tensor));
+        CHECK_OK(dp_fill(ctx, &tensor, dp_int(me)));
+        const dp_part part = {tensor.data, tensor.data, NULL};
+        CHECK_OK(dp_all_reduce(ctx, &part, 9, DP_I16, DP_OP_SUM)); /* of slices */
+        CHECK_OK(dp_wait(ctx));
+        dp_scope_end(scope);
+        CHECK_OK(dp_device_info_get(ctx, 0, &info));
+        CHECK(info.bytes_total - info.bytes_free <= 64 << 20);
+        meet(world);
+        if (me == 0)
+            dp_abort(ctx, DP_ERR_USER, "number %d", i);
+        wait_for_failure(ctx);
+        CHECK_OK(dp_recover(ctx));
+    }
+    dp_close(ctx);
+}
+
+TEST_SLOW(memory_of_gpus_goes_back, 60)
+{
+    for (shards = 0; shards <= 2; shards += 2) {
+        start_world(2, memory_goes_back);
+        CHECK_INT(end_world(), 0);
+    }
+}
+#endif
+
 /* The first one does not come to lead, though it is there for a while. */
 static void the_leader_dies(void)
 {
