@@ -261,7 +261,8 @@ typedef struct dp__nccl_gpu { /* one that this process drives */
     char *slots; /* one for each rank of the job; NULL: it has not added up slices yet */
     char *spare; /* for what no rank here wants */
     size_t spare_bytes;
-    const void *send; /* of the collective that runs */
+    bool spare_captured; /* a graph writes there */
+    const void *send;    /* of the collective that runs */
     void *recv;
     dp_stream *prover;  /* see >>proving; */
     double *proof;      /* first what it has found */
@@ -1101,14 +1102,16 @@ static dp_status dp__nccl_add_turn(const dp__nccl_call *call, int place)
 }
 
 /* Memory for a result that no rank on the GPU wants. What used it is done when it is given back, as
-   dp_cuda.h waits then. */
+   dp_cuda.h waits then; what a graph uses goes with the device. */
 static dp_status dp__nccl_spare(const dp__nccl_call *call, int place, size_t bytes)
 {
     dp__nccl_gpu *gpu = &call->comm->gpus[place];
     void *spare = NULL;
-    if (gpu->spare_bytes >= bytes)
+    bool fits = gpu->spare_bytes >= bytes, kept = gpu->spare_captured;
+    gpu->spare_captured = (fits && kept) || call->captured;
+    if (fits)
         return DP_OK;
-    if (gpu->spare != NULL)
+    if (gpu->spare != NULL && !kept)
         dp__cuda_free(&gpu->dev->base, gpu->spare, gpu->spare_bytes);
     gpu->spare = NULL;
     gpu->spare_bytes = 0;

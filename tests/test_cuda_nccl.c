@@ -1613,6 +1613,41 @@ TEST_SLOW(one_gpu_a_process_can_be_captured, 30)
     in_processes(2, captured);
 }
 
+/* Where nobody wants a sum it is made all the same: where a graph makes it, nothing else comes. */
+static void unwanted_sums_are_captured(meeting *m)
+{
+    enum { MIB = 1 << 20 }; /* more than 8 of them have a slab of their own */
+    static const size_t counts[] = {3 * MIB, 4 * MIB, 5 * MIB};
+    dp_ctx *ctx = open_for(m, 0);
+    cudaGraph_t graph = NULL;
+    vectors v;
+    uint64_t taken[3];
+    vectors_make(ctx, &v, DP_F32, 5 * MIB);
+    cudaStream_t stream = dp_cuda_stream(dp_local_stream(ctx, 0));
+    v.parts[0].recv = m->process == 0 ? v.parts[0].recv : NULL;
+    CHECK_OK(dp_wait(ctx));
+    for (int i = 0; i < 3; i++) {
+        dp_device_info info;
+        if (i == 0)
+            CHECK_INT(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+        CHECK_OK(dp_all_reduce(ctx, v.parts, counts[i], DP_F32, DP_OP_SUM));
+        if (i == 0)
+            CHECK_INT(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+        CHECK_OK(dp_wait(ctx));
+        CHECK_OK(dp_device_info_get(ctx, 0, &info));
+        taken[i] = info.bytes_total - info.bytes_free;
+    }
+    CHECK_INT(taken[1] - taken[0], m->process == 0 ? 0 : 16 * MIB);
+    CHECK_INT(taken[2] - taken[1], m->process == 0 ? 0 : 4 * MIB);
+    dp_scope_end(v.scope);
+    dp_close(ctx);
+}
+
+TEST_SLOW(unwanted_sums_of_graphs_have_their_memory, 30)
+{
+    in_processes(2, unwanted_sums_are_captured);
+}
+
 /* Within one process GPUs do by themselves what is captured. */
 TEST(several_gpus_are_captured_without_nccl)
 {
