@@ -886,10 +886,23 @@ static dp_status dp__nccl_captured(const dp__nccl_call *call, bool *out)
     return DP_OK;
 }
 
+/* NCCL orders what it does itself, whatever the streams, but not the sums of slices, which read
+   slots that the next collective may write to. */
+static dp_status dp__nccl_follow(const dp__nccl_call *call)
+{
+    const dp__nccl_comm *comm = call->comm;
+    size_t before = (comm->head + DP__NCCL_WATCHED - 1) % DP__NCCL_WATCHED;
+    for (int g = 0; g < comm->gpu_count && !call->captured && comm->head != 0; g++)
+        DP_TRY(
+            dp__nccl_heed(&comm->gpus[g], dp__nccl_native(call, g), comm->gpus[g].ended[before]));
+    return DP_OK;
+}
+
 static dp_status dp__nccl_run_inside(const dp__nccl_call *call, dp__nccl_way *way)
 {
     dp__nccl_comm *comm = call->comm;
     dp__nccl_announce(call);
+    DP_TRY(dp__nccl_follow(call));
     DP_TRY(dp__nccl_meet(call, true));
     DP_TRY(dp__nccl_marks(call, false));
     DP_TRY(way(call));

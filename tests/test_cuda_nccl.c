@@ -1556,6 +1556,44 @@ TEST_SLOW(those_who_are_left_begin_again, 60)
     in_processes_but(3, 2, some_go_on);
 }
 
+/* ---- streams of the users' ------------------------------------------------------------------- */
+
+/* What the second call sends comes where the first one's sums are made, which its streams know
+   nothing of. */
+static void sums_beside_sums(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, 0);
+    vectors v[2];
+    dp_stream *streams[2];
+    dp_dev *dev = dp_local_stream(ctx, 0)->dev;
+    for (int k = 0; k < 2; k++) {
+        vectors_make(ctx, &v[k], DP_I16, 2 * LARGE);
+        CHECK_OK(dp_fill(ctx, &v[k].data[0], dp_int(k + 1)));
+        v[k].parts[0].recv = (int16_t *)v[k].data[0].data + m->process * LARGE;
+        CHECK_OK(dev->ops->stream_create(dev, 0, &streams[k]));
+        v[k].parts[0].stream = streams[k];
+    }
+    CHECK_OK(dp_wait(ctx));
+    for (int k = 0; k < 2; k++)
+        CHECK_OK(dp_reduce_scatter(ctx, v[k].parts, LARGE, DP_I16, DP_OP_SUM));
+    for (int k = 0; k < 2; k++) {
+        static int16_t got[2 * LARGE];
+        CHECK_OK(dev->ops->stream_sync(streams[k]));
+        CHECK_OK(dp_read(ctx, &v[k].data[0], got, sizeof got));
+        for (int i = 0; i < LARGE; i++)
+            CHECK_INT(got[m->process * LARGE + i], 2 * (k + 1));
+        dev->ops->stream_destroy(streams[k]);
+        dp_scope_end(v[k].scope);
+    }
+    dp_close(ctx);
+    CHECK_INT(sim_finding_count(NULL), 0);
+}
+
+TEST_SLOW(sums_of_slices_on_several_streams, 60)
+{
+    in_processes(2, sums_beside_sums);
+}
+
 /* ---- captures -------------------------------------------------------------------------------- */
 
 enum { VERBS = 5 };
