@@ -1013,9 +1013,10 @@ static double dp__nccl_factor(const dp__nccl_call *call)
                                         : call->asked.scale;
 }
 
-static bool dp__nccl_is_one(double factor)
+/* NaN equals nothing. */
+static bool dp__nccl_equals(double a, double b)
 {
-    return !(factor < 1) && !(factor > 1);
+    return a >= b && a <= b;
 }
 
 static bool dp__nccl_can_add(const dp__nccl_call *call)
@@ -1026,13 +1027,13 @@ static bool dp__nccl_can_add(const dp__nccl_call *call)
     if (call->comm->ordered || !dp__nccl_dtype(call->asked.dtype, &type))
         return false;
     if (call->asked.dtype > DP_BF16)
-        return call->asked.op != DP_OP_MEAN && dp__nccl_is_one(factor);
+        return call->asked.op != DP_OP_MEAN && dp__nccl_equals(factor, 1);
     if (call->asked.op != DP_OP_SUM && call->asked.op != DP_OP_MEAN)
         return false;
     if (call->asked.dtype == DP_F32 || call->asked.dtype == DP_F64)
         return true;
     double half = frexp(factor, &exponent); /* f16 has normal numbers from 2^-14 to 2^15 */
-    return !(half < 0.5) && !(half > 0.5) && exponent >= -13 && exponent <= 16;
+    return dp__nccl_equals(half, 0.5) && exponent >= -13 && exponent <= 16;
 }
 
 /* Bools are 0 and 1: their sum is the largest of them, their product the smallest. */
@@ -1076,8 +1077,8 @@ static dp_status dp__nccl_scale(const dp__nccl_call *call, dp__nccl_gpu *gpu, do
     ncclDataType_t type;
     uint64_t number = 0;
     (void)dp__nccl_dtype(call->asked.dtype, &type);
-    if (gpu->has_scaled && gpu->scaled_dtype == call->asked.dtype && !(gpu->factor < factor) &&
-        !(gpu->factor > factor))
+    if (gpu->has_scaled && gpu->scaled_dtype == call->asked.dtype &&
+        dp__nccl_equals(gpu->factor, factor))
         return DP_OK;
     if (gpu->has_scaled)
         DP_TRY(dp__nccl_check(comm, "ncclRedOpDestroy", gpu,
@@ -1100,7 +1101,7 @@ static dp_status dp__nccl_add_turn(const dp__nccl_call *call, int place)
     ncclRedOp_t op = dp__nccl_op(call);
     double factor = dp__nccl_factor(call);
     (void)dp__nccl_dtype(call->asked.dtype, &type);
-    if (!dp__nccl_is_one(factor)) {
+    if (!dp__nccl_equals(factor, 1)) {
         DP_TRY(dp__nccl_scale(call, gpu, factor));
         op = gpu->scaled;
     }

@@ -127,7 +127,7 @@ static size_t dp__signature_text(const dp__signature *is, char *text, size_t roo
         return dp__append(text, room, used, " (root %d)", (int)is->root);
     if (!dp__rules[is->verb].reduces)
         return used;
-    if (is->scale < 1 || is->scale > 1)
+    if (!(is->scale >= 1 && is->scale <= 1))
         return dp__append(text, room, used, " (%s times %g)", dp__op_names[is->op], is->scale);
     return dp__append(text, room, used, " (%s)", dp__op_names[is->op]);
 }

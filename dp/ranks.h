@@ -167,7 +167,7 @@ static dp_status dp__copy_alone(const dp__coll *coll)
     const dp_part *part = &coll->lane->parts[0];
     if (!dp__receives(coll, 0))
         return DP_OK;
-    if (coll->call.scale < 1 || coll->call.scale > 1)
+    if (!(coll->call.scale >= 1 && coll->call.scale <= 1)) /* NaN is not 1 */
         return dp__scale_alone(coll, part);
     if (part->send == part->recv)
         return DP_OK;

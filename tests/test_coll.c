@@ -875,6 +875,26 @@ WORLD_TEST(scale)
     }
 }
 
+/* NaN is a factor too. */
+TEST(scale_that_is_no_number)
+{
+    const dp_device_ops *const backends[] = {dp_cpu(), NULL};
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        float numbers[3] = {1, 2, 3};
+        dp_part parts[3];
+        dp_ctx *ctx = NULL;
+        CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = ranks}, &ctx));
+        for (int r = 0; r < ranks; r++) {
+            parts[r] = (dp_part){&numbers[r], &numbers[r], NULL};
+        }
+        CHECK_OK(dp_all_reduce_scaled(ctx, parts, 1, DP_F32, DP_OP_SUM, (double)NAN));
+        for (int r = 0; r < ranks; r++) {
+            CHECK(isnan(numbers[r]));
+        }
+        dp_close(ctx);
+    }
+}
+
 /* Rank r wants the result where bit r of `wanted` is set; the others' buffers stay as they were. */
 static void check_wanted(world *w, const call *c, const data *d, unsigned wanted, size_t off)
 {
