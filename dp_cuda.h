@@ -2499,7 +2499,8 @@ typedef struct dp__cuda_pending { /* the copies of one stream from or to a slot 
 
 typedef struct dp__cuda_slot { /* of the ring of >>staging */
     char *data;
-    size_t used; /* bytes that pieces have had since it was empty */
+    size_t used;         /* bytes that pieces have had since it was empty */
+    cudaStream_t writer; /* that alone found it empty; NULL: all did */
     dp__cuda_pending pending[DP__CUDA_SLOT_STREAMS];
 } dp__cuda_slot;
 
@@ -2751,6 +2752,7 @@ static dp_status dp__cuda_slot_clear(const dp__cuda_gpu *gpu, dp__cuda_slot *slo
     for (int i = 0; i < DP__CUDA_SLOT_STREAMS; i++)
         slot->pending[i].busy = false;
     slot->used = 0;
+    slot->writer = writer;
     return DP_OK;
 }
 
@@ -2759,16 +2761,17 @@ typedef struct dp__cuda_piece { /* of the ring, for one copy */
     dp__cuda_pending *pending;
 } dp__cuda_piece;
 
-/* From the slot in use, else from the one that was used longest ago, when all copies that used it
-   are done: see dp__cuda_slot_clear. Each piece has pages of its own: none is with a copy and with
-   the host. */
+/* From the slot in use, if it was cleared for this writer too, else from the one that was used
+   longest ago, when all copies that used it are done: see dp__cuda_slot_clear. Each piece has pages
+   of its own: none is with a copy and with the host. */
 static dp_status dp__cuda_piece_take(dp__cuda_dev *dev, size_t bytes, cudaStream_t stream,
                                      cudaStream_t writer, dp__cuda_piece *out)
 {
     const size_t page = 4096;
     dp__cuda_slot *slot = &dev->slots[dev->slot];
     int place = dp__cuda_pending_of(slot, stream);
-    if (place < 0 || DP__CUDA_SLOT_BYTES - slot->used < bytes) {
+    bool clear = slot->writer == NULL || slot->writer == writer;
+    if (place < 0 || !clear || DP__CUDA_SLOT_BYTES - slot->used < bytes) {
         unsigned next = (dev->slot + 1) % DP__CUDA_SLOTS;
         slot = &dev->slots[next];
         DP_TRY(dp__cuda_slot_clear(dev->gpu, slot, writer));

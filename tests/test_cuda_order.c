@@ -543,6 +543,43 @@ TEST(copies_over_the_host_are_in_order)
     in_all_orders(2, over_the_host);
 }
 
+/* A long copy has all slots, and the other GPU writes to one of them behind it: what the host gives
+   next does not go there too, where it is not waited for. */
+static void host_behind_the_other_gpu(dp_ctx *ctx)
+{
+    enum { SLOTS = 1 << 21 }; /* all of them */
+    static float numbers[SLOTS], got[SLOTS], few[SIDE];
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor all, from, x, y;
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, DP_SHAPE(SLOTS), &all));
+    make(scope, ctx, 1, &from);
+    make(scope, ctx, 0, &x);
+    make(scope, ctx, 0, &y);
+    for (int i = 1; i < 5; i++) {
+        for (size_t k = 0; k < SLOTS; k++)
+            numbers[k] = (float)(k % 1009 + (size_t)i);
+        for (size_t k = 0; k < SIDE; k++)
+            few[k] = (float)-i;
+        const dp_tensor in = dp_wrap(numbers, DP_F32, DP_SHAPE(SLOTS));
+        const dp_tensor some = dp_wrap(few, DP_F32, DP_SHAPE(SIDE));
+        CHECK_OK(dp_fill(ctx, &from, dp_float(i)));
+        CHECK_OK(dp_copy(ctx, &all, &in, NULL));
+        CHECK_OK(dp_copy(ctx, &x, &from, NULL));
+        CHECK_OK(dp_copy(ctx, &y, &some, NULL));
+        CHECK_OK(dp_read(ctx, &all, got, sizeof got));
+        CHECK_BYTES(got, numbers, sizeof got);
+        check_all(ctx, &x, (float)i);
+        check_all(ctx, &y, (float)-i);
+    }
+    dp_scope_end(scope);
+}
+
+TEST(host_memory_behind_copies_over_the_host)
+{
+    cuda_pairs(2, false);
+    in_all_orders(2, host_behind_the_other_gpu);
+}
+
 #if defined(TEST_SIM)
 /* Whatever call fails on the way, what was under way in a slot is over before the slot is used
    again, by the host or by the other GPU. */
