@@ -2184,6 +2184,11 @@ static dp_status dp__cuda_code_use(const dp_host *host, dp__cuda_gpu *gpu)
             dp__cuda_names[i], gpu->ordinal,
             dp__cuda.cudaLibraryGetKernel(&code->kernels[i], code->library, dp__cuda_names[i]));
     host->free(host, image.data);
+    if (status != DP_OK) { /* nothing that others of its kind would find */
+        dp__cuda_code_drop(code);
+        (void)dp__cuda.cudaGetLastError();
+        gpu->code = NULL;
+    }
     return status;
 }
 

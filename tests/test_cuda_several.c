@@ -1120,6 +1120,34 @@ TEST(a_gpu_that_faulted_is_left_alone)
     sim_fail_at(0, 0, false);
 }
 
+/* A GPU that is lost while it opens leaves nothing that another one of its kind would find, which
+   opens all the same, and has kernels. */
+TEST_SLOW(a_gpu_that_is_lost_while_it_opens, 60)
+{
+    const dp_device_ops *const backends[] = {dp_cuda(), NULL};
+    long loads = sim_library_loads();
+    for (int n = 1; n <= 40; n++) {
+        team t;
+        dp_ctx *ctx = NULL;
+        cuda_gpus(n + 1);
+        sim_fail_at(n, cudaErrorIllegalAddress, false);
+        if (dp_open(&(dp_config){.backends = backends,
+                                 .devices = (const int[]){n - 1},
+                                 .device_count = 1},
+                    &ctx) == DP_OK)
+            dp_close(ctx); /* not every failure matters */
+        CHECK(sim_fault_fired());
+        sim_fail_at(0, 0, false);
+        team_open(&t, n + 1, (const int[]){n}, 1, 1000);
+        CHECK_OK(dp_fill(t.ctx, &t.recv[0], dp_float(1)));
+        CHECK_OK(dp_wait(t.ctx));
+        dp_scope_end(t.scope);
+        dp_close(t.ctx);
+        CHECK_INT(sim_finding_count(NULL), 0);
+    }
+    CHECK(sim_library_loads() > loads + 40); /* of some that were lost, too */
+}
+
 /* A call fails in the middle of a collective among three: an error, no hang, nothing left. */
 TEST_SLOW(every_call_of_a_collective_fails, 60)
 {
