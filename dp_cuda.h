@@ -3032,15 +3032,14 @@ static void dp__cuda_side_close(dp__cuda_side *side)
 /* DP_ERR_TIMEOUT: it hangs. */
 static dp_status dp__cuda_poll(const dp__cuda_side *side)
 {
-    struct timespec now, start;
-    (void)timespec_get(&start, TIME_UTC);
+    uint64_t until = dp__os_after_ms(DP__CUDA_CHECK_SECONDS * 1000);
     for (;;) {
+        bool late = dp__os_ms_until(until) == 0; /* this thread may have been stopped since */
         cudaError_t code = dp__cuda.cudaEventQuery(side->event);
         if (code != cudaErrorNotReady)
             return dp__cuda_check("cudaEventQuery", side->gpu->ordinal, code);
         (void)dp__cuda.cudaGetLastError(); /* "not ready" stays as well */
-        (void)timespec_get(&now, TIME_UTC);
-        if (now.tv_sec - start.tv_sec > DP__CUDA_CHECK_SECONDS)
+        if (late)
             return dp_error(DP_ERR_TIMEOUT, "a copy does not end");
     }
 }
