@@ -24,7 +24,8 @@
    calls that only enqueue become part of the graph, collectives among GPUs too. Calls that wait
    fail with DP_ERR_STATE: dp_wait, dp_read, copies of memory that is not pinned, copies from GPU to
    GPU through the host, and the first copy of a pair. What CUDA refuses in a capture breaks the
-   capture, not the context. Memory allocated in a capture must live as long as the graph.
+   capture, not the context. Memory allocated in a capture must live as long as the graph. Sums of a
+   graph may not run beside other sums of the context.
 
    CONTENTS (search for the tag)
      >>native       streams and devices as CUDA knows them
@@ -3983,8 +3984,9 @@ typedef struct dp__cuda_rank {
 typedef struct dp__cuda_comm {
     dp_comm base;
     int count, gpu_count;
-    bool captured; /* the collective that runs */
+    bool captured, has_summed; /* the collective that runs; an earlier one, with sums */
     dp__cuda_rank ranks[DP__CUDA_OPERANDS];
+    dp__cuda_rank sums; /* of no stream: marked when receive buffers are free again */
 } dp__cuda_comm;
 _Static_assert(offsetof(dp__cuda_comm, base) == 0, "a dp_comm is the head of its communicator");
 
@@ -4001,23 +4003,26 @@ static bool dp__cuda_coll_fits(const dp_comm_config *config)
     return fits;
 }
 
+static void dp__cuda_rank_close(dp__cuda_rank *rank)
+{
+    if (rank->mark != NULL && dp__cuda_enter(rank->dev->gpu) == DP_OK)
+        (void)dp__cuda_leave(rank->dev->gpu, DP_OK, "cudaEventDestroy",
+                             dp__cuda.cudaEventDestroy(rank->mark));
+    if (rank->received != NULL)
+        dp__cuda_free(&rank->dev->base, rank->received, 0);
+}
+
 static void dp__cuda_coll_close(dp_comm *comm)
 {
     dp__cuda_comm *own = dp__cuda_comm_of(comm);
-    for (int i = 0; i < own->count; i++) {
-        dp__cuda_rank *rank = &own->ranks[i];
-        if (rank->mark != NULL && dp__cuda_enter(rank->dev->gpu) == DP_OK)
-            (void)dp__cuda_leave(rank->dev->gpu, DP_OK, "cudaEventDestroy",
-                                 dp__cuda.cudaEventDestroy(rank->mark));
-        if (rank->received != NULL)
-            dp__cuda_free(&rank->dev->base, rank->received, 0);
-    }
+    for (int i = 0; i < own->count; i++)
+        dp__cuda_rank_close(&own->ranks[i]);
+    dp__cuda_rank_close(&own->sums);
     comm->host->free(comm->host, own);
 }
 
-static dp_status dp__cuda_rank_open(dp__cuda_comm *comm, int i)
+static dp_status dp__cuda_rank_open(dp__cuda_rank *rank)
 {
-    dp__cuda_rank *rank = &comm->ranks[i];
     const dp__cuda_gpu *gpu = rank->dev->gpu;
     DP_TRY(dp__cuda_enter(gpu));
     return dp__cuda_leave(gpu, dp__cuda_native_event(gpu->ordinal, &rank->mark), "", cudaSuccess);
@@ -4027,7 +4032,6 @@ static dp_status dp__cuda_coll_open(const dp_host *host, const dp_comm_config *c
                                     dp_comm **out)
 {
     dp__cuda_comm *comm = host->alloc(host, sizeof *comm, _Alignof(dp__cuda_comm));
-    dp_status status = DP_OK;
     if (comm == NULL)
         return dp_error(DP_ERR_NO_MEMORY, DP__CUDA_IS ": no memory on the host");
     *comm = (dp__cuda_comm){.base = {dp_cuda_coll(), host}, .count = config->local_count};
@@ -4037,8 +4041,10 @@ static dp_status dp__cuda_coll_open(const dp_host *host, const dp_comm_config *c
             comm->ranks[i].lead++;
         comm->gpu_count += comm->ranks[i].lead == i;
     }
+    comm->sums.dev = comm->ranks[0].dev;
+    dp_status status = dp__cuda_rank_open(&comm->sums);
     for (int i = 0; i < comm->count && status == DP_OK; i++)
-        status = dp__cuda_rank_open(comm, i);
+        status = dp__cuda_rank_open(&comm->ranks[i]);
     if (status != DP_OK) {
         dp__cuda_coll_close(&comm->base);
         return status;
@@ -4319,13 +4325,21 @@ static dp_status dp__cuda_scatter_sums(const dp__cuda_sum *sum, size_t count_eac
     return dp__cuda_meet(sum->comm, sum->local);
 }
 
+/* Receive buffers are those of the sums before, which may be made on other streams. What is
+   captured runs when its graph does: there the user orders it. */
 static dp_status dp__cuda_add(dp__cuda_comm *own, const dp_coll_call *call)
 {
     const dp__cuda_sum sum = {own, call, call->local, dp_dtype_bytes(call->dtype)};
-    if (call->verb == DP_REDUCE_SCATTER)
-        return dp__cuda_scatter_sums(&sum, call->count);
-    return own->gpu_count == 1 ? dp__cuda_reduce_here(&sum, call->count)
-                               : dp__cuda_reduce_slices(&sum, call->count);
+    bool shares = own->gpu_count > 1 && !own->captured;
+    if (shares && own->has_summed)
+        DP_TRY(dp__cuda_heed(&own->ranks[0], &call->local[0], &own->sums));
+    dp_status status = call->verb == DP_REDUCE_SCATTER ? dp__cuda_scatter_sums(&sum, call->count)
+                       : own->gpu_count == 1           ? dp__cuda_reduce_here(&sum, call->count)
+                                                       : dp__cuda_reduce_slices(&sum, call->count);
+    if (!shares || status != DP_OK)
+        return status;
+    own->has_summed = true;
+    return dp__cuda_mark(&own->sums, &call->local[0]);
 }
 
 /* ==== >>spreading ================================================================================
