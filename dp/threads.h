@@ -211,8 +211,13 @@ static dp_status dp__threads_find(dp_ctx *ctx)
 typedef struct dp__telling {    /* of one run, on its caller's stack */
     const dp__threads *threads; /* NULL: there is nothing to tell */
     unsigned fork_count;
-    int each[DP__LIBRARIES], before[DP__LIBRARIES]; /* in the order of threads->told */
+    /* In the order of threads->told: the number that the caller had, what is told in its place, and
+       what brings it back. */
+    int old[DP__LIBRARIES], each[DP__LIBRARIES], before[DP__LIBRARIES];
+    struct dp__telling *outer; /* on the same thread */
 } dp__telling;
+
+static _Thread_local dp__telling *dp__telling_here; /* the innermost */
 
 static struct dp__of_process {
     unsigned fork_count;
@@ -252,10 +257,20 @@ static void dp__of_process_end(const dp__told *told, bool counted)
     dp__lock_leave(&dp__live_lock);
 }
 
-/* For good. Runs of other contexts that go on now do not bring the old number back. */
+/* What one of the runs that go on now on this thread brings back. */
+static void dp__telling_lower(dp__telling *telling, const dp__told *told, int each)
+{
+    for (int i = 0; i < telling->threads->count; i++)
+        if (telling->threads->told[i].which == told->which && each < telling->old[i])
+            telling->old[i] = telling->before[i] = each;
+}
+
+/* For good. Runs that go on now, here or of other contexts, do not bring the old number back. */
 static void dp__told_lower(const dp__told *told, int each)
 {
     struct dp__of_process *state = &dp__of_process[told->which];
+    for (dp__telling *run = dp__telling_here; run != NULL; run = run->outer)
+        dp__telling_lower(run, told, each);
     dp__lock_enter(&dp__live_lock);
     dp__of_process_adopt(told, state);
     if (each < state->before)
@@ -285,14 +300,16 @@ static void dp__telling_begin(const dp_ctx *ctx, dp__telling *out)
     const dp__threads *threads = out->threads = ctx->threads;
     if (threads == NULL)
         return;
-    out->fork_count = dp__os_fork_count();
+    *out = (dp__telling){
+        .threads = threads, .fork_count = dp__os_fork_count(), .outer = dp__telling_here};
+    dp__telling_here = out;
     for (int i = 0; i < threads->count; i++) {
         const dp__told *told = &threads->told[i];
         if (told->owner == DP__OF_PROCESS) {
             dp__of_process_begin(told, threads->each);
             continue;
         }
-        int old = dp__told_get(told);
+        int old = out->old[i] = dp__told_get(told);
         out->each[i] = old < threads->each ? old : threads->each;
         if (out->each[i] > 0) /* BLIS says -1 where nobody has set it, and uses one thread */
             out->before[i] = dp__told_swap(told, out->each[i], old);
@@ -312,6 +329,8 @@ static void dp__telling_worker(const dp__telling *telling)
 static void dp__telling_end(const dp__telling *telling)
 {
     const dp__threads *threads = telling->threads;
+    if (threads != NULL)
+        dp__telling_here = telling->outer;
     for (int i = 0; threads != NULL && i < threads->count; i++) {
         if (threads->told[i].owner == DP__OF_PROCESS)
             dp__of_process_end(&threads->told[i], telling->fork_count == dp__os_fork_count());

@@ -862,6 +862,41 @@ TEST(a_limit_is_not_for_functions_that_run_together)
     dp_close(ctx);
 }
 
+/* A method that runs alone may set one: it stays, for the caller of the method too. */
+static dp_status limit_in_method(dp_call *call)
+{
+    call->out = dp_none();
+    return dp_threads_limit(call->ctx);
+}
+
+static dp_status limit_in_one_of_two(void *unused)
+{
+    const dp_method methods[] = {{"forward", limit_in_method}};
+    dp_module *net = NULL, *par = NULL;
+    dp_value out;
+    (void)unused;
+    loaded = OPENMP | OPENBLAS | BLIS | MKL;
+    dp_ctx *ctx = open_with((dp_config){.device_count = 1, .threads_per_device = EACH});
+    dp_scope *scope = dp_scope_begin(ctx);
+    CHECK_OK(dp_module_create(
+        ctx, &(dp_module_config){.name = "net", .methods = methods, .method_count = 1}, &net));
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    check_as_before();
+    CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL));
+    check_numbers(numbers_here(), EACH, EACH, EACH, EACH);
+    dp_scope_end(scope);
+    dp_close(ctx);
+    return DP_OK;
+}
+
+TEST(a_limit_that_a_method_sets_stays)
+{
+    for (int i = 0; i < 2; i++) {
+        blis_of_thread = i == 1;
+        CHECK_OK(dp_spawn(2, limit_in_one_of_two, NULL));
+    }
+}
+
 /* ---- those of the system --------------------------------------------------------------------- */
 
 static dp__os_fn function_of(void *library, const char *name)
