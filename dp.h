@@ -669,18 +669,19 @@ DP_MUST_USE DP_API dp_status dp_wait(dp_ctx *ctx);
    While functions or methods of yours run on several devices of a machine, in one process or in
    several, OpenMP, OpenBLAS, BLIS and MKL use threads_per_device threads on each, or as many as the
    caller has set, if that is less. They are looked for when the context is opened. When the call
-   returns, the caller has its settings again. OpenBLAS built with threads of its own has one
-   setting, for all threads of the process, and lets one call at a time use several. What cannot be
-   set so is logged, with its variable; what is linked statically, or loaded later or privately, is
-   not found. */
+   returns, the caller has its settings again. Methods of a plain module keep the caller's settings,
+   and so does one part alone where a process has several devices: see dp_threads_limit. OpenBLAS
+   built with threads of its own has one setting, for all threads of the process, and lets one call
+   at a time use several. What cannot be set so is logged, with its variable; what is linked
+   statically, or loaded later or privately, is not found. */
 typedef dp_status (*dp_run_fn)(int local_rank, dp_scope *scope, void *user);
 DP_MUST_USE DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user);
 
 /* From now on these libraries use at most threads_per_device threads on the calling thread: for a
-   process that shares its machine with others of the job, and computes outside of dp_run and
-   methods, where each would use all cores. No number is raised or put back; one that you set later
-   counts. Libraries are looked for when this is called. If threads_per_device is -1, nothing
-   happens. */
+   process that shares its machine with others of the job, and computes outside of dp_run and of
+   wrappers' methods, where each would use all cores. No number is raised or put back; one that you
+   set later counts. Libraries are looked for when this is called. If threads_per_device is -1,
+   nothing happens. */
 DP_MUST_USE DP_API dp_status dp_threads_limit(dp_ctx *ctx);
 
 /* The rows (or elements of a block) of a local device if `count` are shared equally: the first
