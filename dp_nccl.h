@@ -8,9 +8,12 @@
    dp_recover: they hear of one that ends in any way, and go on without it, or with another one in
    its place. Several GPUs, and all other tests, are simulated (make sim).
 
-   Calls wait for GPUs only while 128 collectives are under way. A thread watches the communicators:
-   where a process dies, closes or issues another collective, all others get an error that names it,
-   within a second. On several machines that holds for a process that dies or fails.
+   Calls wait for GPUs only while 128 collectives are under way, and before they take a GPU's memory
+   or give it back: then for all collectives of the process. So two threads, each with a context of
+   several processes, may wait for one another until the time-out, by way of other processes where
+   they are in another order: let one thread use both. A thread watches the communicators: where a
+   process dies, closes or issues another collective, all others get an error that names it, within
+   a second. On several machines that holds for a process that dies or fails.
 
    NCCL carries data between GPUs of several processes, on one machine or on many. Without it their
    collectives go through the host. Among the GPUs of one process NCCL takes large collectives, as
