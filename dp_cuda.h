@@ -2089,10 +2089,9 @@ static dp__lock dp__cuda_lock = DP__LOCK_INITIALIZER; /* for these, and for bind
 static dp__cuda_gpu dp__cuda_gpus[DP__CUDA_GPUS_MAX];
 static dp__cuda_code dp__cuda_codes[DP__CUDA_GPUS_MAX];
 
-/* The devices of all contexts, written under the lock, read without: dp_cuda_stream stands before
-   every kernel of the user's. */
+/* The devices of all contexts: under the lock, but read without, before a kernel of the user's. */
 static struct dp__cuda_dev *_Atomic dp__cuda_open_devs[DP__CUDA_OPEN_MAX];
-static atomic_int dp__cuda_open_end; /* behind it there was never any */
+static _Atomic uint64_t dp__cuda_open_end; /* behind it there was never any; above: of which fork */
 
 static _Thread_local struct { /* what this thread has entered, the innermost last */
     const dp__cuda_gpu *gpu;
@@ -3608,25 +3607,31 @@ static dp_status dp__cuda_count(const dp_host *host, int *out)
     return status;
 }
 
-/* Put `now` in the place of `before`; NULL is an empty place. False: there is none. Under the lock
-   of >>gpus. */
+/* In a child of fork there are none: those in the list are its parent's. */
+static int dp__cuda_open_count(void)
+{
+    uint64_t end = atomic_load(&dp__cuda_open_end);
+    return end >> 32 == dp__os_fork_count() ? (int)(uint32_t)end : 0;
+}
+
+/* Put `now` in the place of `before`; NULL: an empty place. False: there is none. With the lock. */
 static bool dp__cuda_list(const dp__cuda_dev *before, dp__cuda_dev *now)
 {
-    int i = 0, end = atomic_load(&dp__cuda_open_end);
+    int i = 0, end = dp__cuda_open_count();
     while (i < end && atomic_load(&dp__cuda_open_devs[i]) != before)
         i++;
     if (i == end && (before != NULL || i == DP__CUDA_OPEN_MAX))
         return false;
     atomic_store(&dp__cuda_open_devs[i], now);
     if (i == end)
-        atomic_store(&dp__cuda_open_end, end + 1);
+        atomic_store(&dp__cuda_open_end, (uint64_t)dp__os_fork_count() << 32 | (unsigned)(end + 1));
     return true;
 }
 
 /* A table may be decorated, so a device is recognised by its address only. */
 static bool dp__cuda_is_open(const dp_dev *dev)
 {
-    int i = 0, end = atomic_load(&dp__cuda_open_end);
+    int i = 0, end = dp__cuda_open_count();
     while (i < end && (const dp_dev *)atomic_load(&dp__cuda_open_devs[i]) != dev)
         i++;
     return i < end;

@@ -980,6 +980,59 @@ TEST(a_ring_that_closes_waits_for_its_copies)
     cuda_check_leaks();
 }
 
+/* ---- children -------------------------------------------------------------------------------- */
+
+enum { PLACE = 8192, PLACES = 4096 };
+
+static void *places[PLACES];
+static int place_count;
+
+/* What was given back last is had first, whatever it is for. */
+static void *place_take(size_t bytes, size_t align, void *unused)
+{
+    (void)unused;
+    if (bytes > PLACE || align > PLACE)
+        return aligned_alloc(align, (bytes + align - 1) / align * align);
+    return place_count > 0 ? places[--place_count] : aligned_alloc(PLACE, PLACE);
+}
+
+static void place_give(void *data, size_t bytes, void *unused)
+{
+    (void)unused;
+    if (bytes <= PLACE && place_count < PLACES)
+        places[place_count++] = data;
+    else
+        free(data);
+}
+
+/* A child of fork that has closed what its parent opened has no device of CUDA, and gets memory for
+   others where those were. */
+TEST(a_child_has_none_of_its_parents_devices)
+{
+    const dp_device_ops *const gpus[] = {dp_cuda(), NULL}, *const cpus[] = {dp_cpu(), NULL};
+    dp_config config = {.backends = gpus, .device_count = 8, .allocator = {place_take, place_give}};
+    dp_ctx *ctx = NULL, *own = NULL;
+    int status = 0;
+    cuda_gpus(8);
+    CHECK_OK(dp_open(&config, &ctx));
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        dp_close(ctx);
+        config.backends = cpus;
+        for (config.device_count = 8; config.device_count <= 64; config.device_count *= 2) {
+            CHECK_OK(dp_open(&config, &own));
+            for (int r = 0; r < config.device_count; r++)
+                CHECK(dp_cuda_stream(dp_local_stream(own, r)) == NULL);
+            dp_close(own);
+        }
+        _exit(0);
+    }
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(status, 0);
+    dp_close(ctx);
+}
+
 /* ---- streams without the lock ---------------------------------------------------------------- */
 
 typedef struct asker {
