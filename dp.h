@@ -1421,7 +1421,6 @@ typedef struct dp_reduce_times { /* of a reduced pass, in this process */
 
 typedef struct dp_reducer_info {
     const char *name;
-    uint64_t number; /* no other of the context has it, before or after, until dp_recover */
     size_t unit_count, bucket_count;
     size_t early_count; /* buckets that were reduced before dp_reducer_finish was called: in the
                            last reduced pass, or so far in the open one */

@@ -1719,7 +1719,6 @@ DP_API dp_status dp_reducer_info_get(const dp_reducer *reducer, dp_reducer_info 
     dp__lock_enter(&reducer->ctx->lock);
     bool travels = reducer->open && reducer->sync;
     *out = (dp_reducer_info){.name = reducer->name,
-                             .number = reducer->number,
                              .unit_count = reducer->unit_count,
                              .bucket_count = reducer->bucket_count,
                              .early_count = travels ? reducer->done : reducer->early,
