@@ -1,14 +1,16 @@
 /* model.c - growth on paper: what a job of P processes costs, from constants that are measured here
-   with 4 to 64 of them, beside what is measured with 2 to 512; what it costs it to go on without a
-   process that has died, with 4 to 32 of them, beside 2 to 128; and what that comes to on a cluster
-   that is not here, with up to 16,384.
+   with few of them, beside what is measured with more.
 
      model [MOST]     measures up to MOST processes, prints all
 
    A job opens, does some barriers, all-reduces and all_gathers of its bootstrap, and loses a
-   process. Here all share the cores, so that what is measured is the work of all, over the cores: a
-   part of each process' own and a part for each pair. On the cluster each process has a core. What
-   no single machine can measure, the network, is assumed: see LINK_US, LINK_GB. */
+   process: measured with 2 to 512, and the model fitted with 4 to 64. It goes on without a process
+   that has died: with 2 to 128, and 4 to 32. Each process is on a machine of its own, which is only
+   said, so that all goes over TCP: with 2 to 64, and 4 to 16.
+
+   Here all share the cores, so that what is measured is the work of all, over the cores: see
+   `term`. On the cluster of the tables, with up to 16,384, each process has a core. What no single
+   machine can measure, the network, is assumed: see LINK_US, LINK_GB. */
 
 #define DP_IMPLEMENTATION
 #include "../../../dp_save.h"
@@ -16,19 +18,27 @@
 enum {
     MOST = 512,
     TIMES = 15,
-    RUNS = 3,
+    RUNS = 5,
     FLOATS = 256,
-    CALLS = 3,
-    SIZES = 9,
-    FIRST = 1,
-    LAST = 5,
+    MANY_FLOATS = 1 << 20,
+    SIZES = 9,  /* 2, 4, 8, ... MOST processes */
+    FIRST = 1,  /* of those that the model is fitted to; a process of two has a core of its own */
     MORTAL = 7, /* sizes with which it is tried to go on without one */
+    APART = 6,  /* and with which each process is on a machine of its own */
     SHARED_BYTES = 8 << 20
 };
 
 #define LINK_US   25.0 /* from one process to another one, through a switch, over TCP */
 #define LINK_GB   1.25 /* a second: 10 Gbit */
 #define GRADIENTS 1e8  /* bytes */
+
+/* What is done over and over again. */
+enum call { BARRIER, REDUCE, GATHER, REDUCE_MANY, CALLS };
+
+/* What a figure is made of: a part for each process, for each one and the times that it wakes up,
+   for each pair. A process waits for the others in turn, so it wakes up once for each that comes
+   later than all those before it: in any order of P that happens about log P times. */
+enum term { PROCESSES, WAKES, PAIRS, ALWAYS };
 
 enum figure {
     OPEN_MS,
@@ -37,7 +47,12 @@ enum figure {
     REDUCE_US,
     GATHER_US,
     HEARD_MS,
-    RECOVER_MS, /* from here on of a job that goes on */
+    TCP_OPEN_MS, /* of processes that share no memory */
+    TCP_BARRIER_US,
+    TCP_REDUCE_US,
+    TCP_MANY_MS,
+    TCP_HEARD_MS,
+    RECOVER_MS, /* of a job that goes on */
     SHARE_MS,
     ALIKE_MS,
     ADMIT_MS,
@@ -46,17 +61,26 @@ enum figure {
     FITTED = AGAIN_MS /* that one is the sum of others */
 };
 
-static const char *const names[FIGURES] = {"open, ms",
-                                           "own memory of each, KiB",
-                                           "barrier, us",
-                                           "all_reduce of 1 KiB, us",
-                                           "all_gather of 8 B, us",
-                                           "death heard by all, ms",
-                                           "dp_recover, ms",
-                                           "8 MiB of one shared, ms",
-                                           "all have the same, ms",
-                                           "dp_admit, ms",
-                                           "death to next call, ms"};
+static const struct {
+    const char *name;
+    enum term first, second;
+    int last, sizes; /* that the model is fitted to, and how many there are */
+} figures[FIGURES] = {[OPEN_MS] = {"open, ms", ALWAYS, PROCESSES, 5, SIZES},
+                      [PRIVATE_KIB] = {"own memory of each, KiB", ALWAYS, PROCESSES, 5, SIZES},
+                      [BARRIER_US] = {"barrier, us", PROCESSES, WAKES, 5, SIZES},
+                      [REDUCE_US] = {"all_reduce of 1 KiB, us", PROCESSES, WAKES, 5, SIZES},
+                      [GATHER_US] = {"all_gather of 8 B, us", ALWAYS, PROCESSES, 5, SIZES},
+                      [HEARD_MS] = {"death heard by all, ms", ALWAYS, PROCESSES, 5, SIZES},
+                      [TCP_OPEN_MS] = {"TCP: open, ms", PROCESSES, PAIRS, 3, APART},
+                      [TCP_BARRIER_US] = {"TCP: barrier, us", PROCESSES, PAIRS, 3, APART},
+                      [TCP_REDUCE_US] = {"TCP: reduce 1 KiB, us", PROCESSES, PAIRS, 3, APART},
+                      [TCP_MANY_MS] = {"TCP: reduce 4 MiB, ms", PROCESSES, PAIRS, 3, APART},
+                      [TCP_HEARD_MS] = {"TCP: death heard, ms", ALWAYS, PROCESSES, 3, APART},
+                      [RECOVER_MS] = {"dp_recover, ms", ALWAYS, PROCESSES, 4, MORTAL},
+                      [SHARE_MS] = {"8 MiB of one shared, ms", ALWAYS, PROCESSES, 4, MORTAL},
+                      [ALIKE_MS] = {"all have the same, ms", ALWAYS, PROCESSES, 4, MORTAL},
+                      [ADMIT_MS] = {"dp_admit, ms", ALWAYS, PROCESSES, 4, MORTAL},
+                      [AGAIN_MS] = {.name = "death to next call, ms", .sizes = MORTAL}};
 
 typedef struct found { /* in memory of all processes */
     atomic_uint go;
@@ -70,6 +94,7 @@ typedef struct found { /* in memory of all processes */
 
 static found *all;
 static int rounds;      /* all_gathers in which a job has opened */
+static bool apart;      /* each process on a machine of its own */
 static bool comes_back; /* a process that takes the place of a dead one */
 
 static void must(dp_status status)
@@ -109,17 +134,18 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static dp_status call(dp_ctx *ctx, const dp_bootstrap *boot, int which, void *room)
+static dp_status call(dp_ctx *ctx, const dp_bootstrap *boot, enum call which, void *room)
 {
-    static float data[FLOATS];
+    static float data[MANY_FLOATS];
     dp_part part = {.send = data, .recv = data};
     uint64_t own = 0;
-    return which == 0   ? dp_barrier(ctx)
-           : which == 1 ? dp_all_reduce(ctx, &part, 1, DP_F32, DP_OP_SUM)
-                        : boot->all_gather(&own, room, sizeof own, boot->user);
+    size_t count = which == REDUCE ? FLOATS : MANY_FLOATS;
+    return which == BARRIER  ? dp_barrier(ctx)
+           : which == GATHER ? boot->all_gather(&own, room, sizeof own, boot->user)
+                             : dp_all_reduce(ctx, &part, count, DP_F32, DP_OP_SUM);
 }
 
-static double median_us(dp_ctx *ctx, const dp_bootstrap *boot, int which, void *room)
+static double median_us(dp_ctx *ctx, const dp_bootstrap *boot, enum call which, void *room)
 {
     double us[TIMES];
     must(call(ctx, boot, which, room));
@@ -145,8 +171,10 @@ static void be_process(int process, int count)
     must(dp_config_get(ctx, &config));
     must(dp_barrier(ctx));
     all->private_kib[process] = private_kib();
-    for (int i = 0; i < CALLS; i++) {
-        double us = median_us(ctx, &config.bootstrap, i, room);
+    for (int i = BARRIER; i < CALLS; i++) {
+        double us = i == (apart ? GATHER : REDUCE_MANY) /* which is measured the other way */
+                        ? 0
+                        : median_us(ctx, &config.bootstrap, (enum call)i, room);
         all->call_us[i] = process == 0 ? us : all->call_us[i];
     }
     if (process == 0)
@@ -229,22 +257,32 @@ static void be_mortal(int process, int count)
         go_on(ctx, process);
 }
 
+enum { FIRST_PORT = 24000, PORTS = 900 };
+
+static int port = FIRST_PORT; /* another one for each job that needs one */
+
 static pid_t start(void (*body)(int process, int count), int process, int count)
 {
     char number[16], address[40];
     pid_t pid = fork();
     if (pid != 0)
         return pid;
-    snprintf(address, sizeof address, "@model-%d-%d", (int)getppid(), count);
+    snprintf(number, sizeof number, "%d", process);
+    if (apart) {
+        snprintf(address, sizeof address, "127.0.0.1:%d", port);
+        setenv("DP_MACHINE", number, 1);
+        setenv("DP_INTERFACE", "lo", 1);
+    } else {
+        snprintf(address, sizeof address, "@model-%d-%d", (int)getppid(), count);
+    }
     setenv("DP_LAUNCH", "dp", 1);
     setenv("DP_ADDR", address, 1);
     setenv("DP_SECRET", "of this model", 1);
+    setenv("DP_PROCESS", number, 1);
+    setenv("DP_LOCAL_PROCESS", apart ? "0" : number, 1);
     snprintf(number, sizeof number, "%d", count);
     setenv("DP_PROCESS_COUNT", number, 1);
-    setenv("DP_LOCAL_PROCESS_COUNT", number, 1);
-    snprintf(number, sizeof number, "%d", process);
-    setenv("DP_PROCESS", number, 1);
-    setenv("DP_LOCAL_PROCESS", number, 1);
+    setenv("DP_LOCAL_PROCESS_COUNT", apart ? "1" : number, 1);
     body(process, count);
     _exit(EXIT_SUCCESS);
 }
@@ -267,6 +305,7 @@ static pid_t start_all(void (*body)(int process, int count), int count)
 {
     pid_t pid = 0;
     memset(all, 0, sizeof *all);
+    port = port < FIRST_PORT + PORTS ? port + 1 : FIRST_PORT;
     for (int p = 0; p < count; p++)
         pid = start(body, p, count);
     dp__os_sleep_ms(100 + count); /* all sleep until then */
@@ -276,19 +315,40 @@ static pid_t start_all(void (*body)(int process, int count), int count)
     return pid;
 }
 
+static void wait_for_all(void)
+{
+    int status;
+    while (wait(&status) > 0)
+        if (WIFEXITED(status) && WEXITSTATUS(status) != EXIT_SUCCESS)
+            exit(EXIT_FAILURE); /* it has said why */
+}
+
 static void measure_once(int count, double out[FIGURES])
 {
     (void)start_all(be_process, count);
-    while (wait(NULL) > 0) {
-    }
+    wait_for_all();
     rounds = all->rounds;
     out[PRIVATE_KIB] = 0;
     for (int p = 0; p < count; p++)
         out[PRIVATE_KIB] += all->private_kib[p] / count;
     out[OPEN_MS] = ms_between(all->go_ns, last_of(all->open_ns, count));
     out[HEARD_MS] = ms_between(all->death_ns, last_of(all->death_heard_ns, count));
-    for (int i = 0; i < CALLS; i++)
-        out[BARRIER_US + i] = all->call_us[i];
+    out[BARRIER_US] = all->call_us[BARRIER];
+    out[REDUCE_US] = all->call_us[REDUCE];
+    out[GATHER_US] = all->call_us[GATHER];
+}
+
+static void measure_apart(int count, double out[FIGURES])
+{
+    apart = true;
+    (void)start_all(be_process, count);
+    wait_for_all();
+    apart = false;
+    out[TCP_OPEN_MS] = ms_between(all->go_ns, last_of(all->open_ns, count));
+    out[TCP_BARRIER_US] = all->call_us[BARRIER];
+    out[TCP_REDUCE_US] = all->call_us[REDUCE];
+    out[TCP_MANY_MS] = all->call_us[REDUCE_MANY] * 1e-3;
+    out[TCP_HEARD_MS] = ms_between(all->death_ns, last_of(all->death_heard_ns, count));
 }
 
 /* The last one dies, and is started again. */
@@ -299,8 +359,7 @@ static void measure_going_on(int count, double out[FIGURES])
     comes_back = true;
     (void)start(be_mortal, count - 1, count);
     comes_back = false;
-    while (wait(NULL) > 0) {
-    }
+    wait_for_all();
     uint64_t heard = last_of(all->death_heard_ns, count);
     uint64_t recovered = last_of(all->recovered_ns, count);
     uint64_t shared = last_of(all->shared_ns, count), stepped = last_of(all->stepped_ns, count);
@@ -312,13 +371,16 @@ static void measure_going_on(int count, double out[FIGURES])
 }
 
 /* The least of some runs: what other programs take away is not the job's. */
-static void measure(int count, int figures, double out[FIGURES])
+static void measure(int size, double out[FIGURES])
 {
     double once[FIGURES] = {0};
+    int count = 2 << size;
     for (int run = 0; run < RUNS; run++) {
         measure_once(count, once);
-        if (figures == FIGURES)
+        if (size < MORTAL)
             measure_going_on(count, once);
+        if (size < APART)
+            measure_apart(count, once);
         for (int f = 0; f < FIGURES; f++)
             out[f] = run == 0 || once[f] < out[f] ? once[f] : out[f];
     }
@@ -326,34 +388,34 @@ static void measure(int count, int figures, double out[FIGURES])
 
 /* ---- the model ------------------------------------------------------------------------------- */
 
-typedef struct curve { /* of the number of processes: a * P^x + b * P^y */
-    int x, y;
-    double a, b;
+typedef struct curve { /* of the number of processes */
+    enum term x, y;
+    double a, b; /* how much there is of each */
 } curve;
 
-/* What each figure is made of: a part that is always there (0), one of each process (1) and one of
-   each pair (2). All that wait wake up in turn, and each that wakes up looks at some. */
-static const int powers[FITTED][2] = {{0, 1}, {0, 1}, {1, 2}, {1, 2}, {0, 1},
-                                      {0, 1}, {0, 1}, {0, 1}, {0, 1}, {0, 1}};
-
-static double power(double p, int x)
+static double log_2(double p)
 {
-    return x == 0 ? 1 : p * power(p, x - 1);
+    return p > 1 ? 1 + log_2(p / 2) : 0;
+}
+
+static double of_term(enum term term, double p)
+{
+    return term == PROCESSES ? p : term == WAKES ? p * log_2(p) : term == PAIRS ? p * p : 1;
 }
 
 static double at(const curve *c, double p)
 {
-    return c->a * power(p, c->x) + c->b * power(p, c->y);
+    return c->a * of_term(c->x, p) + c->b * of_term(c->y, p);
 }
 
-/* Least squares of the relative errors with 4 to 64 processes, or 4 to 32; no part is negative. */
+/* Least squares of the relative errors; no part is negative. */
 static curve through(const double measured[SIZES], int figure)
 {
-    curve c = {.x = powers[figure][0], .y = powers[figure][1]};
+    curve c = {.x = figures[figure].first, .y = figures[figure].second};
     double uu = 0, uv = 0, vv = 0, u1 = 0, v1 = 0;
-    for (int i = FIRST; i <= (figure < RECOVER_MS ? LAST : LAST - 1); i++) {
-        double u = power(2 << i, c.x) / measured[i];
-        double v = power(2 << i, c.y) / measured[i];
+    for (int i = FIRST; i <= figures[figure].last; i++) {
+        double u = of_term(c.x, 2 << i) / measured[i];
+        double v = of_term(c.y, 2 << i) / measured[i];
         uu += u * u, uv += u * v, vv += v * v, u1 += u, v1 += v;
     }
     double whole = uu * vv - uv * uv;
@@ -387,11 +449,6 @@ static int short_of(const char *name, const double measured[SIZES], const double
     return missed;
 }
 
-static double log_2(double p)
-{
-    return p > 1 ? 1 + log_2(p / 2) : 0;
-}
-
 /* Of a process without a board, as on several machines. */
 static double far_kib(double p)
 {
@@ -406,39 +463,63 @@ static double gather_s(double p, double bytes, double own_us)
     return log_2(p) * 2 * (LINK_US + own_us) * 1e-6 + (1 + log_2(p)) * p * bytes / (LINK_GB * 1e9);
 }
 
+typedef struct pace {      /* of one process, with a core of its own */
+    double own_ms, one_us; /* to open; for a message of the bootstrap, at both of its ends */
+    double tcp_us;         /* for a message of a collective over TCP, at both ends */
+    double share, alike;   /* seconds for a byte */
+    int rounds;            /* all_gathers in which a job opens */
+} pace;
+
 typedef struct paper { /* what a job on a cluster costs */
-    double open_s, memory_kib, files, letters_s, heard_ms, reduce;
+    double open_s, memory_kib, files, letters_s, heard_ms, ring, tcp;
 } paper;
 
-/* 8 processes a machine, a core for each. `one_us`: of one message, for both of its ends. */
-static paper on_cluster(double p, double own_ms, double one_us, int rounds)
+/* The part of the time in which the link is in use: in a ring, as NCCL has it, and over TCP, where
+   the processes of a machine share memory, and for each piece each sends two messages to one
+   process of each other machine. Here nothing travels while a core sends; in fact much does. */
+static void sums_on_cluster(double p, double machines, const pace *own, paper *out)
 {
-    double machines = p / 8 > 1 ? p / 8 : 1, ring = 2 * (machines - 1);
-    double limit = 2 * (machines - 1) / machines * GRADIENTS / (LINK_GB * 1e9);
-    double meeting = 4 * p * one_us * 1e-6; /* process 0: comes, proves, has met, may go */
-    double most = 1 + log_2(p);             /* links of process 0 */
-    return (paper){.open_s = own_ms * 1e-3 + meeting +
-                             rounds * gather_s(p, sizeof(dp__card), one_us),
-                   .memory_kib = far_kib(p),
-                   .files = p + 2 + DP__PENDING_MAX,
-                   .letters_s = p * most * one_us * 1e-6 +
-                                p * (double)sizeof(dp__envelope) * most / (LINK_GB * 1e9),
-                   .heard_ms = 4 + 2 * log_2(p) * (4 + LINK_US * 1e-3),
-                   .reduce = machines > 1 ? limit / (limit + ring * LINK_US * 1e-6) : 1};
+    double others = machines - 1, limit = 2 * others / machines * GRADIENTS / (LINK_GB * 1e9);
+    double pieces = GRADIENTS / (double)dp__mesh_piece_bytes(DP__MESH_INPUT_BYTES, (size_t)p);
+    out->ring = limit / (limit + 2 * others * LINK_US * 1e-6);
+    out->tcp = limit / (limit + pieces * 2 * others * own->tcp_us * 1e-6);
 }
 
-static void table(double own_ms, double one_us, int rounds)
+/* 8 processes a machine, a core for each. */
+static paper on_cluster(double p, const pace *own)
+{
+    double machines = p / 8 > 1 ? p / 8 : 1;
+    double meeting = 4 * p * own->one_us * 1e-6; /* process 0: comes, proves, has met, may go */
+    double most = 1 + log_2(p);                  /* links of process 0 */
+    paper out = {.open_s = own->own_ms * 1e-3 + meeting +
+                           own->rounds * gather_s(p, sizeof(dp__card), own->one_us),
+                 .memory_kib = far_kib(p),
+                 .files = p + 2 + DP__PENDING_MAX,
+                 .letters_s = p * most * own->one_us * 1e-6 +
+                              p * (double)sizeof(dp__envelope) * most / (LINK_GB * 1e9),
+                 .heard_ms = 4 + 2 * log_2(p) * (4 + LINK_US * 1e-3),
+                 .ring = 1,
+                 .tcp = 1};
+    if (machines > 1)
+        sums_on_cluster(p, machines, own, &out);
+    return out;
+}
+
+static void table(const pace *own)
 {
     printf(
-        "\n\nOn paper: 8 processes a machine, a core each; %g us and %g GB/s between machines; a "
-        "message costs %.3g us here;\nto open takes %.3g ms of each process and %d all_gathers "
-        "of %zu bytes. Gradients: %g MB, a ring.\n\n",
-        LINK_US, LINK_GB, one_us, own_ms, rounds, sizeof(dp__card), GRADIENTS * 1e-6);
-    printf("     P   open, s  memory, KiB  files of 0  letters round, s  death, ms  of the link\n");
+        "\n\nOn paper: 8 processes a machine, a core each; %g us and %g GB/s between machines.\n"
+        "Here a message costs %.3g us, one of a collective over TCP %.3g; to open takes %.3g\n"
+        "ms of each process and %d all_gathers of %zu bytes. Over TCP each process has %d files\n"
+        "more for each other one. Gradients: %g MB.\n\n",
+        LINK_US, LINK_GB, own->one_us, own->tcp_us, own->own_ms, own->rounds, sizeof(dp__card),
+        DP__LANES, GRADIENTS * 1e-6);
+    printf("     P   open, s  memory, KiB  files of 0  letters round, s  death, ms  ring, of the "
+           "link  TCP, of the link\n");
     for (double p = 2; p <= 16384; p *= 2) {
-        paper on = on_cluster(p, own_ms, one_us, rounds);
-        printf("%6.0f %9.3f %12.0f %11.0f %17.4f %10.1f %12.3f%s%s\n", p, on.open_s, on.memory_kib,
-               on.files, on.letters_s, on.heard_ms, on.reduce,
+        paper on = on_cluster(p, own);
+        printf("%6.0f %9.3f %12.0f %11.0f %17.4f %10.1f %18.3f %16.3f%s%s\n", p, on.open_s,
+               on.memory_kib, on.files, on.letters_s, on.heard_ms, on.ring, on.tcp,
                on.files > 1024 ? "  limit of files raised" : "",
                on.letters_s > 1 ? ", letters are late" : "");
     }
@@ -448,12 +529,6 @@ static void table(double own_ms, double one_us, int rounds)
 
 enum { MEMBERS = 1024, ADAM_BYTES = 12, EVERY_S = 60 }; /* of a parameter, and of what Adam keeps */
 
-typedef struct pace {    /* of one process, with a core of its own */
-    double share, alike; /* seconds for a byte */
-    double own_ms, one_us;
-    int rounds;
-} pace;
-
 typedef struct loss { /* seconds that a death takes away, in parts */
     double step, heard, recover, share, alike;
 } loss;
@@ -462,7 +537,7 @@ typedef struct loss { /* seconds that a death takes away, in parts */
    all. Then they meet as they did at first. */
 static double recover_s(double p, double link_gb, const pace *own)
 {
-    paper on = on_cluster(p, own->own_ms, own->one_us, own->rounds);
+    paper on = on_cluster(p, own);
     double seats = p * p * (double)(sizeof(dp__seat) + 1) / (link_gb * 1e9);
     return 9 * p * own->one_us * 1e-6 + seats + on.open_s;
 }
@@ -470,7 +545,7 @@ static double recover_s(double p, double link_gb, const pace *own)
 static loss loss_of(double parameters, double link_gb, const pace *own)
 {
     double state = ADAM_BYTES * parameters, travel = 2 * 4 * parameters / (link_gb * 1e9);
-    paper on = on_cluster(MEMBERS, own->own_ms, own->one_us, own->rounds);
+    paper on = on_cluster(MEMBERS, own);
     return (loss){.step = travel > 0.5 ? travel : 0.5,
                   .heard = on.heard_ms * 1e-3,
                   .recover = recover_s(MEMBERS, link_gb, own),
@@ -533,10 +608,10 @@ static void compare(const double measured[FIGURES][SIZES], const curve curves[FI
         printf(" %9d", 2 << i);
     for (int f = 0; f < FIGURES; f++) {
         double model[SIZES];
-        int some = f >= RECOVER_MS && sizes > MORTAL ? MORTAL : sizes;
+        int some = sizes < figures[f].sizes ? sizes : figures[f].sizes;
         for (int i = 0; i < some; i++)
             model[i] = modelled(curves, f, 2 << i);
-        missed += short_of(names[f], measured[f], model, some);
+        missed += short_of(figures[f].name, measured[f], model, some);
         compared += some - 1;
     }
     printf("\n\n%d of %d figures are not within 25 %%", missed, compared);
@@ -550,20 +625,21 @@ int main(int count, char **args)
     all = mmap(NULL, sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     most = most < 64 ? 64 : most;
     for (int p = 2; p <= most && sizes < SIZES; p *= 2, sizes++) {
-        measure(p, sizes < MORTAL ? FIGURES : RECOVER_MS, once);
+        measure(sizes, once);
         for (int f = 0; f < FIGURES; f++)
             measured[f][sizes] = once[f];
     }
     for (int f = 0; f < FITTED; f++)
         curves[f] = through(measured[f], f);
     compare((const double(*)[SIZES])measured, curves, sizes);
-    double cores = dp__os_core_count(), own_ms = measured[OPEN_MS][0];
-    double one_us = curves[GATHER_US].b * cores / 2;
-    table(own_ms, one_us, rounds);
-    minutes(&(pace){.share = curves[SHARE_MS].b * 1e-3 * cores / SHARED_BYTES,
-                    .alike = curves[ALIKE_MS].b * 1e-3 * cores / SHARED_BYTES,
-                    .own_ms = own_ms,
-                    .one_us = one_us,
-                    .rounds = rounds});
+    double cores = dp__os_core_count();
+    const pace own = {.own_ms = measured[OPEN_MS][0],
+                      .one_us = curves[GATHER_US].b * cores / 2,
+                      .tcp_us = curves[TCP_BARRIER_US].b * cores,
+                      .share = curves[SHARE_MS].b * 1e-3 * cores / SHARED_BYTES,
+                      .alike = curves[ALIKE_MS].b * 1e-3 * cores / SHARED_BYTES,
+                      .rounds = rounds};
+    table(&own);
+    minutes(&own);
     return EXIT_SUCCESS;
 }
