@@ -103,7 +103,8 @@ DP_MUST_USE DP_API dp_status dp_compressor_create(dp_ctx *ctx, const dp_compress
 /* NULL is fine. */
 DP_API void dp_compressor_destroy(dp_compressor *compressor);
 
-/* The hook: dp_buckets.hook, with the compressor as hook_user. bucket->kept is its own. */
+/* The hook: dp_buckets.hook, with the compressor as hook_user. bucket->kept is its own: a hook of
+   yours that calls it leaves that alone. */
 DP_MUST_USE DP_API dp_status dp_compress(const dp_bucket *bucket, void *compressor);
 
 /* ==== >>fewer ==================================================================================
@@ -334,13 +335,14 @@ typedef struct dp__compress_state {
 
 typedef struct dp__compress_kept { /* of a reducer */
     dp_scope *scope;
-    const dp_compressor *compressor;
+    uint64_t compressor; /* its number */
     dp__compress_state *states;
 } dp__compress_kept;
 
 struct dp_compressor {
     dp_ctx *ctx;
     dp_scope *scope;
+    uint64_t number; /* no other of the process has it: another one may get the same memory */
     dp_info info;
     int bits; /* 0: low rank */
     size_t rank;
@@ -382,6 +384,8 @@ static dp_status dp__low_units(dp_compressor *compressor, const dp_compressor_co
     return DP_OK;
 }
 
+static atomic_ullong dp__compressors; /* so far */
+
 static dp_status dp__compressor_make(dp_scope *scope, dp_ctx *ctx,
                                      const dp_compressor_config *config, dp_compressor **out)
 {
@@ -390,6 +394,7 @@ static dp_status dp__compressor_make(dp_scope *scope, dp_ctx *ctx,
         return dp__no_memory();
     *compressor = (dp_compressor){.ctx = ctx,
                                   .scope = scope,
+                                  .number = atomic_fetch_add(&dp__compressors, 1) + 1,
                                   .bits = config->bits,
                                   .rank = (size_t)config->rank,
                                   .start = (uint64_t)config->start,
@@ -535,7 +540,7 @@ static dp__compress_kept *dp__compress_kept_of(const dp_compressor *compressor,
                                                const dp_bucket *bucket)
 {
     dp__compress_kept *kept = *bucket->kept;
-    if (kept != NULL && kept->compressor == compressor)
+    if (kept != NULL && kept->compressor == compressor->number)
         return kept;
     dp_scope_end(kept != NULL ? kept->scope : NULL);
     dp_scope *scope = dp_scope_child(bucket->scope);
@@ -543,7 +548,7 @@ static dp__compress_kept *dp__compress_kept_of(const dp_compressor *compressor,
     if (kept == NULL)
         dp_scope_end(scope);
     else
-        *kept = (dp__compress_kept){scope, compressor, NULL};
+        *kept = (dp__compress_kept){scope, compressor->number, NULL};
     return kept;
 }
 

@@ -445,6 +445,29 @@ TEST(compressors_take_turns)
     grads_end(&g);
 }
 
+/* It has the same memory, and other bits: it begins with nothing. */
+TEST(a_compressor_at_the_place_of_another_is_another)
+{
+    dp_ctx *ctx = open_here(2);
+    dp_compressor *now = compressor_of(ctx, 4);
+    const void *place = now;
+    model *m = model_of(4, 2, 3);
+    grads g;
+    for (int r = 0; r < 2; r++)
+        m->grads[r][0] = 7, m->grads[r][1] = 0.375f;
+    grads_begin(&g, ctx, 3);
+    grads_create(&g, (dp_reducer_config){.reduction = DP_MEAN_RANKS,
+                                         .buckets = {.hook = by_turns, .hook_user = (void *)&now}});
+    CHECK_OK(pass(&g, m));
+    CHECK_F64(g.local[0][1], 0, 1e-6);
+    dp_compressor_destroy(now);
+    now = compressor_of(ctx, 8);
+    CHECK(now == place);
+    CHECK_OK(pass(&g, m));
+    CHECK_F64(g.local[0][1], 7 * 7.0 / 127, 1e-6);
+    grads_end(&g);
+}
+
 /* ---- a wrapper ------------------------------------------------------------------------------- */
 
 /* A matrix, and a vector that does not fill its place in the block. */
