@@ -119,8 +119,8 @@ typedef struct dp_sample { /* to be read */
 
 /* Called on several of the loader's threads at once, or, without workers, in dp_loader_next. It may
    make values, views and tensors of the host in sample->scope, and use nothing else of the
-   context. As in a collate function, the loader, the context and that scope cannot be ended: STATE
-   (dp_last_error), and the batch comes all the same. */
+   context. In it, and in a collate function, the loader, the context and that scope cannot be
+   ended: STATE (dp_last_error), and the batch comes all the same. */
 typedef dp_status (*dp_read_fn)(dp_sample *sample, void *user);
 
 typedef dp_status (*dp_collate_fn)(dp_scope *scope, const dp_value *samples, size_t count,
@@ -996,18 +996,23 @@ struct dp_loader {
     unsigned fork_count;
 };
 
-/* Around a function of the user's, which cannot end what it works with. No other thread sees the
-   frame: dp_close waits for workers. */
-static void dp__data_enter(dp__frame *frame, dp_ctx *ctx, const dp_scope *scope)
+/* Around a function of the user's, which cannot end what it works with. Nor can another thread, if
+   it is `counted`; dp_close waits for workers. */
+static void dp__data_enter(dp__frame *frame, dp_ctx *ctx, const dp_scope *scope, bool counted)
 {
-    *frame = (dp__frame){
-        .what = "a function of a loader", .ctx = ctx, .scope = scope, .outer = dp__thread.frames};
+    *frame = (dp__frame){.what = "a function of a loader",
+                         .ctx = ctx,
+                         .scope = scope,
+                         .counted = counted,
+                         .outer = dp__thread.frames};
+    atomic_fetch_add_explicit(&ctx->inside, counted, memory_order_relaxed);
     dp__thread.frames = frame;
 }
 
 static void dp__data_leave(const dp__frame *frame)
 {
     dp__thread.frames = frame->outer;
+    atomic_fetch_sub_explicit(&frame->ctx->inside, frame->counted, memory_order_relaxed);
 }
 
 /* Whether this thread is in a function that works in one of the loader's slots. */
@@ -1223,7 +1228,7 @@ static void dp__data_read(dp__data_reader *reader, dp__data_slot *slot, int64_t 
     for (size_t i = 0; i < loader->config.field_count; i++)
         reader->rows[i] = (char *)slot->tensors[i].data + (size_t)at * loader->row_bytes[i];
     dp__frame frame;
-    dp__data_enter(&frame, loader->ctx, sample.scope);
+    dp__data_enter(&frame, loader->ctx, sample.scope, false);
     (void)dp_error(DP_OK, "%s", ""); /* what is there afterwards is about this sample */
     dp_status status = loader->config.read(&sample, loader->config.user);
     dp__data_leave(&frame);
@@ -1519,7 +1524,7 @@ static dp_status dp__data_collate_slot(const dp_loader *loader, const dp__data_s
     size_t count = (size_t)slot->count;
     if (loader->config.collate == NULL)
         return dp_collate(slot->scope, slot->values, count, loader->group, out);
-    dp__data_enter(&frame, loader->ctx, slot->scope);
+    dp__data_enter(&frame, loader->ctx, slot->scope, true);
     dp_status status =
         loader->config.collate(slot->scope, slot->values, count, out, loader->config.user);
     dp__data_leave(&frame);

@@ -1083,10 +1083,20 @@ static dp_status read_and_end(dp_sample *sample, void *ctx)
     return DP_OK;
 }
 
+static void *close_beside(void *ctx)
+{
+    dp_close(ctx);
+    CHECK_SAYS(dp_last_error(), "dp_close: the context is in use: threads in methods");
+    return NULL;
+}
+
 static dp_status collate_and_end(dp_scope *scope, const dp_value *samples, size_t count,
                                  dp_value *out, void *ctx)
 {
+    pthread_t thread;
     try_to_end(ctx, scope);
+    CHECK_INT(pthread_create(&thread, NULL, close_beside, ctx), 0);
+    CHECK_INT(pthread_join(thread, NULL), 0);
     return dp_pseudo_collate(scope, samples, count, out, NULL);
 }
 
