@@ -1034,6 +1034,7 @@ static void dp__ring_label(dp__ring *ring, const char *by)
 }
 
 /* Of what a table is asked for on a lane. */
+/* Compared byte by byte: one NaN is as good as another. */
 static dp__signature dp__sign(const dp__ring *ring, const dp_coll_call *call)
 {
     return (dp__signature){.verb = (int32_t)call->verb,
@@ -1043,7 +1044,7 @@ static dp__signature dp__sign(const dp__ring *ring, const dp_coll_call *call)
                            .reducer = ring != NULL ? ring->purpose.reducer : 0,
                            .bucket = ring != NULL ? ring->purpose.bucket : 0,
                            .count = call->count,
-                           .scale = call->scale};
+                           .scale = isnan(call->scale) ? (double)NAN : call->scale};
 }
 
 /* A table is about to be called. The label is made anew only where it has changed. */
