@@ -66,12 +66,12 @@ static bool dp__mesh_idle(dp__mesh_wait *wait)
 }
 
 /* ==== >>pieces =================================================================================
-   Every collective is cut into pieces that fit into buffers of a fixed size, so that no count is
-   too large for what carries it, and nothing is allocated. A piece has up to three steps: `begin`
-   sends it, `turn` takes what has arrived, and may send something again, `end` takes that. Two
-   pieces are begun before the first is turned, so that one travels while another is worked on. All
-   processes take the same steps in the same order: what they send each other has no heads, and is
-   matched by its order.
+   Every collective is cut into pieces that fit into buffers, whose size stays the same, so that no
+   count is too large for what carries it, and nothing is allocated. A piece has up to three steps:
+   `begin` sends it, `turn` takes what has arrived, and may send something again, `end` takes that.
+   Two pieces are begun before the first is turned, so that one travels while another is worked on.
+   All processes take the same steps in the same order: what they send each other has no heads, and
+   is matched by its order.
 
    In a reduction each process gets its slice of every other's piece, adds them up in one pass,
    scales included, and gives the sums to all. That moves no more bytes than any other way. The
@@ -89,7 +89,7 @@ enum {
     DP__MESH_SLICE = 16,               /* elements: slices begin where vectors do */
     DP__MESH_INPUT_BYTES = 1 << 20,    /* of a piece, in memory that a group shares */
     DP__MESH_SLICE_BYTES = 16 << 10,   /* of a piece, for each process: see dp__mesh_piece_bytes */
-    DP__MESH_PIECE_BYTES = 16 << 20    /* the most that a piece grows to for its slices */
+    DP__MESH_PIECE_BYTES = 8 << 20     /* the most that a piece grows to for its slices */
 };
 
 typedef struct dp__mesh_counts { /* bytes by process: they stay until the piece has arrived */
@@ -1256,8 +1256,8 @@ static void dp__mesh_group_set(dp__mesh_comm *comm, int each)
     comm->group.count = (comm->process_count + each - 1) / each;
 }
 
-/* Each process sends a slice of a piece to each other one: the more there are, the smaller, until
-   all that takes time is to send it. So from some number of processes on pieces grow with it. */
+/* Each process sends a slice of a piece to each other one. Slices of many processes would be so
+   small that each message costs more than its bytes: there pieces grow with the processes. */
 static size_t dp__mesh_piece_bytes(size_t usual, size_t processes)
 {
     size_t slices = dp__align_up(processes * DP__MESH_SLICE_BYTES, DP__SHARED_PAGE);

@@ -127,12 +127,19 @@ TEST_SLOW(machines_of_several_groups_share_memory, 60)
 /* Pieces are larger than those of few processes, in groups of 64 and 8. */
 enum { PROCESSES = 72, FLOATS = 300007 };
 
+static void hear_of_groups(const dp_log_record *record, void *user)
+{
+    bool *shared = user;
+    *shared = *shared || strstr(record->text, "in groups of 64") != NULL;
+}
+
 static dp_status one_large_sum(void *user)
 {
     static float data[FLOATS];
+    bool shared = false;
     dp_config config = {.device_count = 1,
                         .timeout_ms = (int)(20000 * test_timeout_scale()),
-                        .log.level = DP_LOG_ERROR};
+                        .log = {hear_of_groups, &shared, DP_LOG_INFO}};
     dp_part part = {.send = data, .recv = data};
     dp_ctx *ctx;
     const char *name = getenv("DP_PROCESS");
@@ -151,6 +158,7 @@ static dp_status one_large_sum(void *user)
     CHECK_OK(dp_broadcast(ctx, &part, FLOATS, DP_F32, PROCESSES - 1));
     for (int i = 0; i < FLOATS; i++)
         CHECK((int)data[i] == PROCESSES - 1 + i % 11);
+    CHECK(shared);
     dp_close(ctx);
     return DP_OK;
 }
