@@ -1170,7 +1170,9 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    copied on the way. Several machines use MPI where it has brought the processes together
    (dp_mpi.h), else TCP (dp/tcp.h), which needs nothing compiled in: each process is connected to
    each other one. Where there are 2, 4, 8, ... processes on each machine, what they send or need
-   together crosses its link once. The ranks of one process are always added first.
+   together crosses its link once. For that each communicator takes 3 MiB of shared memory for a
+   process, and for a machine, and up to 24 where more than 64 processes take part. The ranks of one
+   process are always added first.
 
    Devices with memory of their own that no table of collectives serves go through the host: the
    table that serves CPU devices carries copies, with the same sums, sentences and time-outs. Copies
@@ -1497,8 +1499,9 @@ typedef struct dp_bucket {
     dp_bucket_info info;  /* its ranges lie there one after another */
     dp_op op;             /* without a hook it would be all-reduced by this */
     double scale;         /* and multiplied by this */
-    dp_scope *scope;      /* ends with the reducer: for what a hook keeps from pass to pass */
-    void **kept;          /* where it keeps that: one place for all buckets, NULL at first */
+    dp_scope *scope;      /* the reducer's: a hook makes in it what it keeps from pass to pass, and
+                             never ends it */
+    void **kept;          /* where a hook keeps that: one place for all buckets, NULL at first */
 } dp_bucket;
 
 /* As dp_all_reduce_scaled, dp_all_gather and dp_all_to_all, over all ranks, on any memory; NULL

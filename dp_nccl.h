@@ -8,12 +8,13 @@
    dp_recover: they hear of one that ends in any way, and go on without it, or with another one in
    its place. Several GPUs, and all other tests, are simulated (make sim).
 
-   Calls wait for GPUs only while 128 collectives are under way, and before they take a GPU's memory
-   or give it back: then for all collectives of the process. So two threads, each with a context of
-   several processes, may wait for one another until the time-out, by way of other processes where
-   they are in another order: let one thread use both. A thread watches the communicators: where a
-   process dies, closes or issues another collective, all others get an error that names it, within
-   a second. On several machines that holds for a process that dies or fails.
+   Calls wait for GPUs only while 128 collectives are under way, and before they take memory of GPUs
+   or pinned memory, or give it back: then for all collectives of the process. So two threads, each
+   with a context of several processes, may wait for one another until the time-out, by way of other
+   processes where they are in another order: let one thread use both. A thread watches the
+   communicators: where a process dies, closes or issues another collective, all others get an error
+   that names it, within a second. On several machines that holds for a process that dies or fails.
+   A graph that has collectives in it is of no use after dp_recover or dp_admit.
 
    NCCL carries data between GPUs of several processes, on one machine or on many. Without it their
    collectives go through the host. Among the GPUs of one process NCCL takes large collectives, as
@@ -1119,7 +1120,7 @@ static dp_status dp__nccl_add_turn(const dp__nccl_call *call, int place)
 }
 
 /* Memory for a result that no rank on the GPU wants. What used it is done when it is given back, as
-   dp_cuda.h waits then; what a graph uses goes with the device. */
+   dp_cuda.h waits then; what a graph uses goes with the communicator, or the device. */
 static dp_status dp__nccl_spare(const dp__nccl_call *call, int place, size_t bytes)
 {
     dp__nccl_gpu *gpu = &call->comm->gpus[place];
