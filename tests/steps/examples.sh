@@ -357,16 +357,16 @@ dprun_hears_what_is_typed() {
         skip "examples/dprun.c: $name" "no script"
         return
     fi
-    rm -f "$file".[12]
-    got=$({
+    rm -f "$file" "$file".[12]
+    {
         in_time [ -e "$file.1" ]
         echo first
         in_time [ -e "$file.2" ]
         echo second
-        sleep 1
-    } | TYPED=$file EACH=$each timeout -k 9 100 script -qec \
-        'build/examples/dprun -n 2 --respawn 1 sh -c "$EACH" "$TYPED"' /dev/null |
-        grep -o 'heard .*' | tr -d '\r')
+        in_time grep -q 'heard second' "$file" # then the terminal goes
+    } | TYPED=$file EACH=$each timeout -k 9 150 script -qefc \
+        'build/examples/dprun -n 2 --respawn 1 sh -c "$EACH" "$TYPED"' "$file" >/dev/null
+    got=$(grep -o 'heard .*' "$file" | tr -d '\r')
     dprun_result "$name" "$got" "heard first
 heard second"
 }
