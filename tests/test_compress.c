@@ -424,18 +424,25 @@ static dp_status by_turns(const dp_bucket *bucket, void *user)
     return dp_compress(bucket, *now);
 }
 
+/* Gradients whose bucket goes by the compressor that `now` is. 4 bits lose the second one. */
+static model *begin_turns(grads *g, dp_ctx *ctx, dp_compressor **now)
+{
+    model *m = model_of(4, 2, 3);
+    for (int r = 0; r < 2; r++)
+        m->grads[r][0] = 7, m->grads[r][1] = 0.375f;
+    grads_begin(g, ctx, 3);
+    grads_create(g, (dp_reducer_config){.reduction = DP_MEAN_RANKS,
+                                        .buckets = {.hook = by_turns, .hook_user = now}});
+    return m;
+}
+
 /* Each begins with nothing. */
 TEST(compressors_take_turns)
 {
     dp_ctx *ctx = open_here(2);
     dp_compressor *four = compressor_of(ctx, 4), *eight = compressor_of(ctx, 8), *now = four;
-    model *m = model_of(4, 2, 3);
     grads g;
-    for (int r = 0; r < 2; r++)
-        m->grads[r][0] = 7, m->grads[r][1] = 0.375f;
-    grads_begin(&g, ctx, 3);
-    grads_create(&g, (dp_reducer_config){.reduction = DP_MEAN_RANKS,
-                                         .buckets = {.hook = by_turns, .hook_user = (void *)&now}});
+    model *m = begin_turns(&g, ctx, &now);
     for (int i = 0; i < 4; i++) {
         now = i % 2 == 0 ? four : eight;
         CHECK_OK(pass(&g, m));
@@ -451,13 +458,8 @@ TEST(a_compressor_at_the_place_of_another_is_another)
     dp_ctx *ctx = open_here(2);
     dp_compressor *now = compressor_of(ctx, 4);
     const void *place = now;
-    model *m = model_of(4, 2, 3);
     grads g;
-    for (int r = 0; r < 2; r++)
-        m->grads[r][0] = 7, m->grads[r][1] = 0.375f;
-    grads_begin(&g, ctx, 3);
-    grads_create(&g, (dp_reducer_config){.reduction = DP_MEAN_RANKS,
-                                         .buckets = {.hook = by_turns, .hook_user = (void *)&now}});
+    model *m = begin_turns(&g, ctx, &now);
     CHECK_OK(pass(&g, m));
     CHECK_F64(g.local[0][1], 0, 1e-6);
     dp_compressor_destroy(now);
