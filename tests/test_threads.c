@@ -884,6 +884,12 @@ static dp_status limit_in_one_of_two(void *unused)
     check_as_before();
     CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL));
     check_numbers(numbers_here(), EACH, EACH, EACH, EACH);
+    openmp_set(1);
+    blas_set(1);
+    blis_set(1);
+    mkl_set(1);
+    CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL));
+    check_numbers(numbers_here(), 1, 1, 1, 1);
     dp_scope_end(scope);
     dp_close(ctx);
     return DP_OK;
