@@ -132,8 +132,8 @@
 
    THREADS
    One thread at a time calls into a context. Functions marked [any] are exceptions: reading names
-   and errors, making views, beginning scopes, dp_reducer_ready, dp_abort. One thread at a time uses
-   a scope. [host] marks functions that wait for devices. Others return once work is queued, or
+   and errors, making views, beginning scopes, dp_reducer_ready, dp_reducer_absent, dp_abort. One
+   thread at a time uses a scope. [host] marks functions that wait for devices. Others return once work is queued, or
    what they give to the host is there.
 
    INSIDE YOUR FUNCTIONS
@@ -148,7 +148,7 @@
      values, views, scopes of its own; what reads names;          yes       yes
      dp_param and its like, dp_call_child, dp_call_all_reduce,
      dp_call_sum_ranks, dp_grad_ready, dp_reducer_ready,
-     dp_module_param, dp_owner_grad
+     dp_reducer_absent, dp_module_param, dp_owner_grad
      dp_backward of what dp_call_child made                       yes       in its own backward
      dp_tensor_new, dp_copy, dp_fill and other work on tensors;   yes       on its own device
      dp_scatter, dp_replicate, dp_gather, dp_reduce_add
@@ -159,7 +159,7 @@
      making, copying, wrapping and destroying modules; dp_run,    yes (2)   no
      collectives, messages, dp_buffers_sync, dp_open_group,
      dp_use_stream, dp_threads_limit, dp_data_parallel_once,
-     reducers except dp_reducer_ready
+     reducers otherwise
      dp_scope_end, dp_scope_attach                                yes (2)   yes (2)
      dp_close                                                     no        no
 
@@ -1340,7 +1340,8 @@ DP_MUST_USE DP_API dp_status dp_recv(dp_ctx *ctx, const dp_tensor *tensor, int f
        dp_reducer_ready(reducer, 0, layer, NULL);            in backward, layer by layer
        dp_reducer_finish(reducer);                           gradients are equal now
 
-   Every process makes the same calls in the same order, except dp_reducer_ready. Several reducers
+   Every process makes the same calls in the same order, except dp_reducer_ready and _absent. Several
+   reducers
    may have open passes at the same time, and may finish them in any order. Only the oldest open
    pass travels early; when it is finished, the next one starts. A pass that is finished before an
    older one is reduced when it is finished. If a process uses another order the job fails, and the
@@ -1464,12 +1465,20 @@ DP_MUST_USE DP_API dp_status dp_reducer_begin(dp_reducer *reducer, const dp_redu
    compute stream), which must exist until the pass is finished. Each unit once per pass. [any] */
 DP_MUST_USE DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_rank, uint32_t unit,
                                               dp_stream *stream);
+/* This local rank has nothing to report in the open pass: it has run out of data, say. Nobody waits
+   for it, and it is no error, whatever unused_units is. Its memory is added all the same, so make
+   it zero before the pass; what passes with no_sync have left there counts. STATE if it has
+   reported a unit in this pass. [any] */
+DP_MUST_USE DP_API dp_status dp_reducer_absent(dp_reducer *reducer, int local_rank);
 
 /* End the pass. Gradients are reduced, in order on the compute streams (CPU devices: done).
    Unreported units are reduced too, so that no rank waits for ever; then every rank gets a MISMATCH
    (see dp_unused) that names the unit and the rank. Gradients are void then, and the next pass
    works. For a hook that fails see dp_bucket. A collective that fails is the job's failure. */
 DP_MUST_USE DP_API dp_status dp_reducer_finish(dp_reducer *reducer);
+/* Whether a rank used the unit in the last reduction: where not, its memory was left alone. Always
+   true with DP_UNUSED_ERROR, and before the first reduction. */
+DP_API bool dp_reducer_used(const dp_reducer *reducer, uint32_t unit);
 
 /* How it works at present; buckets in the order in which they travel. */
 DP_MUST_USE DP_API dp_status dp_reducer_info_get(const dp_reducer *reducer, dp_reducer_info *out);

@@ -1349,13 +1349,13 @@ static dp_status dp__ranks_begin(const char *fn, const dp__face *face, bool sync
 }
 
 /* Local ranks that had no part of the batch. */
-static dp_status dp__ranks_absent(const dp__face *face, size_t first)
+static dp_status dp__ranks_absent(const char *fn, const dp__face *face, size_t first)
 {
     for (size_t r = first; r < face->count; r++) {
         const dp__memory *memory = &face->replicas[r];
         for (dp__grad_group *group = memory->grad_group_list; group != NULL; group = group->next)
             DP_TRY(dp__grad_group_zero(face->ctx, memory, group));
-        DP_TRY(dp__reducer_absent(face->ranks->reducer, (int)r));
+        DP_TRY(dp__reducer_absent(fn, face->ranks->reducer, (int)r));
     }
     return DP_OK;
 }
@@ -1539,7 +1539,7 @@ static dp_status dp__ranks_backward(const char *fn, dp_pass *pass)
     DP_TRY(dp__ranks_begin(fn, face, pass->synced));
     dp_status status = dp__pass_run(fn, pass, dp__stage_backward);
     if (status == DP_OK)
-        status = dp__ranks_absent(face, pass->count);
+        status = dp__ranks_absent(fn, face, pass->count);
     status = dp__ranks_finish(fn, face, pass->synced, status);
     if (status == DP_OK && pass->synced)
         dp__ranks_timed(face->ranks, pass->forward_ns);
@@ -1560,7 +1560,7 @@ static dp_status dp__ranks_idle(const dp__request *request, const dp__face *face
     for (size_t r = 0; r < face->count; r++)
         face->ranks->samples[r] = 0;
     DP_TRY(dp__ranks_begin(request->fn, face, synced));
-    return dp__ranks_finish(request->fn, face, synced, dp__ranks_absent(face, 0));
+    return dp__ranks_finish(request->fn, face, synced, dp__ranks_absent(request->fn, face, 0));
 }
 
 DP_API dp_status dp_grad_ready(const dp_call *call, size_t param)

@@ -982,6 +982,14 @@ static dp_status dp__check_reducer(const char *fn, const dp_reducer *reducer)
     return DP_OK;
 }
 
+static dp_status dp__check_unit(const char *fn, const dp_reducer *reducer, uint32_t unit)
+{
+    if (unit >= reducer->unit_count)
+        return dp_error(DP_ERR_INVALID, "%s: unit %u, '%s' has %zu", fn, (unsigned)unit,
+                        reducer->name, reducer->unit_count);
+    return DP_OK;
+}
+
 typedef enum dp__act { DP__FAILS, DP__RETURNS, DP__REDUCES, DP__GATHERS, DP__SWAPS } dp__act;
 
 enum { DP__ACT_WORDS = 2 }; /* what is done, and the scale; each has to be the same on all ranks */
@@ -1750,6 +1758,14 @@ DP_API dp_status dp_reducer_bucket_get(const dp_reducer *reducer, size_t bucket,
     return DP_OK;
 }
 
+DP_API bool dp_reducer_used(const dp_reducer *reducer, uint32_t unit)
+{
+    if (dp__check_reducer_open(__func__, reducer) != DP_OK ||
+        dp__check_unit(__func__, reducer, unit) != DP_OK)
+        return false;
+    return !reducer->unused[unit];
+}
+
 /* Between all processes, on the caller's thread. */
 static dp_status dp__pass_tell(const char *fn, const dp_reducer *reducer, dp_coll_call call,
                                void *data, size_t stride)
@@ -1966,14 +1982,20 @@ static void dp__unit_arrived(dp_reducer *reducer, int local_rank, uint32_t unit,
         *out_full = --reducer->buckets[reducer->pieces[p].bucket].owed == 0 || *out_full;
 }
 
+static dp_status dp__check_pass_open(const char *fn, const dp_reducer *reducer)
+{
+    if (!reducer->open)
+        return dp_error(DP_ERR_STATE, "%s: no pass of '%s' is open: call dp_reducer_begin first",
+                        fn, reducer->name);
+    return DP_OK;
+}
+
 static dp_status dp__unit_mark(const char *fn, dp_reducer *reducer, int local_rank, uint32_t unit,
                                dp_stream *stream, bool *out_full)
 {
     size_t at = (size_t)local_rank * reducer->unit_count + unit;
     char text[160];
-    if (!reducer->open)
-        return dp_error(DP_ERR_STATE, "%s: no pass of '%s' is open: call dp_reducer_begin first",
-                        fn, reducer->name);
+    DP_TRY(dp__check_pass_open(fn, reducer));
     if ((reducer->marks[at] & DP__REPORTED) != 0)
         return dp_error(DP_ERR_STATE, "%s: local rank %d reported %s twice in this pass", fn,
                         local_rank, dp__unit_text(reducer, unit, text, sizeof text));
@@ -1991,14 +2013,29 @@ static bool dp__unused_is_known(const dp_reducer *reducer)
     return reducer->unused_units == DP_UNUSED_ERROR || reducer->fixed;
 }
 
+/* Under the context's lock. */
+static dp_status dp__check_absent(const char *fn, const dp_reducer *reducer, int local_rank)
+{
+    const uint8_t *marks = &reducer->marks[(size_t)local_rank * reducer->unit_count];
+    char text[160];
+    DP_TRY(dp__check_pass_open(fn, reducer));
+    for (uint32_t unit = 0; unit < reducer->unit_count; unit++)
+        if ((marks[unit] & DP__REPORTED) != 0)
+            return dp_error(DP_ERR_STATE, "%s: local rank %d has reported %s in this pass", fn,
+                            local_rank, dp__unit_text(reducer, unit, text, sizeof text));
+    return DP_OK;
+}
+
 /* A local rank that has nothing to do in the open pass. It keeps no other one here waiting, and
    makes no unit count as used, unless it is known which ones travel. */
-static dp_status dp__reducer_absent(dp_reducer *reducer, int local_rank)
+static dp_status dp__reducer_absent(const char *fn, dp_reducer *reducer, int local_rank)
 {
     dp_ctx *ctx = reducer->ctx;
     bool full = false;
     dp__lock_enter(&ctx->lock);
-    dp_status status = dp__reported_mark(reducer->lane, local_rank, NULL);
+    dp_status status = dp__check_absent(fn, reducer, local_rank);
+    if (status == DP_OK)
+        status = dp__reported_mark(reducer->lane, local_rank, NULL);
     for (size_t unit = 0; unit < reducer->unit_count && status == DP_OK; unit++) {
         uint8_t *mark = &reducer->marks[(size_t)local_rank * reducer->unit_count + unit];
         if ((*mark & DP__EXPECTED) == 0)
@@ -2006,13 +2043,20 @@ static dp_status dp__reducer_absent(dp_reducer *reducer, int local_rank)
         *mark |= dp__unused_is_known(reducer) ? DP__USED : 0;
         dp__unit_arrived(reducer, local_rank, (uint32_t)unit, &full);
     }
-    reducer->idle = true;
+    reducer->idle = reducer->idle || status == DP_OK;
     reducer->clock.reported = dp__os_now_ns();
     full = full && reducer->lane->riding == reducer;
     dp__lock_leave(&ctx->lock);
     if (full)
         dp__courier_wake(reducer->lane->courier);
     return status;
+}
+
+DP_API dp_status dp_reducer_absent(dp_reducer *reducer, int local_rank)
+{
+    DP_TRY(dp__check_reducer(__func__, reducer));
+    DP_TRY(dp__check_rank(__func__, reducer->ctx, "local_rank", local_rank));
+    return dp__reducer_absent(__func__, reducer, local_rank);
 }
 
 /* Several units of a local rank at once, in this order. The courier takes a bucket as soon as it is
@@ -2045,9 +2089,7 @@ DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_rank, uint32_t 
     dp_ctx *ctx = reducer->ctx;
     DP_TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
     const dp__device *device = &ctx->devices[local_rank];
-    if (unit >= reducer->unit_count)
-        return dp_error(DP_ERR_INVALID, "%s: unit %u, '%s' has %zu", __func__, (unsigned)unit,
-                        reducer->name, reducer->unit_count);
+    DP_TRY(dp__check_unit(__func__, reducer, unit));
     if (stream != NULL && stream->dev != device->dev)
         return dp_error(DP_ERR_INVALID,
                         "%s: the stream is not of local rank %d: make it for that rank", __func__,
@@ -2268,18 +2310,16 @@ static dp_status dp__pass_finish(const char *fn, dp_reducer *reducer)
     dp_ctx *ctx = reducer->ctx;
     uint64_t start = dp__os_now_ns();
     dp__lock_enter(&ctx->lock);
-    bool was_open = reducer->open, sync = reducer->sync;
+    dp_status status = dp__check_pass_open(fn, reducer);
+    bool sync = reducer->sync;
     reducer->open = false;
-    reducer->early = was_open && sync ? reducer->done : reducer->early;
+    reducer->early = status == DP_OK && sync ? reducer->done : reducer->early;
     reducer->clock.finished = start;
     dp__lock_leave(&ctx->lock);
-    if (!was_open)
-        return dp_error(DP_ERR_STATE, "%s: no pass of '%s' is open: call dp_reducer_begin first",
-                        fn, reducer->name);
-    if (!sync)
-        return DP_OK;
+    if (status != DP_OK || !sync)
+        return status;
     dp__purpose before = dp__reducer_journal(reducer);
-    dp_status status = dp__pass_reduce(fn, reducer);
+    status = dp__pass_reduce(fn, reducer);
     dp__journal_for(&ctx->lanes[DP__CALLER], before);
     for (size_t i = 0; i < reducer->unit_count * (size_t)ctx->info.local_count; i++)
         reducer->marks[i] &= DP__EXPECTED;

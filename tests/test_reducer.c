@@ -953,6 +953,7 @@ static void units_may_be_left_out(dp_ctx *ctx)
         CHECK_OK(dp_reducer_finish(g.reducer));
         for (uint32_t unit = 0; unit < LAYERS; unit++) {
             check_unit(&g, unit, unit == 3 ? 1 : mean, unit == 3);
+            CHECK(dp_reducer_used(g.reducer, unit) == (unit != 3));
         }
     }
     check_buckets(g.reducer, "7 6 5 | 4 2 1 | 0 3");
@@ -965,6 +966,7 @@ static void units_may_be_left_out(dp_ctx *ctx)
     CHECK_OK(dp_reducer_finish(g.reducer));
     check_unit(&g, 3, mean, 0);
     check_unit(&g, 4, 1, 1);
+    CHECK(dp_reducer_used(g.reducer, 3) && !dp_reducer_used(g.reducer, 4));
     grads_fill(&g, 0);
     grads_add(&g, 1);
     CHECK_OK(dp_reducer_begin(g.reducer, NULL)); /* but not in the one after that */
@@ -1091,6 +1093,148 @@ TEST(units_of_the_first_pass_are_those_of_all)
     fixed_units(open_here(2));
     in_processes(2, fixed_in_processes);
     in_processes(2, fixed_on_toys);
+}
+
+/* ---- ranks that have nothing to report ------------------------------------------------------- */
+
+enum { NOBODY = 0, PASSES = 6 };
+
+/* One bit a rank: who is absent in a pass. In the first one not all are there, so it fixes nothing;
+   in the last but one nobody is. */
+static unsigned who_is_absent(int pass, int rank_count)
+{
+    const unsigned all = (1u << rank_count) - 1, last = 1u << (rank_count - 1);
+    const unsigned in_order[PASSES] = {last, NOBODY, 1, NOBODY, all, last};
+    return in_order[pass];
+}
+
+static bool reports(dp_unused rule, int rank, uint32_t unit)
+{
+    return rule == DP_UNUSED_ERROR || is_fixed(rank, unit);
+}
+
+/* Whoever is absent counts as zeros, and nobody else waits for it. */
+static void absent_pass(const grads *g, dp_unused rule, unsigned absent)
+{
+    double sums[LAYERS] = {0}, sum = 0;
+    bool used[LAYERS] = {false};
+    for (int rank = 0; rank < g->info.rank_count; rank++) {
+        bool here = (absent >> rank & 1) == 0;
+        sum += here ? rank + 1 : 0;
+        for (uint32_t unit = 0; unit < LAYERS; unit++)
+            used[unit] = used[unit] || (here && reports(rule, rank, unit));
+    }
+    grads_fill(g, 0);
+    grads_pull(g);
+    for (int i = 0; i < g->info.local_count; i++)
+        for (size_t k = 0; k < g->count && (absent >> (g->info.rank_first + i) & 1) == 0; k++)
+            g->local[i][k] = (float)(g->info.rank_first + i + 1);
+    grads_push(g);
+    CHECK_OK(dp_reducer_begin(g->reducer, NULL));
+    for (int i = 0; i < g->info.local_count; i++) {
+        int rank = g->info.rank_first + i;
+        if ((absent >> rank & 1) != 0)
+            CHECK_OK(dp_reducer_absent(g->reducer, i));
+        for (uint32_t unit = LAYERS; unit-- > 0 && (absent >> rank & 1) == 0;)
+            if (reports(rule, rank, unit))
+                CHECK_OK(dp_reducer_ready(g->reducer, i, unit, NULL));
+    }
+    if (rule == DP_UNUSED_ERROR && g->info.process_count > 1)
+        await_early(g->reducer, LAYERS);
+    CHECK_OK(dp_reducer_finish(g->reducer));
+    for (uint32_t unit = 0; unit < LAYERS; unit++) {
+        sums[unit] = sum / g->info.rank_count;
+        if (rule == DP_UNUSED_ERROR || (used[unit] && dp_reducer_used(g->reducer, unit)))
+            check_unit(g, unit, sums[unit], 0);
+        if (rule == DP_UNUSED_FOUND)
+            CHECK(dp_reducer_used(g->reducer, unit) == used[unit]);
+        CHECK(dp_reducer_used(g->reducer, unit) || rule != DP_UNUSED_ERROR);
+    }
+}
+
+static void absent_at_times(dp_ctx *ctx, dp_unused rule)
+{
+    grads g;
+    layers_begin(&g, ctx, 10,
+                 (dp_reducer_config){.unused_units = rule,
+                                     .unit_names = names,
+                                     .buckets = {.first_bytes = 1, .bytes = 1}});
+    for (int pass = 0; pass < PASSES; pass++)
+        absent_pass(&g, rule, who_is_absent(pass, g.info.rank_count));
+    CHECK(dp_reducer_used(g.reducer, 3) == (rule == DP_UNUSED_ERROR));
+    CHECK(!dp_reducer_used(g.reducer, LAYERS));
+    CHECK_STR(dp_last_error(), "dp_reducer_used: unit 8, '' has 8");
+    grads_end(&g);
+}
+
+static void absent_in_processes(meeting *m)
+{
+    for (int rule = DP_UNUSED_ERROR; rule <= DP_UNUSED_FIXED; rule++)
+        absent_at_times(open_job(m, 1 + m->process, dp_cpu()), (dp_unused)rule);
+}
+
+static void absent_on_toys(meeting *m)
+{
+    for (int rule = DP_UNUSED_ERROR; rule <= DP_UNUSED_FIXED; rule++)
+        absent_at_times(open_job(m, 1, toy_device()), (dp_unused)rule);
+}
+
+TEST(ranks_may_be_absent)
+{
+    for (int rule = DP_UNUSED_ERROR; rule <= DP_UNUSED_FIXED; rule++) {
+        absent_at_times(open_here(1), (dp_unused)rule);
+        absent_at_times(open_here(3), (dp_unused)rule);
+    }
+    in_processes(2, absent_in_processes);
+    in_processes(2, absent_on_toys);
+}
+
+/* What an absent rank has from a pass without a reduction counts. */
+static void absent_after_a_pass_without_sync(meeting *m)
+{
+    const dp_reduce_pass local = {.no_sync = true};
+    grads g;
+    layers_begin(&g, open_job(m, 1, dp_cpu()), 10,
+                 (dp_reducer_config){.unused_units = DP_UNUSED_FOUND});
+    for (int pass = 0; pass < 2; pass++) {
+        grads_fill(&g, 0);
+        grads_add(&g, 1);
+        CHECK_OK(dp_reducer_begin(g.reducer, &local));
+        if (pass == 0)
+            report_fixed(&g);
+        else
+            CHECK_OK(dp_reducer_absent(g.reducer, 0));
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+        CHECK_OK(dp_reducer_absent(g.reducer, 0));
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        check_unit(&g, 4, pass == 0 ? 1.5 : 1, pass != 0);
+        CHECK(dp_reducer_used(g.reducer, 4) == (pass == 0));
+    }
+    grads_end(&g);
+}
+
+TEST(what_an_absent_rank_had_before_counts)
+{
+    in_processes(2, absent_after_a_pass_without_sync);
+}
+
+TEST(absence_is_said_once_and_instead)
+{
+    grads g;
+    layers_begin(&g, open_here(2), 10, (dp_reducer_config){.name = "net"});
+    CHECK_ERROR(dp_reducer_absent(g.reducer, 0), DP_ERR_STATE,
+                "dp_reducer_absent: no pass of 'net' is open");
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    CHECK_OK(dp_reducer_ready(g.reducer, 0, 5, NULL));
+    CHECK_ERROR(dp_reducer_absent(g.reducer, 0), DP_ERR_STATE,
+                "dp_reducer_absent: local rank 0 has reported unit 5 in this pass");
+    CHECK_OK(dp_reducer_absent(g.reducer, 1));
+    CHECK_ERROR(dp_reducer_absent(g.reducer, 1), DP_ERR_STATE, "has reported unit 0");
+    CHECK_ERROR(dp_reducer_ready(g.reducer, 1, 5, NULL), DP_ERR_STATE, "unit 5 twice");
+    CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_MISMATCH, "rank 0 did not report unit 0");
+    absent_pass(&g, DP_UNUSED_ERROR, 2);
+    grads_end(&g);
 }
 
 /* Nobody waits for what is not expected: from the second pass on all buckets travel early. */

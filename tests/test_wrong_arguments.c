@@ -698,7 +698,9 @@ CALL(dp_reducer_create, a->ctx, a->reduce, OUT(reducer))
 CALL(dp_reducer_destroy, a->reducer)
 CALL(dp_reducer_begin, a->reducer, NULL)
 CALL(dp_reducer_ready, a->reducer, a->rank, (uint32_t)a->index, NULL)
+CALL(dp_reducer_absent, a->reducer, a->rank)
 CALL(dp_reducer_finish, a->reducer)
+FAILS(dp_reducer_used, !dp_reducer_used(a->reducer, (uint32_t)a->index))
 CALL(dp_reducer_info_get, a->reducer, OUT(reducer_info))
 CALL(dp_reducer_bucket_get, a->reducer, a->index, OUT(bucket))
 static const dp_bucket *bucket_of(const args *a) /* outside of any hook */
@@ -849,7 +851,8 @@ static const row table[] = {
     ROW(dp_messages_end, "cO", NOT_RIGHTLY), ROW(dp_messages_test, "cO", NOT_RIGHTLY),
     ROW(dp_reducer_create, "cVO", 0),
     ROW(dp_reducer_destroy, "J", NOT_RIGHTLY), ROW(dp_reducer_begin, "j", 0),
-    ROW(dp_reducer_ready, "jri", 0), ROW(dp_reducer_finish, "j", 0),
+    ROW(dp_reducer_ready, "jri", 0), ROW(dp_reducer_absent, "jr", NOT_RIGHTLY),
+    ROW(dp_reducer_finish, "j", 0), ROW(dp_reducer_used, "ji", GOES_ON),
     ROW(dp_reducer_info_get, "jO", GOES_ON), ROW(dp_reducer_bucket_get, "jiO", GOES_ON),
     ROW(dp_bucket_all_reduce, "jPe", NOT_RIGHTLY), ROW(dp_bucket_all_gather, "jPe", NOT_RIGHTLY),
     ROW(dp_bucket_all_to_all, "jPe", NOT_RIGHTLY),
