@@ -8,25 +8,20 @@
        loss.backward();                                   gradients are equal now
        optimizer.step();
 
-   Parameters and buffers begin as those of rank 0. Gradients lie in one flat block of memory that
-   all processes of the machine see. A hook of autograd reports each one, so buckets travel while
-   backward goes on. What fails throws std::runtime_error with the library's sentence. Parameters
-   that are not frozen have one dtype. Each forward has one backward. When the wrapper goes, the
-   model stays, without gradients.
+   Parameters and buffers begin as those of rank 0. Gradients lie in one block of memory that all
+   processes of the machine see; they travel while backward goes on. Each forward has one backward.
+   Parameters that are not frozen have one dtype. Failures throw std::runtime_error. When the
+   wrapper goes, the model stays, without gradients. For its files: dp_torch_save.hpp.
 
    GPUs: compile with DP_USE_CUDA, link libdp made with "cuda nccl", and move the model to
    dp::device_of(job.get()) first. Gradients are taken from the current stream and are ready on it.
-   For a model on the CPU where there are GPUs, backends in open's config are dp_cpu() alone. Tried
-   with torch 1.13 and 2.15 on CPUs, and with 2.11 on an H200 that processes share. */
+   For a model on the CPU where there are GPUs, backends in open's config are dp_cpu() alone. */
 
 #ifndef DP_TORCH_HPP
 #define DP_TORCH_HPP
 
-#include "../../dp_save.h"
+#include "../../dp.h"
 #include <algorithm>
-#include <memory>
-#include <stdexcept>
-#include <string>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/torch.h>
@@ -55,15 +50,20 @@ inline dp_dtype dtype_of(const torch::Tensor &tensor)
     return static_cast<dp_dtype>(at - in_order);
 }
 
-/* order: the library goes on after what is on the current stream, or that after the library. */
+inline torch::Device device_of([[maybe_unused]] dp_ctx *ctx)
+{
 #ifdef DP_USE_CUDA
-inline torch::Device device_of(dp_ctx *ctx)
-{
     const int ordinal = dp_cuda_ordinal(dp_local_stream(ctx, 0));
-    return {ordinal < 0 ? torch::kCPU : torch::kCUDA, static_cast<c10::DeviceIndex>(ordinal)};
+    if (ordinal >= 0)
+        return {torch::kCUDA, static_cast<c10::DeviceIndex>(ordinal)};
+#endif
+    return torch::kCPU;
 }
-inline void order(dp_ctx *ctx, bool library_after)
+
+/* The library goes on after what is on the current stream, or that after the library. */
+inline void order([[maybe_unused]] dp_ctx *ctx, [[maybe_unused]] bool library_after)
 {
+#ifdef DP_USE_CUDA
     const torch::Device device = device_of(ctx);
     if (device.is_cpu())
         return;
@@ -73,16 +73,8 @@ inline void order(dp_ctx *ctx, bool library_after)
     c10::Event event(device.type());
     event.record(library_after ? current : own);
     event.block(library_after ? own : current);
-}
-#else
-inline torch::Device device_of(dp_ctx *)
-{
-    return torch::kCPU;
-}
-inline void order(dp_ctx *, bool)
-{
-}
 #endif
+}
 
 /* One device of this process'; torch and what it calls get as many threads as are its share. */
 inline std::shared_ptr<dp_ctx> open(dp_config config = {})
@@ -99,33 +91,28 @@ inline std::shared_ptr<dp_ctx> open(dp_config config = {})
 }
 
 struct DDPOptions {
-    dp_reduction reduction = DP_MEAN_RANKS; /* DP_MEAN_SAMPLES: a loss is the sum over the rows of a
-                                               part, and parts may differ in size */
-    bool find_unused_parameters = false;    /* walk the graph of each output */
-    bool static_graph = false;              /* of the first output: it is that of all others */
+    dp_reduction reduction = DP_MEAN_RANKS; /* DP_MEAN_SAMPLES: each loss is a sum over its rows */
+    dp_unused unused = DP_UNUSED_ERROR;     /* DP_UNUSED_FOUND is find_unused_parameters in Python,
+                                               DP_UNUSED_FIXED is static_graph */
     bool broadcast_buffers = true;          /* of rank 0, before a forward */
     dp_buckets buckets = {};                /* wire = DP_BF16: half as many bytes */
 };
 
 template <class Model> struct DistributedDataParallel {
   private:
-    using Scope = std::unique_ptr<dp_scope, decltype(&dp_scope_end)>;
-    using Nodes = std::vector<torch::autograd::Node *>;
     struct Unit {
-        torch::Tensor param, grad; /* its part of a block */
+        torch::Tensor param, grad; /* its part of the block */
         decltype(torch::autograd::impl::grad_accumulator(param)) accumulator;
-        uintptr_t hook;
-        bool unused;  /* here, says the last walk */
-        int64_t used; /* here, since the last reduction; then by any process */
+        uintptr_t hook = 0;
+        bool used = false, was_used = false; /* since the last reduction; before it */
     };
     const std::shared_ptr<dp_ctx> job_;
-    const DDPOptions options_;
-    std::vector<std::pair<std::string, torch::Tensor>> state_; /* parameters, then buffers */
+    const bool broadcasts_buffers_;
     std::vector<Unit> units_;
     torch::Tensor block_; /* of gradients */
-    Scope scope_;
+    std::unique_ptr<dp_scope, decltype(&dp_scope_end)> scope_;
     int root_ = 0;
-    bool sync_ = true, sync_buffers_ = true, open_ = false, walks_;
+    bool sync_ = true, sync_buffers_ = true, open_ = false;
 
   public:
     Model module;
@@ -134,23 +121,22 @@ template <class Model> struct DistributedDataParallel {
 
     DistributedDataParallel(std::shared_ptr<dp_ctx> job, Model model,
                             const DDPOptions &options = {})
-        : job_(job), options_(options), state_(model->named_parameters().pairs()),
-          scope_(dp_scope_begin(job.get()), dp_scope_end),
-          walks_(options.find_unused_parameters || options.static_graph), module(model)
+        : job_(job), broadcasts_buffers_(options.broadcast_buffers),
+          scope_(dp_scope_begin(job.get()), dp_scope_end), module(model)
     {
+        const auto params = module->named_parameters().pairs();
         std::unordered_set<void *> seen; /* one that is tied has several names */
         std::vector<const char *> names;
-        for (const auto &[name, param] : state_)
+        for (const auto &[name, param] : params)
             if (param.requires_grad() && seen.insert(param.unsafeGetTensorImpl()).second) {
-                units_.push_back(
-                    {param, {}, torch::autograd::impl::grad_accumulator(param), 0, 0, 0});
+                units_.push_back({param, {}, torch::autograd::impl::grad_accumulator(param)});
                 names.push_back(name.c_str());
             }
-        create_reducer(names.data());
-        for (const auto &buffer : module->named_buffers().pairs())
-            state_.push_back(buffer);
-        for (const auto &[name, tensor] : state_)
-            broadcast(tensor);
+        create_reducer(options, names.data());
+        for (const auto &[name, param] : params)
+            broadcast(param);
+        for (const auto &buffer : module->buffers())
+            broadcast(buffer);
         for (auto &unit : units_)
             unit.hook = unit.accumulator->add_post_hook(
                 std::make_unique<torch::autograd::utils::LambdaPostHook>(
@@ -169,10 +155,7 @@ template <class Model> struct DistributedDataParallel {
         if constexpr (std::is_same_v<std::decay_t<First>, torch::Tensor>)
             samples = first.dim() > 0 ? static_cast<double>(first.size(0)) : 1;
         share_buffers();
-        auto out = module->forward(std::forward<First>(first), std::forward<Rest>(rest)...);
-        if (walks_ && torch::GradMode::is_enabled())
-            find_unused(out);
-        return out;
+        return module->forward(std::forward<First>(first), std::forward<Rest>(rest)...);
     }
     void zero_grad() /* quicker than with zeros, to which backward would have to add */
     {
@@ -199,147 +182,102 @@ template <class Model> struct DistributedDataParallel {
             stand_in();
         return true;
     }
-    /* Parameters and buffers, as a safetensors file with the names of state_dict. */
-    void save(const std::string &path) const
-    {
-        Scope step(dp_scope_begin(job_.get()), dp_scope_end);
-        std::vector<torch::Tensor> host;
-        std::vector<dp_pair> pairs;
-        for (const auto &[name, tensor] : state_) {
-            const auto &whole = host.emplace_back(tensor.detach().cpu().contiguous());
-            const int ndim = static_cast<int>(whole.dim());
-            pairs.push_back({name.c_str(), dp_array(step.get(), whole.data_ptr(), dtype_of(whole),
-                                                    ndim, whole.sizes().data())});
-        }
-        dp_value all = dp_dict_make(step.get(), pairs.data(), pairs.size());
-        must(dp_checkpoint_save(job_.get(), path.c_str(), all));
-    }
-    /* Changes nothing unless names, dtypes and shapes are those of the model. */
-    void load(const std::string &path)
-    {
-        Scope step(dp_scope_begin(job_.get()), dp_scope_end);
-        dp_value all;
-        must(dp_checkpoint_load(job_.get(), step.get(), path.c_str(), &all));
-        std::vector<torch::Tensor> saved;
-        for (const auto &[name, tensor] : state_) {
-            const dp_tensor *from;
-            must(
-                dp_as_tensor(dp_get(all, name.c_str()), name.c_str(), dtype_of(tensor), -1, &from));
-            torch::IntArrayRef shape(from->shape, from->ndim);
-            TORCH_CHECK(shape == tensor.sizes() && dp_count(all) == state_.size(), path,
-                        " is of another model: see ", name);
-            saved.push_back(torch::from_blob(from->data, shape, tensor.dtype()));
-        }
-        for (size_t i = 0; i < state_.size(); i++)
-            state_[i].second.detach().copy_(saved[i]);
-    }
 
   private:
-    void create_reducer(const char *const *names)
+    void create_reducer(const DDPOptions &options, const char *const *names)
     {
-        std::vector<dp_range> ranges;
-        size_t count = 0;
-        for (const Unit &unit : units_) {
-            const auto elements = static_cast<size_t>(unit.param.numel());
-            ranges.push_back({0, static_cast<uint32_t>(ranges.size()), count, elements});
-            count += elements;
-        }
-        TORCH_CHECK(count > 0, "dp: the model has no parameters that are not frozen");
+        TORCH_CHECK(!units_.empty(), "dp: the model has no parameters that are not frozen");
         const dp_dtype dtype = dtype_of(units_[0].param);
         const auto kind = units_[0].param.options().requires_grad(false);
         TORCH_CHECK(kind.device() == device_of(job_.get()), "dp: the model is on another device");
-        const size_t bytes = count * dp_dtype_bytes(dtype);
-        void *memory;
-        if (kind.device().is_cpu())
-            memory = dp_shared_alloc(scope_.get(), bytes);
-        else
-            memory = (block_ = torch::empty(static_cast<int64_t>(count), kind)).data_ptr();
-        for (size_t i = 0; i < units_.size(); i++) {
-            const torch::Tensor &param = units_[i].param;
-            TORCH_CHECK(dtype_of(param) == dtype, "dp: ", names[i], " has another dtype");
-            char *at = static_cast<char *>(memory) + ranges[i].first * dp_dtype_bytes(dtype);
-            units_[i].grad = torch::from_blob(at, param.sizes(), kind);
+        std::vector<dp_range> ranges;
+        size_t count = 0;
+        for (const Unit &unit : units_) {
+            const auto i = static_cast<uint32_t>(ranges.size());
+            TORCH_CHECK(dtype_of(unit.param) == dtype, "dp: ", names[i], " has another dtype");
+            ranges.push_back({0, i, count, static_cast<size_t>(unit.param.numel())});
+            count += ranges[i].count;
         }
-        void *const local[] = {memory};
-        const dp_block block = {dtype, count, local};
+        if (kind.device().is_cuda())
+            block_ = torch::empty(static_cast<int64_t>(count), kind);
+        void *memory = block_.defined()
+                           ? block_.data_ptr()
+                           : dp_shared_alloc(scope_.get(), count * dp_dtype_bytes(dtype));
+        for (size_t i = 0; i < units_.size(); i++) {
+            char *at = static_cast<char *>(memory) + ranges[i].first * dp_dtype_bytes(dtype);
+            units_[i].grad = torch::from_blob(at, units_[i].param.sizes(), kind);
+        }
+        const dp_block block = {dtype, count, &memory};
         dp_reducer_config config = {};
         config.name = "DistributedDataParallel", config.unit_names = names;
         config.blocks = &block, config.block_count = 1;
         config.ranges = ranges.data(), config.range_count = ranges.size();
-        config.reduction = options_.reduction, config.buckets = options_.buckets;
-        config.unused_units = DP_UNUSED_ERROR; /* those that are unused are reported here */
+        config.reduction = options.reduction, config.buckets = options.buckets;
+        config.unused_units = options.unused;
         must(dp_reducer_create(job_.get(), &config, &reducer));
     }
-
     void begin()
     {
+        settle_unused(false);
         const dp_reduce_pass pass = {!sync_, &samples};
         must(dp_reducer_begin(reducer, &pass));
         open_ = true;
-        for (Unit &unit : units_)
-            if (unit.unused) /* nobody waits for it */
-                report(unit);
     }
-    void report(Unit &unit)
+    /* Its gradient lies in the block now: zeros, if it has none. */
+    void settle(Unit &unit)
     {
+        torch::NoGradGuard no_grad;
         torch::Tensor &grad = unit.param.mutable_grad();
         if (!grad.defined())
             unit.grad.zero_();
         else if (grad.data_ptr() != unit.grad.data_ptr())
             unit.grad.copy_(grad), grad = unit.grad;
+    }
+    /* What the last step did not use may travel at once. */
+    void settle_unused(bool was_used)
+    {
+        for (Unit &unit : units_)
+            if (unit.was_used == was_used && !unit.used)
+                settle(unit);
         order(job_.get(), true);
-        must(dp_reducer_ready(reducer, 0, static_cast<uint32_t>(&unit - units_.data()), nullptr));
     }
     void arrived(Unit &unit) /* autograd has put its gradient there, or added it */
     {
-        torch::NoGradGuard no_grad;
         if (!open_) {
             begin();
             torch::autograd::Engine::get_default_engine().queue_callback([this] { finish(); });
         }
-        report(unit);
-        unit.used = 1;
+        settle(unit);
+        unit.used = true;
+        order(job_.get(), true);
+        must(dp_reducer_ready(reducer, 0, static_cast<uint32_t>(&unit - units_.data()), nullptr));
     }
-    void finish()
+    void finish() /* what no process has used stays undefined: optimizers leave it alone */
     {
         open_ = false;
+        settle_unused(true);
         must(dp_reducer_finish(reducer));
         order(job_.get(), false);
-        if (sync_)
-            hand_out();
-    }
-    void hand_out() /* what no process has used stays undefined: optimizers leave it alone */
-    {
-        const bool all = !options_.find_unused_parameters && !options_.static_graph;
-        std::vector<int64_t> used;
-        for (Unit &unit : units_)
-            used.push_back(std::exchange(unit.used, 0) || all);
-        if (!all)
-            must(dp_all_reduce_i64(job_.get(), used.data(), used.size(), DP_OP_MAX));
-        for (size_t i = 0; i < used.size(); i++)
-            if (used[i] != 0)
+        for (uint32_t i = 0; sync_ && i < units_.size(); i++) {
+            units_[i].was_used = std::exchange(units_[i].used, false);
+            if (dp_reducer_used(reducer, i))
                 units_[i].param.mutable_grad() = units_[i].grad;
+        }
     }
     void stand_in()
     {
-        torch::NoGradGuard no_grad;
         share_buffers();
-        sync_buffers_ = sync_;
         samples = 0;
-        for (Unit &unit : units_) {
-            unit.unused = true;
-            if (unit.used == 0) /* what is left of the last step */
-                unit.param.mutable_grad() = torch::Tensor();
-        }
-        begin();
-        finish();
         for (Unit &unit : units_)
-            unit.unused = false;
-        walks_ = options_.find_unused_parameters || options_.static_graph;
+            if (!unit.used) /* what is left of the last step */
+                unit.param.mutable_grad() = torch::Tensor(), unit.was_used = false;
+        begin();
+        must(dp_reducer_absent(reducer, 0));
+        finish();
     }
     void share_buffers() /* as in Python: not after a forward that was not to be reduced */
     {
-        if (sync_buffers_ && options_.broadcast_buffers)
+        if (sync_buffers_ && broadcasts_buffers_)
             for (const auto &buffer : module->buffers())
                 broadcast(buffer);
         sync_buffers_ = sync_ && torch::GradMode::is_enabled();
@@ -354,35 +292,6 @@ template <class Model> struct DistributedDataParallel {
         order(job_.get(), false);
         if (whole.data_ptr() != tensor.data_ptr())
             tensor.detach().copy_(whole);
-    }
-
-    template <class Output> static void add_roots(const Output &out, Nodes &nodes)
-    {
-        if constexpr (!std::is_same_v<Output, torch::Tensor>)
-            std::apply([&](auto &...each) { (add_roots(each, nodes), ...); }, out);
-        else if (out.defined() && out.requires_grad())
-            nodes.push_back(torch::autograd::impl::gradient_edge(out).function.get());
-    }
-    template <class Each> static void add_roots(const std::vector<Each> &outs, Nodes &nodes)
-    {
-        for (const Each &out : outs)
-            add_roots(out, nodes);
-    }
-    template <class Output> void find_unused(const Output &out)
-    {
-        Nodes open;
-        std::unordered_set<torch::autograd::Node *> seen;
-        add_roots(out, open);
-        while (!open.empty()) {
-            const auto node = open.back();
-            open.pop_back();
-            if (node != nullptr && seen.insert(node).second)
-                for (const auto &edge : node->next_edges())
-                    open.push_back(edge.function.get());
-        }
-        for (Unit &unit : units_)
-            unit.unused = seen.count(unit.accumulator.get()) == 0;
-        walks_ = !options_.static_graph;
     }
 };
 

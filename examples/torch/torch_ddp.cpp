@@ -13,7 +13,7 @@
    ... of 512 right, on ...
    saved and loaded: the same */
 
-#include "dp_torch.hpp"
+#include "dp_torch_save.hpp"
 #include <cstdio>
 
 enum { SAMPLES = 512, BATCH = 100, EPOCHS = 4 };
@@ -85,9 +85,8 @@ int main(int argc, char **argv)
     }
     net->eval();
     const auto right = net->forward(x).argmax(1).eq(y).sum().item<int64_t>();
-    ddp.save(file); // + a file as Python's, on process 0
-    dp::DistributedDataParallel others(job, other);
-    others.load(file); // +
+    dp::save(job.get(), *net, file);   // + a file as Python's, by process 0
+    dp::load(job.get(), *other, file); // +
     other->eval();
     const bool same = torch::equal(other->forward(x), net->forward(x)) || rank != 0;
     if (rank == 0) {

@@ -4,7 +4,7 @@
 
    test_torch tests/torch/expected.txt FOLDER     or     test_torch bench */
 
-#include "../../examples/torch/dp_torch.hpp"
+#include "../../examples/torch/dp_torch_save.hpp"
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -216,7 +216,8 @@ static void as_in_python(const std::shared_ptr<dp_ctx> &ctx, const Expected &exp
     dp::DistributedDataParallel ddp(ctx, filled(model, rank), options);
     auto sgd = optimizer(model);
     for (int step = 0; step < STEPS; step++) {
-        model->takes = options.static_graph ? rank == 0 : ((step % 4) & (rank + 1)) != 0;
+        model->takes = options.unused == DP_UNUSED_FIXED ? rank == 0
+                                                         : ((step % 4) & (rank + 1)) != 0;
         zero_grad(model);
         for (int part = 0; part < parts - 1; part++) {
             const auto guard = ddp.no_sync();
@@ -239,8 +240,8 @@ static void all_as_in_python(const std::shared_ptr<dp_ctx> &ctx, const char *pat
 {
     const Expected expected = read_expected(path);
     dp::DDPOptions find, fixed;
-    find.find_unused_parameters = true;
-    fixed.static_graph = true;
+    find.unused = DP_UNUSED_FOUND;
+    fixed.unused = DP_UNUSED_FIXED;
     for (int zeros = 0; zeros < 2; zeros++) {
         torch_zeros = zeros;
         as_in_python(ctx, expected, "mlp", std::make_shared<Mlp>(), 1, {});
@@ -293,17 +294,18 @@ static void uneven(const std::shared_ptr<dp_ctx> &ctx)
     result("uneven batches, and join", most <= exact, most);
 }
 
-/* Means over ranks; those with nothing left count as zeros, and find what they do not use. */
+/* Means over ranks; those with nothing left count as zeros. With a static graph, from the first step
+   on that all have taken part in, they are zeros of what they used then. */
 static void uneven_branch(const std::shared_ptr<dp_ctx> &ctx, bool fixed)
 {
     dp::DDPOptions options;
-    options.find_unused_parameters = true;
-    options.static_graph = fixed;
+    options.unused = fixed ? DP_UNUSED_FIXED : DP_UNUSED_FOUND;
     const Model model = filled(std::make_shared<Branch>(), rank);
     const Model alone = filled(std::make_shared<Branch>(), 0);
     dp::DistributedDataParallel ddp(ctx, model, options);
     auto sgd = optimizer(model), alones = optimizer(alone);
     const auto has = [](int step, int of) { return step % 3 != of || dp_rank_count(job) == 1; };
+    const int all_took_part = dp_rank_count(job) < 3 ? 2 : STEPS;
     for (int step = 0; step < STEPS; step++) {
         model->takes = rank == 0;
         ddp.join(has(step, rank));
@@ -315,8 +317,8 @@ static void uneven_branch(const std::shared_ptr<dp_ctx> &ctx, bool fixed)
         Tensor loss = torch::zeros({}, device);
         for (int of = 0; of < dp_rank_count(job); of++) {
             alone->takes = of == 0;
-            if (has(step, of))
-                loss = loss + loss_of(alone->forward(batch(step, of)));
+            if (has(step, of) || (fixed && step > all_took_part))
+                loss = loss + loss_of(alone->forward(batch(step, of))) * has(step, of);
         }
         for (auto &param : alone->parameters())
             param.mutable_grad() = Tensor();
@@ -350,15 +352,16 @@ static void files(const std::shared_ptr<dp_ctx> &ctx, const std::string &folder)
     const std::string path = folder + "/torch.safetensors";
     const Model model = filled(std::make_shared<Cnn>(), rank),
                 other = filled(std::make_shared<Cnn>(), 7);
-    dp::DistributedDataParallel ddp(ctx, model), others(ctx, other);
-    dp::DistributedDataParallel mlp(ctx, filled(std::make_shared<Mlp>(), 0));
+    const Model mlp = filled(std::make_shared<Mlp>(), 0);
+    dp::DistributedDataParallel ddp(ctx, model);
     loss_of(ddp.forward(batch(0, 0))).backward(); /* the statistics of other rows on each rank */
-    ddp.save(path);
+    dp::save(job, *model, path);
     const double before = largest_difference(model, other);
-    others.load(path);
+    dp::load(job, *other, path);
     bool good = before > 0.01 && largest_difference(model, other) == 0 &&
                 other->named_buffers()["norm.num_batches_tracked"].item<int64_t>() == 1;
-    good = good && failed([&] { mlp.load(path); }) && failed([&] { mlp.load(path + ".none"); });
+    good = good && failed([&] { dp::load(job, *mlp, path); }) &&
+           failed([&] { dp::load(job, *other, path + ".none"); });
     result("save and load", good && difference({}, "", model->parameters()[0]) > 0);
 }
 
