@@ -1372,10 +1372,11 @@ typedef struct dp_range { /* a part of a block; no two overlap */
 typedef enum dp_unused {
     DP_UNUSED_ERROR, /* all ranks get an error */
     DP_UNUSED_FOUND, /* they travel when the pass ends; ranks tell each other what they used */
-    DP_UNUSED_FIXED  /* the same in the first reduced pass. From then on each rank has to report
-                        what it had reported by the end of that one; more or less is an error on all
-                        ranks. Nobody waits for the rest, which may travel once a pass is open.
-                        dp_distributed: in the first one for which each device has rows */
+    DP_UNUSED_FIXED  /* the same in the first reduced pass in which no rank is absent
+                        (dp_reducer_absent; dp_distributed: each device has rows). From then on each
+                        rank has to report what it had reported by the end of that one; more or less
+                        is an error on all ranks. Nobody waits for the rest, which may travel once a
+                        pass is open. */
 } dp_unused;
 
 struct dp_bucket;
