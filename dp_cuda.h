@@ -37,9 +37,9 @@
      >>compile      kernels for one architecture
      >>kept         compiled kernels on disk
      >>gpus         physical devices: context, kernels
-     >>grid         blocks of a launch, packs and dims of its operands
      >>memory       slabs
      >>staging      pageable memory goes through a ring of pinned slots
+     >>grid         blocks of a launch, packs and dims of its operands
      >>peers        which GPU can read which, and whether it reads the right bytes
      >>copies       in, out, inside, between
      >>launch       a dp_kernel becomes a launch
@@ -2315,171 +2315,6 @@ static dp_status dp__cuda_gpu_use(const dp_host *host, int ordinal, dp__cuda_gpu
     return DP_OK;
 }
 
-/* ==== >>grid =====================================================================================
-   How many blocks a launch has, whether its operands are made of packs, and which dims a copy has
-   for its kernel. None of it changes a result.                                                  */
-
-enum {
-    DP__CUDA_BLOCKS = 32,       /* of a launch for each multiprocessor; 4 to 8 run at a time */
-    DP__CUDA_COPY_MAX = 1 << 26 /* elements of a launch of `copy`, which numbers them in 32 bits */
-};
-
-static dp_status dp__cuda_launch_on(const dp__cuda_gpu *gpu, cudaStream_t stream, int kernel,
-                                    uint64_t blocks, void *params)
-{
-    uint64_t most = (uint64_t)gpu->multiprocessors * DP__CUDA_BLOCKS;
-    void *arguments[] = {params};
-    dim3 grid = {(unsigned)(blocks < most ? blocks : most), 1, 1};
-    dim3 block = {DP__CUDA_LANES, 1, 1};
-    DP_TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave(gpu, DP_OK, dp__cuda_names[kernel],
-                          dp__cuda.cudaLaunchKernel((const void *)gpu->code->kernels[kernel], grid,
-                                                    block, arguments, 0, stream));
-}
-
-/* One thread per pack, or per element if there are none: what is small is spread over the GPU
-   before a thread gets a second one. */
-static dp_status dp__cuda_launch_each_on(const dp__cuda_gpu *gpu, cudaStream_t stream, int kernel,
-                                         struct dp__cuda_params *params)
-{
-    uint64_t threads = params->packs > 0 ? params->packs : params->count;
-    uint64_t blocks = (threads + DP__CUDA_LANES - 1) / DP__CUDA_LANES;
-    return dp__cuda_launch_on(gpu, stream, kernel, blocks, params);
-}
-
-/* The size of chunks depends only on the count. */
-static dp_status dp__cuda_launch_sums_on(const dp__cuda_gpu *gpu, cudaStream_t stream, int kernel,
-                                         struct dp__cuda_params *params)
-{
-    const uint64_t least = 4 << 10, all = DP__CUDA_CHUNKS * least;
-    params->chunk = (params->count + all - 1) / all * least;
-    params->chunk_count = (params->count + params->chunk - 1) / params->chunk;
-    DP_TRY(dp__cuda_launch_on(gpu, stream, kernel, params->chunk_count, params));
-    return dp__cuda_launch_on(gpu, stream, DP__CUDA_sums_end, 1, params);
-}
-
-/* Packs of `each` elements, if the first so many inputs and outputs all begin at one. */
-static uint64_t dp__cuda_packs(const struct dp__cuda_params *params, size_t in_count,
-                               size_t out_count, uint64_t each)
-{
-    uintptr_t together = 0;
-    for (size_t i = 0; i < in_count; i++)
-        together |= (uintptr_t)params->in[i];
-    for (size_t i = 0; i < out_count; i++)
-        together |= (uintptr_t)params->out[i];
-    return together % 16 == 0 ? params->count / each : 0;
-}
-
-/* The bits of an element, again and again. */
-static uint64_t dp__cuda_repeated(uint64_t bits, size_t width)
-{
-    for (; width < sizeof bits; width *= 2)
-        bits = (bits & ((UINT64_C(1) << 8 * width) - 1)) | bits << 8 * width;
-    return bits;
-}
-
-/* Leave out dims of one element, and make one of neighbours that lie as one on both sides. */
-static void dp__cuda_merge(struct dp__cuda_params *params)
-{
-    int last = -1;
-    for (int d = 0; d < params->ndim; d++) {
-        long long shape = params->shape[d], in_shape = params->in_shape[d];
-        if (shape == 1 && in_shape == 1)
-            continue;
-        if (last < 0 || in_shape != shape ||
-            params->in_stride[last] != params->in_stride[d] * shape ||
-            params->out_stride[last] != params->out_stride[d] * shape) {
-            last++;
-            params->shape[last] = params->in_shape[last] = 1;
-        }
-        params->shape[last] *= shape;
-        params->in_shape[last] *= in_shape;
-        params->in_stride[last] = params->in_stride[d];
-        params->out_stride[last] = params->out_stride[d];
-    }
-    params->ndim = last + 1;
-}
-
-static bool dp__cuda_has_rows(const struct dp__cuda_params *params)
-{
-    int last = params->ndim - 1;
-    return last >= 0 && params->in_stride[last] == 1 && params->out_stride[last] == 1;
-}
-
-/* The widest elements that rows, and the steps between them, are made of. */
-static void dp__cuda_widen(struct dp__cuda_params *params)
-{
-    int last = params->ndim - 1;
-    uint64_t together = (uint64_t)(uintptr_t)params->in[0] | (uint64_t)(uintptr_t)params->out[0];
-    if (!dp__cuda_has_rows(params))
-        return;
-    for (int d = 0; d < last; d++)
-        together |= (uint64_t)(params->in_stride[d] | params->out_stride[d]) * params->width;
-    together |= (uint64_t)(params->in_shape[last] | params->shape[last]) * params->width;
-    for (; params->width < 16 && together % (2 * params->width) == 0; params->width *= 2) {
-        for (int d = 0; d < last; d++) {
-            params->in_stride[d] /= 2;
-            params->out_stride[d] /= 2;
-        }
-        params->in_shape[last] /= 2;
-        params->shape[last] /= 2;
-        params->count /= 2;
-    }
-}
-
-/* For division by shape[d] without one: Granlund and Montgomery, 1994. */
-static void dp__cuda_divide(struct dp__cuda_params *params)
-{
-    for (int d = 1; d < params->ndim; d++) {
-        uint64_t by = (uint64_t)params->shape[d], power = 1;
-        for (params->shift[d] = 0; power < by; power *= 2)
-            params->shift[d]++;
-        params->magic[d] = (unsigned)(((power - by) << 32) / by + 1);
-    }
-}
-
-/* What has more elements than a launch may number is halved, in its first dim. */
-static dp_status dp__cuda_launch_parts_on(const dp__cuda_gpu *gpu, cudaStream_t stream,
-                                          const struct dp__cuda_params *params)
-{
-    struct dp__cuda_params part = *params;
-    int d = 0;
-    if (params->count <= DP__CUDA_COPY_MAX) {
-        dp__cuda_divide(&part);
-        return dp__cuda_launch_each_on(gpu, stream, DP__CUDA_copy, &part);
-    }
-    while (params->shape[d] == 1)
-        d++;
-    const long long half = params->shape[d] / 2, inside = params->in_shape[d];
-    part.shape[d] = half;
-    part.in_shape[d] = inside < half ? inside : half;
-    part.count = params->count / (uint64_t)params->shape[d] * (uint64_t)half;
-    DP_TRY(dp__cuda_launch_parts_on(gpu, stream, &part));
-    part.count = params->count - part.count;
-    part.shape[d] = params->shape[d] - half;
-    part.in_shape[d] = inside < half ? 0 : inside - half;
-    part.out[0] = (char *)part.out[0] + half * part.out_stride[d] * part.width;
-    if (inside > half)
-        part.in[0] = (const char *)part.in[0] + half * part.in_stride[d] * part.width;
-    return dp__cuda_launch_parts_on(gpu, stream, &part);
-}
-
-/* With in_shape: all that a copy or a pad needs beside what was asked for. */
-static void dp__cuda_lay_out(struct dp__cuda_params *params)
-{
-    dp__cuda_merge(params);
-    dp__cuda_widen(params);
-}
-
-static dp_status dp__cuda_launch_copy_on(const dp__cuda_gpu *gpu, cudaStream_t stream,
-                                         const struct dp__cuda_params *params)
-{
-    struct dp__cuda_params copy = *params;
-    memcpy(copy.in_shape, copy.shape, sizeof copy.in_shape);
-    dp__cuda_lay_out(&copy);
-    return dp__cuda_launch_parts_on(gpu, stream, &copy);
-}
-
 /* ==== >>memory ===================================================================================
    cudaMalloc waits for the device, so it is asked for slabs, and blocks are cut from them. The core
    keeps blocks until it closes, and reuses them in the order of the compute stream; a slab goes
@@ -2547,6 +2382,11 @@ static dp__cuda_dev *dp__cuda_dev_of(dp_dev *dev)
 static const dp__cuda_gpu *dp__cuda_gpu_of(const dp_dev *dev)
 {
     return ((const dp__cuda_dev *)dev)->gpu;
+}
+
+static const dp__cuda_stream *dp__cuda_stream_of(const dp_stream *stream)
+{
+    return (const dp__cuda_stream *)stream;
 }
 
 static dp_status dp__cuda_slab_make(dp__cuda_dev *dev, size_t bytes, dp__cuda_slab **out)
@@ -2971,6 +2811,157 @@ static void dp__cuda_ring_close(dp__cuda_dev *dev)
     (void)dp__cuda.cudaGetLastError();
 }
 
+/* ==== >>grid =====================================================================================
+   How many blocks a launch has, whether its operands are made of packs, and which dims a copy has
+   for its kernel. None of it changes a result.                                                  */
+
+enum {
+    DP__CUDA_BLOCKS = 32,       /* of a launch for each multiprocessor; 4 to 8 run at a time */
+    DP__CUDA_COPY_MAX = 1 << 26 /* elements of a launch of `copy`, which numbers them in 32 bits */
+};
+
+static dp_status dp__cuda_launch(const dp_stream *stream, int kernel, uint64_t blocks, void *params)
+{
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
+    uint64_t most = (uint64_t)gpu->multiprocessors * DP__CUDA_BLOCKS;
+    void *arguments[] = {params};
+    dim3 grid = {(unsigned)(blocks < most ? blocks : most), 1, 1};
+    dim3 block = {DP__CUDA_LANES, 1, 1};
+    DP_TRY(dp__cuda_enter(gpu));
+    return dp__cuda_leave(gpu, DP_OK, dp__cuda_names[kernel],
+                          dp__cuda.cudaLaunchKernel((const void *)gpu->code->kernels[kernel], grid,
+                                                    block, arguments, 0,
+                                                    dp__cuda_stream_of(stream)->native));
+}
+
+/* One thread per pack, or per element if there are none: what is small is spread over the GPU
+   before a thread gets a second one. */
+static dp_status dp__cuda_launch_each(const dp_stream *stream, int kernel,
+                                      struct dp__cuda_params *params)
+{
+    uint64_t threads = params->packs > 0 ? params->packs : params->count;
+    uint64_t blocks = (threads + DP__CUDA_LANES - 1) / DP__CUDA_LANES;
+    return dp__cuda_launch(stream, kernel, blocks, params);
+}
+
+/* The size of chunks depends only on the count. */
+static dp_status dp__cuda_launch_sums(const dp_stream *stream, int kernel,
+                                      struct dp__cuda_params *params)
+{
+    const uint64_t least = 4 << 10, all = DP__CUDA_CHUNKS * least;
+    params->chunk = (params->count + all - 1) / all * least;
+    params->chunk_count = (params->count + params->chunk - 1) / params->chunk;
+    params->scratch = dp__cuda_stream_of(stream)->scratch;
+    DP_TRY(dp__cuda_launch(stream, kernel, params->chunk_count, params));
+    return dp__cuda_launch(stream, DP__CUDA_sums_end, 1, params);
+}
+
+/* Packs of `each` elements, if the first so many inputs and outputs all begin at one. */
+static uint64_t dp__cuda_packs(const struct dp__cuda_params *params, size_t in_count,
+                               size_t out_count, uint64_t each)
+{
+    uintptr_t together = 0;
+    for (size_t i = 0; i < in_count; i++)
+        together |= (uintptr_t)params->in[i];
+    for (size_t i = 0; i < out_count; i++)
+        together |= (uintptr_t)params->out[i];
+    return together % 16 == 0 ? params->count / each : 0;
+}
+
+/* The bits of an element, again and again. */
+static uint64_t dp__cuda_repeated(uint64_t bits, size_t width)
+{
+    for (; width < sizeof bits; width *= 2)
+        bits = (bits & ((UINT64_C(1) << 8 * width) - 1)) | bits << 8 * width;
+    return bits;
+}
+
+/* Leave out dims of one element, and make one of neighbours that lie as one on both sides. */
+static void dp__cuda_merge(struct dp__cuda_params *params)
+{
+    int last = -1;
+    for (int d = 0; d < params->ndim; d++) {
+        long long shape = params->shape[d], in_shape = params->in_shape[d];
+        if (shape == 1 && in_shape == 1)
+            continue;
+        if (last < 0 || in_shape != shape ||
+            params->in_stride[last] != params->in_stride[d] * shape ||
+            params->out_stride[last] != params->out_stride[d] * shape) {
+            last++;
+            params->shape[last] = params->in_shape[last] = 1;
+        }
+        params->shape[last] *= shape;
+        params->in_shape[last] *= in_shape;
+        params->in_stride[last] = params->in_stride[d];
+        params->out_stride[last] = params->out_stride[d];
+    }
+    params->ndim = last + 1;
+}
+
+static bool dp__cuda_has_rows(const struct dp__cuda_params *params)
+{
+    int last = params->ndim - 1;
+    return last >= 0 && params->in_stride[last] == 1 && params->out_stride[last] == 1;
+}
+
+/* The widest elements that rows, and the steps between them, are made of. */
+static void dp__cuda_widen(struct dp__cuda_params *params)
+{
+    int last = params->ndim - 1;
+    uint64_t together = (uint64_t)(uintptr_t)params->in[0] | (uint64_t)(uintptr_t)params->out[0];
+    if (!dp__cuda_has_rows(params))
+        return;
+    for (int d = 0; d < last; d++)
+        together |= (uint64_t)(params->in_stride[d] | params->out_stride[d]) * params->width;
+    together |= (uint64_t)(params->in_shape[last] | params->shape[last]) * params->width;
+    for (; params->width < 16 && together % (2 * params->width) == 0; params->width *= 2) {
+        for (int d = 0; d < last; d++) {
+            params->in_stride[d] /= 2;
+            params->out_stride[d] /= 2;
+        }
+        params->in_shape[last] /= 2;
+        params->shape[last] /= 2;
+        params->count /= 2;
+    }
+}
+
+/* For division by shape[d] without one: Granlund and Montgomery, 1994. */
+static void dp__cuda_divide(struct dp__cuda_params *params)
+{
+    for (int d = 1; d < params->ndim; d++) {
+        uint64_t by = (uint64_t)params->shape[d], power = 1;
+        for (params->shift[d] = 0; power < by; power *= 2)
+            params->shift[d]++;
+        params->magic[d] = (unsigned)(((power - by) << 32) / by + 1);
+    }
+}
+
+/* What has more elements than a launch may number is halved, in its first dim. */
+static dp_status dp__cuda_launch_parts(const dp_stream *stream,
+                                       const struct dp__cuda_params *params)
+{
+    struct dp__cuda_params part = *params;
+    int d = 0;
+    if (params->count <= DP__CUDA_COPY_MAX) {
+        dp__cuda_divide(&part);
+        return dp__cuda_launch_each(stream, DP__CUDA_copy, &part);
+    }
+    while (params->shape[d] == 1)
+        d++;
+    const long long half = params->shape[d] / 2, inside = params->in_shape[d];
+    part.shape[d] = half;
+    part.in_shape[d] = inside < half ? inside : half;
+    part.count = params->count / (uint64_t)params->shape[d] * (uint64_t)half;
+    DP_TRY(dp__cuda_launch_parts(stream, &part));
+    part.count = params->count - part.count;
+    part.shape[d] = params->shape[d] - half;
+    part.in_shape[d] = inside < half ? 0 : inside - half;
+    part.out[0] = (char *)part.out[0] + half * part.out_stride[d] * part.width;
+    if (inside > half)
+        part.in[0] = (const char *)part.in[0] + half * part.in_stride[d] * part.width;
+    return dp__cuda_launch_parts(stream, &part);
+}
+
 /* ==== >>peers ====================================================================================
    GPUs that say they reach each other's memory have been seen to read other bytes, or to hang. So a
    pair is checked at its first copy; if it does not pass, copies go through the host.           */
@@ -2983,29 +2974,32 @@ enum { DP__CUDA_CHECK_COUNT = DP__CUDA_CHECK_BYTES / 4 + 3, DP__CUDA_CHECK_ROUND
 enum { DP__CUDA_CHECK_SECONDS = 5, DP__CUDA_RESULTS = 2 };
 
 typedef struct dp__cuda_side { /* one GPU's side of a check */
-    const dp__cuda_gpu *gpu;
-    cudaStream_t stream;
+    dp__cuda_stream stream;
     cudaEvent_t event;
     unsigned *words;
-    double *scratch, *results; /* after the words; results: one per way to read */
-    double *wrong;             /* the reader's results, where the host can read them */
+    double *results; /* after the words and the stream's scratch; one per way to read */
+    double *wrong;   /* the reader's results, where the host can read them */
 } dp__cuda_side;
+
+static const dp__cuda_gpu *dp__cuda_side_gpu(const dp__cuda_side *side)
+{
+    return dp__cuda_gpu_of(side->stream.base.dev);
+}
 
 static dp_status dp__cuda_side_open(dp__cuda_side *side)
 {
-    size_t words = ((size_t)DP__CUDA_CHECK_COUNT * 4 + DP__CUDA_ALIGN - 1) / DP__CUDA_ALIGN *
-                   DP__CUDA_ALIGN;
+    size_t words = dp__align_up((size_t)DP__CUDA_CHECK_COUNT * 4, DP__CUDA_ALIGN);
     size_t scratch = 2 * sizeof(double) * DP__CUDA_CHUNKS;
-    int ordinal = side->gpu->ordinal;
+    int ordinal = dp__cuda_side_gpu(side)->ordinal;
     void *block = NULL;
     dp__cuda_quiet();
-    DP_TRY(dp__cuda_native_stream(ordinal, 0, &side->stream));
+    DP_TRY(dp__cuda_native_stream(ordinal, 0, &side->stream.native));
     DP_TRY(dp__cuda_native_event(ordinal, &side->event));
     DP_TRY(dp__cuda_check(
         "cudaMalloc", ordinal,
         dp__cuda.cudaMalloc(&block, words + scratch + DP__CUDA_RESULTS * sizeof(double))));
     side->words = block;
-    side->scratch = (void *)((char *)block + words);
+    side->stream.scratch = (void *)((char *)block + words);
     side->results = (void *)((char *)block + words + scratch);
     return DP_OK;
 }
@@ -3013,20 +3007,22 @@ static dp_status dp__cuda_side_open(dp__cuda_side *side)
 /* Of a GPU that is lost everything stays. */
 static void dp__cuda_side_close(dp__cuda_side *side)
 {
-    if (dp__cuda_enter(side->gpu) != DP_OK)
+    const dp__cuda_gpu *gpu = dp__cuda_side_gpu(side);
+    cudaStream_t stream = side->stream.native;
+    if (dp__cuda_enter(gpu) != DP_OK)
         return;
-    if (side->stream != NULL)
-        (void)dp__cuda.cudaStreamSynchronize(side->stream);
+    if (stream != NULL)
+        (void)dp__cuda.cudaStreamSynchronize(stream);
     if (side->words != NULL)
         (void)dp__cuda.cudaFree(side->words);
     if (side->wrong != NULL)
         (void)dp__cuda.cudaFreeHost(side->wrong);
     if (side->event != NULL)
         (void)dp__cuda.cudaEventDestroy(side->event);
-    if (side->stream != NULL)
-        (void)dp__cuda.cudaStreamDestroy(side->stream);
+    if (stream != NULL)
+        (void)dp__cuda.cudaStreamDestroy(stream);
     (void)dp__cuda.cudaGetLastError();
-    (void)dp__cuda_leave(side->gpu, DP_OK, "", cudaSuccess);
+    (void)dp__cuda_leave(gpu, DP_OK, "", cudaSuccess);
 }
 
 /* DP_ERR_TIMEOUT: it hangs. */
@@ -3037,7 +3033,7 @@ static dp_status dp__cuda_poll(const dp__cuda_side *side)
         bool late = dp__os_ms_until(until) == 0; /* this thread may have been stopped since */
         cudaError_t code = dp__cuda.cudaEventQuery(side->event);
         if (code != cudaErrorNotReady)
-            return dp__cuda_check("cudaEventQuery", side->gpu->ordinal, code);
+            return dp__cuda_check("cudaEventQuery", dp__cuda_side_gpu(side)->ordinal, code);
         (void)dp__cuda.cudaGetLastError(); /* "not ready" stays as well */
         if (late)
             return dp_error(DP_ERR_TIMEOUT, "a copy does not end");
@@ -3057,40 +3053,44 @@ static dp_status dp__cuda_read_over(const dp__cuda_side *reader, const dp__cuda_
                                      .width = sizeof(unsigned),
                                      .ndim = 1,
                                      .shape = {DP__CUDA_CHECK_COUNT},
+                                     .in_shape = {DP__CUDA_CHECK_COUNT},
                                      .in_stride = {1},
                                      .out_stride = {1},
                                      .alpha = 1};
-    const dp__cuda_gpu *gpu = reader->gpu;
-    DP_TRY(dp__cuda_launch_each_on(gpu, reader->stream, DP__CUDA_fill, &params));
+    const dp_stream *stream = &reader->stream.base;
+    int ordinal = dp__cuda_side_gpu(reader)->ordinal;
+    DP_TRY(dp__cuda_launch_each(stream, DP__CUDA_fill, &params));
     if (by_kernel)
-        DP_TRY(dp__cuda_launch_copy_on(gpu, reader->stream, &params));
+        DP_TRY(dp__cuda_launch_parts(stream, &params));
     else
-        DP_TRY(dp__cuda_check("cudaMemcpyPeerAsync", gpu->ordinal,
-                              dp__cuda.cudaMemcpyPeerAsync(
-                                  reader->words, gpu->ordinal, from->words, from->gpu->ordinal,
-                                  (size_t)DP__CUDA_CHECK_COUNT * 4, reader->stream)));
+        DP_TRY(dp__cuda_check("cudaMemcpyPeerAsync", ordinal,
+                              dp__cuda.cudaMemcpyPeerAsync(reader->words, ordinal, from->words,
+                                                           dp__cuda_side_gpu(from)->ordinal,
+                                                           (size_t)DP__CUDA_CHECK_COUNT * 4,
+                                                           reader->stream.native)));
     params.in[0] = reader->words;
     params.out[0] = reader->results + by_kernel;
     params.fill = seed;
-    params.scratch = reader->scratch;
-    return dp__cuda_launch_sums_on(gpu, reader->stream, DP__CUDA_differ, &params);
+    return dp__cuda_launch_sums(stream, DP__CUDA_differ, &params);
 }
 
 /* The host has seen the end of it before the next round begins. */
 static dp_status dp__cuda_check_round(const dp__cuda_side *reader, const dp__cuda_side *from,
                                       uint64_t seed)
 {
+    const dp__cuda_gpu *gpu = dp__cuda_side_gpu(reader);
+    cudaStream_t stream = reader->stream.native;
     const double *wrong = reader->wrong;
     struct dp__cuda_params params = {
         .out = {from->words}, .out_count = 1, .count = DP__CUDA_CHECK_COUNT, .fill = seed};
-    DP_TRY(dp__cuda_launch_each_on(from->gpu, from->stream, DP__CUDA_pattern, &params));
-    DP_TRY(dp__cuda_follow(from->gpu, reader->stream, from->event, from->stream));
+    DP_TRY(dp__cuda_launch_each(&from->stream.base, DP__CUDA_pattern, &params));
+    DP_TRY(dp__cuda_follow(dp__cuda_side_gpu(from), stream, from->event, from->stream.native));
     DP_TRY(dp__cuda_read_over(reader, from, false, seed));
     DP_TRY(dp__cuda_read_over(reader, from, true, seed));
-    DP_TRY(dp__cuda_move(reader->gpu, reader->wrong, reader->results,
-                         DP__CUDA_RESULTS * sizeof *wrong, cudaMemcpyDeviceToHost, reader->stream));
-    DP_TRY(dp__cuda_check("cudaEventRecord", reader->gpu->ordinal,
-                          dp__cuda.cudaEventRecord(reader->event, reader->stream)));
+    DP_TRY(dp__cuda_move(gpu, reader->wrong, reader->results, DP__CUDA_RESULTS * sizeof *wrong,
+                         cudaMemcpyDeviceToHost, stream));
+    DP_TRY(dp__cuda_check("cudaEventRecord", gpu->ordinal,
+                          dp__cuda.cudaEventRecord(reader->event, stream)));
     DP_TRY(dp__cuda_poll(reader));
     if (wrong[0] > 0 || wrong[1] > 0)
         return dp_error(DP_ERR_DEVICE, "%.0f of %d words arrive wrong", wrong[wrong[0] > 0 ? 0 : 1],
@@ -3102,58 +3102,58 @@ static dp_status dp__cuda_check_round(const dp__cuda_side *reader, const dp__cud
    waited for, and what the other gives back may still be read. */
 static dp_status dp__cuda_check_pair(dp__cuda_side *reader, dp__cuda_side *from)
 {
+    const dp__cuda_gpu *gpu = dp__cuda_side_gpu(reader), *other = dp__cuda_side_gpu(from);
     void *wrong = NULL;
     DP_TRY(dp__cuda_side_open(reader));
-    DP_TRY(dp__cuda_enter(from->gpu));
-    DP_TRY(dp__cuda_leave(from->gpu, dp__cuda_side_open(from), "", cudaSuccess));
+    DP_TRY(dp__cuda_enter(other));
+    DP_TRY(dp__cuda_leave(other, dp__cuda_side_open(from), "", cudaSuccess));
     DP_TRY(dp__cuda_check(
-        "cudaHostAlloc", reader->gpu->ordinal,
+        "cudaHostAlloc", gpu->ordinal,
         dp__cuda.cudaHostAlloc(&wrong, DP__CUDA_RESULTS * sizeof(double), cudaHostAllocPortable)));
     reader->wrong = wrong;
     dp_status status = DP_OK;
     for (int round = 0; round < DP__CUDA_CHECK_ROUNDS && status == DP_OK; round++)
         status = dp__cuda_check_round(reader, from, (uint64_t)(round + 1) * 0x5851f42d);
     if (status == DP_ERR_TIMEOUT) { /* all of it stays */
-        atomic_store(&dp__cuda_lost[reader->gpu->ordinal], true);
-        atomic_store(&dp__cuda_lost[from->gpu->ordinal], true);
+        atomic_store(&dp__cuda_lost[gpu->ordinal], true);
+        atomic_store(&dp__cuda_lost[other->ordinal], true);
     }
     return status;
 }
 
 /* Whether the reader may use the other's memory, and reads the right bytes there. */
-static dp_status dp__cuda_pair_open(const dp__cuda_gpu *reader, const dp__cuda_gpu *from)
+static dp_status dp__cuda_pair_open(dp__cuda_dev *reader, dp__cuda_dev *from)
 {
-    int can = 0;
-    dp__cuda_side sides[2] = {{.gpu = reader}, {.gpu = from}};
-    if (reader->apart)
+    int can = 0, own = reader->gpu->ordinal, other = from->gpu->ordinal;
+    dp__cuda_side sides[2] = {{.stream.base = {&reader->base}}, {.stream.base = {&from->base}}};
+    if (reader->gpu->apart)
         return dp_error(DP_ERR_UNSUPPORTED, "DP_PEERS is off");
-    DP_TRY(dp__cuda_check("cudaDeviceCanAccessPeer", reader->ordinal,
-                          dp__cuda.cudaDeviceCanAccessPeer(&can, reader->ordinal, from->ordinal)));
+    DP_TRY(dp__cuda_check("cudaDeviceCanAccessPeer", own,
+                          dp__cuda.cudaDeviceCanAccessPeer(&can, own, other)));
     if (!can)
         return dp_error(DP_ERR_UNSUPPORTED, "the driver says so");
-    DP_TRY(dp__cuda_enter(reader));
-    cudaError_t enabled = dp__cuda.cudaDeviceEnablePeerAccess(from->ordinal, 0);
+    DP_TRY(dp__cuda_enter(reader->gpu));
+    cudaError_t enabled = dp__cuda.cudaDeviceEnablePeerAccess(other, 0);
     dp_status status = DP_OK;
     if (enabled != cudaErrorPeerAccessAlreadyEnabled)
-        status = dp__cuda_check("cudaDeviceEnablePeerAccess", reader->ordinal, enabled);
+        status = dp__cuda_check("cudaDeviceEnablePeerAccess", own, enabled);
     else
         (void)dp__cuda.cudaGetLastError();
     if (status == DP_OK)
         status = dp__cuda_check_pair(&sides[0], &sides[1]);
-    DP_TRY(dp__cuda_leave(reader, DP_OK, "", cudaSuccess));
+    DP_TRY(dp__cuda_leave(reader->gpu, DP_OK, "", cudaSuccess));
     dp__cuda_side_close(&sides[0]);
     dp__cuda_side_close(&sides[1]);
-    if (status != DP_OK && enabled == cudaSuccess && dp__cuda_enter(reader) == DP_OK)
-        (void)dp__cuda_leave(reader, DP_OK, "cudaDeviceDisablePeerAccess",
-                             dp__cuda.cudaDeviceDisablePeerAccess(from->ordinal));
+    if (status != DP_OK && enabled == cudaSuccess && dp__cuda_enter(reader->gpu) == DP_OK)
+        (void)dp__cuda_leave(reader->gpu, DP_OK, "cudaDeviceDisablePeerAccess",
+                             dp__cuda.cudaDeviceDisablePeerAccess(other));
     return status;
 }
 
 static dp_status dp__cuda_captures(const dp_stream *stream, bool *out)
 {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    cudaError_t code =
-        dp__cuda.cudaStreamIsCapturing(((const dp__cuda_stream *)stream)->native, &capture);
+    cudaError_t code = dp__cuda.cudaStreamIsCapturing(dp__cuda_stream_of(stream)->native, &capture);
     *out = capture != cudaStreamCaptureStatusNone;
     return dp__cuda_check("cudaStreamIsCapturing", dp__cuda_gpu_of(stream->dev)->ordinal, code);
 }
@@ -3171,48 +3171,44 @@ static dp_status dp__cuda_uncaptured(const dp_stream *stream, const char *what)
 
 /* Checks the pair at its first copy. Says so once, if that does not pass: a warning, unless it is
    as the user wants it. */
-static dp_status dp__cuda_reach(dp__cuda_dev *dev, const dp__cuda_gpu *from, atomic_int *reach)
+static dp_status dp__cuda_reach(dp__cuda_dev *dev, dp__cuda_dev *from)
 {
     char text[DP__TEXT_BYTES];
     char first = dp__sentence_hide();
-    dp_status status = dp__cuda_pair_open(dev->gpu, from);
+    int own = dev->gpu->ordinal, other = from->gpu->ordinal;
+    dp_status status = dp__cuda_pair_open(dev, from);
     if (status == DP_ERR_TIMEOUT)
-        return dp_error(DP_ERR_DEVICE, DP__CUDA_IS ": GPU %d does not finish reading GPU %d",
-                        dev->gpu->ordinal, from->ordinal);
+        return dp_error(DP_ERR_DEVICE, DP__CUDA_IS ": GPU %d does not finish reading GPU %d", own,
+                        other);
     if (status != DP_OK) {
         snprintf(text, sizeof text,
                  DP__CUDA_IS
                  ": GPU %d does not read GPU %d directly (%.300s): copies go through the host",
-                 dev->gpu->ordinal, from->ordinal, dp_last_error());
+                 own, other, dp_last_error());
         dev->base.host->log(dev->base.host, dev->gpu->apart ? DP_LOG_INFO : DP_LOG_WARN, text);
     }
     (void)dp__sentence_after(first, DP_OK);
-    atomic_store(reach, status == DP_OK ? DP__CUDA_DIRECT : DP__CUDA_STAGED);
+    atomic_store(&dev->gpu->reach[other], status == DP_OK ? DP__CUDA_DIRECT : DP__CUDA_STAGED);
     return DP_OK;
 }
 
-static atomic_int *dp__cuda_reach_of(const dp__cuda_dev *dev, const dp__cuda_gpu *from)
+/* Whether the device's GPU copies from the other's directly. */
+static dp_status dp__cuda_pair(dp__cuda_dev *dev, dp__cuda_dev *from, bool *out)
 {
-    return &dp__cuda_gpus[dev->gpu->ordinal].reach[from->ordinal];
-}
-
-/* Whether the device's GPU copies from the other directly. */
-static dp_status dp__cuda_pair(dp__cuda_dev *dev, const dp__cuda_gpu *from, bool *out)
-{
-    atomic_int *reach = dp__cuda_reach_of(dev, from);
+    atomic_int *reach = &dev->gpu->reach[from->gpu->ordinal];
     dp_status status = DP_OK;
     dp__lock_enter(&dp__cuda_lock);
     if (atomic_load(reach) == DP__CUDA_UNKNOWN)
-        status = dp__cuda_reach(dev, from, reach);
+        status = dp__cuda_reach(dev, from);
     dp__lock_leave(&dp__cuda_lock);
     *out = atomic_load(reach) == DP__CUDA_DIRECT;
     return status;
 }
 
-static dp_status dp__cuda_reaches(dp_stream *stream, const dp__cuda_gpu *from, bool *out)
+static dp_status dp__cuda_reaches(dp_stream *stream, dp__cuda_dev *from, bool *out)
 {
     dp__cuda_dev *dev = dp__cuda_dev_of(stream->dev);
-    int reach = atomic_load(dp__cuda_reach_of(dev, from));
+    int reach = atomic_load(&dev->gpu->reach[from->gpu->ordinal]);
     *out = reach == DP__CUDA_DIRECT;
     if (reach != DP__CUDA_UNKNOWN)
         return DP_OK;
@@ -3223,11 +3219,6 @@ static dp_status dp__cuda_reaches(dp_stream *stream, const dp__cuda_gpu *from, b
 /* ==== >>copies ===================================================================================
    The table's copies. Each enqueues on the stream; only a copy to memory that is not pinned waits,
    since it has to be copied on from the ring.                                                   */
-
-static const dp__cuda_stream *dp__cuda_stream_of(const dp_stream *stream)
-{
-    return (const dp__cuda_stream *)stream;
-}
 
 /* A plain copy of any kind. */
 static dp_status dp__cuda_plain(dp_stream *stream, void *dst, const void *src, size_t bytes,
@@ -3293,17 +3284,18 @@ static dp_status dp__cuda_staged_over(dp_stream *stream, void *dst, dp__cuda_dev
 static dp_status dp__cuda_peer_move(dp_stream *stream, void *dst, dp_dev *src_dev, const void *src,
                                     size_t bytes)
 {
-    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev), *from = dp__cuda_gpu_of(src_dev);
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
+    dp__cuda_dev *from = dp__cuda_dev_of(src_dev);
     bool reaches = false;
-    if (from == gpu)
+    if (from->gpu == gpu)
         return dp__cuda_move(gpu, dst, src, bytes, cudaMemcpyDeviceToDevice,
                              dp__cuda_stream_of(stream)->native);
     DP_TRY(dp__cuda_reaches(stream, from, &reaches));
     if (!reaches)
-        return dp__cuda_staged_over(stream, dst, dp__cuda_dev_of(src_dev), src, bytes);
+        return dp__cuda_staged_over(stream, dst, from, src, bytes);
     return dp__cuda_check("cudaMemcpyPeerAsync", gpu->ordinal,
-                          dp__cuda.cudaMemcpyPeerAsync(dst, gpu->ordinal, src, from->ordinal, bytes,
-                                                       dp__cuda_stream_of(stream)->native));
+                          dp__cuda.cudaMemcpyPeerAsync(dst, gpu->ordinal, src, from->gpu->ordinal,
+                                                       bytes, dp__cuda_stream_of(stream)->native));
 }
 
 static dp_status dp__cuda_peer_copy(dp_stream *stream, void *dst, dp_dev *src_dev, const void *src,
@@ -3318,19 +3310,6 @@ static dp_status dp__cuda_peer_copy(dp_stream *stream, void *dst, dp_dev *src_de
 /* ==== >>launch ===================================================================================
    A dp_kernel becomes one launch, a sum over all elements two.                                  */
 
-static dp_status dp__cuda_launch_each(dp_stream *stream, int kernel, struct dp__cuda_params *params)
-{
-    return dp__cuda_launch_each_on(dp__cuda_gpu_of(stream->dev), dp__cuda_stream_of(stream)->native,
-                                   kernel, params);
-}
-
-static dp_status dp__cuda_launch_sums(dp_stream *stream, int kernel, struct dp__cuda_params *params)
-{
-    params->scratch = dp__cuda_stream_of(stream)->scratch;
-    return dp__cuda_launch_sums_on(dp__cuda_gpu_of(stream->dev), dp__cuda_stream_of(stream)->native,
-                                   kernel, params);
-}
-
 /* What lies behind in_shape is filled: of a copy nothing, and a pad is dense. */
 static void dp__cuda_dims(struct dp__cuda_params *params, const dp_kernel_args *args)
 {
@@ -3344,7 +3323,8 @@ static void dp__cuda_dims(struct dp__cuda_params *params, const dp_kernel_args *
         params->out_stride[d] = pad ? dense : args->out_stride[d];
         dense *= args->shape[d];
     }
-    dp__cuda_lay_out(params);
+    dp__cuda_merge(params);
+    dp__cuda_widen(params);
 }
 
 static struct dp__cuda_params dp__cuda_params_of(const dp_kernel_args *args)
@@ -3380,8 +3360,7 @@ static dp_status dp__cuda_launch_some_channels(dp_stream *stream, int kernel, ui
     params.count -= skipped; /* what is left of the input */
     params.chunk_count = some * params.fill;
     params.scratch = dp__cuda_stream_of(stream)->scratch;
-    DP_TRY(dp__cuda_launch_on(dp__cuda_gpu_of(stream->dev), dp__cuda_stream_of(stream)->native,
-                              kernel, params.chunk_count, &params));
+    DP_TRY(dp__cuda_launch(stream, kernel, params.chunk_count, &params));
     params.count = some;
     return dp__cuda_launch_each(stream, DP__CUDA_channels_end, &params);
 }
@@ -3407,48 +3386,45 @@ static dp_status dp__cuda_launch_channels(dp_stream *stream, int kernel, const i
     return DP_OK;
 }
 
-/* By the driver, which has a copy engine and its own kernels. */
-static dp_status dp__cuda_copy_rows(dp_stream *stream, void *dst, size_t dst_pitch, const void *src,
-                                    size_t src_pitch, size_t row_bytes, size_t rows)
-{
-    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
-    DP_TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave(gpu, DP_OK, "cudaMemcpy2DAsync",
-                          dp__cuda.cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, row_bytes,
-                                                     rows, cudaMemcpyDeviceToDevice,
-                                                     dp__cuda_stream_of(stream)->native));
-}
-
 /* Whether the driver takes such rows: not short ones, none that overlap, none too far apart. */
-static bool dp__cuda_takes_rows(const dp__cuda_gpu *gpu, size_t dst_pitch, size_t src_pitch,
-                                size_t row_bytes)
+static bool dp__cuda_takes_rows(const dp__cuda_gpu *gpu, const struct dp__cuda_params *params)
 {
+    if (params->ndim != 2 || !dp__cuda_has_rows(params))
+        return false;
+    size_t dst_pitch = (size_t)params->out_stride[0] * params->width;
+    size_t src_pitch = (size_t)params->in_stride[0] * params->width;
+    size_t row_bytes = (size_t)params->shape[1] * params->width;
     return row_bytes >= 256 && row_bytes <= dst_pitch && row_bytes <= src_pitch &&
            dst_pitch <= gpu->pitch_max && src_pitch <= gpu->pitch_max;
 }
 
-/* Elements of less than 4 bytes have too little in flight (see >>text): the driver's, if it can. */
-static dp_status dp__cuda_launch_copy(dp_stream *stream, const struct dp__cuda_params *params)
+/* By the driver, which has a copy engine and its own kernels. */
+static dp_status dp__cuda_copy_rows(const dp_stream *stream, const struct dp__cuda_params *params)
 {
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
     const size_t width = params->width;
-    if (params->ndim == 2 && width < 4 && dp__cuda_has_rows(params)) {
-        size_t dst_pitch = (size_t)params->out_stride[0] * width;
-        size_t src_pitch = (size_t)params->in_stride[0] * width;
-        size_t row_bytes = (size_t)params->shape[1] * width;
-        if (dp__cuda_takes_rows(gpu, dst_pitch, src_pitch, row_bytes))
-            return dp__cuda_copy_rows(stream, params->out[0], dst_pitch, params->in[0], src_pitch,
-                                      row_bytes, (size_t)params->shape[0]);
-    }
-    return dp__cuda_launch_parts_on(gpu, dp__cuda_stream_of(stream)->native, params);
+    DP_TRY(dp__cuda_enter(gpu));
+    return dp__cuda_leave(
+        gpu, DP_OK, "cudaMemcpy2DAsync",
+        dp__cuda.cudaMemcpy2DAsync(params->out[0], (size_t)params->out_stride[0] * width,
+                                   params->in[0], (size_t)params->in_stride[0] * width,
+                                   (size_t)params->shape[1] * width, (size_t)params->shape[0],
+                                   cudaMemcpyDeviceToDevice, dp__cuda_stream_of(stream)->native));
+}
+
+/* Elements of less than 4 bytes have too little in flight (see >>text): the driver's, if it can. */
+static dp_status dp__cuda_launch_copy(const dp_stream *stream, const struct dp__cuda_params *params)
+{
+    return params->width < 4 && dp__cuda_takes_rows(dp__cuda_gpu_of(stream->dev), params)
+               ? dp__cuda_copy_rows(stream, params)
+               : dp__cuda_launch_parts(stream, params);
 }
 
 /* Rows that the driver does not take are copied by the kernel. */
 static dp_status dp__cuda_copy_2d(dp_stream *stream, void *dst, size_t dst_pitch, const void *src,
                                   size_t src_pitch, size_t row_bytes, size_t rows)
 {
-    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
-    const struct dp__cuda_params params = {
+    struct dp__cuda_params params = {
         .in = {src},
         .out = {dst},
         .in_count = 1,
@@ -3457,12 +3433,15 @@ static dp_status dp__cuda_copy_2d(dp_stream *stream, void *dst, size_t dst_pitch
         .count = rows * row_bytes,
         .ndim = 2,
         .shape = {(long long)rows, (long long)row_bytes},
+        .in_shape = {(long long)rows, (long long)row_bytes},
         .out_stride = {(long long)dst_pitch, 1},
         .in_stride = {(long long)src_pitch, 1},
     };
-    if (dp__cuda_takes_rows(gpu, dst_pitch, src_pitch, row_bytes))
-        return dp__cuda_copy_rows(stream, dst, dst_pitch, src, src_pitch, row_bytes, rows);
-    return dp__cuda_launch_copy_on(gpu, dp__cuda_stream_of(stream)->native, &params);
+    if (dp__cuda_takes_rows(dp__cuda_gpu_of(stream->dev), &params))
+        return dp__cuda_copy_rows(stream, &params);
+    dp__cuda_merge(&params);
+    dp__cuda_widen(&params);
+    return dp__cuda_launch_parts(stream, &params);
 }
 
 /* How many packs the operands are made of; 0 where the kernel has no form for packs. */
@@ -3532,8 +3511,7 @@ DP__APART static dp_status dp__cuda_launch_steps(dp_stream *stream, const dp_ker
     for (size_t first = 0, some; first < sets; first += some) {
         some = sets - first < most ? sets - first : most;
         dp__cuda_sets(args, first, some, &steps);
-        DP_TRY(dp__cuda_launch_on(dp__cuda_gpu_of(stream->dev), dp__cuda_stream_of(stream)->native,
-                                  kernel, steps.chunk_count, &steps));
+        DP_TRY(dp__cuda_launch(stream, kernel, steps.chunk_count, &steps));
     }
     return DP_OK;
 }
@@ -3566,8 +3544,7 @@ static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
                                     &params);
     case DP_KERNEL_PAD:
         dp__cuda_dims(&params, args);
-        return dp__cuda_launch_parts_on(dp__cuda_gpu_of(stream->dev),
-                                        dp__cuda_stream_of(stream)->native, &params);
+        return dp__cuda_launch_parts(stream, &params);
     case DP_KERNEL_TOTAL:
         return dp__cuda_launch_sums(stream, DP__CUDA_total, &params);
     case DP_KERNEL_AXPBY:

@@ -1678,8 +1678,7 @@ static dp_status dp__nccl_proof_count(const dp__nccl_proof *proof, int place, si
     params.count *= (unsigned long long)comm->job_gpu_count;
     params.chunk = params.count / chunks;
     params.chunk_count = chunks;
-    DP_TRY(dp__cuda_launch_on(gpu->physical, dp__cuda_stream_of(part->stream)->native,
-                              DP__CUDA_differ, chunks, &params));
+    DP_TRY(dp__cuda_launch(part->stream, DP__CUDA_differ, chunks, &params));
     return dp__cuda_copy_out(part->stream, proof->wrong, gpu->proof,
                              2 * chunks * sizeof *proof->wrong);
 }
@@ -2024,7 +2023,7 @@ static dp_status dp__nccl_distrust(const dp__nccl_join *join, const dp__nccl_gpu
                           dp__cuda.cudaDeviceCanAccessPeer(&can, reader->physical->ordinal,
                                                            from->physical->ordinal)));
     if (can)
-        DP_TRY(dp__cuda_pair(reader->dev, from->physical, &direct));
+        DP_TRY(dp__cuda_pair(reader->dev, from->dev, &direct));
     if (direct || dp__os_env("NCCL_P2P_DISABLE") != NULL)
         return DP_OK;
     snprintf(text, sizeof text,
