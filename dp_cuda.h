@@ -2122,18 +2122,21 @@ static dp_status dp__cuda_enter(const dp__cuda_gpu *gpu)
     return DP_OK;
 }
 
-/* The status of the calls in between; `status` of an earlier failure wins. */
-static dp_status dp__cuda_leave(const dp__cuda_gpu *gpu, dp_status status, const char *fn,
-                                cudaError_t code)
+/* The status of what was done in between; a failure of it wins. */
+static dp_status dp__cuda_leave(const dp__cuda_gpu *gpu, dp_status status)
 {
     CUcontext popped = NULL;
-    if (status == DP_OK)
-        status = dp__cuda_check(fn, gpu->ordinal, code);
     if (--dp__cuda_inside[dp__cuda_depth - 1].times > 0)
         return status;
     (void)dp__cuda.call_cuThreadExchangeStreamCaptureMode(&dp__cuda_inside[--dp__cuda_depth].mode);
     CUresult pop = dp__cuda.call_cuCtxPopCurrent(&popped);
     return status != DP_OK ? status : dp__cuda_check(DP__CUDA_POP, gpu->ordinal, (cudaError_t)pop);
+}
+
+/* Where that was one call. */
+static dp_status dp__cuda_leave_after(const dp__cuda_gpu *gpu, const char *fn, cudaError_t code)
+{
+    return dp__cuda_leave(gpu, dp__cuda_check(fn, gpu->ordinal, code));
 }
 
 static void (*dp__cuda_calm)(void); /* dp_nccl.h defines it */
@@ -2263,7 +2266,7 @@ static void dp__cuda_gpu_drop(dp__cuda_gpu *gpu)
     bool lost = atomic_load(&dp__cuda_lost[gpu->ordinal]);
     if (gpu->code != NULL && dp__cuda_enter(gpu) == DP_OK) {
         dp__cuda_code_drop(gpu->code);
-        (void)dp__cuda_leave(gpu, DP_OK, "cudaLibraryUnload", dp__cuda.cudaGetLastError());
+        (void)dp__cuda_leave_after(gpu, "cudaLibraryUnload", dp__cuda.cudaGetLastError());
     }
     if (gpu->context != NULL && !lost)
         (void)dp__cuda.call_cuDevicePrimaryCtxRelease(gpu->device);
@@ -2287,7 +2290,7 @@ static dp_status dp__cuda_gpu_open(const dp_host *host, dp__cuda_gpu *gpu)
     (void)dp__cuda.call_cuThreadExchangeStreamCaptureMode(&mode);
     DP_TRY(dp__cuda_check("cuDevicePrimaryCtxRetain", gpu->ordinal, (cudaError_t)code));
     DP_TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave(gpu, dp__cuda_load(host, gpu), "", cudaSuccess);
+    return dp__cuda_leave(gpu, dp__cuda_load(host, gpu));
 }
 
 static dp_status dp__cuda_gpu_use(const dp_host *host, int ordinal, dp__cuda_gpu **out)
@@ -2400,7 +2403,7 @@ static dp_status dp__cuda_slab_make(dp__cuda_dev *dev, size_t bytes, dp__cuda_sl
     dp__cuda_quiet();
     dp_status status = dp__cuda_enter(dev->gpu);
     if (status == DP_OK)
-        status = dp__cuda_leave(dev->gpu, DP_OK, "cudaMalloc", dp__cuda.cudaMalloc(&data, bytes));
+        status = dp__cuda_leave_after(dev->gpu, "cudaMalloc", dp__cuda.cudaMalloc(&data, bytes));
     if (status != DP_OK) {
         host->free(host, slab);
         return status;
@@ -2417,7 +2420,7 @@ static void dp__cuda_slab_drop(dp__cuda_dev *dev, dp__cuda_slab **link)
     *link = slab->next;
     dp__cuda_quiet();
     if (dp__cuda_enter(dev->gpu) == DP_OK)
-        (void)dp__cuda_leave(dev->gpu, DP_OK, "cudaFree", dp__cuda.cudaFree(slab->data));
+        (void)dp__cuda_leave_after(dev->gpu, "cudaFree", dp__cuda.cudaFree(slab->data));
     dev->base.host->free(dev->base.host, slab);
 }
 
@@ -2474,8 +2477,8 @@ static dp_status dp__cuda_host_alloc(dp_dev *dev, size_t bytes, void **out)
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(dev);
     dp__cuda_quiet();
     DP_TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave(gpu, DP_OK, "cudaHostAlloc",
-                          dp__cuda.cudaHostAlloc(out, bytes, cudaHostAllocPortable));
+    return dp__cuda_leave_after(gpu, "cudaHostAlloc",
+                                dp__cuda.cudaHostAlloc(out, bytes, cudaHostAllocPortable));
 }
 
 static void dp__cuda_host_free(dp_dev *dev, void *data, size_t bytes)
@@ -2484,7 +2487,7 @@ static void dp__cuda_host_free(dp_dev *dev, void *data, size_t bytes)
     (void)bytes;
     dp__cuda_quiet();
     if (dp__cuda_enter(gpu) == DP_OK)
-        (void)dp__cuda_leave(gpu, DP_OK, "cudaFreeHost", dp__cuda.cudaFreeHost(data));
+        (void)dp__cuda_leave_after(gpu, "cudaFreeHost", dp__cuda.cudaFreeHost(data));
 }
 
 /* ==== >>staging ==================================================================================
@@ -2557,7 +2560,7 @@ static bool dp__cuda_is_pinned(const dp__cuda_gpu *gpu, const void *host, size_t
     if (bytes == 0 || dp__cuda_enter(gpu) != DP_OK)
         return false;
     bool pinned = dp__cuda_pins_byte(host) && dp__cuda_pins_all(host, bytes);
-    return dp__cuda_leave(gpu, DP_OK, "", cudaSuccess) == DP_OK && pinned;
+    return dp__cuda_leave(gpu, DP_OK) == DP_OK && pinned;
 }
 
 /* Where a stream's copies from or to the slot are noted; -1: too many streams use it already. A new
@@ -2828,10 +2831,10 @@ static dp_status dp__cuda_launch(const dp_stream *stream, int kernel, uint64_t b
     dim3 grid = {(unsigned)(blocks < most ? blocks : most), 1, 1};
     dim3 block = {DP__CUDA_LANES, 1, 1};
     DP_TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave(gpu, DP_OK, dp__cuda_names[kernel],
-                          dp__cuda.cudaLaunchKernel((const void *)gpu->code->kernels[kernel], grid,
-                                                    block, arguments, 0,
-                                                    dp__cuda_stream_of(stream)->native));
+    return dp__cuda_leave_after(gpu, dp__cuda_names[kernel],
+                                dp__cuda.cudaLaunchKernel((const void *)gpu->code->kernels[kernel],
+                                                          grid, block, arguments, 0,
+                                                          dp__cuda_stream_of(stream)->native));
 }
 
 /* One thread per pack, or per element if there are none: what is small is spread over the GPU
@@ -3022,7 +3025,7 @@ static void dp__cuda_side_close(dp__cuda_side *side)
     if (stream != NULL)
         (void)dp__cuda.cudaStreamDestroy(stream);
     (void)dp__cuda.cudaGetLastError();
-    (void)dp__cuda_leave(gpu, DP_OK, "", cudaSuccess);
+    (void)dp__cuda_leave(gpu, DP_OK);
 }
 
 /* DP_ERR_TIMEOUT: it hangs. */
@@ -3106,7 +3109,7 @@ static dp_status dp__cuda_check_pair(dp__cuda_side *reader, dp__cuda_side *from)
     void *wrong = NULL;
     DP_TRY(dp__cuda_side_open(reader));
     DP_TRY(dp__cuda_enter(other));
-    DP_TRY(dp__cuda_leave(other, dp__cuda_side_open(from), "", cudaSuccess));
+    DP_TRY(dp__cuda_leave(other, dp__cuda_side_open(from)));
     DP_TRY(dp__cuda_check(
         "cudaHostAlloc", gpu->ordinal,
         dp__cuda.cudaHostAlloc(&wrong, DP__CUDA_RESULTS * sizeof(double), cudaHostAllocPortable)));
@@ -3141,12 +3144,12 @@ static dp_status dp__cuda_pair_open(dp__cuda_dev *reader, dp__cuda_dev *from)
         (void)dp__cuda.cudaGetLastError();
     if (status == DP_OK)
         status = dp__cuda_check_pair(&sides[0], &sides[1]);
-    DP_TRY(dp__cuda_leave(reader->gpu, DP_OK, "", cudaSuccess));
+    DP_TRY(dp__cuda_leave(reader->gpu, DP_OK));
     dp__cuda_side_close(&sides[0]);
     dp__cuda_side_close(&sides[1]);
     if (status != DP_OK && enabled == cudaSuccess && dp__cuda_enter(reader->gpu) == DP_OK)
-        (void)dp__cuda_leave(reader->gpu, DP_OK, "cudaDeviceDisablePeerAccess",
-                             dp__cuda.cudaDeviceDisablePeerAccess(other));
+        (void)dp__cuda_leave_after(reader->gpu, "cudaDeviceDisablePeerAccess",
+                                   dp__cuda.cudaDeviceDisablePeerAccess(other));
     return status;
 }
 
@@ -3226,8 +3229,8 @@ static dp_status dp__cuda_plain(dp_stream *stream, void *dst, const void *src, s
 {
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
     DP_TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave(
-        gpu, DP_OK, "cudaMemcpyAsync",
+    return dp__cuda_leave_after(
+        gpu, "cudaMemcpyAsync",
         dp__cuda.cudaMemcpyAsync(dst, src, bytes, kind, dp__cuda_stream_of(stream)->native));
 }
 
@@ -3246,7 +3249,7 @@ static dp_status dp__cuda_staged(dp_stream *stream, void *dst, const void *src, 
         status = stage(dev, dst, src, bytes, dp__cuda_stream_of(stream)->native);
         dp__lock_leave(&dev->ring);
     }
-    return dp__cuda_leave(dev->gpu, status, "", cudaSuccess);
+    return dp__cuda_leave(dev->gpu, status);
 }
 
 static dp_status dp__cuda_copy_in(dp_stream *stream, void *dst, const void *host, size_t bytes)
@@ -3303,8 +3306,7 @@ static dp_status dp__cuda_peer_copy(dp_stream *stream, void *dst, dp_dev *src_de
 {
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
     DP_TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave(gpu, dp__cuda_peer_move(stream, dst, src_dev, src, bytes), "",
-                          cudaSuccess);
+    return dp__cuda_leave(gpu, dp__cuda_peer_move(stream, dst, src_dev, src, bytes));
 }
 
 /* ==== >>launch ===================================================================================
@@ -3404,8 +3406,8 @@ static dp_status dp__cuda_copy_rows(const dp_stream *stream, const struct dp__cu
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
     const size_t width = params->width;
     DP_TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave(
-        gpu, DP_OK, "cudaMemcpy2DAsync",
+    return dp__cuda_leave_after(
+        gpu, "cudaMemcpy2DAsync",
         dp__cuda.cudaMemcpy2DAsync(params->out[0], (size_t)params->out_stride[0] * width,
                                    params->in[0], (size_t)params->in_stride[0] * width,
                                    (size_t)params->shape[1] * width, (size_t)params->shape[0],
@@ -3624,7 +3626,7 @@ static void dp__cuda_close(dp_dev *dev)
         dp__cuda_slab_drop(own, &own->slabs);
     if (dp__cuda_enter(own->gpu) == DP_OK) {
         dp__cuda_ring_close(own);
-        (void)dp__cuda_leave(own->gpu, DP_OK, "", cudaSuccess);
+        (void)dp__cuda_leave(own->gpu, DP_OK);
     }
     if (--own->gpu->users == 0)
         dp__cuda_gpu_drop(own->gpu);
@@ -3657,7 +3659,7 @@ static dp_status dp__cuda_open(const dp_host *host, int index, dp_dev **out)
     }
     status = dp__cuda_enter(dev->gpu);
     if (status == DP_OK)
-        status = dp__cuda_leave(dev->gpu, dp__cuda_ring_open(dev), "", cudaSuccess);
+        status = dp__cuda_leave(dev->gpu, dp__cuda_ring_open(dev));
     if (status != DP_OK) {
         dp__cuda_close(&dev->base);
         return status;
@@ -3676,8 +3678,8 @@ static dp_status dp__cuda_info(dp_dev *dev, dp_device_info *out)
         (cudaError_t)dp__cuda.call_cuDeviceGetName(out->name, (int)sizeof out->name, gpu->device)));
     memcpy(out->bus_id, gpu->bus_id, sizeof out->bus_id);
     DP_TRY(dp__cuda_enter(gpu));
-    DP_TRY(dp__cuda_leave(gpu, DP_OK, "cudaMemGetInfo",
-                          dp__cuda.cudaMemGetInfo(&bytes_free, &bytes_total)));
+    DP_TRY(dp__cuda_leave_after(gpu, "cudaMemGetInfo",
+                                dp__cuda.cudaMemGetInfo(&bytes_free, &bytes_total)));
     out->bytes_free = bytes_free;
     out->bytes_total = bytes_total;
     return DP_OK;
@@ -3692,8 +3694,8 @@ static void dp__cuda_stream_destroy(dp_stream *stream)
         /* cudaStreamDestroy lets work go on; its memory may be freed now */
         (void)dp__cuda.cudaStreamSynchronize(own->native);
         (void)dp__cuda.cudaGetLastError();
-        (void)dp__cuda_leave(gpu, DP_OK, "cudaStreamDestroy",
-                             dp__cuda.cudaStreamDestroy(own->native));
+        (void)dp__cuda_leave_after(gpu, "cudaStreamDestroy",
+                                   dp__cuda.cudaStreamDestroy(own->native));
     }
     if (own->scratch != NULL)
         dp__cuda_free(stream->dev, own->scratch, 0);
@@ -3717,10 +3719,8 @@ static dp_status dp__cuda_stream_make(dp_dev *dev, int priority, cudaStream_t na
         status = dp__cuda_enter(gpu);
     if (status == DP_OK)
         status = dp__cuda_leave(
-            gpu,
-            native == NULL ? dp__cuda_native_stream(gpu->ordinal, priority, &stream->native)
-                           : DP_OK,
-            "", cudaSuccess);
+            gpu, native == NULL ? dp__cuda_native_stream(gpu->ordinal, priority, &stream->native)
+                                : DP_OK);
     if (status != DP_OK) {
         dp__cuda_stream_destroy(&stream->base);
         return status;
@@ -3744,12 +3744,12 @@ static dp_status dp__cuda_done(dp_dev *dev)
 static dp_status dp__cuda_stream_sync(dp_stream *stream)
 {
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
-    cudaError_t code = cudaSuccess;
     DP_TRY(dp__cuda_enter(gpu));
     dp_status status = dp__cuda_uncaptured(stream, "a wait");
     if (status == DP_OK)
-        code = dp__cuda.cudaStreamSynchronize(dp__cuda_stream_of(stream)->native);
-    DP_TRY(dp__cuda_leave(gpu, status, "cudaStreamSynchronize", code));
+        status = dp__cuda_check("cudaStreamSynchronize", gpu->ordinal,
+                                dp__cuda.cudaStreamSynchronize(dp__cuda_stream_of(stream)->native));
+    DP_TRY(dp__cuda_leave(gpu, status));
     return dp__cuda_done(stream->dev);
 }
 
@@ -3762,8 +3762,7 @@ static dp_status dp__cuda_event_create(dp_dev *dev, dp_event **out)
     *event = (dp__cuda_event){.base = {dev}};
     dp_status status = dp__cuda_enter(gpu);
     if (status == DP_OK)
-        status = dp__cuda_leave(gpu, dp__cuda_native_event(gpu->ordinal, &event->native), "",
-                                cudaSuccess);
+        status = dp__cuda_leave(gpu, dp__cuda_native_event(gpu->ordinal, &event->native));
     if (status != DP_OK) {
         dev->host->free(dev->host, event);
         return status;
@@ -3777,8 +3776,8 @@ static void dp__cuda_event_destroy(dp_event *event)
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(event->dev);
     const dp_host *host = event->dev->host;
     if (dp__cuda_enter(gpu) == DP_OK)
-        (void)dp__cuda_leave(gpu, DP_OK, "cudaEventDestroy",
-                             dp__cuda.cudaEventDestroy(((dp__cuda_event *)event)->native));
+        (void)dp__cuda_leave_after(gpu, "cudaEventDestroy",
+                                   dp__cuda.cudaEventDestroy(((dp__cuda_event *)event)->native));
     host->free(host, event);
 }
 
@@ -3796,7 +3795,9 @@ static dp_status dp__cuda_event_record(dp_event *event, dp_stream *stream)
         code = dp__cuda.cudaEventSynchronize(own->native);
     if (status == DP_OK && code == cudaSuccess)
         code = dp__cuda.cudaEventRecord(own->native, dp__cuda_stream_of(stream)->native);
-    DP_TRY(dp__cuda_leave(gpu, status, "cudaEventRecord", code));
+    if (status == DP_OK)
+        status = dp__cuda_check("cudaEventRecord", gpu->ordinal, code);
+    DP_TRY(dp__cuda_leave(gpu, status));
     atomic_store(&own->captured, captured);
     atomic_store(&own->recorded, true);
     return DP_OK;
@@ -3809,8 +3810,8 @@ static dp_status dp__cuda_event_wait(dp_stream *stream, dp_event *event)
     if (!atomic_load(&own->recorded))
         return DP_OK;
     DP_TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave(
-        gpu, DP_OK, "cudaStreamWaitEvent",
+    return dp__cuda_leave_after(
+        gpu, "cudaStreamWaitEvent",
         dp__cuda.cudaStreamWaitEvent(dp__cuda_stream_of(stream)->native, own->native, 0));
 }
 
@@ -3821,8 +3822,8 @@ static dp_status dp__cuda_event_sync(dp_event *event)
     if (!atomic_load(&own->recorded) || atomic_load(&own->captured))
         return DP_OK;
     DP_TRY(dp__cuda_enter(gpu));
-    DP_TRY(dp__cuda_leave(gpu, DP_OK, "cudaEventSynchronize",
-                          dp__cuda.cudaEventSynchronize(own->native)));
+    DP_TRY(dp__cuda_leave_after(gpu, "cudaEventSynchronize",
+                                dp__cuda.cudaEventSynchronize(own->native)));
     return dp__cuda_done(event->dev);
 }
 
@@ -3838,7 +3839,7 @@ static bool dp__cuda_owns(dp_dev *dev, const void *data)
         return true;
     if (dp__cuda.cudaPointerGetAttributes(&attributes, data) != cudaSuccess)
         (void)dp__cuda.cudaGetLastError();
-    (void)dp__cuda_leave(own->gpu, DP_OK, "", cudaSuccess);
+    (void)dp__cuda_leave(own->gpu, DP_OK);
     return attributes.type == cudaMemoryTypeManaged ||
            (attributes.type == cudaMemoryTypeDevice && attributes.device == own->gpu->ordinal);
 }
@@ -3847,8 +3848,8 @@ static dp_status dp__cuda_host_call(dp_stream *stream, void (*fn)(void *user), v
 {
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
     DP_TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave(
-        gpu, DP_OK, "cudaLaunchHostFunc",
+    return dp__cuda_leave_after(
+        gpu, "cudaLaunchHostFunc",
         dp__cuda.cudaLaunchHostFunc(dp__cuda_stream_of(stream)->native, fn, user));
 }
 
@@ -3917,7 +3918,7 @@ DP_API dp_status dp_cuda_adopt(dp_ctx *ctx, int local_rank, struct CUstream_st *
     cudaError_t code = dp__cuda.cudaStreamGetDevice(native, &place);
     if (code == cudaSuccess)
         code = (cudaError_t)dp__cuda.call_cuStreamGetCtx(native, &context, &part);
-    DP_TRY(dp__cuda_leave(gpu, DP_OK, "cudaStreamGetDevice", code));
+    DP_TRY(dp__cuda_leave_after(gpu, "cudaStreamGetDevice", code));
     if (place == ordinal && context == gpu->context)
         return dp__cuda_stream_make(own->dev, 0, native, out);
     return dp_error(
@@ -3988,8 +3989,8 @@ static bool dp__cuda_coll_fits(const dp_comm_config *config)
 static void dp__cuda_rank_close(dp__cuda_rank *rank)
 {
     if (rank->mark != NULL && dp__cuda_enter(rank->dev->gpu) == DP_OK)
-        (void)dp__cuda_leave(rank->dev->gpu, DP_OK, "cudaEventDestroy",
-                             dp__cuda.cudaEventDestroy(rank->mark));
+        (void)dp__cuda_leave_after(rank->dev->gpu, "cudaEventDestroy",
+                                   dp__cuda.cudaEventDestroy(rank->mark));
     if (rank->received != NULL)
         dp__cuda_free(&rank->dev->base, rank->received, 0);
 }
@@ -4007,7 +4008,7 @@ static dp_status dp__cuda_rank_open(dp__cuda_rank *rank)
 {
     const dp__cuda_gpu *gpu = rank->dev->gpu;
     DP_TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave(gpu, dp__cuda_native_event(gpu->ordinal, &rank->mark), "", cudaSuccess);
+    return dp__cuda_leave(gpu, dp__cuda_native_event(gpu->ordinal, &rank->mark));
 }
 
 static dp_status dp__cuda_coll_open(const dp_host *host, const dp_comm_config *config,
@@ -4103,7 +4104,7 @@ static dp_status dp__cuda_coll_begin(dp__cuda_comm *comm, const dp_part *local)
     const dp__cuda_gpu *gpu = comm->ranks[0].dev->gpu;
     DP_TRY(dp__cuda_enter(gpu));
     dp_status status = dp__cuda_fork(comm, local);
-    return status == DP_OK ? DP_OK : dp__cuda_leave(gpu, status, "", cudaSuccess);
+    return status == DP_OK ? DP_OK : dp__cuda_leave(gpu, status);
 }
 
 /* Whoever began a capture can end it only when all that were taken in have come back, also from a
@@ -4114,7 +4115,7 @@ static dp_status dp__cuda_coll_end(dp__cuda_comm *comm, const dp_part *local, dp
         dp_status joined = dp__cuda_meet(comm, local);
         status = status != DP_OK ? status : joined;
     }
-    return dp__cuda_leave(comm->ranks[0].dev->gpu, status, "", cudaSuccess);
+    return dp__cuda_leave(comm->ranks[0].dev->gpu, status);
 }
 
 /* ==== >>adding ===================================================================================
@@ -4191,7 +4192,7 @@ static dp_status dp__cuda_sum_up(const dp__cuda_sum *sum, const dp__cuda_slice *
             at[i] = (char *)out[i] + (first - slice->begin) * sum->size;
         status = dp__cuda_sum_piece(sum, slice->owner, first, count, at, out_count);
     }
-    return dp__cuda_leave(gpu, status, "", cudaSuccess);
+    return dp__cuda_leave(gpu, status);
 }
 
 /* The first rank on the same GPU that wants the result; -1: none does. */

@@ -509,8 +509,8 @@ static dp_status dp__nccl_passed(const dp__nccl_gpu *gpu, cudaEvent_t mark, bool
     *out = code == cudaSuccess;
     if (code == cudaErrorNotReady)
         (void)dp__cuda.cudaGetLastError();
-    return dp__cuda_leave(gpu->physical, DP_OK, "cudaEventQuery",
-                          code == cudaErrorNotReady ? cudaSuccess : code);
+    return dp__cuda_leave_after(gpu->physical, "cudaEventQuery",
+                                code == cudaErrorNotReady ? cudaSuccess : code);
 }
 
 /* Every GPU is asked: one that is lost may be the one for which the first one waits. */
@@ -568,7 +568,7 @@ static dp_status dp__nccl_round(dp__nccl_comm *comm)
     dp_status status = dp__nccl_heard(comm, &busy);
     if (status == DP_OK)
         status = dp__nccl_look(comm);
-    return dp__cuda_leave(gpu, status, "", cudaSuccess);
+    return dp__cuda_leave(gpu, status);
 }
 
 static dp_status dp__nccl_watch_once(dp__nccl_comm *comm)
@@ -591,7 +591,7 @@ static void dp__nccl_abort_all(dp__nccl_comm *comm)
     for (int g = 0; g < comm->gpu_count; g++)
         if (comm->gpus[g].comm != NULL && dp__cuda_enter(comm->gpus[g].physical) == DP_OK) {
             (void)dp__nccl.ncclCommAbort(comm->gpus[g].comm);
-            (void)dp__cuda_leave(comm->gpus[g].physical, DP_OK, "", cudaSuccess);
+            (void)dp__cuda_leave(comm->gpus[g].physical, DP_OK);
         }
 }
 
@@ -646,7 +646,7 @@ static void dp__nccl_end(dp__nccl_comm *comm)
     dp__lock_leave(&comm->lock);
     if (!failed && dp__cuda_enter(gpu) == DP_OK) {
         gone = dp__nccl_destroy_all(comm);
-        (void)dp__cuda_leave(gpu, DP_OK, "", cudaSuccess);
+        (void)dp__cuda_leave(gpu, DP_OK);
     }
     if (!gone)
         dp__nccl_abort_all(comm);
@@ -740,7 +740,7 @@ static dp_status dp__nccl_group_begin(dp__nccl_comm *comm)
     if (status == DP_OK)
         return DP_OK;
     dp__lock_leave(&comm->lock);
-    return dp__cuda_leave(gpu, status, "", cudaSuccess);
+    return dp__cuda_leave(gpu, status);
 }
 
 /* Under the lock. Connections are made with all who come to the collective, so that others are
@@ -797,7 +797,7 @@ static dp_status dp__nccl_group_end(dp__nccl_comm *comm, dp_status status)
         status = dp__nccl_settle(comm);
     if (status != DP_OK)
         dp__nccl_let_go(comm, DP__NCCL_CLOSE_MS);
-    return dp__cuda_leave(gpu, status, "", cudaSuccess);
+    return dp__cuda_leave(gpu, status);
 }
 
 /* ---- streams --------------------------------------------------------------------------------- */
@@ -929,7 +929,7 @@ static dp_status dp__nccl_run(const dp__nccl_call *call, dp__nccl_way *way)
     const dp__cuda_gpu *gpu = comm->gpus[0].physical;
     DP_TRY(dp__nccl_place(comm));
     DP_TRY(dp__cuda_enter(gpu));
-    dp_status status = dp__cuda_leave(gpu, dp__nccl_run_inside(call, way), "", cudaSuccess);
+    dp_status status = dp__cuda_leave(gpu, dp__nccl_run_inside(call, way));
     if (status == DP_OK || call->captured || comm->near != NULL)
         return status;
     dp__lock_enter(&comm->lock);
@@ -1613,8 +1613,8 @@ static dp_status dp__nccl_proof_begin(dp__nccl_proof *proof, int place)
     void *room = NULL;
     dp__cuda_quiet();
     DP_TRY(dp__cuda_enter(gpu->physical));
-    DP_TRY(dp__cuda_leave(gpu->physical, DP_OK, "cudaMalloc",
-                          dp__cuda.cudaMalloc(&room, job_gpus * (2 * sizeof(double) + own))));
+    DP_TRY(dp__cuda_leave_after(gpu->physical, "cudaMalloc",
+                                dp__cuda.cudaMalloc(&room, job_gpus * (2 * sizeof(double) + own))));
     gpu->proof = room;
     DP_TRY(dp__cuda_stream_create(&gpu->dev->base, 0, &gpu->prover));
     struct dp__cuda_params params = dp__nccl_proof_params(proof, comm->gpu_first + place);
@@ -1649,8 +1649,7 @@ static dp_status dp__nccl_proof_wait(dp__nccl_comm *comm, const dp__nccl_gpu *gp
     cudaEvent_t mark = gpu->ended[0];
     DP_TRY(dp__cuda_enter(gpu->physical));
     DP_TRY(dp__cuda_leave(gpu->physical,
-                          dp__nccl_mark(gpu, mark, dp__cuda_stream_of(gpu->prover)->native), "",
-                          cudaSuccess));
+                          dp__nccl_mark(gpu, mark, dp__cuda_stream_of(gpu->prover)->native)));
     for (bool passed = false; true; dp__os_sleep_ms(1)) {
         DP_TRY(dp__nccl_passed(gpu, mark, &passed));
         dp__lock_enter(&comm->lock);
@@ -1713,7 +1712,7 @@ static void dp__nccl_proof_drop(dp__nccl_gpu *gpu)
     if (gpu->prover != NULL)
         dp__cuda_stream_destroy(gpu->prover);
     if (gpu->proof != NULL && dp__cuda_enter(gpu->physical) == DP_OK)
-        (void)dp__cuda_leave(gpu->physical, DP_OK, "cudaFree", dp__cuda.cudaFree(gpu->proof));
+        (void)dp__cuda_leave_after(gpu->physical, "cudaFree", dp__cuda.cudaFree(gpu->proof));
     gpu->prover = NULL;
     gpu->proof = NULL;
 }
@@ -2061,7 +2060,7 @@ static dp_status dp__nccl_equip(const dp__nccl_join *join)
     for (int i = 0; i < comm->local_count; i++) {
         dp__cuda_dev *dev = dp__cuda_dev_of(config->local[i]);
         DP_TRY(dp__cuda_enter(dev->gpu));
-        DP_TRY(dp__cuda_leave(dev->gpu, dp__nccl_rank_open(comm, dev, i), "", cudaSuccess));
+        DP_TRY(dp__cuda_leave(dev->gpu, dp__nccl_rank_open(comm, dev, i)));
     }
     if (comm->ordered)
         DP_TRY(dp__nccl_slots(comm));
@@ -2082,8 +2081,7 @@ static dp_status dp__nccl_init_turns(dp__nccl_comm *comm, const ncclUniqueId *id
         if (code == ncclUnhandledCudaError) /* which leaves a group of its own open */
             (void)dp__nccl.ncclGroupEnd();
         DP_TRY(dp__cuda_leave(gpu->physical,
-                              dp__nccl_check(comm, "ncclCommInitRankConfig", gpu, code), "",
-                              cudaSuccess));
+                              dp__nccl_check(comm, "ncclCommInitRankConfig", gpu, code)));
     }
     return DP_OK;
 }
@@ -2171,7 +2169,7 @@ static void dp__nccl_gpu_close(dp__nccl_gpu *gpu)
             (void)dp__cuda.cudaEventDestroy(gpu->ended[i]);
     }
     (void)dp__cuda.cudaGetLastError();
-    (void)dp__cuda_leave(gpu->physical, DP_OK, "", cudaSuccess);
+    (void)dp__cuda_leave(gpu->physical, DP_OK);
 }
 
 /* What is left once nobody keeps it. */
@@ -2183,8 +2181,8 @@ static void dp__nccl_clear(dp__nccl_comm *comm)
             continue;
         atomic_store(&dev->failed, NULL);
         if (comm->marks[i] != NULL && dp__cuda_enter(dev->gpu) == DP_OK)
-            (void)dp__cuda_leave(dev->gpu, DP_OK, "cudaEventDestroy",
-                                 dp__cuda.cudaEventDestroy(comm->marks[i]));
+            (void)dp__cuda_leave_after(dev->gpu, "cudaEventDestroy",
+                                       dp__cuda.cudaEventDestroy(comm->marks[i]));
     }
     for (int g = 0; g < comm->gpu_count; g++)
         dp__nccl_gpu_close(&comm->gpus[g]);
