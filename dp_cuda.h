@@ -2563,6 +2563,17 @@ static bool dp__cuda_is_pinned(const dp__cuda_gpu *gpu, const void *host, size_t
     return dp__cuda_leave(gpu, DP_OK) == DP_OK && pinned;
 }
 
+static dp_status dp__cuda_record(const dp__cuda_gpu *gpu, cudaEvent_t mark, cudaStream_t stream)
+{
+    return dp__cuda_check("cudaEventRecord", gpu->ordinal, dp__cuda.cudaEventRecord(mark, stream));
+}
+
+static dp_status dp__cuda_await(const dp__cuda_gpu *gpu, cudaStream_t stream, cudaEvent_t mark)
+{
+    return dp__cuda_check("cudaStreamWaitEvent", gpu->ordinal,
+                          dp__cuda.cudaStreamWaitEvent(stream, mark, 0));
+}
+
 /* Where a stream's copies from or to the slot are noted; -1: too many streams use it already. A new
    stream may have the address of one that is gone: its work comes after that one's. */
 static int dp__cuda_pending_of(const dp__cuda_slot *slot, cudaStream_t stream)
@@ -2595,8 +2606,7 @@ static dp_status dp__cuda_slot_clear(const dp__cuda_gpu *gpu, dp__cuda_slot *slo
         if (writer == NULL)
             DP_TRY(dp__cuda_pending_wait(gpu, &slot->pending[i]));
         else if (slot->pending[i].busy)
-            DP_TRY(dp__cuda_check("cudaStreamWaitEvent", gpu->ordinal,
-                                  dp__cuda.cudaStreamWaitEvent(writer, slot->pending[i].done, 0)));
+            DP_TRY(dp__cuda_await(gpu, writer, slot->pending[i].done));
     for (int i = 0; i < DP__CUDA_SLOT_STREAMS; i++)
         slot->pending[i].busy = false;
     slot->used = 0;
@@ -2643,8 +2653,7 @@ static dp_status dp__cuda_move(const dp__cuda_gpu *gpu, void *dst, const void *s
 static dp_status dp__cuda_piece_use(const dp__cuda_gpu *gpu, dp__cuda_pending *pending,
                                     dp_status status, cudaStream_t stream)
 {
-    dp_status marked = dp__cuda_check("cudaEventRecord", gpu->ordinal,
-                                      dp__cuda.cudaEventRecord(pending->done, stream));
+    dp_status marked = dp__cuda_record(gpu, pending->done, stream);
     if (marked == DP_OK) {
         *pending = (dp__cuda_pending){pending->done, stream, true};
     } else { /* what was noted before still holds */
@@ -3092,8 +3101,7 @@ static dp_status dp__cuda_check_round(const dp__cuda_side *reader, const dp__cud
     DP_TRY(dp__cuda_read_over(reader, from, true, seed));
     DP_TRY(dp__cuda_move(gpu, reader->wrong, reader->results, DP__CUDA_RESULTS * sizeof *wrong,
                          cudaMemcpyDeviceToHost, stream));
-    DP_TRY(dp__cuda_check("cudaEventRecord", gpu->ordinal,
-                          dp__cuda.cudaEventRecord(reader->event, stream)));
+    DP_TRY(dp__cuda_record(gpu, reader->event, stream));
     DP_TRY(dp__cuda_poll(reader));
     if (wrong[0] > 0 || wrong[1] > 0)
         return dp_error(DP_ERR_DEVICE, "%.0f of %d words arrive wrong", wrong[wrong[0] > 0 ? 0 : 1],
@@ -3229,9 +3237,8 @@ static dp_status dp__cuda_plain(dp_stream *stream, void *dst, const void *src, s
 {
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
     DP_TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave_after(
-        gpu, "cudaMemcpyAsync",
-        dp__cuda.cudaMemcpyAsync(dst, src, bytes, kind, dp__cuda_stream_of(stream)->native));
+    return dp__cuda_leave(
+        gpu, dp__cuda_move(gpu, dst, src, bytes, kind, dp__cuda_stream_of(stream)->native));
 }
 
 typedef dp_status dp__cuda_stage_fn(dp__cuda_dev *dev, char *dst, const char *src, size_t bytes,
@@ -3810,9 +3817,8 @@ static dp_status dp__cuda_event_wait(dp_stream *stream, dp_event *event)
     if (!atomic_load(&own->recorded))
         return DP_OK;
     DP_TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave_after(
-        gpu, "cudaStreamWaitEvent",
-        dp__cuda.cudaStreamWaitEvent(dp__cuda_stream_of(stream)->native, own->native, 0));
+    return dp__cuda_leave(gpu,
+                          dp__cuda_await(gpu, dp__cuda_stream_of(stream)->native, own->native));
 }
 
 static dp_status dp__cuda_event_sync(dp_event *event)
@@ -4040,17 +4046,13 @@ static dp_status dp__cuda_coll_open(const dp_host *host, const dp_comm_config *c
 
 static dp_status dp__cuda_mark(const dp__cuda_rank *rank, const dp_part *part)
 {
-    return dp__cuda_check(
-        "cudaEventRecord", rank->dev->gpu->ordinal,
-        dp__cuda.cudaEventRecord(rank->mark, dp__cuda_stream_of(part->stream)->native));
+    return dp__cuda_record(rank->dev->gpu, rank->mark, dp__cuda_stream_of(part->stream)->native);
 }
 
 static dp_status dp__cuda_heed(const dp__cuda_rank *rank, const dp_part *part,
                                const dp__cuda_rank *other)
 {
-    return dp__cuda_check(
-        "cudaStreamWaitEvent", rank->dev->gpu->ordinal,
-        dp__cuda.cudaStreamWaitEvent(dp__cuda_stream_of(part->stream)->native, other->mark, 0));
+    return dp__cuda_await(rank->dev->gpu, dp__cuda_stream_of(part->stream)->native, other->mark);
 }
 
 /* The first rank's next work comes after what all have done. */

@@ -295,8 +295,7 @@ typedef struct dp__nccl_comm {
     int *job_gpus;          /* the GPU of each rank of the job */
     dp__nccl_gpu *gpus;     /* local */
     dp__nccl_slice *slices; /* of each GPU of the job */
-    cudaEvent_t *marks;     /* of each local rank, */
-    dp__cuda_dev **devs;    /* and its device */
+    dp__cuda_rank *ranks;   /* local */
     atomic_ullong carried, carried_bytes, carried_near;
     dp__lock lock; /* around every call of NCCL, and for what follows */
     dp_status failed;
@@ -587,7 +586,7 @@ static dp_status dp__nccl_watch_once(dp__nccl_comm *comm)
 static void dp__nccl_abort_all(dp__nccl_comm *comm)
 {
     for (int i = 0; i < comm->local_count; i++)
-        atomic_store_explicit(&comm->devs[i]->failed, &comm->base, memory_order_release);
+        atomic_store_explicit(&comm->ranks[i].dev->failed, &comm->base, memory_order_release);
     for (int g = 0; g < comm->gpu_count; g++)
         if (comm->gpus[g].comm != NULL && dp__cuda_enter(comm->gpus[g].physical) == DP_OK) {
             (void)dp__nccl.ncclCommAbort(comm->gpus[g].comm);
@@ -633,8 +632,7 @@ static void dp__nccl_free(dp__nccl_comm *comm)
     dp__os_free(comm->job_gpus, 0, NULL);
     dp__os_free(comm->gpus, 0, NULL);
     dp__os_free(comm->slices, 0, NULL);
-    dp__os_free(comm->marks, 0, NULL);
-    dp__os_free(comm->devs, 0, NULL);
+    dp__os_free(comm->ranks, 0, NULL);
     dp__os_free(comm, 0, NULL);
 }
 
@@ -802,36 +800,23 @@ static dp_status dp__nccl_group_end(dp__nccl_comm *comm, dp_status status)
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
-static dp_status dp__nccl_mark(const dp__nccl_gpu *gpu, cudaEvent_t mark, cudaStream_t stream)
-{
-    return dp__cuda_check("cudaEventRecord", gpu->physical->ordinal,
-                          dp__cuda.cudaEventRecord(mark, stream));
-}
-
-static dp_status dp__nccl_heed(const dp__nccl_gpu *gpu, cudaStream_t stream, cudaEvent_t mark)
-{
-    return dp__cuda_check("cudaStreamWaitEvent", gpu->physical->ordinal,
-                          dp__cuda.cudaStreamWaitEvent(stream, mark, 0));
-}
-
 /* The streams of all local ranks on a GPU meet in that of the lead: before what it does for them,
    or after. */
 static dp_status dp__nccl_meet(const dp__nccl_call *call, bool before)
 {
     const dp__nccl_comm *comm = call->comm;
+    const dp_part *local = call->asked.local;
     for (int g = 0; g < comm->gpu_count; g++) {
-        const dp__nccl_gpu *gpu = &comm->gpus[g];
-        cudaStream_t lead = dp__nccl_native(call, g);
+        int lead = comm->gpus[g].lead;
         if (!before && !dp__nccl_one_each(comm))
-            DP_TRY(dp__nccl_mark(gpu, comm->marks[gpu->lead], lead));
-        for (int i = gpu->lead + 1; i < comm->local_count; i++) {
-            cudaStream_t own = dp__cuda_stream_of(call->asked.local[i].stream)->native;
+            DP_TRY(dp__cuda_mark(&comm->ranks[lead], &local[lead]));
+        for (int i = lead + 1; i < comm->local_count; i++) {
             if (!dp__nccl_is_on(comm, i, g))
                 continue;
             if (before)
-                DP_TRY(dp__nccl_mark(gpu, comm->marks[i], own));
-            DP_TRY(before ? dp__nccl_heed(gpu, lead, comm->marks[i])
-                          : dp__nccl_heed(gpu, own, comm->marks[gpu->lead]));
+                DP_TRY(dp__cuda_mark(&comm->ranks[i], &local[i]));
+            DP_TRY(before ? dp__cuda_heed(&comm->ranks[lead], &local[lead], &comm->ranks[i])
+                          : dp__cuda_heed(&comm->ranks[i], &local[i], &comm->ranks[lead]));
         }
     }
     return DP_OK;
@@ -858,8 +843,8 @@ static dp_status dp__nccl_marks(const dp__nccl_call *call, bool ended)
     size_t place = comm->head % DP__NCCL_WATCHED;
     for (int g = 0; g < comm->gpu_count && !call->captured; g++) {
         const dp__nccl_gpu *gpu = &comm->gpus[g];
-        DP_TRY(dp__nccl_mark(gpu, ended ? gpu->ended[place] : gpu->begun[place],
-                             dp__nccl_native(call, g)));
+        DP_TRY(dp__cuda_record(gpu->physical, ended ? gpu->ended[place] : gpu->begun[place],
+                               dp__nccl_native(call, g)));
     }
     return DP_OK;
 }
@@ -897,8 +882,8 @@ static dp_status dp__nccl_follow(const dp__nccl_call *call)
     const dp__nccl_comm *comm = call->comm;
     size_t before = (comm->head + DP__NCCL_WATCHED - 1) % DP__NCCL_WATCHED;
     for (int g = 0; g < comm->gpu_count && !call->captured && comm->head != 0; g++)
-        DP_TRY(
-            dp__nccl_heed(&comm->gpus[g], dp__nccl_native(call, g), comm->gpus[g].ended[before]));
+        DP_TRY(dp__cuda_await(comm->gpus[g].physical, dp__nccl_native(call, g),
+                              comm->gpus[g].ended[before]));
     return DP_OK;
 }
 
@@ -1648,8 +1633,8 @@ static dp_status dp__nccl_proof_wait(dp__nccl_comm *comm, const dp__nccl_gpu *gp
     uint64_t until = dp__os_now_ns() + (uint64_t)comm->timeout_ms * 1000000;
     cudaEvent_t mark = gpu->ended[0];
     DP_TRY(dp__cuda_enter(gpu->physical));
-    DP_TRY(dp__cuda_leave(gpu->physical,
-                          dp__nccl_mark(gpu, mark, dp__cuda_stream_of(gpu->prover)->native)));
+    DP_TRY(dp__cuda_leave(gpu->physical, dp__cuda_record(gpu->physical, mark,
+                                                         dp__cuda_stream_of(gpu->prover)->native)));
     for (bool passed = false; true; dp__os_sleep_ms(1)) {
         DP_TRY(dp__nccl_passed(gpu, mark, &passed));
         dp__lock_enter(&comm->lock);
@@ -1904,8 +1889,7 @@ static dp_status dp__nccl_new(dp__nccl_join *join)
     comm->job_gpus = dp__nccl_room(config->rank_count, sizeof *comm->job_gpus, &full);
     comm->slices = dp__nccl_room(config->rank_count, sizeof *comm->slices, &full);
     comm->gpus = dp__nccl_room(config->local_count, sizeof *comm->gpus, &full);
-    comm->marks = dp__nccl_room(config->local_count, sizeof *comm->marks, &full);
-    comm->devs = dp__nccl_room(config->local_count, sizeof *comm->devs, &full);
+    comm->ranks = dp__nccl_room(config->local_count, sizeof *comm->ranks, &full);
     if (full)
         return dp_error(DP_ERR_NO_MEMORY, "nccl: no memory for a communicator");
     DP_TRY(dp__nccl_wish(&comm->least));
@@ -1997,8 +1981,8 @@ static dp_status dp__nccl_gpu_open(dp__nccl_gpu *gpu)
 static dp_status dp__nccl_rank_open(dp__nccl_comm *comm, dp__cuda_dev *dev, int local_rank)
 {
     dp__nccl_gpu *gpu = &comm->gpus[dp__nccl_job_gpu(comm, local_rank) - comm->gpu_first];
-    comm->devs[local_rank] = dev;
-    DP_TRY(dp__cuda_native_event(dev->gpu->ordinal, &comm->marks[local_rank]));
+    comm->ranks[local_rank].dev = dev;
+    DP_TRY(dp__cuda_rank_open(&comm->ranks[local_rank]));
     if (gpu->dev != NULL)
         return DP_OK;
     comm->gpu_count++;
@@ -2175,14 +2159,11 @@ static void dp__nccl_gpu_close(dp__nccl_gpu *gpu)
 /* What is left once nobody keeps it. */
 static void dp__nccl_clear(dp__nccl_comm *comm)
 {
-    for (int i = 0; i < comm->local_count && comm->devs != NULL; i++) {
-        dp__cuda_dev *dev = comm->devs[i];
-        if (dev == NULL)
+    for (int i = 0; i < comm->local_count && comm->ranks != NULL; i++) {
+        if (comm->ranks[i].dev == NULL)
             continue;
-        atomic_store(&dev->failed, NULL);
-        if (comm->marks[i] != NULL && dp__cuda_enter(dev->gpu) == DP_OK)
-            (void)dp__cuda_leave_after(dev->gpu, "cudaEventDestroy",
-                                       dp__cuda.cudaEventDestroy(comm->marks[i]));
+        atomic_store(&comm->ranks[i].dev->failed, NULL);
+        dp__cuda_rank_close(&comm->ranks[i]);
     }
     for (int g = 0; g < comm->gpu_count; g++)
         dp__nccl_gpu_close(&comm->gpus[g]);
