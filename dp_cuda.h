@@ -1461,21 +1461,11 @@ dp__cuda = {DP__CUDA_RUNTIME(DP__CUDA_BIND) DP__CUDA_NVRTC(DP__CUDA_BIND).bound 
 /* The oldest driver and libraries, and the version of the driver's functions that is asked for. */
 enum { DP__CUDA_FLOOR = 12080 };
 
-/* For CUDA up to this version; 0: there is no driver. */
-static int dp__cuda_driver(void)
+/* 12080 is 12.8. Of the driver: for CUDA up to it. 0: there is no driver, or it does not say. */
+static int dp__cuda_version(cudaError_t (*ask)(int *out))
 {
     int version = 0;
-    if (dp__cuda.cudaDriverGetVersion(&version) == cudaSuccess)
-        return version;
-    (void)dp__cuda.cudaGetLastError();
-    return 0;
-}
-
-/* 0: it does not say. */
-static int dp__cuda_runtime(void)
-{
-    int version = 0;
-    if (dp__cuda.cudaRuntimeGetVersion(&version) == cudaSuccess)
+    if (ask(&version) == cudaSuccess)
         return version;
     (void)dp__cuda.cudaGetLastError();
     return 0;
@@ -1485,7 +1475,7 @@ static int dp__cuda_runtime(void)
    an older one those of its own major version; the compiler's code is for its own runtime. */
 static dp_status dp__cuda_versions_fit(int driver)
 {
-    int runtime = dp__cuda_runtime(), major = 0, minor = 0;
+    int runtime = dp__cuda_version(dp__cuda.cudaRuntimeGetVersion), major = 0, minor = 0;
     (void)dp__cuda.nvrtcVersion(&major, &minor);
     int nvrtc = major * 1000 + minor * 10;
     const char *old = runtime < DP__CUDA_FLOOR ? "libcudart" : "libnvrtc";
@@ -1519,7 +1509,7 @@ static dp_status dp__cuda_bind_all(void *runtime, void *nvrtc)
     DP__CUDA_NVRTC(DP__CUDA_FIND_NVRTC)
     if (!found)
         return dp_error(DP_ERR_UNSUPPORTED, "libcudart or libnvrtc is older than 12.8");
-    return dp__cuda_versions_fit(dp__cuda_driver());
+    return dp__cuda_versions_fit(dp__cuda_version(dp__cuda.cudaDriverGetVersion));
 }
 
 /* The two libraries with this ending; what does not fit is let go of. */
@@ -1700,7 +1690,7 @@ static dp_status dp__cuda_ready(void)
         return DP_OK;
     if (!dp__cuda.bound)
         DP_TRY(dp__cuda_bind());
-    int driver = dp__cuda_driver();
+    int driver = dp__cuda_version(dp__cuda.cudaDriverGetVersion);
     if (driver == 0)
         return dp_error(DP_ERR_NO_DEVICE, "there is no driver for NVIDIA GPUs");
     DP_TRY(dp__cuda_versions_fit(driver));
@@ -1720,7 +1710,8 @@ static dp_status dp__cuda_gpu_count(int *out)
     if (code == cudaSuccess)
         return DP_OK;
     (void)dp__cuda.cudaGetLastError();
-    int driver = dp__cuda_driver(), runtime = dp__cuda_runtime();
+    int driver = dp__cuda_version(dp__cuda.cudaDriverGetVersion);
+    int runtime = dp__cuda_version(dp__cuda.cudaRuntimeGetVersion);
     const struct dp__cuda_meaning is = dp__cuda_meaning_of((int)code);
     return dp_error(is.status,
                     "cudaGetDeviceCount: %s (%d)%s; the driver is for CUDA %d.%d, the runtime of "
