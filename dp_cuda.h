@@ -2419,7 +2419,7 @@ static void dp__cuda_slab_drop(dp__cuda_dev *dev, dp__cuda_slab **link)
 static dp_status dp__cuda_cut(dp__cuda_dev *dev, size_t bytes, void **out)
 {
     dp__cuda_slab *slab = dev->slabs;
-    bytes = (bytes + DP__CUDA_ALIGN - 1) / DP__CUDA_ALIGN * DP__CUDA_ALIGN;
+    bytes = dp__align_up(bytes, DP__CUDA_ALIGN);
     while (slab != NULL && slab->bytes - slab->used < bytes)
         slab = slab->next;
     if (slab == NULL)
@@ -2502,7 +2502,7 @@ enum { DP__CUDA_PART_BYTES = 256 << 10 };
 static void dp__cuda_fill_part(int part, void *user)
 {
     const dp__cuda_fill *fill = user;
-    size_t each = (fill->bytes / (size_t)fill->parts + 63) / 64 * 64;
+    size_t each = dp__align_up(fill->bytes / (size_t)fill->parts, 64);
     size_t begin = each * (size_t)part, end = begin + each;
     end = end < fill->bytes && part + 1 < fill->parts ? end : fill->bytes;
     if (begin < end)
@@ -2616,7 +2616,6 @@ typedef struct dp__cuda_piece { /* of the ring, for one copy */
 static dp_status dp__cuda_piece_take(dp__cuda_dev *dev, size_t bytes, cudaStream_t stream,
                                      cudaStream_t writer, dp__cuda_piece *out)
 {
-    const size_t page = 4096;
     dp__cuda_slot *slot = &dev->slots[dev->slot];
     int place = dp__cuda_pending_of(slot, stream);
     bool clear = slot->writer == NULL || slot->writer == writer;
@@ -2629,7 +2628,7 @@ static dp_status dp__cuda_piece_take(dp__cuda_dev *dev, size_t bytes, cudaStream
     }
     out->pending = &slot->pending[place];
     out->data = slot->data + slot->used;
-    slot->used += (bytes + page - 1) / page * page;
+    slot->used += dp__align_up(bytes, 4096);
     return DP_OK;
 }
 
@@ -4205,7 +4204,7 @@ static int dp__cuda_cut_slices(const dp__cuda_sum *sum, size_t count, dp__cuda_s
     for (int i = 0; i < sum->comm->count; i++)
         takers += dp__cuda_taker(sum, i) == i;
     if (takers > 0)
-        each = ((count + takers - 1) / takers + 63) / 64 * 64;
+        each = dp__align_up((count + takers - 1) / takers, 64);
     each = each > least ? each : least;
     for (int i = 0; i < sum->comm->count; i++) {
         size_t begin = (size_t)slices * each;
