@@ -2767,12 +2767,9 @@ static int dp__cuda_node(const dp__cuda_gpu *gpu)
 
 static dp_status dp__cuda_ring_fill(dp__cuda_dev *dev)
 {
-    dp__cuda_quiet();
     for (int i = 0; i < DP__CUDA_SLOTS; i++) {
         void *data = NULL;
-        DP_TRY(dp__cuda_check(
-            "cudaHostAlloc", dev->gpu->ordinal,
-            dp__cuda.cudaHostAlloc(&data, DP__CUDA_SLOT_BYTES, cudaHostAllocPortable)));
+        DP_TRY(dp__cuda_host_alloc(&dev->base, DP__CUDA_SLOT_BYTES, &data));
         dev->slots[i].data = data;
         for (int k = 0; k < DP__CUDA_SLOT_STREAMS; k++)
             DP_TRY(dp__cuda_native_event(dev->gpu->ordinal, &dev->slots[i].pending[k].done));
@@ -3108,9 +3105,7 @@ static dp_status dp__cuda_check_pair(dp__cuda_side *reader, dp__cuda_side *from)
     DP_TRY(dp__cuda_side_open(reader));
     DP_TRY(dp__cuda_enter(other));
     DP_TRY(dp__cuda_leave(other, dp__cuda_side_open(from)));
-    DP_TRY(dp__cuda_check(
-        "cudaHostAlloc", gpu->ordinal,
-        dp__cuda.cudaHostAlloc(&wrong, DP__CUDA_RESULTS * sizeof(double), cudaHostAllocPortable)));
+    DP_TRY(dp__cuda_host_alloc(reader->stream.base.dev, DP__CUDA_RESULTS * sizeof(double), &wrong));
     reader->wrong = wrong;
     dp_status status = DP_OK;
     for (int round = 0; round < DP__CUDA_CHECK_ROUNDS && status == DP_OK; round++)
@@ -3957,7 +3952,7 @@ typedef struct dp__cuda_rank {
     dp__cuda_dev *dev;
     cudaEvent_t mark;
     int lead;       /* the first rank on the same GPU */
-    char *received; /* DP__CUDA_RECEIVED_BYTES per rank; NULL: no sum has needed it yet */
+    void *received; /* DP__CUDA_RECEIVED_BYTES per rank; NULL: no sum has needed it yet */
 } dp__cuda_rank;
 
 typedef struct dp__cuda_comm {
@@ -4133,13 +4128,10 @@ static bool dp__cuda_near(const dp__cuda_comm *comm, int a, int b)
 static dp_status dp__cuda_receive_buffer(dp__cuda_comm *comm, int i)
 {
     dp__cuda_rank *rank = &comm->ranks[i];
-    void *received = NULL;
     if (comm->gpu_count == 1 || rank->received != NULL)
         return DP_OK;
-    DP_TRY(
-        dp__cuda_alloc(&rank->dev->base, (size_t)comm->count * DP__CUDA_RECEIVED_BYTES, &received));
-    rank->received = received;
-    return DP_OK;
+    return dp__cuda_alloc(&rank->dev->base, (size_t)comm->count * DP__CUDA_RECEIVED_BYTES,
+                          &rank->received);
 }
 
 /* One piece, which fits into a receive buffer, on one rank's stream, into `out`. */
@@ -4159,7 +4151,7 @@ static dp_status dp__cuda_sum_piece(const dp__cuda_sum *sum, int rank, size_t fi
         in[i] = (const char *)sum->local[i].send + first * sum->size;
         if (dp__cuda_near(comm, i, rank))
             continue;
-        char *received = comm->ranks[rank].received + (size_t)i * DP__CUDA_RECEIVED_BYTES;
+        char *received = (char *)comm->ranks[rank].received + (size_t)i * DP__CUDA_RECEIVED_BYTES;
         DP_TRY(dp__cuda_peer_move(stream, received, &comm->ranks[i].dev->base, in[i],
                                   count * sum->size));
         in[i] = received;
