@@ -4207,17 +4207,16 @@ static int dp__cuda_cut_slices(const dp__cuda_sum *sum, size_t count, dp__cuda_s
     return slices;
 }
 
-/* The owner adds up for all ranks on its GPU. */
+/* The owner adds up for all ranks on its GPU that want the result. */
 static dp_status dp__cuda_sum_slice(const dp__cuda_sum *sum, const dp__cuda_slice *slice)
 {
-    dp__cuda_comm *comm = sum->comm;
+    const dp__cuda_comm *comm = sum->comm;
     void *out[DP__CUDA_OPERANDS];
     size_t out_count = 0;
     for (int i = slice->owner; i < comm->count; i++)
         if (dp__cuda_near(comm, i, slice->owner) && sum->local[i].recv != NULL)
             out[out_count++] = (char *)sum->local[i].recv + slice->begin * sum->size;
-    DP_TRY(dp__cuda_sum_up(sum, slice, out, out_count));
-    return dp__cuda_mark(&comm->ranks[slice->owner], &sum->local[slice->owner]);
+    return dp__cuda_sum_up(sum, slice, out, out_count);
 }
 
 /* The sums that a rank's GPU did not make: from their owners, or from the rank on the same GPU that
@@ -4235,6 +4234,8 @@ static dp_status dp__cuda_fetch_slices(const dp__cuda_sum *sum, int rank,
         int from = taker == rank ? slice->owner : taker;
         size_t at = slice->begin * sum->size;
         if (dp__cuda_near(comm, slice->owner, rank))
+        DP_TRY(dp__cuda_mark(&comm->ranks[owner], &sum->local[owner]));
+    }
             continue;
         if (taker == rank)
             DP_TRY(dp__cuda_heed(&comm->ranks[rank], part, &comm->ranks[from]));
@@ -4252,7 +4253,8 @@ static dp_status dp__cuda_reduce_slices(const dp__cuda_sum *sum, size_t count)
     dp__cuda_slice slices[DP__CUDA_OPERANDS];
     int slice_count = dp__cuda_cut_slices(sum, count, slices);
     DP_TRY(dp__cuda_meet(comm, sum->local));
-    for (int i = 0; i < slice_count; i++)
+    for (int i = 0; i < slice_count; i++) {
+        int owner = slices[i].owner;
         DP_TRY(dp__cuda_sum_slice(sum, &slices[i]));
     for (int i = 0; i < comm->count; i++)
         if (dp__cuda_taker(sum, i) == i)
@@ -4270,14 +4272,9 @@ static dp_status dp__cuda_reduce_slices(const dp__cuda_sum *sum, size_t count)
 static dp_status dp__cuda_reduce_here(const dp__cuda_sum *sum, size_t count)
 {
     const dp__cuda_slice whole = {.end = count};
-    void *out[DP__CUDA_OPERANDS];
-    size_t out_count = 0;
-    for (int i = 0; i < sum->comm->count; i++)
-        if (sum->local[i].recv != NULL)
-            out[out_count++] = sum->local[i].recv;
     DP_TRY(dp__cuda_fan_in(sum->comm, sum->local));
-    if (out_count > 0)
-        DP_TRY(dp__cuda_sum_up(sum, &whole, out, out_count));
+    if (dp__cuda_taker(sum, 0) >= 0)
+        DP_TRY(dp__cuda_sum_slice(sum, &whole));
     return dp__cuda_fan_out(sum->comm, sum->local);
 }
 
