@@ -4085,26 +4085,6 @@ static dp_status dp__cuda_fork(dp__cuda_comm *comm, const dp_part *local)
     return DP_OK;
 }
 
-/* Between begin and end a collective has a context; launches enter that of their own GPU. */
-static dp_status dp__cuda_coll_begin(dp__cuda_comm *comm, const dp_part *local)
-{
-    const dp__cuda_gpu *gpu = comm->ranks[0].dev->gpu;
-    DP_TRY(dp__cuda_enter(gpu));
-    dp_status status = dp__cuda_fork(comm, local);
-    return status == DP_OK ? DP_OK : dp__cuda_leave(gpu, status);
-}
-
-/* Whoever began a capture can end it only when all that were taken in have come back, also from a
-   collective that failed. */
-static dp_status dp__cuda_coll_end(dp__cuda_comm *comm, const dp_part *local, dp_status status)
-{
-    if (comm->captured) {
-        dp_status joined = dp__cuda_meet(comm, local);
-        status = status != DP_OK ? status : joined;
-    }
-    return dp__cuda_leave(comm->ranks[0].dev->gpu, status);
-}
-
 /* ==== >>adding ===================================================================================
    The collectives that add up.                                                                  */
 
@@ -4234,8 +4214,6 @@ static dp_status dp__cuda_fetch_slices(const dp__cuda_sum *sum, int rank,
         int from = taker == rank ? slice->owner : taker;
         size_t at = slice->begin * sum->size;
         if (dp__cuda_near(comm, slice->owner, rank))
-        DP_TRY(dp__cuda_mark(&comm->ranks[owner], &sum->local[owner]));
-    }
             continue;
         if (taker == rank)
             DP_TRY(dp__cuda_heed(&comm->ranks[rank], part, &comm->ranks[from]));
@@ -4256,6 +4234,8 @@ static dp_status dp__cuda_reduce_slices(const dp__cuda_sum *sum, size_t count)
     for (int i = 0; i < slice_count; i++) {
         int owner = slices[i].owner;
         DP_TRY(dp__cuda_sum_slice(sum, &slices[i]));
+        DP_TRY(dp__cuda_mark(&comm->ranks[owner], &sum->local[owner]));
+    }
     for (int i = 0; i < comm->count; i++)
         if (dp__cuda_taker(sum, i) == i)
             DP_TRY(dp__cuda_fetch_slices(sum, i, slices, slice_count));
@@ -4413,11 +4393,22 @@ static dp_status dp__cuda_do(dp__cuda_comm *own, const dp_coll_call *call)
                                  call->verb == DP_ALL_TO_ALL);
 }
 
+/* With a context; launches enter that of their own GPU. Whoever began a capture can end it only
+   when all that were taken in have come back, also from a collective that failed. */
 static dp_status dp__cuda_coll_run(dp_comm *comm, const dp_coll_call *call)
 {
     dp__cuda_comm *own = dp__cuda_comm_of(comm);
-    DP_TRY(dp__cuda_coll_begin(own, call->local));
-    return dp__cuda_coll_end(own, call->local, dp__cuda_do(own, call));
+    const dp__cuda_gpu *gpu = own->ranks[0].dev->gpu;
+    DP_TRY(dp__cuda_enter(gpu));
+    dp_status status = dp__cuda_fork(own, call->local);
+    if (status != DP_OK)
+        return dp__cuda_leave(gpu, status);
+    status = dp__cuda_do(own, call);
+    if (own->captured) {
+        dp_status joined = dp__cuda_meet(own, call->local);
+        status = status != DP_OK ? status : joined;
+    }
+    return dp__cuda_leave(gpu, status);
 }
 
 DP_API const dp_coll_ops *dp_cuda_coll(void)
