@@ -1124,7 +1124,8 @@ static dp_status dp__nccl_spare(const dp__nccl_call *call, int place, size_t byt
     return DP_OK;
 }
 
-/* What a GPU gives: the send of its one rank, or the sum of those of all, where the result goes. */
+/* What a GPU gives: the send of its one rank, as in a reduce-scatter always, or the sum of those of
+   all, where the result goes. */
 static dp_status dp__nccl_prepare(const dp__nccl_call *call, int place)
 {
     const dp__nccl_comm *comm = call->comm;
@@ -1160,17 +1161,6 @@ static dp_status dp__nccl_add(const dp__nccl_call *call)
             DP_TRY(dp__nccl_share(call, g, taker, 0, call->asked.count * call->size));
     }
     return DP_OK;
-}
-
-/* Each GPU has one rank, whose block it gets. */
-static dp_status dp__nccl_scatter(const dp__nccl_call *call)
-{
-    for (int g = 0; g < call->comm->gpu_count; g++) {
-        dp__nccl_gpu *gpu = &call->comm->gpus[g];
-        gpu->send = call->asked.local[gpu->lead].send;
-        gpu->recv = call->asked.local[gpu->lead].recv;
-    }
-    return dp__nccl_each(call, dp__nccl_add_turn);
 }
 
 /* ==== >>slices ===================================================================================
@@ -2272,7 +2262,7 @@ static dp__nccl_way *dp__nccl_way_of(const dp__nccl_call *call, bool *out_can)
         return dp__nccl_add;
     case DP_REDUCE_SCATTER:
         *out_can = dp__nccl_one_each(call->comm) && dp__nccl_can_add(call);
-        return dp__nccl_scatter;
+        return dp__nccl_add;
     case DP_BROADCAST:
         return dp__nccl_broadcast_all;
     case DP_ALL_GATHER:
