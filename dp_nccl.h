@@ -262,8 +262,8 @@ typedef struct dp__nccl_gpu { /* one that this process drives */
     const dp__cuda_gpu *physical; /* stays when the device is closed */
     int lead;                     /* local rank */
     ncclComm_t comm;
-    char *slots; /* one for each rank of the job; NULL: it has not added up slices yet */
-    char *spare; /* for what no rank here wants */
+    void *slots; /* one for each rank of the job; NULL: it has not added up slices yet */
+    void *spare; /* for what no rank here wants */
     size_t spare_bytes;
     bool spare_captured; /* a graph writes there */
     const void *send;    /* of the collective that runs */
@@ -322,7 +322,7 @@ static dp__nccl_comm *dp__nccl_of(dp_comm *comm)
 typedef struct dp__nccl_call { /* one collective */
     dp__nccl_comm *comm;
     dp_coll_call asked;
-    size_t size; /* bytes of an element */
+    size_t size, bytes; /* of an element; of asked.count */
     bool captured;
 } dp__nccl_call;
 
@@ -898,8 +898,7 @@ static dp_status dp__nccl_run_inside(const dp__nccl_call *call, dp__nccl_way *wa
     DP_TRY(dp__nccl_marks(call, true));
     DP_TRY(dp__nccl_meet(call, false));
     atomic_fetch_add_explicit(&comm->carried, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&comm->carried_bytes, call->asked.count * call->size,
-                              memory_order_relaxed);
+    atomic_fetch_add_explicit(&comm->carried_bytes, call->bytes, memory_order_relaxed);
     dp__lock_enter(&comm->lock);
     comm->head += !call->captured;
     comm->announced = false;
@@ -1109,7 +1108,6 @@ static dp_status dp__nccl_add_turn(const dp__nccl_call *call, int place)
 static dp_status dp__nccl_spare(const dp__nccl_call *call, int place, size_t bytes)
 {
     dp__nccl_gpu *gpu = &call->comm->gpus[place];
-    void *spare = NULL;
     bool fits = gpu->spare_bytes >= bytes, kept = gpu->spare_captured;
     gpu->spare_captured = (fits && kept) || call->captured;
     if (fits)
@@ -1118,8 +1116,7 @@ static dp_status dp__nccl_spare(const dp__nccl_call *call, int place, size_t byt
         dp__cuda_free(&gpu->dev->base, gpu->spare, gpu->spare_bytes);
     gpu->spare = NULL;
     gpu->spare_bytes = 0;
-    DP_TRY(dp__cuda_alloc(&gpu->dev->base, bytes, &spare));
-    gpu->spare = spare;
+    DP_TRY(dp__cuda_alloc(&gpu->dev->base, bytes, &gpu->spare));
     gpu->spare_bytes = bytes;
     return DP_OK;
 }
@@ -1138,7 +1135,7 @@ static dp_status dp__nccl_prepare(const dp__nccl_call *call, int place)
     args.in = in;
     args.out_count = 1;
     if (taker < 0)
-        DP_TRY(dp__nccl_spare(call, place, call->asked.count * call->size));
+        DP_TRY(dp__nccl_spare(call, place, call->bytes));
     gpu->recv = taker < 0 ? gpu->spare : call->asked.local[taker].recv;
     gpu->send = call->asked.local[gpu->lead].send;
     for (int i = gpu->lead; i < comm->local_count; i++)
@@ -1158,7 +1155,7 @@ static dp_status dp__nccl_add(const dp__nccl_call *call)
     for (int g = 0; g < call->comm->gpu_count; g++) {
         int taker = dp__nccl_taker(call, g);
         if (taker >= 0)
-            DP_TRY(dp__nccl_share(call, g, taker, 0, call->asked.count * call->size));
+            DP_TRY(dp__nccl_share(call, g, taker, 0, call->bytes));
     }
     return DP_OK;
 }
@@ -1172,7 +1169,7 @@ static dp_status dp__nccl_add(const dp__nccl_call *call)
 
 static char *dp__nccl_slot(const dp__nccl_comm *comm, int place, int rank)
 {
-    return comm->gpus[place].slots + (size_t)rank * comm->slot_bytes;
+    return (char *)comm->gpus[place].slots + (size_t)rank * comm->slot_bytes;
 }
 
 /* Each slice to the GPU that adds it up. */
@@ -1410,11 +1407,9 @@ static dp_status dp__nccl_slots(dp__nccl_comm *comm)
 {
     for (int g = 0; g < comm->gpu_count; g++) {
         dp__nccl_gpu *gpu = &comm->gpus[g];
-        void *slots = gpu->slots;
-        if (slots == NULL)
+        if (gpu->slots == NULL)
             DP_TRY(dp__cuda_alloc(&gpu->dev->base, (size_t)comm->rank_count * comm->slot_bytes,
-                                  &slots));
-        gpu->slots = slots;
+                                  &gpu->slots));
     }
     return DP_OK;
 }
@@ -1444,20 +1439,18 @@ static dp_status dp__nccl_broadcast_turn(const dp__nccl_call *call, int place)
     int receiver = dp__nccl_receiver(call, place);
     const dp_part *part = &call->asked.local[receiver];
     bool is_root = comm->rank_first + receiver == call->asked.root;
-    return dp__nccl_check(call->comm, "ncclBroadcast", &comm->gpus[place],
-                          dp__nccl.ncclBroadcast(is_root ? part->send : part->recv, part->recv,
-                                                 call->asked.count * call->size, ncclUint8,
-                                                 comm->job_gpus[call->asked.root],
-                                                 comm->gpus[place].comm,
-                                                 dp__nccl_native(call, place)));
+    return dp__nccl_check(
+        call->comm, "ncclBroadcast", &comm->gpus[place],
+        dp__nccl.ncclBroadcast(is_root ? part->send : part->recv, part->recv, call->bytes,
+                               ncclUint8, comm->job_gpus[call->asked.root], comm->gpus[place].comm,
+                               dp__nccl_native(call, place)));
 }
 
 static dp_status dp__nccl_broadcast_all(const dp__nccl_call *call)
 {
     DP_TRY(dp__nccl_each(call, dp__nccl_broadcast_turn));
     for (int g = 0; g < call->comm->gpu_count; g++)
-        DP_TRY(
-            dp__nccl_share(call, g, dp__nccl_receiver(call, g), 0, call->asked.count * call->size));
+        DP_TRY(dp__nccl_share(call, g, dp__nccl_receiver(call, g), 0, call->bytes));
     return DP_OK;
 }
 
@@ -1465,10 +1458,10 @@ static dp_status dp__nccl_gather_turn(const dp__nccl_call *call, int place)
 {
     const dp__nccl_comm *comm = call->comm;
     const dp_part *part = &call->asked.local[comm->gpus[place].lead];
-    return dp__nccl_check(
-        call->comm, "ncclAllGather", &comm->gpus[place],
-        dp__nccl.ncclAllGather(part->send, part->recv, call->asked.count * call->size, ncclUint8,
-                               comm->gpus[place].comm, dp__nccl_native(call, place)));
+    return dp__nccl_check(call->comm, "ncclAllGather", &comm->gpus[place],
+                          dp__nccl.ncclAllGather(part->send, part->recv, call->bytes, ncclUint8,
+                                                 comm->gpus[place].comm,
+                                                 dp__nccl_native(call, place)));
 }
 
 /* Whether others send to this rank: in a gather to the first one on each GPU. */
@@ -1482,8 +1475,7 @@ static bool dp__nccl_gets(const dp__nccl_call *call, int rank)
 static const char *dp__nccl_block(const dp__nccl_call *call, int local_rank, int rank)
 {
     size_t before = call->asked.verb == DP_ALL_TO_ALL ? (size_t)rank : 0;
-    return (const char *)call->asked.local[local_rank].send +
-           before * call->asked.count * call->size;
+    return (const char *)call->asked.local[local_rank].send + before * call->bytes;
 }
 
 static dp_status dp__nccl_give_blocks(const dp__nccl_call *call, int place, int local_rank)
@@ -1491,8 +1483,8 @@ static dp_status dp__nccl_give_blocks(const dp__nccl_call *call, int place, int 
     const dp__nccl_comm *comm = call->comm;
     for (int rank = 0; rank < comm->rank_count; rank++)
         if (comm->job_gpus[rank] != comm->gpu_first + place && dp__nccl_gets(call, rank))
-            DP_TRY(dp__nccl_send(call, place, dp__nccl_block(call, local_rank, rank),
-                                 call->asked.count * call->size, comm->job_gpus[rank]));
+            DP_TRY(dp__nccl_send(call, place, dp__nccl_block(call, local_rank, rank), call->bytes,
+                                 comm->job_gpus[rank]));
     return DP_OK;
 }
 
@@ -1500,12 +1492,11 @@ static dp_status dp__nccl_give_blocks(const dp__nccl_call *call, int place, int 
 static dp_status dp__nccl_take_blocks(const dp__nccl_call *call, int place, int rank)
 {
     const dp__nccl_comm *comm = call->comm;
-    size_t bytes = call->asked.count * call->size;
     for (int i = 0; i < comm->local_count; i++)
         if (dp__nccl_is_on(comm, i, place) && dp__nccl_gets(call, comm->rank_first + i))
             DP_TRY(dp__nccl_take(call, place,
-                                 (char *)call->asked.local[i].recv + (size_t)rank * bytes, bytes,
-                                 comm->job_gpus[rank]));
+                                 (char *)call->asked.local[i].recv + (size_t)rank * call->bytes,
+                                 call->bytes, comm->job_gpus[rank]));
     return DP_OK;
 }
 
@@ -1525,18 +1516,18 @@ static dp_status dp__nccl_exchange_turn(const dp__nccl_call *call, int place)
 static dp_status dp__nccl_blocks_here(const dp__nccl_call *call, int place, int from)
 {
     const dp__nccl_comm *comm = call->comm;
-    size_t bytes = call->asked.count * call->size, at = (size_t)(comm->rank_first + from) * bytes;
+    size_t at = (size_t)(comm->rank_first + from) * call->bytes;
     for (int i = 0; i < comm->local_count; i++)
         if (dp__nccl_is_on(comm, i, place) && dp__nccl_gets(call, comm->rank_first + i))
             DP_TRY(dp__nccl_copy(call, place, (char *)call->asked.local[i].recv + at,
-                                 dp__nccl_block(call, from, comm->rank_first + i), bytes));
+                                 dp__nccl_block(call, from, comm->rank_first + i), call->bytes));
     return DP_OK;
 }
 
 static dp_status dp__nccl_exchange(const dp__nccl_call *call)
 {
     const dp__nccl_comm *comm = call->comm;
-    size_t all = call->asked.count * call->size * (size_t)comm->rank_count;
+    size_t all = call->bytes * (size_t)comm->rank_count;
     DP_TRY(dp__nccl_each(call, dp__nccl_exchange_turn));
     for (int i = 0; i < comm->local_count; i++)
         DP_TRY(dp__nccl_blocks_here(call, dp__nccl_job_gpu(comm, i) - comm->gpu_first, i));
@@ -1598,23 +1589,6 @@ static dp_status dp__nccl_proof_begin(dp__nccl_proof *proof, int place)
     part->recv = gpu->proof + 2 * job_gpus;
     part->send = params.out[0] = (char *)part->recv + (size_t)(comm->gpu_first + place) * own;
     return dp__cuda_launch_each(part->stream, DP__CUDA_pattern, &params);
-}
-
-static dp_status dp__nccl_proof_turn(const dp__nccl_call *call, int place)
-{
-    const dp__nccl_comm *comm = call->comm;
-    const dp_part *part = &call->asked.local[comm->gpus[place].lead];
-    size_t bytes = call->asked.count * call->size;
-    if (!comm->ordered)
-        return dp__nccl_gather_turn(call, place);
-    for (int job_gpu = 0; job_gpu < comm->job_gpu_count; job_gpu++) {
-        if (job_gpu == comm->gpu_first + place)
-            continue;
-        DP_TRY(dp__nccl_send(call, place, part->send, bytes, job_gpu));
-        DP_TRY(dp__nccl_take(call, place, (char *)part->recv + (size_t)job_gpu * bytes, bytes,
-                             job_gpu));
-    }
-    return DP_OK;
 }
 
 /* What hangs is given up, and so are processes that do not come. */
@@ -1715,8 +1689,11 @@ static dp_status dp__nccl_prove(const dp__nccl_proof *proof)
     dp__nccl_comm *comm = proof->comm;
     const dp__nccl_call call = {.comm = comm,
                                 .asked = {.local = proof->parts, .count = proof->words},
-                                .size = sizeof(unsigned)};
-    DP_TRY(dp__nccl_each(&call, dp__nccl_proof_turn));
+                                .size = sizeof(unsigned),
+                                .bytes = proof->words * sizeof(unsigned)};
+    for (int job_gpu = 0; job_gpu < comm->job_gpu_count; job_gpu++)
+        comm->slices[job_gpu] = (dp__nccl_slice){(size_t)job_gpu * proof->words, proof->words};
+    DP_TRY(dp__nccl_each(&call, comm->ordered ? dp__nccl_spread_turn : dp__nccl_gather_turn));
     for (int g = 0; g < comm->gpu_count; g++)
         DP_TRY(dp__nccl_proof_judge(proof, g));
     for (int g = 0; g < comm->gpu_count; g++)
@@ -2249,7 +2226,7 @@ static bool dp__nccl_is_near(const dp__nccl_call *call, bool by_nccl)
     for (int g = 0; g < comm->gpu_count; g++)
         if (dp__nccl_taker(call, g) < 0)
             return true;
-    return call->captured || !by_nccl || call->asked.count * call->size < comm->least;
+    return call->captured || !by_nccl || call->bytes < comm->least;
 }
 
 /* What carries the call by NCCL. *out_can becomes false if it cannot make the sum as it is asked
@@ -2280,6 +2257,7 @@ static dp_status dp__nccl_coll_run(dp_comm *base, const dp_coll_call *asked)
 {
     dp__nccl_comm *comm = dp__nccl_of(base);
     dp__nccl_call call = {.comm = comm, .asked = *asked, .size = dp_dtype_bytes(asked->dtype)};
+    call.bytes = asked->count * call.size;
     bool by_nccl = true;
     dp__nccl_way *way = dp__nccl_way_of(&call, &by_nccl);
     DP_TRY(dp__nccl_captured(&call, &call.captured));
