@@ -3431,6 +3431,11 @@ static dp_status dp__cuda_copy_2d(dp_stream *stream, void *dst, size_t dst_pitch
         .out_stride = {(long long)dst_pitch, 1},
         .in_stride = {(long long)src_pitch, 1},
     };
+static bool dp__cuda_is_short(dp_dtype dtype)
+{
+    return dtype == DP_F32 || dp__is_half(dtype);
+}
+
     if (dp__cuda_takes_rows(dp__cuda_gpu_of(stream->dev), &params))
         return dp__cuda_copy_rows(stream, &params);
     dp__cuda_merge(&params);
@@ -3442,29 +3447,15 @@ static dp_status dp__cuda_copy_2d(dp_stream *stream, void *dst, size_t dst_pitch
 static uint64_t dp__cuda_packs_of(const dp_kernel_args *args, const struct dp__cuda_params *params)
 {
     const uint64_t each = 16 / params->width;
-    const bool real = args->dtype <= DP_BF16;
-    switch (args->kernel) {
-    case DP_KERNEL_REDUCE:
-        if (args->dtype != DP_BOOL && (!real || args->op == DP_OP_PROD))
-            return 0;
+    const bool floats_add = args->dtype <= DP_BF16 && args->op != DP_OP_PROD;
+    if (args->kernel == DP_KERNEL_FILL || args->kernel == DP_KERNEL_AXPBY ||
+        (args->kernel == DP_KERNEL_REDUCE && (args->dtype == DP_BOOL || floats_add)))
         return dp__cuda_packs(params, args->in_count, args->out_count, each);
-    case DP_KERNEL_FILL:
-    case DP_KERNEL_AXPBY:
-        return dp__cuda_packs(params, args->in_count, args->out_count, each);
-    case DP_KERNEL_STATS:
-    case DP_KERNEL_TOTAL:
+    if (args->kernel == DP_KERNEL_STATS || args->kernel == DP_KERNEL_TOTAL)
         return dp__cuda_packs(params, 1, 0, each);
-    case DP_KERNEL_CAST:
-        if (!real || args->dtype == DP_F64 || args->in_dtype > DP_BF16 || args->in_dtype == DP_F64)
-            return 0;
+    if (args->kernel == DP_KERNEL_CAST && dp__cuda_is_short(args->dtype) &&
+        dp__cuda_is_short(args->in_dtype))
         return dp__cuda_packs(params, 1, 1, 4);
-    case DP_KERNEL_COPY:
-    case DP_KERNEL_PAD:
-    case DP_KERNEL_SGD:
-    case DP_KERNEL_ADAMW:
-    case DP_KERNEL_CHANNELS:
-        break;
-    }
     return 0;
 }
 
