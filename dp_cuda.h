@@ -2728,16 +2728,6 @@ static dp_status dp__cuda_over_piece(dp__cuda_dev *dev, dp__cuda_dev *from, char
     return dp__cuda_piece_use(dev->gpu, piece.pending, status, stream);
 }
 
-static dp_status dp__cuda_stage_over(dp__cuda_dev *dev, dp__cuda_dev *from, char *dst,
-                                     const char *src, size_t bytes, cudaStream_t stream)
-{
-    DP_TRY(dp__cuda_follow(dev->gpu, from->out, dev->begun, stream));
-    for (size_t at = 0; at < bytes; at += DP__CUDA_SLOT_BYTES)
-        DP_TRY(dp__cuda_over_piece(dev, from, dst + at, src + at, dp__cuda_piece_bytes(bytes - at),
-                                   stream));
-    return DP_OK;
-}
-
 /* Copies have priority over the compute stream. */
 static dp_status dp__cuda_native_stream(int ordinal, int priority, cudaStream_t *out)
 {
@@ -3267,10 +3257,13 @@ static dp_status dp__cuda_staged_over(dp_stream *stream, void *dst, dp__cuda_dev
                                       const void *src, size_t bytes)
 {
     dp__cuda_dev *dev = dp__cuda_dev_of(stream->dev);
+    cudaStream_t native = dp__cuda_stream_of(stream)->native;
     DP_TRY(dp__cuda_uncaptured(stream, "a copy from another GPU through the host"));
     dp__lock_enter(&dev->ring);
-    dp_status status =
-        dp__cuda_stage_over(dev, from, dst, src, bytes, dp__cuda_stream_of(stream)->native);
+    dp_status status = dp__cuda_follow(dev->gpu, from->out, dev->begun, native);
+    for (size_t at = 0; at < bytes && status == DP_OK; at += DP__CUDA_SLOT_BYTES)
+        status = dp__cuda_over_piece(dev, from, (char *)dst + at, (const char *)src + at,
+                                     dp__cuda_piece_bytes(bytes - at), native);
     dp__lock_leave(&dev->ring);
     return status;
 }
@@ -3431,16 +3424,16 @@ static dp_status dp__cuda_copy_2d(dp_stream *stream, void *dst, size_t dst_pitch
         .out_stride = {(long long)dst_pitch, 1},
         .in_stride = {(long long)src_pitch, 1},
     };
-static bool dp__cuda_is_short(dp_dtype dtype)
-{
-    return dtype == DP_F32 || dp__is_half(dtype);
-}
-
     if (dp__cuda_takes_rows(dp__cuda_gpu_of(stream->dev), &params))
         return dp__cuda_copy_rows(stream, &params);
     dp__cuda_merge(&params);
     dp__cuda_widen(&params);
     return dp__cuda_launch_parts(stream, &params);
+}
+
+static bool dp__cuda_is_short(dp_dtype dtype)
+{
+    return dtype == DP_F32 || dp__is_half(dtype);
 }
 
 /* How many packs the operands are made of; 0 where the kernel has no form for packs. */
