@@ -3600,11 +3600,11 @@ static void dp__cuda_close(dp_dev *dev)
     (void)dp__cuda_list(own, NULL);
     while (own->slabs != NULL)
         dp__cuda_slab_drop(own, &own->slabs);
-    if (dp__cuda_enter(own->gpu) == DP_OK) {
+    if (own->gpu != NULL && dp__cuda_enter(own->gpu) == DP_OK) {
         dp__cuda_ring_close(own);
         (void)dp__cuda_leave(own->gpu, DP_OK);
     }
-    if (--own->gpu->users == 0)
+    if (own->gpu != NULL && --own->gpu->users == 0)
         dp__cuda_gpu_drop(own->gpu);
     dp__lock_leave(&dp__cuda_lock);
     host->free(host, own);
@@ -3626,14 +3626,9 @@ static dp_status dp__cuda_open(const dp_host *host, int index, dp_dev **out)
                            : dp_error(DP_ERR_NO_MEMORY,
                                       DP__CUDA_IS " %d: %d devices are open already", index,
                                       DP__CUDA_OPEN_MAX);
-    if (status != DP_OK)
-        (void)dp__cuda_list(dev, NULL);
     dp__lock_leave(&dp__cuda_lock);
-    if (status != DP_OK) {
-        host->free(host, dev);
-        return status;
-    }
-    status = dp__cuda_enter(dev->gpu);
+    if (status == DP_OK)
+        status = dp__cuda_enter(dev->gpu);
     if (status == DP_OK)
         status = dp__cuda_leave(dev->gpu, dp__cuda_ring_open(dev));
     if (status != DP_OK) {
