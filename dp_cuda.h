@@ -2332,7 +2332,7 @@ typedef struct dp__cuda_pending { /* the copies of one stream from or to a slot 
 } dp__cuda_pending;
 
 typedef struct dp__cuda_slot { /* of the ring of >>staging */
-    char *data;
+    void *data;
     size_t used;         /* bytes that pieces have had since it was empty */
     cudaStream_t writer; /* that alone found it empty; NULL: all did */
     dp__cuda_pending pending[DP__CUDA_SLOT_STREAMS];
@@ -2356,7 +2356,7 @@ _Static_assert(offsetof(dp__cuda_dev, base) == 0, "a dp_dev is the head of its d
 typedef struct dp__cuda_stream {
     dp_stream base;
     cudaStream_t native;
-    double *scratch; /* for sums; DP__CUDA_CHUNKS pairs */
+    void *scratch; /* for sums; DP__CUDA_CHUNKS pairs of double */
     bool adopted;
 } dp__cuda_stream;
 _Static_assert(offsetof(dp__cuda_stream, base) == 0, "a dp_stream is the head of its stream");
@@ -2627,7 +2627,7 @@ static dp_status dp__cuda_piece_take(dp__cuda_dev *dev, size_t bytes, cudaStream
         place = 0;
     }
     out->pending = &slot->pending[place];
-    out->data = slot->data + slot->used;
+    out->data = (char *)slot->data + slot->used;
     slot->used += dp__align_up(bytes, 4096);
     return DP_OK;
 }
@@ -2758,9 +2758,7 @@ static int dp__cuda_node(const dp__cuda_gpu *gpu)
 static dp_status dp__cuda_ring_fill(dp__cuda_dev *dev)
 {
     for (int i = 0; i < DP__CUDA_SLOTS; i++) {
-        void *data = NULL;
-        DP_TRY(dp__cuda_host_alloc(&dev->base, DP__CUDA_SLOT_BYTES, &data));
-        dev->slots[i].data = data;
+        DP_TRY(dp__cuda_host_alloc(&dev->base, DP__CUDA_SLOT_BYTES, &dev->slots[i].data));
         for (int k = 0; k < DP__CUDA_SLOT_STREAMS; k++)
             DP_TRY(dp__cuda_native_event(dev->gpu->ordinal, &dev->slots[i].pending[k].done));
     }
@@ -2967,7 +2965,7 @@ typedef struct dp__cuda_side { /* one GPU's side of a check */
     cudaEvent_t event;
     unsigned *words;
     double *results; /* after the words and the stream's scratch; one per way to read */
-    double *wrong;   /* the reader's results, where the host can read them */
+    void *wrong;     /* the reader's results, where the host can read them */
 } dp__cuda_side;
 
 static const dp__cuda_gpu *dp__cuda_side_gpu(const dp__cuda_side *side)
@@ -2988,7 +2986,7 @@ static dp_status dp__cuda_side_open(dp__cuda_side *side)
         "cudaMalloc", ordinal,
         dp__cuda.cudaMalloc(&block, words + scratch + DP__CUDA_RESULTS * sizeof(double))));
     side->words = block;
-    side->stream.scratch = (void *)((char *)block + words);
+    side->stream.scratch = (char *)block + words;
     side->results = (void *)((char *)block + words + scratch);
     return DP_OK;
 }
@@ -3091,12 +3089,11 @@ static dp_status dp__cuda_check_round(const dp__cuda_side *reader, const dp__cud
 static dp_status dp__cuda_check_pair(dp__cuda_side *reader, dp__cuda_side *from)
 {
     const dp__cuda_gpu *gpu = dp__cuda_side_gpu(reader), *other = dp__cuda_side_gpu(from);
-    void *wrong = NULL;
     DP_TRY(dp__cuda_side_open(reader));
     DP_TRY(dp__cuda_enter(other));
     DP_TRY(dp__cuda_leave(other, dp__cuda_side_open(from)));
-    DP_TRY(dp__cuda_host_alloc(reader->stream.base.dev, DP__CUDA_RESULTS * sizeof(double), &wrong));
-    reader->wrong = wrong;
+    DP_TRY(dp__cuda_host_alloc(reader->stream.base.dev, DP__CUDA_RESULTS * sizeof(double),
+                               &reader->wrong));
     dp_status status = DP_OK;
     for (int round = 0; round < DP__CUDA_CHECK_ROUNDS && status == DP_OK; round++)
         status = dp__cuda_check_round(reader, from, (uint64_t)(round + 1) * 0x5851f42d);
@@ -3678,14 +3675,12 @@ static dp_status dp__cuda_stream_make(dp_dev *dev, int priority, cudaStream_t na
                                       dp_stream **out)
 {
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(dev);
-    void *scratch = NULL;
     dp__cuda_stream *stream =
         dev->host->alloc(dev->host, sizeof *stream, _Alignof(dp__cuda_stream));
     if (stream == NULL)
         return dp_error(DP_ERR_NO_MEMORY, DP__CUDA_IS " %d: no memory for a stream", gpu->ordinal);
     *stream = (dp__cuda_stream){.base = {dev}, .native = native, .adopted = native != NULL};
-    dp_status status = dp__cuda_alloc(dev, 2 * DP__CUDA_CHUNKS * sizeof *stream->scratch, &scratch);
-    stream->scratch = scratch;
+    dp_status status = dp__cuda_alloc(dev, 2 * DP__CUDA_CHUNKS * sizeof(double), &stream->scratch);
     if (status == DP_OK)
         status = dp__cuda_enter(gpu);
     if (status == DP_OK)

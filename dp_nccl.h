@@ -269,7 +269,7 @@ typedef struct dp__nccl_gpu { /* one that this process drives */
     const void *send;    /* of the collective that runs */
     void *recv;
     dp_stream *prover;  /* see >>proving; */
-    double *proof;      /* first what it has found */
+    void *proof;        /* first what it has found, as double */
     ncclRedOp_t scaled; /* a sum of numbers times a factor, made when it is first needed */
     double factor;
     dp_dtype scaled_dtype;
@@ -1576,17 +1576,16 @@ static dp_status dp__nccl_proof_begin(dp__nccl_proof *proof, int place)
     dp__nccl_gpu *gpu = &comm->gpus[place];
     dp_part *part = &proof->parts[gpu->lead];
     size_t job_gpus = (size_t)comm->job_gpu_count, own = proof->words * sizeof(unsigned);
-    void *room = NULL;
     dp__cuda_quiet();
     DP_TRY(dp__cuda_enter(gpu->physical));
-    DP_TRY(dp__cuda_leave_after(gpu->physical, "cudaMalloc",
-                                dp__cuda.cudaMalloc(&room, job_gpus * (2 * sizeof(double) + own))));
-    gpu->proof = room;
+    DP_TRY(dp__cuda_leave_after(
+        gpu->physical, "cudaMalloc",
+        dp__cuda.cudaMalloc(&gpu->proof, job_gpus * (2 * sizeof(double) + own))));
     DP_TRY(dp__cuda_stream_create(&gpu->dev->base, 0, &gpu->prover));
     struct dp__cuda_params params = dp__nccl_proof_params(proof, comm->gpu_first + place);
     params.out_count = 1;
     part->stream = gpu->prover;
-    part->recv = gpu->proof + 2 * job_gpus;
+    part->recv = (double *)gpu->proof + 2 * job_gpus;
     part->send = params.out[0] = (char *)part->recv + (size_t)(comm->gpu_first + place) * own;
     return dp__cuda_launch_each(part->stream, DP__CUDA_pattern, &params);
 }
@@ -1934,16 +1933,6 @@ static dp_status dp__nccl_sit(const dp__nccl_join *join)
     return status;
 }
 
-static dp_status dp__nccl_gpu_open(dp__nccl_gpu *gpu)
-{
-    int ordinal = gpu->physical->ordinal;
-    for (int i = 0; i < DP__NCCL_WATCHED; i++) {
-        DP_TRY(dp__cuda_native_event(ordinal, &gpu->begun[i]));
-        DP_TRY(dp__cuda_native_event(ordinal, &gpu->ended[i]));
-    }
-    return DP_OK;
-}
-
 /* With the context of its GPU. */
 static dp_status dp__nccl_rank_open(dp__nccl_comm *comm, dp__cuda_dev *dev, int local_rank)
 {
@@ -1956,7 +1945,11 @@ static dp_status dp__nccl_rank_open(dp__nccl_comm *comm, dp__cuda_dev *dev, int 
     gpu->dev = dev;
     gpu->physical = dev->gpu;
     gpu->lead = local_rank;
-    return dp__nccl_gpu_open(gpu);
+    for (int i = 0; i < DP__NCCL_WATCHED; i++) {
+        DP_TRY(dp__cuda_native_event(dev->gpu->ordinal, &gpu->begun[i]));
+        DP_TRY(dp__cuda_native_event(dev->gpu->ordinal, &gpu->ended[i]));
+    }
+    return DP_OK;
 }
 
 static atomic_bool dp__nccl_begun; /* a communicator, in this process: NCCL knows its environment */
