@@ -2684,8 +2684,6 @@ static dp_status dp__cuda_stage_out(dp__cuda_dev *dev, char *host, const char *s
         dp__cuda_piece *piece = &pieces[i % DP__CUDA_SLOTS];
         if (i >= DP__CUDA_SLOTS) {
             size_t at = (i - DP__CUDA_SLOTS) * DP__CUDA_SLOT_BYTES;
-            if (at >= bytes)
-                continue;
             DP_TRY(dp__cuda_pending_wait(dev->gpu, piece->pending));
             dp__cuda_fill_all(dev->base.host, host + at, piece->data,
                               dp__cuda_piece_bytes(bytes - at));
@@ -4333,13 +4331,6 @@ static dp_status dp__cuda_route_run(dp__cuda_comm *comm, const dp_part *local,
     return DP_OK;
 }
 
-static dp_status dp__cuda_broadcast(dp__cuda_comm *own, const dp_coll_call *call)
-{
-    dp__cuda_route route;
-    dp__cuda_route_plan(own, call->root, call->count * dp_dtype_bytes(call->dtype), &route);
-    return dp__cuda_route_run(own, call->local, &route);
-}
-
 /* Every rank gets block `from_own ? i : 0` of each rank's send, one after another. */
 static dp_status dp__cuda_fetch_blocks(dp__cuda_comm *comm, const dp_part *local, size_t bytes,
                                        bool from_own)
@@ -4359,12 +4350,14 @@ static dp_status dp__cuda_fetch_blocks(dp__cuda_comm *comm, const dp_part *local
 
 static dp_status dp__cuda_do(dp__cuda_comm *own, const dp_coll_call *call)
 {
+    size_t bytes = call->count * dp_dtype_bytes(call->dtype);
+    dp__cuda_route route;
     if (call->verb == DP_ALL_REDUCE || call->verb == DP_REDUCE_SCATTER)
         return dp__cuda_add(own, call);
-    if (call->verb == DP_BROADCAST)
-        return dp__cuda_broadcast(own, call);
-    return dp__cuda_fetch_blocks(own, call->local, call->count * dp_dtype_bytes(call->dtype),
-                                 call->verb == DP_ALL_TO_ALL);
+    if (call->verb != DP_BROADCAST)
+        return dp__cuda_fetch_blocks(own, call->local, bytes, call->verb == DP_ALL_TO_ALL);
+    dp__cuda_route_plan(own, call->root, bytes, &route);
+    return dp__cuda_route_run(own, call->local, &route);
 }
 
 /* With a context; launches enter that of their own GPU. Whoever began a capture can end it only
