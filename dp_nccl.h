@@ -558,23 +558,20 @@ static dp_status dp__nccl_look(dp__nccl_comm *comm)
     return passed ? dp__nccl_doubt(comm, comm->tail, dp__os_now_ns() - comm->since_ns) : DP_OK;
 }
 
-/* Under the lock: once around. */
-static dp_status dp__nccl_round(dp__nccl_comm *comm)
+/* Once around. */
+static dp_status dp__nccl_watch_once(dp__nccl_comm *comm)
 {
     const dp__cuda_gpu *gpu = comm->gpus[0].physical;
     bool busy = false;
-    DP_TRY(dp__cuda_enter(gpu));
-    dp_status status = dp__nccl_heard(comm, &busy);
-    if (status == DP_OK)
-        status = dp__nccl_look(comm);
-    return dp__cuda_leave(gpu, status);
-}
-
-static dp_status dp__nccl_watch_once(dp__nccl_comm *comm)
-{
     dp__thread.culprit = 0;
     dp__lock_enter(&comm->lock);
-    dp_status status = dp__nccl_round(comm);
+    dp_status status = dp__cuda_enter(gpu);
+    if (status == DP_OK) {
+        status = dp__nccl_heard(comm, &busy);
+        if (status == DP_OK)
+            status = dp__nccl_look(comm);
+        status = dp__cuda_leave(gpu, status);
+    }
     if (status != DP_OK)
         status = dp__nccl_fail(comm, status);
     dp__lock_leave(&comm->lock);
@@ -929,10 +926,12 @@ static dp_status dp__nccl_copy(const dp__nccl_call *call, int gpu, void *to, con
     return to != from ? dp__cuda_copy(dp__nccl_stream(call, gpu), to, from, bytes) : DP_OK;
 }
 
-/* What one local rank has received goes to all others on its GPU that want it. */
+/* What one local rank has received goes to all others on its GPU that want it. -1: none does. */
 static dp_status dp__nccl_share(const dp__nccl_call *call, int gpu, int from, size_t at,
                                 size_t bytes)
 {
+    if (from < 0)
+        return DP_OK;
     const char *src = call->asked.local[from].recv;
     for (int i = call->comm->gpus[gpu].lead; i < call->comm->local_count; i++)
         if (i != from && dp__nccl_is_on(call->comm, i, gpu) && call->asked.local[i].recv != NULL)
@@ -1105,10 +1104,10 @@ static dp_status dp__nccl_add_turn(const dp__nccl_call *call, int place)
 
 /* Memory for a result that no rank on the GPU wants. What used it is done when it is given back, as
    dp_cuda.h waits then; what a graph uses goes with the communicator, or the device. */
-static dp_status dp__nccl_spare(const dp__nccl_call *call, int place, size_t bytes)
+static dp_status dp__nccl_spare(const dp__nccl_call *call, int place)
 {
     dp__nccl_gpu *gpu = &call->comm->gpus[place];
-    bool fits = gpu->spare_bytes >= bytes, kept = gpu->spare_captured;
+    bool fits = gpu->spare_bytes >= call->bytes, kept = gpu->spare_captured;
     gpu->spare_captured = (fits && kept) || call->captured;
     if (fits)
         return DP_OK;
@@ -1116,8 +1115,8 @@ static dp_status dp__nccl_spare(const dp__nccl_call *call, int place, size_t byt
         dp__cuda_free(&gpu->dev->base, gpu->spare, gpu->spare_bytes);
     gpu->spare = NULL;
     gpu->spare_bytes = 0;
-    DP_TRY(dp__cuda_alloc(&gpu->dev->base, bytes, &gpu->spare));
-    gpu->spare_bytes = bytes;
+    DP_TRY(dp__cuda_alloc(&gpu->dev->base, call->bytes, &gpu->spare));
+    gpu->spare_bytes = call->bytes;
     return DP_OK;
 }
 
@@ -1135,7 +1134,7 @@ static dp_status dp__nccl_prepare(const dp__nccl_call *call, int place)
     args.in = in;
     args.out_count = 1;
     if (taker < 0)
-        DP_TRY(dp__nccl_spare(call, place, call->bytes));
+        DP_TRY(dp__nccl_spare(call, place));
     gpu->recv = taker < 0 ? gpu->spare : call->asked.local[taker].recv;
     gpu->send = call->asked.local[gpu->lead].send;
     for (int i = gpu->lead; i < comm->local_count; i++)
@@ -1152,11 +1151,8 @@ static dp_status dp__nccl_add(const dp__nccl_call *call)
     for (int g = 0; g < call->comm->gpu_count; g++)
         DP_TRY(dp__nccl_prepare(call, g));
     DP_TRY(dp__nccl_each(call, dp__nccl_add_turn));
-    for (int g = 0; g < call->comm->gpu_count; g++) {
-        int taker = dp__nccl_taker(call, g);
-        if (taker >= 0)
-            DP_TRY(dp__nccl_share(call, g, taker, 0, call->bytes));
-    }
+    for (int g = 0; g < call->comm->gpu_count; g++)
+        DP_TRY(dp__nccl_share(call, g, dp__nccl_taker(call, g), 0, call->bytes));
     return DP_OK;
 }
 
@@ -1334,11 +1330,9 @@ static dp_status dp__nccl_add_piece(const dp__nccl_call *call, size_t begin, siz
     for (int g = 0; g < comm->gpu_count; g++)
         DP_TRY(dp__nccl_sum_slice(call, g, dp__nccl_sums_at(call, g, comm->gpu_first + g)));
     DP_TRY(dp__nccl_each(call, dp__nccl_spread_turn));
-    for (int g = 0; g < comm->gpu_count; g++) {
-        int taker = dp__nccl_taker(call, g);
-        if (taker >= 0)
-            DP_TRY(dp__nccl_share(call, g, taker, begin * call->size, count * call->size));
-    }
+    for (int g = 0; g < comm->gpu_count; g++)
+        DP_TRY(dp__nccl_share(call, g, dp__nccl_taker(call, g), begin * call->size,
+                              count * call->size));
     return DP_OK;
 }
 
