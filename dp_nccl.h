@@ -397,7 +397,7 @@ static dp_status dp__nccl_doubt(const dp__nccl_comm *comm, unsigned number, uint
 /* NCCL may notice that a process has gone before others can see who it was: they have some time. */
 static dp_status dp__nccl_late_news(const dp__nccl_comm *comm)
 {
-    uint64_t until = dp__os_now_ns() + (uint64_t)DP__NCCL_NEWS_MS * 1000000;
+    uint64_t until = dp__os_after_ms(DP__NCCL_NEWS_MS);
     dp_status first = dp__nccl_news(comm);
     while (first == DP_OK && dp__os_now_ns() < until) {
         dp__os_sleep_ms(1);
@@ -611,7 +611,7 @@ static bool dp__nccl_group(dp__nccl_comm *comm, ncclResult_t (*fn)(ncclComm_t co
    False: they are still to be aborted. */
 static bool dp__nccl_destroy_all(dp__nccl_comm *comm)
 {
-    uint64_t until = dp__os_now_ns() + (uint64_t)DP__NCCL_CLOSE_MS * 1000000;
+    uint64_t until = dp__os_after_ms(DP__NCCL_CLOSE_MS);
     bool busy = true, good = dp__nccl_group(comm, dp__nccl.ncclCommFinalize);
     while (good && busy) {
         good = dp__nccl_heard(comm, &busy) == DP_OK && dp__os_now_ns() < until;
@@ -1587,7 +1587,7 @@ static dp_status dp__nccl_proof_begin(dp__nccl_proof *proof, int place)
 /* What hangs is given up, and so are processes that do not come. */
 static dp_status dp__nccl_proof_wait(dp__nccl_comm *comm, const dp__nccl_gpu *gpu)
 {
-    uint64_t until = dp__os_now_ns() + (uint64_t)comm->timeout_ms * 1000000;
+    uint64_t until = dp__os_after_ms(comm->timeout_ms);
     cudaEvent_t mark = gpu->ended[0];
     DP_TRY(dp__cuda_enter(gpu->physical));
     DP_TRY(dp__cuda_leave(gpu->physical, dp__cuda_record(gpu->physical, mark,
