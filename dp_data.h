@@ -1812,7 +1812,7 @@ struct dp_idx {
 static void dp__data_idx_end(void *user)
 {
     const dp_idx *idx = user;
-    dp__os_file_close(idx->file);
+    dp__os_close(idx->file);
 }
 
 static uint32_t dp__data_big_endian(const unsigned char *bytes)
@@ -1893,7 +1893,7 @@ static dp_status dp__data_idx_make(dp_scope *scope, const char *path, dp_idx **o
     if (status == DP_OK)
         *out = idx;
     else
-        dp__os_file_close(idx->file);
+        dp__os_close(idx->file);
     return status;
 }
 

@@ -344,10 +344,8 @@ static bool dp__trace_is_on(void)
 
 static void dp__trace_off(void)
 {
-    if (dp__trace.file >= 0)
-        dp__os_file_close(dp__trace.file);
+    dp__os_drop(&dp__trace.file);
     dp__os_free(dp__trace.bytes, DP__TRACE_BYTES, NULL);
-    dp__trace.file = -1;
     dp__trace.bytes = NULL;
     dp__trace.used = 0;
     atomic_store_explicit(&dp__trace.on, dp__trace.push != NULL, memory_order_relaxed);
@@ -587,8 +585,7 @@ static dp_status dp__trace_make(int process)
     int file = dp__os_file_append(path, true);
     bool done = file >= 0 && dp__os_file_put(file, first, (size_t)bytes);
     int why = errno;
-    if (file >= 0)
-        dp__os_file_close(file);
+    dp__os_close(file);
     return done ? DP_OK
                 : dp_error(DP_ERR_FILE, "dp_open: $DP_TRACE: '%s': %s", path, strerror(why));
 }

@@ -1114,12 +1114,9 @@ static void dp__tree_let_go(dp__tree *tree)
 {
     if (tree == NULL)
         return;
-    for (int i = 0; i < tree->link_count; i++) {
-        dp__os_close(tree->links[i].fd);
-        tree->links[i].fd = -1;
-    }
-    dp__os_close(tree->claim);
-    tree->claim = -1;
+    for (int i = 0; i < tree->link_count; i++)
+        dp__os_drop(&tree->links[i].fd);
+    dp__os_drop(&tree->claim);
 }
 
 /* Waits for nobody. */
@@ -1657,8 +1654,7 @@ static dp_status dp__server_fail(dp__server *server, dp_status status)
         dp__peer *peer = &server->peers[i];
         if (peer->fd >= 0)
             dp__note_failure(peer->fd, status, server->process, dp_last_error());
-        dp__os_close(peer->fd);
-        peer->fd = -1;
+        dp__os_drop(&peer->fd);
     }
     server->failed = status;
     server->until_ns = server->quiet_ns = dp__os_after_ms(server->launch->again ? 0 : DP__GRACE_MS);
@@ -2596,30 +2592,20 @@ typedef struct dp__roll {
     struct dp__job *before; /* the jobs that were: their memory may be in use */
 } dp__roll;
 
-static void dp__guest_drop(dp__guest *guest)
-{
-    dp__os_close(guest->fd);
-    guest->fd = -1;
-}
-
 static void dp__door_close(dp__roll *roll)
 {
-    dp__os_close(roll->door_listener);
-    roll->door_listener = -1;
-    for (int i = 0; i < DP__STRANGERS; i++) {
-        dp__os_close(roll->strangers[i].fd);
-        roll->strangers[i].fd = -1;
-    }
+    dp__os_drop(&roll->door_listener);
+    for (int i = 0; i < DP__STRANGERS; i++)
+        dp__os_drop(&roll->strangers[i].fd);
     for (int g = 0; g < roll->count; g++)
-        dp__guest_drop(&roll->guests[g]);
+        dp__os_drop(&roll->guests[g].fd);
 }
 
 static void dp__roll_unlisten(dp__roll *roll)
 {
     if (roll == NULL)
         return;
-    dp__os_close(roll->listener);
-    roll->listener = -1;
+    dp__os_drop(&roll->listener);
     dp__door_close(roll);
 }
 
@@ -2915,7 +2901,7 @@ static int dp__door_attend(dp__roll *roll)
     for (int g = 0; g < roll->count; g++) {
         dp__guest *guest = &roll->guests[g];
         if (guest->fd >= 0 && dp__os_receive(guest->fd, &none, 1) < 0)
-            dp__guest_drop(guest);
+            dp__os_drop(&guest->fd);
         count += guest->fd >= 0;
     }
     return count;
@@ -2970,8 +2956,7 @@ static dp__fate dp__fate_of_gone(const dp__calling *calling, int seat)
 static void dp__probe_end(dp__calling *calling, int seat, dp__fate fate)
 {
     dp__roll *roll = calling->roll;
-    dp__os_close(roll->probes[seat]);
-    roll->probes[seat] = -1;
+    dp__os_drop(&roll->probes[seat]);
     roll->fates[seat] = fate;
 }
 
@@ -3203,7 +3188,7 @@ static void dp__tally_send(const dp__calling *calling, dp_status status)
         if (guest->fd < 0 || guest->place < 0)
             continue; /* all seats are taken: it waits on */
         dp__tally_send_to(calling, guest->fd, guest->place, status);
-        dp__guest_drop(guest);
+        dp__os_drop(&guest->fd);
     }
 }
 

@@ -1346,10 +1346,8 @@ DP__COLD static void dp__channels_close(dp__post *post)
 static void dp__channels_let_go(dp__post *post)
 {
     dp__channels *channels = dp__channels_of(post);
-    for (int i = 0; i < channels->count; i++) {
-        dp__os_close(channels->of[i].fd);
-        channels->of[i].fd = -1;
-    }
+    for (int i = 0; i < channels->count; i++)
+        dp__os_drop(&channels->of[i].fd);
 }
 
 /* What is heard on connections counts: it is in order with the last answers, and needs nobody who

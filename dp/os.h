@@ -270,9 +270,17 @@ DP__MAYBE_UNUSED static bool dp__os_file_get_at(int file, void *data, size_t byt
     return done == bytes;
 }
 
-static void dp__os_file_close(int file)
+static void dp__os_close(int fd)
 {
-    (void)close(file);
+    if (fd >= 0)
+        close(fd);
+}
+
+/* Nobody has it any more. */
+static void dp__os_drop(int *fd)
+{
+    dp__os_close(*fd);
+    *fd = -1;
 }
 
 static uint64_t dp__os_memory_bytes(void)
@@ -582,13 +590,6 @@ static dp_status dp__os_part_try(dp__os_part *part)
     return ftruncate(part->fd, 0) == 0 ? DP_OK : dp__os_refused("empty", part->path);
 }
 
-static void dp__os_part_close(dp__os_part *part)
-{
-    if (part->fd >= 0)
-        close(part->fd);
-    part->fd = -1;
-}
-
 /* All memory is there before the file is. */
 DP__MAYBE_UNUSED static dp_status dp__os_part_make(dp_scope *scope, const char *target,
                                                    dp__os_part *out)
@@ -612,12 +613,12 @@ DP__MAYBE_UNUSED static dp_status dp__os_part_open(dp__os_part *part)
     if (stat(part->target, &there) == 0 && !S_ISREG(there.st_mode))
         return dp_error(DP_ERR_FILE, "it is not a regular file");
     for (int i = 0; i < TRIES && status == DP_PENDING; i++) {
-        dp__os_part_close(part);
+        dp__os_drop(&part->fd);
         status = dp__os_part_try(part);
     }
     if (status == DP_OK)
         return DP_OK;
-    dp__os_part_close(part);
+    dp__os_drop(&part->fd);
     return status != DP_PENDING
                ? status
                : dp_error(DP_ERR_FILE, "other processes are writing '%.200s'", part->path);
@@ -668,8 +669,7 @@ static dp_status dp__os_directory_sync(const dp__os_part *part)
     room[count + (slash == NULL)] = '\0';
     int fd = dp__os_open(room, O_RDONLY | O_DIRECTORY, 0);
     int failed = fd >= 0 && !dp__os_sync(fd) && !dp__os_has_no_sync(errno) ? errno : 0;
-    if (fd >= 0)
-        close(fd);
+    dp__os_close(fd);
     if (failed == 0)
         return DP_OK;
     errno = failed;
@@ -689,7 +689,7 @@ DP__MAYBE_UNUSED static dp_status dp__os_part_end(dp__os_part *part, dp_status s
     }
     if (!moved && dp__os_part_is_at(part->fd, part->path))
         (void)unlink(part->path);
-    dp__os_part_close(part);
+    dp__os_drop(&part->fd);
     return status == DP_OK ? dp__os_directory_sync(part) : status;
 }
 
@@ -1027,12 +1027,6 @@ typedef struct pollfd dp__os_watch; /* fd, what to wait for, what there is */
 #if !defined(MSG_NOSIGNAL)
 #define MSG_NOSIGNAL 0 /* macOS: SO_NOSIGPIPE below does it */
 #endif
-
-static void dp__os_close(int fd)
-{
-    if (fd >= 0)
-        close(fd);
-}
 
 /* Waits until one can be read or written, or has ended; returns how many. */
 static int dp__os_poll(dp__os_watch *list, int count, int timeout_ms)
@@ -2345,8 +2339,7 @@ static void dp__os_shared_close(dp__shared *shared)
 {
     if (shared->data != NULL)
         munmap(shared->data, shared->bytes);
-    if (shared->fd >= 0)
-        close(shared->fd);
+    dp__os_close(shared->fd);
     *shared = (dp__shared){.fd = -1};
 }
 

@@ -134,10 +134,8 @@ typedef struct dp__cables {
 static void dp__cables_hang_up(dp__cables *cables)
 {
     int *fds = cables->fds;
-    for (int i = 0; fds != NULL && i < cables->port.job->process_count; i++) {
-        dp__os_close(fds[i]);
-        fds[i] = -1;
-    }
+    for (int i = 0; fds != NULL && i < cables->port.job->process_count; i++)
+        dp__os_drop(&fds[i]);
 }
 
 static void dp__cables_close(dp__cables *cables)
