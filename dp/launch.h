@@ -1239,15 +1239,20 @@ static dp_status dp__server_open(dp__server *server)
 }
 
 /* Connections that the tree has taken over are no longer here. */
+static void dp__server_hang_up(dp__server *server)
+{
+    dp__os_drop(&server->listener);
+    for (int i = 0; server->peers != NULL && i < server->peer_count; i++)
+        dp__os_drop(&server->peers[i].fd);
+    while (server->pending_count > 0)
+        dp__os_close(server->pending[--server->pending_count].fd);
+}
+
 static void dp__server_close(dp__server *server)
 {
-    for (int i = 0; server->peers != NULL && i < server->peer_count; i++)
-        dp__os_close(server->peers[i].fd);
-    for (int i = 0; server->pending != NULL && i < server->pending_count; i++)
-        dp__os_close(server->pending[i].fd);
     if (server->listener >= 0)
         dp__os_forget(&server->at);
-    dp__os_close(server->listener);
+    dp__server_hang_up(server);
     if (server->raised)
         dp__os_files_lower();
     dp__os_free(server->peers, 0, NULL);

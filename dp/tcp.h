@@ -272,18 +272,8 @@ static void dp__office_close(dp_ctx *ctx)
 /* Also in a child of fork, whose own neither the port is nor who has come there. */
 static void dp__office_unlisten(const dp_ctx *ctx)
 {
-    if (ctx->office == NULL)
-        return;
-    dp__server *server = &ctx->office->port.server;
-    dp__os_close(server->listener);
-    server->listener = -1;
-    for (int i = 0; i < server->pending_count; i++)
-        dp__os_close(server->pending[i].fd);
-    server->pending_count = 0;
-    for (int i = 0; i < server->peer_count && server->peers != NULL; i++) {
-        dp__os_close(server->peers[i].fd);
-        server->peers[i].fd = -1;
-    }
+    if (ctx->office != NULL)
+        dp__server_hang_up(&ctx->office->port.server);
 }
 
 /* No process has one, for the reason that it holds. */
