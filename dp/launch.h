@@ -579,11 +579,10 @@ static dp_status dp__wire_send(int fd, const void *data, size_t bytes, uint64_t 
         if (sent < 0)
             return DP_ERR_REMOTE;
         done += (size_t)sent;
-        dp__os_watch watch = {.fd = fd, .events = POLLOUT};
         if (sent == 0 && dp__os_ms_until(until_ns) == 0)
             return DP_ERR_TIMEOUT;
         if (sent == 0)
-            dp__os_poll(&watch, 1, dp__os_ms_until(until_ns));
+            dp__os_ready(fd, POLLOUT, dp__os_ms_until(until_ns));
     }
     return DP_OK;
 }
@@ -595,11 +594,10 @@ static dp_status dp__wire_receive(int fd, void *data, size_t bytes, uint64_t unt
         if (got < 0)
             return DP_ERR_REMOTE;
         done += (size_t)got;
-        dp__os_watch watch = {.fd = fd, .events = POLLIN};
         if (got == 0 && dp__os_ms_until(until_ns) == 0)
             return DP_ERR_TIMEOUT;
         if (got == 0)
-            dp__os_poll(&watch, 1, dp__os_ms_until(until_ns));
+            dp__os_ready(fd, POLLIN, dp__os_ms_until(until_ns));
     }
     return DP_OK;
 }
@@ -845,8 +843,7 @@ DP__APART static void dp__tree_post(dp__tree *tree, const dp__link *bringer, int
     const dp__envelope whole = {{DP__NOTE_MAGIC, DP__LETTER, DP_OK, from, sizeof *letter}, *letter};
     for (int i = 0; i < tree->link_count; i++) {
         dp__link *link = &tree->links[i];
-        dp__os_watch watch = {.fd = link->fd, .events = POLLOUT};
-        if (link != bringer && !link->left && dp__os_poll(&watch, 1, 0) > 0)
+        if (link != bringer && !link->left && dp__os_ready(link->fd, POLLOUT, 0))
             link->left = dp__wire_send(link->fd, &whole, sizeof whole, dp__os_after_ms(100)) ==
                          DP_ERR_TIMEOUT;
     }
@@ -1018,8 +1015,7 @@ static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, vo
 /* All that was said before the connection broke, which may be why. */
 static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link)
 {
-    dp__os_watch watch = {.fd = link->fd, .events = POLLIN};
-    while (!link->left && link->got < sizeof link->note && dp__os_poll(&watch, 1, 0) > 0)
+    while (!link->left && link->got < sizeof link->note && dp__os_ready(link->fd, POLLIN, 0))
         DP_TRY(dp__tree_hear(tree, link, false));
     return DP_OK;
 }
@@ -1902,15 +1898,13 @@ static dp_status dp__connect_at(const dp__os_address *at, dp__key key, dp__join_
     int fd = dp__os_connect(at);
     for (; fd == DP__OS_CROWDED && dp__os_ms_until(until_ns) > 0; fd = dp__os_connect(at))
         dp__os_sleep_ms(1);
-    dp__os_watch watch = {.fd = fd, .events = POLLOUT};
     if (fd == DP__OS_FULL)
         return dp__connect_nowhere((int)request->process);
     if (fd == DP__OS_REFUSED && *out_why == NULL)
         *out_why = dp__refused;
     if (fd < 0)
         return DP_PENDING;
-    dp__os_poll(&watch, 1, dp__os_ms_until(until_ns));
-    int how = watch.revents != 0 ? dp__os_connection(fd) : -1;
+    int how = dp__os_ready(fd, POLLOUT, dp__os_ms_until(until_ns)) ? dp__os_connection(fd) : -1;
     bool good = how == 0;
     if (how == DP__OS_REFUSED && *out_why == NULL)
         *out_why = dp__refused;
@@ -2882,10 +2876,9 @@ static void dp__stranger_look(dp__roll *roll, dp__stranger *stranger, bool *more
                                    dp__os_after_ms(DP__GREET_MS)};
         *more = stranger->fd >= 0;
     }
-    dp__os_watch watch = {.fd = stranger->fd, .events = POLLIN};
     if (stranger->fd < 0)
         return;
-    if (dp__os_poll(&watch, 1, 0) > 0)
+    if (dp__os_ready(stranger->fd, POLLIN, 0))
         dp__guest_greet(roll, stranger->fd, dp__os_after_ms(DP__GREET_MS));
     else if (dp__os_ms_until(stranger->until_ns) > 0)
         return;
@@ -2987,19 +2980,19 @@ static void dp__probe_begin(dp__calling *calling, int seat)
 static void dp__seat_probe(dp__calling *calling, int seat)
 {
     dp__roll *roll = calling->roll;
+    int fd = roll->probes[seat];
     char none;
-    if (roll->probes[seat] < 0) {
+    if (fd < 0) {
         dp__probe_begin(calling, seat);
         return;
     }
-    dp__os_watch watch = {.fd = roll->probes[seat], .events = POLLOUT};
-    if (dp__os_poll(&watch, 1, 0) == 0) {
+    if (!dp__os_ready(fd, POLLOUT, 0)) {
         if (dp__probe_is_late(calling))
             dp__probe_end(calling, seat, DP__UNREACHED);
         return;
     }
-    int how = dp__os_connection(roll->probes[seat]);
-    if (how == 0 && dp__os_receive(watch.fd, &none, 1) < 0) {
+    int how = dp__os_connection(fd);
+    if (how == 0 && dp__os_receive(fd, &none, 1) < 0) {
         dp__probe_end(calling, seat, DP__AWAITED);
         dp__probe_begin(calling, seat);
     } else if (how == DP__OS_REFUSED) {
@@ -3282,6 +3275,7 @@ static dp_status dp__roll_follow(dp__calling *calling, int leader)
     const dp__roll *roll = calling->roll;
     const char *why;
     int patience_ms = dp__os_ms_until(calling->until_ns) / 2;
+    int reach_ms = patience_ms < DP__REACH_MS ? patience_ms : DP__REACH_MS;
     uint64_t until_ns = dp__os_after_ms(patience_ms);
     dp__join_request request = {.magic = DP__JOIN_MAGIC,
                                 .version = DP_VERSION,
@@ -3290,12 +3284,10 @@ static dp_status dp__roll_follow(dp__calling *calling, int leader)
                                 .listens = dp__seat_holder(&roll->seats[roll->own]),
                                 .patience_ms = (uint32_t)patience_ms};
     int fd = dp__seat_connect(roll->seats, roll->count, roll->own, leader);
-    dp__os_watch watch = {.fd = fd, .events = POLLOUT};
     if (fd < 0)
         return DP_PENDING;
-    dp__os_poll(&watch, 1, patience_ms < DP__REACH_MS ? patience_ms : DP__REACH_MS);
     dp_status status = DP_PENDING;
-    if (watch.revents != 0 && dp__os_connected(fd) &&
+    if (dp__os_ready(fd, POLLOUT, reach_ms) && dp__os_connected(fd) &&
         dp__handshake(fd, roll->launch.key, &request, until_ns, &why))
         status = dp__tally_ask(calling, fd, until_ns);
     dp__os_close(fd);

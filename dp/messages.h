@@ -1015,10 +1015,9 @@ DP__COLD static dp_status dp__channel_reach(dp__post *post, int process, int ms)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a message");
     *channel->call = (dp__call){.asked = false};
     dp_status status = dp__office_call(dp__channels_of(post)->office, process, &channel->fd);
-    dp__os_watch watch = {.fd = channel->fd, .events = POLLOUT};
     if (channel->fd < 0)
         dp__channel_fail(post, process);
-    else if (dp__os_poll(&watch, 1, ms) > 0)
+    else if (dp__os_ready(channel->fd, POLLOUT, ms))
         dp__channel_ask(post, process);
     if (status != DP_OK) /* nobody has heard of it */
         channel->again_ns = 0;
@@ -1315,9 +1314,8 @@ static dp__slip dp__last_slip(const dp__post *post)
 static void dp__channel_leave(dp__post *post, dp__channel *channel, bool answers,
                               const dp__slip *last, uint64_t until_ns)
 {
-    dp__os_watch watch = {.fd = channel->fd, .events = POLLOUT};
     while (answers && channel->first != NULL && dp__os_ms_until(until_ns) > 0) {
-        dp__os_poll(&watch, 1, dp__os_ms_until(until_ns));
+        dp__os_ready(channel->fd, POLLOUT, dp__os_ms_until(until_ns));
         dp__channel_send(post, channel);
     }
     bool between = channel->first == NULL || channel->first->sent == 0;

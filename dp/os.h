@@ -1035,6 +1035,13 @@ static int dp__os_poll(dp__os_watch *list, int count, int timeout_ms)
     return ready > 0 ? ready : 0; /* a signal counts as nothing: the caller looks at the time */
 }
 
+/* Whether this one can be, or has ended, within so long. */
+static bool dp__os_ready(int fd, int events, int timeout_ms)
+{
+    dp__os_watch watch = {.fd = fd, .events = (short)events};
+    return dp__os_poll(&watch, 1, timeout_ms) > 0;
+}
+
 static void dp__os_option(int fd, int level, int option, int value)
 {
     (void)setsockopt(fd, level, option, &value, sizeof value); /* none of them is vital */
@@ -1403,16 +1410,14 @@ static void dp__os_resolve(dp__os_looker *look_up, const char *host, int port, i
 {
     dp__os_look_up(host, port, AI_NUMERICHOST, out);
     int fd = out->count == 0 ? dp__os_ask(look_up, host, port) : -1;
-    dp__os_watch watch = {.fd = fd, .events = POLLIN};
     if (fd < 0 && out->count == 0)
         look_up(host, port, 0, out);
     if (fd < 0)
         return;
-    uint64_t until_ns = dp__os_now_ns() + (uint64_t)timeout_ms * 1000000;
-    for (uint64_t now = 0; now < until_ns; now = dp__os_now_ns()) /* signals end it early */
-        if (dp__os_poll(&watch, 1, now == 0 ? timeout_ms : (int)((until_ns - now) / 1000000) + 1) >
-            0)
-            break;
+    uint64_t until_ns = dp__os_after_ms(timeout_ms);
+    while (!dp__os_ready(fd, POLLIN, dp__os_ms_until(until_ns)) &&
+           dp__os_ms_until(until_ns) > 0) { /* signals end it early */
+    }
     if (dp__os_receive(fd, out, sizeof *out) != (ptrdiff_t)sizeof *out)
         *out = (dp__os_found){.why = "the name service does not answer"};
     dp__os_close(fd);
