@@ -596,6 +596,17 @@ static void dp__mesh_give_ranks(const dp__mesh_call *call, size_t step, const ch
             memcpy(comm->out[i], from, dp__mesh_count(call, step) * call->size);
 }
 
+/* To all local ranks that want it, what all ranks have given. */
+static void dp__mesh_give_blocks(const dp__mesh_call *call, size_t step, const char *from)
+{
+    const dp__mesh_comm *comm = call->comm;
+    size_t bytes = dp__mesh_count(call, step) * call->size, at = dp__mesh_at(call, step);
+    size_t each = call->asked.count * call->size;
+    for (int i = 0; i < comm->local_count; i++)
+        for (size_t r = 0; r < (size_t)comm->rank_count && call->asked.local[i].recv != NULL; r++)
+            memcpy((char *)call->asked.local[i].recv + r * each + at, from + r * bytes, bytes);
+}
+
 static dp_status dp__mesh_slices_end(const dp__mesh_call *call, size_t step)
 {
     DP_TRY(dp__mesh_arrive(call, step));
@@ -804,9 +815,13 @@ static dp_status dp__mesh_group_land(const dp__mesh_call *call, size_t step)
 
 static dp_status dp__mesh_group_end(const dp__mesh_call *call, size_t step)
 {
+    const char *result = dp__mesh_result(call, step);
     DP_TRY(dp__mesh_arrive(call, step));
     DP_TRY(dp__mesh_group_land(call, step));
-    dp__mesh_give_ranks(call, step, dp__mesh_result(call, step));
+    if (call->blocks)
+        dp__mesh_give_blocks(call, step, result);
+    else
+        dp__mesh_give_ranks(call, step, result);
     return DP_OK;
 }
 
@@ -1035,17 +1050,6 @@ static dp_status dp__mesh_gather_begin(const dp__mesh_call *call, size_t step)
     return dp__mesh_give_all(call, slot->out, slot->in, step);
 }
 
-/* To all local ranks that want it, what all ranks have given. */
-static void dp__mesh_give_blocks(const dp__mesh_call *call, size_t step, const char *from)
-{
-    const dp__mesh_comm *comm = call->comm;
-    size_t bytes = dp__mesh_count(call, step) * call->size, at = dp__mesh_at(call, step);
-    size_t each = call->asked.count * call->size;
-    for (int i = 0; i < comm->local_count; i++)
-        for (size_t r = 0; r < (size_t)comm->rank_count && call->asked.local[i].recv != NULL; r++)
-            memcpy((char *)call->asked.local[i].recv + r * each + at, from + r * bytes, bytes);
-}
-
 static dp_status dp__mesh_gather_turn(const dp__mesh_call *call, size_t step)
 {
     DP_TRY(dp__mesh_arrive(call, step));
@@ -1064,18 +1068,10 @@ static dp_status dp__mesh_blocks_turn(const dp__mesh_call *call, size_t step)
     return dp__mesh_group_spread(call, step);
 }
 
-static dp_status dp__mesh_blocks_end(const dp__mesh_call *call, size_t step)
-{
-    DP_TRY(dp__mesh_arrive(call, step));
-    DP_TRY(dp__mesh_group_land(call, step));
-    dp__mesh_give_blocks(call, step, dp__mesh_result(call, step));
-    return DP_OK;
-}
-
 static dp_status dp__mesh_all_gather(dp__mesh_call *call)
 {
     static const dp__mesh_steps steps = {dp__mesh_gather_begin, dp__mesh_gather_turn, NULL};
-    static const dp__mesh_steps shared = {NULL, dp__mesh_blocks_turn, dp__mesh_blocks_end};
+    static const dp__mesh_steps shared = {NULL, dp__mesh_blocks_turn, dp__mesh_group_end};
     const dp__mesh_comm *comm = call->comm;
     size_t blocks = dp__mesh_blocks(comm);
     call->blocks = true;
