@@ -1033,8 +1033,7 @@ static void dp__ring_label(dp__ring *ring, const char *by)
     dp__words_load(label->tag, ring->job->ctx->tag, DP__TAG_WORDS);
 }
 
-/* Of what a table is asked for on a lane. */
-/* Compared byte by byte: one NaN is as good as another. */
+/* Of what a table is asked for on a lane. Compared byte by byte: one NaN is as good as another. */
 static dp__signature dp__sign(const dp__ring *ring, const dp_coll_call *call)
 {
     return (dp__signature){.verb = (int32_t)call->verb,
@@ -1304,9 +1303,8 @@ static dp_status dp__job_make(dp_ctx *ctx, const dp_bootstrap *boot, dp__gather_
     return DP_OK;
 }
 
-typedef struct
-    dp__body { /* a process of a system: on another machine its number may be another's */
-    uint64_t machine;
+typedef struct dp__body { /* a process of a system */
+    uint64_t machine;     /* on another one the same id may be another's */
     int id, process;
 } dp__body;
 
@@ -1386,24 +1384,23 @@ static dp_status dp__job_seat(dp__job *job, bool one_machine, const dp__desk_siz
     size_t head = dp__board_bytes(job->process_count);
     size_t entries = (size_t)(DP__LANES * (DP__KEPT + job->process_count));
     size_t bytes = head + entries * sizeof(dp__entry);
-    dp_status status = one_machine ? dp__board_share(job, lines) : DP_ERR_UNSUPPORTED;
-    if (one_machine && status != DP_OK) {
+    bool seen = one_machine && dp__board_share(job, lines) == DP_OK;
+    if (one_machine && !seen) {
         snprintf(job->why, sizeof job->why, "%.199s", dp_last_error());
         dp__log(job->ctx, DP_LOG_INFO, "processes do not see what others do: %s", job->why);
     }
     job->mail = mail;
-    if (status == DP_OK)
+    if (seen)
         job->look_ns = dp__look_ns(job->process_count, job->ctx->cores);
-    if (status != DP_OK) {
+    else
         job->board = dp__host_alloc(&job->ctx->host, bytes, 128);
-        if (job->board != NULL)
-            memset(job->board, 0, head);
-    }
-    status = job->board != NULL ? DP_OK
-                                : dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for a job");
+    if (!seen && job->board != NULL)
+        memset(job->board, 0, head);
     if (job->board != NULL)
         atomic_store(&dp__progress_of(job, job->process)->presence, DP__INSIDE);
-    status = dp__job_agree(job, status);
+    dp_status status = dp__job_agree(
+        job,
+        job->board != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for a job"));
     if (status != DP_OK) {
         dp__os_shared_close(&job->shared);
         return status;
