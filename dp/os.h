@@ -1490,7 +1490,8 @@ static int dp__os_interface_fits(const dp__os_interface *one, const char *wanted
     return fits > 0 && strchr(one->address, ':') == NULL ? fits + 1 : fits;
 }
 
-/* The interface that `wanted` means; false: none, and `others` names those that there are. */
+/* The interface that `wanted` means, NULL: any that is no loop; false: none, and `others` names
+   those that there are. */
 static bool dp__os_interface_find(const char *wanted, dp__os_interface *out, char *others,
                                   size_t room)
 {
@@ -1502,9 +1503,10 @@ static bool dp__os_interface_find(const char *wanted, dp__os_interface *out, cha
     if (getifaddrs(&all) != 0)
         return false;
     for (const struct ifaddrs *at = all; at != NULL; at = at->ifa_next) {
-        if (!dp__os_interface_of(at, &one))
+        bool loops = wanted == NULL && (at->ifa_flags & IFF_LOOPBACK) != 0;
+        if (loops || !dp__os_interface_of(at, &one))
             continue;
-        int fits = dp__os_interface_fits(&one, wanted);
+        int fits = dp__os_interface_fits(&one, wanted != NULL ? wanted : "");
         if (fits > best)
             *out = one;
         best = fits > best ? fits : best;
@@ -1516,37 +1518,21 @@ static bool dp__os_interface_find(const char *wanted, dp__os_interface *out, cha
     return best > 0;
 }
 
-/* Of an interface that is no loop, IPv4 if there is any; "": there is none. */
-static void dp__os_host_first(char *text, size_t room)
-{
-    struct ifaddrs *all = NULL;
-    dp__os_interface one;
-    text[0] = '\0';
-    if (getifaddrs(&all) != 0)
-        return;
-    for (const struct ifaddrs *at = all; at != NULL; at = at->ifa_next) {
-        if ((at->ifa_flags & IFF_LOOPBACK) != 0 || !dp__os_interface_of(at, &one))
-            continue;
-        bool better = text[0] == '\0' || (strchr(text, ':') != NULL && !strchr(one.address, ':'));
-        if (better)
-            snprintf(text, room, "%s", one.address);
-    }
-    freeifaddrs(all);
-}
-
 /* The address that this machine uses for what is far away, if nothing else says which; "": none.
    Nothing is sent: the system only looks which way it would go. */
 static void dp__os_host_usual(char *text, size_t room)
 {
     struct sockaddr_in far = {.sin_family = AF_INET, .sin_port = htons(9)};
+    dp__os_interface any;
+    char others[200];
     int fd = dp__os_above_stderr(socket(AF_INET, SOCK_DGRAM, 0));
     far.sin_addr.s_addr = htonl(0xc0000201); /* 192.0.2.1, which nobody has */
     text[0] = '\0';
     if (fd >= 0 && connect(fd, (const struct sockaddr *)&far, sizeof far) == 0)
         dp__os_host_of(fd, true, text, room);
     dp__os_close(fd);
-    if (text[0] == '\0')
-        dp__os_host_first(text, room);
+    if (text[0] == '\0' && dp__os_interface_find(NULL, &any, others, sizeof others))
+        snprintf(text, room, "%s", any.address);
 }
 
 /* ==== >>processes ==============================================================================
