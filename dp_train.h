@@ -715,13 +715,12 @@ static dp_status dp__train_schedule_check(const dp_schedule *schedule)
 typedef struct dp__train_run {
     size_t first, param_count; /* of the parameters below */
     size_t count;              /* elements */
-    size_t span, at;           /* where it begins in its span */
 } dp__train_run;
 
 typedef struct dp__train_span {
-    size_t first, param_count; /* of the parameters below */
-    size_t count, each;        /* elements; of these each rank has so many for itself, or all all */
-    bool once;                 /* or, where processes share them, the first process */
+    dp__train_run all;
+    size_t each; /* elements that each rank has for itself; 0: all ranks have all */
+    bool once;   /* or, where processes share them, the first process */
 } dp__train_span;
 
 /* Of a run an owner has up to three pieces: its ranks' shares, those of which it has the copy, and
@@ -741,11 +740,12 @@ typedef struct dp__train_listed { /* a parameter */
     size_t param;                 /* its number in the module */
     size_t number;                /* among those listed here, as the module has them */
     size_t group;
-    size_t share;  /* dp_stretch.share; 0 where ranks do not share parameters out */
-    bool goes_on;  /* the span of the one before */
-    bool once;     /* the processes of the machine share it: see dp_param_info.shared */
-    bool reduced;  /* see dp_param_info; the first owner alone steps what is not */
-    int64_t steps; /* how often it was stepped */
+    size_t span, at; /* where it begins in its span */
+    size_t share;    /* dp_stretch.share; 0 where ranks do not share parameters out */
+    bool goes_on;    /* the span of the one before */
+    bool once;       /* the processes of the machine share it: see dp_param_info.shared */
+    bool reduced;    /* see dp_param_info; the first owner alone steps what is not */
+    int64_t steps;   /* how often it was stepped */
 } dp__train_listed;
 
 typedef struct dp__train_views {
@@ -915,34 +915,32 @@ static size_t dp__train_elements(const dp__train_views *views, size_t i)
     return (size_t)dp_tensor_count(dp__train_data(views, 0, i));
 }
 
+/* By the parameter that follows. */
+static void dp__train_lengthen(const dp__train_views *views, dp__train_run *run)
+{
+    run->count += dp__train_elements(views, run->first + run->param_count);
+    run->param_count++;
+}
+
 /* alone: each parameter is a run by itself. */
 static void dp__train_cut(dp__train_views *views, bool alone)
 {
     views->run_count = views->span_count = 0;
     for (size_t i = 0; i < views->count; i++) {
         bool on = !alone && views->listed[i].goes_on;
+        dp__train_listed *listed = &views->listed[i];
         if (!on)
-            views->spans[views->span_count++] = (dp__train_span){
-                .first = i, .each = views->listed[i].share, .once = views->listed[i].once};
-        dp__train_span *span = &views->spans[views->span_count - 1];
-        if (!on || views->listed[i - 1].group != views->listed[i].group)
-            views->runs[views->run_count++] =
-                (dp__train_run){.first = i, .span = views->span_count - 1, .at = span->count};
-        dp__train_run *run = &views->runs[views->run_count - 1];
-        span->param_count++;
-        run->param_count++;
-        span->count += dp__train_elements(views, i);
-        run->count += dp__train_elements(views, i);
+            views->spans[views->span_count++] =
+                (dp__train_span){.all = {.first = i}, .each = listed->share, .once = listed->once};
+        if (!on || views->listed[i - 1].group != listed->group)
+            views->runs[views->run_count++] = (dp__train_run){.first = i};
+        listed->span = views->span_count - 1;
+        listed->at = views->spans[listed->span].all.count;
+        dp__train_lengthen(views, &views->spans[listed->span].all);
+        dp__train_lengthen(views, &views->runs[views->run_count - 1]);
     }
     for (size_t s = 0; s < views->span_count; s++)
         views->spread = views->spread || views->spans[s].each > 0;
-}
-
-/* All of a span. */
-static dp__train_run dp__train_whole(const dp__train_views *views, size_t s)
-{
-    const dp__train_span *span = &views->spans[s];
-    return (dp__train_run){span->first, span->param_count, span->count, s, 0};
 }
 
 /* What some ranks have of a run: their part, that which is copied, and the end, which everybody
@@ -950,16 +948,17 @@ static dp__train_run dp__train_whole(const dp__train_views *views, size_t s)
 static void dp__train_pieces_of(const dp__train_views *views, const dp__train_run *run,
                                 dp__train_ranks own, dp__train_ranks copied, dp__train_piece *out)
 {
-    size_t each = views->spans[run->span].each, cut = each * (size_t)views->job.rank_count;
-    size_t end = run->at + run->count, kept = 0;
+    const dp__train_listed *listed = &views->listed[run->first];
+    size_t each = views->spans[listed->span].each, cut = each * (size_t)views->job.rank_count;
+    size_t at = listed->at, end = at + run->count, kept = 0;
     const size_t ranges[DP__TRAIN_PIECES][2] = {{own.first * each, own.end * each},
                                                 {copied.first * each, copied.end * each},
                                                 {cut, SIZE_MAX}};
     for (int i = 0; i < DP__TRAIN_PIECES; i++) {
-        size_t first = ranges[i][0] > run->at ? ranges[i][0] : run->at;
+        size_t first = ranges[i][0] > at ? ranges[i][0] : at;
         size_t last = ranges[i][1] < end ? ranges[i][1] : end;
         bool some = first < last;
-        out[i] = (dp__train_piece){.first = some ? first - run->at : 0,
+        out[i] = (dp__train_piece){.first = some ? first - at : 0,
                                    .count = some ? last - first : 0,
                                    .at = some ? kept + first - ranges[i][0] : 0};
         kept += ranges[i][1] - ranges[i][0];
@@ -972,7 +971,7 @@ static void dp__train_pieces(const dp__train_views *views, const dp__train_run *
 {
     const dp__train_ranks own = {views->ranks[owner], views->ranks[owner + 1]};
     dp__train_pieces_of(views, run, own, views->copied, out);
-    if (views->spans[run->span].once && views->job.process > 0)
+    if (views->spans[views->listed[run->first].span].once && views->job.process > 0)
         out[DP__TRAIN_END] = (dp__train_piece){0};
 }
 
@@ -1002,9 +1001,8 @@ static dp_status dp__train_piece_copy(dp_ctx *ctx, const dp_tensor *kept, const 
 static dp_status dp__train_pieces_copy(const dp__train_views *views, size_t s, size_t owner,
                                        const dp_tensor *kept, const dp_tensor *first, bool back)
 {
-    const dp__train_run run = dp__train_whole(views, s);
     dp__train_piece pieces[DP__TRAIN_PIECES];
-    dp__train_pieces(views, &run, owner, pieces);
+    dp__train_pieces(views, &views->spans[s].all, owner, pieces);
     for (int k = 0; k < DP__TRAIN_PIECES; k++)
         DP_TRY(dp__train_piece_copy(views->ctx, kept, first, &pieces[k], back));
     return DP_OK;
@@ -1131,17 +1129,17 @@ static void dp__train_term(dp__train_terms *terms, size_t owner, const dp__train
 static void dp__train_span_terms(dp__train_terms *terms, size_t owner, size_t s)
 {
     const dp__train_views *views = terms->views;
-    dp__train_run run = dp__train_whole(views, s);
+    const dp__train_run *run = &views->spans[s].all;
     dp__train_piece pieces[DP__TRAIN_PIECES] = {{0}};
     for (size_t rank = views->ranks[owner]; rank < views->ranks[owner + 1]; rank++) {
-        dp__train_pieces_of(views, &run, (dp__train_ranks){rank, rank + 1}, (dp__train_ranks){0},
+        dp__train_pieces_of(views, run, (dp__train_ranks){rank, rank + 1}, (dp__train_ranks){0},
                             pieces);
-        dp__train_term(terms, owner, &run, &pieces[DP__TRAIN_OWN],
+        dp__train_term(terms, owner, run, &pieces[DP__TRAIN_OWN],
                        rank - (size_t)views->job.rank_first + 1);
     }
     if (owner == 0) /* the end is that of any rank */
-        dp__train_term(terms, owner, &run, &pieces[DP__TRAIN_END],
-                       !views->listed[run.first].reduced);
+        dp__train_term(terms, owner, run, &pieces[DP__TRAIN_END],
+                       !views->listed[run->first].reduced);
 }
 
 static dp_status dp__train_terms_make(const dp__train_views *views, dp_scope *temp,
@@ -1776,25 +1774,22 @@ static dp_status dp__train_look(dp__train_views *views)
 }
 
 /* The part of a run after *part, in which all are stepped, and were as often before; *part is empty
-   and at the run's beginning at first. False: there is none. */
+   and begins as the run does at first. False: there is none. */
 static bool dp__train_next_part(const dp__train_views *views, const dp__train_run *run,
                                 dp__train_run *part)
 {
     const dp__train_listed *listed = views->listed;
     size_t i = part->first + part->param_count, end = run->first + run->param_count;
-    size_t at = part->at + part->count;
     if (views->even && i == run->first) {
         *part = *run;
         return true;
     }
-    for (; i < end && !dp__train_is_used(views, i); i++)
-        at += dp__train_elements(views, i);
-    *part = (dp__train_run){.first = i, .span = run->span, .at = at};
+    while (i < end && !dp__train_is_used(views, i))
+        i++;
+    *part = (dp__train_run){.first = i};
     for (; i < end && dp__train_is_used(views, i) && listed[i].steps == listed[part->first].steps;
-         i++) {
-        part->param_count++;
-        part->count += dp__train_elements(views, i);
-    }
+         i++)
+        dp__train_lengthen(views, part);
     return part->param_count > 0;
 }
 
@@ -1825,7 +1820,8 @@ static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t o
                                       bool gated)
 {
     const dp__train_views *views = &optim->views;
-    const dp__train_store *store = &optim->stores[run->span];
+    const dp__train_listed *listed = &views->listed[run->first];
+    const dp__train_store *store = &optim->stores[listed->span];
     const dp_tensor *state = &store->state[owner * store->slots];
     const dp_tensor *first = dp__train_data(views, owner, run->first);
     int rank = first->device.index;
@@ -1842,8 +1838,8 @@ static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t o
                                .param = turn.data.data,
                                .grad = turn.grad.data,
                                .gate = gated ? optim->gates[rank].data : NULL,
-                               .step = views->listed[run->first].steps + 1,
-                               .hyper = dp__train_hyper_now(optim, views->listed[run->first].group),
+                               .step = listed->steps + 1,
+                               .hyper = dp__train_hyper_now(optim, listed->group),
                                .name = whole ? optim->names[run->first] : NULL,
                                .ndim = whole ? first->ndim : 0,
                                .shape = whole ? first->shape : NULL};
@@ -1856,15 +1852,14 @@ static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t o
     }
     if (turn.master.data != NULL)
         return dp__train_master_step(optim, &turn, &optim->rooms[rank]);
-    return optim->queue != NULL
-               ? dp__train_enqueue(optim, &turn.args, views->listed[run->first].group)
-               : dp__train_rule_run(optim, &turn.args, 0);
+    return optim->queue != NULL ? dp__train_enqueue(optim, &turn.args, listed->group)
+                                : dp__train_rule_run(optim, &turn.args, 0);
 }
 
 static dp_status dp__train_run_step(const dp__train_optimizer *optim, size_t owner,
                                     const dp__train_run *run, bool gated)
 {
-    dp__train_run part = {.first = run->first, .span = run->span, .at = run->at};
+    dp__train_run part = {.first = run->first};
     while (dp__train_next_part(&optim->views, run, &part)) {
         dp__train_piece pieces[DP__TRAIN_PIECES];
         dp__train_pieces(&optim->views, &part, owner, pieces);
@@ -1910,9 +1905,9 @@ static dp_status dp__train_fetch(const dp__train_optimizer *optim, const dp__tra
 {
     const dp__train_views *views = &optim->views;
     for (size_t owner = 0; owner < views->owner_count; owner++) {
-        const dp_tensor *first = dp__train_data(views, owner, span->first);
+        const dp_tensor *first = dp__train_data(views, owner, span->all.first);
         dp_dtype bits = dp__train_bits((dp_dtype)first->dtype);
-        optim->all[owner] = dp__train_flat(first, first->data, bits, span->count);
+        optim->all[owner] = dp__train_flat(first, first->data, bits, span->all.count);
     }
     return dp__train_gather(optim, span->each, optim->all);
 }
@@ -1945,7 +1940,7 @@ static dp_status dp__train_params_keep(const dp__train_optimizer *optim, bool ba
     const dp__train_views *views = &optim->views;
     for (size_t s = 0; s < views->span_count; s++)
         DP_TRY(dp__train_pieces_copy(views, s, 0, &optim->stores[s].param,
-                                     dp__train_data(views, 0, views->spans[s].first), back));
+                                     dp__train_data(views, 0, views->spans[s].all.first), back));
     return DP_OK;
 }
 
@@ -1953,13 +1948,13 @@ static dp_status dp__train_params_keep(const dp__train_optimizer *optim, bool ba
 static dp_status dp__train_grads_keep(const dp__train_optimizer *optim, size_t s, bool all)
 {
     const dp__train_views *views = &optim->views;
-    const dp__train_run run = dp__train_whole(views, s);
+    const dp__train_run *run = &views->spans[s].all;
     dp__train_piece pieces[DP__TRAIN_PIECES];
-    dp__train_pieces(views, &run, 0, pieces);
+    dp__train_pieces(views, run, 0, pieces);
     for (int k = 0; k < DP__TRAIN_PIECES; k++)
         if (k != DP__TRAIN_COPY || all)
             DP_TRY(dp__train_piece_copy(views->ctx, &optim->stores[s].grad,
-                                        dp__train_grad(views, 0, run.first), &pieces[k], false));
+                                        dp__train_grad(views, 0, run->first), &pieces[k], false));
     return DP_OK;
 }
 
@@ -1971,10 +1966,9 @@ static dp_status dp__train_grads_pass_on(const dp__train_optimizer *optim)
     int next = optim->ring.next * views->job.local_count;
     size_t count = 0;
     for (size_t s = 0; s < views->span_count; s++) {
-        const dp__train_run run = dp__train_whole(views, s);
         const dp_tensor *kept = &optim->stores[s].grad;
         dp__train_piece pieces[DP__TRAIN_PIECES];
-        dp__train_pieces(views, &run, 0, pieces);
+        dp__train_pieces(views, &views->spans[s].all, 0, pieces);
         for (int k = DP__TRAIN_OWN; k <= DP__TRAIN_COPY && views->spans[s].each > 0; k++)
             messages[count++] =
                 (dp_message){.tensor = dp__train_kept_part(kept, &pieces[k]),
@@ -2499,8 +2493,8 @@ static dp_status dp__train_master_make(const dp__train_optimizer *optim, const d
     dp__train_piece pieces[DP__TRAIN_PIECES];
     dp__train_pieces(views, all, owner, pieces);
     for (int k = 0; k < DP__TRAIN_PIECES; k++) {
-        dp_tensor from = dp__train_part(first, &pieces[k]), to;
-        DP_TRY(dp_narrow(master, 0, (int64_t)pieces[k].at, (int64_t)pieces[k].count, &to));
+        dp_tensor from = dp__train_part(first, &pieces[k]);
+        dp_tensor to = dp__train_kept_part(master, &pieces[k]);
         DP_TRY(dp_cast(views->ctx, &to, &from));
     }
     return DP_OK;
@@ -2509,9 +2503,10 @@ static dp_status dp__train_master_make(const dp__train_optimizer *optim, const d
 static dp_status dp__train_store_make(dp__train_optimizer *optim, size_t s)
 {
     const dp__train_views *views = &optim->views;
-    const dp__train_run all = dp__train_whole(views, s);
+    const dp__train_run *all = &views->spans[s].all;
+    const dp_tensor *first = dp__train_data(views, 0, all->first);
     dp__train_store *store = &optim->stores[s];
-    dp_dtype dtype = (dp_dtype)dp__train_data(views, 0, all.first)->dtype;
+    dp_dtype dtype = (dp_dtype)first->dtype;
     bool master = optim->config.masters && dp__train_is_half(dtype);
     store->slots = optim->state_count + master;
     store->state =
@@ -2520,31 +2515,34 @@ static dp_status dp__train_store_make(dp__train_optimizer *optim, size_t s)
         return dp__no_memory();
     for (size_t owner = 0; owner < views->owner_count; owner++) {
         dp_tensor *state = &store->state[owner * store->slots];
-        if (!dp__train_has(views, owner, all.first))
+        if (!dp__train_has(views, owner, all->first))
             continue;
         for (size_t k = 0; k < store->slots; k++)
-            DP_TRY(dp__train_state_make(optim, &all, owner, &state[k]));
+            DP_TRY(dp__train_state_make(optim, all, owner, &state[k]));
         if (master)
-            DP_TRY(dp__train_master_make(optim, &all, owner, &state[optim->state_count]));
+            DP_TRY(dp__train_master_make(optim, all, owner, &state[optim->state_count]));
     }
     if (optim->mirror == NULL)
         return DP_OK;
-    const int64_t kept = (int64_t)dp__train_kept(views, &all, 0);
-    const dp_device device = dp__train_data(views, 0, all.first)->device;
-    DP_TRY(dp_tensor_new(optim->scope, device, dtype, 1, &kept, &store->grad));
-    return optim->mirror->far ? dp_tensor_new(optim->scope, device, dtype, 1, &kept, &store->param)
-                              : DP_OK;
+    const int64_t kept = (int64_t)dp__train_kept(views, all, 0);
+    DP_TRY(dp_tensor_new(optim->scope, first->device, dtype, 1, &kept, &store->grad));
+    if (!optim->mirror->far)
+        return DP_OK;
+    return dp_tensor_new(optim->scope, first->device, dtype, 1, &kept, &store->param);
 }
 
 /* How many elements a master copy is stepped by at a time; 0: there is none. */
 static int64_t dp__train_room(const dp__train_optimizer *optim)
 {
     const int64_t usual = 1 << 20;
+    const dp__train_views *views = &optim->views;
     int64_t room = 0;
-    for (size_t r = 0; r < optim->views.run_count; r++)
-        if (optim->stores[optim->views.runs[r].span].slots > optim->state_count &&
-            (int64_t)optim->views.runs[r].count > room)
-            room = (int64_t)optim->views.runs[r].count;
+    for (size_t r = 0; r < views->run_count; r++) {
+        const dp__train_run *run = &views->runs[r];
+        if (optim->stores[views->listed[run->first].span].slots > optim->state_count &&
+            (int64_t)run->count > room)
+            room = (int64_t)run->count;
+    }
     return optim->config.rule->whole ? room : dp__train_least(room, usual);
 }
 
@@ -2921,19 +2919,13 @@ DP_API dp_status dp_optim_lr(const dp_optim *base, size_t group, double *out)
    What goes into checkpoints and comes out of them: tensors of the parameters' shapes, however
    state is cut here.                                                                            */
 
-static dp_status dp__train_wants(const char *fn, const dp_scope *scope, const dp_value *out)
-{
-    DP_TRY(dp__check_scope(fn, scope));
-    return dp__check_pointer(fn, "out", out);
-}
-
 /* The end of what processes share, which the first of them has, in the memory of all. */
 static dp_status dp__train_end_send(const dp__train_optimizer *optim, dp_scope *temp, size_t s,
                                     const dp_tensor *all)
 {
     const dp__train_views *views = &optim->views;
     size_t cut = views->spans[s].each * (size_t)views->job.rank_count;
-    const int64_t rest = (int64_t)(views->spans[s].count - cut);
+    const int64_t rest = (int64_t)(views->spans[s].all.count - cut);
     dp_tensor end, other;
     DP_TRY(dp_narrow(all, 0, (int64_t)cut, rest, &end));
     for (size_t r = 0; r < (size_t)views->job.local_count; r++) {
@@ -2951,9 +2943,8 @@ static dp_status dp__train_state_whole(const dp__train_optimizer *optim, dp_scop
                                        size_t k, dp_tensor *out)
 {
     const dp__train_views *views = &optim->views;
-    const dp__train_run run = dp__train_whole(views, s);
     const dp__train_store *store = &optim->stores[s];
-    const int64_t count = (int64_t)run.count;
+    const int64_t count = (int64_t)views->spans[s].all.count;
     *out = store->state[k];
     if (views->spans[s].each == 0 && !views->spans[s].once)
         return DP_OK;
@@ -2968,19 +2959,18 @@ static dp_status dp__train_state_whole(const dp__train_optimizer *optim, dp_scop
         DP_TRY(dp__train_gather(optim, views->spans[s].each, optim->all));
     if (views->spans[s].once)
         DP_TRY(dp__train_end_send(optim, temp, s, &optim->all[0]));
-    *out = dp__train_flat(&optim->all[0], optim->all[0].data, (dp_dtype)store->state[k].dtype,
-                          run.count);
+    *out = optim->all[0];
+    out->dtype = store->state[k].dtype;
     return DP_OK;
 }
 
 /* The part of a span's state that is a parameter's: a copy on the host, or a view. */
 static dp_status dp__train_param_save(const dp__train_optimizer *optim, dp_scope *scope, size_t i,
-                                      size_t first, const dp_tensor *whole, bool copy,
-                                      dp_value *out)
+                                      const dp_tensor *whole, bool copy, dp_value *out)
 {
     const dp_tensor *data = dp__train_data(&optim->views, 0, i);
     dp_tensor own, from, flat;
-    DP_TRY(dp_narrow(whole, 0, (int64_t)first, dp_tensor_count(data), &from));
+    DP_TRY(dp_narrow(whole, 0, (int64_t)optim->views.listed[i].at, dp_tensor_count(data), &from));
     if (!copy) {
         DP_TRY(dp_reshape(&from, data->ndim, data->shape, &own));
         own.read_only = true;
@@ -2998,22 +2988,18 @@ static dp_status dp__train_param_save(const dp__train_optimizer *optim, dp_scope
 static dp_status dp__train_span_save(const dp__train_optimizer *optim, dp_scope *scope, size_t s,
                                      bool copy, dp_value *items)
 {
-    const dp__train_span *span = &optim->views.spans[s];
+    const dp__train_run *all = &optim->views.spans[s].all;
     size_t slots = optim->stores[s].slots;
     dp_scope *temp = dp_scope_begin(optim->views.ctx);
     DP_TRY(dp_scope_check(temp));
     dp_status status = DP_OK;
     for (size_t k = 0; k < slots && status == DP_OK; k++) {
-        size_t first = 0;
         dp_tensor whole;
         status = dp__train_state_whole(optim, temp, s, k, &whole);
         bool gathered = status == DP_OK && whole.data != optim->stores[s].state[k].data;
-        for (size_t p = 0; p < span->param_count && status == DP_OK; p++) {
-            size_t i = span->first + p;
-            status = dp__train_param_save(optim, scope, i, first, &whole, copy || gathered,
+        for (size_t p = 0; p < all->param_count && status == DP_OK; p++)
+            status = dp__train_param_save(optim, scope, all->first + p, &whole, copy || gathered,
                                           &items[p * slots + k]);
-            first += dp__train_elements(&optim->views, i);
-        }
     }
     dp_scope_end(temp);
     return status;
@@ -3045,12 +3031,12 @@ static dp_status dp__train_state_save(const dp__train_optimizer *optim, dp_scope
         return dp__no_memory();
     DP_TRY(dp__train_counts_save(optim, scope, pairs, &counts));
     for (size_t s = 0; s < views->span_count; s++) {
-        const dp__train_span *span = &views->spans[s];
+        const dp__train_run *run = &views->spans[s].all;
         size_t slots = optim->stores[s].slots;
         DP_TRY(dp__train_span_save(optim, scope, s, copy, items));
-        for (size_t p = 0; p < span->param_count; p++)
-            pairs[views->listed[span->first + p].number] =
-                (dp_pair){optim->names[span->first + p],
+        for (size_t p = 0; p < run->param_count; p++)
+            pairs[views->listed[run->first + p].number] =
+                (dp_pair){optim->names[run->first + p],
                           dp_list_make(scope, DP_LIST, items + p * slots, slots)};
     }
     const dp_pair all[] = {{"rule", dp_string(scope, optim->config.rule->name)},
@@ -3088,10 +3074,10 @@ DP_API dp_status dp_optim_view(dp_optim *optim, dp_scope *scope, dp_value *out)
 
 /* ---- brought back ---------------------------------------------------------------------------- */
 
-static dp_status dp__train_state_check(const dp__train_optimizer *optim, size_t i, size_t slots,
-                                       dp_value saved)
+static dp_status dp__train_state_check(const dp__train_optimizer *optim, size_t i, dp_value saved)
 {
     const dp_tensor *data = dp__train_data(&optim->views, 0, i);
+    size_t slots = optim->stores[optim->views.listed[i].span].slots;
     dp_dtype dtype = data->dtype == DP_F64 ? DP_F64 : DP_F32;
     if (dp_count(saved) != slots)
         return dp_error(DP_ERR_MISMATCH, "'%s' has %zu tensors of state, %zu were saved",
@@ -3157,31 +3143,27 @@ static dp_status dp__train_saved_check(const dp__train_optimizer *optim, dp_valu
                         rule != NULL ? rule : "");
     DP_TRY(dp__train_counts_check(saved));
     DP_TRY(dp__train_param_counts_check(optim, saved));
-    for (size_t s = 0; s < views->span_count; s++)
-        for (size_t p = 0; p < views->spans[s].param_count; p++) {
-            size_t i = views->spans[s].first + p;
-            DP_TRY(dp__train_state_check(optim, i, optim->stores[s].slots,
-                                         dp__train_saved_of(optim, state, i)));
-        }
+    for (size_t i = 0; i < views->count; i++)
+        DP_TRY(dp__train_state_check(optim, i, dp__train_saved_of(optim, state, i)));
     if (dp_count(state) != views->count)
         return dp_error(DP_ERR_MISMATCH, "%zu parameters, saved %zu", views->count,
                         dp_count(state));
     return DP_OK;
 }
 
-/* Elements from `at` of a span on, to the owner that keeps them. */
-static dp_status dp__train_state_put(const dp__train_optimizer *optim, size_t s, size_t owner,
-                                     size_t k, size_t at, const dp_tensor *from)
+/* A parameter's elements, as far as an owner keeps them. */
+static dp_status dp__train_state_put(const dp__train_optimizer *optim, size_t i, size_t owner,
+                                     size_t k, const dp_tensor *from)
 {
     const dp__train_views *views = &optim->views;
-    const dp__train_store *store = &optim->stores[s];
-    const dp__train_run run = dp__train_whole(views, s);
-    size_t count = (size_t)dp_tensor_count(from);
+    const dp__train_listed *listed = &views->listed[i];
+    const dp__train_store *store = &optim->stores[listed->span];
+    size_t at = listed->at, count = (size_t)dp_tensor_count(from);
     dp_tensor dense = dp__train_flat(from, from->data, (dp_dtype)from->dtype, count);
     dp__train_piece pieces[DP__TRAIN_PIECES];
-    dp__train_pieces(views, &run, owner, pieces);
-    for (int i = 0; i < DP__TRAIN_PIECES; i++) {
-        const dp__train_piece *piece = &pieces[i];
+    dp__train_pieces(views, &views->spans[listed->span].all, owner, pieces);
+    for (int p = 0; p < DP__TRAIN_PIECES; p++) {
+        const dp__train_piece *piece = &pieces[p];
         size_t first = at > piece->first ? at : piece->first;
         size_t end = piece->first + piece->count, last = at + count < end ? at + count : end;
         dp_tensor own, to;
@@ -3201,25 +3183,11 @@ static dp_status dp__train_state_put(const dp__train_optimizer *optim, size_t s,
 static dp_status dp__train_saved_dense(const dp__train_optimizer *optim, dp_scope *temp,
                                        dp_value state, dp_tensor *out)
 {
-    for (size_t s = 0; s < optim->views.span_count; s++) {
-        const dp__train_span *span = &optim->views.spans[s];
-        for (size_t p = 0; p < span->param_count; p++) {
-            dp_value saved = dp__train_saved_of(optim, state, span->first + p);
-            for (size_t k = 0; k < optim->stores[s].slots; k++)
-                DP_TRY(dp_contiguous(temp, dp_at(saved, k).as.t, out++));
-        }
+    for (size_t i = 0; i < optim->views.count; i++) {
+        dp_value saved = dp__train_saved_of(optim, state, i);
+        for (size_t k = 0; k < dp_count(saved); k++)
+            DP_TRY(dp_contiguous(temp, dp_at(saved, k).as.t, out++));
     }
-    return DP_OK;
-}
-
-static dp_status dp__train_param_load(const dp__train_optimizer *optim, size_t s, size_t at,
-                                      const dp_tensor *saved)
-{
-    const dp__train_views *views = &optim->views;
-    for (size_t k = 0; k < optim->stores[s].slots; k++)
-        for (size_t owner = 0; owner < views->owner_count; owner++)
-            if (dp__train_has(views, owner, views->spans[s].first))
-                DP_TRY(dp__train_state_put(optim, s, owner, k, at, &saved[k]));
     return DP_OK;
 }
 
@@ -3232,15 +3200,11 @@ static dp_status dp__train_states_load(const dp__train_optimizer *optim, dp_scop
     if (saved == NULL)
         return dp__no_memory();
     DP_TRY(dp__train_saved_dense(optim, temp, state, saved));
-    for (size_t s = 0; s < views->span_count; s++) {
-        const dp__train_span *span = &views->spans[s];
-        size_t at = 0;
-        for (size_t p = 0; p < span->param_count; p++) {
-            DP_TRY(dp__train_param_load(optim, s, at, saved));
-            at += dp__train_elements(views, span->first + p);
-            saved += optim->stores[s].slots;
-        }
-    }
+    for (size_t i = 0; i < views->count; i++)
+        for (size_t k = 0; k < optim->stores[views->listed[i].span].slots; k++, saved++)
+            for (size_t owner = 0; owner < views->owner_count; owner++)
+                if (dp__train_has(views, owner, i))
+                    DP_TRY(dp__train_state_put(optim, i, owner, k, saved));
     return dp_wait(views->ctx); /* what was saved may go */
 }
 
@@ -3290,23 +3254,18 @@ static dp_status dp__train_lost(const dp__train_views *views, int64_t process, i
                     dp_module_name(views->module), (long long)count, (long long)process);
 }
 
-typedef struct dp__train_place { /* of a parameter in the next cut */
-    size_t listed, span, at;     /* at: where it begins in the span */
-} dp__train_place;
-
 typedef struct dp__train_moving {
     dp__train_optimizer *to;
     dp__train_optimizer *from; /* NULL: this process has nothing of the cut before */
     dp_scope *temp;
-    dp__train_fact *facts;   /* by rank: what its process has of it */
-    int root;                /* a rank whose process has the last step; -1: there is none */
-    bool fresh;              /* some process has nothing */
-    int64_t *order;          /* of the cut before, as its parameters are listed there: number, span,
+    dp__train_fact *facts; /* by rank: what its process has of it */
+    int root;              /* a rank whose process has the last step; -1: there is none */
+    bool fresh;            /* some process has nothing */
+    int64_t *order;        /* of the cut before, as its parameters are listed there: number, span,
                               share */
-    dp__train_place *places; /* by number */
-    dp_tensor whole;         /* room for a span */
-    dp_tensor *rooms;        /* of the other local ranks, for what is meant for the first */
-    dp_part *parts;
+    size_t *listed;        /* by number: which the parameter is in the next cut */
+    dp_tensor whole;       /* room for a span */
+    dp_tensor *rooms;      /* of the other local ranks, for what is meant for the first */
 } dp__train_moving;
 
 static bool dp__train_has_step(const dp__train_fact *fact, int64_t step)
@@ -3377,27 +3336,14 @@ static dp_status dp__train_catch_up(dp__train_optimizer *optim, int64_t step)
 
 /* ---- what is needed for that ----------------------------------------------------------------- */
 
-static void dp__train_places(const dp__train_views *views, dp__train_place *places)
-{
-    for (size_t s = 0; s < views->span_count; s++) {
-        const dp__train_span *span = &views->spans[s];
-        size_t at = 0;
-        for (size_t i = span->first; i < span->first + span->param_count; i++) {
-            places[views->listed[i].number] = (dp__train_place){i, s, at};
-            at += dp__train_elements(views, i);
-        }
-    }
-}
-
 static void dp__train_order(const dp__train_views *views, int64_t *order)
 {
-    for (size_t s = 0; s < views->span_count; s++)
-        for (size_t p = 0; p < views->spans[s].param_count; p++) {
-            size_t i = views->spans[s].first + p;
-            order[3 * i] = (int64_t)views->listed[i].number;
-            order[3 * i + 1] = (int64_t)s;
-            order[3 * i + 2] = (int64_t)views->spans[s].each;
-        }
+    for (size_t i = 0; i < views->count; i++) {
+        size_t span = views->listed[i].span;
+        order[3 * i] = (int64_t)views->listed[i].number;
+        order[3 * i + 1] = (int64_t)span;
+        order[3 * i + 2] = (int64_t)views->spans[span].each;
+    }
 }
 
 static dp_status dp__train_moving_make(dp__train_moving *own)
@@ -3406,15 +3352,15 @@ static dp_status dp__train_moving_make(dp__train_moving *own)
     const int64_t room = DP__TRAIN_STAGE;
     size_t local = (size_t)views->job.local_count;
     own->order = dp_scope_alloc(own->temp, 3 * views->count * sizeof *own->order);
-    own->places = dp_scope_alloc(own->temp, views->count * sizeof *own->places);
+    own->listed = dp_scope_alloc(own->temp, views->count * sizeof *own->listed);
     own->rooms = dp_scope_alloc(own->temp, local * sizeof *own->rooms);
-    own->parts = dp_scope_alloc(own->temp, local * sizeof *own->parts);
-    if (own->order == NULL || own->places == NULL || own->rooms == NULL || own->parts == NULL)
+    if (own->order == NULL || own->listed == NULL || own->rooms == NULL)
         return dp__no_memory();
     for (size_t r = 1; r < local; r++)
         DP_TRY(dp_tensor_new(own->temp, dp_local_device(views->ctx, (int)r), DP_I64, 1, &room,
                              &own->rooms[r]));
-    dp__train_places(views, own->places);
+    for (size_t i = 0; i < views->count; i++)
+        own->listed[views->listed[i].number] = i;
     return DP_OK;
 }
 
@@ -3425,9 +3371,10 @@ typedef struct dp__train_old_span { /* of the cut before */
     const dp_tensor *data;          /* its first parameter */
 } dp__train_old_span;
 
-static const dp__train_place *dp__train_place_of(const dp__train_moving *own, size_t i)
+/* Which of the next cut one of the cut before is. */
+static size_t dp__train_next_of(const dp__train_moving *own, size_t i)
 {
-    return &own->places[own->order[3 * i]];
+    return own->listed[own->order[3 * i]];
 }
 
 /* The one that begins with a parameter, as listed there. */
@@ -3438,15 +3385,14 @@ static dp__train_old_span dp__train_old_span_at(const dp__train_moving *own, siz
     size_t each = (size_t)order[3 * first + 2];
     size_t ranks = (size_t)own->facts[own->root].process_count *
                    (size_t)views->job.local_count; /* there */
-    dp__train_old_span span = {
-        .first = first,
-        .end = first,
-        .number = (size_t)order[3 * first + 1],
-        .each = each,
-        .cut = each * ranks,
-        .data = dp__train_data(views, 0, dp__train_place_of(own, first)->listed)};
+    dp__train_old_span span = {.first = first,
+                               .end = first,
+                               .number = (size_t)order[3 * first + 1],
+                               .each = each,
+                               .cut = each * ranks,
+                               .data = dp__train_data(views, 0, dp__train_next_of(own, first))};
     while (span.end < views->count && order[3 * span.end + 1] == order[3 * first + 1])
-        span.count += dp__train_elements(views, dp__train_place_of(own, span.end++)->listed);
+        span.count += dp__train_elements(views, dp__train_next_of(own, span.end++));
     return span;
 }
 
@@ -3484,14 +3430,15 @@ static dp_status dp__train_spread(const dp__train_moving *own, const dp_tensor *
                                   size_t end, int root)
 {
     dp_dtype bits = dp__train_bits((dp_dtype)all->dtype);
+    dp_part *parts = own->to->parts;
     size_t local = (size_t)own->to->views.job.local_count;
     for (size_t at = first, some; at < end; at += some) {
         char *data = (char *)all->data + at * dp_dtype_bytes(bits);
         some = local > 1 && end - at > DP__TRAIN_STAGE ? DP__TRAIN_STAGE : end - at;
-        own->parts[0] = (dp_part){.send = data, .recv = data};
+        parts[0] = (dp_part){.send = data, .recv = data};
         for (size_t r = 1; r < local; r++)
-            own->parts[r] = (dp_part){.send = own->rooms[r].data, .recv = own->rooms[r].data};
-        DP_TRY(dp_broadcast(own->to->views.ctx, own->parts, some, bits, root));
+            parts[r] = (dp_part){.send = own->rooms[r].data, .recv = own->rooms[r].data};
+        DP_TRY(dp_broadcast(own->to->views.ctx, parts, some, bits, root));
     }
     return DP_OK;
 }
@@ -3531,10 +3478,9 @@ static dp_status dp__train_slot_move(const dp__train_moving *own, const dp__trai
     }
     DP_TRY(dp__train_shares_spread(own, &all, span->each));
     for (size_t i = span->first, at = 0; i < span->end; i++) {
-        const dp__train_place *place = dp__train_place_of(own, i);
-        size_t count = dp__train_elements(views, place->listed);
+        size_t next = dp__train_next_of(own, i), count = dp__train_elements(views, next);
         DP_TRY(dp_narrow(&all, 0, (int64_t)at, (int64_t)count, &part));
-        DP_TRY(dp__train_state_put(own->to, place->span, 0, k, place->at, &part));
+        DP_TRY(dp__train_state_put(own->to, next, 0, k, &part));
         at += count;
     }
     return DP_OK;
@@ -3563,7 +3509,7 @@ static dp_status dp__train_spans_move(const dp__train_moving *own)
         const dp__train_old_span span = dp__train_old_span_at(own, i);
         const dp_tensor data =
             dp__train_flat(span.data, span.data->data, (dp_dtype)span.data->dtype, span.count);
-        size_t slots = own->to->stores[dp__train_place_of(own, i)->span].slots;
+        size_t slots = own->to->stores[views->listed[dp__train_next_of(own, i)].span].slots;
         for (size_t k = 0; k < slots; k++)
             DP_TRY(dp__train_slot_move(own, &span, k));
         DP_TRY(dp__train_shares_spread(own, &data, span.each));
@@ -3788,7 +3734,8 @@ DP_API dp_status dp_optims_save(const dp_named_optim *optims, size_t count, dp_s
                                 dp_value *out)
 {
     DP_TRY(dp__train_optims_check(__func__, optims, count));
-    DP_TRY(dp__train_wants(__func__, scope, out));
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     if (dp__train_unnamed(optims, count))
         return dp_optim_save(optims[0].optim, scope, out);
     dp_pair *pairs = dp_scope_alloc(scope, count * sizeof *pairs);
@@ -3862,7 +3809,8 @@ DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t count, dp_sc
 {
     size_t used = 0;
     DP_TRY(dp__train_optims_check(__func__, optims, count));
-    DP_TRY(dp__train_wants(__func__, scope, out));
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     dp_pair *pairs = dp_scope_alloc(scope, 3 * count * sizeof *pairs);
     dp_status status = pairs != NULL ? DP_OK : dp__no_memory();
     for (size_t i = 0; i < count && status == DP_OK; i++)
