@@ -1,6 +1,6 @@
 /* dp_average.h - v0.1.0 - averages of a model's parameters over its training - MIT licence
 
-   Include it after dp.h, or instead. But for errors and a copy between dtypes it uses only the
+   Include it after dp.h, or instead. But for errors and copies of tensors it uses only the
    public API of dp.h.
 
        dp_average *average;
@@ -163,9 +163,8 @@ static dp_status dp__average_entry_make(const dp_average *average, size_t i)
     for (size_t owner = 0; owner < average->owner_count; owner++) {
         dp_tensor from;
         DP_TRY(dp__average_source(average, owner, i, &from));
-        DP_TRY(dp_tensor_new(average->scope, from.device, dp__average_dtype(entry->dtype),
-                             from.ndim, from.shape, &entry->own[owner]));
-        DP_TRY(dp__move(average->ctx, &entry->own[owner], &from));
+        DP_TRY(dp__move_new(average->ctx, average->scope, from.device,
+                            dp__average_dtype(entry->dtype), &from, &entry->own[owner]));
     }
     return DP_OK;
 }
@@ -387,9 +386,8 @@ static dp_status dp__average_keep(const dp_average *average, dp_scope *scope)
             const dp__average_entry *entry = &average->entries[i];
             dp_tensor from;
             DP_TRY(dp__average_source(average, owner, i, &from));
-            DP_TRY(dp_tensor_new(scope, from.device, entry->dtype, from.ndim, from.shape,
-                                 &entry->kept[owner]));
-            DP_TRY(dp_copy(average->ctx, &entry->kept[owner], &from, NULL));
+            DP_TRY(dp__move_new(average->ctx, scope, from.device, entry->dtype, &from,
+                                &entry->kept[owner]));
         }
     return DP_OK;
 }
@@ -531,14 +529,12 @@ DP_API dp_status dp_average_copy(dp_average *average, dp_module *module)
 static dp_status dp__average_entry_save(const dp_average *average, dp_scope *scope, size_t i,
                                         bool copy, dp_value *out)
 {
-    dp_tensor own = average->entries[i].own[0], host;
+    dp_tensor own = average->entries[i].own[0];
     own.read_only = true;
-    if (copy) {
-        DP_TRY(dp_tensor_new(scope, (dp_device){0, 0}, (dp_dtype)own.dtype, own.ndim, own.shape,
-                             &host));
-        DP_TRY(dp_copy(average->ctx, &host, &own, NULL));
-    }
-    *out = dp_of(scope, copy ? &host : &own);
+    if (copy)
+        DP_TRY(
+            dp__move_new(average->ctx, scope, (dp_device){0, 0}, (dp_dtype)own.dtype, &own, &own));
+    *out = dp_of(scope, &own);
     return DP_OK;
 }
 

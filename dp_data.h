@@ -1,8 +1,8 @@
 /* dp_data.h - v0.1.0 - what brings data to the wrappers of dp.h in a training program - MIT licence
 
    Include it after dp.h, or instead. It works with every device and any number of processes. Beside
-   the public API it uses three things of dp.h: walks over trees (dp/value.h); threads and files
-   (dp/os.h), as dp.h runs devices in parallel, but a loader's threads wait for disks; and what says
+   the public API it uses of dp.h walks over trees (dp/value.h); threads and files (dp/os.h), as dp.h
+   runs devices in parallel, but a loader's threads wait for disks; copies of tensors, and what says
    that a function of the user's runs (dp/core.h).
 
        static dp_status read_sample(dp_sample *sample, void *user)   on several threads at once
@@ -503,9 +503,8 @@ static dp_status dp__data_move(dp__mapper *mapper, dp_value value, dp_value *out
     if (value.kind == DP_TENSOR && !dp__same_device(value.as.t->device, mover->device)) {
         const dp_tensor *from = value.as.t;
         dp_tensor own;
-        DP_TRY(dp_tensor_new(mapper->scope, mover->device, (dp_dtype)from->dtype, from->ndim,
-                             from->shape, &own));
-        DP_TRY(dp_copy(mover->ctx, &own, from, NULL));
+        DP_TRY(dp__move_new(mover->ctx, mapper->scope, mover->device, (dp_dtype)from->dtype, from,
+                            &own));
         return dp__made(dp_of(mapper->scope, &own), out);
     }
     if (value.kind == DP_CONTAINER && !value.as.c->cpu_only) {
@@ -755,8 +754,7 @@ static void dp__data_normalize_host(const dp__data_normalizer *normalizer, const
 static dp_status dp__data_as_f32(const dp__data_normalizer *normalizer, const dp_tensor *image,
                                  dp_tensor *out)
 {
-    DP_TRY(dp_tensor_new(normalizer->scope, image->device, DP_F32, image->ndim, image->shape, out));
-    return dp_cast(normalizer->ctx, out, image);
+    return dp__move_new(normalizer->ctx, normalizer->scope, image->device, DP_F32, image, out);
 }
 
 /* (channel - mean) / std, in place: a sum of two, divided. */

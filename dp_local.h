@@ -1531,15 +1531,13 @@ static dp_status dp__local_row_save(const dp_local *local, dp_scope *scope, cons
         return dp__no_memory();
     for (size_t i = 0; i < local->entry_count; i++) {
         const dp__local_entry *entry = &local->entries[i];
-        const int64_t count = (int64_t)entry->count;
         dp_param_info info;
-        dp_tensor host, from;
+        dp_tensor own;
         DP_TRY(dp_module_param(local->module, entry->param, &info));
-        DP_TRY(dp_tensor_new(scope, (dp_device){0, 0}, local->dtype, 1, &count, &host));
-        DP_TRY(dp__local_cut(row, entry->first, entry->count, &from));
-        DP_TRY(dp_copy(local->ctx, &host, &from, NULL));
-        DP_TRY(dp_reshape(&host, info.data.ndim, info.data.shape, &host));
-        pairs[i] = (dp_pair){entry->name, dp_of(scope, &host)};
+        DP_TRY(dp__local_cut(row, entry->first, entry->count, &own));
+        DP_TRY(dp_reshape(&own, info.data.ndim, info.data.shape, &own));
+        DP_TRY(dp__move_new(local->ctx, scope, (dp_device){0, 0}, local->dtype, &own, &own));
+        pairs[i] = (dp_pair){entry->name, dp_of(scope, &own)};
     }
     return dp__made(dp_dict_make(scope, pairs, local->entry_count), out);
 }

@@ -1,7 +1,7 @@
 /* dp_norm.h - v0.1.0 - batch statistics of all devices and ranks, for layers in dp.h - MIT licence
 
-   Include it after dp.h, or instead. But for the wording of errors it uses only the public API of
-   dp.h. A layer that normalises by the batch, spread over devices and processes, is two methods:
+   Include it after dp.h, or instead. But for errors and copies of tensors it uses only the public
+   API of dp.h. A layer that normalises by the batch, spread over devices and processes, is two methods:
 
        static dp_status norm_forward(dp_call *call)
        {
@@ -141,24 +141,18 @@ static dp_status dp__norm_bring(const dp__norm_work *work, const dp_tensor *tens
     dp_device here = work->call->device;
     if (tensor->device.backend == here.backend && tensor->device.index == here.index)
         return dp_contiguous(work->temp, tensor, out);
-    DP_TRY(
-        dp_tensor_new(work->temp, here, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape, out));
-    return dp_copy(work->call->ctx, out, tensor, NULL);
+    return dp__move_new(work->call->ctx, work->temp, here, (dp_dtype)tensor->dtype, tensor, out);
 }
 
 /* The dense tensor of three dims, of the dtype that is computed in. */
 static dp_status dp__norm_widen(const dp__norm_work *work, const dp_tensor *tensor, dp_tensor *out)
 {
     const int64_t shape[] = {work->rows, work->channels, work->inner};
-    dp_tensor dense, wide;
-    DP_TRY(dp__norm_bring(work, tensor, &dense));
-    DP_TRY(dp_reshape(&dense, 3, shape, &dense));
-    *out = dense;
-    if (dense.dtype == work->dtype)
+    DP_TRY(dp__norm_bring(work, tensor, out));
+    DP_TRY(dp_reshape(out, 3, shape, out));
+    if (out->dtype == work->dtype)
         return DP_OK;
-    DP_TRY(dp_tensor_new(work->temp, dense.device, work->dtype, 3, shape, &wide));
-    *out = wide;
-    return dp_cast(work->call->ctx, &wide, &dense);
+    return dp__move_new(work->call->ctx, work->temp, out->device, work->dtype, out, out);
 }
 
 static dp_status dp__norm_begin(dp_call *call, const dp_tensor *x, dp__norm_work *out)
@@ -229,8 +223,7 @@ static dp_status dp__norm_vector(const dp__norm_work *work, const double *number
     dp_tensor wide;
     DP_TRY(
         dp_tensor_from(work->temp, work->call->device, numbers, DP_F64, 1, &work->channels, &wide));
-    DP_TRY(dp_tensor_new(work->temp, work->call->device, dtype, 1, &work->channels, out));
-    return dp_cast(work->call->ctx, out, &wide);
+    return dp__move_new(work->call->ctx, work->temp, work->call->device, dtype, &wide, out);
 }
 
 /* out = in op the numbers of the channels: some rows at a time. */
@@ -271,8 +264,7 @@ static dp_status dp__norm_get(const dp__norm_work *work, const dp_tensor *tensor
         return dp_error(DP_ERR_INVALID, "%s has %lld elements of %s, x has %lld channels", what,
                         (long long)dp_tensor_count(tensor), dp_dtype_name((dp_dtype)tensor->dtype),
                         (long long)work->channels);
-    DP_TRY(dp_tensor_new(work->temp, tensor->device, DP_F64, tensor->ndim, tensor->shape, &wide));
-    DP_TRY(dp_cast(work->call->ctx, &wide, tensor));
+    DP_TRY(dp__move_new(work->call->ctx, work->temp, tensor->device, DP_F64, tensor, &wide));
     return dp_read(work->call->ctx, &wide, out, (size_t)work->channels * sizeof *out);
 }
 

@@ -1,7 +1,7 @@
 /* dp_save.h - v0.1.0 - what a training program keeps in files - MIT licence
 
    Include it after dp.h, or instead. But for the wording of errors it uses only the public API of
-   dp.h, the functions of dp/os.h for files and threads, and pieces of tensors. Files are
+   dp.h, the functions of dp/os.h for files and threads, and pieces and copies of tensors. Files are
    safetensors files: Python's `safetensors` reads them, and its files can be read here.
 
        dp_module_save(par, step, &model);
@@ -1585,35 +1585,12 @@ static bool dp__save_fits(const dp__save_loader *loader, const dp_tensor *to, co
            (to->dtype == from->dtype || (loader->config.cast && floats));
 }
 
-/* It becomes a copy of itself. */
-static dp_status dp__save_copy(const dp__save_loader *loader, dp_tensor *tensor)
-{
-    dp_tensor copy;
-    DP_TRY(dp_tensor_new(loader->temp, tensor->device, (dp_dtype)tensor->dtype, tensor->ndim,
-                         tensor->shape, &copy));
-    DP_TRY(dp_copy(loader->ctx, &copy, tensor, NULL));
-    *tensor = copy;
-    return DP_OK;
-}
-
-/* A tensor of another dtype becomes one of the parameter's, on the host. */
-static dp_status dp__save_cast(const dp__save_loader *loader, dp_scope *temp, dp_dtype dtype,
-                               dp_tensor *tensor)
-{
-    dp_tensor cast;
-    const dp_device host = {0, 0};
-    DP_TRY(dp_tensor_new(temp, host, dtype, tensor->ndim, tensor->shape, &cast));
-    DP_TRY(dp_cast(loader->ctx, &cast, tensor));
-    *tensor = cast;
-    return DP_OK;
-}
-
 /* As the parameter would have them. */
 static dp_status dp__save_numbers(const dp__save_loader *loader, dp_scope *temp, dp_dtype dtype,
                                   dp_tensor tensor, void **out)
 {
     if (tensor.dtype != dtype)
-        DP_TRY(dp__save_cast(loader, temp, dtype, &tensor));
+        DP_TRY(dp__move_new(loader->ctx, temp, (dp_device){0, 0}, dtype, &tensor, &tensor));
     size_t bytes = (size_t)dp__save_bytes_of(&tensor);
     *out = dp_scope_alloc(temp, bytes);
     return *out != NULL ? dp_read(loader->ctx, &tensor, *out, bytes) : dp__no_memory();
@@ -1759,15 +1736,16 @@ static bool dp__save_is_written(const dp__save_loader *loader, size_t param)
     return low > 0 && loader->spans[low - 1].end > span.first;
 }
 
-/* What cannot be put where it goes as it is becomes a copy. */
+/* What cannot be put where it goes as it is becomes a copy; of another dtype, on the host. */
 static dp_status dp__save_ready(dp__save_loader *loader)
 {
     for (size_t i = 0; i < loader->count; i++) {
         dp_tensor *from = &loader->from[i];
-        if (loader->given[i] && from->dtype != loader->own[i].dtype)
-            DP_TRY(dp__save_cast(loader, loader->temp, (dp_dtype)loader->own[i].dtype, from));
-        else if (loader->given[i] && dp__save_is_written(loader, i))
-            DP_TRY(dp__save_copy(loader, from));
+        dp_dtype dtype = (dp_dtype)loader->own[i].dtype;
+        bool cast = loader->given[i] && from->dtype != dtype;
+        if (cast || (loader->given[i] && dp__save_is_written(loader, i)))
+            DP_TRY(dp__move_new(loader->ctx, loader->temp, cast ? (dp_device){0, 0} : from->device,
+                                dtype, from, from));
     }
     return DP_OK;
 }

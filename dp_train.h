@@ -1,7 +1,7 @@
 /* dp_train.h - v0.1.0 - what stands around the wrappers of dp.h in a training program - MIT licence
 
-   Include it after dp.h, or instead. But for the wording of errors it uses only the public API of
-   dp.h, and functions of dp/os.h (lines, signals), so it works with every device and any
+   Include it after dp.h, or instead. But for errors and copies of tensors it uses only the public
+   API of dp.h, and functions of dp/os.h (lines, signals), so it works with every device and any
    number of processes.
 
        dp_optim *optim;
@@ -2969,18 +2969,13 @@ static dp_status dp__train_param_save(const dp__train_optimizer *optim, dp_scope
                                       const dp_tensor *whole, bool copy, dp_value *out)
 {
     const dp_tensor *data = dp__train_data(&optim->views, 0, i);
-    dp_tensor own, from, flat;
-    DP_TRY(dp_narrow(whole, 0, (int64_t)optim->views.listed[i].at, dp_tensor_count(data), &from));
-    if (!copy) {
-        DP_TRY(dp_reshape(&from, data->ndim, data->shape, &own));
-        own.read_only = true;
-        *out = dp_of(scope, &own);
-        return DP_OK;
-    }
-    DP_TRY(dp_tensor_new(scope, (dp_device){0, 0}, (dp_dtype)whole->dtype, data->ndim, data->shape,
-                         &own));
-    flat = dp__train_flat(&own, own.data, (dp_dtype)own.dtype, (size_t)dp_tensor_count(data));
-    DP_TRY(dp_copy(optim->views.ctx, &flat, &from, NULL));
+    dp_tensor own;
+    DP_TRY(dp_narrow(whole, 0, (int64_t)optim->views.listed[i].at, dp_tensor_count(data), &own));
+    DP_TRY(dp_reshape(&own, data->ndim, data->shape, &own));
+    own.read_only = true;
+    if (copy)
+        DP_TRY(dp__move_new(optim->views.ctx, scope, (dp_device){0, 0}, (dp_dtype)own.dtype, &own,
+                            &own));
     *out = dp_of(scope, &own);
     return DP_OK;
 }

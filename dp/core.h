@@ -3683,6 +3683,18 @@ DP__MAYBE_UNUSED static dp_status dp__move(dp_ctx *ctx, const dp_tensor *to, con
     return to->dtype == from->dtype ? dp_copy(ctx, to, from, NULL) : dp_cast(ctx, to, from);
 }
 
+/* The same elements in memory of their own, wherever and in whatever dtype; `out` may be `from`. */
+DP__MAYBE_UNUSED static dp_status dp__move_new(dp_ctx *ctx, dp_scope *scope, dp_device device,
+                                               dp_dtype dtype, const dp_tensor *from,
+                                               dp_tensor *out)
+{
+    dp_tensor made;
+    DP_TRY(dp_tensor_new(scope, device, dtype, from->ndim, from->shape, &made));
+    DP_TRY(dp__move(ctx, &made, from));
+    *out = made;
+    return DP_OK;
+}
+
 DP_API dp_status dp_axpby(dp_ctx *ctx, double a, const dp_tensor *x, double b, const dp_tensor *y,
                           const dp_tensor *out)
 {
