@@ -1406,27 +1406,20 @@ static dp_status dp__train_scale_all(const dp__train_views *views, double factor
     return DP_OK;
 }
 
-typedef struct dp__train_clipping { /* by one of the calls below */
-    double p, most, norm;
-    dp_status (*run)(const dp__train_views *views, struct dp__train_clipping *clipping);
+typedef struct dp__train_clipping { /* what one of the calls below wants */
+    double p, most;
+    bool by_value;  /* most: of each element */
+    bool only_norm; /* nothing is clipped */
+    double norm;    /* which was found */
 } dp__train_clipping;
 
-static dp_status dp__train_norm_only(const dp__train_views *views, dp__train_clipping *clipping)
+static dp_status dp__train_clip_all(const dp__train_views *views, dp__train_clipping *clipping)
 {
-    return dp__train_norm(views, clipping->p, &clipping->norm);
-}
-
-static dp_status dp__train_norm_and_scale(const dp__train_views *views,
-                                          dp__train_clipping *clipping)
-{
+    if (clipping->by_value)
+        return dp__train_clip_value(views, clipping->most);
     DP_TRY(dp__train_norm(views, clipping->p, &clipping->norm));
     double factor = dp__train_clip_factor(clipping->most, clipping->norm);
-    return factor >= 1 ? DP_OK : dp__train_scale_all(views, factor);
-}
-
-static dp_status dp__train_value_only(const dp__train_views *views, dp__train_clipping *clipping)
-{
-    return dp__train_clip_value(views, clipping->most);
+    return clipping->only_norm || factor >= 1 ? DP_OK : dp__train_scale_all(views, factor);
 }
 
 static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_clipping *clipping)
@@ -1443,7 +1436,7 @@ static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_cli
     if (status == DP_OK)
         status = dp__train_seen(&views, &asked);
     if (status == DP_OK)
-        status = dp__named(fn, clipping->run(&views, clipping));
+        status = dp__named(fn, dp__train_clip_all(&views, clipping));
     if (asked)
         status = dp__train_alone(views.ctx, status);
     dp_scope_end(temp);
@@ -1452,7 +1445,7 @@ static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_cli
 
 DP_API dp_status dp_grad_norm(dp_module *module, double p, double *out)
 {
-    dp__train_clipping clipping = {.p = p, .most = 1, .run = dp__train_norm_only};
+    dp__train_clipping clipping = {.p = p, .most = 1, .only_norm = true};
     DP_TRY(dp__check_pointer(__func__, "out", out));
     DP_TRY(dp__train_clip(__func__, module, &clipping));
     *out = clipping.norm;
@@ -1461,7 +1454,7 @@ DP_API dp_status dp_grad_norm(dp_module *module, double p, double *out)
 
 DP_API dp_status dp_clip_grad_norm(dp_module *module, double most, double p, double *out_norm)
 {
-    dp__train_clipping clipping = {.p = p, .most = most, .run = dp__train_norm_and_scale};
+    dp__train_clipping clipping = {.p = p, .most = most};
     DP_TRY(dp__train_clip(__func__, module, &clipping));
     if (out_norm != NULL)
         *out_norm = clipping.norm;
@@ -1470,7 +1463,7 @@ DP_API dp_status dp_clip_grad_norm(dp_module *module, double most, double p, dou
 
 DP_API dp_status dp_clip_grad_value(dp_module *module, double most)
 {
-    dp__train_clipping clipping = {.p = 2, .most = most, .run = dp__train_value_only};
+    dp__train_clipping clipping = {.p = 2, .most = most, .by_value = true};
     return dp__train_clip(__func__, module, &clipping);
 }
 
