@@ -1,7 +1,7 @@
 /* dp_local.h - v0.1.0 - training over slow links: smaller sums, and fewer of them - MIT licence
 
-   Include it after dp.h, or instead. But for errors, a lock and a copy between dtypes it uses only
-   the public API of dp.h.
+   Include it after dp.h, or instead. But for errors, a lock and copies of tensors it uses only the
+   public API of dp.h.
 
    Where a step waits for the network, send less. Gradients can travel in 8 or 4 bits, or as narrow
    matrices:
@@ -1046,35 +1046,21 @@ static bool dp__local_meets(const dp__local_entry *entry, const dp__local_fragme
            fragment->first < entry->first + entry->count;
 }
 
-/* Parameters into a row. */
-static dp_status dp__local_take(const dp_local *local, const dp__local_fragment *fragment,
-                                const dp_tensor *row)
+/* Parameters into a row; back: the row into parameters. */
+static dp_status dp__local_move(const dp_local *local, const dp__local_fragment *fragment,
+                                const dp_tensor *row, bool back)
 {
     for (size_t i = 0; i < local->entry_count; i++) {
         const dp__local_entry *entry = &local->entries[i];
         dp_param_info info;
-        dp_tensor from, to;
+        dp_tensor own, there;
         if (!dp__local_meets(entry, fragment))
             continue;
         DP_TRY(dp_module_param(local->module, entry->param, &info));
-        DP_TRY(dp__local_part(entry, fragment, &info.data, row, &from, &to));
-        DP_TRY(dp__move(local->ctx, &to, &from));
-    }
-    return DP_OK;
-}
-
-/* A row into parameters. */
-static dp_status dp__local_put(const dp_local *local, const dp__local_fragment *fragment,
-                               const dp_tensor *row)
-{
-    for (size_t i = 0; i < local->entry_count; i++) {
-        const dp__local_entry *entry = &local->entries[i];
-        dp_tensor data, from, to;
-        if (!dp__local_meets(entry, fragment))
-            continue;
-        DP_TRY(dp_params_edit(local->module, entry->param, &data, NULL));
-        DP_TRY(dp__local_part(entry, fragment, &data, row, &to, &from));
-        DP_TRY(dp__move(local->ctx, &to, &from));
+        if (back)
+            DP_TRY(dp_params_edit(local->module, entry->param, &info.data, NULL));
+        DP_TRY(dp__local_part(entry, fragment, &info.data, row, &own, &there));
+        DP_TRY(back ? dp__move(local->ctx, &own, &there) : dp__move(local->ctx, &there, &own));
     }
     return DP_OK;
 }
@@ -1124,11 +1110,11 @@ static dp_status dp__local_land(const dp_local *local, const dp__local_fragment 
     const dp_tensor *own = &local->travel;
     DP_TRY(dp__local_outer(local, fragment));
     if (local->config.delay == 0)
-        return dp__local_put(local, fragment, &local->anchor);
-    DP_TRY(dp__local_take(local, fragment, own));
+        return dp__local_move(local, fragment, &local->anchor, true);
+    DP_TRY(dp__local_move(local, fragment, own, false));
     DP_TRY(dp__local_axpby(local, fragment, 1, own, -1, &local->left, own));
     DP_TRY(dp__local_axpby(local, fragment, 1, &local->anchor, 1, own, own));
-    return dp__local_put(local, fragment, own);
+    return dp__local_move(local, fragment, own, true);
 }
 
 /* ==== >>meeting =================================================================================
@@ -1140,7 +1126,7 @@ static dp_status dp__local_fill(const dp_local *local, const dp__local_fragment 
 {
     const dp_tensor *row = &local->travel;
     dp_tensor from, to;
-    DP_TRY(dp__local_take(local, fragment, row));
+    DP_TRY(dp__local_move(local, fragment, row, false));
     if (local->config.delay > 0) {
         DP_TRY(dp__local_cut(row, fragment->first, fragment->count, &from));
         DP_TRY(dp__local_cut(&local->left, fragment->first, fragment->count, &to));
@@ -1445,14 +1431,14 @@ static dp_status dp__local_begin(dp_local *local)
     int64_t root = local->rank;
     dp_part *parts = dp_scope_alloc(local->scope, local_count * sizeof *parts);
     DP_TRY(dp_broadcast_i64(local->ctx, &root, 1, 0));
-    DP_TRY(dp_agree(local->ctx,
-                    parts != NULL ? dp__local_take(local, &all, &local->anchor) : dp__no_memory()));
+    DP_TRY(dp_agree(local->ctx, parts != NULL ? dp__local_move(local, &all, &local->anchor, false)
+                                              : dp__no_memory()));
     for (size_t i = 0; i < local_count; i++) {
         dp_tensor *row = i == (size_t)local->rank ? &local->anchor : &local->idle[i];
         parts[i] = (dp_part){.send = row->data, .recv = row->data};
     }
     DP_TRY(dp_broadcast(local->ctx, parts, local->count, local->dtype, (int)root));
-    DP_TRY(dp_agree(local->ctx, dp__local_put(local, &all, &local->anchor)));
+    DP_TRY(dp_agree(local->ctx, dp__local_move(local, &all, &local->anchor, true)));
     for (int f = 0; f < local->config.fragments; f++)
         if (local->fragments[f].count > 0)
             DP_TRY(dp__local_reducer(local, &local->fragments[f]));
