@@ -858,6 +858,8 @@ static dp_status dp__data_no_images(dp_ctx *ctx, dp_scope *scope, const dp_image
 static dp_status dp__data_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_image_config *config,
                                       dp_value images, dp_value *out)
 {
+    static const dp_image_config zero;
+    config = config != NULL ? config : &zero;
     dp__data_normalizer normalizer = {ctx, scope, config, true, NULL};
     dp__data_stacker stacker;
     dp_value list;
@@ -885,17 +887,13 @@ static dp_status dp__data_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_ima
     return dp__made(dp_of(scope, &stack), out);
 }
 
-static const dp_image_config dp__data_image_default;
-
 DP_API dp_status dp_image_batch(dp_ctx *ctx, dp_scope *scope, dp_value images,
                                 const dp_image_config *config, dp_value *out)
 {
     dp_value made;
     DP_TRY(dp__data_wants(__func__, ctx, scope, out));
     DP_TRY(dp__check_value(__func__, "images", images));
-    DP_TRY(dp__named(__func__, dp__data_image_batch(
-                                   ctx, scope, config != NULL ? config : &dp__data_image_default,
-                                   images, &made)));
+    DP_TRY(dp__named(__func__, dp__data_image_batch(ctx, scope, config, images, &made)));
     *out = made;
     return DP_OK;
 }
@@ -932,9 +930,7 @@ DP_API dp_status dp_image_preprocess(dp_ctx *ctx, dp_scope *scope, dp_value data
     dp_value moved, made;
     DP_TRY(dp__check_pointer(__func__, "out", out));
     DP_TRY(dp__named(__func__, dp_to_device(ctx, scope, data, device, &moved)));
-    DP_TRY(dp__named(
-        __func__, dp__data_image_dict(ctx, scope, config != NULL ? config : &dp__data_image_default,
-                                      moved, &made)));
+    DP_TRY(dp__named(__func__, dp__data_image_dict(ctx, scope, config, moved, &made)));
     *out = made;
     return DP_OK;
 }
