@@ -1614,20 +1614,20 @@ static void dp__data_end(dp_loader *loader, dp_batch *out)
     loader->number = 0;
 }
 
-static dp_status dp__data_alive(const dp_loader *loader)
+static dp_status dp__data_alive(const char *fn, const dp_loader *loader)
 {
     dp_failure_info failure;
+    DP_TRY(dp__data_usable(fn, loader));
     if (loader->fork_count != dp__os_fork_count())
-        return dp_error(DP_ERR_STATE, "the loader belongs to the parent process");
+        return dp_error(DP_ERR_STATE, "%s: the loader belongs to the parent process", fn);
     if (dp_failure(loader->ctx, &failure))
-        return dp_error(failure.status, "the job failed: %s", failure.text);
+        return dp_error(failure.status, "%s: the job failed: %s", fn, failure.text);
     return DP_OK;
 }
 
 DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *out)
 {
-    DP_TRY(dp__data_usable(__func__, loader));
-    DP_TRY(dp__named(__func__, dp__data_alive(loader)));
+    DP_TRY(dp__data_alive(__func__, loader));
     DP_TRY(dp__check_scope_of(__func__, scope, loader->ctx));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     if (loader->number >= dp__data_batches(loader, loader->epoch)) {
@@ -1679,8 +1679,7 @@ static dp_status dp__data_seek(dp_loader *loader, int64_t epoch, int64_t number)
 
 DP_API dp_status dp_loader_seek(dp_loader *loader, int64_t epoch, int64_t number)
 {
-    DP_TRY(dp__data_usable(__func__, loader));
-    DP_TRY(dp__named(__func__, dp__data_alive(loader)));
+    DP_TRY(dp__data_alive(__func__, loader));
     return dp__named(__func__, dp__data_seek(loader, epoch, number));
 }
 
@@ -1773,15 +1772,13 @@ static dp_status dp__data_load(dp_loader *loader, dp_value saved)
 
 DP_API dp_status dp_loader_load(dp_loader *loader, dp_value saved)
 {
-    DP_TRY(dp__data_usable(__func__, loader));
-    DP_TRY(dp__named(__func__, dp__data_alive(loader)));
+    DP_TRY(dp__data_alive(__func__, loader));
     return dp__named(__func__, dp__data_load(loader, saved));
 }
 
 DP_API dp_status dp_loader_resume(dp_loader *loader, int64_t epoch, int64_t samples)
 {
-    DP_TRY(dp__data_usable(__func__, loader));
-    DP_TRY(dp__named(__func__, dp__data_alive(loader)));
+    DP_TRY(dp__data_alive(__func__, loader));
     const dp_sampler *sampler = &loader->whole.of;
     bool ends = sampler->sampling != DP_SAMPLE_ENDLESS && samples >= sampler->count;
     if (samples < 0 || (ends && samples > sampler->count))
