@@ -439,18 +439,17 @@ static dp_status dp__dl_device_out(dp_ctx *ctx, dp_device device, dp__dl_tensor 
         return dp_error(DP_ERR_INVALID, "{%d, %d} is not a device of this context", device.backend,
                         device.index);
     const dp_dev *dev = stream->dev;
-    out->device_type = dp__dl_type_of(dev->ops);
-    out->device_id = dev->index;
-    if (out->device_type != 0)
+    if (dp__dl_type_of(dev->ops) != 0) {
+        out->device_type = dp__dl_type_of(dev->ops);
+        out->device_id = dev->index;
         return DP_OK;
+    }
     DP_TRY(dp_device_info_get(ctx, device.index, &info));
     if (!info.host_memory)
         return dp_error(DP_ERR_UNSUPPORTED,
                         "DLPack has no name for a device of '%s': let it be "
                         "copied",
                         dev->ops->name);
-    out->device_type = DP__DL_CPU;
-    out->device_id = 0;
     return DP_OK;
 }
 
