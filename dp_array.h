@@ -1306,6 +1306,22 @@ static uint64_t dp__npz_cap(uint64_t number)
     return number < dp__npz_most32 ? number : dp__npz_most32;
 }
 
+/* Where numbers do not fit into 32 bits; a member's own header does not have its place. */
+static void dp__npz_add_extra64(dp__npz_head *head, const dp__npz_put *put, bool has_place)
+{
+    bool large = put->bytes >= dp__npz_most32, far = has_place && put->at >= dp__npz_most32;
+    if (!large && !far)
+        return;
+    dp__npz_add(head, DP__ZIP_EXTRA64, 2);
+    dp__npz_add(head, (large ? 16u : 0u) + (far ? 8u : 0u), 2);
+    if (large) {
+        dp__npz_add(head, put->bytes, 8);
+        dp__npz_add(head, put->bytes, 8);
+    }
+    if (far)
+        dp__npz_add(head, put->at, 8);
+}
+
 /* What members' headers and entries have in common: from the version to the name's length. */
 static void dp__npz_add_member(dp__npz_head *head, const dp__npz_put *put, size_t extra)
 {
@@ -1333,14 +1349,8 @@ static dp_status dp__npz_put_name(dp__array_writer *writer, const dp__npz_put *p
 /* The bytes of a member begin at a multiple of 64, and those of its elements do, too. */
 static dp_status dp__npz_put_header(dp__array_writer *writer, const dp__npz_put *put)
 {
-    enum { EXTRA64 = 20 };
     dp__npz_head head = {.count = 0}, extra = {.count = 0};
-    if (put->bytes >= dp__npz_most32) {
-        dp__npz_add(&extra, DP__ZIP_EXTRA64, 2);
-        dp__npz_add(&extra, EXTRA64 - 4, 2);
-        dp__npz_add(&extra, put->bytes, 8);
-        dp__npz_add(&extra, put->bytes, 8);
-    }
+    dp__npz_add_extra64(&extra, put, false);
     uint64_t end = put->at + DP__ZIP_MEMBER_BYTES + put->name_bytes + extra.count;
     size_t filler = (size_t)(DP__ARRAY_ALIGN - end % DP__ARRAY_ALIGN);
     if (filler < DP__ZIP_FILLER_BYTES)
@@ -1382,17 +1392,7 @@ static dp_status dp__npz_put_member(dp__array_writer *writer, const dp_tensor *t
 static dp_status dp__npz_put_entry(dp__array_writer *writer, const dp__npz_put *put)
 {
     dp__npz_head head = {.count = 0}, extra = {.count = 0};
-    bool large = put->bytes >= dp__npz_most32, far = put->at >= dp__npz_most32;
-    if (large || far) {
-        dp__npz_add(&extra, DP__ZIP_EXTRA64, 2);
-        dp__npz_add(&extra, (large ? 16u : 0u) + (far ? 8u : 0u), 2);
-        if (large) {
-            dp__npz_add(&extra, put->bytes, 8);
-            dp__npz_add(&extra, put->bytes, 8);
-        }
-        if (far)
-            dp__npz_add(&extra, put->at, 8);
-    }
+    dp__npz_add_extra64(&extra, put, true);
     dp__npz_add(&head, DP__ZIP_ENTRY, 4);
     dp__npz_add(&head, DP__ZIP_UNIX | DP__ZIP_VERSION64, 2);
     dp__npz_add_member(&head, put, extra.count);
