@@ -482,9 +482,8 @@ static dp_status dp__norm_run_on(const dp__norm_work *work, const dp_norm *norm,
      dx = (dy - g - (x - mean) * d / (var + eps)) * s                                            */
 
 typedef struct dp__norm_saved {
-    dp_dtype dtype; /* of x */
-    dp_tensor x;    /* its shape */
-    bool batch;     /* the statistics were the batch's, which depend on x */
+    dp_tensor x; /* its dtype and shape */
+    bool batch;  /* the statistics were the batch's, which depend on x */
     bool meets;
     double *scale, *inverse; /* s, and 1 / sqrt(var + eps) */
     dp__norm_moments moments;
@@ -504,15 +503,15 @@ static dp_status dp__norm_output(const dp__norm_work *work, const dp__norm_saved
 {
     dp_call *call = work->call;
     dp_tensor wide, flat;
-    DP_TRY(
-        dp_tensor_new(call->scope, call->device, saved->dtype, saved->x.ndim, saved->x.shape, out));
+    DP_TRY(dp_tensor_new(call->scope, call->device, (dp_dtype)saved->x.dtype, saved->x.ndim,
+                         saved->x.shape, out));
     DP_TRY(dp_reshape(out, 3, work->x.shape, &flat));
     wide = flat;
-    if (saved->dtype != work->dtype)
+    if (saved->x.dtype != work->dtype)
         DP_TRY(dp_tensor_new(work->temp, call->device, work->dtype, 3, work->x.shape, &wide));
     DP_TRY(dp__norm_channels(work, DP_OP_PROD, &saved->moments.centred, saved->scale, &wide));
     DP_TRY(dp__norm_channels(work, DP_OP_SUM, &wide, offset, &wide));
-    return saved->dtype != work->dtype ? dp_cast(call->ctx, &flat, &wide) : DP_OK;
+    return saved->x.dtype != work->dtype ? dp_cast(call->ctx, &flat, &wide) : DP_OK;
 }
 
 static dp_status dp__norm_affine(const dp__norm_work *work, const dp_norm *norm,
@@ -561,8 +560,7 @@ DP_API dp_status dp_norm_forward(dp_call *call, const dp_norm *norm, const dp_te
     dp__norm_saved *saved = dp_scope_alloc(call->scope, sizeof *saved);
     if (saved == NULL)
         return dp__named(__func__, dp__no_memory());
-    *saved = (dp__norm_saved){.dtype = (dp_dtype)x->dtype,
-                              .x = *x,
+    *saved = (dp__norm_saved){.x = *x,
                               .batch = call->training || norm->mean == NULL,
                               .meets = dp__norm_meets(call, norm)};
     dp_status status = dp__norm_begin(call, x, &work);
@@ -597,11 +595,11 @@ static dp_status dp__norm_input_grad(const dp__norm_work *work, const dp__norm_s
 {
     dp_call *call = work->call;
     dp_tensor flat, wide;
-    DP_TRY(dp_tensor_new(call->scope, call->device, saved->dtype, saved->x.ndim, saved->x.shape,
-                         out_dx));
+    DP_TRY(dp_tensor_new(call->scope, call->device, (dp_dtype)saved->x.dtype, saved->x.ndim,
+                         saved->x.shape, out_dx));
     DP_TRY(dp_reshape(out_dx, 3, work->x.shape, &flat));
     wide = flat;
-    if (saved->dtype != work->dtype)
+    if (saved->x.dtype != work->dtype)
         DP_TRY(dp_tensor_new(work->temp, call->device, work->dtype, 3, work->x.shape, &wide));
     DP_TRY(dp__norm_channels(work, DP_OP_PROD, &work->x, saved->scale, &wide));
     if (saved->batch) {
@@ -610,7 +608,7 @@ static dp_status dp__norm_input_grad(const dp__norm_work *work, const dp__norm_s
                                  dp__norm_count(work)));
         DP_TRY(dp__norm_channels(work, DP_OP_SUM, &wide, level, &wide));
     }
-    return saved->dtype != work->dtype ? dp_cast(call->ctx, &flat, &wide) : DP_OK;
+    return saved->x.dtype != work->dtype ? dp_cast(call->ctx, &flat, &wide) : DP_OK;
 }
 
 /* The sums over all ranks become coefficients of each element's gradient. */
@@ -665,7 +663,7 @@ DP_API dp_status dp_norm_backward(dp_call *call, const void *saved, const dp_ten
     DP_TRY(dp__check_pointer(__func__, "saved", saved));
     DP_TRY(dp__check_pointer(__func__, "dy", dy));
     const dp__norm_saved *own = saved;
-    if (dy->dtype != own->dtype || !dp__same_shape(dy, &own->x))
+    if (dy->dtype != own->x.dtype || !dp__same_shape(dy, &own->x))
         return dp_error(DP_ERR_INVALID, "%s: dy does not have the dtype and shape of x", __func__);
     dp_status status = dp__norm_begin(call, dy, &work);
     if (status == DP_OK)
