@@ -1,7 +1,7 @@
 /* dp_save.h - v0.1.0 - what a training program keeps in files - MIT licence
 
    Include it after dp.h, or instead. But for the wording of errors it uses only the public API of
-   dp.h, the functions of dp/os.h for files and threads, and pieces and copies of tensors. Files are
+   dp.h, the functions of dp/os.h for files and threads, and names and copies of tensors. Files are
    safetensors files: Python's `safetensors` reads them, and its files can be read here.
 
        dp_module_save(par, step, &model);
@@ -253,21 +253,6 @@ static const char *const dp__save_dtypes[] = {"F32", "F64", "F16", "BF16", "I64"
 _Static_assert(sizeof dp__save_dtypes / sizeof dp__save_dtypes[0] == DP_DTYPE_COUNT,
                "each dtype has a name in files");
 
-/* "a.b", in the scope; NULL when there is no memory. */
-static const char *dp__save_join(dp_scope *scope, const char *path, const char *key)
-{
-    size_t first = path != NULL ? strlen(path) + 1 : 0, count = strlen(key) + 1;
-    char *joined = dp_scope_alloc(scope, first + count);
-    if (joined == NULL)
-        return NULL;
-    if (path != NULL) {
-        memcpy(joined, path, first - 1);
-        joined[first - 1] = '.';
-    }
-    memcpy(joined + first, key, count);
-    return joined;
-}
-
 /* ==== >>leaves ==================================================================================
    The tensors of a value get names and places. The largest elements come first, so that all are
    aligned to their elements.                                                                    */
@@ -334,7 +319,7 @@ static dp_status dp__save_collect_in(dp__save_writer *writer, dp_value value, co
         if (path == NULL && strcmp(key, dp__save_notes_name) == 0)
             continue;
         snprintf(number, sizeof number, "%zu", i);
-        const char *own = dp__save_join(writer->temp, path, key != NULL ? key : number);
+        const char *own = dp__join_names(writer->temp, path, key != NULL ? key : number);
         if (own == NULL)
             return dp__no_memory();
         if (key != NULL)
@@ -1470,19 +1455,17 @@ static dp_status dp__save_parse(dp_scope *scope, dp_scope *temp, const char *byt
 static uint64_t dp__save_mark(const char *bytes, size_t count)
 {
     enum { SAMPLES = 4096 };
-    uint64_t mark = 0xCBF29CE484222325U ^ count, length = 0, word = 0;
+    uint64_t length = 0, word = 0;
     memcpy(&length, bytes, sizeof length);
     size_t first = sizeof length + (size_t)length, words = (count - first) / sizeof word;
-    for (size_t i = 0; i < first; i++)
-        mark = (mark ^ (unsigned char)bytes[i]) * 0x100000001B3U;
+    uint64_t mark = dp__hash(dp__hash_first ^ count, bytes, first);
     for (size_t i = 0, step = words / SAMPLES + 1; i < words; i += step) {
         memcpy(&word, bytes + first + i * sizeof word, sizeof word);
         mark = (mark ^ word) * 0x100000001B3U;
         mark ^= mark >> 32;
     }
-    for (size_t i = first + words * sizeof word; i < count; i++)
-        mark = (mark ^ (unsigned char)bytes[i]) * 0x100000001B3U;
-    return mark;
+    size_t rest = first + words * sizeof word;
+    return dp__hash(mark, bytes + rest, count - rest);
 }
 
 /* `own` ends the mapping. The values lie in a child scope, which ends first, and waits for devices

@@ -1,6 +1,6 @@
 /* dp_train.h - v0.1.0 - what stands around the wrappers of dp.h in a training program - MIT licence
 
-   Include it after dp.h, or instead. But for errors and copies of tensors it uses only the public
+   Include it after dp.h, or instead. But for errors, names and copies of tensors it uses only the public
    API of dp.h, and functions of dp/os.h (lines, signals), so it works with every device and any
    number of processes.
 
@@ -1305,12 +1305,12 @@ static dp_status dp__train_not_finite(const dp__train_views *views, double norm)
 /* ==== >>clips ===================================================================================
    What follows from a norm, or from a limit.                                                    */
 
-static dp_status dp__train_clip_check(double p, double most, const char *what)
+static dp_status dp__train_clip_check(double p, double most)
 {
     if (!(p > 0))
         return dp_error(DP_ERR_INVALID, "p is %g, not above 0", p);
     if (!(dp_or(most, -1) >= 0))
-        return dp_error(DP_ERR_INVALID, "%s is %g, not above 0", what, most);
+        return dp_error(DP_ERR_INVALID, "most is %g, not above 0", most);
     return DP_OK;
 }
 
@@ -1426,7 +1426,7 @@ static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_cli
 {
     bool asked = false;
     dp__train_views views;
-    DP_TRY(dp__named(fn, dp__train_clip_check(clipping->p, clipping->most, "most")));
+    DP_TRY(dp__named(fn, dp__train_clip_check(clipping->p, clipping->most)));
     clipping->most = dp_or(clipping->most, 0);
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: not a module", fn);
@@ -2401,7 +2401,7 @@ static dp_status dp__train_clip_resolve(dp_clip *clip)
         return dp_error(DP_ERR_INVALID, "clip.norm is %g and clip.value %g: one of them, above 0",
                         clip->norm, clip->value);
     *clip = (dp_clip){norm, dp_or(clip->p, 2), value, clip->skip_if_not_finite};
-    return dp__train_clip_check(clip->p, 1, "norm");
+    return dp__train_clip_check(clip->p, 1);
 }
 
 static dp_status dp__train_scale_resolve(dp_loss_scale *scale)
@@ -3762,20 +3762,11 @@ DP_API dp_status dp_optims_load(const dp_named_optim *optims, size_t count, dp_v
     return DP_OK;
 }
 
-/* "gen.lr" */
-static const char *dp__train_key(dp_scope *scope, const char *name, const char *what)
-{
-    size_t bytes = strlen(name) + strlen(what) + 2;
-    char *key = dp_scope_alloc(scope, bytes);
-    if (key != NULL)
-        snprintf(key, bytes, "%s%s%s", name, *name != '\0' ? "." : "", what);
-    return key;
-}
-
 /* What it is at, added to the pairs that are used already. */
 static dp_status dp__train_log_one(dp_scope *scope, const dp_named_optim *named, dp_pair *pairs,
                                    size_t *used)
 {
+    const char *name = named->name != NULL && *named->name != '\0' ? named->name : NULL;
     dp_optim_info info;
     DP_TRY(dp_optim_info_get(named->optim, &info));
     const struct {
@@ -3784,7 +3775,7 @@ static dp_status dp__train_log_one(dp_scope *scope, const dp_named_optim *named,
     } all[] = {{"lr", info.lr}, {"momentum", info.momentum}, {"grad_norm", info.grad_norm}};
     for (int i = 0; i < (info.has_norm ? 3 : 2); i++) {
         dp_pair *pair = &pairs[(*used)++];
-        pair->key = dp__train_key(scope, named->name != NULL ? named->name : "", all[i].what);
+        pair->key = dp__join_names(scope, name, all[i].what);
         pair->value = dp_float(all[i].number);
         if (pair->key == NULL)
             return dp__no_memory();
@@ -3814,13 +3805,9 @@ DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t count, dp_sc
 /* Of the first `count` keys. */
 static int64_t dp__train_keys_hash(dp_value log, size_t count)
 {
-    uint64_t hash = 14695981039346656037u; /* FNV-1a */
+    uint64_t hash = dp__hash_first;
     for (size_t i = 0; i < count; i++)
-        for (const char *at = log.as.pairs[i].key;; at++) {
-            hash = (hash ^ (unsigned char)*at) * 1099511628211u;
-            if (*at == '\0')
-                break;
-        }
+        hash = dp__hash(hash, log.as.pairs[i].key, strlen(log.as.pairs[i].key) + 1);
     return (int64_t)(hash >> 1);
 }
 

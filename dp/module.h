@@ -449,14 +449,7 @@ static const char *dp__slot_name(const dp_module *module, const dp__child *child
 {
     if (child->module == module->wraps)
         return name;
-    size_t outer = strlen(child->module->name), inner = strlen(name);
-    char *path = dp__scope_bytes(module->scope, outer + inner + 2, 1);
-    if (path == NULL)
-        return NULL;
-    memcpy(path, child->module->name, outer);
-    path[outer] = '.';
-    memcpy(path + outer + 1, name, inner + 1);
-    return path;
+    return dp__join_names(module->scope, child->module->name, name);
 }
 
 static dp_status dp__module_slots(dp_module *module)

@@ -30,6 +30,21 @@ DP__APART static char *dp__copy_text(dp_scope *scope, const char *text)
     return copy != NULL ? memcpy(copy, text, bytes) : NULL;
 }
 
+/* "outer.inner"; outer NULL: the inner one alone. */
+DP__APART static char *dp__join_names(dp_scope *scope, const char *outer, const char *inner)
+{
+    size_t first = outer != NULL ? strlen(outer) + 1 : 0, bytes = strlen(inner) + 1;
+    char *joined = dp__scope_bytes(scope, first + bytes, 1);
+    if (joined == NULL)
+        return NULL;
+    if (outer != NULL) {
+        memcpy(joined, outer, first - 1);
+        joined[first - 1] = '.';
+    }
+    memcpy(joined + first, inner, bytes);
+    return joined;
+}
+
 /* An error value with this thread's sentence, kept in the scope, or with `lost` if that is not
    possible. */
 static dp_value dp__error_value(dp_scope *scope, dp_status status, const char *lost)
