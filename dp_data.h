@@ -1,9 +1,9 @@
 /* dp_data.h - v0.1.0 - what brings data to the wrappers of dp.h in a training program - MIT licence
 
    Include it after dp.h, or instead. It works with every device and any number of processes. Beside
-   the public API it uses of dp.h walks over trees (dp/value.h); threads and files (dp/os.h), as dp.h
-   runs devices in parallel, but a loader's threads wait for disks; copies of tensors, and what says
-   that a function of the user's runs (dp/core.h).
+   the public API it uses some of dp.h: walks over trees (dp/value.h); threads and files (dp/os.h),
+   as dp.h runs devices in parallel, but a loader's threads wait for disks; copies of tensors, and
+   what says that a function of the user's runs (dp/core.h).
 
        static dp_status read_sample(dp_sample *sample, void *user)   on several threads at once
        {

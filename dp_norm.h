@@ -1,7 +1,8 @@
 /* dp_norm.h - v0.1.0 - batch statistics of all devices and ranks, for layers in dp.h - MIT licence
 
    Include it after dp.h, or instead. But for errors and copies of tensors it uses only the public
-   API of dp.h. A layer that normalises by the batch, spread over devices and processes, is two methods:
+   API of dp.h. A layer that normalises by the batch, spread over devices and processes, is two
+   methods:
 
        static dp_status norm_forward(dp_call *call)
        {

@@ -1,8 +1,8 @@
 /* dp_train.h - v0.1.0 - what stands around the wrappers of dp.h in a training program - MIT licence
 
-   Include it after dp.h, or instead. But for errors, names and copies of tensors it uses only the public
-   API of dp.h, and functions of dp/os.h (lines, signals), so it works with every device and any
-   number of processes.
+   Include it after dp.h, or instead. But for errors, names and copies of tensors it uses only the
+   public API of dp.h, and functions of dp/os.h (lines, signals), so it works with every device and
+   any number of processes.
 
        dp_optim *optim;
        dp_optim_create(par, &(dp_optim_config){.rule = dp_adamw(),
