@@ -10,8 +10,16 @@ set -u
 cd "$(dirname "$0")/.." || exit
 out=$1
 shift
-names=" $* "
-[[ $names != *" nccl "* ]] || names=" cuda ${names/ cuda / }"
+names=" "
+[[ " $* " != *" nccl "* ]] || names=" cuda "
+for name in "$@"; do
+    if [ "$name" = cpu ] || [[ ! $name =~ ^[a-z]+$ ]] || [ ! -e "dp_$name.h" ]; then
+        known=$(echo dp_*.h | sed 's/dp_cpu.h //; s/dp_//g; s/\.h//g')
+        echo "make single: WITH=$name: of $known" >&2
+        exit 1
+    fi
+    [[ $names == *" $name "* ]] || names+="$name "
+done
 
 # A header without what only files of their own need: guards of rooms, the include of dp.h, what
 # tells headers that include each other apart, and the licence at its end.
