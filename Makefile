@@ -148,7 +148,7 @@ LIBRARIES = $(foreach name,dp $(if $(filter mpi,$(WITH)),dp-mpi),build/lib/lib$(
     build/lib/lib$(name).$(SHARED))
 comma    := ,
 MPI_LIBS  = $(if $(filter mpi,$(WITH)),$(filter -L% -l% -Wl%,$(shell $(MPICC) -show)))
-INSTALL   = PREFIX='$(abspath $(PREFIX))' LIBDIR='$(LIBDIR)' DESTDIR='$(DESTDIR)' WITH='$(strip $(WITH))' \
+INSTALL   = PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' DESTDIR='$(DESTDIR)' WITH='$(strip $(WITH))' \
     VERSION=$(VERSION) ABI=$(ABI) SYSTEM=$(SYSTEM) SHARED=$(SHARED) LIBS='$(strip $(LIB_LIBS))' \
     MPI_LIBS='$(MPI_LIBS)' install/install.sh
 
@@ -233,7 +233,7 @@ clean:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------
 
-ifneq ($(filter-out clean docs format uninstall,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out clean docs format single uninstall,$(or $(MAKECMDGOALS),all)),)
 include build/config.mk
 endif
 
@@ -280,12 +280,12 @@ $(foreach v,openmpi mpich,$(eval $(call mpi_variant,$(v))))
 # All that is for the CPU as one file.
 build/whole/dp.h: tests/single.sh $(HEADERS)
 	@mkdir -p $(@D)
-	@$< $@ array average check data norm save train
+	@$< $@ array average check data local norm save train
 
 # The library, compiled once. GPUs' libraries are loaded when a context opens, so that one libdp serves
 # on machines with and without them. Of MPI only a library of its own knows. CFLAGS and LDFLAGS are
 # those of who makes a package of it.
-LIB_FLAGS   = -std=c11 -O2 -fPIC $(CPPFLAGS) $(CFLAGS) -fno-fast-math -I. $(STB_CFLAGS) \
+LIB_FLAGS   = -std=c11 -O2 -fPIC $(CPPFLAGS) $(CFLAGS) -fno-fast-math -fvisibility=default -I. $(STB_CFLAGS) \
     $(if $(GPU_WITH),-DDP_DYNAMIC_LOAD $(addprefix -DDP_USE_,$(shell echo $(GPU_WITH) | tr a-z A-Z))) \
     $(if $(filter cuda nccl,$(WITH)),-isystem $(CUDA_HOME)/include)
 LINK_SHARED = -shared -Wl,-soname,$(@F).$(ABI) -Wl,--version-script=build/lib/libdp.map \
@@ -298,7 +298,8 @@ endif
 build/lib/flags: FORCE
 	@$(INSTALL) known
 	@mkdir -p $(@D)
-	@echo '$(CC) $(MPICC) $(LIB_FLAGS) $(LINK_SHARED) $(LDFLAGS)' >$@.new
+	@rm -f $@.new
+	@echo '$(CC) $(MPICC) $(AR) $(LIB_FLAGS) $(LINK_SHARED) $(LDFLAGS)' >$@.new
 	@cmp -s $@.new $@ || mv $@.new $@
 
 build/lib/libdp.map: dp.h
@@ -313,10 +314,10 @@ build/lib/dp-mpi.o: install/libdp.c Makefile build/lib/flags build/config.mk
 
 build/lib/lib%.a: build/lib/%.o
 	@rm -f $@
-	ar rcs $@ $<
+	$(AR) rcs $@ $<
 
 build/lib/lib%.$(SHARED): build/lib/%.o build/lib/libdp.map
-	$(if $(filter dp-mpi,$*),$(MPICC),$(CC)) $(LINK_SHARED) $(LDFLAGS) $< -o $@ $(LIB_LIBS)
+	$(if $(filter dp-mpi,$*),$(MPICC),$(CC)) $(LINK_SHARED) $(CFLAGS) $(LDFLAGS) $< -o $@ $(LIB_LIBS)
 
 .PRECIOUS: build/lib/%.o
 
@@ -444,10 +445,9 @@ build/examples/%: examples/%.c $(EXAMPLES_DP) Makefile build/config.mk
 	@$(CC) -std=c11 $(CFLAGS_gcc) $(EXAMPLES_EXTRA) $(if $(EXAMPLES_DP),$(EXAMPLES_DONE)) -I. $(STB_CFLAGS) \
 	    -MMD -MP -MT $@ -MF $@.d $< $(EXAMPLES_DP) -o $@ $(LIBS)
 
-# What is installed is its own: the tests throw build/examples away.
-build/lib/dprun: examples/dprun.c Makefile build/config.mk
-	@mkdir -p $(@D)
-	$(CC) -std=c11 $(CFLAGS_gcc) $< -o $@ $(LIBS)
+# What is installed is made as the library is, whatever its compiler would warn of.
+build/lib/dprun: examples/dprun.c Makefile build/lib/flags
+	$(CC) -std=c11 -O2 $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $< -o $@ $(LIBS)
 
 # C++ links what is compiled once.
 build/examples/%_cpp: examples/%.cpp $(or $(EXAMPLES_DP),build/lib/libdp.a) Makefile

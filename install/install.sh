@@ -43,9 +43,10 @@ link() {
 fill() {
     template=$1 path=$2
     shift 2
-    cp "$template" "$work/filled"
-    for value in "PREFIX=$PREFIX" "LIBDIR=$LIBDIR" "VERSION=$VERSION" "ABI=$ABI" "$@"; do
-        sed "s|@${value%%=*}@|${value#*=}|g" "$work/filled" | sed 's/ *$//' >"$work/filling"
+    cat "$template" >"$work/filled"
+    for value in "LIBDIR=$LIBDIR" "VERSION=$VERSION" "ABI=$ABI" "$@"; do
+        text=$(printf '%s\n' "${value#*=}" | sed 's/[\\&|]/\\&/g')
+        sed "s|@${value%%=*}@|$text|g" "$work/filled" | sed 's/ *$//' >"$work/filling"
         mv "$work/filling" "$work/filled"
     done
     sed '/^[A-Z][a-z]*:$/d' "$work/filled" >"$work/filling" # fields without a value
@@ -57,7 +58,7 @@ pc() {
     name=$1 description=$2
     shift 2
     fill install/dp.pc.in "$LIBDIR/pkgconfig/$name.pc" "NAME=$name" "DESCRIPTION=$description" "$@" \
-        REQUIRES= CFLAGS= LIBS=
+        "PREFIX=$(printf '%s\n' "$PREFIX" | sed 's/ /\\ /g')" REQUIRES= CFLAGS= LIBS=
 }
 
 # library NAME: static, and shared under the name that it has on this system
@@ -146,6 +147,7 @@ known() {
 }
 
 install_all() {
+    umask 022 # others read it
     uninstall # what another WITH, or an older version, has put there
     [ -z "$DESTDIR" ] || mkdir -p "$DESTDIR"
     put "$listing" "$list" # itself and its folders
@@ -160,6 +162,11 @@ install_all() {
     echo "installed in $DESTDIR$PREFIX: $(wc -l <"$listing" | tr -d ' ') files and folders"
 }
 
+case $PREFIX in
+/* | '') ;;
+*) PREFIX=$PWD/$PREFIX ;;
+esac
+while [ "$PREFIX" != "${PREFIX%/}" ]; do PREFIX=${PREFIX%/}; done
 case $LIBDIR in
 /*) fail "LIBDIR=$LIBDIR: a folder in PREFIX, as lib64" ;;
 esac

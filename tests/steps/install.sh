@@ -3,6 +3,7 @@
 
 INSTALL=$PWD/build/install
 SAYS="3 ranks by none: 6 adamw" # tests/install/program.c
+HIDDEN="-O0 -fvisibility=hidden" # a packager's flags
 
 # tried NAME PATTERN COMMAND...: the command ends well, and this is the last line that it prints
 tried() {
@@ -114,9 +115,27 @@ halfway() {
     (cd "$stage" && find . | sort | tr '\n' ' ')
 }
 
+# A folder with a space in its name, a umask that hides new files, flags that hide symbols.
+awkward() {
+    local PREFIX="$INSTALL/a place"
+    touch "$INSTALL/before"
+    (umask 077 && installs install WITH= "CFLAGS=$HIDDEN" "PREFIX=$PREFIX/") || return 1
+    find "$PREFIX" -type d ! -perm 755 | grep . && return 1
+    [ build/lib/dprun -nt "$INSTALL/before" ] || { echo "dprun is of other flags"; return 1; }
+    ! has cmake || by_cmake place -DLINK=dp::dp || return 1
+    PKG_CONFIG_PATH=$PREFIX/lib/pkgconfig LD_LIBRARY_PATH=$PREFIX/lib by_make place dp || return 1
+    installs uninstall "PREFIX=$PREFIX/"
+    [ ! -e "$PREFIX" ]
+}
+
+single() {
+    tests/single.sh "$INSTALL/twice.h" train norm train && tests/single.sh "$INSTALL/once.h" train norm &&
+        cmp "$INSTALL/twice.h" "$INSTALL/once.h" && echo same
+}
+
 # Another WITH leaves nothing of the one before it, and uninstall nothing at all.
 left() {
-    installs install WITH= "PREFIX=$PREFIX" || return 1
+    installs install WITH= "CFLAGS=$HIDDEN" "PREFIX=$PREFIX" || return 1
     find "$PREFIX" -name '*dp-mpi*' | grep . && return 1
     installs uninstall "PREFIX=$PREFIX" || return 1
     find "$INSTALL" -path "$PREFIX*" | grep . || echo nothing
@@ -159,7 +178,7 @@ with_cmake() {
     tried "CMake: find_package, headers alone" "$SAYS - - -" by_cmake headers -DLINK=dp::headers
     tried "CMake: add_subdirectory" "$SAYS - - -" by_cmake inside "-DSUBDIRECTORY=$PWD" -DLINK=dp::dp
     tried "CMake: FetchContent, shared" "$SAYS - - -" by_cmake fetched "-DFETCHED=$PWD" -DLINK=dp::train \
-        -DBUILD_SHARED_LIBS=ON
+        -DBUILD_SHARED_LIBS=ON -DCMAKE_C_VISIBILITY_PRESET=hidden -DCMAKE_C_FLAGS=-fvisibility=hidden
     refused "CMake: find_package says what is not there" "dp was installed without hip" \
         by_cmake none -DCOMPONENTS=hip
     refused "CMake: find_package wants the version" "version: " by_cmake old -DWANTED=99.0
@@ -217,5 +236,8 @@ step_install() {
     tried "make install with DESTDIR, and uninstall" \
         "./opt/include/dp/of-others ./opt/share/of-others . ./opt ./opt/include ./opt/include/dp ./opt/share " staged
     tried "make uninstall after an install that failed" ". ./opt ./opt/share ./opt/share/man " halfway
+    refused "make single WITH=what is not known" "WITH=tpu: of array" alone "${MAKE:-make}" -s single WITH=tpu
+    tried "make single WITH=the same twice" same single
+    ! has pkg-config || tried "make install in an awkward place" "$SAYS - - -" awkward
     tried "make uninstall leaves nothing" nothing left
 }
