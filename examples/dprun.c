@@ -77,8 +77,8 @@ static const char usage[] =
     "  --bind cores       each process gets its own share of the cores (Linux)\n"
     "  --grace SECONDS    from SIGTERM to SIGKILL (10)\n"
     "  -h                 this text\n"
-    "Exit status: that of the process that failed first; 128 + its signal; 2: wrong options;\n"
-    "126, 127: the program cannot be run, is not there.\n";
+    "Exit status: that of the process that failed first; 128 + its signal; 1: their output\n"
+    "could not be written; 2: wrong options; 126, 127: the program cannot be run, is not there.\n";
 
 enum {
     LINE = 16 << 10,     /* a longer line is broken */
@@ -130,6 +130,7 @@ static struct {
     bool ending;        /* all have been told to end */
     bool killed;        /* and those that did not, killed */
     bool told;          /* by a signal to dprun */
+    bool unwritten;     /* what a process wrote is lost: a disk is full */
     int64_t until_ms;   /* when they are killed */
     pid_t self, typist; /* who brings process 0 what is typed */
 } job;
@@ -413,27 +414,48 @@ SAYS static void say(const char *format, ...)
     (void)put(2, text, bytes + 1);
 }
 
+static struct {
+    size_t used;
+    char text[PREFIX + LINE + 1];
+} lines; /* to be written at once: of one stream, and nothing while none is read */
+
+static bool put_lines(const process *p, const stream *s)
+{
+    size_t bytes = lines.used;
+    lines.used = 0;
+    if (put(s->to, lines.text, bytes))
+        return true;
+    if (errno == ENOSPC || errno == EDQUOT || errno == EIO) {
+        job.unwritten = true;
+        say("process %d: its output: %s", number_of(p), strerror(errno));
+    }
+    return false;
+}
+
+/* As many as a pipe takes whole go together: a call of write for each short line takes too long. */
 static bool pass_line(process *p, stream *s, const char *line, size_t bytes)
 {
-    static char text[PREFIX + LINE + 1];
-    int prefix = asked.output != NULL ? 0 : snprintf(text, PREFIX, "[%d] ", number_of(p));
-    memcpy(text + prefix, line, bytes);
-    text[(size_t)prefix + bytes] = '\n';
+    char number[PREFIX];
+    size_t prefix = 0;
+    if (asked.output == NULL)
+        prefix = (size_t)snprintf(number, PREFIX, "[%d] ", number_of(p));
     if (s == &p->out[1] && bytes > 0)
         snprintf(p->words, WORDS, "%.*s", (int)bytes, line);
-    if (put(s->to, text, (size_t)prefix + bytes + 1))
-        return true;
-    if (errno == ENOSPC || errno == EDQUOT || errno == EIO)
-        say("process %d: its output: %s", number_of(p), strerror(errno));
-    return false;
+    if (lines.used + prefix + bytes + 1 > PIPE_BUF && !put_lines(p, s))
+        return false;
+    memcpy(lines.text + lines.used, number, prefix);
+    memcpy(lines.text + lines.used + prefix, line, bytes);
+    lines.used += prefix + bytes + 1;
+    lines.text[lines.used - 1] = '\n';
+    return true;
 }
 
 static void stream_end(process *p, stream *s)
 {
     if (s->fd < 0)
         return;
-    if (s->used != 0)
-        (void)pass_line(p, s, s->line, s->used);
+    if (s->used != 0 && pass_line(p, s, s->line, s->used))
+        (void)put_lines(p, s);
     close(s->fd);
     if (s->to > 2)
         close(s->to);
@@ -455,6 +477,7 @@ static void stream_read(process *p, stream *s)
         reads = pass_line(p, s, at, (size_t)(newline - at));
     if (reads && end - at > LINE)
         reads = pass_line(p, s, at, LINE), at += LINE;
+    reads = reads && put_lines(p, s);
     s->used = reads ? (size_t)(end - at) : 0;
     memmove(s->line, at, s->used);
     if (got <= 0 || s->late > DRAIN || !reads)
@@ -665,6 +688,11 @@ static int open_output(process *p, stream *s, int usual)
     if (asked.output != NULL) {
         snprintf(path, sizeof path, "%s/%d.log", asked.output, number_of(p));
         s->to = open(path, flags, 0666);
+        if (s->to < 0) {
+            int error = errno;
+            say("%s: %s", path, strerror(error));
+            errno = error;
+        }
     }
     if (s->to < 0 || !open_pipe(ends))
         return -1;
@@ -920,5 +948,5 @@ int main(int argc, char **argv)
             say("starting again, %d of %d", job.attempt + 1, asked.restarts);
         again = again && !job.told; /* meanwhile */
     }
-    return job.code;
+    return job.code == 0 && job.unwritten ? 1 : job.code;
 }
