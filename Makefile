@@ -285,7 +285,8 @@ build/whole/dp.h: tests/single.sh $(HEADERS)
 # The library, compiled once. GPUs' libraries are loaded when a context opens, so that one libdp serves
 # on machines with and without them. Of MPI only a library of its own knows. CFLAGS and LDFLAGS are
 # those of who makes a package of it.
-LIB_FLAGS   = -std=c11 -O2 -fPIC $(CPPFLAGS) $(CFLAGS) -fno-fast-math -fvisibility=default -I. $(STB_CFLAGS) \
+LIB_FLAGS   = -std=c11 -O2 -fPIC $(CPPFLAGS) $(CFLAGS) -fno-fast-math -fvisibility=default \
+    -I. $(STB_CFLAGS) \
     $(if $(GPU_WITH),-DDP_DYNAMIC_LOAD $(addprefix -DDP_USE_,$(shell echo $(GPU_WITH) | tr a-z A-Z))) \
     $(if $(filter cuda nccl,$(WITH)),-isystem $(CUDA_HOME)/include)
 LINK_SHARED = -shared -Wl,-soname,$(@F).$(ABI) -Wl,--version-script=build/lib/libdp.map \

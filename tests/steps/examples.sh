@@ -328,9 +328,10 @@ dprun: starting again, 1 of 1" --restarts=1 sh -c 'exit 3'
     dprun_result "with its lines" "$(cat "$LOGS"/dprun.out/{0,1}.log)" "I am 0
 I am 1"
     ln -sf /dev/full "$LOGS/dprun.out/0.log"
-    dprun_ends "a full disk is no success" 1 "dprun: process 0: its output: No space left on device" \
-        --output "$LOGS/dprun.out" echo done
-    dprun_ends "a file that is no folder is named" 1 "dprun: $LOGS/dprun.out/1.log/0.log: Not a directory
+    dprun_ends "a full disk is no success" 1 \
+        "dprun: process 0: its output: No space left on device" --output "$LOGS/dprun.out" echo done
+    dprun_ends "a file that is no folder is named" 1 \
+        "dprun: $LOGS/dprun.out/1.log/0.log: Not a directory
 dprun: a process cannot be started: Not a directory" --output "$LOGS/dprun.out/1.log" echo done
     dprun_result "short lines are written together" "$(timeout -k 9 100 build/examples/dprun sh -c \
         'yes | head -n 100000; awk "/syscw/ { print \$2 < 20000 ? \"few\" : \$2 }" /proc/$PPID/io' \

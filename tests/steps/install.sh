@@ -129,7 +129,8 @@ awkward() {
 }
 
 single() {
-    tests/single.sh "$INSTALL/twice.h" train norm train && tests/single.sh "$INSTALL/once.h" train norm &&
+    tests/single.sh "$INSTALL/twice.h" train norm train &&
+        tests/single.sh "$INSTALL/once.h" train norm &&
         cmp "$INSTALL/twice.h" "$INSTALL/once.h" && echo same
 }
 
@@ -178,7 +179,8 @@ with_cmake() {
     tried "CMake: find_package, headers alone" "$SAYS - - -" by_cmake headers -DLINK=dp::headers
     tried "CMake: add_subdirectory" "$SAYS - - -" by_cmake inside "-DSUBDIRECTORY=$PWD" -DLINK=dp::dp
     tried "CMake: FetchContent, shared" "$SAYS - - -" by_cmake fetched "-DFETCHED=$PWD" -DLINK=dp::train \
-        -DBUILD_SHARED_LIBS=ON -DCMAKE_C_VISIBILITY_PRESET=hidden -DCMAKE_C_FLAGS=-fvisibility=hidden
+        -DBUILD_SHARED_LIBS=ON -DCMAKE_C_VISIBILITY_PRESET=hidden \
+        -DCMAKE_C_FLAGS=-fvisibility=hidden
     refused "CMake: find_package says what is not there" "dp was installed without hip" \
         by_cmake none -DCOMPONENTS=hip
     refused "CMake: find_package wants the version" "version: " by_cmake old -DWANTED=99.0
@@ -236,7 +238,8 @@ step_install() {
     tried "make install with DESTDIR, and uninstall" \
         "./opt/include/dp/of-others ./opt/share/of-others . ./opt ./opt/include ./opt/include/dp ./opt/share " staged
     tried "make uninstall after an install that failed" ". ./opt ./opt/share ./opt/share/man " halfway
-    refused "make single WITH=what is not known" "WITH=tpu: of array" alone "${MAKE:-make}" -s single WITH=tpu
+    refused "make single WITH=what is not known" "WITH=tpu: of array" \
+        alone "${MAKE:-make}" -s single WITH=tpu
     tried "make single WITH=the same twice" same single
     ! has pkg-config || tried "make install in an awkward place" "$SAYS - - -" awkward
     tried "make uninstall leaves nothing" nothing left
