@@ -110,7 +110,7 @@ static bool dp__has_unit(const dp__param *root)
 static bool dp__is_unit(const dp__face *face, size_t home)
 {
     const dp_module *inner = face->inner;
-    return !dp__ignores(face, home) && dp__has_unit(dp__root(inner->slots[inner->listed[home]]));
+    return !dp__ignores(face, home) && dp__has_unit(dp__param_at(inner, home));
 }
 
 /* The i-th name of what is ignored. */
@@ -287,7 +287,7 @@ static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reduc
     out->block_count = dp__units_place(face, local, own, ranges, &out_wrapped->gaps);
     out_wrapped->count = dp__units_share(face, places, out->buckets.bytes, stretches);
     for (size_t unit = 0; unit < ranks->unit_count; unit++)
-        names[unit] = inner->names[inner->listed[ranks->homes[unit]]];
+        names[unit] = dp__name_at(inner, ranks->homes[unit]);
     out->name = inner->name;
     out->blocks = own;
     out->ranges = ranges;
@@ -562,7 +562,7 @@ static dp_status dp__shares_send(dp__sending *sending, const dp_module *wrapper)
     const dp__job *job = sending->ctx->job;
     for (size_t s = 0; s < wrapper->stretch_count; s++) {
         const dp_stretch *stretch = &wrapper->stretches[s];
-        const dp__param *root = dp__root(wrapper->slots[wrapper->listed[stretch->params[0]]]);
+        const dp__param *root = dp__param_at(wrapper, stretch->params[0]);
         size_t size = dp__dtype_sizes[stretch->dtype], each = stretch->share * size;
         size_t cut = each * (size_t)sending->ctx->info.rank_count;
         for (int p = 0; p < job->process_count; p++) {
@@ -634,7 +634,7 @@ static dp_status dp__check_shareable(const char *fn, const dp_module *module,
              (!DP__PAGES_CHANGE || (ctx->heap.shared == NULL && ctx->info.machine_count == 1)))
         why = dp__unseen;
     for (size_t home = 0; home < module->listed_count && why == NULL; home++) {
-        const dp__param *root = dp__root(module->slots[module->listed[home]]);
+        const dp__param *root = dp__param_at(module, home);
         if (!dp__tree_holds(module, dp__top(root->owner)))
             why = "they lie beside those of a larger module: wrap that one";
         else if (root->foreign && !root->buffer)
@@ -820,7 +820,7 @@ static dp_status dp__sharing_begin(const char *fn, dp_module *wrapper, dp__shari
 {
     const dp_module *inner = wrapper->face->inner;
     for (size_t home = 0; home < inner->listed_count; home++) {
-        dp__param *root = dp__root(inner->slots[inner->listed[home]]);
+        dp__param *root = dp__param_at(inner, home);
         if (dp__is_of_sort(root, DP__PARAMS))
             root->sharing = sharing;
     }
@@ -866,12 +866,12 @@ static dp_status dp__params_share(const char *fn, dp_scope *temp, dp_module *wra
 static void dp__edits_note(dp_module *module)
 {
     for (size_t i = 0; i < module->listed_count; i++) {
-        const dp__sharing *sharing = dp__root(module->slots[module->listed[i]])->sharing;
+        const dp__sharing *sharing = dp__param_at(module, i)->sharing;
         if (sharing != NULL && dp__writes_of(sharing) != sharing->seen)
             dp__param_changed(module, i);
     }
     for (size_t i = 0; i < module->listed_count; i++) {
-        dp__param *root = dp__root(module->slots[module->listed[i]]);
+        dp__param *root = dp__param_at(module, i);
         if (root->sharing == NULL)
             continue;
         root->sharing->seen = dp__writes_of(root->sharing);
@@ -895,7 +895,7 @@ static dp__edited dp__edited_here(const char *fn, dp_module *module)
 {
     dp__edited edited = {.fn = fn, .module = module, .differs = SIZE_MAX};
     for (size_t i = 0; i < module->listed_count; i++) {
-        const dp__param *root = dp__root(module->slots[module->listed[i]]);
+        const dp__param *root = dp__param_at(module, i);
         if (root->sharing == NULL)
             continue;
         edited.all = root->sharing->cluster;
@@ -907,8 +907,7 @@ static dp__edited dp__edited_here(const char *fn, dp_module *module)
 
 static dp__sharing *dp__edited_sharing(const dp__edited *edited, size_t param)
 {
-    const dp_module *module = edited->module;
-    return dp__root(module->slots[module->listed[param]])->sharing;
+    return dp__param_at(edited->module, param)->sharing;
 }
 
 static bool *dp__edited_on(const dp__edited *edited, size_t param)
@@ -945,7 +944,7 @@ static dp_status dp__edited_find(dp__edited *edited, dp_scope *temp)
     for (size_t i = 0; i < count; i++) {
         const dp__sharing *sharing = dp__edited_sharing(edited, i);
         size_t behind = count + i;
-        bool asked = dp__root(module->slots[module->listed[i]])->asked;
+        bool asked = dp__param_at(module, i)->asked;
         own[i / 64] |= (uint64_t)asked << i % 64;
         own[behind / 64] |= (uint64_t)(sharing != NULL && sharing->shares) << behind % 64;
     }
@@ -995,7 +994,7 @@ static dp_status dp__edited_compare(dp__edited *edited, dp_scope *temp)
         hashes[i][0] = hashes[i][1] = INT64_MAX;
         if (!tells)
             continue;
-        hashes[i][0] = dp__edited_hash(&dp__root(module->slots[module->listed[i]])->data);
+        hashes[i][0] = dp__edited_hash(&dp__param_at(module, i)->data);
         hashes[i][1] = -hashes[i][0];
     }
     DP_TRY(dp__numbers(edited->fn, ctx, call, hashes, hashes));
@@ -1017,8 +1016,8 @@ static dp_status dp__params_send(dp__sending *sending, const dp__edited *edited)
     const dp_module *module = edited->module;
     for (size_t i = 0; i < module->listed_count; i++)
         if (dp__edited_count(edited, i) > 0)
-            DP_TRY(dp__param_send(sending, &dp__root(module->slots[module->listed[i]])->data,
-                                  dp__edited_on(edited, i)));
+            DP_TRY(
+                dp__param_send(sending, &dp__param_at(module, i)->data, dp__edited_on(edited, i)));
     return dp__sending_end(sending);
 }
 
@@ -1107,7 +1106,7 @@ static dp_status dp__edits_meet(const char *fn, dp_module *module, dp_status sta
                         "%s: machines have written different numbers to '%s', and those of the "
                         "first of them are everybody's: parts of a parameter are written on one "
                         "machine",
-                        fn, module->names[module->listed[edited.differs]]);
+                        fn, dp__name_at(module, edited.differs));
     return status;
 }
 
@@ -1119,7 +1118,7 @@ static dp_status dp__check_editing(const char *fn, const dp_module *module)
     bool open = true;
     dp__edits_count(module, -1);
     for (size_t i = 0; i < module->listed_count; i++) {
-        const dp__sharing *sharing = dp__root(module->slots[module->listed[i]])->sharing;
+        const dp__sharing *sharing = dp__param_at(module, i)->sharing;
         open = open && (sharing == NULL || sharing->edits >= 0);
     }
     dp__edits_count(module, 1);
@@ -1134,7 +1133,7 @@ static dp_status dp__check_stretched(const char *fn, const dp_module *module)
 {
     const dp__sharing *last = NULL;
     for (size_t i = 0; i < module->listed_count; i++) {
-        const dp__sharing *sharing = dp__root(module->slots[module->listed[i]])->sharing;
+        const dp__sharing *sharing = dp__param_at(module, i)->sharing;
         if (sharing != NULL && sharing != last && !dp__tree_holds(module, sharing->wrapper))
             return dp_error(DP_ERR_INVALID,
                             "%s: '%s' is in a wrapper that shares its parameters, '%s': give that "
@@ -1165,7 +1164,7 @@ DP_API dp_status dp_edit_shares(dp_module *module)
     DP_TRY(dp__check_editing(__func__, module));
     DP_TRY(dp__check_stretched(__func__, module));
     for (size_t i = 0; i < module->listed_count; i++) {
-        dp__param *root = dp__root(module->slots[module->listed[i]]);
+        dp__param *root = dp__param_at(module, i);
         root->asked = false;
         if (root->sharing != NULL)
             root->sharing->shares = true;
@@ -1247,7 +1246,7 @@ static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request)
 
 static dp__param *dp__unit_root(const dp__face *face, size_t unit)
 {
-    return dp__root(face->inner->slots[face->inner->listed[face->ranks->homes[unit]]]);
+    return dp__param_at(face->inner, face->ranks->homes[unit]);
 }
 
 /* What this wrapper adds to is marked as its own, on the memory, which others may wrap too. */
@@ -1715,7 +1714,7 @@ static dp_status dp__distributed_lines(dp__lines *lines, const dp_module *wrappe
     DP_TRY(dp__lines_add(lines, config->share_params ? "share_params" : "no share_params"));
     for (size_t home = 0; home < module->listed_count; home++) {
         if (dp__ignores(wrapper->face, home))
-            snprintf(text, sizeof text, "'%.100s', ignored", module->names[module->listed[home]]);
+            snprintf(text, sizeof text, "'%.100s', ignored", dp__name_at(module, home));
         else
             dp__param_line(module, home, text, sizeof text);
         DP_TRY(dp__lines_add(lines, text));
@@ -1872,7 +1871,7 @@ DP_API size_t dp_owner_count(const dp_module *module)
 static void dp__owner_view(const dp__face *face, size_t r, size_t slot, dp_tensor *data,
                            dp_tensor *grad)
 {
-    data->device = face->ctx->devices[dp__rank_at(&face->how, r)].id;
+    data->device = dp__replica_device(face, r)->id;
     data->data = face->replicas[r].data[slot];
     if (grad == NULL)
         return;
@@ -1948,7 +1947,7 @@ static dp_status dp__numbers_hash(dp_ctx *ctx, const dp_tensor *numbers, uint64_
 static dp_status dp__numbers_line(const dp_module *module, size_t home, const dp__face *face,
                                   size_t slot, char text[DP__LINE_BYTES], bool *out_apart)
 {
-    const dp__param *root = dp__root(module->slots[module->listed[home]]);
+    const dp__param *root = dp__param_at(module, home);
     dp_tensor data = root->data;
     uint64_t first = 0, other = 0;
     DP_TRY(dp__numbers_hash(module->ctx, &data, &first));
@@ -2033,7 +2032,7 @@ static dp_stretch dp__stretch_of(const dp_module *module, size_t home, size_t *p
                                  size_t *out_at)
 {
     size_t slot = 0;
-    const dp_tensor *data = &dp__root(module->slots[module->listed[home]])->data;
+    const dp_tensor *data = &dp__param_at(module, home)->data;
     const dp__face *face = dp__slot_reducer(module, module->listed[home], &slot);
     uint32_t unit = face != NULL ? face->ranks->units[slot] : DP__NO_UNIT;
     *params = home;
@@ -2087,7 +2086,7 @@ static size_t dp__stretches_find(dp_module *module, size_t *params, dp_stretch *
         out[count++] = own;
     }
     for (size_t home = 0; home < module->listed_count; home++) {
-        const dp__param *root = dp__root(module->slots[module->listed[home]]);
+        const dp__param *root = dp__param_at(module, home);
         if (dp__is_of_sort(root, DP__GRADS) && dp__count(&root->data) == 0)
             out[count++] = dp__stretch_of(module, home, params++, &at);
     }
@@ -2207,7 +2206,7 @@ DP_API bool dp_grads_are_scattered(const dp_module *module)
     if (dp__check_module(__func__, module) != DP_OK)
         return false;
     for (size_t home = 0; home < module->listed_count && !scattered; home++)
-        scattered = dp__root(module->slots[module->listed[home]])->scattered;
+        scattered = dp__param_at(module, home)->scattered;
     return scattered;
 }
 
@@ -2218,7 +2217,7 @@ DP_API bool dp_grads_are_unseen(const dp_module *module)
         return false;
     for (size_t home = 0; home < module->listed_count && !unseen; home++) {
         size_t slot = 0;
-        const dp__param *root = dp__root(module->slots[module->listed[home]]);
+        const dp__param *root = dp__param_at(module, home);
         const dp__face *face =
             root->scattered ? dp__slot_reducer(module, module->listed[home], &slot) : NULL;
         unseen = root->scattered && (face == NULL || root->adder != face->ranks->number);
@@ -2235,7 +2234,7 @@ static void dp__buffers_changed(dp__face *face)
     dp_module *inner = face->inner;
     bool current = face->version == dp__version(inner) + 1;
     for (size_t home = 0; home < inner->listed_count; home++)
-        if (dp__root(inner->slots[inner->listed[home]])->buffer && !dp__ignores(face, home))
+        if (dp__param_at(inner, home)->buffer && !dp__ignores(face, home))
             dp__param_changed(inner, home);
     face->version = current ? dp__version(inner) + 1 : 0;
 }

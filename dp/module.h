@@ -206,6 +206,17 @@ static dp__param *dp__root(dp__param *param)
     return param;
 }
 
+/* The memory that is listed there, and its first name. */
+static dp__param *dp__param_at(const dp_module *module, size_t home)
+{
+    return dp__root(module->slots[module->listed[home]]);
+}
+
+static const char *dp__name_at(const dp_module *module, size_t home)
+{
+    return module->names[module->listed[home]];
+}
+
 static dp_module *dp__top(dp_module *module)
 {
     while (module->parent != NULL)
@@ -645,8 +656,7 @@ static void dp__module_list(dp_module *module)
     module->listed_count = 0;
     for (size_t i = 0; i < module->slot_count; i++) {
         dp__param *root = dp__root_ahead(module->slots[i]);
-        if (root->home >= module->listed_count ||
-            dp__root(module->slots[module->listed[root->home]]) != root) {
+        if (root->home >= module->listed_count || dp__param_at(module, root->home) != root) {
             root->home = module->listed_count++;
             module->listed[root->home] = i;
         }
@@ -948,7 +958,7 @@ static dp__settling *dp__settling_of(const dp_module *top, dp__settling *blocks,
 static dp_status dp__settle_count(const dp_module *top, dp__settling *blocks)
 {
     for (size_t home = 0; home < top->listed_count; home++) {
-        dp__param *root = dp__root(top->slots[top->listed[home]]);
+        dp__param *root = dp__param_at(top, home);
         for (int sort = 0; sort < DP__SORT_COUNT; sort++) {
             dp__settling *block = dp__settling_of(top, blocks, root, sort);
             if (block == NULL)
@@ -968,7 +978,7 @@ static dp_status dp__settle_count(const dp_module *top, dp__settling *blocks)
 static void dp__settle_views(const dp_module *top, dp__settling *blocks)
 {
     for (size_t home = top->listed_count; home-- > 0;) {
-        dp__param *root = dp__root(top->slots[top->listed[home]]);
+        dp__param *root = dp__param_at(top, home);
         for (int sort = 0; sort < DP__SORT_COUNT; sort++) {
             dp__settling *block = dp__settling_of(top, blocks, root, sort);
             if (block == NULL)
@@ -1131,7 +1141,7 @@ static dp_status dp__layout_make(dp_module *module, dp__sort sort)
     if (layout->regions == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", most);
     for (size_t home = module->listed_count; home-- > 0;) {
-        dp__param *root = dp__root(module->slots[module->listed[home]]);
+        dp__param *root = dp__param_at(module, home);
         const dp_tensor *view = dp__view_of(root, sort);
         if (!dp__is_of_sort(root, sort) || dp__count(view) == 0)
             continue;
@@ -1283,7 +1293,7 @@ static void dp__sharing_end(dp_module *wrapper)
         }
     }
     for (size_t home = 0; home < inner->listed_count; home++) {
-        dp__param *root = dp__root(inner->slots[inner->listed[home]]);
+        dp__param *root = dp__param_at(inner, home);
         if (root->sharing == sharing)
             root->sharing = NULL;
     }
@@ -1451,7 +1461,7 @@ DP_API size_t dp_module_param_count(const dp_module *module)
 /* Whether it has its memory: one of the two may be the user's. */
 static bool dp__param_is_there(const dp_module *module, size_t param)
 {
-    const dp__param *root = dp__root(module->slots[module->listed[param]]);
+    const dp__param *root = dp__param_at(module, param);
     bool whole = root->data.data != NULL &&
                  (root->grad.data != NULL || !dp__is_of_sort(root, DP__GRADS));
     return module->ready || whole;
@@ -1533,7 +1543,7 @@ static uint64_t dp__edit_begin(dp_ctx *ctx)
 /* One parameter only, in all modules of the tree that have it. */
 static void dp__param_changed(dp_module *module, size_t param)
 {
-    dp__root(module->slots[module->listed[param]])->written = dp__edit_begin(module->ctx);
+    dp__param_at(module, param)->written = dp__edit_begin(module->ctx);
     for (size_t slot = module->listed[param]; slot != DP__NO_SLOT; slot = module->next_tied[slot])
         module->slots[slot]->owner->version++;
 }
@@ -1550,13 +1560,13 @@ DP__COLD static dp_status dp__torn_error(dp_module *module, size_t param)
     return dp_error(DP_ERR_STATE,
                     "the gradient of '%s' of '%s' is void because a backward failed: call "
                     "dp_zero_grad",
-                    module->names[module->listed[param]], dp__runs_of(module)->name);
+                    dp__name_at(module, param), dp__runs_of(module)->name);
 }
 
 /* The original's. */
 static dp_status dp__param_grad(const char *fn, dp_module *module, size_t param, dp_tensor *out)
 {
-    const dp__param *root = dp__root(module->slots[module->listed[param]]);
+    const dp__param *root = dp__param_at(module, param);
     if (root->torn)
         return dp__leave(fn, module->ctx, dp__torn_error(module, param));
     *out = dp__is_of_sort(root, DP__GRADS)
@@ -1576,10 +1586,10 @@ static void dp__write_count(dp__sharing *sharing)
 /* What other processes read, too, is written while they wait. */
 static dp_status dp__check_edited(const char *fn, const dp_module *module, size_t param)
 {
-    dp__param *root = dp__root(module->slots[module->listed[param]]);
+    dp__param *root = dp__param_at(module, param);
     if (root->sharing == NULL)
         return DP_OK;
-    const char *name = module->names[module->listed[param]];
+    const char *name = dp__name_at(module, param);
     if (root->sharing->edits == 0)
         return dp_error(DP_ERR_STATE,
                         "%s: '%s' is shared by the processes of this machine: all of them call "
@@ -1601,7 +1611,7 @@ static dp_status dp__param_edit(const char *fn, dp_module *module, size_t param,
     DP_TRY(dp__check_param(fn, module, param));
     DP_TRY(dp__check_unshared(fn, module));
     DP_TRY(dp__check_pointer(fn, "out_data", out_data));
-    dp__param *root = dp__root(module->slots[module->listed[param]]);
+    dp__param *root = dp__param_at(module, param);
     DP_TRY(dp__check_edited(fn, module, param));
     if (out_grad != NULL) {
         DP_TRY(dp__param_grad(fn, module, param, out_grad));
@@ -1622,10 +1632,10 @@ DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *ho
 {
     DP_TRY(dp__check_param(__func__, module, param));
     DP_TRY(dp__check_unshared(__func__, module));
-    const dp_tensor *data = &dp__root(module->slots[module->listed[param]])->data;
+    const dp_tensor *data = &dp__param_at(module, param)->data;
     if (bytes != dp__bytes(data))
         return dp_error(DP_ERR_INVALID, "%s: '%s' has %zu bytes, not %zu", __func__,
-                        module->names[module->listed[param]], dp__bytes(data), bytes);
+                        dp__name_at(module, param), dp__bytes(data), bytes);
     if (bytes == 0)
         return DP_OK;
     DP_TRY(dp__check_pointer(__func__, "host", host));
@@ -1646,7 +1656,7 @@ DP_API dp_status dp_params_changed(dp_module *module)
     dp__changed(module);
     uint64_t forwards = dp__edit_begin(module->ctx);
     for (size_t home = 0; home < module->listed_count; home++)
-        dp__root(module->slots[module->listed[home]])->written = forwards;
+        dp__param_at(module, home)->written = forwards;
     return DP_OK;
 }
 
@@ -1665,7 +1675,7 @@ static dp_status dp__grads_zero(dp_module *module)
     DP_TRY(dp__module_ready(runs));
     dp__zeroed(module);
     for (size_t home = 0; home < module->listed_count; home++) {
-        dp__param *root = dp__root(module->slots[module->listed[home]]);
+        dp__param *root = dp__param_at(module, home);
         root->torn = root->scattered = root->unreduced = false;
         root->adder = DP__NO_ADDER;
         atomic_store_explicit(&root->used, false, memory_order_relaxed);
@@ -1689,7 +1699,7 @@ DP_API dp_status dp_zero_grad(dp_module *module)
 static dp_status dp__torn_by(const dp_module *module, dp_status status)
 {
     for (size_t home = 0; home < module->listed_count && status != DP_OK; home++)
-        dp__root(module->slots[module->listed[home]])->torn = true;
+        dp__param_at(module, home)->torn = true;
     if (status != DP_OK)
         atomic_fetch_add_explicit(&module->ctx->torn, 1, memory_order_relaxed);
     return status;
@@ -1712,7 +1722,7 @@ static dp_status dp__check_adder(const dp__param *root, uint32_t adder)
 static void dp__grads_found(const dp_module *module)
 {
     for (size_t home = 0; home < module->listed_count; home++) {
-        dp__param *root = dp__root(module->slots[module->listed[home]]);
+        dp__param *root = dp__param_at(module, home);
         if (root->adder == DP__NO_ADDER && atomic_load_explicit(&root->used, memory_order_relaxed))
             root->adder = DP__ONE_PROCESS;
     }
@@ -1727,10 +1737,10 @@ static dp_status dp__grads_claim(const dp_module *module)
     size_t count = module->ctx->wrappers > 0 ? module->listed_count : 0, own = 0;
     for (size_t home = 0; home < count; home++)
         if (dp__slot_ranks(module, module->listed[home], &own) == NULL)
-            DP_TRY(dp__check_adder(dp__root(module->slots[module->listed[home]]), DP__ONE_PROCESS));
+            DP_TRY(dp__check_adder(dp__param_at(module, home), DP__ONE_PROCESS));
     for (size_t home = 0; home < count; home++)
         if (dp__slot_ranks(module, module->listed[home], &own) == NULL)
-            dp__root(module->slots[module->listed[home]])->adder = DP__ONE_PROCESS;
+            dp__param_at(module, home)->adder = DP__ONE_PROCESS;
     return DP_OK;
 }
 
@@ -1740,7 +1750,7 @@ static dp_status dp__check_intact(dp_module *module)
 {
     uint64_t torn = atomic_load_explicit(&module->ctx->torn, memory_order_relaxed);
     for (size_t home = 0; home < module->listed_count && module->intact != torn; home++)
-        if (dp__root(module->slots[module->listed[home]])->torn)
+        if (dp__param_at(module, home)->torn)
             return dp__torn_error(module, home);
     module->intact = torn;
     return DP_OK;
@@ -1752,7 +1762,7 @@ DP__COLD static dp_status dp__unreduced_error(dp_module *module, size_t param)
                     "the gradient of '%s' of '%s' differs from rank to rank, because passes had "
                     "no_sync or bypassed the wrapper: call dp_zero_grad first, or run a pass that "
                     "reduces it",
-                    module->names[module->listed[param]], dp_unwrap(module)->name);
+                    dp__name_at(module, param), dp_unwrap(module)->name);
 }
 
 /* Ranks have added to it, each by itself, and a wrapper is there to reduce it. */
@@ -1781,7 +1791,7 @@ DP_API dp_status dp_grads_used(dp_module *module, bool *out_used, size_t count)
         return dp_error(DP_ERR_INVALID, "%s: count is %zu, '%s' has %zu parameters", __func__,
                         count, module->name, module->listed_count);
     for (size_t home = 0; home < module->listed_count; home++) {
-        dp__param *root = dp__root(module->slots[module->listed[home]]);
+        dp__param *root = dp__param_at(module, home);
         bool used = root->foreign_grad || atomic_load_explicit(&root->used, memory_order_relaxed);
         out_used[home] = used && dp__is_of_sort(root, DP__GRADS);
     }
@@ -1860,8 +1870,8 @@ static dp_status dp__copy_numbers(dp_module *from, dp_module *to)
     DP_TRY(dp__module_ready(from));
     DP_TRY(dp__module_ready(to));
     for (size_t i = 0; i < from->listed_count; i++)
-        DP_TRY(dp__copy_tensor(from->ctx, &dp__root(to->slots[to->listed[i]])->data,
-                               &dp__root(from->slots[from->listed[i]])->data, NULL));
+        DP_TRY(dp__copy_tensor(from->ctx, &dp__param_at(to, i)->data, &dp__param_at(from, i)->data,
+                               NULL));
     return DP_OK;
 }
 
@@ -1894,7 +1904,7 @@ static bool dp__shares(const dp_module *module)
 {
     bool shares = false;
     for (size_t i = 0; module->ctx->sharings > 0 && i < module->listed_count && !shares; i++)
-        shares = dp__root(module->slots[module->listed[i]])->sharing != NULL;
+        shares = dp__param_at(module, i)->sharing != NULL;
     return shares;
 }
 
@@ -1902,7 +1912,7 @@ static bool dp__shares(const dp_module *module)
 static void dp__edits_count(const dp_module *module, int more)
 {
     for (size_t i = 0; i < module->listed_count; i++) {
-        dp__sharing *sharing = dp__root(module->slots[module->listed[i]])->sharing;
+        dp__sharing *sharing = dp__param_at(module, i)->sharing;
         if (sharing == NULL)
             continue;
         sharing->edits += more;
@@ -1914,7 +1924,7 @@ static bool dp__is_edited(const dp_module *module)
 {
     bool edited = false;
     for (size_t i = 0; module->ctx->edits > 0 && i < module->listed_count && !edited; i++) {
-        const dp__sharing *sharing = dp__root(module->slots[module->listed[i]])->sharing;
+        const dp__sharing *sharing = dp__param_at(module, i)->sharing;
         edited = sharing != NULL && sharing->edits > 0;
     }
     return edited;
@@ -2068,12 +2078,15 @@ static bool dp__ignores(const dp__face *face, size_t home)
     return face->keys != NULL && face->keys[home] == NULL;
 }
 
+static dp__device *dp__replica_device(const dp__face *face, size_t r)
+{
+    return &face->ctx->devices[dp__rank_at(&face->how, r)];
+}
+
 /* Whether replica `r` can use the original's parameters as they are. */
 static bool dp__replica_sees(const dp__face *face, size_t r)
 {
-    const dp__device *device = &face->ctx->devices[dp__rank_at(&face->how, r)];
-    const dp__device *first = &face->ctx->devices[dp__rank_at(&face->how, 0)];
-    return dp__reaches(device, first);
+    return dp__reaches(dp__replica_device(face, r), dp__replica_device(face, 0));
 }
 
 /* Set the memory of a region in one replica, by slot. */
@@ -2093,7 +2106,7 @@ static dp_status dp__replica_grad_groups(const dp__face *face, size_t r, const d
 {
     const dp_module *inner = face->inner;
     dp__memory *memory = &face->replicas[r];
-    dp_device device = face->ctx->devices[dp__rank_at(&face->how, r)].id;
+    dp_device device = dp__replica_device(face, r)->id;
     size_t begin = 0, end = 0, size = dp__dtype_sizes[regions[0].dtype];
     for (size_t i = 0; i < count; i++) {
         end = regions[i].offset + regions[i].bytes;
@@ -2119,7 +2132,7 @@ static dp_status dp__replica_grad_groups(const dp__face *face, size_t r, const d
 static dp_status dp__replica_block(const dp__face *face, dp__sort sort, size_t r,
                                    const dp__region *regions, size_t count)
 {
-    const dp__device *device = &face->ctx->devices[dp__rank_at(&face->how, r)];
+    const dp__device *device = dp__replica_device(face, r);
     size_t bytes = regions[count - 1].offset + regions[count - 1].bytes;
     bool sees = sort == DP__PARAMS && dp__replica_sees(face, r);
     dp_tensor block = {.data = NULL};
@@ -2143,7 +2156,7 @@ static dp_status dp__lay_ranks(const dp__face *face, dp__layout *layout)
     for (size_t i = 0; i < layout->region_count; i++) {
         dp__region *own = &layout->regions[i];
         *own = all[i];
-        const dp__param *root = dp__root(inner->slots[inner->listed[own->home]]);
+        const dp__param *root = dp__param_at(inner, own->home);
         if (own->foreign)
             own->key = root->owner->packed && face->keys == NULL ? (const void *)root->owner : root;
         else if (face->keys != NULL)
@@ -2176,8 +2189,7 @@ static dp_status dp__lay(dp__face *face, dp__sort sort)
 /* The own states of modules, one child after another, in the order of the tree. */
 static dp_status dp__replica_owns(dp__face *face, dp_module *module, size_t r, void **own)
 {
-    dp_device device = face->ctx->devices[dp__rank_at(&face->how, r)].id;
-    DP_TRY(dp__replica_own(module, face->scope, r, device, own));
+    DP_TRY(dp__replica_own(module, face->scope, r, dp__replica_device(face, r)->id, own));
     for (size_t i = 0; i < module->child_count; i++)
         DP_TRY(dp__replica_owns(face, module->children[i].module, r,
                                 own + module->children[i].place_first));
@@ -2221,7 +2233,7 @@ static dp_status dp__replicas_make(dp__face *face)
 static dp_tensor dp__range_of(const dp__face *face, dp__sort sort, size_t i, size_t r)
 {
     dp_tensor range = dp__range_in(face->inner, &face->layouts[sort], i, &face->replicas[r]);
-    range.device = face->ctx->devices[dp__rank_at(&face->how, r)].id;
+    range.device = dp__replica_device(face, r)->id;
     return range;
 }
 
@@ -2282,9 +2294,9 @@ static dp_status dp__replicas_update(dp__face *face, size_t count)
    what was done to the parameters before, and before what is done to them later. */
 static dp_status dp__replicas_order(const dp__face *face, size_t count, bool before)
 {
-    const dp__device *first = &face->ctx->devices[dp__rank_at(&face->how, 0)];
+    const dp__device *first = dp__replica_device(face, 0);
     for (size_t r = 1; r < count && !dp__is_host(first); r++) {
-        const dp__device *device = &face->ctx->devices[dp__rank_at(&face->how, r)];
+        const dp__device *device = dp__replica_device(face, r);
         if (dp__replica_sees(face, r))
             DP_TRY(before ? dp__order_after(first, device->stream)
                           : dp__order_after(device, first->stream));
@@ -2297,7 +2309,7 @@ static dp_status dp__replicas_reduce(const dp__face *face, dp_scope *temp, size_
 {
     dp_tensor *views = dp__array(temp, count, sizeof *views);
     const dp_tensor **parts = dp__array(temp, count, sizeof *parts);
-    dp__device *first = &face->ctx->devices[dp__rank_at(&face->how, 0)];
+    dp__device *first = dp__replica_device(face, 0);
     if (views == NULL || parts == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", count);
     for (size_t i = 0; i < face->layouts[DP__GRADS].range_count; i++) {
@@ -2476,6 +2488,11 @@ static void dp__call_begin(dp__record *record, const dp__request *request, dp_mo
         record->call.row_total = outer->row_total;
         record->call.weight = outer->weight;
     }
+}
+
+static dp__device *dp__call_device(const dp_call *call)
+{
+    return &call->ctx->devices[call->local_rank];
 }
 
 /* Of a pass whose forward has returned. */
@@ -2738,7 +2755,7 @@ static dp_status dp__out_grad(const dp_call *call, const dp_tensor *like, dp_val
                               dp_tensor *out)
 {
     uint64_t bits = 0;
-    dp__device *device = &call->ctx->devices[call->local_rank];
+    dp__device *device = dp__call_device(call);
     if (grad.kind == DP_TENSOR) {
         dp_tensor own = *grad.as.t;
         DP_TRY(dp__check_same_shape("dp_call_out_grad", "the gradient", &own, "the output", like));
@@ -2951,7 +2968,7 @@ static dp_status dp__check_meet(const dp_pass *pass)
 static dp_status dp__meet_reduce(dp_pass *pass, dp_scope *temp)
 {
     const dp_coll_call *want = &pass->meet->want.call;
-    dp__device *first = &pass->ctx->devices[pass->records[0].call.local_rank];
+    dp__device *first = dp__call_device(&pass->records[0].call);
     const void **in = dp__array(temp, pass->count, sizeof *in);
     void **out = dp__array(temp, pass->count, sizeof *out);
     bool near = true;
@@ -2963,7 +2980,7 @@ static dp_status dp__meet_reduce(dp_pass *pass, dp_scope *temp)
                                   pass->records[r].call.device, want->dtype, (int64_t)want->count);
         DP_TRY(dp__bring(temp, &part, first, &in[r]));
         out[r] = pass->records[r].part.recv;
-        near = near && dp__reaches(first, &pass->ctx->devices[pass->records[r].call.local_rank]);
+        near = near && dp__reaches(first, dp__call_device(&pass->records[r].call));
     }
     if (!near) {
         DP_TRY(
@@ -3143,7 +3160,7 @@ static dp_status dp__call_reduce(const char *fn, dp_call *call, const dp_coll_ca
     dp__record *record = ranks ? dp__outermost_of_ranks(call->record, &ranks)
                                : dp__outermost(call->record);
     const dp_part *part = &want->local[0];
-    const dp__device *device = &call->ctx->devices[call->local_rank];
+    const dp__device *device = dp__call_device(call);
     const dp__coll coll = {fn, &call->ctx->lanes[DP__CALLER], *want};
     DP_TRY(dp__check_buffers(fn, want));
     if (want->count > 0)
@@ -3186,7 +3203,7 @@ static dp_status dp__check_call_buffer(const char *fn, const dp_call *call, cons
     dp__device *at = NULL;
     DP_TRY(dp__check_tensor(fn, what, tensor));
     DP_TRY(dp__check_device(fn, call->ctx, tensor->device, &at));
-    if (!dp__reaches(&call->ctx->devices[call->local_rank], at))
+    if (!dp__reaches(dp__call_device(call), at))
         return dp_error(DP_ERR_INVALID, "%s: %s is on {%d, %d}, which local rank %d does not reach",
                         fn, what, (int)tensor->device.backend, (int)tensor->device.index,
                         call->local_rank);

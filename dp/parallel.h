@@ -77,7 +77,7 @@ static dp_status dp__record_set_aside(const dp__record *record, dp_tensor **out)
 {
     size_t count = dp__record_layout(record)->range_count;
     const dp_call *call = &record->call;
-    const dp__device *device = &call->ctx->devices[call->local_rank];
+    const dp__device *device = dp__call_device(call);
     *out = NULL;
     if (!record->pass->adds || (call->replica > 0 && !dp__is_over_ranks(record->pass->face)))
         return DP_OK;
@@ -113,8 +113,8 @@ static dp_status dp__record_weigh(const dp__record *record, const dp_tensor *asi
         if (aside == NULL)
             continue;
         const dp_tensor *both[] = {&range, &aside[i]};
-        DP_TRY(dp__add_up(pass->ctx, record->call.scope, both, 2,
-                          &pass->ctx->devices[record->call.local_rank], &range));
+        DP_TRY(dp__add_up(pass->ctx, record->call.scope, both, 2, dp__call_device(&record->call),
+                          &range));
     }
     return DP_OK;
 }
@@ -260,7 +260,7 @@ static void dp__pass_record(const dp_pass *pass, const dp__request *request, siz
         own.scope = request->scope->replicas[face->threads[r]];
     record->memory = &face->replicas[r];
     record->place = dp__layers(face->inner, face->runs);
-    dp__call_begin(record, &own, face->runs, &face->ctx->devices[dp__rank_at(&face->how, r)]);
+    dp__call_begin(record, &own, face->runs, dp__replica_device(face, r));
     record->call.replica = r;
     record->call.replica_count = pass->count;
 }
@@ -693,7 +693,7 @@ static dp_status dp__grad_give(const dp_pass *pass, size_t r, dp_value grad, con
     const dp__face_ops *ops = pass->alone ? NULL : pass->face->ops;
     bool gathered = ops != NULL && !pass->keeps && ops->out_grad == NULL;
     const dp__grad_cut cut = {.scope = pass->scope,
-                              .device = &pass->ctx->devices[call->local_rank],
+                              .device = dp__call_device(call),
                               .count = gathered ? pass->count : 1,
                               .index = gathered ? r : 0,
                               .gathered = gathered,
@@ -766,7 +766,7 @@ static dp_status dp__back_leaf(dp__zipper *zipper, const dp_value *values, const
     dp_value input = zipper->beside[0];
     back->gatherer.target = input.kind == DP_TENSOR
                                 ? dp__device_of(back->gatherer.ctx, input.as.t->device)
-                                : back->first;
+                                : dp__call_device(&back->pass->records[0].call);
     if (zipper->count > 1 || values[0].kind != DP_TENSOR)
         return dp__gather_leaf(zipper, values, path, out);
     dp_tensor moved = *values[0].as.t;
@@ -788,7 +788,7 @@ static dp_status dp__back_zeros(const dp__back_gatherer *back, size_t r, dp_valu
 {
     dp_scope *scope = back->pass->scope;
     dp__mapper mapper = {.scope = scope, .leaf = dp__none_leaf};
-    const dp__device *device = &scope->ctx->devices[back->pass->records[r].call.local_rank];
+    const dp__device *device = dp__call_device(&back->pass->records[r].call);
     dp_value input = back->gatherer.zipper.beside[1 + r];
     dp_tensor zeros;
     if (model.kind != DP_TENSOR || input.kind != DP_TENSOR)
@@ -972,11 +972,11 @@ static dp_status dp__check_unwritten(const dp_pass *pass)
     if (atomic_load_explicit(&pass->ctx->written, memory_order_relaxed) < pass->number)
         return DP_OK;
     for (size_t home = 0; home < runs->listed_count; home++)
-        if (dp__root(runs->slots[runs->listed[home]])->written >= pass->number)
+        if (dp__param_at(runs, home)->written >= pass->number)
             return dp_error(DP_ERR_STATE,
                             "'%s' of '%s' was edited after the forward, but this backward needs "
                             "its old numbers",
-                            runs->names[runs->listed[home]], runs->name);
+                            dp__name_at(runs, home), runs->name);
     return DP_OK;
 }
 
@@ -1069,7 +1069,7 @@ static dp_status dp__criterion_args(const dp_pass *pass, size_t r, dp_value outp
     dp__parter parter = {
         .mapper = {.scope = pass->scope, .leaf = dp__part_group_leaf},
         .plan = &(dp__plan){.fn = "dp_invoke", .ctx = pass->ctx, .scope = pass->scope},
-        .device = &pass->ctx->devices[dp__rank_at(&pass->face->how, r)]};
+        .device = dp__replica_device(pass->face, r)};
     if (items == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %u arguments", (unsigned)count);
     for (uint32_t i = 0; i < count; i++)
@@ -1220,9 +1220,8 @@ static dp_status dp__criterion_mean(const dp_pass *pass, dp_value list, dp_value
         double weight = dp__criterion_weight(pass, r, &total);
         items[count] = list.as.items[r];
         if (pass->face->mean_of_samples && weight > 0)
-            DP_TRY(dp__scale(pass->scope, list.as.items[r],
-                             &pass->ctx->devices[pass->records[r].call.local_rank], weight, 1,
-                             &items[count]));
+            DP_TRY(dp__scale(pass->scope, list.as.items[r], dp__call_device(&pass->records[r].call),
+                             weight, 1, &items[count]));
         count += weight > 0;
     }
     DP_TRY(dp__temp_begin(pass->ctx, &temp));
@@ -1236,8 +1235,8 @@ static dp_status dp__criterion_mean(const dp_pass *pass, dp_value list, dp_value
 static dp_status dp__criterion_grad(const dp_pass *pass, size_t r, dp_value grad, dp_value *out)
 {
     double total = 0, weight = dp__criterion_weight(pass, r, &total);
-    return dp__scale(pass->scope, grad, &pass->ctx->devices[pass->records[r].call.local_rank],
-                     weight, total, out);
+    return dp__scale(pass->scope, grad, dp__call_device(&pass->records[r].call), weight, total,
+                     out);
 }
 
 /* args_grad of a replica, taken apart: gradients of the outputs that it had, and of targets. */
@@ -1357,7 +1356,7 @@ static bool dp__warn_balance(const dp__face *face, bool memory)
 {
     const dp_device_info *low = NULL, *high = NULL;
     for (size_t r = 0; r < face->count; r++) {
-        const dp_device_info *info = &face->ctx->devices[dp__rank_at(&face->how, r)].info;
+        const dp_device_info *info = &dp__replica_device(face, r)->info;
         double own = memory ? (double)info->bytes_total : (double)info->compute_units;
         if (low == NULL || own < (memory ? (double)low->bytes_total : (double)low->compute_units))
             low = info;
@@ -1410,7 +1409,7 @@ static dp_status dp__face_ranks(const char *fn, dp__face *face, const dp_paralle
 static void dp__face_threads(dp__face *face)
 {
     int threads = face->ctx->info.local_count;
-    bool on_host = dp__is_host(&face->ctx->devices[dp__rank_at(&face->how, 0)]);
+    bool on_host = dp__is_host(dp__replica_device(face, 0));
     face->own_threads = true;
     for (size_t r = 0; r < face->count; r++) {
         face->threads[r] = dp__rank_at(&face->how, r);
@@ -1909,7 +1908,7 @@ static dp_status dp__step_log(const dp_pass *pass, dp_value *out)
 {
     dp_value losses = pass->records[0].losses;
     size_t loss_count = 0, pair_count = 1;
-    dp__device *device = &pass->ctx->devices[pass->records[0].call.local_rank];
+    dp__device *device = dp__call_device(&pass->records[0].call);
     dp_tensor *scalars = dp__scope_bytes(pass->scope, losses.count * sizeof *scalars, 8), sum;
     dp_pair *pairs = dp__scope_bytes(pass->scope, (losses.count + 1) * sizeof *pairs, 8);
     dp__finder *finders = dp__scope_bytes(pass->scope, pass->count * sizeof *finders, 8);
