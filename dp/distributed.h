@@ -1351,9 +1351,7 @@ static dp_status dp__ranks_begin(const char *fn, const dp__face *face, bool sync
 static dp_status dp__ranks_absent(const char *fn, const dp__face *face, size_t first)
 {
     for (size_t r = first; r < face->count; r++) {
-        const dp__memory *memory = &face->replicas[r];
-        for (dp__grad_group *group = memory->grad_group_list; group != NULL; group = group->next)
-            DP_TRY(dp__grad_group_zero(face->ctx, memory, group));
+        DP_TRY(dp__grad_groups_zero(face->ctx, &face->replicas[r]));
         DP_TRY(dp__reducer_absent(fn, face->ranks->reducer, (int)r));
     }
     return DP_OK;

@@ -512,13 +512,6 @@ static bool dp__slot_named(const dp_module *module, const char *name, bool with_
     return found;
 }
 
-/* Among the slots from `first` on: all if it is 0, else those of children. */
-static dp__param *dp__slot_find(const dp_module *module, const char *name, size_t first)
-{
-    size_t slot = 0;
-    return dp__slot_named(module, name, first == 0, &slot) ? module->slots[slot] : NULL;
-}
-
 /* Tied parameters are one from then on. */
 static dp_status dp__check_alike(const char *from_name, const dp__param *from, const char *to_name,
                                  const dp__param *to)
@@ -540,8 +533,8 @@ static dp_status dp__check_alike(const char *from_name, const dp__param *from, c
 /* What a parameter with same_as stands for: a child's parameter of that name, or else itself. */
 static dp__param *dp__tied(const dp_module *module, dp__param *own)
 {
-    dp__param *of_child = dp__slot_find(module, own->name, module->param_count);
-    return of_child != NULL ? of_child : own;
+    size_t slot = 0;
+    return dp__slot_named(module, own->name, false, &slot) ? module->slots[slot] : own;
 }
 
 /* A module below that is wrapped and has this memory in its tree. Its wrapper has its own lists of
@@ -606,14 +599,16 @@ DP__COLD static dp__names dp__slot_names(const dp_module *module)
 static dp_status dp__tie(const dp_module *module, bool wraps_below, dp__param *own,
                          dp__param **out_root)
 {
+    size_t slot = 0;
     dp__param *from = dp__tied(module, own);
     if (own->same_as == NULL && from != own)
         return dp_error(DP_ERR_INVALID, "dp_module_create: a child has a parameter '%s' too",
                         own->name);
     if (own->same_as == NULL)
         return DP_OK;
-    dp__param *to = dp__slot_find(module, own->same_as, 0);
-    if (to == NULL || to == own || to == from) {
+    bool found = dp__slot_named(module, own->same_as, true, &slot);
+    dp__param *to = found ? module->slots[slot] : NULL;
+    if (!found || to == own || to == from) {
         dp__names names = dp__slot_names(module);
         return dp__no_such(DP_ERR_INVALID, &names,
                            "dp_module_create: same_as of '%s' is '%s', which does not exist",
@@ -690,17 +685,6 @@ static bool dp__has_ties(const dp_module *module)
     return i < module->param_count;
 }
 
-typedef struct dp__own { /* what has to be destroyed with a scope */
-    void (*destroy)(void *own);
-    void *own;
-} dp__own;
-
-static void dp__own_destroy(void *user)
-{
-    const dp__own *own = user;
-    own->destroy(own->own);
-}
-
 /* A replica's own state, which is destroyed with `scope`. */
 static dp_status dp__replica_own(dp_module *module, dp_scope *scope, size_t replica,
                                  dp_device device, void **out)
@@ -709,9 +693,8 @@ static dp_status dp__replica_own(dp_module *module, dp_scope *scope, size_t repl
     *out = NULL;
     if (module->replica_create == NULL)
         return DP_OK;
-    dp__own *own = dp__array(scope, 1, sizeof *own);
     dp__deferred *deferred = dp__scope_cut(scope, sizeof *deferred, _Alignof(dp__deferred));
-    if (own == NULL || deferred == NULL)
+    if (deferred == NULL)
         return dp__full("dp_module_create");
     dp__frame frame = {.what = "replica_create of",
                        .name = module->name,
@@ -725,8 +708,7 @@ static dp_status dp__replica_own(dp_module *module, dp_scope *scope, size_t repl
                         dp_last_error());
     if (module->replica_destroy == NULL)
         return DP_OK;
-    *own = (dp__own){module->replica_destroy, *out};
-    *deferred = (dp__deferred){scope->deferred, dp__own_destroy, own};
+    *deferred = (dp__deferred){scope->deferred, module->replica_destroy, *out};
     scope->deferred = deferred;
     return DP_OK;
 }
@@ -1379,7 +1361,6 @@ DP_API dp_status dp_module_destroy(dp_module *module)
     const dp_module *wrapped = NULL;
     if (module == NULL)
         return DP_OK;
-    DP_TRY(dp__check_pointer(__func__, "module", module));
     if (module->magic != DP__MODULE_LIVE)
         return dp_error(DP_ERR_STATE, "%s: the module was destroyed already", __func__);
     DP_TRY(dp__check_open(__func__, module->ctx));
@@ -1989,6 +1970,7 @@ struct dp__face_ops {
     /* A replica's part of the gradient that was given; NULL: it is cut as outputs were gathered. */
     dp_status (*out_grad)(const dp_pass *pass, size_t r, dp_value grad, dp_value *out);
     dp_status (*backward)(const char *fn, dp_pass *pass); /* of all replicas, to one gradient */
+    /* The gradient of what was cut; NULL: that of each replica's part, gathered. */
     dp_status (*args_grad)(const dp_pass *pass, const dp_value *own, dp_value *grads,
                            dp_value *out);
 
@@ -2613,6 +2595,14 @@ static dp_status dp__grad_group_zero(dp_ctx *ctx, const dp__memory *memory, dp__
     return dp__zero_flat(ctx, &ctx->devices[group->flat.device.index], &group->flat);
 }
 
+/* Groups that nobody has asked for in this pass still hold the gradients of an earlier one. */
+static dp_status dp__grad_groups_zero(dp_ctx *ctx, const dp__memory *memory)
+{
+    for (dp__grad_group *group = memory->grad_group_list; group != NULL; group = group->next)
+        DP_TRY(dp__grad_group_zero(ctx, memory, group));
+    return DP_OK;
+}
+
 static bool dp__call_grad(const char *fn, const dp_call *call, size_t param, void **out)
 {
     size_t slot = 0;
@@ -2857,7 +2847,6 @@ DP_API dp_status dp_call_arg_view(const dp_call *call, size_t index, dp_dtype dt
     return dp__call_arg(__func__, call, index, dtype, ndim, out);
 }
 
-/* `name` NULL: what the module wraps, which is its last child. */
 /* ==== >>meeting ==================================================================================
    dp_call_all_reduce: the replicas of a pass come together on their threads. The last to arrive
    does the work. If one fails, or returns, the others fail too: nobody waits for ever.          */
@@ -3020,7 +3009,6 @@ static dp_status dp__meet_ranks(const dp_pass *pass, dp_scope *temp, const dp__c
     dp_part *parts = dp__array(temp, (size_t)ctx->info.local_count, sizeof *parts);
     if (parts == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d ranks", ctx->info.local_count);
-    memset(parts, 0, (size_t)ctx->info.local_count * sizeof *parts);
     for (size_t r = 0; r < pass->count; r++)
         parts[pass->records[r].call.local_rank] = pass->records[r].part;
     for (int i = 0; i < ctx->info.local_count; i++) {

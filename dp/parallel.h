@@ -61,15 +61,6 @@ static dp_tensor dp__record_range(const dp__record *record, size_t i)
     return range;
 }
 
-/* Groups that nobody has asked for in this pass still hold the gradients of an earlier one. */
-static dp_status dp__grad_groups_zero(const dp__record *record)
-{
-    dp__grad_group *group = record->memory->grad_group_list;
-    for (; group != NULL; group = group->next)
-        DP_TRY(dp__grad_group_zero(record->call.ctx, record->memory, group));
-    return DP_OK;
-}
-
 /* mean_grads: what this pass is to be added to makes room for what its backward writes. *out:
    range by range, in the pass' scope; NULL: there is nothing. Replicas that are summed begin with
    zeros, but for the original. */
@@ -81,7 +72,7 @@ static dp_status dp__record_set_aside(const dp__record *record, dp_tensor **out)
     *out = NULL;
     if (!record->pass->adds || (call->replica > 0 && !dp__is_over_ranks(record->pass->face)))
         return DP_OK;
-    DP_TRY(dp__grad_groups_zero(record));
+    DP_TRY(dp__grad_groups_zero(call->ctx, record->memory));
     *out = dp__scope_bytes(call->scope, count * sizeof **out, _Alignof(dp_tensor));
     if (*out == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu gradients", count);
@@ -127,7 +118,7 @@ static dp_status dp__record_grads(dp__record *record)
     DP_TRY(dp__record_set_aside(record, &aside));
     DP_TRY(dp__record_backward(record));
     if (record->outer == NULL)
-        DP_TRY(dp__grad_groups_zero(record));
+        DP_TRY(dp__grad_groups_zero(record->call.ctx, record->memory));
     return record->pass->runs->mean_grads ? dp__record_weigh(record, aside) : DP_OK;
 }
 
@@ -490,6 +481,7 @@ DP_API dp_status dp_invoke(dp_module *module, dp_scope *scope, const char *metho
     return dp__invoke(&request, out, out_pass);
 }
 
+/* `name` NULL: what the module wraps, which is its last child. */
 static const dp__child *dp__child_find(const dp_module *module, const char *name)
 {
     if (name == NULL)
@@ -703,7 +695,6 @@ static dp_status dp__grad_give(const dp_pass *pass, size_t r, dp_value grad, con
                                                 : DP_OK;
 }
 
-/* Put what dp_backward was given into the calls; if it does not fit, nothing else has happened. */
 /* Of the mean over what a method returned: each element has its share of 1. */
 static dp_status dp__mean_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
 {
@@ -723,6 +714,7 @@ static dp_status dp__means_give(const dp_pass *pass)
     return DP_OK;
 }
 
+/* Put what dp_backward was given into the calls; if it does not fit, nothing else has happened. */
 static dp_status dp__grads_give(const dp_pass *pass, dp_value grad)
 {
     bool kept = pass->keeps && !pass->alone, list = kept && dp__is_sequence(grad);
