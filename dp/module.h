@@ -1947,7 +1947,7 @@ struct dp__face {
     int *threads;     /* by replica: which thread runs it */
     bool own_threads; /* no two replicas on one thread */
     bool own_devices; /* nor on one device */
-    const dp__device *output;
+    dp__device *output;
     bool mean_of_samples;
     dp__memory *replicas;
     dp__layout layouts[DP__SORT_COUNT];

@@ -42,8 +42,13 @@ static void dp__stage_step(dp__record *record)
     record->status = dp__record_step(record);
 }
 
+/* to = from * by / over; both dense, of one device. */
 static dp_status dp__scale_flat(dp_ctx *ctx, const dp_tensor *from, double by, double over,
-                                const dp_tensor *to);
+                                const dp_tensor *to)
+{
+    const void *in = from->data;
+    return dp__sum(ctx, dp__device_of(ctx, to->device), &in, 1, by, over, to);
+}
 
 /* How a replica's gradients lie. */
 static const dp__layout *dp__record_layout(const dp__record *record)
@@ -313,18 +318,7 @@ static dp_status dp__pass_outputs(const dp_pass *pass, dp_value *out)
 
 static dp_status dp__pass_gather(const dp_pass *pass, dp_value list, dp_value *out)
 {
-    dp__gatherer gatherer = {
-        .zipper = {.scope = pass->scope,
-                   .count = list.count,
-                   .noun = "replica",
-                   .leaf = dp__gather_leaf},
-        .ctx = pass->ctx,
-        .target = (dp__device *)(uintptr_t)pass->face->output,
-        .dim = pass->face->how.cut.dim,
-        .parts = dp__scope_bytes(pass->scope, list.count * sizeof *gatherer.parts, 8)};
-    if (gatherer.parts == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for %u parts", (unsigned)list.count);
-    return dp__zip(&gatherer.zipper, list.as.items, NULL, out);
+    return dp__gather(pass->scope, list, pass->face->output, pass->face->how.cut.dim, out);
 }
 
 static dp_status dp__pass_out(const dp_pass *pass, dp_value *out)
@@ -375,15 +369,8 @@ static dp_status dp__check_request(const dp__request *request, const dp_value *o
     const char *fn = request->fn;
     DP_TRY(dp__check_pointer(fn, "method", request->method));
     DP_TRY(dp__check_scope_of(fn, request->scope, request->module->ctx));
-    DP_TRY(dp__check_value(fn, "args", request->args));
-    DP_TRY(dp__check_value(fn, "kwargs", request->kwargs));
+    DP_TRY(dp__check_args(fn, request->args, request->kwargs));
     DP_TRY(dp__check_pointer(fn, "out", out));
-    if (request->args.kind != DP_NONE && !dp__is_sequence(request->args))
-        return dp_error(DP_ERR_INVALID, "%s: args is %s, not a tuple", fn,
-                        dp__a_kind(request->args.kind));
-    if (request->kwargs.kind != DP_NONE && request->kwargs.kind != DP_DICT)
-        return dp_error(DP_ERR_INVALID, "%s: kwargs is %s, not a dict", fn,
-                        dp__a_kind(request->kwargs.kind));
     if ((unsigned)request->config.compute_dtype >= DP_DTYPE_COUNT)
         return dp__check_dtype(fn, request->config.compute_dtype);
     return DP_OK;
@@ -802,20 +789,12 @@ static dp_status dp__back_fill(dp__zipper *zipper, dp_value *values)
     return DP_OK;
 }
 
-static dp_value *dp__values(const dp_pass *pass, size_t count)
-{
-    dp_value *values = dp__scope_bytes(pass->scope, count * sizeof *values, _Alignof(dp_value));
-    if (values == NULL)
-        dp_error(DP_ERR_NO_MEMORY, "no memory for %zu values", count);
-    return values;
-}
-
 /* The replicas' gradients, all of one structure, become that of what was cut; own: what each
    had. */
 static dp_status dp__inputs_gather(const dp_pass *pass, dp_value inputs, const dp_value *own,
                                    dp_value *grads, dp_value *out)
 {
-    dp_value *beside = dp__values(pass, pass->count + 1);
+    dp_value *beside = dp__values(pass->scope, pass->count + 1);
     if (beside == NULL)
         return DP_ERR_NO_MEMORY;
     beside[0] = inputs;
@@ -847,8 +826,10 @@ static dp_status dp__args_gather(const dp_pass *pass, const dp_value *own, dp_va
 
 static dp_status dp__input_grad(const dp_pass *pass, dp_input_grad *out)
 {
-    dp_value *args = dp__values(pass, pass->count), *kwargs = dp__values(pass, pass->count);
-    dp_value *own_args = dp__values(pass, pass->count), *own_kwargs = dp__values(pass, pass->count);
+    dp_value *args = dp__values(pass->scope, pass->count),
+             *kwargs = dp__values(pass->scope, pass->count);
+    dp_value *own_args = dp__values(pass->scope, pass->count),
+             *own_kwargs = dp__values(pass->scope, pass->count);
     if (args == NULL || kwargs == NULL || own_args == NULL || own_kwargs == NULL)
         return DP_ERR_NO_MEMORY;
     for (size_t r = 0; r < pass->count; r++) {
@@ -1149,27 +1130,6 @@ typedef struct dp__scaler { /* tensors and numbers of a tree times a number, on 
     double by, over;
 } dp__scaler;
 
-/* to = from * by / over; both dense, of one device. */
-static dp_status dp__scale_flat(dp_ctx *ctx, const dp_tensor *from, double by, double over,
-                                const dp_tensor *to)
-{
-    const void *in = from->data;
-    void *out = to->data;
-    const dp__device *device = dp__device_of(ctx, to->device);
-    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
-                           .op = DP_OP_SUM,
-                           .dtype = (dp_dtype)to->dtype,
-                           .in_dtype = (dp_dtype)to->dtype,
-                           .count = (size_t)dp__count(to),
-                           .out = &out,
-                           .in = &in,
-                           .out_count = 1,
-                           .in_count = 1,
-                           .alpha = by,
-                           .beta = over};
-    return dp__kernel(ctx, device, device->stream, &args);
-}
-
 static dp_status dp__scale_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
 {
     const dp__scaler *scaler = (const dp__scaler *)mapper;
@@ -1203,7 +1163,7 @@ static dp_status dp__criterion_mean(const dp_pass *pass, dp_value list, dp_value
     double total = 0;
     uint32_t count = 0;
     dp_scope *temp = NULL;
-    dp__device *output = (dp__device *)(uintptr_t)pass->face->output;
+    dp__device *output = pass->face->output;
     dp_value sum = dp_none();
     dp_value *items = dp__scope_bytes(pass->scope, pass->count * sizeof *items, 8);
     if (items == NULL)
@@ -1257,8 +1217,10 @@ static dp_status dp__criterion_inputs(const dp_pass *pass, const dp_value *own, 
                                       dp_value *out)
 {
     uint32_t targets = pass->args.count - 1;
-    dp_value *outputs = dp__values(pass, pass->count), *rest = dp__values(pass, pass->count);
-    dp_value *own_rest = dp__values(pass, pass->count), *items = dp__values(pass, targets + 1);
+    dp_value *outputs = dp__values(pass->scope, pass->count),
+             *rest = dp__values(pass->scope, pass->count);
+    dp_value *own_rest = dp__values(pass->scope, pass->count),
+             *items = dp__values(pass->scope, targets + 1);
     dp_value gathered = dp_none(), ignored;
     if (outputs == NULL || rest == NULL || own_rest == NULL || items == NULL)
         return DP_ERR_NO_MEMORY;
@@ -1909,7 +1871,7 @@ static dp_status dp__step_log(const dp_pass *pass, dp_value *out)
     for (size_t r = 0; r < pass->count; r++)
         finders[r] = (dp__finder){.dict = pass->records[r].losses};
     if (pass->face != NULL)
-        device = (dp__device *)(uintptr_t)pass->face->output;
+        device = pass->face->output;
     for (uint32_t i = 0; i < losses.count; i++) {
         const char *key = losses.as.pairs[i].key;
         dp_tensor mean;

@@ -63,6 +63,12 @@ static dp_status dp__full(const char *fn)
     return dp_error(DP_ERR_NO_MEMORY, "%s: out of memory", fn);
 }
 
+/* What a constructor returns, which has ended with this status. */
+static dp_value dp__value_or(dp_scope *scope, dp_status status, dp_value value, const char *lost)
+{
+    return status == DP_OK ? value : dp__error_value(scope, status, lost);
+}
+
 static dp_status dp__string(dp_scope *scope, const char *text, dp_value *out)
 {
     const char *copy = dp__copy_text(scope, text);
@@ -75,14 +81,13 @@ static dp_status dp__string(dp_scope *scope, const char *text, dp_value *out)
 
 DP_API dp_value dp_string(dp_scope *scope, const char *text)
 {
-    dp_value value;
+    dp_value value = dp_none();
     dp_status status = dp__check_scope(__func__, scope);
     if (status == DP_OK)
         status = dp__check_pointer(__func__, "text", text);
     if (status == DP_OK)
         status = dp__string(scope, text, &value);
-    return status == DP_OK ? value
-                           : dp__error_value(scope, status, "dp_string: no scope, or no memory");
+    return dp__value_or(scope, status, value, "dp_string: no scope, or no memory");
 }
 
 /* A copy in the scope, and a value of it; the copy may still be changed. NULL: no memory. */
@@ -105,20 +110,19 @@ static dp_status dp__of(dp_scope *scope, const dp_tensor *tensor, dp_value *out)
 
 DP_API dp_value dp_of(dp_scope *scope, const dp_tensor *tensor)
 {
-    dp_value value;
+    dp_value value = dp_none();
     dp_status status = dp__check_scope(__func__, scope);
     if (status == DP_OK)
         status = dp__check_tensor(__func__, "tensor", tensor);
     if (status == DP_OK)
         status = dp__of(scope, tensor, &value);
-    return status == DP_OK ? value
-                           : dp__error_value(scope, status, "dp_of: no scope, or no memory");
+    return dp__value_or(scope, status, value, "dp_of: no scope, or no memory");
 }
 
 DP_API dp_value dp_array(dp_scope *scope, const void *data, dp_dtype dtype, int ndim,
                          const int64_t *shape)
 {
-    dp_value value;
+    dp_value value = dp_none();
     dp_tensor tensor;
     int64_t count = 0;
     dp_status status = dp__check_scope(__func__, scope);
@@ -130,8 +134,7 @@ DP_API dp_value dp_array(dp_scope *scope, const void *data, dp_dtype dtype, int 
     }
     if (status == DP_OK)
         status = dp__of(scope, &tensor, &value);
-    return status == DP_OK ? value
-                           : dp__error_value(scope, status, "dp_array: no scope, or no memory");
+    return dp__value_or(scope, status, value, "dp_array: no scope, or no memory");
 }
 
 /* What holds values: a constructor's arguments, or a value made by hand. */
@@ -199,15 +202,14 @@ static dp_status dp__contain(dp_scope *scope, const dp_container *container, dp_
 
 DP_API dp_value dp_contain(dp_scope *scope, const dp_container *container)
 {
-    dp_value value;
+    dp_value value = dp_none();
     dp_status status = dp__check_scope(__func__, scope);
     if (status == DP_OK)
         status = dp__check_container(
             &(dp__holder){.fn = __func__, .what = "container", .limit = DP_MAX_DEPTH}, container);
     if (status == DP_OK)
         status = dp__contain(scope, container, &value);
-    return status == DP_OK ? value
-                           : dp__error_value(scope, status, "dp_contain: no scope, or no memory");
+    return dp__value_or(scope, status, value, "dp_contain: no scope, or no memory");
 }
 
 /* Holds neither tensors nor containers. Lists made by hand never count as plain. */
@@ -216,6 +218,15 @@ static bool dp__is_plain(dp_value value)
     const unsigned plain = 1u << DP_NONE | 1u << DP_BOOLEAN | 1u << DP_INT | 1u << DP_FLOAT |
                            1u << DP_STRING | 1u << DP_OPAQUE;
     return (plain >> value.kind & 1) != 0 || dp__has_flag(value, DP__PLAIN_TREE);
+}
+
+/* An array of so many; NULL: no memory, and this is said. */
+static dp_value *dp__values(dp_scope *scope, size_t count)
+{
+    dp_value *values = dp__scope_bytes(scope, count * sizeof *values, _Alignof(dp_value));
+    if (values == NULL)
+        dp_error(DP_ERR_NO_MEMORY, "no memory for %zu values", count);
+    return values;
 }
 
 /* A list of the array, which lies in the scope already. */
@@ -229,6 +240,17 @@ static dp_value dp__sequence(dp_kind kind, const dp_value *items, size_t count, 
     value.count = (uint32_t)count;
     value.depth = depth;
     return dp__marked(value, plain ? DP__PLAIN_TREE : 0);
+}
+
+/* The same, of items whose depth is not known. */
+static dp_status dp__list_out(const char *fn, dp_kind kind, const dp_value *items, size_t count,
+                              dp_value *out)
+{
+    uint8_t depth = 1;
+    for (size_t i = 0; i < count; i++)
+        DP_TRY(dp__deepen(fn, items[i], DP_MAX_DEPTH, &depth));
+    *out = dp__sequence(kind, items, count, depth);
+    return DP_OK;
 }
 
 static dp_status dp__list(dp_scope *scope, dp_kind kind, const dp_value *items, size_t count,
@@ -249,12 +271,11 @@ static dp_status dp__list(dp_scope *scope, dp_kind kind, const dp_value *items, 
 
 DP_API dp_value dp_list_make(dp_scope *scope, dp_kind kind, const dp_value *items, size_t count)
 {
-    dp_value value;
+    dp_value value = dp_none();
     dp_status status = dp__check_scope(__func__, scope);
     if (status == DP_OK)
         status = dp__list(scope, kind, items, count, &value);
-    return status == DP_OK ? value
-                           : dp__error_value(scope, status, "dp_list_make: no scope, or no memory");
+    return dp__value_or(scope, status, value, "dp_list_make: no scope, or no memory");
 }
 
 /* `room` is for the cells of an index; it may be where the copy of the pairs will be, which is not
@@ -339,12 +360,11 @@ static dp_status dp__dict(dp_scope *scope, const dp_pair *pairs, size_t count, d
 
 DP_API dp_value dp_dict_make(dp_scope *scope, const dp_pair *pairs, size_t count)
 {
-    dp_value value;
+    dp_value value = dp_none();
     dp_status status = dp__check_scope(__func__, scope);
     if (status == DP_OK)
         status = dp__dict(scope, pairs, count, &value);
-    return status == DP_OK ? value
-                           : dp__error_value(scope, status, "dp_dict_make: no scope, or no memory");
+    return dp__value_or(scope, status, value, "dp_dict_make: no scope, or no memory");
 }
 
 /* What a constructor made, or its error as a status. */
@@ -542,9 +562,8 @@ static dp_status dp__zip_check(const dp__zipper *zipper, const dp_value *values,
 static dp_status dp__zip_items(dp__zipper *zipper, const dp_value *values, const dp__path *path,
                                dp_value *column)
 {
-    for (size_t i = 0; i < zipper->count; i++) {
+    for (size_t i = 0; i < zipper->count; i++)
         column[i] = values[i].as.items[path->index];
-    }
     return zipper->fill != NULL ? zipper->fill(zipper, column) : DP_OK;
 }
 
@@ -816,15 +835,6 @@ static dp_status dp__stack_make(const dp__collator *collator, const dp_value *sa
     return dp__of(collator->zipper.scope, &stack.out, out);
 }
 
-static dp_value *dp__collate_array(const dp__collator *collator, size_t count)
-{
-    dp_value *array =
-        dp__scope_bytes(collator->zipper.scope, count * sizeof *array, _Alignof(dp_value));
-    if (array == NULL)
-        dp_error(DP_ERR_NO_MEMORY, "no memory for %zu values", count);
-    return array;
-}
-
 /* Containers of one column must have the same settings, and hold tensors if they are stacked. */
 static dp_status dp__collate_check(const dp__collator *collator, const dp_value *column,
                                    const dp__path *path)
@@ -851,18 +861,14 @@ static dp_status dp__collate_group(const dp__collator *collator, const dp_value 
 {
     const dp_container *head = column[0].as.c;
     int pad_dims = head->pad_dims == 0 ? 2 : head->pad_dims;
-    uint8_t depth = 1;
     if (head->stack && !head->cpu_only)
         return dp__stack_make(collator, column + first, count, first, pad_dims, path, out);
-    dp_value *items = dp__collate_array(collator, count);
+    dp_value *items = dp__values(collator->zipper.scope, count);
     if (items == NULL)
         return DP_ERR_NO_MEMORY;
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++)
         items[i] = column[first + i].as.c->data;
-        DP_TRY(dp__deepen("a sample", items[i], DP_MAX_DEPTH, &depth));
-    }
-    *out = dp__sequence(DP_LIST, items, count, depth);
-    return DP_OK;
+    return dp__list_out("a sample", DP_LIST, items, count, out);
 }
 
 static dp_status dp__collate_containers(const dp__collator *collator, const dp_value *column,
@@ -872,7 +878,7 @@ static dp_status dp__collate_containers(const dp__collator *collator, const dp_v
     dp_container batch = *column[0].as.c;
     uint8_t depth = 1;
     DP_TRY(dp__collate_check(collator, column, path));
-    dp_value *groups = dp__collate_array(collator, group_count);
+    dp_value *groups = dp__values(collator->zipper.scope, group_count);
     if (groups == NULL)
         return DP_ERR_NO_MEMORY;
     for (size_t i = 0; i < group_count; i++) {
@@ -880,9 +886,8 @@ static dp_status dp__collate_containers(const dp__collator *collator, const dp_v
         DP_TRY(dp__collate_group(collator, column, first,
                                  left < collator->group ? left : collator->group, path,
                                  &groups[i]));
-        DP_TRY(dp__deepen("a group", groups[i], DP_MAX_DEPTH, &depth));
     }
-    batch.data = dp__sequence(DP_LIST, groups, group_count, depth);
+    DP_TRY(dp__list_out("a group", DP_LIST, groups, group_count, &batch.data));
     DP_TRY(dp__deepen("the batch", batch.data, DP_MAX_DEPTH, &depth));
     return dp__contain(collator->zipper.scope, &batch, out);
 }
@@ -910,7 +915,7 @@ static dp_status dp__collate_numbers(const dp__collator *collator, const dp_valu
 static dp_status dp__collate_strings(const dp__collator *collator, const dp_value *column,
                                      dp_value *out)
 {
-    dp_value *items = dp__collate_array(collator, collator->zipper.count);
+    dp_value *items = dp__values(collator->zipper.scope, collator->zipper.count);
     if (items == NULL)
         return DP_ERR_NO_MEMORY;
     for (size_t i = 0; i < collator->zipper.count; i++)
@@ -1436,6 +1441,12 @@ static dp_status dp__plan_begin(dp__plan *plan)
    Each part of a planned tree is built by itself. On devices that the host reaches a part is a
    view; elsewhere it is copied there.                                                           */
 
+/* Whether a device has what lies on another one as its own. */
+static bool dp__sees(const dp__device *device, const dp__device *from)
+{
+    return from == device || (dp__is_host(from) && dp__is_host(device));
+}
+
 /* Makes a tensor visible to a device: as a view if the host reaches both, else as a copy. */
 static dp_status dp__place(dp_scope *scope, dp_tensor *tensor, dp__device *device)
 {
@@ -1443,7 +1454,7 @@ static dp_status dp__place(dp_scope *scope, dp_tensor *tensor, dp__device *devic
     dp_tensor copy;
     if (from == NULL)
         return dp_error(DP_ERR_INVALID, "a tensor is on no device of this context");
-    if (from == device || (dp__is_host(from) && dp__is_host(device))) {
+    if (dp__sees(device, from)) {
         tensor->device = device->id;
         return DP_OK;
     }
@@ -1522,16 +1533,6 @@ static dp_status dp__part_make(dp__plan *plan, dp_value value, size_t index, dp_
     return dp__map(&parter.mapper, value, out);
 }
 
-static dp_status dp__list_out(const char *fn, dp_kind kind, const dp_value *items, size_t count,
-                              dp_value *out)
-{
-    uint8_t depth = 1;
-    for (size_t i = 0; i < count; i++)
-        DP_TRY(dp__deepen(fn, items[i], DP_MAX_DEPTH, &depth));
-    *out = dp__sequence(kind, items, count, depth);
-    return DP_OK;
-}
-
 static dp_status dp__scatter_value(dp__plan *plan, dp_value value, dp_value *out_list)
 {
     DP_TRY(dp__plan_make(plan, &value, 1));
@@ -1560,6 +1561,19 @@ DP_API dp_status dp_scatter(dp_ctx *ctx, dp_scope *scope, dp_value value,
     if (status == DP_OK)
         *out_list = list;
     return dp__leave(__func__, ctx, status);
+}
+
+/* Those of a method. */
+static dp_status dp__check_args(const char *fn, dp_value args, dp_value kwargs)
+{
+    DP_TRY(dp__check_value(fn, "args", args));
+    DP_TRY(dp__check_value(fn, "kwargs", kwargs));
+    if (args.kind != DP_NONE && !dp__is_sequence(args))
+        return dp_error(DP_ERR_INVALID, "%s: args is %s, not a tuple", fn, dp__a_kind(args.kind));
+    if (kwargs.kind != DP_NONE && kwargs.kind != DP_DICT)
+        return dp_error(DP_ERR_INVALID, "%s: kwargs is %s, not a dict", fn,
+                        dp__a_kind(kwargs.kind));
+    return DP_OK;
 }
 
 static bool dp__is_nothing(dp_value value)
@@ -1603,16 +1617,9 @@ DP_API dp_status dp_scatter_kwargs(dp_ctx *ctx, dp_scope *scope, dp_value args, 
     dp_value lists[2] = {dp_none(), dp_none()};
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_scope_of(__func__, scope, ctx));
-    DP_TRY(dp__check_value(__func__, "args", args));
-    DP_TRY(dp__check_value(__func__, "kwargs", kwargs));
+    DP_TRY(dp__check_args(__func__, args, kwargs));
     DP_TRY(dp__check_pointer(__func__, "out_args", out_args));
     DP_TRY(dp__check_pointer(__func__, "out_kwargs", out_kwargs));
-    if (args.kind != DP_NONE && !dp__is_sequence(args))
-        return dp_error(DP_ERR_INVALID, "%s: args is %s, not a tuple", __func__,
-                        dp__a_kind(args.kind));
-    if (kwargs.kind != DP_NONE && kwargs.kind != DP_DICT)
-        return dp_error(DP_ERR_INVALID, "%s: kwargs is %s, not a dict", __func__,
-                        dp__a_kind(kwargs.kind));
     dp_status status = dp__plan_begin(&plan);
     if (status == DP_OK)
         status = dp__scatter_both(&plan, args, kwargs, &lists[0], &lists[1]);
@@ -1761,6 +1768,21 @@ static dp_status dp__gather_leaf(dp__zipper *zipper, const dp_value *values, con
     return DP_OK;
 }
 
+/* The items of a list become one value, whose tensors are on `target`. */
+static dp_status dp__gather(dp_scope *scope, dp_value list, dp__device *target, int dim,
+                            dp_value *out)
+{
+    dp__gatherer gatherer = {
+        .zipper = {.scope = scope, .count = list.count, .noun = "replica", .leaf = dp__gather_leaf},
+        .ctx = scope->ctx,
+        .target = target,
+        .dim = dim,
+        .parts = dp__scope_bytes(scope, list.count * sizeof *gatherer.parts, 8)};
+    if (gatherer.parts == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %u parts", (unsigned)list.count);
+    return dp__zip(&gatherer.zipper, list.as.items, NULL, out);
+}
+
 static dp_status dp__check_list(const char *fn, dp_value list)
 {
     DP_TRY(dp__check_value(fn, "list", list));
@@ -1781,16 +1803,7 @@ DP_API dp_status dp_gather(dp_ctx *ctx, dp_scope *scope, dp_value list, const dp
     DP_TRY(dp__check_list(__func__, list));
     DP_TRY(dp__check_output(__func__, ctx, "local_rank", how, &target));
     DP_TRY(dp__check_pointer(__func__, "out", out));
-    dp__gatherer gatherer = {
-        .zipper = {.scope = scope, .count = list.count, .noun = "replica", .leaf = dp__gather_leaf},
-        .ctx = ctx,
-        .target = target,
-        .dim = how->dim,
-        .parts = dp__scope_bytes(scope, list.count * sizeof *gatherer.parts, 8)};
-    if (gatherer.parts == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %u parts", __func__,
-                        (unsigned)list.count);
-    dp_status status = dp__zip(&gatherer.zipper, list.as.items, NULL, &result);
+    dp_status status = dp__gather(scope, list, target, how->dim, &result);
     if (status == DP_OK)
         *out = result;
     return dp__leave(__func__, ctx, status);
@@ -2011,7 +2024,7 @@ static dp_status dp__flat_fill(const dp__flats *flats, size_t group, const dp_te
     dp_ctx *ctx = flats->scope->ctx;
     dp_tensor packed = *flat;
     const dp__device *from = dp__flat_place(flats, group);
-    bool near = from == NULL || from == device || (dp__is_host(from) && dp__is_host(device));
+    bool near = from == NULL || dp__sees(device, from);
     if (!near)
         DP_TRY(dp__flat_new(flats, group, (dp_dtype)flat->dtype, from, &packed));
     for (size_t i = 0; i < flats->count; i++) {
@@ -2079,7 +2092,7 @@ static bool dp__flats_near(const dp__flats *flats, const dp__device *device)
 {
     for (size_t i = 0; i < flats->count; i++) {
         const dp__device *from = dp__device_of(flats->scope->ctx, flats->members[i].tensor->device);
-        if (from != device && !(dp__is_host(from) && dp__is_host(device)))
+        if (!dp__sees(device, from))
             return false;
     }
     return true;
@@ -2122,9 +2135,10 @@ DP_API dp_status dp_replicate(dp_ctx *ctx, dp_scope *scope, dp_value value,
 
 /* ---- sums ------------------------------------------------------------------------------------ */
 
-/* out = the sum of the parts, in a tree; all are dense and where `device` can read them. */
+/* out = the sum of the parts, in a tree, times by / over; all are dense and where `device` can read
+   them. */
 static dp_status dp__sum(dp_ctx *ctx, const dp__device *device, const void *const *parts,
-                         size_t count, const dp_tensor *out)
+                         size_t count, double by, double over, const dp_tensor *out)
 {
     dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
                            .op = DP_OP_SUM,
@@ -2135,8 +2149,8 @@ static dp_status dp__sum(dp_ctx *ctx, const dp__device *device, const void *cons
                            .in = parts,
                            .out_count = 1,
                            .in_count = count,
-                           .alpha = 1,
-                           .beta = 1};
+                           .alpha = by,
+                           .beta = over};
     return dp__kernel(ctx, device, device->stream, &args);
 }
 
@@ -2175,7 +2189,7 @@ static dp_status dp__add_up(dp_ctx *ctx, dp_scope *temp, const dp_tensor *const 
         DP_TRY(dp__bring(temp, parts[i], device, &in[i]));
     if (!dp__is_dense(out))
         DP_TRY(dp__tensor_make(temp, device, (dp_dtype)out->dtype, out->ndim, out->shape, &dense));
-    DP_TRY(dp__sum(ctx, device, in, count, &dense));
+    DP_TRY(dp__sum(ctx, device, in, count, 1, 1, &dense));
     for (size_t i = 0; i < count; i++)
         DP_TRY(dp__give_back(ctx, parts[i], device));
     return dense.data != out->data ? dp__copy_tensor(ctx, out, &dense, NULL) : DP_OK;
@@ -2252,7 +2266,7 @@ static dp_status dp__add_flats(dp__adder *adder, dp_ctx *ctx, dp__device *device
             DP_TRY(dp__flat_fill(flats, group, &part, device));
             in[i] = part.data;
         }
-        DP_TRY(dp__sum(ctx, device, in, replicas, &sum));
+        DP_TRY(dp__sum(ctx, device, in, replicas, 1, 1, &sum));
         for (size_t k = leaf; k < flats->count; k++)
             if (flats->members[k].group == group)
                 *adder->results[k] = dp__flat_view(&sum, &flats->members[k]);
