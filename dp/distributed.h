@@ -1620,7 +1620,6 @@ static dp_reduction dp__ranks_reduces(const dp__face *face, size_t slot)
 
 static const dp__face_ops dp__distributed_face = {.cut = dp__pass_cut,
                                                   .backward = dp__ranks_backward,
-                                                  .args_grad = dp__args_gather,
                                                   .over_ranks = true,
                                                   .reduces = dp__ranks_reduces,
                                                   .prepare = dp__ranks_ignore,

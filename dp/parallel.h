@@ -734,7 +734,6 @@ static dp_status dp__grads_give(const dp_pass *pass, dp_value grad)
 typedef struct dp__back_gatherer {
     dp__gatherer gatherer; /* beside it are the inputs as they came, and as each replica had them */
     const dp_pass *pass;
-    dp__device *first;
 } dp__back_gatherer;
 
 /* A gradient goes where its input was. That of a single replica is moved, not joined. */
@@ -810,18 +809,11 @@ static dp_status dp__inputs_gather(const dp_pass *pass, dp_value inputs, const d
                      .ctx = pass->ctx,
                      .dim = pass->face->how.cut.dim,
                      .parts = dp__scope_bytes(pass->scope, pass->count * sizeof(dp_tensor *), 8)},
-        .pass = pass,
-        .first = &pass->ctx->devices[pass->records[0].call.local_rank]};
+        .pass = pass};
     if (back.gatherer.parts == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for the gradients of inputs");
     DP_TRY(dp__back_fill(&back.gatherer.zipper, grads));
     return dp__zip(&back.gatherer.zipper, grads, NULL, out);
-}
-
-static dp_status dp__args_gather(const dp_pass *pass, const dp_value *own, dp_value *grads,
-                                 dp_value *out)
-{
-    return dp__inputs_gather(pass, pass->args, own, grads, out);
 }
 
 static dp_status dp__input_grad(const dp_pass *pass, dp_input_grad *out)
@@ -840,7 +832,9 @@ static dp_status dp__input_grad(const dp_pass *pass, dp_input_grad *out)
         own_kwargs[r] = call->kwargs;
     }
     DP_TRY(dp__inputs_gather(pass, pass->kwargs, own_kwargs, kwargs, &out->kwargs));
-    return pass->face->ops->args_grad(pass, own_args, args, &out->args);
+    return pass->face->ops->args_grad != NULL
+               ? pass->face->ops->args_grad(pass, own_args, args, &out->args)
+               : dp__inputs_gather(pass, pass->args, own_args, args, &out->args);
 }
 
 /* ---- the pass -------------------------------------------------------------------------------- */
@@ -1281,19 +1275,15 @@ static dp_status dp__container_allows(const dp__face *face, const char *method)
     return DP_OK;
 }
 
-static const dp__face_ops dp__data_face = {.cut = dp__pass_cut,
-                                           .join = dp__pass_gather,
-                                           .backward = dp__backward_summed,
-                                           .args_grad = dp__args_gather};
+static const dp__face_ops dp__data_face = {
+    .cut = dp__pass_cut, .join = dp__pass_gather, .backward = dp__backward_summed};
 
 static const dp__face_ops dp__container_face = {.allows = dp__container_allows,
                                                 .cut = dp__pass_cut,
                                                 .join = dp__pass_gather,
-                                                .backward = dp__backward_summed,
-                                                .args_grad = dp__args_gather};
+                                                .backward = dp__backward_summed};
 
-static const dp__face_ops dp__model_face = {
-    .cut = dp__pass_cut, .backward = dp__backward_summed, .args_grad = dp__args_gather};
+static const dp__face_ops dp__model_face = {.cut = dp__pass_cut, .backward = dp__backward_summed};
 
 static const dp__face_ops dp__criterion_face = {
     .output_on_one = true,
@@ -1309,17 +1299,15 @@ static const dp__face_ops dp__criterion_face = {
 static bool dp__warn_balance(const dp__face *face, bool memory)
 {
     const dp_device_info *low = NULL, *high = NULL;
+    double least = 0, most = 0;
     for (size_t r = 0; r < face->count; r++) {
         const dp_device_info *info = &dp__replica_device(face, r)->info;
         double own = memory ? (double)info->bytes_total : (double)info->compute_units;
-        if (low == NULL || own < (memory ? (double)low->bytes_total : (double)low->compute_units))
-            low = info;
-        if (high == NULL ||
-            own > (memory ? (double)high->bytes_total : (double)high->compute_units))
-            high = info;
+        low = r == 0 || own < least ? info : low;
+        high = r == 0 || own > most ? info : high;
+        least = low == info ? own : least;
+        most = high == info ? own : most;
     }
-    double least = memory ? (double)low->bytes_total : (double)low->compute_units;
-    double most = memory ? (double)high->bytes_total : (double)high->compute_units;
     if (!(least < 0.75 * most))
         return false;
     dp__log(face->ctx, DP_LOG_WARN,
@@ -1617,8 +1605,9 @@ static bool dp__is_scalar(dp_value value)
 }
 
 /* A number becomes a tensor on the host; the rest stays, and is checked with its key. */
-static dp_status dp__loss_leaf(dp_scope *scope, dp_value value, dp_value *out)
+static dp_status dp__loss_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
 {
+    dp_scope *scope = mapper->scope;
     dp_tensor tensor;
     bool whole = value.kind != DP_FLOAT;
     *out = value;
@@ -1630,42 +1619,20 @@ static dp_status dp__loss_leaf(dp_scope *scope, dp_value value, dp_value *out)
     return dp__of(scope, &tensor, out);
 }
 
-static dp_status dp__loss_entry(dp_scope *scope, dp_value value, dp_value *out)
-{
-    if (!dp__is_sequence(value))
-        return dp__loss_leaf(scope, value, out);
-    dp_value *items = dp__scope_bytes(scope, value.count * sizeof *items, _Alignof(dp_value));
-    if (items == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for %u losses", (unsigned)value.count);
-    for (uint32_t i = 0; i < value.count; i++)
-        DP_TRY(dp__loss_leaf(scope, value.as.items[i], &items[i]));
-    *out = dp__sequence((dp_kind)value.kind, items, value.count, value.depth);
-    return DP_OK;
-}
-
 /* What the forward returned as a dict of tensors and lists of them: a loss alone gets the key
    "loss". */
 static dp_status dp__record_losses(dp__record *record)
 {
     const dp_call *call = &record->call;
-    dp_pair alone = {"loss", call->out};
+    dp__mapper mapper = {.scope = call->scope, .leaf = dp__loss_leaf, .plain = true};
     bool bare = call->out.kind == DP_TENSOR || dp__is_scalar(call->out);
     if (!bare && call->out.kind != DP_DICT)
         return dp_error(DP_ERR_INVALID,
                         "%s.forward returned %s; the step needs a dict with a key that holds "
                         "'loss', or a loss",
                         call->module->name, dp__a_kind(call->out.kind));
-    uint32_t count = bare ? 1 : call->out.count;
-    const dp_pair *from = bare ? &alone : call->out.as.pairs;
-    dp_pair *pairs = dp__scope_bytes(call->scope, count * sizeof *pairs, _Alignof(dp_pair));
-    if (pairs == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for %u losses", (unsigned)count);
-    for (uint32_t i = 0; i < count; i++) {
-        pairs[i].key = from[i].key;
-        DP_TRY(dp__loss_entry(call->scope, from[i].value, &pairs[i].value));
-    }
-    record->losses = dp__dict_of(pairs, count, bare ? 1 : call->out.depth);
-    return DP_OK;
+    const dp_pair alone = {"loss", call->out};
+    return dp__map(&mapper, bare ? dp__dict_of(&alone, 1, 1) : call->out, &record->losses);
 }
 
 /* One replica's "preprocess", if it has one, and its forward. */
@@ -1785,11 +1752,6 @@ static dp_status dp__step_grad(const dp_pass *pass, size_t r, double factor, dp_
 
 /* ---- the log --------------------------------------------------------------------------------- */
 
-static dp_status dp__log_scalar(dp_scope *scope, const dp__device *device, dp_tensor *out)
-{
-    return dp__tensor_make(scope, device, DP_F64, 0, NULL, out);
-}
-
 /* share * the sum of a tensor's elements, on its device. */
 static dp_status dp__log_share(const dp_pass *pass, size_t r, const dp_tensor *tensor, double share,
                                dp_tensor *out)
@@ -1801,7 +1763,7 @@ static dp_status dp__log_share(const dp_pass *pass, size_t r, const dp_tensor *t
         return dp_error(DP_ERR_INVALID, "a loss of replica %zu is on no device of this context", r);
     DP_TRY(dp__contiguous(pass->scope, tensor, &dense));
     DP_TRY(dp__tensor_make(pass->scope, device, DP_F64, dense.ndim, dense.shape, &wide));
-    DP_TRY(dp__log_scalar(pass->scope, device, out));
+    DP_TRY(dp__tensor_make(pass->scope, device, DP_F64, 0, NULL, out));
     DP_TRY(dp__cast_flat(ctx, device, wide.data, DP_F64, dense.data, (dp_dtype)dense.dtype,
                          (size_t)dp__count(&dense)));
     const void *in = wide.data;
@@ -1824,7 +1786,7 @@ static dp_status dp__log_sum(const dp_pass *pass, const dp_tensor *scalars, size
     const dp_tensor **parts = dp__scope_bytes(pass->scope, count * sizeof *parts, 8);
     if (parts == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu losses", count);
-    DP_TRY(dp__log_scalar(pass->scope, device, out));
+    DP_TRY(dp__tensor_make(pass->scope, device, DP_F64, 0, NULL, out));
     if (count == 0)
         return dp__fill_tensor(pass->ctx, device, out, 0);
     for (size_t i = 0; i < count; i++)
