@@ -30,15 +30,14 @@
 /* "parameter 'h.0.w' f32 [64, 32], frozen" */
 static void dp__param_line(const dp_module *module, size_t home, char *text, size_t bytes)
 {
-    const dp__param *param = dp__root(module->slots[module->listed[home]]);
-    size_t used =
-        (size_t)snprintf(text, bytes, "%s '%.100s' %s [", param->buffer ? "buffer" : "parameter",
-                         module->names[module->listed[home]], dp__dtype_names[param->data.dtype]);
-    for (int i = 0; i < param->data.ndim && used < bytes; i++)
-        used += (size_t)snprintf(text + used, bytes - used, "%s%lld", i > 0 ? ", " : "",
-                                 (long long)param->data.shape[i]);
-    if (used < bytes)
-        snprintf(text + used, bytes - used, "]%s", param->frozen ? ", frozen" : "");
+    const dp__param *param = dp__param_at(module, home);
+    size_t used = dp__append(text, bytes, 0, "%s '%.100s' %s [",
+                             param->buffer ? "buffer" : "parameter", dp__name_at(module, home),
+                             dp__dtype_names[param->data.dtype]);
+    for (int i = 0; i < param->data.ndim; i++)
+        used = dp__append(text, bytes, used, "%s%lld", i > 0 ? ", " : "",
+                          (long long)param->data.shape[i]);
+    (void)dp__append(text, bytes, used, "]%s", param->frozen ? ", frozen" : "");
 }
 
 static const char *const dp__sort_names[DP__SORT_COUNT] = {"parameters", "gradients", "buffers"};
@@ -54,12 +53,9 @@ typedef struct dp__unit_share {
 } dp__unit_share;
 
 struct dp__distributed {
-    dp_distributed_config config;
+    dp_distributed_config config; /* with its reduction, but none of its pointers counts */
     dp_reducer *reducer;
     dp_scope *reducer_scope;
-    dp_reduction reduction;
-    dp_buffer_sync buffers;
-    bool log_unused;
     size_t unit_count;
     uint32_t *units;        /* by slot */
     size_t *homes;          /* by unit */
@@ -1193,7 +1189,7 @@ DP_API dp_status dp_edit_end(dp_module *module, dp_status status)
 
 static double dp__ranks_share(const dp_pass *pass, size_t r)
 {
-    bool samples = pass->face->ranks->reduction == DP_MEAN_SAMPLES;
+    bool samples = pass->face->ranks->config.reduction == DP_MEAN_SAMPLES;
     return samples ? pass->records[r].call.weight : 1;
 }
 
@@ -1212,13 +1208,13 @@ static dp_status dp__buffers_spread(const char *fn, const dp__face *face)
     const dp__distributed *ranks = face->ranks;
     dp_ctx *ctx = face->ctx;
     dp_scope *temp = NULL;
-    if (ranks->buffers == DP_BUFFERS_LOCAL || face->layouts[DP__BUFFERS].range_count == 0)
+    if (ranks->config.buffers == DP_BUFFERS_LOCAL || face->layouts[DP__BUFFERS].range_count == 0)
         return DP_OK;
     DP_TRY(dp__enter(fn, ctx));
     dp_status status = dp__temp_begin(ctx, &temp);
     if (status == DP_OK)
-        status =
-            dp__ranges_spread(fn, face, temp, DP__BUFFERS, NULL, ranks->buffers == DP_BUFFERS_MEAN);
+        status = dp__ranges_spread(fn, face, temp, DP__BUFFERS, NULL,
+                                   ranks->config.buffers == DP_BUFFERS_MEAN);
     status = dp__temp_end(temp, NULL, status);
     return dp__exit(fn, ctx, dp__shared_failure(ctx, status));
 }
@@ -1298,7 +1294,7 @@ static dp_status dp__ranks_zeroed(const dp__face *face)
 {
     dp__distributed *ranks = face->ranks;
     bool zeroed = face->runs->zeroed != ranks->zeroed;
-    bool counted = !zeroed && ranks->reduced && ranks->reduction != DP_MEAN_RANKS;
+    bool counted = !zeroed && ranks->reduced && ranks->config.reduction != DP_MEAN_RANKS;
     if (counted || dp__units_hold_shares(face))
         return dp_error(DP_ERR_STATE,
                         "gradients of '%s' are already reduced: call dp_zero_grad before the next "
@@ -1540,7 +1536,7 @@ static dp_status dp__ranks_backward(const char *fn, dp_pass *pass)
     status = dp__ranks_finish(fn, face, pass->synced, status);
     if (status == DP_OK && pass->synced)
         dp__ranks_timed(face->ranks, pass->forward_ns);
-    if (status == DP_OK && face->ranks->log_unused)
+    if (status == DP_OK && face->ranks->config.log_unused)
         dp__ranks_log_unused(face, pass->count);
     return status;
 }
@@ -1615,7 +1611,7 @@ static dp_reduction dp__ranks_reduces(const dp__face *face, size_t slot)
 {
     bool grads = dp__is_of_sort(dp__root(face->inner->slots[slot]), DP__GRADS);
     bool reduces = grads && !dp__ignores(face, face->inner->homes[slot]);
-    return reduces ? face->ranks->reduction : (dp_reduction)0;
+    return reduces ? face->ranks->config.reduction : (dp_reduction)0;
 }
 
 static const dp__face_ops dp__distributed_face = {.cut = dp__pass_cut,
@@ -1648,14 +1644,12 @@ static dp_status dp__distributed_make(const char *fn, dp_module *module,
     face->ranks = dp__array(face->scope, 1, sizeof *face->ranks);
     if (face->ranks == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for a wrapper", fn);
-    *face->ranks =
-        (dp__distributed){.config = *config,
-                          .reduction = config->reduction != 0 ? config->reduction : DP_MEAN_RANKS,
-                          .buffers = config->buffers,
-                          .log_unused = config->log_unused,
-                          .number = ++face->ctx->wrappers,
-                          .zeroed = UINT64_MAX,
-                          .buffers_apart = true};
+    *face->ranks = (dp__distributed){.config = *config,
+                                     .number = ++face->ctx->wrappers,
+                                     .zeroed = UINT64_MAX,
+                                     .buffers_apart = true};
+    if (config->reduction == 0)
+        face->ranks->config.reduction = DP_MEAN_RANKS;
     for (int sort = 0; sort < DP__SORT_COUNT; sort++)
         snprintf(face->ranks->labels[sort], DP__LABEL_BYTES, "%s of '%.40s'", dp__sort_names[sort],
                  module->name);
@@ -1672,10 +1666,10 @@ static bool dp__has_one_owner(const dp__face *face)
 }
 
 /* How it reduces. */
-static dp_reducer_config dp__distributed_rules(const dp__face *face,
-                                               const dp_distributed_config *config)
+static dp_reducer_config dp__distributed_rules(const dp__face *face)
 {
-    return (dp_reducer_config){.reduction = face->ranks->reduction,
+    const dp_distributed_config *config = &face->ranks->config;
+    return (dp_reducer_config){.reduction = config->reduction,
                                .unused_units = config->unused_params,
                                .to_first = dp__has_one_owner(face),
                                .buckets = config->buckets};
@@ -1699,12 +1693,12 @@ static dp_status dp__ranges_lines(dp__lines *lines, const dp__face *face)
 }
 
 /* `wrapper`: what was made of the module here. */
-static dp_status dp__distributed_lines(dp__lines *lines, const dp_module *wrapper,
-                                       const dp_distributed_config *config)
+static dp_status dp__distributed_lines(dp__lines *lines, const dp_module *wrapper)
 {
     char text[DP__LINE_BYTES];
     const dp_module *module = wrapper->face->inner;
-    const dp_reducer_config rules = dp__distributed_rules(wrapper->face, config);
+    const dp_distributed_config *config = &wrapper->face->ranks->config;
+    const dp_reducer_config rules = dp__distributed_rules(wrapper->face);
     DP_TRY(dp__rules_lines(lines, &rules, true));
     snprintf(text, sizeof text, "buffers %s", dp__buffers_names[config->buffers]);
     DP_TRY(dp__lines_add(lines, text));
@@ -1720,8 +1714,7 @@ static dp_status dp__distributed_lines(dp__lines *lines, const dp_module *wrappe
 }
 
 static dp_status dp__distributed_alike(const char *fn, dp_scope *temp, const dp_module *module,
-                                       const dp_module *wrapper,
-                                       const dp_distributed_config *config, dp_status status)
+                                       const dp_module *wrapper, dp_status status)
 {
     dp_ctx *ctx = module->ctx;
     dp__lines lines = {.fn = fn, .ctx = ctx, .scope = temp};
@@ -1733,7 +1726,7 @@ static dp_status dp__distributed_alike(const char *fn, dp_scope *temp, const dp_
     if (status == DP_OK)
         status = dp__lines_begin(&ranges, DP__SORT_COUNT * module->listed_count);
     if (status == DP_OK)
-        status = dp__distributed_lines(&lines, wrapper, config);
+        status = dp__distributed_lines(&lines, wrapper);
     DP_TRY(dp__lines_compare(&lines, status));
     return dp__lines_compare(&ranges, dp__ranges_lines(&ranges, wrapper->face));
 }
@@ -1754,10 +1747,10 @@ static dp_status dp__distributed_reducer(const char *fn, const dp__face *face,
 }
 
 static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module *wrapper,
-                                      const dp_distributed_config *config, bool spreads)
+                                      bool spreads)
 {
     dp__face *face = wrapper->face;
-    dp_reducer_config reducer = dp__distributed_rules(face, config);
+    dp_reducer_config reducer = dp__distributed_rules(face);
     dp__wrapped wrapped = {0};
     dp_status status = dp__units_config(face, temp, &reducer, &wrapped);
     if (status == DP_OK)
@@ -1765,7 +1758,7 @@ static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module 
     if (status == DP_OK && spreads && face->ctx->info.process_count > 1)
         status = dp__ranks_start(fn, face, temp);
     DP_TRY(dp__distributed_reducer(fn, face, &reducer, &wrapped, status));
-    return config->share_params && face->ctx->info.process_count > 1
+    return face->ranks->config.share_params && face->ctx->info.process_count > 1
                ? dp__params_share(fn, temp, wrapper)
                : DP_OK;
 }
@@ -1787,16 +1780,15 @@ static dp_status dp__distributed_return(const char *fn, dp_module *wrapper)
     dp_status status = dp__temp_begin(face->ctx, &temp);
     if (status != DP_OK)
         return dp__all_or_none(fn, face->ctx, status);
-    status = dp__distributed_alike(fn, temp, face->inner, wrapper, &ranks->config,
-                                   dp__grads_zero(wrapper));
+    status = dp__distributed_alike(fn, temp, face->inner, wrapper, dp__grads_zero(wrapper));
     if (status == DP_OK)
-        status = dp__distributed_join(fn, temp, wrapper, &ranks->config, false);
+        status = dp__distributed_join(fn, temp, wrapper, false);
     return dp__temp_end(temp, NULL, status);
 }
 
 /* `status`: whether there is a wrapper here. */
 static dp_status dp__distributed_meet(const char *fn, dp_module *module, dp_module *wrapper,
-                                      const dp_distributed_config *config, dp_status status)
+                                      dp_status status)
 {
     dp_ctx *ctx = module->ctx;
     dp_scope *temp = NULL;
@@ -1806,9 +1798,9 @@ static dp_status dp__distributed_meet(const char *fn, dp_module *module, dp_modu
         return dp__exit(fn, ctx, dp__all_or_none(fn, ctx, begun));
     bool spreads = ctx->guest_wrappers == 0; /* else the others have better numbers */
     ctx->guest_wrappers -= !spreads;
-    status = dp__distributed_alike(fn, temp, module, wrapper, config, status);
+    status = dp__distributed_alike(fn, temp, module, wrapper, status);
     if (status == DP_OK)
-        status = dp__distributed_join(fn, temp, wrapper, config, spreads);
+        status = dp__distributed_join(fn, temp, wrapper, spreads);
     return dp__exit(fn, ctx, dp__temp_end(temp, NULL, status));
 }
 
@@ -1817,7 +1809,7 @@ static dp_status dp__distribute(const char *fn, dp_module *module,
 {
     dp_module *wrapper = NULL;
     dp_status status = dp__distributed_make(fn, module, config, &wrapper);
-    status = dp__distributed_meet(fn, module, wrapper, config, status);
+    status = dp__distributed_meet(fn, module, wrapper, status);
     if (status == DP_OK) {
         dp__wrapper_list(wrapper);
         *out = wrapper;
@@ -1978,8 +1970,8 @@ static dp_status dp__numbers_lines(dp__lines *lines, const dp_module *module, bo
         bool apart = false;
         const dp__face *face = dp__slot_ranks(module, module->listed[home], &slot);
         bool free = face != NULL && (dp__ignores(face, face->inner->homes[slot]) ||
-                                     (buffers && face->ranks->buffers == DP_BUFFERS_LOCAL));
-        if (free || dp__root(module->slots[module->listed[home]])->buffer != buffers)
+                                     (buffers && face->ranks->config.buffers == DP_BUFFERS_LOCAL));
+        if (free || dp__param_at(module, home)->buffer != buffers)
             continue;
         DP_TRY(dp__numbers_line(module, home, face, slot, text, &apart));
         DP_TRY(dp__lines_add(lines, text));
@@ -2246,7 +2238,7 @@ DP_API dp_status dp_buffers_sync(dp_module *module)
         return dp_error(DP_ERR_INVALID, "%s: no wrapper by dp_distributed is in the tree of '%s'",
                         __func__, module->name);
     for (slot = 0; (face = dp__next_face(module, &slot)) != NULL; last = face) {
-        if (face == last || face->ranks->buffers == DP_BUFFERS_LOCAL)
+        if (face == last || face->ranks->config.buffers == DP_BUFFERS_LOCAL)
             continue;
         DP_TRY(dp__buffers_spread(__func__, face));
         dp__buffers_changed(face);
@@ -2440,7 +2432,7 @@ static dp_status dp__report(const dp__face *face, dp_report *out)
     double share = ranks->forward_count > 0 ? 1 / (double)ranks->forward_count : 0;
     *out = (dp_report){.job = ctx->info,
                        .transport = dp__transport(&ctx->info),
-                       .buffers = ranks->buffers,
+                       .buffers = ranks->config.buffers,
                        .params_shared = dp__shares(face->inner),
                        .forward_s = dp__seconds(ranks->forward_ns),
                        .mean_forward_s = dp__seconds(ranks->forwards_ns) * share};
