@@ -97,10 +97,8 @@ struct dp_reducer {
     bool fixed; /* DP_UNUSED_FIXED: what is unused, and what is expected, stays as it is */
     bool idle;  /* a local rank had nothing to do in this pass */
     bool scatters, scatters_next; /* ranks get their shares alone: in this pass; from the next on */
-    size_t caps[2];
-    dp_dtype wire;
-    dp_status (*hook)(const dp_bucket *bucket, void *user);
-    void *hook_user, *hook_kept;
+    dp_buckets rules;             /* defaults put in */
+    void *hook_kept;
     dp_block *blocks;
     dp_range *ranges;         /* in the order of memory */
     uint32_t *range_pieces;   /* the piece that each of them is part of */
@@ -483,6 +481,7 @@ static bool dp__goes_together(const dp_reducer *reducer, size_t place)
 /* Give each piece its bucket, by the number in dp__bucket.made. */
 static void dp__pieces_deal(dp_reducer *reducer)
 {
+    const dp_buckets *rules = &reducer->rules;
     bool open[DP_DTYPE_COUNT] = {false}, later[DP_DTYPE_COUNT] = {false};
     uint32_t now[DP_DTYPE_COUNT] = {0}, position = 0;
     reducer->bucket_count = 0;
@@ -501,7 +500,7 @@ static void dp__pieces_deal(dp_reducer *reducer)
             bucket->last = position++;
             bucket->info.bytes += piece->bytes;
             bucket->info.unit_count++;
-            open[dtype] = bucket->info.bytes < reducer->caps[later[dtype]] ||
+            open[dtype] = bucket->info.bytes < (later[dtype] ? rules->bytes : rules->first_bytes) ||
                           dp__goes_together(reducer, i);
             later[dtype] = later[dtype] || !open[dtype];
         }
@@ -688,8 +687,8 @@ static dp_op dp__reduction_op(const dp_reducer *reducer)
 
 static dp_dtype dp__travel_dtype(const dp_reducer *reducer, dp_dtype dtype)
 {
-    bool cast = reducer->wire != DP_F32 && reducer->ctx->info.rank_count > 1;
-    return cast && (dtype == DP_F32 || dtype == DP_F64) ? reducer->wire : dtype;
+    bool cast = reducer->rules.wire != DP_F32 && reducer->ctx->info.rank_count > 1;
+    return cast && (dtype == DP_F32 || dtype == DP_F64) ? reducer->rules.wire : dtype;
 }
 
 /* The most bytes that a flat bucket can have, however units are grouped: it is full at its cap, but
@@ -697,7 +696,8 @@ static dp_dtype dp__travel_dtype(const dp_reducer *reducer, dp_dtype dtype)
 static size_t dp__flat_bytes(const dp_reducer *reducer)
 {
     size_t totals[DP_DTYPE_COUNT] = {0}, largest[DP_DTYPE_COUNT] = {0}, most = 0;
-    size_t cap = reducer->caps[reducer->caps[1] > reducer->caps[0]];
+    size_t first = reducer->rules.first_bytes, cap = reducer->rules.bytes;
+    cap = first > cap ? first : cap;
     for (size_t p = 0; p < reducer->piece_count; p++) {
         const dp__piece *piece = &reducer->pieces[p];
         totals[piece->dtype] += piece->bytes;
@@ -709,7 +709,7 @@ static size_t dp__flat_bytes(const dp_reducer *reducer)
         size_t bytes = totals[dtype], shorts = reducer->range_count * DP__SHORT_RUN_BYTES;
         if (cap < bytes && cap + largest[dtype] < bytes)
             bytes = cap + largest[dtype];
-        if (reducer->hook == NULL && as == (dp_dtype)dtype && shorts < bytes)
+        if (reducer->rules.hook == NULL && as == (dp_dtype)dtype && shorts < bytes)
             bytes = shorts;
         bytes = bytes / dp__dtype_sizes[dtype] * dp__dtype_sizes[as];
         most = bytes > most ? bytes : most;
@@ -721,7 +721,7 @@ static size_t dp__flat_bytes(const dp_reducer *reducer)
    and for devices with memory of their own copying a run costs as much as reducing it. */
 static bool dp__may_be_flat(const dp_reducer *reducer)
 {
-    bool flat = reducer->hook != NULL;
+    bool flat = reducer->rules.hook != NULL;
     for (size_t i = 0; i < reducer->range_count && !flat; i++) {
         dp_dtype dtype = reducer->blocks[reducer->ranges[i].block].dtype;
         size_t bytes = reducer->ranges[i].count * dp__dtype_sizes[dtype];
@@ -760,7 +760,7 @@ static bool dp__is_flat(const dp_reducer *reducer, const dp__bucket *bucket, boo
 {
     if (dp__travel_dtype(reducer, bucket->info.dtype) != bucket->info.dtype)
         return true;
-    if (reducer->hook != NULL)
+    if (reducer->rules.hook != NULL)
         return bucket->run_count > 1 || !whole;
     return dp__has_short_runs(reducer, bucket->info.bytes, bucket->run_count);
 }
@@ -850,7 +850,7 @@ static void dp__trip_begin(dp_reducer *reducer, size_t index, size_t count, bool
     for (int i = 0; i < ctx->info.local_count; i++) {
         char *own = (char *)reducer->blocks[run.block].local[i] + run.first * size;
         void *data = flat ? reducer->flats[i] : own;
-        bool wants = i == 0 || !reducer->to_first || reducer->hook != NULL;
+        bool wants = i == 0 || !reducer->to_first || reducer->rules.hook != NULL;
         reducer->parts[i] = (dp_part){data, wants ? data : NULL, dp__lane_stream(lane, i)};
     }
     reducer->trip = (dp__trip){.lane = lane,
@@ -890,7 +890,7 @@ static dp_status dp__trip_run(dp_reducer *reducer, dp__spans spans, bool flat, b
         DP_TRY(dp__flat_clear(reducer));
     if (flat)
         DP_TRY(dp__flat_move(spans, true));
-    DP_TRY(reducer->hook != NULL ? dp__hook_run(reducer) : dp__trip_reduce(reducer));
+    DP_TRY(reducer->rules.hook != NULL ? dp__hook_run(reducer) : dp__trip_reduce(reducer));
     return flat && reducer->lost == DP_OK ? dp__flat_move(spans, false) : DP_OK;
 }
 
@@ -935,7 +935,7 @@ static dp_status dp__bucket_travel(dp_reducer *reducer, size_t index, dp__lane *
         dp__journal_for(lane, (dp__purpose){bucket->label, reducer->number, (uint32_t)index + 1});
     dp_trace_begin(bucket->label);
     dp_status status;
-    if (!flat && reducer->hook == NULL) {
+    if (!flat && reducer->rules.hook == NULL) {
         status = dp__spans_travel(reducer, index, spans, lane);
     } else {
         size_t count = bucket->info.bytes / dp__dtype_sizes[bucket->info.dtype];
@@ -1115,8 +1115,8 @@ static dp_status dp__hook_run(dp_reducer *reducer)
                        .on_all = true};
     reducer->trip.frame = &frame;
     dp__frame_enter(&frame);
-    dp_status status =
-        dp__frame_leave(&frame, reducer->hook(&reducer->trip.bucket, reducer->hook_user));
+    dp_status status = dp__frame_leave(
+        &frame, reducer->rules.hook(&reducer->trip.bucket, reducer->rules.hook_user));
     reducer->trip.frame = NULL;
     if (dp__has_failed(ctx))
         return dp__check_ctx("dp_reducer_finish", ctx);
@@ -1522,12 +1522,13 @@ static dp_status dp__lines_compare(const dp__lines *lines, dp_status status)
     return dp__lines_error(lines, (size_t)least);
 }
 
-static size_t dp__cap_of(const dp_reducer_config *config, bool first)
+/* With the defaults put in. */
+static dp_buckets dp__buckets_rules(const dp_reducer_config *config)
 {
-    if (first)
-        return config->buckets.first_bytes > 0 ? config->buckets.first_bytes
-                                               : DP__FIRST_BUCKET_BYTES;
-    return config->buckets.bytes > 0 ? config->buckets.bytes : DP__BUCKET_BYTES;
+    dp_buckets rules = config->buckets;
+    rules.first_bytes = rules.first_bytes > 0 ? rules.first_bytes : DP__FIRST_BUCKET_BYTES;
+    rules.bytes = rules.bytes > 0 ? rules.bytes : DP__BUCKET_BYTES;
+    return rules;
 }
 
 enum { DP__RULES = 6 }; /* lines of dp__rules_lines */
@@ -1536,18 +1537,19 @@ enum { DP__RULES = 6 }; /* lines of dp__rules_lines */
 static dp_status dp__rules_lines(dp__lines *lines, const dp_reducer_config *config, bool wrapped)
 {
     char text[DP__LINE_BYTES];
+    const dp_buckets rules = dp__buckets_rules(config);
     snprintf(text, sizeof text, "reduction %s", dp__reduction_names[config->reduction]);
     DP_TRY(dp__lines_add(lines, text));
     snprintf(text, sizeof text, "%s %s", dp__unused_field(wrapped),
              dp__unused_names[config->unused_units]);
     DP_TRY(dp__lines_add(lines, text));
-    snprintf(text, sizeof text, "buckets.first_bytes %zu", dp__cap_of(config, true));
+    snprintf(text, sizeof text, "buckets.first_bytes %zu", rules.first_bytes);
     DP_TRY(dp__lines_add(lines, text));
-    snprintf(text, sizeof text, "buckets.bytes %zu", dp__cap_of(config, false));
+    snprintf(text, sizeof text, "buckets.bytes %zu", rules.bytes);
     DP_TRY(dp__lines_add(lines, text));
-    snprintf(text, sizeof text, "wire %s", dp__dtype_names[config->buckets.wire]);
+    snprintf(text, sizeof text, "wire %s", dp__dtype_names[rules.wire]);
     DP_TRY(dp__lines_add(lines, text));
-    return dp__lines_add(lines, config->buckets.hook != NULL ? "a hook" : "no hook");
+    return dp__lines_add(lines, rules.hook != NULL ? "a hook" : "no hook");
 }
 
 /* Blocks, and ranges in the order of memory. */
@@ -1593,13 +1595,9 @@ static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
     reducer->reduction = config->reduction;
     reducer->unused_units = config->unused_units;
     reducer->to_first = config->to_first;
-    reducer->wire = config->buckets.wire;
-    reducer->hook = config->buckets.hook;
-    reducer->hook_user = config->buckets.hook_user;
+    reducer->rules = dp__buckets_rules(config);
     reducer->wrapped = wrapped != NULL;
     reducer->gaps = wrapped != NULL ? wrapped->gaps : 0;
-    reducer->caps[0] = dp__cap_of(config, true);
-    reducer->caps[1] = dp__cap_of(config, false);
     dp__blocks_copy(reducer, config);
     DP_TRY(dp__ranges_make(fn, reducer, config));
     DP_TRY(dp__stretches_make(fn, reducer, wrapped));
@@ -1702,9 +1700,9 @@ DP_API dp_status dp_reducer_destroy(dp_reducer *reducer)
 static const char *dp__unscattered_for(const dp_reducer *reducer)
 {
     const dp__lane *lanes = reducer->ctx->lanes;
-    if (reducer->hook != NULL)
+    if (reducer->rules.hook != NULL)
         return "a hook";
-    if (reducer->wire != DP_F32)
+    if (reducer->rules.wire != DP_F32)
         return "a wire dtype";
     for (int i = 0; i < DP__LANES; i++)
         if (lanes[i].comm != NULL && !dp__table_has(lanes[i].comm->ops, DP_REDUCE_SCATTER))
@@ -1738,8 +1736,7 @@ DP_API dp_status dp_reducer_info_get(const dp_reducer *reducer, dp_reducer_info 
                              .bytes = dp__reducer_bytes(reducer) - reducer->gaps,
                              .reduction = reducer->reduction,
                              .unused_units = reducer->unused_units,
-                             .buckets = {reducer->caps[0], reducer->caps[1], reducer->wire,
-                                         reducer->hook, reducer->hook_user}};
+                             .buckets = reducer->rules};
     dp__lock_leave(&reducer->ctx->lock);
     return DP_OK;
 }
@@ -1896,7 +1893,7 @@ static void dp__pass_owe(dp_reducer *reducer)
 /* What a hook does on a device is on the compute stream, and that is the caller's. */
 static bool dp__may_ride(const dp_reducer *reducer)
 {
-    if (reducer->hook == NULL)
+    if (reducer->rules.hook == NULL)
         return true;
     for (int i = 0; i < reducer->ctx->info.local_count; i++)
         if (!dp__is_host(&reducer->ctx->devices[i]))
