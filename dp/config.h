@@ -223,9 +223,8 @@ static dp_status dp__choose_backend(dp_ctx *ctx, int *out_place, int *out_count)
         const char *why = status == DP_OK ? "no device" : dp_last_error();
         if (status != DP_OK && status != DP_ERR_NO_DEVICE && unused[0] == '\0')
             snprintf(unused, sizeof unused, "%.30s: %.220s", backends[place]->name, why);
-        size_t used = strlen(said);
-        snprintf(said + used, sizeof said - used, "%s%s: %.100s", place > 0 ? "; " : "",
-                 backends[place]->name, why);
+        (void)dp__append(said, sizeof said, strlen(said), "%s%s: %.100s", place > 0 ? "; " : "",
+                         backends[place]->name, why);
         dp__log(ctx, DP_LOG_INFO, "%s: %s", backends[place]->name, why);
     }
     return dp_error(DP_ERR_NO_DEVICE, "dp_open: no table has a device (%s)", said);

@@ -731,6 +731,18 @@ DP_API dp_status dp_error(dp_status status, const char *format, ...)
     return status;
 }
 
+/* More of a text that has `used` bytes already; how many it has now. */
+DP_PRINTF(4, 5)
+static size_t dp__append(char *text, size_t room, size_t used, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int more =
+        vsnprintf(used < room ? text + used : NULL, used < room ? room - used : 0, format, args);
+    va_end(args);
+    return used + (more > 0 ? (size_t)more : 0);
+}
+
 DP_API void dp__check_failed(const char *file, int line)
 {
     char text[DP__TEXT_BYTES + 256];
@@ -2134,9 +2146,8 @@ static const char *dp__path_text(const dp__path *path, char *text, size_t bytes)
         trail[depth++] = path;
     while (depth > 0 && used + 1 < bytes) {
         const dp__path *step = trail[--depth];
-        int wrote = step->key != NULL ? snprintf(text + used, bytes - used, "['%s']", step->key)
-                                      : snprintf(text + used, bytes - used, "[%zu]", step->index);
-        used += wrote > 0 ? (size_t)wrote : 0;
+        used = step->key != NULL ? dp__append(text, bytes, used, "['%s']", step->key)
+                                 : dp__append(text, bytes, used, "[%zu]", step->index);
     }
     if (used == 0)
         snprintf(text, bytes, "the value");
@@ -3238,11 +3249,9 @@ static const char *dp__shape_text(const dp_tensor *tensor, char *text, size_t by
 {
     size_t used = 0;
     text[0] = '\0';
-    for (int i = 0; i < tensor->ndim && used < bytes; i++) {
-        int wrote = snprintf(text + used, bytes - used, "%s%lld", i > 0 ? "," : "",
-                             (long long)tensor->shape[i]);
-        used += wrote > 0 ? (size_t)wrote : 0;
-    }
+    for (int i = 0; i < tensor->ndim; i++)
+        used =
+            dp__append(text, bytes, used, "%s%lld", i > 0 ? "," : "", (long long)tensor->shape[i]);
     return text;
 }
 

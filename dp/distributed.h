@@ -1941,8 +1941,8 @@ static dp_status dp__numbers_line(const dp_module *module, size_t home, const dp
     uint64_t first = 0, other = 0;
     DP_TRY(dp__numbers_hash(module->ctx, &data, &first));
     dp__param_line(module, home, text, DP__LINE_BYTES);
-    size_t used = strlen(text);
-    snprintf(text + used, DP__LINE_BYTES - used, " of hash %016llx", (unsigned long long)first);
+    (void)dp__append(text, DP__LINE_BYTES, strlen(text), " of hash %016llx",
+                     (unsigned long long)first);
     *out_apart = false;
     bool settled = face != NULL && (root->buffer || !dp__replicas_differ(face));
     for (size_t r = 1; settled && r < face->count && !*out_apart; r++) {
@@ -1951,11 +1951,10 @@ static dp_status dp__numbers_line(const dp_module *module, size_t home, const dp
         if (data.data == root->data.data)
             continue;
         DP_TRY(dp__numbers_hash(module->ctx, &data, &other));
-        used = strlen(text);
         *out_apart = other != first;
         if (other != first)
-            snprintf(text + used, DP__LINE_BYTES - used, ", %016llx on rank %d",
-                     (unsigned long long)other, face->ctx->info.rank_first + (int)r);
+            (void)dp__append(text, DP__LINE_BYTES, strlen(text), ", %016llx on rank %d",
+                             (unsigned long long)other, face->ctx->info.rank_first + (int)r);
     }
     return DP_OK;
 }

@@ -106,18 +106,6 @@ static void dp__label_put(char *out, size_t room, const char *text)
         memcpy(out, text, bytes);
 }
 
-/* More of a text that has `used` bytes already; how many it has now. */
-DP_PRINTF(4, 5)
-static size_t dp__append(char *text, size_t room, size_t used, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    int more =
-        vsnprintf(used < room ? text + used : NULL, used < room ? room - used : 0, format, args);
-    va_end(args);
-    return used + (more > 0 ? (size_t)more : 0);
-}
-
 /* "all_reduce of 25 f32 (sum)" */
 static size_t dp__signature_text(const dp__signature *is, char *text, size_t room)
 {
