@@ -2309,12 +2309,17 @@ static dp_status dp__check_owned(const char *fn, const char *what, const dp__dev
 /* ==== >>views ====================================================================================
    Views: arithmetic on shapes and strides. Nothing here touches data.                           */
 
-static void dp__row_major(dp_tensor *tensor)
+static const int dp__order_rows[DP_MAX_DIMS] = {0, 1, 2, 3, 4, 5, 6, 7};
+static const int dp__order_nhwc[4] = {0, 2, 3, 1}, dp__order_ndhwc[5] = {0, 2, 3, 4, 1};
+
+/* Walking the dims in this order meets the elements one after another. */
+static void dp__make_dense_in(dp_tensor *tensor, const int *order)
 {
     int64_t step = 1;
     for (int i = tensor->ndim - 1; i >= 0; i--) {
-        tensor->stride[i] = step;
-        step *= tensor->shape[i] > 0 ? tensor->shape[i] : 1;
+        int dim = order[i];
+        tensor->stride[dim] = step;
+        step *= tensor->shape[dim] > 0 ? tensor->shape[dim] : 1;
     }
 }
 
@@ -2325,7 +2330,7 @@ DP__APART static dp_tensor dp__tensor_like(void *data, dp_device device, dp_dtyp
         .data = data, .device = device, .dtype = (uint8_t)dtype, .ndim = (uint8_t)ndim};
     for (int i = 0; i < ndim; i++)
         tensor.shape[i] = shape[i];
-    dp__row_major(&tensor);
+    dp__make_dense_in(&tensor, dp__order_rows);
     return tensor;
 }
 
@@ -2355,7 +2360,7 @@ DP_API int64_t dp_tensor_count(const dp_tensor *tensor)
     return dp__check_tensor(__func__, "tensor", tensor) == DP_OK ? dp__count(tensor) : -1;
 }
 
-/* Whether walking the dims in this order meets the elements one after another. */
+/* As dp__make_dense_in makes it. */
 DP__APART static bool dp__is_dense_in(const dp_tensor *tensor, const int *order)
 {
     int64_t step = 1;
@@ -2369,9 +2374,6 @@ DP__APART static bool dp__is_dense_in(const dp_tensor *tensor, const int *order)
     }
     return true;
 }
-
-static const int dp__order_rows[DP_MAX_DIMS] = {0, 1, 2, 3, 4, 5, 6, 7};
-static const int dp__order_nhwc[4] = {0, 2, 3, 1}, dp__order_ndhwc[5] = {0, 2, 3, 4, 1};
 
 static bool dp__is_dense(const dp_tensor *tensor)
 {
@@ -2392,12 +2394,7 @@ static bool dp__is_channels_last(const dp_tensor *tensor)
 
 static void dp__make_channels_last(dp_tensor *tensor)
 {
-    const int *order = tensor->ndim == 4 ? dp__order_nhwc : dp__order_ndhwc;
-    int64_t step = 1;
-    for (int i = tensor->ndim - 1; i >= 0; i--) {
-        tensor->stride[order[i]] = step;
-        step *= tensor->shape[order[i]] > 0 ? tensor->shape[order[i]] : 1;
-    }
+    dp__make_dense_in(tensor, tensor->ndim == 4 ? dp__order_nhwc : dp__order_ndhwc);
 }
 
 static dp_tensor dp__wrap_host(const char *fn, void *data, dp_dtype dtype, int ndim,
@@ -3203,21 +3200,29 @@ static dp_status dp__check_placed(const char *fn, dp_ctx *ctx, const char *what,
     return dp__check_device(fn, ctx, tensor->device, out);
 }
 
+/* The dims in which either has more than one step, by their strides, which are the same in both:
+   the smallest first. How many there are. */
+static int dp__dims_by_stride(const dp_tensor *a, const dp_tensor *b, int *out)
+{
+    int count = 0;
+    for (int i = 0; i < a->ndim; i++) {
+        int at = count;
+        if (a->shape[i] < 2 && b->shape[i] < 2)
+            continue;
+        for (; at > 0 && a->stride[out[at - 1]] > a->stride[i]; at--)
+            out[at] = out[at - 1];
+        out[at] = i;
+        count++;
+    }
+    return count;
+}
+
 /* Whether each step of a dim leaps over everything that the smaller steps reach. Strides that
    interleave without meeting do not pass: they are too rare to be worth a search. */
 static bool dp__is_spread(const dp_tensor *tensor)
 {
-    int order[DP_MAX_DIMS], count = 0;
+    int order[DP_MAX_DIMS], count = dp__dims_by_stride(tensor, tensor, order);
     int64_t reach = 0;
-    for (int i = 0; i < tensor->ndim; i++) {
-        int at = count;
-        if (tensor->shape[i] < 2)
-            continue;
-        for (; at > 0 && tensor->stride[order[at - 1]] > tensor->stride[i]; at--)
-            order[at] = order[at - 1];
-        order[at] = i;
-        count++;
-    }
     for (int i = 0; i < count; i++) {
         if (tensor->stride[order[i]] <= reach)
             return false;
@@ -3282,8 +3287,8 @@ static bool dp__ranges_overlap(const void *a, size_t a_bytes, const void *b, siz
 }
 
 /* Views with the same strides, both spread: whether one has an element that the other has too,
-   `delta` elements further on. dims: largest stride first. A step along a dim can be counted in two
-   ways: rounded down, or one more and then back. */
+   `delta` elements further on. dims: as dp__dims_by_stride has them. A step along a dim can be
+   counted in two ways: rounded down, or one more and then back. */
 static bool dp__boxes_meet(const dp_tensor *a, const dp_tensor *b, const int *dims, int count,
                            int64_t delta)
 {
@@ -3306,22 +3311,14 @@ static bool dp__same_strides(const dp_tensor *a, const dp_tensor *b)
 /* Exact for views of one tensor; for others by the bytes they span, which may be too strict. */
 static bool dp__overlap(const dp_tensor *a, const dp_tensor *b)
 {
-    int dims[DP_MAX_DIMS], count = 0;
+    int dims[DP_MAX_DIMS];
     intptr_t apart = (intptr_t)b->data - (intptr_t)a->data, size = (intptr_t)dp__size_of(a);
     if (!dp__ranges_overlap(a->data, dp__span(a), b->data, dp__span(b)))
         return false;
     if (dp__size_of(a) != dp__size_of(b) || !dp__same_strides(a, b) || !dp__is_spread(a) ||
         !dp__is_spread(b) || apart % size != 0)
         return true;
-    for (int i = 0; i < a->ndim; i++) { /* a dim counts if either has more than one step in it */
-        int at = count;
-        if (a->shape[i] < 2 && b->shape[i] < 2)
-            continue;
-        for (; at > 0 && a->stride[dims[at - 1]] > a->stride[i]; at--)
-            dims[at] = dims[at - 1];
-        dims[at] = i;
-        count++;
-    }
+    int count = dp__dims_by_stride(a, b, dims);
     return dp__boxes_meet(a, b, dims, count, apart / size);
 }
 
