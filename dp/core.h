@@ -2573,6 +2573,13 @@ static dp_status dp__tensor_make(dp_scope *scope, const dp__device *device, dp_d
     return DP_OK;
 }
 
+/* Of the same dtype and shape, dense. */
+static dp_status dp__tensor_as(dp_scope *scope, const dp__device *device, const dp_tensor *like,
+                               dp_tensor *out)
+{
+    return dp__tensor_make(scope, device, (dp_dtype)like->dtype, like->ndim, like->shape, out);
+}
+
 /* Memory of a CPU device that the other processes of the machine see, or may come to see, as the
    pool says; if they can see any. */
 static dp_status dp__shared_make(dp_scope *scope, const dp__device *device, dp__pool *pool,
@@ -2951,13 +2958,6 @@ static dp_status dp__order_after(const dp__device *device, dp_stream *stream)
 static dp_status dp__copy_across(dp_ctx *ctx, dp__way way, dp__device *device, dp_stream *stream,
                                  const dp_tensor *dst, const dp_tensor *src);
 
-/* Like `tensor`, dense, on a device, until the scope ends. */
-static dp_status dp__packed_make(dp_scope *temp, const dp__device *device, const dp_tensor *tensor,
-                                 dp_tensor *out)
-{
-    return dp__tensor_make(temp, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape, out);
-}
-
 /* Between the host and a device with short runs: the device packs and unpacks with its kernel. */
 static dp_status dp__copy_packed(dp_ctx *ctx, dp__way way, dp__device *device, dp_stream *stream,
                                  const dp_tensor *dst, const dp_tensor *src)
@@ -2966,7 +2966,7 @@ static dp_status dp__copy_packed(dp_ctx *ctx, dp__way way, dp__device *device, d
     dp_scope *temp = NULL;
     dp_tensor packed;
     DP_TRY(dp__temp_begin(ctx, &temp));
-    dp_status status = dp__packed_make(temp, device, dst, &packed);
+    dp_status status = dp__tensor_as(temp, device, dst, &packed);
     if (status == DP_OK)
         status = in ? dp__copy_across(ctx, way, device, stream, &packed, src)
                     : dp__copy_inside(ctx, device, stream, &packed, src);
@@ -2999,8 +2999,7 @@ static dp_status dp__copy_across(dp_ctx *ctx, dp__way way, dp__device *device, d
     dp_scope *temp = NULL;
     dp_tensor packed;
     DP_TRY(dp__temp_begin(ctx, &temp));
-    dp_status status = dp__tensor_make(temp, &ctx->host_device, (dp_dtype)host->dtype, host->ndim,
-                                       host->shape, &packed);
+    dp_status status = dp__tensor_as(temp, &ctx->host_device, host, &packed);
     dp__copy_merge(&copy, way == DP__WAY_IN ? dst : &packed, way == DP__WAY_IN ? &packed : src);
     if (status == DP_OK && way == DP__WAY_IN)
         status = dp__copy_inside(ctx, &ctx->host_device, ctx->host_device.stream, &packed, src);
@@ -3035,11 +3034,11 @@ static dp_status dp__peer_packed(dp_ctx *ctx, dp__device *to, dp_stream *stream,
     DP_TRY(dp__temp_begin(ctx, &temp));
     dp_status status = DP_OK;
     if (packs_src)
-        status = dp__packed_make(temp, from, src, &packed_src);
+        status = dp__tensor_as(temp, from, src, &packed_src);
     if (status == DP_OK && packs_src)
         status = dp__copy_inside(ctx, from, from->stream, &packed_src, src);
     if (status == DP_OK && packs_dst)
-        status = dp__packed_make(temp, to, dst, &packed_dst);
+        status = dp__tensor_as(temp, to, dst, &packed_dst);
     if (status == DP_OK)
         status = dp__peer_dense(to, stream, from, &packed_dst, &packed_src);
     if (status == DP_OK && packs_dst)
@@ -3064,8 +3063,7 @@ static dp_status dp__copy_peer(dp_ctx *ctx, dp__device *to, dp_stream *stream, d
             return status;
     }
     DP_TRY(dp__temp_begin(ctx, &temp));
-    dp_status status = dp__tensor_make(temp, &ctx->host_device, (dp_dtype)src->dtype, src->ndim,
-                                       src->shape, &host);
+    dp_status status = dp__tensor_as(temp, &ctx->host_device, src, &host);
     if (status == DP_OK)
         status = dp__copy_across(ctx, DP__WAY_OUT, from, from->stream, &host, src);
     if (status == DP_OK)
@@ -3555,8 +3553,7 @@ static dp_status dp__contiguous(dp_scope *scope, const dp_tensor *tensor, dp_ten
         *out = *tensor;
         return DP_OK;
     }
-    DP_TRY(dp__tensor_make(scope, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape,
-                           &copy));
+    DP_TRY(dp__tensor_as(scope, device, tensor, &copy));
     DP_TRY(dp__copy_tensor(ctx, &copy, tensor, NULL));
     *out = copy;
     return DP_OK;
@@ -3598,11 +3595,9 @@ static dp_status dp__tensor_from(dp_scope *scope, const dp__device *device, cons
                                  dp_tensor *out)
 {
     dp_tensor tensor, staged = *src;
-    dp_dtype dtype = (dp_dtype)src->dtype;
-    DP_TRY(dp__tensor_make(scope, device, dtype, src->ndim, src->shape, &tensor));
+    DP_TRY(dp__tensor_as(scope, device, src, &tensor));
     if (!dp__is_host(device)) {
-        const dp__device *host = &scope->ctx->host_device;
-        DP_TRY(dp__tensor_make(scope, host, dtype, src->ndim, src->shape, &staged));
+        DP_TRY(dp__tensor_as(scope, &scope->ctx->host_device, src, &staged));
         DP_TRY(dp__copy_tensor(scope->ctx, &staged, src, NULL));
     }
     DP_TRY(dp__copy_tensor(scope->ctx, &tensor, &staged, NULL));
@@ -3644,8 +3639,7 @@ static dp_status dp__dense_begin(dp_ctx *ctx, const dp_tensor *out, const dp_ten
         status = dp__contiguous(dense->temp, in[i], &dense->in[i]);
     dense->out = *out;
     if (status == DP_OK && packs)
-        status = dp__tensor_make(dense->temp, device, (dp_dtype)out->dtype, out->ndim, out->shape,
-                                 &dense->out);
+        status = dp__tensor_as(dense->temp, device, out, &dense->out);
     return status;
 }
 
@@ -3916,7 +3910,7 @@ static dp_status dp__item(dp_ctx *ctx, const dp__device *device, const dp_tensor
     if (dp__is_host(device))
         return dp__cast_flat(ctx, host, out, DP_F64, tensor->data, dtype, 1);
     DP_TRY(dp__temp_begin(ctx, &temp));
-    dp_status status = dp__tensor_make(temp, host, dtype, tensor->ndim, tensor->shape, &copy);
+    dp_status status = dp__tensor_as(temp, host, tensor, &copy);
     if (status == DP_OK)
         status = dp__copy_tensor(ctx, &copy, tensor, NULL);
     if (status == DP_OK)

@@ -2754,8 +2754,7 @@ static dp_status dp__out_grad(const dp_call *call, const dp_tensor *like, dp_val
     }
     if (grad.kind != DP_NONE)
         DP_TRY(dp__number_bits(call->ctx, "dp_call_out_grad", grad, (dp_dtype)like->dtype, &bits));
-    DP_TRY(
-        dp__tensor_make(call->scope, device, (dp_dtype)like->dtype, like->ndim, like->shape, out));
+    DP_TRY(dp__tensor_as(call->scope, device, like, out));
     return dp__count(out) > 0 ? dp__fill_tensor(call->ctx, device, out, bits) : DP_OK;
 }
 

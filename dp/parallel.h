@@ -83,7 +83,7 @@ static dp_status dp__record_set_aside(const dp__record *record, dp_tensor **out)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu gradients", count);
     for (size_t i = 0; i < count; i++) {
         dp_tensor range = dp__record_range(record, i), *copy = &(*out)[i];
-        DP_TRY(dp__tensor_make(call->scope, device, (dp_dtype)range.dtype, 1, range.shape, copy));
+        DP_TRY(dp__tensor_as(call->scope, device, &range, copy));
         DP_TRY(dp__copy_tensor(call->ctx, copy, &range, NULL));
         DP_TRY(dp__zero_flat(call->ctx, device, &range));
     }
@@ -1137,8 +1137,7 @@ static dp_status dp__scale_leaf(dp__mapper *mapper, dp_value value, dp_value *ou
     dp_tensor from = *value.as.t, to;
     DP_TRY(dp__place(mapper->scope, &from, scaler->device));
     DP_TRY(dp__contiguous(mapper->scope, &from, &from));
-    DP_TRY(dp__tensor_make(mapper->scope, scaler->device, (dp_dtype)from.dtype, from.ndim,
-                           from.shape, &to));
+    DP_TRY(dp__tensor_as(mapper->scope, scaler->device, &from, &to));
     DP_TRY(dp__scale_flat(ctx, &from, scaler->by, scaler->over, &to));
     return dp__of(mapper->scope, &to, out);
 }

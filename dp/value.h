@@ -652,17 +652,26 @@ static dp_status dp__zip(dp__zipper *zipper, const dp_value *values, const dp__p
                     : dp__zip_dict(zipper, values, path, column, out);
 }
 
+/* Channels-last stays channels-last, all else becomes dense. */
+static dp_status dp__copy_on_device(dp_scope *scope, const dp__device *device,
+                                    const dp_tensor *tensor, dp_tensor *out)
+{
+    dp_tensor copy;
+    DP_TRY(dp__tensor_as(scope, device, tensor, &copy));
+    if (dp__is_channels_last(tensor))
+        dp__make_channels_last(&copy);
+    DP_TRY(dp__copy_tensor(scope->ctx, &copy, tensor, NULL));
+    *out = copy;
+    return DP_OK;
+}
+
 static dp_status dp__keep_tensor(dp_scope *to, const dp_tensor *tensor, dp_value *out)
 {
     dp_tensor copy;
     const dp__device *device = dp__device_of(to->ctx, tensor->device);
     if (device == NULL)
         return dp_error(DP_ERR_INVALID, "a tensor is on no device of this context");
-    DP_TRY(
-        dp__tensor_make(to, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape, &copy));
-    if (dp__is_channels_last(tensor))
-        dp__make_channels_last(&copy);
-    DP_TRY(dp__copy_tensor(to->ctx, &copy, tensor, NULL));
+    DP_TRY(dp__copy_on_device(to, device, tensor, &copy));
     if (!dp__is_host(device)) /* the source may be freed before the copy has run */
         DP_TRY(dp__sync(device->stream));
     return dp__of(to, &copy, out);
@@ -1451,20 +1460,13 @@ static bool dp__sees(const dp__device *device, const dp__device *from)
 static dp_status dp__place(dp_scope *scope, dp_tensor *tensor, dp__device *device)
 {
     const dp__device *from = dp__device_of(scope->ctx, tensor->device);
-    dp_tensor copy;
     if (from == NULL)
         return dp_error(DP_ERR_INVALID, "a tensor is on no device of this context");
     if (dp__sees(device, from)) {
         tensor->device = device->id;
         return DP_OK;
     }
-    DP_TRY(dp__tensor_make(scope, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape,
-                           &copy));
-    if (dp__is_channels_last(tensor))
-        dp__make_channels_last(&copy);
-    DP_TRY(dp__copy_tensor(scope->ctx, &copy, tensor, NULL));
-    *tensor = copy;
-    return DP_OK;
+    return dp__copy_on_device(scope, device, tensor, tensor);
 }
 
 typedef struct dp__parter { /* maps a tree to its part `index` */
@@ -1742,8 +1744,7 @@ static dp_status dp__gather_tensors(dp__gatherer *gatherer, const dp_value *valu
     DP_TRY(dp__check_join(path, gatherer->parts, gatherer->zipper.count, dim, &joined.shape[dim]));
     DP_TRY(
         dp__check_shape("the result", (dp_dtype)joined.dtype, joined.ndim, joined.shape, &unused));
-    DP_TRY(dp__tensor_make(scope, gatherer->target, (dp_dtype)joined.dtype, joined.ndim,
-                           joined.shape, &joined));
+    DP_TRY(dp__tensor_as(scope, gatherer->target, &joined, &joined));
     if (channels_last)
         dp__make_channels_last(&joined);
     for (size_t i = 0; i < gatherer->zipper.count; i++)
@@ -2188,7 +2189,7 @@ static dp_status dp__add_up(dp_ctx *ctx, dp_scope *temp, const dp_tensor *const 
     for (size_t i = 0; i < count; i++)
         DP_TRY(dp__bring(temp, parts[i], device, &in[i]));
     if (!dp__is_dense(out))
-        DP_TRY(dp__tensor_make(temp, device, (dp_dtype)out->dtype, out->ndim, out->shape, &dense));
+        DP_TRY(dp__tensor_as(temp, device, out, &dense));
     DP_TRY(dp__sum(ctx, device, in, count, 1, 1, &dense));
     for (size_t i = 0; i < count; i++)
         DP_TRY(dp__give_back(ctx, parts[i], device));
@@ -2236,8 +2237,7 @@ static dp_status dp__add_each(dp__adder *adder, dp_ctx *ctx, dp__device *device)
 {
     for (size_t leaf = 0; leaf < adder->leaf_count; leaf++) {
         dp_tensor *result = adder->results[leaf];
-        DP_TRY(dp__tensor_make(adder->zipper.scope, device, (dp_dtype)result->dtype, result->ndim,
-                               result->shape, result));
+        DP_TRY(dp__tensor_as(adder->zipper.scope, device, result, result));
         DP_TRY(dp__add_up(ctx, adder->temp, &adder->parts[leaf * adder->zipper.count],
                           adder->zipper.count, device, result));
     }
