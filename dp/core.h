@@ -2672,6 +2672,20 @@ static dp_status dp__kernel_on_host(dp_ctx *ctx, const dp_kernel_args *args)
     return host->dev->ops->kernel(host->stream, args);
 }
 
+/* Of one output and one input; NULL: it has none. */
+static dp_kernel_args dp__kernel_args(dp_kernel kernel, dp_dtype dtype, size_t count,
+                                      void *const *out, const void *const *in)
+{
+    return (dp_kernel_args){.kernel = kernel,
+                            .dtype = dtype,
+                            .in_dtype = dtype,
+                            .count = count,
+                            .out = out,
+                            .in = in,
+                            .out_count = 1,
+                            .in_count = in != NULL};
+}
+
 static bool dp__is_update(const dp_kernel_args *args)
 {
     return args->kernel == DP_KERNEL_SGD || args->kernel == DP_KERNEL_ADAMW;
@@ -2910,18 +2924,13 @@ static dp_status dp__copy_runs(const dp__copy *copy, char *dst, const char *src)
 static dp_kernel_args dp__copy_args(const dp_tensor *dst, const dp_tensor *src, void *const *out,
                                     const void *const *in)
 {
-    return (dp_kernel_args){.kernel = DP_KERNEL_COPY,
-                            .dtype = (dp_dtype)dst->dtype,
-                            .in_dtype = (dp_dtype)src->dtype,
-                            .count = (size_t)dp__count(dst),
-                            .out = out,
-                            .in = in,
-                            .out_count = 1,
-                            .in_count = 1,
-                            .ndim = dst->ndim,
-                            .shape = dst->shape,
-                            .out_stride = dst->stride,
-                            .in_stride = src->stride};
+    dp_kernel_args args =
+        dp__kernel_args(DP_KERNEL_COPY, (dp_dtype)dst->dtype, (size_t)dp__count(dst), out, in);
+    args.ndim = dst->ndim;
+    args.shape = dst->shape;
+    args.out_stride = dst->stride;
+    args.in_stride = src->stride;
+    return args;
 }
 
 /* Inside one device, or among devices whose memory the host reaches. */
@@ -3572,14 +3581,8 @@ DP_API dp_status dp_contiguous(dp_scope *scope, const dp_tensor *tensor, dp_tens
 static dp_status dp__cast_on(dp_ctx *ctx, const dp__device *device, dp_stream *stream, void *dst,
                              dp_dtype dtype, const void *src, dp_dtype src_dtype, size_t count)
 {
-    dp_kernel_args args = {.kernel = DP_KERNEL_CAST,
-                           .dtype = dtype,
-                           .in_dtype = src_dtype,
-                           .count = count,
-                           .out = &dst,
-                           .in = &src,
-                           .out_count = 1,
-                           .in_count = 1};
+    dp_kernel_args args = dp__kernel_args(DP_KERNEL_CAST, dtype, count, &dst, &src);
+    args.in_dtype = src_dtype;
     return dp__kernel(ctx, device, stream, &args);
 }
 
@@ -3718,16 +3721,11 @@ DP_API dp_status dp_axpby(dp_ctx *ctx, double a, const dp_tensor *x, double b, c
                         dp__dtype_names[out->dtype]);
     dp_status status = dp__dense_begin(ctx, out, operands, operand_count, &dense);
     const void *in[2] = {dense.in[0].data, dense.in[1].data};
-    dp_kernel_args args = {.kernel = DP_KERNEL_AXPBY,
-                           .dtype = (dp_dtype)out->dtype,
-                           .in_dtype = (dp_dtype)out->dtype,
-                           .count = (size_t)dp__count(out),
-                           .out = &dense.out.data,
-                           .in = in,
-                           .out_count = 1,
-                           .in_count = (size_t)operand_count,
-                           .alpha = a,
-                           .beta = b};
+    dp_kernel_args args = dp__kernel_args(DP_KERNEL_AXPBY, (dp_dtype)out->dtype,
+                                          (size_t)dp__count(out), &dense.out.data, in);
+    args.in_count = (size_t)operand_count;
+    args.alpha = a;
+    args.beta = b;
     if (status == DP_OK)
         status = dp__kernel(ctx, device, device->stream, &args);
     status = dp__dense_end(ctx, out, &dense, status);
@@ -3806,12 +3804,9 @@ static dp_status dp__fill_tensor(dp_ctx *ctx, const dp__device *device, const dp
     static const int64_t one[DP_MAX_DIMS] = {1, 1, 1, 1, 1, 1, 1, 1};
     dp_tensor element = *dst, everywhere = *dst;
     dp_scope *temp = NULL;
-    dp_kernel_args args = {.kernel = DP_KERNEL_FILL,
-                           .dtype = (dp_dtype)dst->dtype,
-                           .count = (size_t)dp__count(dst),
-                           .out = &element.data,
-                           .out_count = 1,
-                           .fill_bits = bits};
+    dp_kernel_args args = dp__kernel_args(DP_KERNEL_FILL, (dp_dtype)dst->dtype,
+                                          (size_t)dp__count(dst), &element.data, NULL);
+    args.fill_bits = bits;
     if (dp__is_dense(dst) || dp__is_channels_last(dst))
         return dp__kernel(ctx, device, device->stream, &args);
     DP_TRY(dp__temp_begin(ctx, &temp));
@@ -3851,14 +3846,8 @@ static dp_status dp__stats(dp_ctx *ctx, dp_scope *temp, const dp__device *device
     DP_TRY(dp__contiguous(temp, tensor, &dense));
     DP_TRY(dp__tensor_make(temp, device, DP_F64, 1, &two, &result));
     const void *in = dense.data;
-    dp_kernel_args args = {.kernel = DP_KERNEL_STATS,
-                           .dtype = (dp_dtype)tensor->dtype,
-                           .in_dtype = (dp_dtype)tensor->dtype,
-                           .count = (size_t)dp__count(tensor),
-                           .out = &result.data,
-                           .in = &in,
-                           .out_count = 1,
-                           .in_count = 1};
+    const dp_kernel_args args = dp__kernel_args(DP_KERNEL_STATS, (dp_dtype)tensor->dtype,
+                                                (size_t)dp__count(tensor), &result.data, &in);
     DP_TRY(dp__kernel(ctx, device, device->stream, &args));
     return dp__copy_tensor(ctx, &host, &result, NULL);
 }

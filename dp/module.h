@@ -2975,18 +2975,11 @@ static dp_status dp__meet_reduce(dp_pass *pass, dp_scope *temp)
             dp__tensor_make(temp, first, want->dtype, 1, &(int64_t){(int64_t)want->count}, &sum));
         out[0] = sum.data;
     }
-    bool mean = want->op == DP_OP_MEAN;
-    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
-                           .op = mean ? DP_OP_SUM : want->op,
-                           .dtype = want->dtype,
-                           .in_dtype = want->dtype,
-                           .count = want->count,
-                           .out = out,
-                           .in = in,
-                           .out_count = near ? pass->count : 1,
-                           .in_count = pass->count,
-                           .alpha = 1,
-                           .beta = mean ? (double)pass->count : 1};
+    dp_kernel_args args = dp__reduction(want, want->dtype, want->count, (int)pass->count, true);
+    args.out = out;
+    args.in = in;
+    args.out_count = near ? pass->count : 1;
+    args.in_count = pass->count;
     DP_TRY(dp__kernel(pass->ctx, first, first->stream, &args));
     for (size_t r = 0; r < pass->count; r++) {
         dp_tensor part = dp__flat(pass->records[r].part.recv, pass->records[r].call.device,

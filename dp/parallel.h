@@ -1766,15 +1766,9 @@ static dp_status dp__log_share(const dp_pass *pass, size_t r, const dp_tensor *t
     DP_TRY(dp__cast_flat(ctx, device, wide.data, DP_F64, dense.data, (dp_dtype)dense.dtype,
                          (size_t)dp__count(&dense)));
     const void *in = wide.data;
-    dp_kernel_args args = {.kernel = DP_KERNEL_TOTAL,
-                           .dtype = DP_F64,
-                           .in_dtype = DP_F64,
-                           .count = (size_t)dp__count(&dense),
-                           .out = &out->data,
-                           .in = &in,
-                           .out_count = 1,
-                           .in_count = 1,
-                           .alpha = share};
+    dp_kernel_args args =
+        dp__kernel_args(DP_KERNEL_TOTAL, DP_F64, (size_t)dp__count(&dense), &out->data, &in);
+    args.alpha = share;
     return dp__kernel(ctx, device, device->stream, &args);
 }
 

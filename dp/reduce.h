@@ -827,12 +827,8 @@ static dp_status dp__flat_clear(const dp_reducer *reducer)
 {
     const dp_bucket *bucket = &reducer->trip.bucket;
     for (int i = 0; i < reducer->ctx->info.local_count; i++) {
-        dp_kernel_args args = {.kernel = DP_KERNEL_FILL,
-                               .dtype = bucket->dtype,
-                               .in_dtype = bucket->dtype,
-                               .count = bucket->count,
-                               .out = &reducer->flats[i],
-                               .out_count = 1};
+        const dp_kernel_args args =
+            dp__kernel_args(DP_KERNEL_FILL, bucket->dtype, bucket->count, &reducer->flats[i], NULL);
         DP_TRY(
             dp__kernel(reducer->ctx, &reducer->ctx->devices[i], reducer->parts[i].stream, &args));
     }

@@ -736,19 +736,13 @@ static void dp__stack_sample(int sample, void *user)
     const dp_tensor *src = dp__sample_tensor(stack->samples[sample]);
     dp_tensor dst = dp__narrow(&stack->out, 0, sample, 1);
     const void *in = src->data;
-    dp_kernel_args args = {.kernel = DP_KERNEL_PAD,
-                           .dtype = (dp_dtype)dst.dtype,
-                           .in_dtype = (dp_dtype)dst.dtype,
-                           .count = (size_t)dp__count(&dst),
-                           .out = &dst.data,
-                           .in = &in,
-                           .out_count = 1,
-                           .in_count = 1,
-                           .fill_bits = stack->pad_bits[sample],
-                           .ndim = dst.ndim - 1,
-                           .shape = dst.shape + 1,
-                           .in_shape = src->shape,
-                           .in_stride = src->stride};
+    dp_kernel_args args = dp__kernel_args(DP_KERNEL_PAD, (dp_dtype)dst.dtype,
+                                          (size_t)dp__count(&dst), &dst.data, &in);
+    args.fill_bits = stack->pad_bits[sample];
+    args.ndim = dst.ndim - 1;
+    args.shape = dst.shape + 1;
+    args.in_shape = src->shape;
+    args.in_stride = src->stride;
     dp_status status = dp__is_host(stack->device)
                            ? (args.count > 0 ? dp__kernel_on_host(stack->ctx, &args) : DP_OK)
                            : dp__kernel(stack->ctx, stack->device, stack->device->stream, &args);
@@ -2141,17 +2135,12 @@ DP_API dp_status dp_replicate(dp_ctx *ctx, dp_scope *scope, dp_value value,
 static dp_status dp__sum(dp_ctx *ctx, const dp__device *device, const void *const *parts,
                          size_t count, double by, double over, const dp_tensor *out)
 {
-    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
-                           .op = DP_OP_SUM,
-                           .dtype = (dp_dtype)out->dtype,
-                           .in_dtype = (dp_dtype)out->dtype,
-                           .count = (size_t)dp__count(out),
-                           .out = &out->data,
-                           .in = parts,
-                           .out_count = 1,
-                           .in_count = count,
-                           .alpha = by,
-                           .beta = over};
+    dp_kernel_args args = dp__kernel_args(DP_KERNEL_REDUCE, (dp_dtype)out->dtype,
+                                          (size_t)dp__count(out), &out->data, parts);
+    args.op = DP_OP_SUM;
+    args.in_count = count;
+    args.alpha = by;
+    args.beta = over;
     return dp__kernel(ctx, device, device->stream, &args);
 }
 
