@@ -1020,60 +1020,52 @@ DP__CPU_STRIDED(u16, dp__v_base_u16, 8, 32)
 DP__CPU_STRIDED(u32, dp__v_base_u32, 4, 16)
 DP__CPU_STRIDED(u64, dp__v_base_u64, 2, 8)
 
-typedef struct dp__cpu_plan { /* strides in bytes; at least two dims, the last two are the plane */
+typedef struct dp__cpu_dim { /* strides in bytes */
+    size_t count, out, in;
+} dp__cpu_dim;
+
+typedef struct dp__cpu_plan { /* at least two dims, the last two are the plane */
     size_t element, bytes, ndim;
-    size_t shape[DP_MAX_DIMS + 1], out[DP_MAX_DIMS + 1], in[DP_MAX_DIMS + 1];
+    dp__cpu_dim dims[DP_MAX_DIMS + 1];
 } dp__cpu_plan;
 
-static void dp__cpu_plan_swap(dp__cpu_plan *plan, size_t a, size_t b)
+static void dp__cpu_dims_swap(dp__cpu_dim *a, dp__cpu_dim *b)
 {
-    const size_t shape = plan->shape[a], out = plan->out[a], in = plan->in[a];
-    plan->shape[a] = plan->shape[b];
-    plan->out[a] = plan->out[b];
-    plan->in[a] = plan->in[b];
-    plan->shape[b] = shape;
-    plan->out[b] = out;
-    plan->in[b] = in;
+    const dp__cpu_dim dim = *a;
+    *a = *b;
+    *b = dim;
 }
 
 static void dp__cpu_plan_merge(dp__cpu_plan *plan)
 {
-    size_t last = 0;
+    dp__cpu_dim *last = plan->dims;
     for (size_t d = 1; d < plan->ndim; ++d) {
-        const size_t n = plan->shape[d];
-        if (plan->out[last] == plan->out[d] * n && plan->in[last] == plan->in[d] * n) {
-            plan->shape[last] *= n;
-            plan->out[last] = plan->out[d];
-            plan->in[last] = plan->in[d];
-        } else {
-            dp__cpu_plan_swap(plan, ++last, d);
-        }
+        const dp__cpu_dim dim = plan->dims[d];
+        if (last->out == dim.out * dim.count && last->in == dim.in * dim.count)
+            *last = (dp__cpu_dim){last->count * dim.count, dim.out, dim.in};
+        else
+            *++last = dim;
     }
-    plan->ndim = last + 1;
+    plan->ndim = (size_t)(last - plan->dims) + 1;
 }
 
 static void dp__cpu_plan_make(const dp_kernel_args *args, dp__cpu_plan *plan)
 {
     const size_t element = dp_dtype_bytes(args->dtype);
     *plan = (dp__cpu_plan){.element = element, .bytes = args->count * element, .ndim = 1};
-    plan->shape[0] = 1;
-    plan->out[0] = SIZE_MAX; /* stays in front of all others */
+    plan->dims[0] = (dp__cpu_dim){1, SIZE_MAX, 0}; /* stays in front of all others */
     for (int d = 0; d < args->ndim; ++d) {
         if (args->shape[d] == 1)
             continue;
-        size_t at = plan->ndim++;
-        plan->shape[at] = (size_t)args->shape[d];
-        plan->out[at] = (size_t)args->out_stride[d] * element;
-        plan->in[at] = (size_t)args->in_stride[d] * element;
-        for (; plan->out[at - 1] < plan->out[at]; --at)
-            dp__cpu_plan_swap(plan, at - 1, at);
+        dp__cpu_dim *at = &plan->dims[plan->ndim++];
+        *at = (dp__cpu_dim){(size_t)args->shape[d], (size_t)args->out_stride[d] * element,
+                            (size_t)args->in_stride[d] * element};
+        for (; at[-1].out < at->out; --at)
+            dp__cpu_dims_swap(at - 1, at);
     }
-    plan->out[0] = 0;
-    if (plan->ndim == 1) {
-        plan->shape[plan->ndim] = 1;
-        plan->out[plan->ndim] = plan->in[plan->ndim] = element;
-        ++plan->ndim;
-    }
+    plan->dims[0].out = 0;
+    if (plan->ndim == 1)
+        plan->dims[plan->ndim++] = (dp__cpu_dim){1, element, element};
     dp__cpu_plan_merge(plan);
 }
 
@@ -1097,28 +1089,30 @@ static void dp__cpu_copy_plane(const dp__cpu_plan *plan, const dp__cpu_plane *pl
 /* The rows of a plane are along the dim that is dense in the input, if the columns are not. */
 static void dp__cpu_plan_turn(dp__cpu_plan *plan)
 {
-    const size_t col = plan->ndim - 1, row = plan->ndim - 2;
-    for (size_t d = 0; d < row && plan->in[col] != plan->element; ++d) {
-        if (plan->in[d] == plan->element)
-            dp__cpu_plan_swap(plan, d, row);
+    dp__cpu_dim *const row = &plan->dims[plan->ndim - 2];
+    for (dp__cpu_dim *dim = plan->dims; dim < row && row[1].in != plan->element; ++dim) {
+        if (dim->in == plan->element)
+            dp__cpu_dims_swap(dim, row);
     }
 }
 
 static dp__cpu_plane dp__cpu_plan_plane(const dp__cpu_plan *plan, const dp_kernel_args *args,
                                         size_t index)
 {
-    const size_t col = plan->ndim - 1, row = plan->ndim - 2;
+    const dp__cpu_dim *dim = &plan->dims[plan->ndim - 2], *const col = dim + 1;
     dp__cpu_plane plane = {.out = args->out[0],
                            .in = args->in[0],
-                           .rows = plan->shape[row],
-                           .cols = plan->shape[col],
-                           .out_row = plan->out[row],
-                           .out_col = plan->out[col],
-                           .in_row = plan->in[row],
-                           .in_col = plan->in[col]};
-    for (size_t d = row; d-- > 0; index /= plan->shape[d]) {
-        plane.out += index % plan->shape[d] * plan->out[d];
-        plane.in += index % plan->shape[d] * plan->in[d];
+                           .rows = dim->count,
+                           .cols = col->count,
+                           .out_row = dim->out,
+                           .out_col = col->out,
+                           .in_row = dim->in,
+                           .in_col = col->in};
+    while (dim > plan->dims) {
+        --dim;
+        plane.out += index % dim->count * dim->out;
+        plane.in += index % dim->count * dim->in;
+        index /= dim->count;
     }
     return plane;
 }
@@ -1129,7 +1123,7 @@ static void dp__cpu_copy(const dp_kernel_args *args, size_t part, size_t part_co
     dp__cpu_plan plan;
     dp__cpu_plan_make(args, &plan);
     dp__cpu_plan_turn(&plan);
-    const size_t rows = plan.shape[plan.ndim - 2], cols = plan.shape[plan.ndim - 1];
+    const size_t rows = plan.dims[plan.ndim - 2].count, cols = plan.dims[plan.ndim - 1].count;
     size_t first = 0, last = args->count / cols, first_col = 0, last_col = cols;
     if (last >= 8 * part_count) {
         first = dp__cpu_share(args->count / cols, part, part_count);

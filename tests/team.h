@@ -557,10 +557,10 @@ TEST(a_dense_block_is_copied_in_one_row)
     dp__cpu_plan plan;
     dp__cpu_plan_make(&args, &plan);
     CHECK_INT(plan.ndim, 2);
-    CHECK_INT(plan.shape[0], 1);
-    CHECK_INT(plan.shape[1], 60);
-    CHECK_INT(plan.out[1], 4);
-    CHECK_INT(plan.in[1], 4);
+    CHECK_INT(plan.dims[0].count, 1);
+    CHECK_INT(plan.dims[1].count, 60);
+    CHECK_INT(plan.dims[1].out, 4);
+    CHECK_INT(plan.dims[1].in, 4);
 }
 
 /* Columns that lie together in the input are turned in squares. */
@@ -578,10 +578,10 @@ TEST(rows_are_along_what_is_dense_in_the_input)
     dp__cpu_plan_make(&args, &plan);
     dp__cpu_plan_turn(&plan);
     CHECK_INT(plan.ndim, 4);
-    CHECK_INT(plan.shape[2], 2);
-    CHECK_INT(plan.in[2], 4);
-    CHECK_INT(plan.shape[3], 4);
-    CHECK_INT(plan.out[3], 4);
+    CHECK_INT(plan.dims[2].count, 2);
+    CHECK_INT(plan.dims[2].in, 4);
+    CHECK_INT(plan.dims[3].count, 4);
+    CHECK_INT(plan.dims[3].out, 4);
 }
 
 /* A set that ends where it began leaves all to the others. */
