@@ -224,6 +224,12 @@ static dp_module *dp__top(dp_module *module)
     return module;
 }
 
+/* Children but for what it wraps, which is the last one. */
+static size_t dp__own_child_count(const dp_module *module)
+{
+    return module->child_count - (module->wraps != NULL);
+}
+
 /* Names are parts of paths. */
 static dp_status dp__check_name(const char *fn, const char *what, const char *name)
 {
@@ -401,9 +407,8 @@ static const dp_module *dp__wrapped_inside(const dp_module *top, const dp_module
         return tree->wraps;
     if (home != NULL)
         found = dp__wrapped_inside(top, home);
-    for (size_t i = 0; i < tree->child_count && found == NULL; i++)
-        if (tree->children[i].module != tree->wraps)
-            found = dp__wrapped_inside(top, tree->children[i].module);
+    for (size_t i = 0; i < dp__own_child_count(tree) && found == NULL; i++)
+        found = dp__wrapped_inside(top, tree->children[i].module);
     return found;
 }
 
@@ -669,9 +674,7 @@ static void dp__module_list(dp_module *module)
 /* Ties change the lists of children too. */
 static void dp__children_list(dp_module *module)
 {
-    for (size_t i = 0; i < module->child_count; i++) {
-        if (module->children[i].module == module->wraps)
-            continue;
+    for (size_t i = 0; i < dp__own_child_count(module); i++) {
         dp__children_list(module->children[i].module);
         dp__module_list(module->children[i].module);
     }
@@ -1189,9 +1192,8 @@ static bool dp__has_wrapper(const dp_module *module, const dp_module **out)
     *out = module;
     if (module->wrapper_count > 0)
         return true;
-    for (size_t i = 0; i < module->child_count; i++)
-        if (module->children[i].module != module->wraps &&
-            dp__has_wrapper(module->children[i].module, out))
+    for (size_t i = 0; i < dp__own_child_count(module); i++)
+        if (dp__has_wrapper(module->children[i].module, out))
             return true;
     return false;
 }
@@ -1203,9 +1205,8 @@ static void dp__module_mark(dp_module *module)
     for (size_t i = 0; module->separate != NULL && i < module->wraps->child_count; i++)
         if (module->separate[i] != NULL)
             module->separate[i]->magic = 0;
-    for (size_t i = 0; i < module->child_count; i++)
-        if (module->children[i].module != module->wraps)
-            dp__module_mark(module->children[i].module);
+    for (size_t i = 0; i < dp__own_child_count(module); i++)
+        dp__module_mark(module->children[i].module);
 }
 
 /* ---- what is shared, at its end -------------------------------------------------------------- */
@@ -1249,9 +1250,8 @@ static dp_status dp__each_sharing(const char *fn, dp_module *module,
 {
     if (module->sharing != NULL)
         DP_TRY(what(fn, module));
-    for (size_t i = 0; i < module->child_count; i++)
-        if (module->children[i].module != module->wraps)
-            DP_TRY(dp__each_sharing(fn, module->children[i].module, what));
+    for (size_t i = 0; i < dp__own_child_count(module); i++)
+        DP_TRY(dp__each_sharing(fn, module->children[i].module, what));
     return DP_OK;
 }
 
@@ -1312,9 +1312,8 @@ static void dp__module_give_tree(dp_module *module)
         module->wraps->wrapper_count--;
     if (module->sharing != NULL)
         dp__sharing_end(module);
-    for (size_t i = 0; i < module->child_count; i++)
-        if (module->children[i].module != module->wraps)
-            dp__module_give_tree(module->children[i].module);
+    for (size_t i = 0; i < dp__own_child_count(module); i++)
+        dp__module_give_tree(module->children[i].module);
     dp__module_give(module);
 }
 
@@ -1350,9 +1349,8 @@ static dp_status dp__check_module_idle(const char *fn, const dp_module *module)
         if (frame->module != NULL && dp__tree_holds(frame->module, module))
             return dp_error(DP_ERR_STATE, "%s: '%s' is in use by %s, which called this", fn,
                             module->name, dp__frame_text(frame, text, sizeof text));
-    for (size_t i = 0; i < module->child_count; i++)
-        if (module->children[i].module != module->wraps)
-            DP_TRY(dp__check_module_idle(fn, module->children[i].module));
+    for (size_t i = 0; i < dp__own_child_count(module); i++)
+        DP_TRY(dp__check_module_idle(fn, module->children[i].module));
     return DP_OK;
 }
 
