@@ -396,15 +396,24 @@ DP_API size_t dp_count(dp_value value)
     return dp__is_sequence(value) || value.kind == DP_DICT ? value.count : 0;
 }
 
+/* One that is there; and its place, in a walk that has come to `value`. */
+static dp_value dp__entry_at(dp_value value, size_t index)
+{
+    return value.kind == DP_DICT ? value.as.pairs[index].value : value.as.items[index];
+}
+
+static dp__path dp__path_in(const dp__path *path, dp_value value, size_t index)
+{
+    return (dp__path){path, value.kind == DP_DICT ? value.as.pairs[index].key : NULL, index};
+}
+
 DP_API dp_value dp_at(dp_value value, size_t index)
 {
     if (value.kind == DP_ERROR)
         return value;
     if (dp__check_value(__func__, "value", value) != DP_OK)
         return dp__error_value(NULL, DP_ERR_INVALID, "dp_at: the value is not a value");
-    if (index >= dp_count(value))
-        return dp_none();
-    return value.kind == DP_DICT ? value.as.pairs[index].value : value.as.items[index];
+    return index < dp_count(value) ? dp__entry_at(value, index) : dp_none();
 }
 
 DP_API const char *dp_key_at(dp_value dict, size_t index)
@@ -1179,11 +1188,10 @@ static bool dp__leaf_path(dp_value value, const void *leaf, const dp__path *path
     bool found = (value.kind == DP_TENSOR || value.kind == DP_CONTAINER) && value.as.p == leaf;
     if (found)
         dp__path_text(path, text, bytes);
-    for (uint32_t i = 0; !found && dp__is_sequence(value) && i < value.count; i++)
-        found = dp__leaf_path(value.as.items[i], leaf, &(dp__path){path, NULL, i}, text, bytes);
-    for (uint32_t i = 0; !found && value.kind == DP_DICT && i < value.count; i++)
-        found = dp__leaf_path(value.as.pairs[i].value, leaf,
-                              &(dp__path){path, value.as.pairs[i].key, 0}, text, bytes);
+    for (size_t i = 0; !found && i < dp_count(value); i++) {
+        const dp__path inner = dp__path_in(path, value, i);
+        found = dp__leaf_path(dp__entry_at(value, i), leaf, &inner, text, bytes);
+    }
     return found;
 }
 
@@ -1239,9 +1247,8 @@ static dp_status dp__plan_group(const dp__plan *plan, dp_value value, const dp__
         return dp__path_error(DP_ERR_INVALID, path,
                               " is %s: only tensors go to a device, the rest is for cpu_only",
                               dp__a_kind(value.kind));
-    for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++) {
+    for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++)
         DP_TRY(dp__plan_group(plan, value.as.items[i], &(dp__path){path, NULL, i}));
-    }
     return DP_OK;
 }
 
@@ -1336,15 +1343,6 @@ static bool dp__plan_is_whole(const dp__plan *plan)
     return plan->device_count == 1 && plan->most == 1;
 }
 
-/* The first tensor with rows decides how many there are, if no container does. */
-static void dp__plan_count(dp__plan *plan, const dp_tensor *tensor, int64_t rows)
-{
-    if (plan->rows_of != NULL)
-        return;
-    plan->rows_of = tensor;
-    plan->total = rows;
-}
-
 static dp_status dp__plan_tensor(dp__plan *plan, const dp_tensor *tensor, const dp__path *path)
 {
     char where[160];
@@ -1353,8 +1351,10 @@ static dp_status dp__plan_tensor(dp__plan *plan, const dp_tensor *tensor, const 
     int64_t rows = has_dim ? tensor->shape[dim < 0 ? dim + tensor->ndim : dim] : 0;
     if (dp__device_of(plan->ctx, tensor->device) == NULL)
         return dp__path_error(DP_ERR_INVALID, path, " is on no device of this context");
-    if (has_dim)
-        dp__plan_count(plan, tensor, rows);
+    if (has_dim && plan->rows_of == NULL) { /* no container decides how many there are */
+        plan->rows_of = tensor;
+        plan->total = rows;
+    }
     if (dp__plan_is_whole(plan))
         return DP_OK;
     if (tensor->ndim == 0)
@@ -1382,14 +1382,10 @@ static dp_status dp__plan_value(dp__plan *plan, dp_kind kind, dp_value value, co
     if (value.kind == kind)
         return kind == DP_TENSOR ? dp__plan_tensor(plan, value.as.t, path)
                                  : dp__plan_container(plan, value.as.c, path);
-    for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++) {
-        if (!dp__is_plain(value.as.items[i]))
-            DP_TRY(dp__plan_value(plan, kind, value.as.items[i], &(dp__path){path, NULL, i}));
-    }
-    for (uint32_t i = 0; value.kind == DP_DICT && i < value.count; i++) {
-        const dp_pair *pair = &value.as.pairs[i];
-        if (!dp__is_plain(pair->value))
-            DP_TRY(dp__plan_value(plan, kind, pair->value, &(dp__path){path, pair->key, 0}));
+    for (size_t i = 0; i < dp_count(value); i++) {
+        const dp__path inner = dp__path_in(path, value, i);
+        if (!dp__is_plain(dp__entry_at(value, i)))
+            DP_TRY(dp__plan_value(plan, kind, dp__entry_at(value, i), &inner));
     }
     return DP_OK;
 }
@@ -1924,10 +1920,8 @@ static void dp__flats_collect(dp__flats *flats, dp_value value)
     flats->count += value.kind == DP_TENSOR;
     if (value.kind == DP_CONTAINER)
         dp__flats_collect(flats, value.as.c->data);
-    for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++)
-        dp__flats_collect(flats, value.as.items[i]);
-    for (uint32_t i = 0; value.kind == DP_DICT && i < value.count; i++)
-        dp__flats_collect(flats, value.as.pairs[i].value);
+    for (size_t i = 0; i < dp_count(value); i++)
+        dp__flats_collect(flats, dp__entry_at(value, i));
 }
 
 /* The open group for tensors like this one: the newest of its dtype and device. */
@@ -1991,10 +1985,14 @@ static dp_tensor dp__flat_view(const dp_tensor *flat, const dp__member *member)
     return view;
 }
 
-static dp_status dp__flat_new(const dp__flats *flats, size_t group, dp_dtype dtype,
+static dp_status dp__flat_new(const dp__flats *flats, dp_scope *scope, size_t group,
                               const dp__device *device, dp_tensor *out)
 {
-    return dp__tensor_make(flats->scope, device, dtype, 1, &flats->group_counts[group], out);
+    size_t first = 0;
+    while (flats->members[first].group != group)
+        first++;
+    return dp__tensor_make(scope, device, (dp_dtype)flats->members[first].tensor->dtype, 1,
+                           &flats->group_counts[group], out);
 }
 
 /* The device of all tensors of a group; NULL when they are not on one device. */
@@ -2021,7 +2019,7 @@ static dp_status dp__flat_fill(const dp__flats *flats, size_t group, const dp_te
     const dp__device *from = dp__flat_place(flats, group);
     bool near = from == NULL || dp__sees(device, from);
     if (!near)
-        DP_TRY(dp__flat_new(flats, group, (dp_dtype)flat->dtype, from, &packed));
+        DP_TRY(dp__flat_new(flats, flats->scope, group, from, &packed));
     for (size_t i = 0; i < flats->count; i++) {
         const dp__member *member = &flats->members[i];
         dp_tensor view = dp__flat_view(&packed, member);
@@ -2072,11 +2070,7 @@ static dp_status dp__replicate_copy(dp__flats *flats, dp_value value, const dp__
     if (flat == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu blocks", flats->group_count);
     for (size_t group = 0; group < flats->group_count; group++) {
-        size_t first = 0;
-        while (flats->members[first].group != group)
-            first++;
-        DP_TRY(dp__flat_new(flats, group, (dp_dtype)flats->members[first].tensor->dtype, device,
-                            &flat[group]));
+        DP_TRY(dp__flat_new(flats, flats->scope, group, device, &flat[group]));
         DP_TRY(dp__flat_fill(flats, group, &flat[group], device));
     }
     return dp__swap(flats, value, flat, device, out);
@@ -2241,22 +2235,17 @@ static dp_status dp__add_flats(dp__adder *adder, dp_ctx *ctx, dp__device *device
     if (in == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", replicas);
     for (size_t group = 0; group < flats->group_count; group++) {
-        size_t leaf = 0;
         dp_tensor sum, part;
-        while (flats->members[leaf].group != group)
-            leaf++;
-        dp_dtype dtype = (dp_dtype)flats->members[leaf].tensor->dtype;
-        DP_TRY(dp__tensor_make(adder->zipper.scope, device, dtype, 1, &flats->group_counts[group],
-                               &sum));
+        DP_TRY(dp__flat_new(flats, adder->zipper.scope, group, device, &sum));
         for (size_t i = 0; i < replicas; i++) {
             for (size_t k = 0; k < flats->count; k++)
                 flats->members[k].tensor = adder->parts[k * replicas + i];
-            DP_TRY(dp__flat_new(flats, group, dtype, device, &part));
+            DP_TRY(dp__flat_new(flats, flats->scope, group, device, &part));
             DP_TRY(dp__flat_fill(flats, group, &part, device));
             in[i] = part.data;
         }
         DP_TRY(dp__sum(ctx, device, in, replicas, 1, 1, &sum));
-        for (size_t k = leaf; k < flats->count; k++)
+        for (size_t k = 0; k < flats->count; k++)
             if (flats->members[k].group == group)
                 *adder->results[k] = dp__flat_view(&sum, &flats->members[k]);
     }
