@@ -869,11 +869,6 @@ static dp_tensor dp__flat(void *data, dp_device device, dp_dtype dtype, int64_t 
     return dp__tensor_like(data, device, dtype, 1, &count);
 }
 
-static dp_status dp__zero_flat(dp_ctx *ctx, const dp__device *device, const dp_tensor *flat)
-{
-    return dp__count(flat) > 0 ? dp__fill_tensor(ctx, device, flat, 0) : DP_OK;
-}
-
 typedef struct dp__blank { /* a block to be made, all zero */
     dp_scope *scope;
     const dp__device *device;
@@ -893,7 +888,7 @@ static dp_status dp__blank_make(const dp__blank *blank)
     DP_TRY(blank->sort != DP__BUFFERS
                ? dp__shared_make(scope, blank->device, pool, blank->bytes, blank->out)
                : dp__tensor_make(scope, blank->device, DP_U8, 1, &count, blank->out));
-    return dp__zero_flat(ctx, blank->device, blank->out);
+    return dp__fill_tensor(ctx, blank->device, blank->out, 0);
 }
 
 static void dp__blank_part(int local_rank, void *user)
@@ -1661,7 +1656,7 @@ static dp_status dp__grads_zero(dp_module *module)
     }
     for (size_t i = 0; i < layout->range_count; i++) {
         dp_tensor range = dp__range_in(runs, layout, i, &runs->memory);
-        DP_TRY(dp__zero_flat(module->ctx, &module->ctx->devices[range.device.index], &range));
+        DP_TRY(dp__fill_tensor(module->ctx, &module->ctx->devices[range.device.index], &range, 0));
     }
     return DP_OK;
 }
@@ -2590,7 +2585,7 @@ static dp_status dp__grad_group_zero(dp_ctx *ctx, const dp__memory *memory, dp__
     if (group->pass == memory->pass)
         return DP_OK;
     group->pass = memory->pass;
-    return dp__zero_flat(ctx, &ctx->devices[group->flat.device.index], &group->flat);
+    return dp__fill_tensor(ctx, &ctx->devices[group->flat.device.index], &group->flat, 0);
 }
 
 /* Groups that nobody has asked for in this pass still hold the gradients of an earlier one. */
@@ -2753,7 +2748,7 @@ static dp_status dp__out_grad(const dp_call *call, const dp_tensor *like, dp_val
     if (grad.kind != DP_NONE)
         DP_TRY(dp__number_bits(call->ctx, "dp_call_out_grad", grad, (dp_dtype)like->dtype, &bits));
     DP_TRY(dp__tensor_as(call->scope, device, like, out));
-    return dp__count(out) > 0 ? dp__fill_tensor(call->ctx, device, out, bits) : DP_OK;
+    return dp__fill_tensor(call->ctx, device, out, bits);
 }
 
 DP_API dp_status dp_call_out_grad(const dp_call *call, const char *name, dp_tensor *out)
@@ -3005,7 +3000,7 @@ static dp_status dp__meet_ranks(const dp_pass *pass, dp_scope *temp, const dp__c
         if (parts[i].send != NULL)
             continue;
         DP_TRY(dp__tensor_make(temp, &ctx->devices[i], want->call.dtype, 1, &count, &zeros));
-        DP_TRY(dp__zero_flat(ctx, &ctx->devices[i], &zeros));
+        DP_TRY(dp__fill_tensor(ctx, &ctx->devices[i], &zeros, 0));
         parts[i] = (dp_part){.send = zeros.data, .recv = zeros.data};
     }
     all.call.local = parts;

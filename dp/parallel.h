@@ -85,7 +85,7 @@ static dp_status dp__record_set_aside(const dp__record *record, dp_tensor **out)
         dp_tensor range = dp__record_range(record, i), *copy = &(*out)[i];
         DP_TRY(dp__tensor_as(call->scope, device, &range, copy));
         DP_TRY(dp__copy_tensor(call->ctx, copy, &range, NULL));
-        DP_TRY(dp__zero_flat(call->ctx, device, &range));
+        DP_TRY(dp__fill_tensor(call->ctx, device, &range, 0));
     }
     return DP_OK;
 }
@@ -773,7 +773,7 @@ static dp_status dp__back_zeros(const dp__back_gatherer *back, size_t r, dp_valu
         return dp__map(&mapper, model, out);
     DP_TRY(dp__tensor_make(scope, device, (dp_dtype)model.as.t->dtype, input.as.t->ndim,
                            input.as.t->shape, &zeros));
-    DP_TRY(dp__zero_flat(scope->ctx, device, &zeros));
+    DP_TRY(dp__fill_tensor(scope->ctx, device, &zeros, 0));
     return dp__of(scope, &zeros, out);
 }
 
