@@ -1858,11 +1858,11 @@ DP_MUST_USE DP_API dp_status dp_data_parallel_once(dp_module *module, dp_scope *
 DP_MUST_USE DP_API dp_status dp_container_parallel(dp_module *module,
                                                    const dp_parallel_config *config,
                                                    dp_module **out);
+DP_MUST_USE DP_API dp_status dp_model_parallel(dp_module *module, const dp_parallel_config *config,
+                                               dp_module **out);
 /* The criterion takes the model's list as its first argument, and targets that are cut as the batch
    was; in a replica it gets (output, targets...), with a tuple of outputs spread into as many
    arguments. Its result is the mean of the losses. */
-DP_MUST_USE DP_API dp_status dp_model_parallel(dp_module *module, const dp_parallel_config *config,
-                                               dp_module **out);
 DP_MUST_USE DP_API dp_status dp_criterion_parallel(dp_module *criterion,
                                                    const dp_parallel_config *config,
                                                    dp_module **out);

@@ -1292,10 +1292,10 @@ static dp_host dp__host_make(void)
 
 /* ==== >>pool ===================================================================================
    Blocks of the host, of pinned memory, of the heap that processes share, of pages that they may
-   come to share, and of each device. A
-   block's size is rounded up to its class (eight classes per power of two, so at most 1/8 is lost)
-   and stays there: a step that repeats itself finds all its blocks in the free lists. Device blocks
-   are reused in the order of the compute stream. The context's lock guards the lists. */
+   come to share, and of each device. A block's size is rounded up to its class (eight classes per
+   power of two, so at most 1/8 is lost) and stays there: a step that repeats itself finds all its
+   blocks in the free lists. Device blocks are reused in the order of the compute stream. The
+   context's lock guards the lists.                                                              */
 
 static bool dp__mul(size_t a, size_t b, size_t *out)
 {
@@ -1991,10 +1991,7 @@ DP__COLD static const char *dp__value_text(dp_value value, char *text, size_t by
 
 static unsigned dp__bits(unsigned mask)
 {
-    unsigned count = 0;
-    for (; mask != 0; mask &= mask - 1)
-        count++;
-    return count;
+    return (unsigned)__builtin_popcount(mask);
 }
 
 static const char *dp__s(size_t count) /* the s of a plural, or "" */
