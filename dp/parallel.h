@@ -1252,10 +1252,7 @@ DP_API dp_status dp_all_reduce_list(dp_ctx *ctx, dp_scope *scope, dp_value list,
         status = dp__reduce_add(scope, temp, list, &ctx->devices[dp__rank_at(how, 0)], &sum);
     if (status == DP_OK)
         status = dp__replicate(scope, sum, how, &all);
-    status = dp__temp_end(temp, NULL, status);
-    if (status == DP_OK)
-        *out_list = all;
-    return dp__leave(__func__, ctx, status);
+    return dp__leave_with(__func__, ctx, dp__temp_end(temp, NULL, status), all, out_list);
 }
 
 /* ==== >>faces ====================================================================================
@@ -1978,9 +1975,7 @@ DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data
     dp_trace_begin(__func__);
     dp_status status = dp__step(&request, data, optim, &log);
     dp_trace_end();
-    if (status == DP_OK)
-        *out_log = log;
-    return dp__leave(__func__, module->ctx, status);
+    return dp__leave_with(__func__, module->ctx, status, log, out_log);
 }
 
 DP_API dp_status dp_predict_step(dp_module *module, dp_scope *scope, dp_value data, dp_value *out)

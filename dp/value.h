@@ -454,6 +454,15 @@ DP_API dp_status dp_as_tensor(dp_value value, const char *what, dp_dtype dtype, 
     return dp__as_tensor(__func__, value, what != NULL ? what : "value", dtype, ndim, out);
 }
 
+/* A result is for the caller only where there is one. */
+static dp_status dp__leave_with(const char *fn, dp_ctx *ctx, dp_status status, dp_value result,
+                                dp_value *out)
+{
+    if (status == DP_OK)
+        *out = result;
+    return dp__leave(fn, ctx, status);
+}
+
 /* ==== >>walk ===================================================================================
    Trees are rebuilt by dp__map (one tree) and dp__zip (several of one structure, side by side); the
    caller says what happens at the leaves. dp_keep is the first of these callers. */
@@ -706,15 +715,13 @@ static dp_status dp__keep_leaf(dp__mapper *mapper, dp_value value, dp_value *out
 DP_API dp_status dp_keep(dp_scope *to, dp_value value, dp_value *out)
 {
     dp__mapper mapper = {.scope = to, .leaf = dp__keep_leaf, .plain = true, .keys = true};
-    dp_value copy;
+    dp_value copy = dp_none();
     DP_TRY(dp__check_scope(__func__, to));
     DP_TRY(dp__check_ctx(__func__, to->ctx));
     DP_TRY(dp__check_value(__func__, "value", value));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     dp_status status = dp__map(&mapper, value, &copy);
-    if (status == DP_OK)
-        *out = copy;
-    return dp__leave(__func__, to->ctx, status);
+    return dp__leave_with(__func__, to->ctx, status, copy, out);
 }
 
 /* ==== >>collating ================================================================================
@@ -978,9 +985,7 @@ static dp_status dp__collate(const char *fn, dp__collator *collator, const dp_va
     zipper->noun = "sample";
     zipper->lists = true;
     dp_status status = dp__zip(zipper, samples, NULL, &batch);
-    if (status == DP_OK)
-        *out = batch;
-    return dp__leave(fn, zipper->scope->ctx, status);
+    return dp__leave_with(fn, zipper->scope->ctx, status, batch, out);
 }
 
 DP_API dp_status dp_collate(dp_scope *scope, const dp_value *samples, size_t count,
@@ -1550,9 +1555,7 @@ DP_API dp_status dp_scatter(dp_ctx *ctx, dp_scope *scope, dp_value value,
     dp_status status = dp__plan_begin(&plan);
     if (status == DP_OK)
         status = dp__scatter_value(&plan, value, &list);
-    if (status == DP_OK)
-        *out_list = list;
-    return dp__leave(__func__, ctx, status);
+    return dp__leave_with(__func__, ctx, status, list, out_list);
 }
 
 /* Those of a method. */
@@ -1795,9 +1798,7 @@ DP_API dp_status dp_gather(dp_ctx *ctx, dp_scope *scope, dp_value list, const dp
     DP_TRY(dp__check_output(__func__, ctx, "local_rank", how, &target));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     dp_status status = dp__gather(scope, list, target, how->dim, &result);
-    if (status == DP_OK)
-        *out = result;
-    return dp__leave(__func__, ctx, status);
+    return dp__leave_with(__func__, ctx, status, result, out);
 }
 
 /* ---- into tensors of the caller -------------------------------------------------------------- */
@@ -2117,9 +2118,7 @@ DP_API dp_status dp_replicate(dp_ctx *ctx, dp_scope *scope, dp_value value,
     DP_TRY(dp__check_pointer(__func__, "out_list", out_list));
     DP_TRY(dp__check_ranks(__func__, ctx, how));
     dp_status status = dp__replicate(scope, value, how, &list);
-    if (status == DP_OK)
-        *out_list = list;
-    return dp__leave(__func__, ctx, status);
+    return dp__leave_with(__func__, ctx, status, list, out_list);
 }
 
 /* ---- sums ------------------------------------------------------------------------------------ */
@@ -2284,10 +2283,7 @@ DP_API dp_status dp_reduce_add(dp_ctx *ctx, dp_scope *scope, dp_value list,
     dp_status status = dp__temp_begin(ctx, &temp);
     if (status == DP_OK)
         status = dp__reduce_add(scope, temp, list, device, &sum);
-    status = dp__temp_end(temp, NULL, status);
-    if (status == DP_OK)
-        *out = sum;
-    return dp__leave(__func__, ctx, status);
+    return dp__leave_with(__func__, ctx, dp__temp_end(temp, NULL, status), sum, out);
 }
 
 DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *parts, size_t part_count,
