@@ -133,8 +133,8 @@
    THREADS
    One thread at a time calls into a context. Functions marked [any] are exceptions: reading names
    and errors, making views, beginning scopes, dp_reducer_ready, dp_reducer_absent, dp_abort. One
-   thread at a time uses a scope. [host] marks functions that wait for devices. Others return once work is queued, or
-   what they give to the host is there.
+   thread at a time uses a scope. [host] marks functions that wait for devices. Others return once
+   work is queued, or what they give to the host is there.
 
    INSIDE YOUR FUNCTIONS
    The library calls your functions: methods, the function of dp_run, deferred functions,
@@ -1340,13 +1340,12 @@ DP_MUST_USE DP_API dp_status dp_recv(dp_ctx *ctx, const dp_tensor *tensor, int f
        dp_reducer_ready(reducer, 0, layer, NULL);            in backward, layer by layer
        dp_reducer_finish(reducer);                           gradients are equal now
 
-   Every process makes the same calls in the same order, except dp_reducer_ready and _absent. Several
-   reducers
-   may have open passes at the same time, and may finish them in any order. Only the oldest open
-   pass travels early; when it is finished, the next one starts. A pass that is finished before an
-   older one is reduced when it is finished. If a process uses another order the job fails, and the
-   error names both reducers, or both buckets, even if they have the same size. (NCCL on several
-   machines does not compare what it adds up.)                                                  */
+   Every process makes the same calls in the same order, except dp_reducer_ready and _absent.
+   Several reducers may have open passes at the same time, and may finish them in any order. Only
+   the oldest open pass travels early; when it is finished, the next one starts. A pass that is
+   finished before an older one is reduced when it is finished. If a process uses another order the
+   job fails, and the error names both reducers, or both buckets, even if they have the same size.
+   (NCCL on several machines does not compare what it adds up.)                                */
 
 /* 0 is none of them, and an error: no default would be right for everybody. */
 typedef enum dp_reduction {

@@ -33,7 +33,6 @@
 
 namespace dp
 {
-
 inline void must(dp_status status)
 {
     if (status != DP_OK)
@@ -50,20 +49,15 @@ inline dp_dtype dtype_of(const torch::Tensor &tensor)
     return static_cast<dp_dtype>(at - in_order);
 }
 
-inline torch::Device device_of([[maybe_unused]] dp_ctx *ctx)
-{
+/* order: the library goes on after what is on the current stream, or that after the library. */
 #ifdef DP_USE_CUDA
+inline torch::Device device_of(dp_ctx *ctx)
+{
     const int ordinal = dp_cuda_ordinal(dp_local_stream(ctx, 0));
-    if (ordinal >= 0)
-        return {torch::kCUDA, static_cast<c10::DeviceIndex>(ordinal)};
-#endif
-    return torch::kCPU;
+    return {ordinal < 0 ? torch::kCPU : torch::kCUDA, static_cast<c10::DeviceIndex>(ordinal)};
 }
-
-/* The library goes on after what is on the current stream, or that after the library. */
-inline void order([[maybe_unused]] dp_ctx *ctx, [[maybe_unused]] bool library_after)
+inline void order(dp_ctx *ctx, bool library_after)
 {
-#ifdef DP_USE_CUDA
     const torch::Device device = device_of(ctx);
     if (device.is_cpu())
         return;
@@ -73,8 +67,16 @@ inline void order([[maybe_unused]] dp_ctx *ctx, [[maybe_unused]] bool library_af
     c10::Event event(device.type());
     event.record(library_after ? current : own);
     event.block(library_after ? own : current);
-#endif
 }
+#else
+inline torch::Device device_of(dp_ctx *)
+{
+    return torch::kCPU;
+}
+inline void order(dp_ctx *, bool)
+{
+}
+#endif
 
 /* One device of this process'; torch and what it calls get as many threads as are its share. */
 inline std::shared_ptr<dp_ctx> open(dp_config config = {})
@@ -92,8 +94,7 @@ inline std::shared_ptr<dp_ctx> open(dp_config config = {})
 
 struct DDPOptions {
     dp_reduction reduction = DP_MEAN_RANKS; /* DP_MEAN_SAMPLES: each loss is a sum over its rows */
-    dp_unused unused = DP_UNUSED_ERROR;     /* DP_UNUSED_FOUND is find_unused_parameters in Python,
-                                               DP_UNUSED_FIXED is static_graph */
+    dp_unused unused = DP_UNUSED_ERROR;     /* DP_UNUSED_FOUND, or FIXED for a static graph */
     bool broadcast_buffers = true;          /* of rank 0, before a forward */
     dp_buckets buckets = {};                /* wire = DP_BF16: half as many bytes */
 };
@@ -200,9 +201,8 @@ template <class Model> struct DistributedDataParallel {
         }
         if (kind.device().is_cuda())
             block_ = torch::empty(static_cast<int64_t>(count), kind);
-        void *memory = block_.defined()
-                           ? block_.data_ptr()
-                           : dp_shared_alloc(scope_.get(), count * dp_dtype_bytes(dtype));
+        const size_t bytes = count * dp_dtype_bytes(dtype);
+        void *memory = block_.defined() ? block_.data_ptr() : dp_shared_alloc(scope_.get(), bytes);
         for (size_t i = 0; i < units_.size(); i++) {
             char *at = static_cast<char *>(memory) + ranges[i].first * dp_dtype_bytes(dtype);
             units_[i].grad = torch::from_blob(at, units_[i].param.sizes(), kind);

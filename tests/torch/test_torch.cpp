@@ -294,8 +294,8 @@ static void uneven(const std::shared_ptr<dp_ctx> &ctx)
     result("uneven batches, and join", most <= exact, most);
 }
 
-/* Means over ranks; those with nothing left count as zeros. With a static graph, from the first step
-   on that all have taken part in, they are zeros of what they used then. */
+/* Means over ranks; those with nothing left count as zeros. With a static graph, from the first
+   step on that all have taken part in, they are zeros of what they used then. */
 static void uneven_branch(const std::shared_ptr<dp_ctx> &ctx, bool fixed)
 {
     dp::DDPOptions options;
