@@ -159,7 +159,7 @@
      making, copying, wrapping and destroying modules; dp_run,    yes (2)   no
      collectives, messages, dp_buffers_sync, dp_open_group,
      dp_use_stream, dp_threads_limit, dp_data_parallel_once,
-     reducers otherwise
+     other functions of reducers
      dp_scope_end, dp_scope_attach                                yes (2)   yes (2)
      dp_close                                                     no        no
 
@@ -1371,11 +1371,11 @@ typedef struct dp_range { /* a part of a block; no two overlap */
 typedef enum dp_unused {
     DP_UNUSED_ERROR, /* all ranks get an error */
     DP_UNUSED_FOUND, /* they travel when the pass ends; ranks tell each other what they used */
-    DP_UNUSED_FIXED  /* the same in the first reduced pass in which no rank is absent
+    DP_UNUSED_FIXED  /* the same up to the end of the first reduced pass in which no rank is absent
                         (dp_reducer_absent; dp_distributed: each device has rows). From then on each
-                        rank has to report what it had reported by the end of that one; more or less
-                        is an error on all ranks. Nobody waits for the rest, which may travel once a
-                        pass is open. */
+                        rank that is not absent has to report what it had reported by the end of
+                        that one; more or less is an error on all ranks. Nobody waits for the rest,
+                        which may travel once a pass is open. */
 } dp_unused;
 
 struct dp_bucket;
@@ -1467,8 +1467,8 @@ DP_MUST_USE DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_ran
                                               dp_stream *stream);
 /* This local rank has nothing to report in the open pass: it has run out of data, say. Nobody waits
    for it, and it is no error, whatever unused_units is. Its memory is added all the same, so make
-   it zero before the pass; what passes with no_sync have left there counts. STATE if it has
-   reported a unit in this pass. [any] */
+   it zero before the pass; what passes with no_sync have left there counts. With DP_MEAN_SAMPLES
+   give 0 samples for it. STATE if it has reported a unit in this pass. [any] */
 DP_MUST_USE DP_API dp_status dp_reducer_absent(dp_reducer *reducer, int local_rank);
 
 /* End the pass. Gradients are reduced, in order on the compute streams (CPU devices: done).
@@ -1476,8 +1476,9 @@ DP_MUST_USE DP_API dp_status dp_reducer_absent(dp_reducer *reducer, int local_ra
    (see dp_unused) that names the unit and the rank. Gradients are void then, and the next pass
    works. For a hook that fails see dp_bucket. A collective that fails is the job's failure. */
 DP_MUST_USE DP_API dp_status dp_reducer_finish(dp_reducer *reducer);
-/* Whether a rank used the unit in the last reduction: where not, its memory was left alone. Always
-   true with DP_UNUSED_ERROR, and before the first reduction. */
+/* Whether any rank used the unit in the last reduction; if none did, its memory was left alone.
+   With DP_UNUSED_FIXED: in the pass that fixed it. True with DP_UNUSED_ERROR, and before the first
+   reduction. */
 DP_API bool dp_reducer_used(const dp_reducer *reducer, uint32_t unit);
 
 /* How it works at present; buckets in the order in which they travel. */

@@ -33,7 +33,8 @@ enum { DP__EXCUSED, DP__IDLE, DP__BESIDE }; /* dp_reducer.unused, behind the uni
 enum {                   /* dp_reducer.marks */
        DP__REPORTED = 1, /* in this pass */
        DP__USED = 2,     /* since the last reduction */
-       DP__EXPECTED = 4  /* before dp_reducer_finish its bucket does not travel without it */
+       DP__EXPECTED = 4, /* before dp_reducer_finish its bucket does not travel without it */
+       DP__ABSENT = 8    /* in this pass its rank has nothing to report */
 };
 
 typedef struct dp__piece { /* a unit's memory of one dtype */
@@ -1983,12 +1984,20 @@ static dp_status dp__check_pass_open(const char *fn, const dp_reducer *reducer)
     return DP_OK;
 }
 
+static dp_status dp__absent_error(const char *fn, const dp_reducer *reducer, int local_rank)
+{
+    return dp_error(DP_ERR_STATE, "%s: local rank %d is absent from this pass of '%s' already", fn,
+                    local_rank, reducer->name);
+}
+
 static dp_status dp__unit_mark(const char *fn, dp_reducer *reducer, int local_rank, uint32_t unit,
                                dp_stream *stream, bool *out_full)
 {
     size_t at = (size_t)local_rank * reducer->unit_count + unit;
     char text[160];
     DP_TRY(dp__check_pass_open(fn, reducer));
+    if ((reducer->marks[at] & DP__ABSENT) != 0)
+        return dp__absent_error(fn, reducer, local_rank);
     if ((reducer->marks[at] & DP__REPORTED) != 0)
         return dp_error(DP_ERR_STATE, "%s: local rank %d reported %s twice in this pass", fn,
                         local_rank, dp__unit_text(reducer, unit, text, sizeof text));
@@ -2013,7 +2022,9 @@ static dp_status dp__check_absent(const char *fn, const dp_reducer *reducer, int
     char text[160];
     DP_TRY(dp__check_pass_open(fn, reducer));
     for (uint32_t unit = 0; unit < reducer->unit_count; unit++)
-        if ((marks[unit] & DP__REPORTED) != 0)
+        if ((marks[unit] & DP__ABSENT) != 0)
+            return dp__absent_error(fn, reducer, local_rank);
+        else if ((marks[unit] & DP__REPORTED) != 0)
             return dp_error(DP_ERR_STATE, "%s: local rank %d has reported %s in this pass", fn,
                             local_rank, dp__unit_text(reducer, unit, text, sizeof text));
     return DP_OK;
@@ -2027,17 +2038,18 @@ static dp_status dp__reducer_absent(const char *fn, dp_reducer *reducer, int loc
     bool full = false;
     dp__lock_enter(&ctx->lock);
     dp_status status = dp__check_absent(fn, reducer, local_rank);
-    if (status == DP_OK)
+    if (status == DP_OK && reducer->sync)
         status = dp__reported_mark(reducer->lane, local_rank, NULL);
     for (size_t unit = 0; unit < reducer->unit_count && status == DP_OK; unit++) {
         uint8_t *mark = &reducer->marks[(size_t)local_rank * reducer->unit_count + unit];
+        *mark |= DP__ABSENT;
         if ((*mark & DP__EXPECTED) == 0)
             continue;
-        *mark |= dp__unused_is_known(reducer) ? DP__USED : 0;
+        *mark |= reducer->sync && dp__unused_is_known(reducer) ? DP__USED : 0;
         dp__unit_arrived(reducer, local_rank, (uint32_t)unit, &full);
     }
     reducer->idle = reducer->idle || status == DP_OK;
-    reducer->clock.reported = dp__os_now_ns();
+    reducer->clock.reported = status == DP_OK ? dp__os_now_ns() : reducer->clock.reported;
     full = full && reducer->lane->riding == reducer;
     dp__lock_leave(&ctx->lock);
     if (full)
@@ -2146,9 +2158,10 @@ static dp_status dp__unused_find(const char *fn, dp_reducer *reducer, int64_t *o
         reducer->unused[unit] = dp__is_used_here(reducer, unit);
     beside[DP__EXCUSED] = reducer->excuse.status != DP_OK;
     beside[DP__IDLE] = reducer->idle;
-    DP_TRY(dp__pass_tell(fn, reducer, call, reducer->unused, 0));
+    dp_status status = dp__pass_tell(fn, reducer, call, reducer->unused, 0);
     for (size_t i = 0; i < units; i++)
         reducer->unused[i] = !reducer->unused[i];
+    DP_TRY(status);
     return beside[DP__EXCUSED] ? dp__surprise_anywhere(fn, reducer, out_surprise) : DP_OK;
 }
 

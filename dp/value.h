@@ -1356,7 +1356,7 @@ static dp_status dp__plan_tensor(dp__plan *plan, const dp_tensor *tensor, const 
     int64_t rows = has_dim ? tensor->shape[dim < 0 ? dim + tensor->ndim : dim] : 0;
     if (dp__device_of(plan->ctx, tensor->device) == NULL)
         return dp__path_error(DP_ERR_INVALID, path, " is on no device of this context");
-    if (has_dim && plan->rows_of == NULL) { /* no container decides how many there are */
+    if (has_dim && plan->rows_of == NULL) { /* the first one decides, if no container does */
         plan->rows_of = tensor;
         plan->total = rows;
     }

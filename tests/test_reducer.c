@@ -1230,8 +1230,10 @@ TEST(absence_is_said_once_and_instead)
     CHECK_ERROR(dp_reducer_absent(g.reducer, 0), DP_ERR_STATE,
                 "dp_reducer_absent: local rank 0 has reported unit 5 in this pass");
     CHECK_OK(dp_reducer_absent(g.reducer, 1));
-    CHECK_ERROR(dp_reducer_absent(g.reducer, 1), DP_ERR_STATE, "has reported unit 0");
-    CHECK_ERROR(dp_reducer_ready(g.reducer, 1, 5, NULL), DP_ERR_STATE, "unit 5 twice");
+    CHECK_ERROR(dp_reducer_absent(g.reducer, 1), DP_ERR_STATE,
+                "dp_reducer_absent: local rank 1 is absent from this pass of 'net' already");
+    CHECK_ERROR(dp_reducer_ready(g.reducer, 1, 5, NULL), DP_ERR_STATE,
+                "dp_reducer_ready: local rank 1 is absent from this pass of 'net' already");
     CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_MISMATCH, "rank 0 did not report unit 0");
     absent_pass(&g, DP_UNUSED_ERROR, 2);
     grads_end(&g);

@@ -10,8 +10,8 @@
 
    Parameters and buffers begin as those of rank 0. Gradients lie in one block of memory that all
    processes of the machine see; they travel while backward goes on. Each forward has one backward.
-   Parameters that are not frozen have one dtype. Failures throw std::runtime_error. When the
-   wrapper goes, the model stays, without gradients. For its files: dp_torch_save.hpp.
+   Parameters that are not frozen have one dtype. Failures throw std::runtime_error, or torch's
+   c10::Error. When the wrapper goes, the model stays, without gradients. Files: dp_torch_save.hpp.
 
    GPUs: compile with DP_USE_CUDA, link libdp made with "cuda nccl", and move the model to
    dp::device_of(job.get()) first. Gradients are taken from the current stream and are ready on it.
@@ -170,7 +170,7 @@ template <class Model> struct DistributedDataParallel {
         return {this, [this](void *) { sync_ = true; }};
     }
     /* Whether any process has a batch; `mine`: this one has. One that has none takes part in the
-       pass of the others here, gets the same gradients, and steps as they do:
+       pass of the others with zeros, gets the same gradients, and steps as they do:
            while (ddp.join(batch != end)) { if (batch != end) { forward, backward } step }   */
     bool join(bool mine)
     {
@@ -216,9 +216,12 @@ template <class Model> struct DistributedDataParallel {
         config.unused_units = options.unused;
         must(dp_reducer_create(job_.get(), &config, &reducer));
     }
-    void begin()
+    void begin() /* what the last step did not use may travel at once */
     {
-        settle_unused(false);
+        for (Unit &unit : units_)
+            if (unit.used || !unit.was_used)
+                settle(unit);
+        order(job_.get(), true);
         const dp_reduce_pass pass = {!sync_, &samples};
         must(dp_reducer_begin(reducer, &pass));
         open_ = true;
@@ -232,14 +235,6 @@ template <class Model> struct DistributedDataParallel {
             unit.grad.zero_();
         else if (grad.data_ptr() != unit.grad.data_ptr())
             unit.grad.copy_(grad), grad = unit.grad;
-    }
-    /* What the last step did not use may travel at once. */
-    void settle_unused(bool was_used)
-    {
-        for (Unit &unit : units_)
-            if (unit.was_used == was_used && !unit.used)
-                settle(unit);
-        order(job_.get(), true);
     }
     void arrived(Unit &unit) /* autograd has put its gradient there, or added it */
     {
@@ -255,18 +250,23 @@ template <class Model> struct DistributedDataParallel {
     void finish() /* what no process has used stays undefined: optimizers leave it alone */
     {
         open_ = false;
-        settle_unused(true);
-        must(dp_reducer_finish(reducer));
-        order(job_.get(), false);
+        for (Unit &unit : units_)
+            if (unit.was_used && !unit.used)
+                settle(unit);
+        order(job_.get(), true);
+        const dp_status status = dp_reducer_finish(reducer);
         for (uint32_t i = 0; sync_ && i < units_.size(); i++) {
-            units_[i].was_used = std::exchange(units_[i].used, false);
-            if (dp_reducer_used(reducer, i))
+            units_[i].was_used = std::exchange(units_[i].used, false) && status == DP_OK;
+            if (status == DP_OK && dp_reducer_used(reducer, i))
                 units_[i].param.mutable_grad() = units_[i].grad;
         }
+        must(status);
+        order(job_.get(), false);
     }
     void stand_in()
     {
         share_buffers();
+        sync_buffers_ = sync_;
         samples = 0;
         for (Unit &unit : units_)
             if (!unit.used) /* what is left of the last step */

@@ -329,6 +329,34 @@ static void uneven_branch(const std::shared_ptr<dp_ctx> &ctx, bool fixed)
     result(fixed ? "join with a static graph" : "join with unused ones", most <= exact, most);
 }
 
+/* Gradients that zero_grad has thrown away after a backward without a reduction. */
+static void thrown_away(const std::shared_ptr<dp_ctx> &ctx)
+{
+    dp::DDPOptions options;
+    options.unused = DP_UNUSED_FOUND;
+    const Model model = filled(std::make_shared<Branch>(), rank);
+    const Model alone = filled(std::make_shared<Branch>(), 0);
+    dp::DistributedDataParallel ddp(ctx, model, options);
+    for (int step = 0; step < 2; step++) { /* then on all ranks but one, which has a batch */
+        const bool has = step == 0 || rank == 0;
+        model->takes = true;
+        {
+            const auto guard = ddp.no_sync();
+            loss_of(ddp.forward(batch(0, rank))).backward();
+        }
+        ddp.zero_grad();
+        model->takes = false;
+        ddp.join(has);
+        if (has)
+            loss_of(ddp.forward(batch(1, 0))).backward();
+    }
+    loss_of(alone->forward(batch(1, 0))).backward();
+    const Tensor want = alone->parameters()[0].grad() / dp_rank_count(job);
+    const double off = (model->parameters()[0].grad() - want).abs().max().item<double>();
+    const Tensor left = model->named_parameters()["some.weight"].grad();
+    result("what zero_grad throws away", off <= exact && left.abs().max().item<double>() == 0, off);
+}
+
 static void halves(const std::shared_ptr<dp_ctx> &ctx, const Expected &expected)
 {
     dp::DDPOptions options;
@@ -437,6 +465,7 @@ int main(int argc, char **argv)
     uneven(ctx);
     uneven_branch(ctx, false);
     uneven_branch(ctx, true);
+    thrown_away(ctx);
     if (dp_rank_count(job) == 2)
         halves(ctx, read_expected(argv[1]));
     files(ctx, argv[2]);
