@@ -5,7 +5,7 @@
 #                   TORCH_PYTHON=python3: the Python that has torch (examples/torch/c10d.cpp)
 #   make test       everything below; ends with "N passed, N failed"
 #   make install    headers, libdp, files for pkg-config and CMake, manual pages, into PREFIX=/usr/local;
-#                   WITH="cuda nccl mpi": the library with these; DESTDIR= LIBDIR=lib MPICC= CFLAGS=
+#                   WITH="cuda nccl mpi": the library with these; DESTDIR= LIBDIR=lib MPICC= AR= CFLAGS=
 #                   LDFLAGS=. make uninstall takes them away, make install-test tries both
 #   make docs       build/docs/index.html: the manuals of the headers, README.md and the examples as one
 #                   static site, with a search that needs no server
@@ -148,7 +148,12 @@ LIBRARIES = $(foreach name,dp $(if $(filter mpi,$(WITH)),dp-mpi),build/lib/lib$(
     build/lib/lib$(name).$(SHARED))
 comma    := ,
 MPI_LIBS  = $(if $(filter mpi,$(WITH)),$(filter -L% -l% -Wl%,$(shell $(MPICC) -show)))
-INSTALL   = PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' DESTDIR='$(DESTDIR)' WITH='$(strip $(WITH))' \
+space    := $(subst ,, )
+quoted    = '$(subst ','\'',$(1))'
+# Without . and .., as what is installed names it; abspath takes spaces for ends of names.
+WHOLE_PREFIX = $(subst ?,$(space),$(abspath $(subst $(space),?,$(PREFIX))))
+INSTALL   = PREFIX=$(call quoted,$(WHOLE_PREFIX)) LIBDIR=$(call quoted,$(LIBDIR)) \
+    DESTDIR=$(call quoted,$(DESTDIR)) WITH='$(strip $(WITH))' \
     VERSION=$(VERSION) ABI=$(ABI) SYSTEM=$(SYSTEM) SHARED=$(SHARED) LIBS='$(strip $(LIB_LIBS))' \
     MPI_LIBS='$(MPI_LIBS)' install/install.sh
 
@@ -292,7 +297,7 @@ LIB_FLAGS   = -std=c11 -O2 -fPIC $(CPPFLAGS) $(CFLAGS) -fno-fast-math -fvisibili
 LINK_SHARED = -shared -Wl,-soname,$(@F).$(ABI) -Wl,--version-script=build/lib/libdp.map \
     $(if $(filter Linux,$(SYSTEM)),-Wl$(comma)-z$(comma)defs)
 ifeq ($(SYSTEM),Darwin)
-LINK_SHARED = -dynamiclib -install_name $(abspath $(PREFIX))/$(LIBDIR)/lib$*.$(ABI).dylib
+LINK_SHARED = -dynamiclib -install_name "$(WHOLE_PREFIX)/$(LIBDIR)/lib$*.$(ABI).dylib"
 endif
 
 # What they were made with: written when it has changed.
@@ -300,8 +305,8 @@ build/lib/flags: FORCE
 	@$(INSTALL) known
 	@mkdir -p $(@D)
 	@rm -f $@.new
-	@echo '$(CC) $(MPICC) $(AR) $(LIB_FLAGS) $(LINK_SHARED) $(LDFLAGS)' >$@.new
-	@cmp -s $@.new $@ || mv $@.new $@
+	@echo $(call quoted,$(CC) $(MPICC) $(AR) $(LIB_FLAGS) $(LINK_SHARED) $(LDFLAGS)) >$@.new
+	@cmp -s $@.new $@ || mv -f $@.new $@
 
 build/lib/libdp.map: dp.h
 	@mkdir -p $(@D)
@@ -446,7 +451,7 @@ build/examples/%: examples/%.c $(EXAMPLES_DP) Makefile build/config.mk
 	@$(CC) -std=c11 $(CFLAGS_gcc) $(EXAMPLES_EXTRA) $(if $(EXAMPLES_DP),$(EXAMPLES_DONE)) -I. $(STB_CFLAGS) \
 	    -MMD -MP -MT $@ -MF $@.d $< $(EXAMPLES_DP) -o $@ $(LIBS)
 
-# What is installed is made as the library is, whatever its compiler would warn of.
+# What is installed is made as the library is, and no warning of its compiler stops that.
 build/lib/dprun: examples/dprun.c Makefile build/lib/flags
 	$(CC) -std=c11 -O2 $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $< -o $@ $(LIBS)
 
@@ -483,7 +488,7 @@ torch-backend: build/torch/dp_c10d.so
 build/torch/python: FORCE
 	@mkdir -p $(@D)
 	@echo '$(TORCH_PYTHON)' >$@.new
-	@cmp -s $@.new $@ || mv $@.new $@
+	@cmp -s $@.new $@ || mv -f $@.new $@
 
 build/torch/dp_c10d.so: examples/torch/c10d.cpp build/lib/libdp.a build/torch/python Makefile
 	@echo "$(CXX) $<"

@@ -1461,7 +1461,8 @@ dp__cuda = {DP__CUDA_RUNTIME(DP__CUDA_BIND) DP__CUDA_NVRTC(DP__CUDA_BIND).bound 
 /* The oldest driver and libraries, and the version of the driver's functions that is asked for. */
 enum { DP__CUDA_FLOOR = 12080 };
 
-/* 12080 is 12.8. Of the driver: for CUDA up to it. 0: there is no driver, or it does not say. */
+/* 12080 is 12.8. A driver gives the newest CUDA that it serves. 0: there is none, or it does not
+   say. */
 static int dp__cuda_version(cudaError_t (*ask)(int *out))
 {
     int version = 0;

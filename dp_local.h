@@ -1056,9 +1056,8 @@ static dp_status dp__local_move(const dp_local *local, const dp__local_fragment 
         dp_tensor own, there;
         if (!dp__local_meets(entry, fragment))
             continue;
-        DP_TRY(dp_module_param(local->module, entry->param, &info));
-        if (back)
-            DP_TRY(dp_params_edit(local->module, entry->param, &info.data, NULL));
+        DP_TRY(back ? dp_params_edit(local->module, entry->param, &info.data, NULL)
+                    : dp_module_param(local->module, entry->param, &info));
         DP_TRY(dp__local_part(entry, fragment, &info.data, row, &own, &there));
         DP_TRY(back ? dp__move(local->ctx, &own, &there) : dp__move(local->ctx, &there, &own));
     }

@@ -1,7 +1,7 @@
 /* dp_save.h - v0.1.0 - what a training program keeps in files - MIT licence
 
-   Include it after dp.h, or instead. But for the wording of errors it uses only the public API of
-   dp.h, what dp/os.h has for files and threads, names, and pieces and copies of tensors. Files are
+   Include it after dp.h, or instead. Beside the public API of dp.h it uses what words errors, joins
+   names, and cuts and copies tensors, and what dp/os.h has for files and threads. Files are
    safetensors files: Python's `safetensors` reads them, and its files can be read here.
 
        dp_module_save(par, step, &model);

@@ -24,9 +24,9 @@
    Prints:
    [0] parameters after 64 steps add up to ... */
 
-#if defined(__linux__)
+#if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* for sched_setaffinity */
-#else
+#elif !defined(__linux__) && !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L
 #endif
 #include <errno.h>
@@ -77,8 +77,9 @@ static const char usage[] =
     "  --bind cores       each process gets its own share of the cores (Linux)\n"
     "  --grace SECONDS    from SIGTERM to SIGKILL (10)\n"
     "  -h                 this text\n"
-    "Exit status: that of the process that failed first; 128 + its signal; 1: their output\n"
-    "could not be written; 2: wrong options; 126, 127: the program cannot be run, is not there.\n";
+    "Exit status: that of the process that failed first; 128 + its signal; 1: a process cannot\n"
+    "be started, or output cannot be written; 2: wrong options; 126, 127: the program cannot be\n"
+    "run, is not there.\n";
 
 enum {
     LINE = 16 << 10,     /* a longer line is broken */
@@ -103,6 +104,7 @@ static struct {
 
 typedef struct stream {  /* stdout or stderr of a process */
     int fd, to;          /* fd -1: it has ended */
+    bool tty;            /* where it goes to */
     size_t used, late;   /* bytes of a line; bytes that came after the end of the process */
     char line[LINE + 1]; /* with its newline */
 } stream;
@@ -340,7 +342,8 @@ static void start_again(void)
         if (p->again_ms == 0 || now_ms() < p->again_ms || p->out[0].fd >= 0 || p->out[1].fd >= 0)
             continue;
         p->again_ms = 0;
-        p->ended = false;
+        p->ended = p->group = false;
+        p->pid = 0;
         p->words[0] = '\0';
         if (asked.most > 0)
             say("process %d is started again", number_of(p));
@@ -388,8 +391,10 @@ static bool put(int fd, const char *data, size_t bytes)
         if (poll(set, 2, patience()) < 0)
             set[1].revents = 0;
         attend();
-        if (job.told && job.killed && set[1].revents == 0)
+        if (job.told && job.killed && set[1].revents == 0) {
+            errno = EINTR;
             return false;
+        }
         ssize_t done = 0;
         if (set[1].revents != 0)
             done = write(fd, data, bytes < PIPE_BUF ? bytes : PIPE_BUF);
@@ -417,7 +422,7 @@ SAYS static void say(const char *format, ...)
 static struct {
     size_t used;
     char text[PREFIX + LINE + 1];
-} lines; /* to be written at once: of one stream, and nothing while none is read */
+} lines; /* of one stream, that go out in one write; none but while a stream is read or ends */
 
 static bool put_lines(const process *p, const stream *s)
 {
@@ -432,7 +437,8 @@ static bool put_lines(const process *p, const stream *s)
     return false;
 }
 
-/* As many as a pipe takes whole go together: a call of write for each short line takes too long. */
+/* As many as a pipe takes whole go together: a call of write for each short line takes too long. At a
+   terminal a signal may end a write in the middle. */
 static bool pass_line(process *p, stream *s, const char *line, size_t bytes)
 {
     char number[PREFIX];
@@ -441,7 +447,8 @@ static bool pass_line(process *p, stream *s, const char *line, size_t bytes)
         prefix = (size_t)snprintf(number, PREFIX, "[%d] ", number_of(p));
     if (s == &p->out[1] && bytes > 0)
         snprintf(p->words, WORDS, "%.*s", (int)bytes, line);
-    if (lines.used + prefix + bytes + 1 > PIPE_BUF && !put_lines(p, s))
+    bool full = s->tty || lines.used + prefix + bytes + 1 > PIPE_BUF;
+    if (full && lines.used > 0 && !put_lines(p, s))
         return false;
     memcpy(lines.text + lines.used, number, prefix);
     memcpy(lines.text + lines.used + prefix, line, bytes);
@@ -696,6 +703,7 @@ static int open_output(process *p, stream *s, int usual)
     }
     if (s->to < 0 || !open_pipe(ends))
         return -1;
+    s->tty = isatty(s->to) != 0;
     s->fd = ends[0];
     fcntl(s->fd, F_SETFL, O_NONBLOCK);
     return ends[1];

@@ -58,7 +58,7 @@ pc() {
     name=$1 description=$2
     shift 2
     fill install/dp.pc.in "$LIBDIR/pkgconfig/$name.pc" "NAME=$name" "DESCRIPTION=$description" "$@" \
-        "PREFIX=$(printf '%s\n' "$PREFIX" | sed 's/ /\\ /g')" REQUIRES= CFLAGS= LIBS=
+        "PREFIX=$(printf '%s\n' "$PREFIX" | sed 's/[ #]/\\&/g')" REQUIRES= CFLAGS= LIBS=
 }
 
 # library NAME: static, and shared under the name that it has on this system
@@ -141,7 +141,7 @@ known() {
     for part in $WITH; do
         case $part in
         cuda | nccl | hip | rccl | mpi) ;;
-        *) fail "WITH=$part: of cuda, nccl, hip, rccl and mpi" ;;
+        *) fail "WITH=$part: is none of cuda, nccl, hip, rccl and mpi" ;;
         esac
     done
 }
@@ -163,6 +163,7 @@ install_all() {
 }
 
 case $PREFIX in
+*[\'\"\\\$]*) fail "PREFIX=$PREFIX: without quotes, \\ and \$" ;;
 /* | '') ;;
 *) PREFIX=$PWD/$PREFIX ;;
 esac

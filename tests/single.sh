@@ -15,7 +15,7 @@ names=" "
 for name in "$@"; do
     if [ "$name" = cpu ] || [[ ! $name =~ ^[a-z]+$ ]] || [ ! -e "dp_$name.h" ]; then
         known=$(echo dp_*.h | sed 's/dp_cpu.h //; s/dp_//g; s/\.h//g')
-        echo "make single: WITH=$name: of $known" >&2
+        echo "make single: WITH=$name: is none of $known" >&2
         exit 1
     fi
     [[ $names == *" $name "* ]] || names+="$name "

@@ -450,7 +450,7 @@ static void one_closes_meanwhile(meeting *m)
                          message_of_kind(scope, peer, m->process, 4, true)};
     CHECK_OK(dp_messages_begin(ctx, both, 2));
     CHECK_OK(dp_barrier(ctx));
-    wait_for_all(m); /* who still is in it would hear of the end */
+    wait_for_all(m); /* whoever is still in the barrier would hear of the end */
     for (int i = 0; i < 3; i++) {
         dp_status status = dp_messages_test(ctx, both, 2);
         CHECK(status == DP_OK || status == DP_PENDING || m->process != 1); /* it may have closed */

@@ -119,8 +119,8 @@ halfway() {
 awkward() {
     local PREFIX="$INSTALL/a place"
     touch "$INSTALL/before"
-    (umask 077 && installs install WITH= "CFLAGS=$HIDDEN" "PREFIX=$PREFIX/") || return 1
-    find "$PREFIX" -type d ! -perm 755 | grep . && return 1
+    (umask 077 && installs install WITH= "CFLAGS=$HIDDEN" "PREFIX=$INSTALL/none/../a place/") || return 1
+    find "$PREFIX" -type d ! -perm -755 | grep . && return 1
     [ build/lib/dprun -nt "$INSTALL/before" ] || { echo "dprun is of other flags"; return 1; }
     ! has cmake || by_cmake place -DLINK=dp::dp || return 1
     PKG_CONFIG_PATH=$PREFIX/lib/pkgconfig LD_LIBRARY_PATH=$PREFIX/lib by_make place dp || return 1
@@ -233,12 +233,14 @@ step_install() {
     else
         skip "manual pages" "no mandoc"
     fi
-    refused "make install WITH=what is not known" "WITH=tpu: of cuda" installs install WITH=tpu \
+    refused "make install WITH=what is not known" "WITH=tpu: is none of cuda" installs install WITH=tpu \
         "PREFIX=$INSTALL/none"
+    refused "make install PREFIX=with a quote" "without quotes" installs install WITH= \
+        "PREFIX=$INSTALL/it's"
     tried "make install with DESTDIR, and uninstall" \
         "./opt/include/dp/of-others ./opt/share/of-others . ./opt ./opt/include ./opt/include/dp ./opt/share " staged
     tried "make uninstall after an install that failed" ". ./opt ./opt/share ./opt/share/man " halfway
-    refused "make single WITH=what is not known" "WITH=tpu: of array" \
+    refused "make single WITH=what is not known" "WITH=tpu: is none of array" \
         alone "${MAKE:-make}" -s single WITH=tpu
     tried "make single WITH=the same twice" same single
     ! has pkg-config || tried "make install in an awkward place" "$SAYS - - -" awkward
