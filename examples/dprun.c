@@ -437,8 +437,8 @@ static bool put_lines(const process *p, const stream *s)
     return false;
 }
 
-/* As many as a pipe takes whole go together: a call of write for each short line takes too long. At a
-   terminal a signal may end a write in the middle. */
+/* As many as a pipe takes whole go together: a call of write for each short line takes too long. To
+   a terminal they go one by one, as a signal may end a write in the middle. */
 static bool pass_line(process *p, stream *s, const char *line, size_t bytes)
 {
     char number[PREFIX];
