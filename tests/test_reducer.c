@@ -1116,7 +1116,7 @@ static bool reports(dp_unused rule, int rank, uint32_t unit)
 /* Whoever is absent counts as zeros, and nobody else waits for it. */
 static void absent_pass(const grads *g, dp_unused rule, unsigned absent)
 {
-    double sums[LAYERS] = {0}, sum = 0;
+    double sum = 0;
     bool used[LAYERS] = {false};
     for (int rank = 0; rank < g->info.rank_count; rank++) {
         bool here = (absent >> rank & 1) == 0;
@@ -1143,9 +1143,8 @@ static void absent_pass(const grads *g, dp_unused rule, unsigned absent)
         await_early(g->reducer, LAYERS);
     CHECK_OK(dp_reducer_finish(g->reducer));
     for (uint32_t unit = 0; unit < LAYERS; unit++) {
-        sums[unit] = sum / g->info.rank_count;
         if (rule == DP_UNUSED_ERROR || (used[unit] && dp_reducer_used(g->reducer, unit)))
-            check_unit(g, unit, sums[unit], 0);
+            check_unit(g, unit, sum / g->info.rank_count, 0);
         if (rule == DP_UNUSED_FOUND)
             CHECK(dp_reducer_used(g->reducer, unit) == used[unit]);
         CHECK(dp_reducer_used(g->reducer, unit) || rule != DP_UNUSED_ERROR);
@@ -1217,6 +1216,34 @@ static void absent_after_a_pass_without_sync(meeting *m)
 TEST(what_an_absent_rank_had_before_counts)
 {
     in_processes(2, absent_after_a_pass_without_sync);
+}
+
+/* What has been fixed is reported in the pass that is reduced, or its rank is absent from that. */
+TEST(absence_without_a_reduction_hides_nothing)
+{
+    const dp_reduce_pass local = {.no_sync = true};
+    grads g;
+    fixed_begin(&g, open_here(2));
+    for (int pass = 0; pass < 3; pass++) {
+        if (pass == 1) {
+            CHECK_OK(dp_reducer_begin(g.reducer, &local));
+            CHECK_OK(dp_reducer_absent(g.reducer, 1));
+            CHECK_OK(dp_reducer_finish(g.reducer));
+        }
+        fixed_pass_begin(&g);
+        for (uint32_t unit = LAYERS; unit-- > 0;)
+            for (int i = 0; i < 2; i++)
+                if (is_fixed(i, unit) && (pass != 1 || i == 0))
+                    CHECK_OK(dp_reducer_ready(g.reducer, i, unit, NULL));
+        if (pass == 1)
+            CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_MISMATCH,
+                        "rank 1 did not report unit 0");
+        else
+            CHECK_OK(dp_reducer_finish(g.reducer));
+        if (pass != 1)
+            check_fixed(&g);
+    }
+    grads_end(&g);
 }
 
 TEST(absence_is_said_once_and_instead)
