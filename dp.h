@@ -184,7 +184,13 @@
      - The result of a method for its part must not depend on its number of threads or on other
        replicas. Take a seed from dp_info.rank_first + the replica, or from the sample.
      - With several processes, each cuts a batch of its own. Give it the rows of its ranks, as
-       dp_split_rows divides all rows over rank_count ranks.
+       dp_split_rows divides all rows over rank_count ranks: dp_none() or a batch of no rows, if it
+       has none. dp_distributed cuts by DP_SPLIT_BALANCED or _SIZES: by the other two, a rank's rows
+       would depend on the number of processes (UNSUPPORTED).
+     - Under dp_distributed a rank without rows counts for nothing: it adds nothing to gradients and
+       samples, and its buffers stay as they were. If its process has no other rows and gets a batch
+       of no rows, the rank's methods run all the same, so that they take part in
+       dp_call_sum_ranks. Without arguments the methods of every rank run.
      - Results made inside one process belong to that process only: dp_call_all_reduce (but not
        dp_call_sum_ranks), the losses in a log, a criterion.
      - A hook, a wire of halves and no_sync are fine: each rank rounds and keeps back its own.
@@ -1758,10 +1764,10 @@ DP_MUST_USE DP_API dp_status dp_call_all_reduce(dp_call *call, const void *send,
 DP_MUST_USE DP_API dp_status dp_call_all_reduce_tensor(dp_call *call, const dp_tensor *send,
                                                        const dp_tensor *recv, dp_op op);
 /* The sum. Where dp_distributed runs the pass, it goes over the replicas of all processes, in the
-   tree of >>collectives; a rank without rows has no replica and counts as zeros. Then all processes
-   enter equally often, so a process that has run out of data needs a batch of no rows: dp_none()
-   would leave the others waiting. If one process enters and another does something else, the job
-   fails. dp_norm.h shows how to use it. */
+   tree of >>collectives; a rank without a replica counts as zeros, and with shards so does a
+   replica without rows. Then all processes enter equally often, so a process that has run out of
+   data needs a batch of no rows: dp_none() would leave the others waiting. If one process enters
+   and another does something else, the job fails. dp_norm.h shows how to use it. */
 DP_MUST_USE DP_API dp_status dp_call_sum_ranks(dp_call *call, const void *send, void *recv,
                                                size_t count, dp_dtype dtype);
 
@@ -1801,9 +1807,10 @@ typedef struct dp_input_grad {
    gradient that it is given. With dp_module_config.mean_grads it may stay as it is, whether it
    overwrites gradients or adds to them. They are zeroed first. Then the library takes the mean over
    all replicas, weighted by samples, and multiplies it by `grad`, which must be a number
-   (dp_train_step: the loss factor). After a pass with no_sync the result is added to that pass's.
-   In such a backward call->grad is the gradient of its own mean, 1/n for each of n elements of an
-   output, to be passed on to children. */
+   (dp_train_step: the loss factor). Under dp_distributed the reduction decides how ranks count: only
+   DP_MEAN_SAMPLES weights them by samples. After a pass with no_sync the result is added to that
+   pass's. In such a backward call->grad is the gradient of its own mean, 1/n for each of n elements
+   of an output, to be passed on to children. */
 DP_MUST_USE DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out);
 
 /* ==== >>wrappers ===============================================================================
@@ -1846,7 +1853,7 @@ typedef struct
 /* With DP_SPLIT_BALANCED and _WEIGHTS trailing parts without rows get no replica, but the first one
    always does. With _SIZES, and where containers have groups, every part gets one, and so do those
    that _CHUNK makes: all of them, empty, if the batch has no rows. Without arguments there is one
-   replica. */
+   replica. dp_distributed does the same, but for shards: see THE SAME BITS. */
 DP_MUST_USE DP_API dp_status dp_data_parallel(dp_module *module, const dp_parallel_config *config,
                                               dp_module **out);
 /* The same for one pass, without a lasting wrapper; arguments as for dp_invoke. */

@@ -40,7 +40,7 @@
    a process without data passes a batch of no rows. Evaluation uses the running statistics and
    exchanges nothing; neither does a single part. A device without rows has no replica: under
    dp_distributed its running statistics stay old until buffers are made equal, before the next
-   forward with a pass.
+   forward with a pass. With dp_config.shards the same is true of every rank without rows.
 
    NUMBERS
    Elements are f32, f64, f16 or bf16; halves are computed in f32. Sums are f64, first for the mean,

@@ -40,8 +40,6 @@ static void dp__param_line(const dp_module *module, size_t home, char *text, siz
     (void)dp__append(text, bytes, used, "]%s", param->frozen ? ", frozen" : "");
 }
 
-static const char *const dp__sort_names[DP__SORT_COUNT] = {"parameters", "gradients", "buffers"};
-
 typedef enum dp__met { /* how far a pass has come in meeting the other ranks */
                        DP__MET_NOBODY,
                        DP__MET_FOR_BUFFERS,
@@ -1343,10 +1341,12 @@ static dp_status dp__ranks_begin(const char *fn, const dp__face *face, bool sync
     return dp__exit(fn, face->ctx, status);
 }
 
-/* Local ranks that had no part of the batch. */
-static dp_status dp__ranks_absent(const char *fn, const dp__face *face, size_t first)
+/* Local ranks that had no part of the batch: all if `pass` is NULL. */
+static dp_status dp__ranks_absent(const char *fn, const dp__face *face, const dp_pass *pass)
 {
-    for (size_t r = first; r < face->count; r++) {
+    for (size_t r = 0; r < face->count; r++) {
+        if (pass != NULL && r < pass->count && !pass->records[r].absent)
+            continue;
         DP_TRY(dp__grad_groups_zero(face->ctx, &face->replicas[r]));
         DP_TRY(dp__reducer_absent(fn, face->ranks->reducer, (int)r));
     }
@@ -1532,7 +1532,7 @@ static dp_status dp__ranks_backward(const char *fn, dp_pass *pass)
     DP_TRY(dp__ranks_begin(fn, face, pass->synced));
     dp_status status = dp__pass_run(fn, pass, dp__stage_backward);
     if (status == DP_OK)
-        status = dp__ranks_absent(fn, face, pass->count);
+        status = dp__ranks_absent(fn, face, pass);
     status = dp__ranks_finish(fn, face, pass->synced, status);
     if (status == DP_OK && pass->synced)
         dp__ranks_timed(face->ranks, pass->forward_ns);
@@ -1553,7 +1553,7 @@ static dp_status dp__ranks_idle(const dp__request *request, const dp__face *face
     for (size_t r = 0; r < face->count; r++)
         face->ranks->samples[r] = 0;
     DP_TRY(dp__ranks_begin(request->fn, face, synced));
-    return dp__ranks_finish(request->fn, face, synced, dp__ranks_absent(request->fn, face, 0));
+    return dp__ranks_finish(request->fn, face, synced, dp__ranks_absent(request->fn, face, NULL));
 }
 
 DP_API dp_status dp_grad_ready(const dp_call *call, size_t param)
@@ -1583,7 +1583,7 @@ DP_API dp_status dp_grad_ready(const dp_call *call, size_t param)
                         name, call->module->name);
     if (++*said < ranks->names[unit])
         return DP_OK;
-    return dp_reducer_ready(ranks->reducer, (int)r, unit, call->stream);
+    return record->absent ? DP_OK : dp_reducer_ready(ranks->reducer, (int)r, unit, call->stream);
 }
 
 /* ==== >>distributed ============================================================================
@@ -1593,8 +1593,16 @@ DP_API dp_status dp_grad_ready(const dp_call *call, size_t param)
 static const char *const dp__buffers_names[] = {"DP_BUFFERS_FIRST", "DP_BUFFERS_MEAN",
                                                 "DP_BUFFERS_LOCAL"};
 
-static dp_status dp__check_distributed(const char *fn, const dp_distributed_config *config)
+static dp_status dp__check_distributed(const char *fn, const dp_ctx *ctx,
+                                       const dp_distributed_config *config)
 {
+    dp_split split = config->cut.split;
+    if (ctx->config.shards > 0 && (split == DP_SPLIT_CHUNK || split == DP_SPLIT_WEIGHTS))
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "%s: %s cuts the batch of each process by itself, so with shards the rows "
+                        "of a rank would depend on the number of processes: use "
+                        "DP_SPLIT_BALANCED or DP_SPLIT_SIZES",
+                        fn, split == DP_SPLIT_CHUNK ? "DP_SPLIT_CHUNK" : "DP_SPLIT_WEIGHTS");
     DP_TRY(dp__check_unused(fn, "unused_params", config->unused_params));
     DP_TRY(dp__check_wire(fn, config->buckets.wire));
     if ((unsigned)config->reduction > DP_MEAN_SAMPLES)
@@ -1635,7 +1643,7 @@ static dp_status dp__distributed_make(const char *fn, dp_module *module,
 {
     const dp_parallel_config parallel = {.cut = config->cut};
     const char *name = config->name != NULL ? config->name : "distributed";
-    DP_TRY(dp__check_distributed(fn, config));
+    DP_TRY(dp__check_distributed(fn, module->ctx, config));
     DP_TRY(config->share_params ? dp__check_shareable(fn, module, config)
                                 : dp__check_unshared_params(fn, module));
     DP_TRY(dp__wrapper_make(fn, name, module, &dp__distributed_face, &parallel, config, out));

@@ -76,6 +76,8 @@ typedef struct dp__memory { /* what one replica of a tree has of its own */
 
 typedef enum dp__sort { DP__PARAMS, DP__GRADS, DP__BUFFERS, DP__SORT_COUNT } dp__sort;
 
+static const char *const dp__sort_names[DP__SORT_COUNT] = {"parameters", "gradients", "buffers"};
+
 typedef struct dp__region { /* one parameter in a layout */
     dp_dtype dtype;
     int32_t local_rank; /* of its device */
@@ -2311,8 +2313,10 @@ struct dp__record { /* one replica's part of a pass */
     size_t slot_first, place; /* of call.module, in the memory's tree */
     dp_value losses;          /* dp_train_step: a dict of what the forward returned */
     bool in_backward;
-    bool left_behind; /* it failed because another one did */
-    dp_part part;     /* what it brings to a meeting */
+    bool absent;         /* its rank has no rows, and reports no gradient to the other ranks */
+    bool leaves_nothing; /* nor does it change anything: see dp__record_leave_nothing */
+    bool left_behind;    /* it failed because another one did */
+    dp_part part;        /* what it brings to a meeting */
     dp_status status;
     const char *text; /* the sentence, if it failed */
 };
@@ -2510,7 +2514,8 @@ static dp_status dp__pass_make(const dp__request *request, dp_module *runs, cons
         records[r].pass = pass;
         records[r].outer = request->outer;
         records[r].slot_first = records[r].place = 0;
-        records[r].in_backward = records[r].left_behind = false;
+        records[r].in_backward = records[r].left_behind = records[r].absent = false;
+        records[r].leaves_nothing = request->outer != NULL && request->outer->leaves_nothing;
         records[r].status = DP_OK;
     }
     request->scope->passes = &pass->head;
@@ -2612,7 +2617,8 @@ static bool dp__call_grad(const char *fn, const dp_call *call, size_t param, voi
         return false;
     }
     const dp__memory *memory = record->memory;
-    dp__use(dp__root(&call->module->params[param]));
+    if (!record->leaves_nothing)
+        dp__use(dp__root(&call->module->params[param]));
     if (memory->touched != NULL)
         memory->touched[slot] = true;
     dp__grad_group *group = memory->grad_groups != NULL ? memory->grad_groups[slot] : NULL;
@@ -2621,11 +2627,11 @@ static bool dp__call_grad(const char *fn, const dp_call *call, size_t param, voi
     return status == DP_OK || dp__leave(fn, call->ctx, status) == DP_OK;
 }
 
-/* `data` as the parameter's tensor; if there is none, a tensor that every check refuses. */
+/* Returns `data` as the parameter's tensor. */
 static dp_tensor dp__call_view(const dp_call *call, size_t param, bool found, void *data)
 {
     if (!found)
-        return (dp_tensor){.dtype = DP_DTYPE_ANY};
+        return dp__no_tensor();
     dp_tensor view = call->module->params[param].data;
     view.data = data;
     view.device = call->device;

@@ -50,20 +50,52 @@ static dp_status dp__scale_flat(dp_ctx *ctx, const dp_tensor *from, double by, d
     return dp__sum(ctx, dp__device_of(ctx, to->device), &in, 1, by, over, to);
 }
 
-/* How a replica's gradients lie. */
-static const dp__layout *dp__record_layout(const dp__record *record)
+/* Returns how a replica's parameters, gradients or buffers lie. */
+static const dp__layout *dp__record_layout(const dp__record *record, dp__sort sort)
 {
     const dp_pass *pass = record->pass;
-    return pass->face != NULL ? &pass->face->layouts[DP__GRADS] : &pass->runs->layouts[DP__GRADS];
+    return pass->face != NULL ? &pass->face->layouts[sort] : &pass->runs->layouts[sort];
 }
 
-static dp_tensor dp__record_range(const dp__record *record, size_t i)
+static size_t dp__record_range_count(const dp__record *record, dp__sort sort)
+{
+    return dp__record_layout(record, sort)->range_count;
+}
+
+static dp_tensor dp__record_range(const dp__record *record, dp__sort sort, size_t i)
 {
     dp_tensor range =
-        dp__range_in(record->pass->runs, dp__record_layout(record), i, record->memory);
+        dp__range_in(record->pass->runs, dp__record_layout(record, sort), i, record->memory);
     if (record->call.replica > 0)
         range.device = record->call.device;
     return range;
+}
+
+/* Copies what a replica has, range by range, into the scope of the pass. */
+static dp_status dp__record_keep(const dp__record *record, dp__sort sort, dp_tensor **out)
+{
+    size_t count = dp__record_range_count(record, sort);
+    const dp_call *call = &record->call;
+    *out = dp__scope_bytes(call->scope, count * sizeof **out, _Alignof(dp_tensor));
+    if (*out == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu %s", count, dp__sort_names[sort]);
+    if (sort == DP__GRADS) /* those of an earlier pass are no gradients */
+        DP_TRY(dp__grad_groups_zero(call->ctx, record->memory));
+    for (size_t i = 0; i < count; i++) {
+        dp_tensor range = dp__record_range(record, sort, i), *copy = &(*out)[i];
+        DP_TRY(dp__tensor_as(call->scope, dp__call_device(call), &range, copy));
+        DP_TRY(dp__copy_tensor(call->ctx, copy, &range, NULL));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__record_put_back(const dp__record *record, dp__sort sort, const dp_tensor *kept)
+{
+    for (size_t i = 0; i < dp__record_range_count(record, sort); i++) {
+        const dp_tensor range = dp__record_range(record, sort, i);
+        DP_TRY(dp__copy_tensor(record->call.ctx, &range, &kept[i], NULL));
+    }
+    return DP_OK;
 }
 
 /* mean_grads: what this pass is to be added to makes room for what its backward writes. *out:
@@ -71,21 +103,14 @@ static dp_tensor dp__record_range(const dp__record *record, size_t i)
    zeros, but for the original. */
 static dp_status dp__record_set_aside(const dp__record *record, dp_tensor **out)
 {
-    size_t count = dp__record_layout(record)->range_count;
     const dp_call *call = &record->call;
-    const dp__device *device = dp__call_device(call);
     *out = NULL;
     if (!record->pass->adds || (call->replica > 0 && !dp__is_over_ranks(record->pass->face)))
         return DP_OK;
-    DP_TRY(dp__grad_groups_zero(call->ctx, record->memory));
-    *out = dp__scope_bytes(call->scope, count * sizeof **out, _Alignof(dp_tensor));
-    if (*out == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu gradients", count);
-    for (size_t i = 0; i < count; i++) {
-        dp_tensor range = dp__record_range(record, i), *copy = &(*out)[i];
-        DP_TRY(dp__tensor_as(call->scope, device, &range, copy));
-        DP_TRY(dp__copy_tensor(call->ctx, copy, &range, NULL));
-        DP_TRY(dp__fill_tensor(call->ctx, device, &range, 0));
+    DP_TRY(dp__record_keep(record, DP__GRADS, out));
+    for (size_t i = 0; i < dp__record_range_count(record, DP__GRADS); i++) {
+        const dp_tensor range = dp__record_range(record, DP__GRADS, i);
+        DP_TRY(dp__fill_tensor(call->ctx, dp__call_device(call), &range, 0));
     }
     return DP_OK;
 }
@@ -101,9 +126,9 @@ static dp_status dp__record_weigh(const dp__record *record, const dp_tensor *asi
                 : pass->count > 1 ? pass->factor * record->call.weight
                                   : pass->factor * over;
     bool scales = by < over || by > over;
-    size_t count = scales || aside != NULL ? dp__record_layout(record)->range_count : 0;
+    size_t count = scales || aside != NULL ? dp__record_range_count(record, DP__GRADS) : 0;
     for (size_t i = 0; i < count; i++) {
-        dp_tensor range = dp__record_range(record, i);
+        dp_tensor range = dp__record_range(record, DP__GRADS, i);
         if (scales)
             DP_TRY(dp__scale_flat(pass->ctx, &range, by, over, &range));
         if (aside == NULL)
@@ -130,14 +155,36 @@ static dp_status dp__record_grads(dp__record *record)
 static void dp__stage_backward(dp__record *record)
 {
     record->status = dp__record_grads(record);
-    if (record->status == DP_OK && dp__is_over_ranks(record->pass->face))
+    if (record->status == DP_OK && dp__is_over_ranks(record->pass->face) && !record->absent)
         record->status = record->pass->face->ops->ran_backward(record);
+}
+
+/* Runs a stage of a replica whose rank has no rows, where other processes may have no replica for
+   such a rank. Its methods run so that they take part in sums over ranks. Afterwards buffers and
+   gradients are as before, its samples count for nothing, and its rank reports no gradient. */
+static void dp__record_leave_nothing(dp__record *record, dp__stage *stage)
+{
+    dp_tensor *buffers = NULL, *grads = NULL;
+    bool backward = stage == dp__stage_backward;
+    record->status = dp__record_keep(record, DP__BUFFERS, &buffers);
+    if (record->status == DP_OK && backward)
+        record->status = dp__record_keep(record, DP__GRADS, &grads);
+    if (record->status == DP_OK)
+        stage(record);
+    record->call.weight = 0;
+    if (record->status == DP_OK)
+        record->status = dp__record_put_back(record, DP__BUFFERS, buffers);
+    if (record->status == DP_OK && backward)
+        record->status = dp__record_put_back(record, DP__GRADS, grads);
 }
 
 static void dp__record_run(dp__record *record, dp__stage *stage)
 {
     record->text = NULL;
-    stage(record);
+    if (record->leaves_nothing)
+        dp__record_leave_nothing(record, stage);
+    else
+        stage(record);
     if (record->status != DP_OK)
         record->text = dp__copy_text(record->call.scope, dp_last_error());
     if (record->pass->meet != NULL)
@@ -218,6 +265,12 @@ static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
 
 /* ---- cutting arguments ----------------------------------------------------------------------- */
 
+/* Whether the ranks of a pass must compute alike however they are spread over processes. */
+static bool dp__has_shards(const dp__face *face)
+{
+    return face->ctx->config.shards > 0 && dp__is_over_ranks(face);
+}
+
 /* Positional and named arguments are cut together, so that no replica goes without. */
 static dp_status dp__cut_make(dp__plan *plan, const dp__request *request, const dp__face *face,
                               const dp_scatter_config *how)
@@ -236,7 +289,7 @@ static dp_status dp__cut_make(dp__plan *plan, const dp__request *request, const 
                         dp__plan_name(plan, plan->parts_by, where, sizeof where));
     if (plan->rows_of != NULL && plan->groups_of == NULL && even)
         plan->parts = plan->needed > 0 ? plan->needed : 1; /* the last ones have no rows */
-    if (dp__is_nothing(request->args) && dp__is_nothing(request->kwargs))
+    if (dp__is_nothing(request->args) && dp__is_nothing(request->kwargs) && !dp__has_shards(face))
         plan->parts = 1;
     return DP_OK;
 }
@@ -273,6 +326,8 @@ static void dp__pass_rows(dp_pass *pass, int64_t *rows)
         call->row_count = rows[r];
         call->row_total = total;
         call->weight = (double)rows[r];
+        pass->records[r].absent = rows[r] == 0;
+        pass->records[r].leaves_nothing = rows[r] == 0 && dp__has_shards(pass->face);
         first += rows[r];
     }
 }

@@ -263,6 +263,16 @@ static dp_status step_or_idle(dp_module *par, bool idle)
     return status;
 }
 
+static dp_status step_without_rows(dp_module *par)
+{
+    float none = 0;
+    dp_scope *scope = dp_scope_begin(dp_module_ctx(par));
+    dp_value out, x = dp_array(scope, &none, DP_F32, DP_SHAPE(0));
+    dp_status status = dp_train_step(par, scope, DP_DICT(scope, {"x", x}), NULL, &out);
+    dp_scope_end(scope);
+    return status;
+}
+
 /* Rank 0 uses w, then both use all, which is what they have to do from then on. */
 static void fixed_after_an_idle_pass(meeting *m)
 {
@@ -290,6 +300,35 @@ static void fixed_after_an_idle_pass(meeting *m)
 TEST(an_idle_pass_fixes_nothing)
 {
     in_processes(2, fixed_after_an_idle_pass);
+}
+
+/* Rank 1 uses what it likes where it has no rows, before and after its use is fixed. */
+static void use_without_rows(meeting *m)
+{
+    static const habit habits[] = {ONLY_W, ALL, V_SAID, ONLY_W, ALL_SAID};
+    static const bool rows[] = {false, true, false, false, true};
+    for (int rule = DP_UNUSED_ERROR; rule <= DP_UNUSED_FIXED; rule++) {
+        plan how = {.habit = {ALL, ALL}};
+        dp_ctx *ctx = open_over_shm(m, 1, (int)(PATIENCE_MS * test_timeout_scale()));
+        dp_module *net = make_net(ctx, &how), *par;
+        CHECK_OK(dp_distributed(
+            net,
+            &(dp_distributed_config){.reduction = DP_SUM_RANKS, .unused_params = (dp_unused)rule},
+            &par));
+        for (int i = 0; i < 5; i++) {
+            how.habit[1] = habits[i];
+            CHECK_OK(dp_zero_grad(par));
+            CHECK_OK(rows[i] || m->process == 0 ? step_or_idle(par, false)
+                                                : step_without_rows(par));
+            check_grads(net, rows[i] ? 3 : 1, rows[i] ? 3 : 1);
+        }
+        dp_close(ctx);
+    }
+}
+
+TEST(use_in_a_batch_without_rows_is_not_compared)
+{
+    in_processes(2, use_without_rows);
 }
 
 /* Rank 3 does not use "a", which travels before its backward has come to anything. */

@@ -756,6 +756,71 @@ TEST(shards_give_the_same_bits_on_any_number_of_devices)
     CHECK_BYTES(&four, &one, sizeof one);
 }
 
+/* Two steps on four shards, the first one of so few rows that some ranks have none. */
+enum { QUARTERS = 4 };
+static int64_t few_rows;
+static result (*of_few)[2]; /* by process */
+
+/* The rows of a process, of `total`. */
+static int64_t few_here(int64_t total, int process, int process_count, int64_t *out_first)
+{
+    int64_t rows[QUARTERS], count = 0;
+    size_t parts;
+    int each = QUARTERS / process_count;
+    CHECK_OK(dp_split_rows(total, QUARTERS, NULL, rows, &parts));
+    *out_first = 0;
+    for (int r = 0; r < (process + 1) * each; r++)
+        *(r < process * each ? out_first : &count) += rows[r];
+    return count;
+}
+
+static void few_rows_in_process(meeting *m)
+{
+    dp_ctx *ctx = NULL;
+    dp_module *par;
+    dp_config config = config_of(m, 1);
+    const int64_t totals[] = {few_rows, ROWS};
+    config.colls = NULL;
+    config.shards = QUARTERS;
+    CHECK_OK(dp_open(&config, &ctx));
+    dp_module *module = layer_of(ctx, &plain, CHANNELS);
+    CHECK_OK(dp_distributed(
+        module, &(dp_distributed_config){.reduction = DP_SUM_RANKS, .buffers = DP_BUFFERS_MEAN},
+        &par));
+    for (int i = 0; i < 2; i++) {
+        int64_t first, count = few_here(totals[i], m->process, m->process_count, &first);
+        of_few[m->process][i] = step(par, module, DP_F32, first, count);
+        CHECK_OK(dp_zero_grad(par));
+    }
+    dp_close(ctx);
+}
+
+/* Process 0 has the first rows, and what all have alike. */
+static void check_few(const result *got, const result *alone, int64_t rows)
+{
+    CHECK_BYTES(got->y, alone->y, (size_t)(rows * SIZE) * sizeof *got->y);
+    CHECK_BYTES(got->dx, alone->dx, (size_t)(rows * SIZE) * sizeof *got->dx);
+    CHECK_BYTES(got->dw, alone->dw, sizeof got->dw);
+    CHECK_BYTES(got->db, alone->db, sizeof got->db);
+    CHECK_BYTES(got->mean, alone->mean, sizeof got->mean);
+    CHECK_BYTES(got->var, alone->var, sizeof got->var);
+}
+
+TEST_SLOW(shards_give_the_same_bits_in_processes_without_rows, 60)
+{
+    static result alone[2];
+    of_few = shared_memory(QUARTERS * sizeof *of_few);
+    for (few_rows = 1; few_rows <= ROWS; few_rows++)
+        for (int processes = 1; processes <= QUARTERS; processes *= 2) {
+            int64_t first;
+            in_processes(processes, few_rows_in_process);
+            if (processes == 1)
+                memcpy(alone, of_few[0], sizeof alone);
+            check_few(&of_few[0][0], &alone[0], few_here(few_rows, 0, processes, &first));
+            check_few(&of_few[0][1], &alone[1], few_here(ROWS, 0, processes, &first));
+        }
+}
+
 /* ---- bad input ------------------------------------------------------------------------------- */
 
 typedef struct wrong {
