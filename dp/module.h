@@ -1681,15 +1681,17 @@ static dp_status dp__torn_by(const dp_module *module, dp_status status)
     return status;
 }
 
-/* What two have added to would be wrong: neither knows what the other has reduced, or on which
-   device it is. */
+/* Fails if another one has added to a gradient: neither knows what the other has reduced, or on
+   which device it is. */
 static dp_status dp__check_adder(const dp__param *root, uint32_t adder)
 {
     if (root->adder == DP__NO_ADDER || root->adder == adder)
         return DP_OK;
     return dp_error(DP_ERR_STATE,
-                    "another wrapper, or a backward without one, has added to the gradient of '%s' "
-                    "of '%s': call dp_zero_grad first",
+                    "%s has added to the gradient of '%s' of '%s': call dp_zero_grad first",
+                    root->adder != DP__ONE_PROCESS ? "another wrapper"
+                                                   : "a backward without this wrapper, or an edit "
+                                                     "with out_grad before it was made,",
                     root->name, root->owner->name);
 }
 

@@ -105,8 +105,8 @@ static void two_wrappers(dp_ctx *ctx)
         dp_module *one = pars[turn % 2], *other = pars[1 - turn % 2];
         CHECK_OK(forward_and_backward(one, 2, turn & 2));
         CHECK_ERROR(forward_and_backward(other, 3, turn & 4), DP_ERR_STATE,
-                    "another wrapper, or a backward without one, has added to the gradient of 'w' "
-                    "of 'net': call dp_zero_grad first");
+                    "another wrapper has added to the gradient of 'w' of 'net': call dp_zero_grad "
+                    "first");
         CHECK_OK(dp_zero_grad(turn < 4 ? net : other));
         CHECK_OK(forward_and_backward(other, 4, false));
         CHECK_OK(forward_and_backward(other, 1, false));

@@ -528,14 +528,19 @@ static void two_add(dp_ctx *ctx)
 /* Also if nobody knew that ranks would come. */
 TEST_BACKENDS(ranks_do_not_reduce_what_was_there_before)
 {
-    const char *says = "has added to the gradient of 'a' of 'net': call dp_zero_grad first";
-    dp_module *net = told_net(ctx, &ones), *ranks;
-    CHECK_OK(forward_and_backward(net, 1, false));
-    ranks = faced(net, DISTRIBUTED);
-    CHECK_ERROR(forward_and_backward(ranks, 1, false), DP_ERR_STATE, says);
-    CHECK_OK(dp_zero_grad(net));
-    CHECK_OK(forward_and_backward(ranks, 1, false));
-    check_grad(net, 1);
+    const char *says = "a backward without this wrapper, or an edit with out_grad before it was "
+                       "made, has added to the gradient of 'a' of 'net': call dp_zero_grad first";
+    for (int edits = 0; edits < 2; edits++) {
+        dp_module *net = told_net(ctx, &ones), *ranks;
+        dp_tensor data, grad;
+        CHECK_OK(edits ? dp_params_edit(net, 0, &data, &grad)
+                       : forward_and_backward(net, 1, false));
+        ranks = faced(net, DISTRIBUTED);
+        CHECK_ERROR(forward_and_backward(ranks, 1, false), DP_ERR_STATE, says);
+        CHECK_OK(dp_zero_grad(net));
+        CHECK_OK(forward_and_backward(ranks, 1, false));
+        check_grad(net, 1);
+    }
 }
 
 TEST_BACKENDS(ranks_do_not_reduce_what_others_add)
