@@ -667,6 +667,7 @@ static void dp__trace_leave(const dp_ctx *ctx)
 
 static _Thread_local struct {
     char text[DP__TEXT_BYTES];
+    dp_status status;               /* that the sentence came with */
     bool fresh;                     /* the sentence is of the public call that is under way */
     dp_status scope_status;         /* why the last dp_scope_begin or dp_scope_child gave NULL */
     const struct dp__frame *frames; /* the innermost; see >>frames */
@@ -727,6 +728,7 @@ DP_API dp_status dp_error(dp_status status, const char *format, ...)
     vsnprintf(text, sizeof text, format != NULL ? format : "(no text)", args);
     va_end(args);
     memcpy(dp__thread.text, text, sizeof text);
+    dp__thread.status = status;
     dp__thread.fresh = true;
     return status;
 }
@@ -2098,10 +2100,33 @@ static bool dp__extent(int ndim, const int64_t *shape, const int64_t *stride, si
            *out <= INT64_MAX / 2;
 }
 
+/* Returns a tensor that every check refuses, in place of one that could not be given: with the
+   status of the last error, and a mark of its sentence. */
+static dp_tensor dp__no_tensor(void)
+{
+    const char *text = dp__thread.text;
+    return (dp_tensor){.dtype = DP_DTYPE_ANY,
+                       .shape = {(int64_t)dp__hash(dp__hash_first, text, strlen(text))},
+                       .reserved = {(uint8_t)-dp__thread.status}};
+}
+
+/* Fails as the call did that could not give the tensor. Its sentence may have been replaced. */
+DP__COLD static dp_status dp__refuse_no_tensor(const char *fn, const char *what,
+                                               const dp_tensor *none)
+{
+    dp_status status = (dp_status)-none->reserved[0];
+    const char *text = dp__thread.text;
+    if ((int64_t)dp__hash(dp__hash_first, text, strlen(text)) != none->shape[0])
+        text = dp_status_text(status);
+    return dp_error(status, "%s: there is no %s: %s", fn, what, text);
+}
+
 static dp_status dp__check_tensor(const char *fn, const char *what, const dp_tensor *tensor)
 {
     size_t bytes = 0, reach = 0;
     DP_TRY(dp__check_pointer(fn, what, tensor));
+    if (tensor->dtype == DP_DTYPE_ANY && tensor->reserved[0] != 0)
+        return dp__refuse_no_tensor(fn, what, tensor);
     if (tensor->dtype >= DP_DTYPE_COUNT || tensor->ndim > DP_MAX_DIMS)
         return dp_error(DP_ERR_INVALID, "%s: %s is not a tensor (dtype %d, %d dim%s)", fn, what,
                         tensor->dtype, tensor->ndim, dp__s(tensor->ndim));
@@ -2399,7 +2424,7 @@ static dp_tensor dp__wrap_host(const char *fn, void *data, dp_dtype dtype, int n
 {
     int64_t count = 0;
     if (dp__check_shape(fn, dtype, ndim, shape, &count) != DP_OK)
-        return (dp_tensor){.dtype = DP_DTYPE_ANY}; /* which every check refuses */
+        return dp__no_tensor();
     return dp__tensor_like(data, (dp_device){0, 0}, dtype, ndim, shape);
 }
 

@@ -2622,7 +2622,7 @@ static bool dp__call_grad(const char *fn, const dp_call *call, size_t param, voi
     if (!record->leaves_nothing)
         dp__use(dp__root(&call->module->params[param]));
     if (memory->touched != NULL)
-        memory->touched[slot] = true;
+        memory->touched[slot] = !record->leaves_nothing;
     dp__grad_group *group = memory->grad_groups != NULL ? memory->grad_groups[slot] : NULL;
     dp_status status = group != NULL ? dp__grad_group_zero(call->ctx, memory, group) : DP_OK;
     *out = memory->grad[slot];
@@ -2991,8 +2991,8 @@ static dp_status dp__meet_reduce(dp_pass *pass, dp_scope *temp)
     return DP_OK;
 }
 
-/* What the replicas of all processes sent, by one collective. A local rank without a replica, whose
-   part of the batch was empty, gives zeros. */
+/* Reduces what the replicas of all processes sent, by one collective. A local rank without a
+   replica, or one whose replica leaves nothing, gives zeros: its part of the batch is empty. */
 static dp_status dp__meet_ranks(const dp_pass *pass, dp_scope *temp, const dp__coll *want)
 {
     dp_ctx *ctx = pass->ctx;
@@ -3002,14 +3002,19 @@ static dp_status dp__meet_ranks(const dp_pass *pass, dp_scope *temp, const dp__c
     dp_part *parts = dp__array(temp, (size_t)ctx->info.local_count, sizeof *parts);
     if (parts == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d ranks", ctx->info.local_count);
-    for (size_t r = 0; r < pass->count; r++)
-        parts[pass->records[r].call.local_rank] = pass->records[r].part;
+    for (size_t r = 0; r < pass->count; r++) {
+        const dp__record *record = &pass->records[r];
+        dp_part *part = &parts[record->call.local_rank];
+        *part = record->part;
+        part->send = record->leaves_nothing ? NULL : part->send;
+    }
     for (int i = 0; i < ctx->info.local_count; i++) {
         if (parts[i].send != NULL)
             continue;
         DP_TRY(dp__tensor_make(temp, &ctx->devices[i], want->call.dtype, 1, &count, &zeros));
         DP_TRY(dp__fill_tensor(ctx, &ctx->devices[i], &zeros, 0));
-        parts[i] = (dp_part){.send = zeros.data, .recv = zeros.data};
+        parts[i].send = zeros.data;
+        parts[i].recv = parts[i].recv != NULL ? parts[i].recv : zeros.data;
     }
     all.call.local = parts;
     return dp__collective_run(&all);

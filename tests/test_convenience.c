@@ -119,11 +119,17 @@ static dp_status look_forward(dp_call *call)
     CHECK(w.ndim == 2 && w.shape[0] == 2 && w.shape[1] == 3 && w.dtype == DP_F32);
     CHECK(!live.read_only && live.data == dp_buffer(call, LIVE) && live.ndim == 0);
     CHECK_ERROR((none = dp_buffer_tensor(call, W), dp_fill(call->ctx, &none, dp_int(0))),
-                DP_ERR_INVALID, "dst is not a tensor");
+                DP_ERR_INVALID,
+                "dp_fill: there is no dst: dp_buffer_tensor: 'w' of 'module' is a parameter");
     none = dp_param_tensor(call, PARTS);
     CHECK_INT(none.dtype, DP_DTYPE_ANY);
     none = dp_grad_tensor(call, W); /* there are none in a forward */
     CHECK_INT(none.dtype, DP_DTYPE_ANY);
+    for (int i = 0; i < 2; i++) /* and then the sentence is another one */
+        CHECK_ERROR(dp_fill(call->ctx, &none, dp_int(0)), DP_ERR_STATE,
+                    i == 0 ? "dp_fill: there is no dst: dp_grad_tensor: gradients exist only in "
+                             "backward"
+                           : "dp_fill: there is no dst: not now");
     CHECK_ERROR(dp_call_out_grad(call, NULL, &none), DP_ERR_STATE, "only in backward");
     TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(2, 3), &sum));
     TRY(dp_copy(call->ctx, &sum, &w, NULL));
