@@ -556,7 +556,8 @@ typedef struct dp_bootstrap { /* how the processes of a job find each other */
 
 typedef struct dp_config {
     const dp_device_ops *const *backends; /* NULL-terminated; the first one with a device serves */
-    const dp_coll_ops *const *colls;      /* NULL-terminated; the first one that fits serves */
+    const dp_coll_ops *const *colls;      /* NULL-terminated; the first one that fits serves. Where
+                                             none does, and one process is all: dp_cpu_coll() */
     int device_count;
     const int *devices; /* device_count indices; repeats make virtual devices */
     int shards; /* a power of two: the ranks of the whole job, dealt out evenly to its processes and

@@ -705,7 +705,8 @@ static void dp__comm_fit(const dp_ctx *ctx, dp__choice *choice)
 }
 
 /* The first table that fits. If there is none for devices with memory of their own, it is the first
-   that fits the host: see >>staging. */
+   that fits the host: see >>staging. A process that is alone needs none: a table that connects
+   processes serves also the groups and the recoveries that leave one by itself. */
 static dp_status dp__comm_choose(const dp_ctx *ctx, dp__choice *choice)
 {
     dp_comm_config *config = &choice->config;
@@ -716,9 +717,9 @@ static dp_status dp__comm_choose(const dp_ctx *ctx, dp__choice *choice)
         config->host_memory = true;
         config->local += config->local_count;
         dp__comm_fit(ctx, choice);
-        if (choice->ops == NULL && config->bootstrap == NULL)
-            choice->ops = dp_cpu_coll();
     }
+    if (choice->ops == NULL && config->bootstrap == NULL)
+        choice->ops = dp_cpu_coll();
     if (choice->ops == NULL)
         return dp__comm_lacks(ctx, config);
     if (choice->staged && config->bootstrap != NULL && dp__drives_gpus(ctx))

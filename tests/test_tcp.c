@@ -949,6 +949,64 @@ TEST_SLOW(who_is_left_connects_anew, 60)
     in_processes_but(3, 1, one_dies_and_others_go_on);
 }
 
+/* ---- one process alone, which no table of connections serves --------------------------------- */
+
+static void check_alone(dp_ctx *ctx)
+{
+    dp_info info;
+    int32_t own[3] = {1, 20, 300}, sums[3] = {0};
+    dp_part parts[3];
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_INT(info.process_count, 1);
+    CHECK_INT(info.rank_count, 3);
+    CHECK_STR(info.coll_backend, "cpu");
+    for (int i = 0; i < 3; i++)
+        parts[i] = (dp_part){.send = &own[i], .recv = &sums[i]};
+    CHECK_OK(dp_all_reduce(ctx, parts, 1, DP_I32, DP_OP_SUM));
+    for (int i = 0; i < 3; i++)
+        CHECK_INT(sums[i], 321);
+    CHECK_INT(ones_of(ctx), 1);
+}
+
+static void groups_of_one(meeting *m)
+{
+    dp_ctx *group = NULL;
+    enter(m);
+    dp_ctx *ctx = mesh_open(3, 0);
+    CHECK_OK(dp_open_group(ctx, m->process, NULL, &group));
+    check_alone(group);
+    CHECK_INT(ones_of(ctx), 2);
+    dp_close(group);
+    dp_close(ctx);
+}
+
+TEST_SLOW(a_group_of_one_adds_up_by_itself, 60)
+{
+    in_processes(2, groups_of_one);
+}
+
+static void one_goes_on_alone(meeting *m)
+{
+    enter(m);
+    mesh_config.recovers = true;
+    dp_ctx *ctx = mesh_open(3, 8000);
+    CHECK_INT(ones_of(ctx), 2);
+    wait_for_all(m);
+    if (m->process == 1)
+        raise(SIGKILL);
+    while (dp_barrier(ctx) == DP_OK)
+        ;
+    CHECK_OK(dp_recover(ctx));
+    check_alone(ctx);
+    dp_close(ctx);
+}
+
+TEST_SLOW(who_is_left_alone_adds_up_by_itself, 60)
+{
+    launched = true;
+    in_processes_but(2, 1, one_goes_on_alone);
+}
+
 /* Where the connections that a launcher has made are of IPv6. */
 static void meet_by_ipv6(meeting *m)
 {
