@@ -781,10 +781,11 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    The environment tells each process its number, so its dp_open needs no config. A process begins
    with a copy of this process' memory but none of its other threads. It ends when fn returns,
    without calling functions given to atexit. The first process that fails or dies ends the others,
-   and this call returns its sentence. How one died is not known if a handler of SIGCHLD waits for
-   any child. Ctrl-C ends all; none outlives this process. Idle threads of OpenMP are ended before,
-   because new processes would wait for them for ever. STATE while a context is open, inside a
-   parallel region of OpenMP, and in a process that a launcher has started. */
+   and this call returns its sentence. One that ends before fn returns has failed, whatever its exit
+   status: by exit, or as another program (exec). How one died is not known if a handler of SIGCHLD
+   waits for any child. Ctrl-C ends all; none outlives this process. Idle threads of OpenMP are
+   ended before, because new processes would wait for them for ever. STATE while a context is open,
+   inside a parallel region of OpenMP, and in a process that a launcher has started. */
 DP_MUST_USE DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), void *user);
 
 DP_MUST_USE DP_API dp_status dp__open_group(dp_ctx *ctx, int group, const dp_config *config,

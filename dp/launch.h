@@ -3419,7 +3419,7 @@ static dp_status dp__knock(const dp__launch *launch, dp__roll **roll, int timeou
 enum { DP__SPAWN_GRACE_MS = 2000, DP__SPAWN_MAX = 4096 };
 
 typedef struct dp__last_words { /* of a child, in memory that it shares with its parent */
-    atomic_int said;            /* all that follows */
+    atomic_int said;            /* all that follows: its function has returned */
     int32_t status;
     char text[DP__TEXT_BYTES];
 } dp__last_words;
@@ -3458,26 +3458,30 @@ static _Noreturn void dp__spawn_run(dp__last_words *words, int process, int coun
     dp__os_env_drop("DP_REJOIN"); /* the new ones begin; this one may have come later */
     atomic_store(&dp__spawning, false);
     dp__thread.text[0] = '\0';
-    words->status = (int32_t)dp__sentence_after('\0', fn(user));
-    if (words->status != DP_OK)
+    int own = dp__os_process_id();
+    dp_status status = dp__sentence_after('\0', fn(user));
+    if (dp__os_process_id() != own) /* fn has forked, and this is not the process to speak */
+        dp__os_leave(status == DP_OK);
+    words->status = (int32_t)status;
+    if (status != DP_OK)
         memcpy(words->text, dp__thread.text, sizeof words->text);
     atomic_store(&words->said, 1);
-    dp__os_leave(words->status == DP_OK);
+    dp__os_leave(status == DP_OK);
 }
 
-/* For a process that has ended without any: it failed, unless it is known that it did not. */
+/* Says how a process failed that has not said it: its function has not returned, whatever the exit
+   status is, or it was ended after that. */
 static void dp__spawn_speak_for(const dp__os_child *child, dp__last_words *words)
 {
-    if (!child->unknown && child->by_signal == 0 && child->code == 0)
-        return;
     words->status = DP_ERR_USER;
     if (child->unknown)
         snprintf(words->text, sizeof words->text,
                  "it ended, and how is not known: its parent has waited for any child");
+    else if (child->by_signal != 0)
+        snprintf(words->text, sizeof words->text, "it was ended by signal %d", child->by_signal);
     else
-        snprintf(words->text, sizeof words->text, "%s %d",
-                 child->by_signal != 0 ? "it was ended by signal" : "it ended with exit status",
-                 child->by_signal != 0 ? child->by_signal : child->code);
+        snprintf(words->text, sizeof words->text,
+                 "it ended with exit status %d before its function returned", child->code);
 }
 
 /* Notes whether a process that has ended failed, and if so, whether it was the first or the cause:
@@ -3485,9 +3489,11 @@ static void dp__spawn_speak_for(const dp__os_child *child, dp__last_words *words
 static void dp__spawn_judge(dp__spawned *all, int process)
 {
     dp__last_words *words = &all->words[process];
-    bool spoke = atomic_load(&words->said) != 0, echo;
+    const dp__os_child *child = &all->children[process];
+    bool said = atomic_load(&words->said) != 0, echo;
+    bool spoke = said && (words->status != DP_OK || child->by_signal == 0);
     if (!spoke)
-        dp__spawn_speak_for(&all->children[process], words);
+        dp__spawn_speak_for(child, words);
     words->text[sizeof words->text - 1] = '\0';
     if (words->status == DP_OK || (all->ending && !spoke))
         return;

@@ -1941,6 +1941,80 @@ TEST(a_spawned_process_that_fails_ends_the_others)
     check_no_child();
 }
 
+/* ---- a spawned process whose function does not return ---------------------------------------- */
+
+static dp_status leave_at_once(void *user)
+{
+    (void)user;
+    _exit(0);
+}
+
+static dp_status leave_in_good_order(void *user)
+{
+    (void)user;
+    exit(0);
+}
+
+static dp_status become_another_program(void *user)
+{
+    (void)user;
+    execl("/bin/true", "true", (char *)NULL);
+    return DP_ERR_USER;
+}
+
+/* A child of its own returns in its place. */
+static dp_status let_a_child_return(void *user)
+{
+    (void)user;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        return DP_OK;
+    }
+    CHECK_INT(waitpid(child, NULL, 0), child);
+    _exit(0);
+}
+
+static void check_no_return(int count, dp_status (*fn)(void *user))
+{
+    CHECK_ERROR(dp_spawn(count, fn, NULL), DP_ERR_USER,
+                "it ended with exit status 0 before its function returned");
+    check_no_child();
+}
+
+TEST(a_spawned_process_fails_if_its_function_does_not_return)
+{
+    nobody_launched_us();
+    for (int count = 1; count <= 3; count++) {
+        check_no_return(count, leave_at_once);
+        check_no_return(count, leave_in_good_order);
+        check_no_return(count, become_another_program);
+        check_no_return(count, let_a_child_return);
+    }
+}
+
+/* What the process has kept back to write cannot be written, which the signal says. */
+static dp_status write_for_nobody(void *user)
+{
+    int ends[2];
+    (void)user;
+    signal(SIGPIPE, SIG_DFL);
+    CHECK_INT(pipe(ends), 0);
+    CHECK_INT(dup2(ends[1], STDOUT_FILENO), STDOUT_FILENO);
+    close(ends[0]);
+    printf("nobody reads this");
+    return DP_OK;
+}
+
+TEST(a_spawned_process_fails_if_it_is_killed_after_its_function)
+{
+    char text[60];
+    nobody_launched_us();
+    snprintf(text, sizeof text, "process 0 of 1: it was ended by signal %d", SIGPIPE);
+    CHECK_ERROR(dp_spawn(1, write_for_nobody, NULL), DP_ERR_USER, text);
+    check_no_child();
+}
+
 static dp_status be_stubborn(void *user)
 {
     (void)user;
