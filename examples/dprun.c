@@ -69,7 +69,8 @@ static const char usage[] =
     "                     machines each dprun starts its own part\n"
     "  --spare COUNT      so many processes may fail, and the others go on: by dp_recover (0)\n"
     "  --respawn COUNT    each process that fails is started again, alone, at most so often (0),\n"
-    "                     and joins the others: by dp_admit. DP_REJOIN is set for it\n"
+    "                     and joins the others: by dp_admit. DP_REJOIN is set for it. All of this\n"
+    "                     machine may fail at once if others are elsewhere: --nodes, --join\n"
     "  --elastic MIN:MAX  each process that fails is started again, but not after the third time\n"
     "                     in a minute. The job goes on while MIN of this machine's run, and may\n"
     "                     grow to MAX, of all machines\n"
@@ -280,6 +281,12 @@ static bool is_hopeless(process *p)
     return first != 0 && now - first < MINUTE_MS;
 }
 
+/* Another dprun may have processes of the job that go on, whatever becomes of those here. */
+static bool others_elsewhere(void)
+{
+    return asked.join || asked.nodes > 1;
+}
+
 /* The job goes on without it, if there are others (they may have ended well), or until it is back:
    each time that takes twice as long, up to ten seconds. Or it came back when the others were about
    to end. */
@@ -292,7 +299,8 @@ static bool is_spared(process *p)
         returns = !is_hopeless(p);
         spared = others >= asked.least;
     }
-    if (job.ending || !(late || (spared && others > 0)))
+    bool goes_on = others > 0 || (returns && others_elsewhere());
+    if (job.ending || !(late || (spared && goes_on)))
         return false;
     say_how(p);
     if (asked.most > 0 && !returns)
@@ -336,8 +344,9 @@ static void start_process(process *p);
    others are about to end, there is nobody to join. */
 static void start_again(void)
 {
+    bool some = job.running > 0 || others_elsewhere();
     for (process *p = job.all; p < job.all + asked.count; p++) {
-        if (job.ending || job.running == 0 || job.well > 0)
+        if (job.ending || !some || job.well > 0)
             p->again_ms = 0;
         if (p->again_ms == 0 || now_ms() < p->again_ms || p->out[0].fd >= 0 || p->out[1].fd >= 0)
             continue;

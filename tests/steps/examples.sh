@@ -207,6 +207,12 @@ dprun_gets() {
     dprun_result "$what" "$got $?" "$want 0"
 }
 
+# The first time, each of the two processes of a dprun ends when the other one is there, too.
+# shellcheck disable=SC2016
+all_fail_once='[ -e "$0.$DP_LOCAL_PROCESS" ] || { : >"$0.$DP_LOCAL_PROCESS"
+        until [ -e "$0.0" ] && [ -e "$0.1" ]; do sleep 0.01; done
+        exit 5; }'
+
 # shellcheck disable=SC2016 # what is in quotes is for the shells that dprun starts
 dprun_does_it() {
     local line got
@@ -267,6 +273,23 @@ dprun: process 1 is started again" -n 2 --elastic 1:4 \
             exit 6' "$(rm -f "$LOGS/dprun.job"*; echo "$LOGS/dprun.job")"
     dprun_ends "fewer than there have to be" 5 "dprun: process 1 ended with exit status 5" -n 2 \
         --elastic 2:4 sh -c '[ $DP_PROCESS = 0 ] || exit 5; exec sleep 1000'
+    dprun_ends "all of a machine may fail at once, and join others elsewhere" 0 "[0] back
+[1] back
+dprun: process 0 ended with exit status 5
+dprun: process 0 is started again, 1 of 1
+dprun: process 1 ended with exit status 5
+dprun: process 1 is started again, 1 of 1" -n 2 --join --addr a:9 --respawn 1 \
+        sh -c "$all_fail_once"'; echo back' "$(rm -f "$LOGS/dprun.all"*; echo "$LOGS/dprun.all")"
+    dprun_ends "also those of one of several machines" 0 "[2] back
+[3] back
+dprun: process 2 ended with exit status 5
+dprun: process 2 is started again, 1 of 1
+dprun: process 3 ended with exit status 5
+dprun: process 3 is started again, 1 of 1" -n 2 --nodes 2 --node 1 --addr a:9 --respawn 1 \
+        sh -c "$all_fail_once"'; echo back' "$(rm -f "$LOGS/dprun.all"*; echo "$LOGS/dprun.all")"
+    dprun_ends "but no more often than is said" 5 "dprun: process 0 ended with exit status 5
+dprun: process 0 ended with exit status 5
+dprun: process 0 is started again, 1 of 1" --join --addr a:9 --respawn 1 sh -c 'exit 5'
     dprun_ends "to join others" 0 "[0] 1 a:9 1 1" --join --addr a:9 \
         sh -c 'echo $DP_REJOIN $DP_ADDR $DP_PROCESS $DP_PROCESS_COUNT'
     dprun_ends "who does not hear SIGTERM is killed" 5 "dprun: process 0 ended with exit status 5" \
@@ -543,7 +566,8 @@ dprun: process 2 was ended by signal 9 (Killed)
 dprun: process 2 is started again, 1 of 8"
 }
 
-# The second of two machines is lost with all its processes; later another one brings as many.
+# The second of two machines is lost with all its processes; later another one brings as many, which
+# all fail at once and are started again.
 elastic_lost_a_machine() {
     local address="127.0.0.1:$((20000 + RANDOM % 10000))" first got
     local run=(timeout 120 build/examples/dprun -n 2 --addr "$address")
@@ -552,12 +576,15 @@ elastic_lost_a_machine() {
     first=$!
     "${run[@]}" --nodes 2 --node 1 build/examples/elastic >"$LOGS/machine1.log" 2>&1
     got=$?
-    "${run[@]}" --join build/examples/elastic >"$LOGS/machine2.log" 2>&1
+    rm -f "$LOGS"/machine2.[01]
+    "${run[@]}" --join --respawn 1 sh -c "$all_fail_once; exec build/examples/elastic" \
+        "$LOGS/machine2" >"$LOGS/machine2.log" 2>&1
     got+=" $?"
     wait $first
     got+=" $? $(grep -c ': 4096 pictures, each once; all' "$LOGS/machine0.log")"
     unset DP_SECRET
-    dprun_result "a machine is lost, and another one joins" "$got" "137 0 0 3"
+    got+=" $(grep -c 'is started again, 1 of 1' "$LOGS/machine2.log")"
+    dprun_result "a machine is lost, and another one joins" "$got" "137 0 0 3 2"
 }
 
 step_examples() {
