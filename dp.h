@@ -722,11 +722,12 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    srun: under salloc or sbatch alone a program is one process.
 
    $DP_ADDR = host:port is the address of process 0, for any launcher. If another program has that
-   port, the next seven are tried. Looking up a host name takes timeout_ms at most. With torchrun
-   the first port is MASTER_PORT + 1, because torchrun's own store may use MASTER_PORT. With slurm
-   it is made from the numbers of job and step, between 20000 and 29999. mpirun gives no address:
-   its processes meet inside their machine, under a name made from the job's; so do processes with
-   $DP_ADDR = @name.
+   port, the next seven are tried; one that takes connections there and never answers has its share
+   of timeout_ms, and then the next port is tried. Looking up a host name takes timeout_ms at most.
+   With torchrun the first port is MASTER_PORT + 1, because torchrun's own store may use
+   MASTER_PORT. With slurm it is made from the numbers of job and step, between 20000 and 29999.
+   mpirun gives no address: its processes meet inside their machine, under a name made from the
+   job's; so do processes with $DP_ADDR = @name.
 
    For a firewall, $DP_PORTS = 20000-20031 (or one port) is the range in which processes listen if
    nothing else gives them a port: process 0 under slurm, and all processes that others connect to.

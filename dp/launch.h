@@ -1842,7 +1842,14 @@ typedef struct dp__target { /* where somebody listens */
 
 enum { DP__REFUSALS = 8 }; /* in a row, of one that listens: in 0.13 s */
 
+/* As it was when a round ended; anything else that was found stays. */
 static const char dp__refused[] = "nobody listens there";
+static const char dp__silent[] = "a program listens there that does not answer";
+
+static const char *dp__lasting(const char *why)
+{
+    return why == dp__refused || why == dp__silent ? NULL : why;
+}
 
 /* false: the listener is not of this job, or did not answer in time. */
 static bool dp__handshake(int fd, dp__key key, dp__join_request *request, uint64_t until_ns,
@@ -1912,52 +1919,58 @@ static dp_status dp__connect_at(const dp__os_address *at, dp__key key, dp__join_
         *out_why = "its place is held by another user of this machine";
         good = false;
     }
-    good = good && dp__handshake(fd, key, request, until_ns, out_why);
+    if (good && !dp__handshake(fd, key, request, until_ns, out_why)) {
+        *out_why = dp__lasting(*out_why) != NULL ? *out_why : dp__silent;
+        good = false;
+    }
     *out_fd = good ? fd : -1;
     if (!good)
         dp__os_close(fd);
     return good ? DP_OK : DP_PENDING;
 }
 
-/* Try every address and port once. Whoever is silent there is given more time every round: it may
-   be busy, or it may be a program that knows nothing about us. */
+/* Try every address and port once. Whoever is silent there is given more time every round, as it
+   may be busy; but only its share of what is left to those after it and to the next round, as it
+   may be a program that knows nothing about us. */
 static dp_status dp__connect_once(const dp__target *target, dp__key key, dp__join_request *request,
                                   int round, uint64_t until_ns, int *out_fd, const char **out_why)
 {
     dp__os_found found;
     int patience = 1000 << (round < 5 ? round : 5), rest = dp__os_ms_until(until_ns);
-    uint64_t until = dp__os_after_ms(patience < rest ? patience : rest);
     dp_status status = DP_PENDING;
     if (target->host[0] == '\0') {
         /* One of the job listens there, or another user of the machine. */
         dp__os_address here = dp__os_local(target->place);
+        uint64_t until = dp__os_after_ms(patience < rest ? patience : rest);
         until = target->tree == NULL ? until_ns : until;
         return dp__connect_at(&here, key, request, until, out_fd, out_why);
     }
     dp__os_resolve(dp__os_look_up, target->host, target->port, rest, &found);
     *out_why = found.count == 0 ? found.why : *out_why;
-    rest = dp__os_ms_until(until_ns);
-    for (int i = 0; i < target->port_count && status == DP_PENDING; i++)
-        for (int k = 0; k < found.count && status == DP_PENDING && rest > 0; k++) {
-            dp__os_address at = dp__os_at_port(&found.list[k], target->port + i);
-            until = dp__os_after_ms(patience < rest ? patience : rest);
-            status = dp__connect_at(&at, key, request, until, out_fd, out_why);
-            rest = dp__os_ms_until(until_ns);
-        }
+    int count = target->port_count * found.count;
+    for (int i = 0; i < count && status == DP_PENDING && dp__os_ms_until(until_ns) > 0; i++) {
+        dp__os_address at =
+            dp__os_at_port(&found.list[i % found.count], target->port + i / found.count);
+        int share = dp__os_ms_until(until_ns) / (count - i + 1);
+        uint64_t until = dp__os_after_ms(patience < share ? patience : share);
+        status = dp__connect_at(&at, key, request, until, out_fd, out_why);
+    }
     return status;
 }
 
-/* Another job may have this address, whose processes have met already. */
-static const char *dp__claim_text(const dp__target *target, char *text, size_t room)
+/* Another job may have this address, whose processes have met already; or process 0 of this one is
+   on this machine, and could not be reached. It looks at its claim only as long as it waits. */
+static const char *dp__claim_text(const dp__launch *launch, char *text, size_t room)
 {
     char who[48];
     dp__os_owner owner = {0, 0};
-    dp__os_address claim = dp__claim_of(target->launch);
+    dp__os_address claim = dp__claim_of(launch);
     int fd = dp__os_connect(&claim);
     text[0] = '\0';
     if (fd >= 0 && dp__os_owner_of(fd, &owner))
-        snprintf(text, room, ". There is a process 0%s whose job has started already",
-                 dp__owner_text(&owner, who, sizeof who));
+        snprintf(text, room, ". There is a process 0%s %s", dp__owner_text(&owner, who, sizeof who),
+                 dp__os_is_attended(fd, DP__GRACE_MS) ? "that waits for others"
+                                                      : "whose job has started already");
     dp__os_close(fd);
     return text;
 }
@@ -1968,7 +1981,7 @@ static dp_status dp__connect_failed(const dp__target *target, int process,
 {
     char claim[128] = "";
     if (target->launch != NULL)
-        dp__claim_text(target, claim, sizeof claim);
+        dp__claim_text(target->launch, claim, sizeof claim);
     if (target->host[0] == '\0' && (target->launch == NULL || target->launch->agreed))
         return dp_error(DP_ERR_TIMEOUT, "process %d of %d was not found within %.3g s", process,
                         (int)request->process_count, seconds);
@@ -1991,16 +2004,17 @@ DP__COLD static dp_status dp__connect_until(const dp__target *target, int proces
                                             int *out_fd)
 {
     uint64_t begin = dp__os_now_ns();
-    const char *why = NULL;
+    const char *why = NULL, *found = NULL;
     int refusals = 0;
     for (int round = 0; dp__os_ms_until(until_ns) > 0; round++) {
-        why = why == dp__refused ? NULL : why;
+        why = dp__lasting(why);
         if (target->tree != NULL)
             DP_TRY(dp__tree_listen(target->tree));
         request->patience_ms = (uint32_t)dp__os_ms_until(until_ns);
         dp_status status = dp__connect_once(target, key, request, round, until_ns, out_fd, &why);
         if (status != DP_PENDING)
             return status;
+        found = why != NULL ? why : found;
         refusals = target->listens && why == dp__refused ? refusals + 1 : 0;
         if (refusals == DP__REFUSALS)
             return dp_error(DP_ERR_REMOTE, "process %d of %d has closed its port", process,
@@ -2009,7 +2023,7 @@ DP__COLD static dp_status dp__connect_until(const dp__target *target, int proces
         dp__os_sleep_ms(pause < rest ? pause : rest);
     }
     return dp__connect_failed(target, process, request, (double)(dp__os_now_ns() - begin) * 1e-9,
-                              why);
+                              found);
 }
 
 /* ==== >>meeting ================================================================================

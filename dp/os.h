@@ -1286,6 +1286,13 @@ static bool dp__os_connected(int fd)
     return dp__os_connection(fd) == 0;
 }
 
+/* Whether whoever listens there looks at this connection, which says no word: it hangs up, then. */
+static bool dp__os_is_attended(int fd, int ms)
+{
+    char none;
+    return shutdown(fd, SHUT_WR) == 0 && dp__os_ready(fd, POLLIN, ms) && recv(fd, &none, 1, 0) == 0;
+}
+
 enum { DP__OS_BYTES_MOST = 1 << 30 }; /* of one call: macOS refuses what is no int */
 
 /* How many bytes were sent: 0 when none can be now, -1 when none ever will. */

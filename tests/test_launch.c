@@ -1025,6 +1025,75 @@ TEST(ports_that_are_taken)
     finish(start(0, take_all_ports), 0);
 }
 
+static pid_t first_pid;
+
+static void meet_in_a_hurry(void)
+{
+    dp_ctx *ctx;
+    use_tcp();
+    CHECK_OK(open_world(4000, NULL, &ctx));
+    check_sum(ctx);
+    dp_close(ctx);
+}
+
+/* Who listens there takes connections, and never answers. */
+TEST(silent_ports_before_the_right_one_are_passed_by)
+{
+    int first = free_port();
+    for (int i = 0; i < 7; i++) {
+        CHECK(listen_at(first + i) >= 0);
+    }
+    run_world_at(first, 3, meet_in_a_hurry);
+}
+
+/* Process 0 of this very job is there, and can be seen, but not reached. */
+static void look_past_the_first(void)
+{
+    char address[40], who[80];
+    dp_ctx *ctx;
+    use_tcp();
+    if (me == 0) {
+        CHECK_ERROR(open_world(4000, NULL, &ctx), DP_ERR_TIMEOUT, "process 1 of 2 did not come");
+        return;
+    }
+    snprintf(address, sizeof address, "127.0.0.2:%d", port);
+    set("DP_ADDR", address);
+    snprintf(who, sizeof who, "There is a process 0 (its process id is %d) that waits for others",
+             (int)first_pid);
+    CHECK_ERROR(open_world(500, NULL, &ctx), DP_ERR_TIMEOUT, "nobody listens there");
+    CHECK_SAYS(dp_last_error(), who);
+    CHECK(strstr(dp_last_error(), "started already") == NULL);
+}
+
+TEST(a_process_0_that_is_not_reached_is_none_of_another_job)
+{
+    nobody_launched_us();
+    world = 2;
+    port = free_port();
+    first_pid = start(0, look_past_the_first);
+    close(call_patiently(port)); /* it listens */
+    finish(start(1, look_past_the_first), 1);
+    finish(first_pid, 0);
+}
+
+/* What listens at all ports is no process of a job. */
+static void find_silence(void)
+{
+    dp_ctx *ctx;
+    use_tcp();
+    CHECK_ERROR(open_world(500, NULL, &ctx), DP_ERR_TIMEOUT,
+                "a program listens there that does not answer");
+}
+
+TEST(who_does_not_answer_is_told_from_nobody)
+{
+    nobody_launched_us();
+    world = 2;
+    port = free_port();
+    CHECK(listen_at(port + 3) >= 0);
+    finish(start(1, find_silence), 1);
+}
+
 /* ---- who should not come --------------------------------------------------------------------- */
 
 /* Process 3 of 4 says that it is another one, of another world, of another job. */
