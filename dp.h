@@ -863,7 +863,10 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    $DP_ADDR, eight ports behind the one there (before it, near the last), or in $DP_PORTS. Processes
    that have met inside one machine have addresses for others only if DP_INTERFACE is set. If
    process 0 cannot have that name or any of those ports, it logs a warning that says why; every
-   dp_admit tries again.
+   dp_admit tries again. Process 0 listens there from the first dp_admit or dp_recover on, and a job
+   that recovers may be nowhere for a while. So a process that comes waits for all of its own
+   timeout_ms, whatever is there. Then its error says what it has found: a job that has no room or
+   does not call dp_admit, another job, a program that does not answer, or nobody.
 
    With shards a job goes on only when it is complete: dp_recover waits at least half of timeout_ms
    for processes that replace the dead. If they have not come, or cannot, it returns TIMEOUT, and

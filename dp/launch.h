@@ -1907,21 +1907,21 @@ static dp_status dp__connect_at(const dp__os_address *at, dp__key key, dp__join_
         dp__os_sleep_ms(1);
     if (fd == DP__OS_FULL)
         return dp__connect_nowhere((int)request->process);
-    if (fd == DP__OS_REFUSED && *out_why == NULL)
+    if (fd == DP__OS_REFUSED)
         *out_why = dp__refused;
     if (fd < 0)
         return DP_PENDING;
     int how = dp__os_ready(fd, POLLOUT, dp__os_ms_until(until_ns)) ? dp__os_connection(fd) : -1;
     bool good = how == 0;
-    if (how == DP__OS_REFUSED && *out_why == NULL)
+    if (how == DP__OS_REFUSED)
         *out_why = dp__refused;
     if (good && at->at.ss_family == AF_UNIX && !dp__os_same_user(fd)) {
         *out_why = "its place is held by another user of this machine";
         good = false;
     }
-    if (good && !dp__handshake(fd, key, request, until_ns, out_why)) {
-        *out_why = dp__lasting(*out_why) != NULL ? *out_why : dp__silent;
-        good = false;
+    if (good) {
+        *out_why = dp__silent; /* unless it says more */
+        good = dp__handshake(fd, key, request, until_ns, out_why);
     }
     *out_fd = good ? fd : -1;
     if (!good)
@@ -1947,14 +1947,20 @@ static dp_status dp__connect_once(const dp__target *target, dp__key key, dp__joi
     }
     dp__os_resolve(dp__os_look_up, target->host, target->port, rest, &found);
     *out_why = found.count == 0 ? found.why : *out_why;
-    int count = target->port_count * found.count;
+    int count = target->port_count * found.count, refused = 0;
     for (int i = 0; i < count && status == DP_PENDING && dp__os_ms_until(until_ns) > 0; i++) {
         dp__os_address at =
             dp__os_at_port(&found.list[i % found.count], target->port + i / found.count);
         int share = dp__os_ms_until(until_ns) / (count - i + 1);
         uint64_t until = dp__os_after_ms(patience < share ? patience : share);
-        status = dp__connect_at(&at, key, request, until, out_fd, out_why);
+        const char *why = NULL;
+        status = dp__connect_at(&at, key, request, until, out_fd, &why);
+        refused += why == dp__refused;
+        if (dp__lasting(why) != NULL || (why == dp__silent && *out_why == NULL))
+            *out_why = why;
     }
+    if (*out_why == NULL && refused == count)
+        *out_why = dp__refused;
     return status;
 }
 
@@ -3405,14 +3411,52 @@ static dp_status dp__guest_seated(const dp__launch *launch, dp__roll **roll, int
     return status;
 }
 
-/* Until the others let this process in. */
+/* Says what was found in all the time. A job that is there listens only once it has let others in or
+   has recovered, and answers only when it looks for them. */
+static dp_status dp__knock_found(const dp__launch *launch, const dp__launch *door, double seconds,
+                                 const char *found)
+{
+    char ports[48] = "", claim[128];
+    const char *advice = found == dp__refused
+                             ? "; a job does from its first dp_admit or dp_recover on"
+                         : found == dp__silent ? "; a job does when it calls dp_admit"
+                                               : "";
+    if (door->host[0] != '\0')
+        snprintf(ports, sizeof ports, ", ports %d to %d,", door->port,
+                 door->port + door->port_count - 1);
+    return dp_error(DP_ERR_TIMEOUT,
+                    "no job that others can join was found %s%s within %.3g s: %s%s%s",
+                    launch->where, ports, seconds, found != NULL ? found : "nobody answers there",
+                    advice, dp__claim_text(launch, claim, sizeof claim));
+}
+
+/* The same where a process of the job has answered. */
+static dp_status dp__knock_waited(const dp__launch *launch, double seconds, bool gone)
+{
+    if (gone)
+        return dp_error(DP_ERR_TIMEOUT,
+                        "the job that ran %s has not let this process in within %.3g s, and now "
+                        "nobody listens there",
+                        launch->where, seconds);
+    return dp_error(DP_ERR_TIMEOUT,
+                    "the job that runs %s has not let this process in within %.3g s: the others "
+                    "have to call dp_admit, and there has to be room for one more",
+                    launch->where, seconds);
+}
+
+/* Until the others let this process in. Whatever is there, it waits: a job that recovers, or has
+   just begun, may come there later. */
 static dp_status dp__knock(const dp__launch *launch, dp__roll **roll, int timeout_ms,
                            uint64_t until_ns, dp__tally *out)
 {
-    const char *why = "";
+    const char *why = NULL, *found = NULL;
+    bool met = false;
     for (int round = 0; dp__os_ms_until(until_ns) > 0; round++) {
         int fd = -1;
+        why = dp__lasting(why);
         dp_status status = dp__knock_once(*roll, round, until_ns, out, &fd, &why);
+        met = met || fd >= 0;
+        found = fd >= 0 ? NULL : why != NULL ? why : found;
         if (status == DP_OK)
             status = dp__guest_seated(launch, roll, fd, until_ns, out);
         dp__os_close(fd);
@@ -3420,10 +3464,8 @@ static dp_status dp__knock(const dp__launch *launch, dp__roll **roll, int timeou
             return status;
         dp__os_sleep_ms(DP__KNOCK_MS);
     }
-    return dp_error(DP_ERR_TIMEOUT,
-                    "a job that runs %s has not let this process in within %.3g s: the others have "
-                    "to call dp_admit, and there has to be room for one more%s%s",
-                    launch->where, timeout_ms * 1e-3, why[0] != '\0' ? "; " : "", why);
+    return met ? dp__knock_waited(launch, timeout_ms * 1e-3, found == dp__refused)
+               : dp__knock_found(launch, &(*roll)->door, timeout_ms * 1e-3, found);
 }
 
 /* ==== >>spawn ==================================================================================

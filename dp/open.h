@@ -545,7 +545,9 @@ static dp_status dp__open_guest_once(const dp_config *config, const dp__launch *
     dp_status status = dp__roll_seat(roll, NULL, far);
     if (status == DP_OK)
         status = dp__knock(launch, &roll, timeout_ms, until_ns, &tally);
-    if (status == DP_OK) {
+    if (status != DP_OK) {
+        dp_error(status, "dp_open: %s", dp__open_error());
+    } else {
         status = dp__open_guest_met(&own, roll, &tally, DP__MEET_MOST_MS, out);
         *out_again = dp_status_class(status) == DP_CLASS_JOB;
     }

@@ -345,8 +345,8 @@ static void refused(void)
     CHECK_ERROR(
         dp_open(&(dp_config){.device_count = 1, .recovers = true, .timeout_ms = 300}, &plain),
         DP_ERR_TIMEOUT,
-        "a job that runs at @another-place has not let this process in within 0.3 s: the "
-        "others have to call dp_admit, and there has to be room for one more");
+        "dp_open: no job that others can join was found at @another-place within 0.3 s: nobody "
+        "listens there; a job does from its first dp_admit or dp_recover on");
     set("DP_LAUNCH", "none");
     CHECK_ERROR(dp_open(&(dp_config){.device_count = 1, .recovers = true}, &plain),
                 DP_ERR_UNSUPPORTED,
@@ -1794,19 +1794,22 @@ TEST_SLOW(a_door_that_cannot_open_says_so_once, 60)
     CHECK_INT(end_world(), 0);
 }
 
+static void admit_nobody_until_told(dp_ctx *ctx)
+{
+    for (int64_t ended = 0; ended == 0;) {
+        admit_nobody(ctx, 1);
+        ended = atomic_load(met);
+        CHECK_OK(dp_all_reduce_i64(ctx, &ended, 1, DP_OP_MAX));
+        rest(2);
+    }
+}
+
 /* Inside a machine they have no addresses. */
 static void nobody_comes(void)
 {
     dp_ctx *ctx;
     CHECK_OK(open_to_grow(TIMEOUT_MS, &ctx));
-    for (int64_t ended = 0; ended == 0;) {
-        bool came;
-        CHECK_OK(dp_admit(ctx, &came));
-        CHECK(!came);
-        ended = atomic_load(met);
-        CHECK_OK(dp_all_reduce_i64(ctx, &ended, 1, DP_OP_MAX));
-        rest(2);
-    }
+    admit_nobody_until_told(ctx);
     dp_close(ctx);
 }
 
@@ -1826,6 +1829,127 @@ TEST_SLOW(who_cannot_be_reached_is_not_let_in, 60)
     has_addresses = false;
     start_world(2, nobody_comes);
     finish(start(2, come_from_elsewhere), 2);
+    CHECK_INT(end_world(), 0);
+}
+
+/* ---- who comes where it is not let in, and is told why --------------------------------------- */
+
+static void come_in_vain(const char *found)
+{
+    dp_ctx *ctx;
+    const dp_config config = {.device_count = 1, .recovers = true, .timeout_ms = 1500};
+    set("DP_REJOIN", "1");
+    CHECK_ERROR(dp_open(&config, &ctx), DP_ERR_TIMEOUT, found);
+    CHECK(strncmp(dp_last_error(), "dp_open: ", 9) == 0);
+    atomic_store(met, 1);
+}
+
+static const char *sentence; /* that it is told at the place of the test */
+
+static void come_by_name(void)
+{
+    use_name();
+    come_in_vain(sentence);
+}
+
+static void come_by_tcp(void)
+{
+    use_tcp();
+    come_in_vain(sentence);
+}
+
+static void come_with_another_secret(void)
+{
+    use_tcp();
+    set("DP_SECRET", "foe");
+    come_in_vain("the listener belongs to another job, or has another DP_SECRET");
+}
+
+static void come_to_an_address_nobody_has(void)
+{
+    use_tcp();
+    set("DP_ADDR", "255.255.255.255:7000");
+    come_in_vain("no job that others can join was found at 255.255.255.255:7000, ports 7008 to "
+                 "7015, within 1.5 s: nobody answers there");
+}
+
+TEST_SLOW(who_comes_where_no_job_is_is_told_what_is_there, 60)
+{
+    char text[200];
+    nobody_launched_us();
+    world = 1;
+    port = free_port_from(12008, 19992) - 8; /* those of the door are free */
+    snprintf(text, sizeof text,
+             "no job that others can join was found at 127.0.0.1:%d, ports %d to %d, within 1.5 s: "
+             "nobody listens there; a job does from its first dp_admit or dp_recover on",
+             port, port + 8, port + 15);
+    sentence = text;
+    met = memory_of_all(sizeof *met);
+    finish(start(0, come_by_tcp), 0);
+    finish(start(0, come_to_an_address_nobody_has), 0);
+    CHECK(listen_at(port + 11) >= 0);
+    sentence = "s: a program listens there that does not answer; a job does when it calls dp_admit";
+    finish(start(0, come_by_tcp), 0);
+}
+
+/* It lets nobody in, as it never calls dp_admit. */
+static void open_no_door(void)
+{
+    dp_ctx *ctx;
+    CHECK_OK(open_to_grow(TIMEOUT_MS, &ctx));
+    atomic_fetch_add(met, -1);
+    wait_for(1);
+    dp_close(ctx);
+}
+
+TEST_SLOW(who_comes_before_the_door_is_open_is_told_of_the_job, 60)
+{
+    char text[200];
+    start_world(2, open_no_door);
+    while (atomic_load(met) != -2)
+        rest(1);
+    snprintf(text, sizeof text,
+             "dp_admit or dp_recover on. There is a process 0 (its process id is %d) whose job has "
+             "started already",
+             (int)pids[0]);
+    sentence = text;
+    finish(start(2, come_by_name), 2);
+    CHECK_INT(end_world(), 0);
+}
+
+/* All its places are taken. */
+static void stay_full(void)
+{
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    admit_nobody_until_told(ctx);
+    dp_close(ctx);
+}
+
+TEST_SLOW(who_finds_no_place_is_told_that_a_job_runs, 60)
+{
+    port = free_port();
+    sentence = "the job that runs at @test-";
+    start_world(2, stay_full);
+    finish(start(2, come_by_name), 2);
+    CHECK_INT(end_world(), 0);
+    sentence = "s: the others have to call dp_admit, and there has to be room for one more";
+    machines = "aa";
+    start_world(2, stay_full);
+    finish(start(2, come_by_tcp), 2);
+    CHECK_INT(end_world(), 0);
+    start_world(2, stay_full);
+    finish(start(2, come_with_another_secret), 2);
+    CHECK_INT(end_world(), 0);
+}
+
+TEST_SLOW(who_waits_when_the_job_ends_is_told_so, 60)
+{
+    sentence = "has not let this process in within 1.5 s, and now nobody listens there";
+    start_world(2, stay_full);
+    pid_t guest = start(2, come_by_name);
+    rest(700);
+    atomic_store(met, 1);
+    finish(guest, 2);
     CHECK_INT(end_world(), 0);
 }
 #endif
