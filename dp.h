@@ -675,12 +675,13 @@ DP_MUST_USE DP_API dp_status dp_wait(dp_ctx *ctx);
 
    While functions or methods of yours run on several devices of a machine, in one process or in
    several, OpenMP, OpenBLAS, BLIS and MKL use threads_per_device threads on each, or as many as the
-   caller has set, if that is less. They are looked for when the context is opened. When the call
-   returns, the caller has its settings again. Methods of a plain module keep the caller's settings,
-   and so does one part alone where a process has several devices: see dp_threads_limit. OpenBLAS
-   built with threads of its own has one setting, for all threads of the process, and lets one call
-   at a time use several. What cannot be set so is logged, with its variable; what is linked
-   statically, or loaded later or privately, is not found. */
+   caller has set, if that is less. They are looked for when the context is opened, or when a job
+   grows that had one device on the machine. When the call returns, the caller has its settings
+   again. Methods of a plain module keep the caller's settings, and so does one part alone where a
+   process has several devices: see dp_threads_limit. OpenBLAS built with threads of its own has one
+   setting, for all threads of the process, and lets one call at a time use several. What cannot be
+   set so is logged, with its variable; what is linked statically, or loaded later or privately, is
+   not found. */
 typedef dp_status (*dp_run_fn)(int local_rank, dp_scope *scope, void *user);
 DP_MUST_USE DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user);
 
@@ -836,7 +837,8 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    are ranks; dp_info.recoveries counts. A wrapper reduces over the ranks that are left, its
    gradients are zero, and its buckets are those of a new wrapper. What was under way is void:
    passes and messages. Parameters stay as they are in each process. Some processes may have ended
-   the last step, and others not: they are at most one step apart.
+   the last step, and others not: they are at most one step apart. Cores are not shared out anew:
+   set config.thread_count, or threads_per_device, where a job is to grow on a machine.
 
    Reducers that you have made, a dp_local, and optimizers with `sharded` (the dead had parts of
    their state) are not valid any more: calls return STATE, and destroying them works. (A new

@@ -250,6 +250,7 @@ struct dp_ctx {
     dp__team *team;       /* NULL in a world of one device */
     dp__os_bound bound;   /* the thread that opened this, where it keeps to some nodes */
     dp__threads *threads; /* libraries that are told how many; NULL: none */
+    bool threads_sought;  /* they have been looked for */
     dp__slot *slots;
     dp__lane lanes[DP__LANES];
     atomic_uint tags;                    /* how often dp_tag was called */

@@ -83,8 +83,10 @@ static dp_status dp__world_open(dp_ctx *ctx, const dp__launch *launch)
     ctx->info.process_count = launch->process_count;
     ctx->info.rank_first = 0;
     ctx->info.rank_count = meeting.own.local_count = ctx->info.local_count;
-    if (status == DP_OK && others != NULL)
-        status = dp__agree(others, DP_OK);
+    if (status == DP_OK) {
+        status = dp__threads_find(ctx);
+        status = others != NULL ? dp__agree(others, status) : status;
+    }
     if (status == DP_OK)
         status = dp__job_open(ctx, others);
     dp__os_free(meeting.all, 0, NULL);

@@ -16,8 +16,9 @@
 #else
 
 /* ==== >>libraries ================================================================================
-   They are looked for by name in what the program has loaded when a context is opened. Whether a
-   number belongs to the thread that sets it or to the process differs:
+   They are looked for by name in what the program has loaded when a context is opened, or when the
+   job of one that is alone grows. Whether a number belongs to the thread that sets it or to the
+   process differs:
      OpenMP    to the thread
      OpenBLAS  to the process, where it has threads of its own. openblas_set_num_threads_local makes
                no difference there. Where it is built with OpenMP, OpenMP's number counts
@@ -181,14 +182,16 @@ static void dp__threads_look(const dp_ctx *ctx, const char *when, dp__threads *o
     dp__threads_log(ctx, out, when);
 }
 
-/* Once the context has its workers. Without a library that can be told, or where the job has one
-   device on this machine, nothing is kept, and nothing is done later. */
+/* Once the context has its workers, and each time the job is made anew. Without a library that can
+   be told nothing is kept, and nothing is done later; where the job has one device on this machine,
+   they are looked for when it has grown. */
 static dp_status dp__threads_find(dp_ctx *ctx)
 {
     dp__threads found;
     bool alone = ctx->info.local_count == 1 && ctx->info.machine_process_count == 1;
-    if (alone || ctx->config.threads_per_device < 0)
+    if (alone || ctx->threads_sought || ctx->config.threads_per_device < 0)
         return DP_OK;
+    ctx->threads_sought = true;
     dp__threads_look(ctx, "while your functions run", &found);
     for (int i = 0; i < found.count; i++)
         if (found.told[i].owner == DP__OF_EITHER)

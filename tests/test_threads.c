@@ -365,6 +365,24 @@ TEST(one_device_has_all_threads)
     dp_close(ctx);
 }
 
+/* ---- what is said, to whoever listens -------------------------------------------------------- */
+
+typedef struct said {
+    int info, warn;
+    char text[400]; /* of the last one */
+} said;
+
+static void hear(const dp_log_record *record, void *user)
+{
+    said *s = user;
+    if (strstr(record->text, "threads_per_device") == NULL &&
+        strstr(record->text, "cannot") == NULL)
+        return;
+    s->info += record->level == DP_LOG_INFO;
+    s->warn += record->level == DP_LOG_WARN;
+    snprintf(s->text, sizeof s->text, "%s", record->text);
+}
+
 /* ---- methods --------------------------------------------------------------------------------- */
 
 static seen of_methods;
@@ -441,6 +459,81 @@ TEST(one_device_of_each_process_has_its_share)
         no_trials = i >= 2;
         CHECK_OK(dp_spawn(2, one_of_two, NULL));
     }
+}
+
+/* A process alone with one device lets in another one, of which it has to leave threads. */
+typedef struct growing {
+    const char *place; /* where they meet */
+    said heard;
+} growing;
+
+static void set_place(const growing *own, bool comes_later)
+{
+    setenv("DP_LAUNCH", "dp", 1);
+    setenv("DP_PROCESS", "0", 1);
+    setenv("DP_PROCESS_COUNT", "1", 1);
+    setenv("DP_PROCESS_LIMIT", "2", 1);
+    setenv("DP_SECRET", "of this test", 1);
+    setenv("DP_ADDR", own->place, 1);
+    if (comes_later)
+        setenv("DP_REJOIN", "1", 1);
+}
+
+static dp_ctx *open_growing(growing *own)
+{
+    return open_with((dp_config){.device_count = 1,
+                                 .threads_per_device = EACH,
+                                 .recovers = true,
+                                 .log = {.fn = hear, .user = &own->heard}});
+}
+
+static pid_t start_later(growing *own)
+{
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid != 0)
+        return pid;
+    set_place(own, true);
+    dp_close(open_growing(own));
+    exit(EXIT_SUCCESS);
+}
+
+static void grow_once(dp_ctx *ctx, growing *own)
+{
+    bool came = false;
+    int status = 0;
+    pid_t pid = start_later(own);
+    while (!came)
+        CHECK_OK(dp_admit(ctx, &came));
+    CHECK_INT(waitpid(pid, &status, 0), pid);
+    CHECK_INT(status, 0);
+}
+
+TEST_SLOW(one_device_has_its_share_once_the_job_has_grown, 30)
+{
+    char place[40];
+    growing own = {.place = place};
+    seen s = {0};
+    snprintf(place, sizeof place, "@test-threads-%d", (int)getpid());
+    loaded = OPENMP | OPENBLAS | BLIS | MKL | ACCELERATE;
+    set_place(&own, false);
+    dp_ctx *ctx = open_growing(&own);
+    CHECK_OK(dp_run(ctx, NULL, look, &s));
+    check_numbers(s.on[0], 8, 6, 5, 7);
+    CHECK_INT(own.heard.info + own.heard.warn, 0);
+    grow_once(ctx, &own);
+    CHECK_OK(dp_run(ctx, NULL, look, &s));
+    check_numbers(s.on[0], EACH, EACH, EACH, EACH);
+    check_as_before();
+    CHECK_INT(own.heard.info, 1);
+    CHECK_INT(own.heard.warn, 1);
+    while (dp_barrier(ctx) == DP_OK) /* the other one has left */
+        ;
+    CHECK_OK(dp_recover(ctx));
+    grow_once(ctx, &own);
+    CHECK_INT(own.heard.info, 1); /* it has been said */
+    CHECK_INT(own.heard.warn, 1);
+    dp_close(ctx);
 }
 
 /* ---- several contexts, several processes ----------------------------------------------------- */
@@ -648,22 +741,6 @@ TEST(a_child_of_fork_comes_back_from_a_run)
 }
 
 /* ---- what is said ---------------------------------------------------------------------------- */
-
-typedef struct said {
-    int info, warn;
-    char text[400]; /* of the last one */
-} said;
-
-static void hear(const dp_log_record *record, void *user)
-{
-    said *s = user;
-    if (strstr(record->text, "threads_per_device") == NULL &&
-        strstr(record->text, "cannot") == NULL)
-        return;
-    s->info += record->level == DP_LOG_INFO;
-    s->warn += record->level == DP_LOG_WARN;
-    snprintf(s->text, sizeof s->text, "%s", record->text);
-}
 
 static said say(int libraries, int each, int device_count)
 {
