@@ -1240,6 +1240,8 @@ static dp_status dp__array_write_in(dp__array_writer *writer, const char *path,
     dp_status status = put(writer, what);
     if (status == DP_OK)
         status = dp__array_flush(writer);
+    if (status == DP_OK)
+        status = dp__os_part_sync(&writer->part);
     return dp__os_part_end(&writer->part, status);
 }
 

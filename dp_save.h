@@ -74,8 +74,9 @@ extern "C" {
 /* The file is written as path.part, synced to disk, and renamed. If anything fails, the old file
    stays, unless all that failed is to sync the folder with the new name; only a process that was
    killed leaves a path.part, which the next write reuses. Of two writers to one path at the same
-   time, one is refused. A symbolic link is replaced by the file. Tensors are read by dp_read, piece
-   by piece, in this process only. [host] */
+   time, one is refused: it finds the part locked, or in the end another file than at the beginning.
+   A symbolic link is replaced by the file. Tensors are read by dp_read, piece by piece, in this
+   process only. [host] */
 DP_MUST_USE DP_API dp_status dp_file_write(dp_ctx *ctx, const char *path, dp_value value);
 
 /* Tensors are read-only views of the file, which stays mapped until the scope ends. Nothing is read
@@ -113,7 +114,18 @@ DP_MUST_USE DP_API dp_status dp_module_load(dp_module *module, dp_value saved,
 
 /* ==== >>checkpoints ============================================================================
    dp_file_write and dp_file_read for all processes of a job. All processes make the call, like a
-   collective, and each learns whether it succeeded.                                            */
+   collective, and each learns whether it succeeded.
+
+   Process 0 may be stopped, or wait for a disk, for longer than timeout_ms. Then the others go on
+   without it (by dp_recover, or as a new run), and save newer files. When it wakes up it leaves
+   these alone, and returns an error: it renames its part only if all others have answered since it
+   was locked, and no other file has come to the path since the call began. As long as the part is
+   locked the others cannot write that path: they get an error until process 0 goes on, or is killed.
+
+   Not all can be known. A newer file is lost if process 0 was stopped between its last look and its
+   next step, and the file system has no locks, or loses one, or a saver of the others has used the
+   same number with another score. And a process that was alone in its job has nobody to ask: it
+   knows only of files that were written since its call began.                                  */
 
 /* Process 0 writes its value; the others' values are ignored and may be none. All return the same
    status when the write has ended. Nobody times out as long as each 64 MiB take less than
@@ -154,8 +166,10 @@ DP_MUST_USE DP_API dp_status dp_checkpoint_share(dp_ctx *ctx, dp_scope *scope, i
    and used again by all. There is one: a save waits until the one before it is on disk.
 
    An error in the thread harms no finished file, and training goes on. The next dp_saver_save or
-   dp_saver_wait, and only that call, returns it in all processes; a save has begun all the same.
-   dp_saver_load, dp_saver_destroy and dp_close wait for the thread, too, but do not return it.
+   dp_saver_wait, and only that call, returns it in all processes; a save has begun all the same,
+   unless the job has failed. dp_saver_load, dp_saver_destroy and dp_close wait for the thread, too,
+   but do not return it. A process 0 that was left behind writes and removes no file if it finds
+   that the others have saved since: see >>checkpoints.
 
    Files are known by their names alone, so that a run finds what an earlier one has kept, and goes
    on with it. When a new file is on disk, those are removed that have its number, or are neither
@@ -688,31 +702,40 @@ static dp_status dp__save_put_tensors(dp__save_writer *writer)
     return DP_OK;
 }
 
-static dp_status dp__save_write_in(dp__save_writer *writer, const char *path)
+static dp_status dp__save_put_file(dp__save_writer *writer)
 {
+    DP_TRY(dp__os_part_write(&writer->part, writer->header, writer->header_bytes));
+    DP_TRY(dp__save_put_tensors(writer));
+    DP_TRY(dp__save_flush(writer));
+    return dp__os_part_sync(&writer->part);
+}
+
+/* All but the last step, which is dp__save_write_end, whatever this returns. */
+static dp_status dp__save_write_begin(dp__save_writer *writer, const char *path)
+{
+    writer->part.fd = -1;
+    writer->temp = dp_scope_begin(writer->ctx);
+    DP_TRY(dp_scope_check(writer->temp));
+    DP_TRY(dp__save_prepare(writer, path));
     writer->room = DP__SAVE_CHUNK;
     writer->chunk = dp_scope_alloc(writer->temp, writer->room);
     if (writer->chunk == NULL)
         return dp__no_memory();
-    DP_TRY(dp__save_prepare(writer, path));
     DP_TRY(dp__os_part_open(&writer->part));
-    dp_status status = dp__os_part_write(&writer->part, writer->header, writer->header_bytes);
-    if (status == DP_OK)
-        status = dp__save_put_tensors(writer);
-    if (status == DP_OK)
-        status = dp__save_flush(writer);
-    return dp__os_part_end(&writer->part, status);
+    return dp__save_put_file(writer);
 }
 
-static dp_status dp__save_write(dp_ctx *ctx, const char *path, dp_value value,
-                                dp_status (*beat)(void *user), void *user)
+static dp_status dp__save_write_end(dp__save_writer *writer, dp_status status)
 {
-    dp__save_writer writer = {.ctx = ctx, .value = value, .beat = beat, .user = user};
-    writer.temp = dp_scope_begin(ctx);
-    DP_TRY(dp_scope_check(writer.temp));
-    dp_status status = dp__save_write_in(&writer, path);
-    dp_scope_end(writer.temp);
+    status = dp__os_part_end(&writer->part, status);
+    dp_scope_end(writer->temp);
     return status;
+}
+
+static dp_status dp__save_write(dp_ctx *ctx, const char *path, dp_value value)
+{
+    dp__save_writer writer = {.ctx = ctx, .value = value};
+    return dp__save_write_end(&writer, dp__save_write_begin(&writer, path));
 }
 
 typedef struct dp__save_image { /* what a file would hold */
@@ -756,7 +779,7 @@ DP_API dp_status dp_file_write(dp_ctx *ctx, const char *path, dp_value value)
     dp_info info;
     DP_TRY(dp_info_get(ctx, &info));
     DP_TRY(dp__os_check_path(__func__, path));
-    return dp__os_named(__func__, path, dp__save_write(ctx, path, value, NULL, NULL));
+    return dp__os_named(__func__, path, dp__save_write(ctx, path, value));
 }
 
 /* ==== >>json ====================================================================================
@@ -1864,7 +1887,8 @@ static dp_status dp__save_goes_on(void *ctx)
     return dp_broadcast_i64(ctx, &status, 1, 0);
 }
 
-/* How it went on process 0; the others hear from it until it has ended. */
+/* How it went on process 0; the others hear from it until it has ended, and answer only then. So
+   process 0, when it has their answers, knows that no one had left it behind when it asked. */
 static dp_status dp__save_hear(dp_ctx *ctx, dp_status status)
 {
     int64_t other;
@@ -1874,15 +1898,18 @@ static dp_status dp__save_hear(dp_ctx *ctx, dp_status status)
         other = status;
         DP_TRY(dp_broadcast_i64(ctx, &other, 1, 0));
     } while (other == DP_PENDING);
-    return other == DP_OK ? DP_OK : dp_agree(ctx, status);
+    return dp_agree(ctx, status);
 }
 
+/* Process 0 asks when it has locked the part. A job that goes on without it has to lock that, too,
+   and so cannot have written the file that this one then replaces. */
 static dp_status dp__save_write_in_job(dp_ctx *ctx, const char *path, dp_value value)
 {
-    dp_status status = DP_OK;
-    if (dp_rank(ctx) == 0)
-        status = dp__save_write(ctx, path, value, dp__save_goes_on, ctx);
-    return dp__save_hear(ctx, status);
+    bool writes = dp_rank(ctx) == 0;
+    dp__save_writer writer = {.ctx = ctx, .value = value, .beat = dp__save_goes_on, .user = ctx};
+    dp_status heard = dp__save_hear(ctx, writes ? dp__save_write_begin(&writer, path) : DP_OK);
+    dp_status status = writes ? dp__save_write_end(&writer, heard) : heard;
+    return heard == DP_OK ? dp_agree(ctx, status) : heard;
 }
 
 DP_API dp_status dp_checkpoint_save(dp_ctx *ctx, const char *path, dp_value value)
@@ -1891,7 +1918,7 @@ DP_API dp_status dp_checkpoint_save(dp_ctx *ctx, const char *path, dp_value valu
     DP_TRY(dp_info_get(ctx, &info));
     DP_TRY(dp__os_check_path(__func__, path));
     dp_trace_begin(__func__);
-    dp_status status = info.process_count == 1 ? dp__save_write(ctx, path, value, NULL, NULL)
+    dp_status status = info.process_count == 1 ? dp__save_write(ctx, path, value)
                                                : dp__save_write_in_job(ctx, path, value);
     dp_trace_end();
     return dp__os_named(__func__, path, status);
@@ -2056,6 +2083,13 @@ DP_API dp_status dp_checkpoint_share(dp_ctx *ctx, dp_scope *scope, int64_t progr
 
 enum { DP__SAVER_NAME = 256, DP__SAVER_DIGITS = 18, DP__SAVER_SCORE = 32 };
 
+typedef struct dp__saver_file {
+    char name[DP__SAVER_NAME];
+    int64_t number;
+    bool scored, others; /* by an entry that is not this saver's */
+    double score;
+} dp__saver_file;
+
 struct dp_saver {
     dp_ctx *ctx;
     dp_scope *scope;
@@ -2070,6 +2104,7 @@ struct dp_saver {
     size_t image_room;
     dp_scope *temp, *guard; /* of the save in progress; the end of the guard waits for the thread */
     dp__save_writer writer;
+    dp__saver_file last; /* the newest of the other files when that save began */
     pthread_t thread;
     bool running;      /* the thread, or it was not waited for */
     dp__gate news;     /* for who waits for it: it has written for a while, or has ended */
@@ -2077,13 +2112,6 @@ struct dp_saver {
     dp_status status;  /* what the next call returns */
     char text[DP__SAVE_SENTENCE];
 };
-
-typedef struct dp__saver_file {
-    char name[DP__SAVER_NAME];
-    int64_t number;
-    bool scored, others; /* by an entry that is not this saver's */
-    double score;
-} dp__saver_file;
 
 /* "-ENTRY=score" */
 static bool dp__saver_scored(const dp_saver *saver, char *text, dp__saver_file *file)
@@ -2238,6 +2266,20 @@ static dp_status dp__saver_names(const dp_saver *saver, void (*fn)(const char *n
     return dp__os_names(saver->folder[0] != '\0' ? saver->folder : ".", fn, user);
 }
 
+/* The newest file but `own`, whether it can be read or not; if there is none, its number is -1. */
+static dp_status dp__saver_last(const dp_saver *saver, const char *own, dp__saver_file *out)
+{
+    dp__saver_search search = {.saver = saver,
+                               .order = DP__SAVER_NEWEST,
+                               .most = INT64_MAX,
+                               .apart = {own},
+                               .found = {.number = -1}};
+    if (saver->tail != NULL)
+        DP_TRY(dp__saver_names(saver, dp__saver_see, &search));
+    *out = search.found;
+    return DP_OK;
+}
+
 static const char *dp__saver_path(const dp_saver *saver, const char *name)
 {
     snprintf(saver->path, strlen(saver->folder) + DP__SAVER_NAME, "%s%s", saver->folder, name);
@@ -2276,11 +2318,30 @@ static dp_status dp__saver_replace(const dp_saver *saver, const char *own)
     }
 }
 
+/* Returns the name of the file that is being saved. */
+static const char *dp__saver_own(const dp_saver *saver)
+{
+    return saver->writer.part.target + strlen(saver->folder);
+}
+
+/* A job that has gone on without this process has saved since, under other names: then this one has
+   nothing to add, and nothing to remove. */
+static dp_status dp__saver_check_last(const dp_saver *saver)
+{
+    dp__saver_file now;
+    DP_TRY(dp__saver_last(saver, dp__saver_own(saver), &now));
+    if (!dp__saver_is_older(&saver->last, &now))
+        return DP_OK;
+    return dp_error(DP_ERR_FILE,
+                    "another process has saved '%s' while this one saved '%s', and that file stays",
+                    now.name, dp__saver_own(saver));
+}
+
 /* After a save. It is the newest, whatever files with larger numbers there are: those could not be
    read. */
 static dp_status dp__saver_tidy(dp_saver *saver)
 {
-    const char *own = saver->writer.part.target + strlen(saver->folder);
+    const char *own = dp__saver_own(saver);
     dp__saver_search best = {.saver = saver, .order = DP__SAVER_BEST, .most = saver->newest};
     size_t before = SIZE_MAX;
     DP_TRY(dp__saver_names(saver, dp__saver_clear, saver));
@@ -2323,6 +2384,13 @@ static void dp__saver_end(dp_saver *saver)
     saver->guard = saver->temp = NULL;
 }
 
+/* Gives up a save that has begun, and that no thread writes yet. */
+static void dp__saver_drop(dp_saver *saver)
+{
+    (void)dp__os_part_end(&saver->writer.part, DP_ERR_ABORTED);
+    dp__saver_end(saver);
+}
+
 static dp_status dp__saver_beat(void *user)
 {
     dp_saver *saver = user;
@@ -2336,18 +2404,25 @@ static void dp__saver_note(dp_saver *saver, dp_status status)
     snprintf(saver->text, sizeof saver->text, "%s", dp_last_error());
 }
 
-static dp_status dp__saver_write(dp_saver *saver)
+static dp_status dp__saver_put(dp_saver *saver)
 {
     dp__save_writer *writer = &saver->writer;
     const size_t all = saver->image.count;
-    dp_status status = dp__os_part_open(&writer->part);
-    DP_TRY(status);
-    for (size_t at = 0; at < all && status == DP_OK; at += DP__SAVE_CHUNK) {
+    for (size_t at = 0; at < all; at += DP__SAVE_CHUNK) {
         writer->chunk = saver->image.bytes + at;
         writer->filled = all - at < DP__SAVE_CHUNK ? all - at : DP__SAVE_CHUNK;
-        status = dp__save_flush(writer);
+        DP_TRY(dp__save_flush(writer));
     }
-    DP_TRY(dp__os_part_end(&writer->part, status));
+    return dp__os_part_sync(&writer->part);
+}
+
+static dp_status dp__saver_write(dp_saver *saver)
+{
+    dp_status status = dp__saver_put(saver);
+    if (status == DP_OK)
+        status = dp__saver_check_last(saver);
+    DP_TRY(dp__os_part_end(&saver->writer.part, status));
+    DP_TRY(dp__saver_check_last(saver));
     return saver->tail != NULL ? dp__saver_tidy(saver) : DP_OK;
 }
 
@@ -2383,22 +2458,13 @@ static dp_status dp__saver_copy(dp_saver *saver, int64_t number, dp_value value,
                                 .beat = dp__saver_beat,
                                 .user = saver};
     DP_TRY(dp__save_prepare(writer, path));
+    DP_TRY(dp__saver_last(saver, dp__saver_own(saver), &saver->last));
     DP_TRY(dp__saver_room(saver, writer->header_bytes + (size_t)writer->data_bytes));
-    return dp__save_image_put(writer, saver->image.bytes);
-}
-
-static dp_status dp__saver_start(dp_saver *saver, int64_t number)
-{
+    DP_TRY(dp__save_image_put(writer, saver->image.bytes));
     saver->guard = dp_scope_child(saver->scope);
     DP_TRY(dp_scope_check(saver->guard));
     DP_TRY(dp_scope_defer(saver->guard, dp__saver_join, saver));
-    saver->newest = number;
-    atomic_store(&saver->ended, false);
-    int failed = dp__thread_start(&saver->thread, dp__saver_main, saver);
-    if (failed != 0)
-        return dp_error(DP_ERR_NO_MEMORY, "cannot start a thread: %s", strerror(failed));
-    saver->running = true;
-    return DP_OK;
+    return dp__os_part_open(&writer->part);
 }
 
 static dp_status dp__saver_begin(dp_saver *saver, int64_t number, dp_value value, dp_value log)
@@ -2406,10 +2472,24 @@ static dp_status dp__saver_begin(dp_saver *saver, int64_t number, dp_value value
     saver->temp = dp_scope_child(saver->scope);
     dp_status status = dp__saver_copy(saver, number, value, log);
     if (status == DP_OK)
-        status = dp__saver_start(saver, number);
-    if (status != DP_OK)
+        saver->newest = number;
+    else
         dp__saver_end(saver);
     return status;
+}
+
+/* Writes on in a thread what has begun. As in dp__save_write_in_job, all have answered since the
+   part was locked. */
+static void dp__saver_start(dp_saver *saver)
+{
+    atomic_store(&saver->ended, false);
+    int failed = dp__thread_start(&saver->thread, dp__saver_main, saver);
+    saver->running = failed == 0;
+    if (saver->running)
+        return;
+    saver->status = DP_ERR_NO_MEMORY;
+    snprintf(saver->text, sizeof saver->text, "cannot start a thread: %s", strerror(failed));
+    dp__saver_drop(saver);
 }
 
 /* Until nothing is being written. The other processes are told that it goes on. */
@@ -2478,8 +2558,9 @@ static dp_status dp__saver_load(dp_saver *saver, dp_scope *scope, int64_t number
     dp_status status = DP_OK, first = DP_OK;
     for (bool again = false;; again = true) {
         last = found;
-        if (saver->writes)
-            status = dp__saver_look(saver, number, again ? &last.file : NULL, &found.file);
+        status = saver->writes
+                     ? dp__saver_look(saver, number, again ? &last.file : NULL, &found.file)
+                     : DP_OK;
         status = dp__save_hear(saver->ctx, status);
         if (status == DP_ERR_NO_FILE && again)
             return dp_error(first, "%s", text);
@@ -2561,13 +2642,12 @@ static void dp__saver_fini(void *user)
 /* Of those that are kept. */
 static dp_status dp__saver_newest(dp_saver *saver)
 {
-    dp__saver_file newest;
-    if (!saver->writes || saver->tail == NULL)
+    dp__saver_file last;
+    if (!saver->writes)
         return DP_OK;
-    dp_status status = dp__saver_look(saver, DP_SAVER_LAST, NULL, &newest);
-    if (status == DP_OK)
-        saver->newest = newest.number;
-    return status == DP_ERR_NO_FILE ? DP_OK : status;
+    DP_TRY(dp__saver_last(saver, NULL, &last));
+    saver->newest = last.number;
+    return DP_OK;
 }
 
 static dp_status dp__saver_make(dp_ctx *ctx, const dp_saver_config *config, dp_scope *scope,
@@ -2666,7 +2746,12 @@ DP_API dp_status dp_saver_save(dp_saver *saver, int64_t number, dp_value value, 
     dp_status status = dp__saver_rejoin(saver);
     if (saver->writes && status == DP_OK)
         status = dp__saver_next(saver, number, value, log);
+    bool begun = saver->temp != NULL && !saver->running;
     status = dp__save_hear(saver->ctx, status);
+    if (begun && dp_status_class(status) != DP_CLASS_JOB)
+        dp__saver_start(saver);
+    else if (begun)
+        dp__saver_drop(saver);
     dp_trace_end();
     return dp__os_named(__func__, saver->config.path, status);
 }

@@ -552,11 +552,46 @@ DP__MAYBE_UNUSED static dp_status dp__os_check_path(const char *fn, const char *
     return DP_OK;
 }
 
+typedef struct dp__os_file_id { /* which file has a name; zero: none */
+    uint64_t device, inode, bytes, changed_ns;
+} dp__os_file_id;
+
 typedef struct dp__os_part { /* a file that is being written */
     const char *target;
     char *path, *room; /* target.part, and as much room */
     int fd;
+    dp__os_file_id before; /* what the target was at first */
 } dp__os_part;
+
+/* The number of an inode is given again when its file is gone: so there is a time beside it. */
+#if defined(__APPLE__) /* whose finer field has a name for each set of macros */
+static uint64_t dp__os_changed_ns(const struct stat *file)
+{
+    return (uint64_t)file->st_mtime * 1000000000u;
+}
+#else
+static uint64_t dp__os_changed_ns(const struct stat *file)
+{
+    return (uint64_t)file->st_mtim.tv_sec * 1000000000u + (uint64_t)file->st_mtim.tv_nsec;
+}
+#endif
+
+static dp__os_file_id dp__os_file_id_of(const char *path)
+{
+    struct stat there;
+    if (lstat(path, &there) != 0)
+        return (dp__os_file_id){.device = 0};
+    return (dp__os_file_id){(uint64_t)there.st_dev, (uint64_t)there.st_ino, (uint64_t)there.st_size,
+                            dp__os_changed_ns(&there)};
+}
+
+/* Another writer has made a file of that name since the part was made. One that was only removed
+   is nobody's loss. */
+static bool dp__os_part_is_late(const dp__os_part *part)
+{
+    const dp__os_file_id none = {.device = 0}, now = dp__os_file_id_of(part->target);
+    return memcmp(&now, &none, sizeof now) != 0 && memcmp(&now, &part->before, sizeof now) != 0;
+}
 
 static dp_status dp__os_refused(const char *verb, const char *path)
 {
@@ -590,7 +625,7 @@ static dp_status dp__os_part_try(dp__os_part *part)
     return ftruncate(part->fd, 0) == 0 ? DP_OK : dp__os_refused("empty", part->path);
 }
 
-/* All memory is there before the file is. */
+/* All memory is there before the file is; and what the target is then it must be at the end. */
 DP__MAYBE_UNUSED static dp_status dp__os_part_make(dp_scope *scope, const char *target,
                                                    dp__os_part *out)
 {
@@ -599,7 +634,7 @@ DP__MAYBE_UNUSED static dp_status dp__os_part_make(dp_scope *scope, const char *
     if (path == NULL || spare == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory");
     snprintf(path, room, "%s.part", target);
-    *out = (dp__os_part){target, path, spare, -1};
+    *out = (dp__os_part){target, path, spare, -1, dp__os_file_id_of(target)};
     return DP_OK;
 }
 
@@ -647,7 +682,7 @@ static bool dp__os_sync(int fd)
     return true;
 }
 
-static dp_status dp__os_part_sync(const dp__os_part *part)
+DP__MAYBE_UNUSED static dp_status dp__os_part_sync(const dp__os_part *part)
 {
     return dp__os_sync(part->fd) ? DP_OK : dp__os_refused("write", part->path);
 }
@@ -676,13 +711,17 @@ static dp_status dp__os_directory_sync(const dp__os_part *part)
     return dp__os_refused("make sure of the name in", room);
 }
 
-/* Renames or removes the part. Others may take its name as soon as it is free, and its lock as soon
-   as the file is closed: hence this order. */
+/* Renames the part, which is on disk, or removes it. Others may take its name as soon as it is
+   free, and its lock as soon as the file is closed: hence this order. While it is locked nobody who
+   writes so renames anything to the target. */
 DP__MAYBE_UNUSED static dp_status dp__os_part_end(dp__os_part *part, dp_status status)
 {
     bool moved = false;
-    if (status == DP_OK)
-        status = dp__os_part_sync(part);
+    if (status == DP_OK && dp__os_part_is_late(part))
+        status = dp_error(DP_ERR_FILE,
+                          "another process, or thread, has written '%.200s' "
+                          "meanwhile, and that file stays",
+                          part->target);
     if (status == DP_OK) {
         moved = rename(part->path, part->target) == 0;
         status = moved ? DP_OK : dp__os_refused("rename", part->path);

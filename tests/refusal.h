@@ -3,8 +3,8 @@
 #ifndef REFUSAL_H
 #define REFUSAL_H
 
-/* The call that is named fails, at its n-th time from now on: fsync, ftruncate, flock, rename,
-   unlink. With `hook` it does not fail, and that is called before it. The thread that calls it has
+/* The call that is named fails, at its n-th time from now on: fsync, ftruncate, flock, lstat, open,
+   rename, stat, unlink, write. With `hook` it does not fail, and that is called before it. The thread that calls it has
    this struct until it has ended. (The calls are in test_save.c.) */
 extern struct refusal {
     const char *call;

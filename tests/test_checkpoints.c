@@ -635,7 +635,7 @@ static const struct step { /* of a save, which fails */
 
 static dp_status save_two(dp_saver *saver, dp_scope *scope)
 {
-    CHECK_OK(dp_saver_save(saver, 2, tree_of(scope, "{'n': 2, 'x': f32[4]}"), dp_none()));
+    DP_TRY(dp_saver_save(saver, 2, tree_of(scope, "{'n': 2, 'x': f32[4]}"), dp_none()));
     return dp_saver_wait(saver);
 }
 
@@ -657,7 +657,7 @@ TEST(every_step_of_a_save_fails)
             CHECK_SAYS(dp_last_error(), steps[i].says);
         if (access("away", F_OK) == 0)
             CHECK_INT(rename("away", "run"), 0);
-        CHECK_OK(dp_saver_wait(saver)); /* it is told once */
+        CHECK_OK(dp_saver_wait(saver)); /* it is told once, by the save or the wait */
         CHECK_INT(open_files(), files);
         while (count_threads() > threads) /* the system takes a moment to forget one */
             rest(1);
@@ -667,6 +667,40 @@ TEST(every_step_of_a_save_fails)
         check_folder("run", "2");
         CHECK_INT(system("rm -r run"), 0);
         dp_scope_end(scope);
+    }
+    dp_close(ctx);
+}
+
+static void another_saves(void)
+{
+    put_file("s2-loss=9", "theirs", 6);
+}
+
+/* Of the same number, with another score: before the file is in its place, and after. */
+TEST(what_another_saves_meanwhile_stays)
+{
+    static const struct step moments[] = {{{"open", 1, 0, another_saves}, NULL, ""},
+                                          {{"fsync", 1, 0, another_saves}, NULL, ""},
+                                          {{"fsync", 2, 0, another_saves}, NULL, "s2-loss=1 "}};
+    dp_ctx *ctx = open_cpus(1);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value log = DP_DICT(scope, {"loss", dp_int(1)});
+    enter_folder();
+    for (size_t i = 0; i < sizeof moments / sizeof moments[0]; i++) {
+        char want[64];
+        dp_saver *saver = saver_of(ctx, &(dp_saver_config){.path = "s*", .best_by = "loss"});
+        keep(ctx, saver, 1, 5);
+        refusal = moments[i].refusal;
+        CHECK_OK(dp_saver_save(saver, 2, DP_DICT(scope, {"n", dp_int(2)}), log));
+        CHECK_ERROR(dp_saver_wait(saver), DP_ERR_FILE,
+                    "dp_saver_wait: 's*': another process has saved 's2-loss=9' while this one "
+                    "saved 's2-loss=1', and that file stays");
+        snprintf(want, sizeof want, "s1-loss=5 %ss2-loss=9", moments[i].after);
+        check_folder(".", want);
+        keep(ctx, saver, 3, 0);
+        check_folder(".", "s3-loss=0");
+        dp_saver_destroy(saver);
+        CHECK_INT(unlink("s3-loss=0"), 0);
     }
     dp_close(ctx);
 }
@@ -1007,9 +1041,9 @@ static void wait_for_long(meeting *m)
         CHECK_OK(dp_saver_save(saver, i, value, dp_none()));
         CHECK_OK(dp_saver_wait(saver));
         dp_recent_collectives(ctx, lines, sizeof lines);
-        snprintf(want, sizeof want, "collective %d, broadcast of ", before + 3);
-        told = strstr(lines, want) != NULL;
         snprintf(want, sizeof want, "collective %d, broadcast of ", before + 4);
+        told = strstr(lines, want) != NULL;
+        snprintf(want, sizeof want, "collective %d, broadcast of ", before + 5);
         CHECK(strstr(lines, want) == NULL);
     }
     CHECK(told);

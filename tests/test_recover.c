@@ -857,6 +857,37 @@ TEST_SLOW(another_process_goes_on_saving, 60)
     CHECK_INT(end_world(), 1);
 }
 
+/* What process 0 had begun when it asked the others is dropped, and told once. */
+static void one_dies_before_a_save(void)
+{
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    dp_scope *scope = dp_scope_begin(ctx);
+    const dp_value value = DP_DICT(scope, {"n", dp_int(1)});
+    dp_saver *saver;
+    dp_value saved;
+    CHECK_OK(dp_saver_create(ctx, &(dp_saver_config){.path = "step-*"}, &saver));
+    meet(world);
+    if (me == 2)
+        kill_me();
+    while (dp_saver_save(saver, 5, value, dp_none()) == DP_OK) /* it may die after its answer */
+        continue;
+    CHECK(dp_failure(ctx, NULL));
+    CHECK_OK(dp_recover(ctx));
+    CHECK_OK(dp_saver_wait(saver));
+    CHECK_INT(count_names(".", "step-5.part"), 0);
+    CHECK_OK(dp_saver_save(saver, 6, value, dp_none()));
+    CHECK_OK(dp_saver_load(saver, scope, DP_SAVER_LAST, &saved));
+    CHECK_INT(count_names(".", ""), 1);
+    dp_close(ctx);
+}
+
+TEST_SLOW(save_without_all_answers_leaves_nothing, 60)
+{
+    enter_folder();
+    start_world(3, one_dies_before_a_save);
+    CHECK_INT(end_world(), 1);
+}
+
 static atomic_bool waits;
 
 static void rest_until_waited_for(void)
@@ -912,6 +943,141 @@ TEST_SLOW(others_hear_of_a_write_that_goes_on, 90)
 }
 
 #if !defined(TEST_CUDA)
+/* Process 0 is stopped at a step of a save, and the others go on without it, save, and end. */
+typedef enum how_to_save {
+    AS_CHECKPOINT,
+    BY_A_SAVER,
+    BY_A_SAVER_OF_MANY,
+    WAYS_TO_SAVE
+} how_to_save;
+
+static const struct step_of_a_save {
+    const char *call; /* "": before the first one */
+    int at;
+    bool locked, asked, late; /* the part is; a saver has asked the others; dp_checkpoint_save, too,
+                                 and the names of other files have been looked at */
+} steps_of_a_save[] = {
+    {"", 0, false, false, false},         {"lstat", 1, false, false, false},
+    {"stat", 1, false, false, false},     {"open", 1, false, false, false},
+    {"flock", 1, false, false, false},    {"lstat", 2, true, false, false},
+    {"ftruncate", 1, true, false, false}, {"write", 1, true, true, false},
+    {"fsync", 1, true, true, false},      {"lstat", 3, true, true, true},
+    {"rename", 1, true, true, true},
+};
+
+static const struct step_of_a_save *save_step;
+static how_to_save way_to_save;
+static bool saved_before;
+
+static void stop_me(void)
+{
+    raise(SIGSTOP);
+}
+
+/* {"n": n}, until it is on disk where `wait` is set. Where there are files of several numbers,
+   the score is another one in each process. */
+static dp_status save_number(dp_ctx *ctx, dp_saver *saver, int n, bool wait)
+{
+    dp_scope *scope = dp_scope_begin(ctx);
+    const dp_value value =
+        DP_DICT(scope, {"n", dp_int(n)}, {"recoveries", dp_int(info_of(ctx).recoveries)});
+    const dp_value log = DP_DICT(scope, {"loss", dp_int(info_of(ctx).recoveries)});
+    dp_status status = way_to_save == AS_CHECKPOINT ? dp_checkpoint_save(ctx, "file", value)
+                                                    : dp_saver_save(saver, n, value, log);
+    if (status == DP_OK && wait && saver != NULL)
+        status = dp_saver_wait(saver);
+    dp_scope_end(scope);
+    return status;
+}
+
+static void one_sleeps_in_a_save(void)
+{
+    dp_ctx *ctx = open_recovering(1, me == 0 ? TIMEOUT_MS : (int)(2000 * test_timeout_scale()));
+    dp_saver *saver = NULL;
+    const bool many = way_to_save == BY_A_SAVER_OF_MANY;
+    const dp_saver_config config = {
+        .path = many ? "file-*" : "file", .last = 1, .best_by = many ? "loss" : NULL};
+    if (way_to_save != AS_CHECKPOINT)
+        CHECK_OK(dp_saver_create(ctx, &config, &saver));
+    if (saved_before)
+        CHECK_OK(save_number(ctx, saver, 1, true));
+    meet(world);
+    if (me == 0 && save_step->at > 0)
+        refusal = (struct refusal){.call = save_step->call, .at = save_step->at, .hook = stop_me};
+    else if (me == 0)
+        stop_me();
+    if (save_number(ctx, saver, 2, false) == DP_OK) /* a thread is stopped, not the caller */
+        wait_for_failure(ctx);
+    CHECK(dp_failure(ctx, NULL));
+    if (me > 0) {
+        CHECK_OK(dp_recover(ctx));
+        bool held = save_step->locked && !many;
+        CHECK_STATUS(save_number(ctx, saver, 2, true), held ? DP_ERR_FILE : DP_OK);
+        CHECK(!held || strstr(dp_last_error(), "another process, or thread, is writing") != NULL);
+    }
+    dp_close(ctx);
+}
+
+static void check_saved(dp_ctx *ctx, const char *path, int n, int recoveries)
+{
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value saved;
+    CHECK_OK(dp_file_read(ctx, scope, path, &saved));
+    CHECK_INT(dp_get(saved, "n").as.i, n);
+    CHECK_INT(dp_get(saved, "recoveries").as.i, recoveries);
+    dp_scope_end(scope);
+}
+
+/* The file of those that have gone on is there. Where they could not write theirs, there is the one
+   of before, or that of process 0, if it had asked before it was stopped. */
+static void check_newest_stays(void)
+{
+    dp_ctx *ctx;
+    bool asked = way_to_save == AS_CHECKPOINT ? save_step->late : save_step->asked;
+    bool one = way_to_save != BY_A_SAVER_OF_MANY;
+    CHECK_OK(dp_open(&(dp_config){.local_only = true}, &ctx));
+    if (!one) {
+        check_saved(ctx, "file-2-loss=1", 2, 1);
+        CHECK_INT(access("file-2-loss=0", F_OK) == 0, save_step->late);
+        CHECK_INT(count_names(".", ""), 1 + saved_before + save_step->late);
+    } else if (!save_step->locked || asked) {
+        check_saved(ctx, "file", 2, !save_step->locked);
+        CHECK_INT(count_names(".", ""), 1);
+    } else {
+        if (saved_before)
+            check_saved(ctx, "file", 1, 0);
+        CHECK_INT(count_names(".", ""), saved_before);
+    }
+    dp_close(ctx);
+}
+
+static void sleep_in_a_save(void)
+{
+    enter_folder();
+    start_world(3, one_sleeps_in_a_save);
+    finish(pids[1], 1);
+    finish(pids[2], 2);
+    CHECK_INT(kill(pids[0], SIGCONT), 0);
+    finish(pids[0], 0);
+    check_newest_stays();
+}
+
+TEST_SLOW(process_left_behind_replaces_no_newer_file, 120)
+{
+    enum { STEPS = sizeof steps_of_a_save / sizeof steps_of_a_save[0] };
+    pid_t trials[STEPS];
+    for (int way = 0; way < 2 * WAYS_TO_SAVE; way++) {
+        way_to_save = (how_to_save)(way / 2);
+        saved_before = way % 2 == 0;
+        for (int i = 0; i < STEPS; i++) {
+            save_step = &steps_of_a_save[i];
+            trials[i] = start(i, sleep_in_a_save);
+        }
+        for (int i = 0; i < STEPS; i++)
+            finish(trials[i], i);
+    }
+}
+
 /* Sums of what is exact in 8 bits; and local steps, whose sums are a job's. */
 static void in_fewer_bits(void)
 {
