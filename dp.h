@@ -148,7 +148,8 @@
      values, views, scopes of its own; what reads names;          yes       yes
      dp_param and its like, dp_call_child, dp_call_all_reduce,
      dp_call_sum_ranks, dp_grad_ready, dp_reducer_ready,
-     dp_reducer_absent, dp_module_param, dp_owner_grad
+     dp_reducer_absent, dp_module_param, dp_owner_param,
+     dp_owner_grad
      dp_backward of what dp_call_child made                       yes       in its own backward
      dp_tensor_new, dp_copy, dp_fill and other work on tensors;   yes       on its own device
      dp_scatter, dp_replicate, dp_gather, dp_reduce_add
@@ -1647,7 +1648,7 @@ DP_MUST_USE DP_API dp_status dp_module_stretches(dp_module *module, const dp_str
 
 /* Views for writing. Replicas get the change at the next forward. Ask again for every change.
    Frozen parameters and buffers have no gradient: count 0. out_grad may be NULL; asking for it
-   gives the parameter a gradient. For reading: dp_module_param and dp_owner_grad. */
+   gives the parameter a gradient. For reading: dp_module_param, dp_owner_param, dp_owner_grad. */
 DP_MUST_USE DP_API dp_status dp_params_edit(dp_module *module, size_t param, dp_tensor *out_data,
                                             dp_tensor *out_grad);
 DP_MUST_USE DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *host,
@@ -1997,6 +1998,11 @@ DP_MUST_USE DP_API dp_status dp_separate_distributed(dp_module *module,
 DP_API size_t dp_owner_count(const dp_module *module);
 DP_MUST_USE DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size_t param,
                                            dp_tensor *out_data, dp_tensor *out_grad);
+
+/* A parameter or buffer of an owner (0: the module itself), for reading, at any time. This is not
+   an edit. What was written to the module alone other owners have from the next forward on. */
+DP_MUST_USE DP_API dp_status dp_owner_param(dp_module *module, size_t owner, size_t param,
+                                            dp_tensor *out);
 
 /* The gradient of a parameter of an owner (0: the module itself), for reading. This is not an edit.
    Frozen parameters and buffers have none: count 0. STATE while it is void. */

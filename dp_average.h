@@ -62,7 +62,9 @@ DP_MUST_USE DP_API dp_status dp_average_create(dp_module *module, const dp_avera
 /* Ends what was begun. NULL is fine. */
 DP_API void dp_average_destroy(dp_average *average);
 
-/* After a step. The first one copies. */
+/* After a step. The first one copies. It reads the module, and so may come at any time, but the
+   numbers are those that are there then: between a forward and its backward those before the
+   step. */
 DP_MUST_USE DP_API dp_status dp_average_update(dp_average *average);
 
 typedef struct dp_average_info {
@@ -135,18 +137,6 @@ static dp_dtype dp__average_dtype(dp_dtype dtype)
     return dtype == DP_F16 || dtype == DP_BF16 ? DP_F32 : dtype;
 }
 
-/* For reading; with several owners dp_owner_edit is the only way to each. */
-static dp_status dp__average_source(const dp_average *average, size_t owner, size_t i,
-                                    dp_tensor *out)
-{
-    dp_param_info info;
-    if (average->owner_count > 1)
-        return dp_owner_edit(average->module, owner, i, out, NULL);
-    DP_TRY(dp_module_param(average->module, i, &info));
-    *out = info.data;
-    return DP_OK;
-}
-
 static dp_status dp__average_entry_make(const dp_average *average, size_t i)
 {
     dp__average_entry *entry = &average->entries[i];
@@ -162,7 +152,7 @@ static dp_status dp__average_entry_make(const dp_average *average, size_t i)
         return dp__no_memory();
     for (size_t owner = 0; owner < average->owner_count; owner++) {
         dp_tensor from;
-        DP_TRY(dp__average_source(average, owner, i, &from));
+        DP_TRY(dp_owner_param(average->module, owner, i, &from));
         DP_TRY(dp__move_new(average->ctx, average->scope, from.device,
                             dp__average_dtype(entry->dtype), &from, &entry->own[owner]));
     }
@@ -316,7 +306,7 @@ static dp_status dp__average_entry_update(const dp_average *average, size_t owne
         return DP_OK;
     if (!due && !(entry->buffer && !average->config.buffers))
         return DP_OK;
-    DP_TRY(dp__average_source(average, owner, i, &from));
+    DP_TRY(dp_owner_param(average->module, owner, i, &from));
     return copied ? dp__move(average->ctx, own, &from) : dp__average_blend(average, &from, own);
 }
 
@@ -385,7 +375,7 @@ static dp_status dp__average_keep(const dp_average *average, dp_scope *scope)
         for (size_t owner = 0; owner < average->owner_count; owner++) {
             const dp__average_entry *entry = &average->entries[i];
             dp_tensor from;
-            DP_TRY(dp__average_source(average, owner, i, &from));
+            DP_TRY(dp_owner_param(average->module, owner, i, &from));
             DP_TRY(dp__move_new(average->ctx, scope, from.device, entry->dtype, &from,
                                 &entry->kept[owner]));
         }

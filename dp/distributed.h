@@ -1908,6 +1908,20 @@ DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size_t param, dp
     return DP_OK;
 }
 
+DP_API dp_status dp_owner_param(dp_module *module, size_t owner, size_t param, dp_tensor *out)
+{
+    dp__face *face;
+    size_t r;
+    DP_TRY(dp__check_owner(__func__, module, owner, &face, &r));
+    DP_TRY(dp__check_param(__func__, module, param));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    *out = dp__param_at(module, param)->data;
+    if (face != NULL)
+        dp__owner_view(face, r, face->inner->listed[param], out, NULL);
+    out->read_only = true;
+    return DP_OK;
+}
+
 DP_API dp_status dp_owner_grad(dp_module *module, size_t owner, size_t param, dp_tensor *out)
 {
     dp__face *face;

@@ -281,6 +281,60 @@ TEST_BACKENDS(every_owner_has_its_averages)
     CHECK_OK(dp_params_compare(par));
 }
 
+/* Gradients of all numbers of a net; between the forward and the backward averages are made, and
+   `average` is brought up to date. NULL: nothing happens there. */
+static void gradients_around(dp_ctx *ctx, dp_module *par, dp_average *average, float *out)
+{
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_average *other = NULL;
+    dp_pass *pass = NULL;
+    dp_info info;
+    dp_value y, saved;
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_OK(dp_zero_grad(par));
+    CHECK_OK(
+        dp_invoke(par, scope, "forward", net_rows_of(scope, &info, 0), dp_none(), NULL, &y, &pass));
+    if (average != NULL) {
+        CHECK_OK(dp_average_update(average));
+        CHECK_OK(dp_average_create(par, NULL, &other));
+        CHECK_OK(dp_average_update(other));
+        CHECK_OK(dp_average_save(other, scope, &saved));
+        CHECK_OK(dp_average_load(average, saved));
+        CHECK_OK(dp_average_update(average));
+        dp_average_destroy(other);
+    }
+    CHECK_OK(dp_backward(pass, y, NULL));
+    net_numbers(ctx, par, true, out);
+    dp_scope_end(scope);
+}
+
+/* An average only reads its module: no owner counts as written to. */
+TEST_BACKENDS(updates_between_a_forward_and_its_backward)
+{
+    static const net_shape rows_first = {0};
+    float want[NET_PARAMS], got[NET_PARAMS], twice[NET_PARAMS];
+    dp_module *net = net_create(ctx, &rows_first, 0), *par = NULL;
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    dp_average *average = average_of(par, rules[1]);
+    gradients_around(ctx, par, NULL, want);
+    gradients_around(ctx, par, average, got);
+    CHECK_BYTES(got, want, sizeof got);
+    CHECK_INT(info_of(average).updates, 2);
+    for (size_t owner = 0; owner < dp_owner_count(par); owner++)
+        for (size_t i = 0; i < 2; i++) {
+            dp_tensor data;
+            CHECK_OK(dp_owner_edit(par, owner, i, &data, NULL));
+            CHECK_OK(dp_axpby(ctx, 2, &data, 0, &data, &data));
+        }
+    CHECK_OK(dp_average_update(average));
+    CHECK_OK(dp_average_begin(average)); /* 0.75 * 1 + 0.25 * 2 of what it was */
+    net_numbers(ctx, net, false, got);
+    CHECK_OK(dp_average_end(average));
+    net_numbers(ctx, net, false, twice);
+    for (int k = 0; k < NET_PARAMS; k++)
+        CHECK_F64(got[k], 0.625 * (double)twice[k], 0);
+}
+
 /* ---- in a module ----------------------------------------------------------------------------- */
 
 TEST_BACKENDS(a_module_has_its_own_numbers_again)

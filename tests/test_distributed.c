@@ -1057,16 +1057,25 @@ static void step_owners(dp_module *par)
             edit_owner(par, owner, param, 1, -0.5f);
 }
 
-/* dp_owner_edit only to read: as every owner is edited alike, nothing has to be sent. */
+static void check_owner(dp_module *par, size_t owner, size_t param, double want)
+{
+    float x[V];
+    dp_tensor data;
+    CHECK_OK(dp_owner_param(par, owner, param, &data));
+    CHECK(data.read_only);
+    CHECK_OK(dp_read(dp_module_ctx(par), &data, x, (size_t)dp_tensor_count(&data) * sizeof(float)));
+    CHECK_F64(x[0], want, 1e-6);
+}
+
+/* dp_owner_edit only to read, too: as every owner is edited alike, nothing has to be sent. */
 static void check_owners(dp_module *par, size_t param, double want)
 {
     for (size_t owner = 0; owner < dp_owner_count(par); owner++) {
-        float x[V];
-        dp_tensor data;
+        dp_tensor data, read;
         CHECK_OK(dp_owner_edit(par, owner, param, &data, NULL));
-        CHECK_OK(
-            dp_read(dp_module_ctx(par), &data, x, (size_t)dp_tensor_count(&data) * sizeof(float)));
-        CHECK_F64(x[0], want, 1e-6);
+        CHECK_OK(dp_owner_param(par, owner, param, &read));
+        CHECK(read.data == data.data && read.device.index == data.device.index);
+        check_owner(par, owner, param, want);
     }
 }
 
@@ -1090,7 +1099,10 @@ TEST(owners_that_take_the_same_step_are_sent_nothing)
         check_owners(par, 1, -step);
         CHECK_INT(copies_of_a_forward(par), least);
     }
+    check_owner(par, 2, 0, -3); /* no edit: of one owner alone it would have to be sent */
+    CHECK_INT(copies_of_a_forward(par), least);
     edit_owner(par, 0, 0, 2, 0); /* the first one is the original: what it has counts */
+    check_owner(par, 2, 0, -3);
     CHECK_INT(copies_of_a_forward(par), more);
     check_owners(par, 0, -6);
     edit_owner(par, 2, 1, 5, 0);
@@ -1144,6 +1156,8 @@ TEST(where_memory_is_shared_there_is_one_owner)
     CHECK_ERROR(dp_owner_edit(net, 1, 0, &data, &grad), DP_ERR_INVALID, "'net' has 1");
     CHECK_ERROR(dp_owner_edit(par, 0, 3, &data, &grad), DP_ERR_INVALID, "parameter 3");
     CHECK_ERROR(dp_owner_edit(par, 0, 0, NULL, &grad), DP_ERR_INVALID, "out_data is NULL");
+    CHECK_ERROR(dp_owner_param(par, 1, 0, &data), DP_ERR_INVALID, "dp_owner_param: owner 1");
+    CHECK_ERROR(dp_owner_param(net, 0, 3, &data), DP_ERR_INVALID, "parameter 3");
     dp_close(ctx);
 }
 

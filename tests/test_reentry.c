@@ -228,6 +228,17 @@ static dp_status act_sync(stage *s, int rank)
 }
 
 /* Also of a net that the replicas run, and of its wrapper. */
+static dp_status act_read_param(stage *s, int rank)
+{
+    dp_tensor data;
+    size_t param = 0;
+    (void)rank;
+    TRY(dp_module_find(s->net, "w", &param));
+    TRY(dp_owner_param(s->net, 0, param, &data));
+    CHECK(data.data != NULL && data.read_only);
+    return dp_owner_param(s->par, 0, param, &data);
+}
+
 static dp_status act_read_grad(stage *s, int rank)
 {
     dp_tensor grad;
@@ -377,6 +388,7 @@ static const deed deeds[] = {
     {"dp_backward", act_backward, DP_OK, STATE, false, false, true},
     {"dp_use_stream", act_stream, DP_OK, STATE, false, false, false},
     {"dp_buffers_sync", act_sync, DP_OK, STATE, false, false, false},
+    {"dp_owner_param", act_read_param, DP_OK, DP_OK, false, false, false},
     {"dp_owner_grad", act_read_grad, DP_OK, DP_OK, false, false, false},
     {"dp_run", act_run, DP_OK, STATE, false, false, false},
     {"dp_barrier", act_barrier, DP_OK, STATE, false, false, false},

@@ -765,6 +765,7 @@ FAILS(dp_owner_count, dp_owner_count(a->module) == 0)
 FAILS(dp_grads_are_scattered, !dp_grads_are_scattered(a->module))
 FAILS(dp_grads_are_unseen, !dp_grads_are_unseen(a->module))
 CALL(dp_owner_edit, a->module, 0, a->index, OUT(tensor), OUT(grad))
+CALL(dp_owner_param, a->module, 0, a->index, OUT(tensor))
 CALL(dp_owner_grad, a->module, 0, a->index, OUT(tensor))
 CALL(dp_grads_used, a->module, a->outs != NULL ? a->outs->used : NULL,
      dp_module_param_count(a->module))
@@ -880,7 +881,7 @@ static const row table[] = {
     ROW(dp_model_parallel, "mqO", 0), ROW(dp_criterion_parallel, "mqO", 0),
     ROW(dp_meta_test_parallel, "mO", 0), ROW(dp_distributed, "mO", 0),
     ROW(dp_owner_count, "m", 0), ROW(dp_owner_edit, "miO", 0),
-    ROW(dp_owner_grad, "miO", 0), ROW(dp_grads_used, "mO", 0),
+    ROW(dp_owner_param, "miO", 0), ROW(dp_owner_grad, "miO", 0), ROW(dp_grads_used, "mO", 0),
     ROW(dp_grads_scatter_set, "m", 0), ROW(dp_grads_are_scattered, "m", NOT_RIGHTLY),
     ROW(dp_grads_are_unseen, "m", NOT_RIGHTLY),
     ROW(dp_separate_distributed, "mO", NOT_RIGHTLY), ROW(dp_wrapper_reducer, "m", NOT_RIGHTLY),
