@@ -107,8 +107,8 @@ typedef struct dp_module_load_config { /* zero: all that the module has, and not
 /* Into every owner. Everything is checked first: if entries are missing, unknown, or of another
    shape or dtype, a MISMATCH counts them and names some, and nothing changes. For names that share
    memory one entry is enough; several must agree, after the cast. What was saved may be views of
-   the module's own parameters, as dp_module_save gives them, in any form and under any names: they
-   are read before one is written. [host] */
+   parameters of any owner, as dp_module_save gives them of the first, in any form and under any
+   names: they are read before one is written. [host] */
 DP_MUST_USE DP_API dp_status dp_module_load(dp_module *module, dp_value saved,
                                             const dp_module_load_config *config);
 
@@ -1556,7 +1556,7 @@ typedef struct dp__save_loader {
     size_t count;
     dp_tensor *own, *from; /* of each parameter: what it is, and what it gets */
     bool *named, *given;   /* there is an entry; and it fits, and is in `from` */
-    dp__save_span *spans;  /* where parameters lie, in the order of memory */
+    dp__save_span *spans;  /* where all owners' parameters lie, in the order of memory */
     size_t span_count;
     dp__save_some missing, unknown, other;
     char differs[160]; /* the first of the other ones */
@@ -1723,8 +1723,8 @@ static int dp__save_span_order(const void *a, const void *b)
     return (x->first > y->first) - (x->first < y->first);
 }
 
-/* Whether what a parameter gets would have changed when it gets it: it lies in the module's memory,
-   and is another view of the parameter, or of another one. */
+/* Whether what a parameter gets would have changed when it gets it: it lies in an owner's memory,
+   and is not what the first one, which is written first, has there anyway. */
 static bool dp__save_is_written(const dp__save_loader *loader, size_t param)
 {
     const dp_tensor *from = &loader->from[param];
@@ -1771,6 +1771,26 @@ static dp_status dp__save_put_all(const dp__save_loader *loader)
     return dp_wait(loader->ctx); /* the saved value may end now */
 }
 
+static dp_status dp__save_spans_make(dp__save_loader *loader)
+{
+    size_t owners = dp_owner_count(loader->module);
+    loader->spans = dp_scope_alloc(loader->temp, owners * loader->count * sizeof *loader->spans);
+    if (loader->spans == NULL)
+        return dp__no_memory();
+    for (size_t owner = 0; owner < owners; owner++)
+        for (size_t i = 0; i < loader->count; i++) {
+            dp_tensor data;
+            DP_TRY(dp_owner_param(loader->module, owner, i, &data));
+            if (dp_tensor_count(&data) > 0)
+                loader->spans[loader->span_count++] = dp__save_span_of(&data);
+        }
+    qsort(loader->spans, loader->span_count, sizeof *loader->spans, dp__save_span_order);
+    for (size_t i = 1; i < loader->span_count; i++) /* who lies in another one ends where it does */
+        if (loader->spans[i].end < loader->spans[i - 1].end)
+            loader->spans[i].end = loader->spans[i - 1].end;
+    return DP_OK;
+}
+
 static dp_status dp__save_room(dp__save_loader *loader)
 {
     size_t count = loader->count = dp_module_param_count(loader->module);
@@ -1778,23 +1798,16 @@ static dp_status dp__save_room(dp__save_loader *loader)
     loader->from = dp_scope_alloc(loader->temp, count * sizeof *loader->from);
     loader->named = dp_scope_alloc(loader->temp, count * sizeof *loader->named);
     loader->given = dp_scope_alloc(loader->temp, count * sizeof *loader->given);
-    loader->spans = dp_scope_alloc(loader->temp, count * sizeof *loader->spans);
     if (loader->own == NULL || loader->from == NULL || loader->named == NULL ||
-        loader->given == NULL || loader->spans == NULL)
+        loader->given == NULL)
         return dp__no_memory();
     for (size_t i = 0; i < count; i++) {
         dp_param_info info;
         DP_TRY(dp_module_param(loader->module, i, &info));
         loader->own[i] = info.data;
         loader->named[i] = loader->given[i] = false;
-        if (dp_tensor_count(&info.data) > 0)
-            loader->spans[loader->span_count++] = dp__save_span_of(&info.data);
     }
-    qsort(loader->spans, loader->span_count, sizeof *loader->spans, dp__save_span_order);
-    for (size_t i = 1; i < loader->span_count; i++) /* who lies in another one ends where it does */
-        if (loader->spans[i].end < loader->spans[i - 1].end)
-            loader->spans[i].end = loader->spans[i - 1].end;
-    return DP_OK;
+    return dp__save_spans_make(loader);
 }
 
 static dp_status dp__save_load(dp__save_loader *loader, dp_value saved)

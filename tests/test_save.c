@@ -1274,6 +1274,21 @@ TEST_BACKENDS(saved_trees_must_fit_the_module)
     }
 }
 
+/* A module of "a" and "b", f32[2,2]. */
+static dp_module *pair_net(dp_ctx *ctx)
+{
+    static const dp_param_config own[] = {{.name = "a", .ndim = 2, .shape = {2, 2}},
+                                          {.name = "b", .ndim = 2, .shape = {2, 2}}};
+    static const dp_method forward = {"forward", give_none};
+    dp_module *net = NULL;
+    CHECK_OK(dp_module_create(
+        ctx,
+        &(dp_module_config){
+            .name = "net", .methods = &forward, .method_count = 1, .params = own, .param_count = 2},
+        &net));
+    return net;
+}
+
 static void check_pair(dp_module *net, dp_scope *scope, dp_value a, dp_value b, const char *want)
 {
     CHECK_OK(dp_module_load(net, DP_DICT(scope, {"a", a}, {"b", b}), NULL));
@@ -1284,17 +1299,9 @@ static void check_pair(dp_module *net, dp_scope *scope, dp_value a, dp_value b, 
 /* The parameter in another order, one row of it for all, another one, a part of both. */
 TEST_BACKENDS(a_module_loads_views_of_itself)
 {
-    static const dp_param_config own[] = {{.name = "a", .ndim = 2, .shape = {2, 2}},
-                                          {.name = "b", .ndim = 2, .shape = {2, 2}}};
-    static const dp_method forward = {"forward", give_none};
-    dp_module *net = NULL, *all = NULL;
+    dp_module *net = pair_net(ctx), *all = NULL;
     dp_tensor view;
     dp_value saved;
-    CHECK_OK(dp_module_create(
-        ctx,
-        &(dp_module_config){
-            .name = "net", .methods = &forward, .method_count = 1, .params = own, .param_count = 2},
-        &net));
     CHECK_OK(dp_distributed(net, NULL, &all));
     CHECK_OK(dp_module_save(all, scope, &saved));
     dp_value a = dp_get(saved, "a"), b = dp_get(saved, "b");
@@ -1309,6 +1316,43 @@ TEST_BACKENDS(a_module_loads_views_of_itself)
     view.stride[0] = 0;
     check_pair(all, scope, dp_of(scope, &view), tree_of(scope, "f32[2,2]=1 2 3 4"),
                "{'a': f32[2,2]=5 6 5 6, 'b': f32[2,2]=1 2 3 4}");
+}
+
+/* A parameter as an owner has it, or turned. */
+static dp_value owner_view(dp_module *module, dp_scope *scope, size_t owner, size_t param,
+                           bool turned)
+{
+    dp_tensor data;
+    CHECK_OK(dp_owner_edit(module, owner, param, &data, NULL));
+    if (turned)
+        CHECK_OK(dp_transpose(&data, 0, 1, &data));
+    return dp_of(scope, &data);
+}
+
+/* Exchanged, turned, or as they are: from any owner, from two of them, and into all. */
+TEST_BACKENDS(a_module_loads_views_of_any_owner)
+{
+    dp_module *net = pair_net(ctx), *all = NULL;
+    CHECK_OK(dp_distributed(net, NULL, &all));
+    const size_t count = dp_owner_count(all);
+    for (size_t from = 0; from < count; from++)
+        for (int how = 0; how < 4; how++) {
+            size_t other = how == 3 ? (from + 1) % count : from;
+            check_pair(all, scope, tree_of(scope, "f32[2,2]=1 2 3 4"),
+                       tree_of(scope, "f32[2,2]=5 6 7 8"),
+                       "{'a': f32[2,2]=1 2 3 4, 'b': f32[2,2]=5 6 7 8}");
+            dp_value a = owner_view(all, scope, from, how != 2, how == 1);
+            dp_value b = owner_view(all, scope, other, how == 2, how == 1);
+            CHECK_OK(dp_module_load(all, DP_DICT(scope, {"a", a}, {"b", b}), NULL));
+            for (size_t owner = 0; owner < count; owner++) {
+                dp_value got = DP_DICT(scope, {"a", owner_view(all, scope, owner, 0, false)},
+                                       {"b", owner_view(all, scope, owner, 1, false)});
+                CHECK_TREE(ctx, got,
+                           how == 1   ? "{'a': f32[2,2]=5 7 6 8, 'b': f32[2,2]=1 3 2 4}"
+                           : how == 2 ? "{'a': f32[2,2]=1 2 3 4, 'b': f32[2,2]=5 6 7 8}"
+                                      : "{'a': f32[2,2]=5 6 7 8, 'b': f32[2,2]=1 2 3 4}");
+            }
+        }
 }
 
 /* Whatever lies between where the outer one begins and what is read of it. */
