@@ -68,8 +68,9 @@ extern "C" {
 
    Files of other programs are read as a flat dict, in the order of their headers. Files are
    memory-mapped and validated before use: every byte must belong to one tensor, which has as many
-   as its dtype and shape say. Anything else is a DP_ERR_FILE that says what is wrong where. A dtype
-   that dp.h does not have is UNSUPPORTED, and so are more dims.                                */
+   as its dtype and shape say. Anything else is a DP_ERR_FILE that says what is wrong where. What
+   dp.h does not have is UNSUPPORTED: other dtypes, more dims, and dims that cannot be counted beside
+   one of 0. What else an entry says of its tensor is passed over.                              */
 
 /* The file is written as path.part, synced to disk, and renamed. If anything fails, the old file
    stays, unless all that failed is to sync the folder with the new name; only a process that was
@@ -932,6 +933,62 @@ static dp_status dp__save_whole(dp__save_scan *scan, uint64_t *out)
     return dp__save_bad(scan, whole ? "a number is too large" : "is not a whole number");
 }
 
+static bool dp__save_digits(dp__save_scan *scan)
+{
+    const char *first = scan->at;
+    while (scan->at < scan->end && *scan->at >= '0' && *scan->at <= '9')
+        scan->at++;
+    return scan->at > first;
+}
+
+/* Of any size: it is only passed over. */
+static dp_status dp__save_skip_number(dp__save_scan *scan)
+{
+    (void)dp__save_word(scan, "-");
+    bool good = dp__save_word(scan, "0") || dp__save_digits(scan);
+    if (good && dp__save_word(scan, "."))
+        good = dp__save_digits(scan);
+    if (good && (dp__save_word(scan, "e") || dp__save_word(scan, "E"))) {
+        (void)(dp__save_word(scan, "+") || dp__save_word(scan, "-"));
+        good = dp__save_digits(scan);
+    }
+    return good ? DP_OK : dp__save_bad(scan, "is not a value");
+}
+
+static dp_status dp__save_skip(dp__save_scan *scan, int depth);
+
+/* What has begun with a bracket: names and values, or values. */
+static dp_status dp__save_skip_members(dp__save_scan *scan, char end, int depth)
+{
+    const char *key;
+    if (depth == DP_MAX_DEPTH)
+        return dp__save_bad(scan, "it is too deep");
+    for (bool more = !dp__save_take(scan, end); more;) {
+        if (end == '}') {
+            DP_TRY(dp__save_string(scan, &key));
+            DP_TRY(dp__save_expect(scan, ':'));
+        }
+        DP_TRY(dp__save_skip(scan, depth + 1));
+        DP_TRY(dp__save_next(scan, end, &more));
+    }
+    return DP_OK;
+}
+
+/* Passes over a value of which nobody wants to know anything but where it ends. */
+static dp_status dp__save_skip(dp__save_scan *scan, int depth)
+{
+    const char *text;
+    if (dp__save_take(scan, '{'))
+        return dp__save_skip_members(scan, '}', depth);
+    if (dp__save_take(scan, '['))
+        return dp__save_skip_members(scan, ']', depth);
+    if (scan->at < scan->end && *scan->at == '"')
+        return dp__save_string(scan, &text);
+    if (dp__save_word(scan, "null") || dp__save_word(scan, "true") || dp__save_word(scan, "false"))
+        return DP_OK;
+    return dp__save_skip_number(scan);
+}
+
 /* ==== >>entries =================================================================================
    {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}                     */
 
@@ -1012,7 +1069,7 @@ static dp_status dp__save_entry_parse(dp__save_scan *scan, dp__save_entry *entry
     static dp_status (*const parse[])(dp__save_scan *, dp__save_entry *) = {
         dp__save_entry_dtype, dp__save_entry_shape, dp__save_entry_place};
     enum { FIELDS = sizeof fields / sizeof fields[0] };
-    bool seen[FIELDS] = {false};
+    bool seen[FIELDS + 1] = {false}; /* the last: any other */
     DP_TRY(dp__save_expect(scan, '{'));
     for (bool more = !dp__save_take(scan, '}'); more;) {
         const char *key;
@@ -1020,13 +1077,15 @@ static dp_status dp__save_entry_parse(dp__save_scan *scan, dp__save_entry *entry
         DP_TRY(dp__save_string(scan, &key));
         while (field < FIELDS && strcmp(key, fields[field]) != 0)
             field++;
-        if (field == FIELDS || seen[field])
-            return dp_error(DP_ERR_FILE, "'%s' has %s '%s'", dp__save_show(entry->name).text,
-                            field == FIELDS ? "an unknown field" : "twice the field",
-                            dp__save_show(key).text);
-        seen[field] = true;
+        if (field < FIELDS && seen[field])
+            return dp_error(DP_ERR_FILE, "'%s' has twice the field '%s'",
+                            dp__save_show(entry->name).text, key);
         DP_TRY(dp__save_expect(scan, ':'));
-        DP_TRY(parse[field](scan, entry));
+        if (field < FIELDS)
+            DP_TRY(parse[field](scan, entry));
+        else
+            DP_TRY(dp__save_skip(scan, 1));
+        seen[field] = true;
         DP_TRY(dp__save_next(scan, '}', &more));
     }
     for (size_t field = 0; field < FIELDS; field++)
@@ -1041,6 +1100,9 @@ static dp_status dp__save_notes_parse(dp__save_scan *scan, dp__save_reader *read
     if (reader->has_notes)
         return dp_error(DP_ERR_FILE, "'%s' is there twice", dp__save_notes_name);
     reader->has_notes = true;
+    dp__save_blanks(scan);
+    if (dp__save_word(scan, "null"))
+        return DP_OK;
     DP_TRY(dp__save_expect(scan, '{'));
     for (bool more = !dp__save_take(scan, '}'); more;) {
         const char *key, *text;
@@ -1112,15 +1174,19 @@ static int dp__save_name_order(const void *a, const void *b)
 static dp_status dp__save_entry_check(const dp__save_entry *entry, uint64_t data_bytes)
 {
     uint64_t count = dp_dtype_bytes(entry->dtype);
-    bool empty = false;
+    bool empty = false, counts = true;
     for (int d = 0; d < entry->ndim; d++) {
-        uint64_t size = (uint64_t)entry->shape[d];
-        empty = empty || size == 0;
-        if (size > 0 && count > INT64_MAX / 2 / size)
-            return dp_error(DP_ERR_FILE, "the shape of '%s' has more elements than there can be",
-                            dp__save_show(entry->name).text);
-        count *= size > 0 ? size : 1;
+        uint64_t size = entry->shape[d] > 0 ? (uint64_t)entry->shape[d] : 1;
+        empty = empty || entry->shape[d] == 0;
+        counts = counts && count <= INT64_MAX / 2 / size;
+        count *= counts ? size : 1;
     }
+    if (!counts && empty)
+        return dp_error(DP_ERR_UNSUPPORTED, "'%s' is empty, and has dims that cannot be counted",
+                        dp__save_show(entry->name).text);
+    if (!counts)
+        return dp_error(DP_ERR_FILE, "the shape of '%s' has more elements than there can be",
+                        dp__save_show(entry->name).text);
     count = empty ? 0 : count;
     if (entry->end < entry->first)
         return dp_error(DP_ERR_FILE, "'%s' ends at byte %llu, before it begins, at %llu",
