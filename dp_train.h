@@ -160,8 +160,8 @@ typedef struct dp_clip { /* zero: nothing is clipped */
     double p;            /* of the norm: 0 = 2; INFINITY: the largest */
     double value;        /* of each element, at most; not together with norm */
     /* Where the norm is no finite number: leave the step out, and count that. Without, where there
-       is `norm`, it is an error that names the first such gradient, and parameters stay as they
-       were; with `sharded`, and several processes, the job fails. */
+       is `norm`, it is an error (STATE) that names the first such gradient, and parameters stay as
+       they were, on all ranks. So do gradients: dp_zero_grad comes before the next step. */
     bool skip_if_not_finite;
 } dp_clip;
 
@@ -2154,7 +2154,7 @@ static dp_status dp__train_optim_loss_factor(dp_optim *base, double *out)
 }
 
 /* Where it is sharded others may wait for this step; dp_train_step, called again, would be another
-   one. */
+   one. Nobody waits for one that is refused for its norm, which is that of all ranks. */
 static dp_status dp__train_optim_update(dp_optim *base, dp_module *module)
 {
     dp__train_optimizer *optim = dp__train_optimizer_of(base);
@@ -2165,7 +2165,8 @@ static dp_status dp__train_optim_update(dp_optim *base, dp_module *module)
     optim->refused = false;
     dp_status status = dp__train_optim_apply(optim);
     optim->done -= optim->refused;
-    return optim->config.sharded ? dp__train_alone(optim->views.ctx, status) : status;
+    bool awaited = optim->config.sharded && !optim->refused;
+    return awaited ? dp__train_alone(optim->views.ctx, status) : status;
 }
 
 static const dp_optim_ops dp__train_ops = {.size = sizeof(dp_optim_ops),

@@ -32,7 +32,7 @@ static const dp_method methods[] = {{"forward", give_none}, {"backward", give_no
 
 static const size_t wide_counts[] = {WIDE_A, WIDE_B, WIDE_C};
 
-static dp_module *wide_net_of(dp_ctx *ctx, dp_dtype dtype, bool packed)
+static dp_module *wide_net_with(dp_ctx *ctx, const dp_method own[2], dp_dtype dtype, bool packed)
 {
     const dp_param_config params[] = {
         {.name = "a", .dtype = dtype, .ndim = 2, .shape = {7, WIDE_A / 7}},
@@ -41,13 +41,18 @@ static dp_module *wide_net_of(dp_ctx *ctx, dp_dtype dtype, bool packed)
     dp_module *net = NULL;
     CHECK_OK(dp_module_create(ctx,
                               &(dp_module_config){.name = "wide",
-                                                  .methods = methods,
+                                                  .methods = own,
                                                   .method_count = 2,
                                                   .params = params,
                                                   .param_count = 3,
                                                   .packed = packed},
                               &net));
     return net;
+}
+
+static dp_module *wide_net_of(dp_ctx *ctx, dp_dtype dtype, bool packed)
+{
+    return wide_net_with(ctx, methods, dtype, packed);
 }
 
 /* Numbers as torch_steps.h has them, again and again in each parameter. */
@@ -116,7 +121,7 @@ static void wide_numbers(dp_module *par, float *out)
         float *to = owner == 0 ? out : all;
         for (size_t i = 0, at = 0; i < 3; at += wide_counts[i++]) {
             dp_tensor data, own;
-            CHECK_OK(dp_owner_edit(par, owner, i, &data, NULL));
+            CHECK_OK(dp_owner_param(par, owner, i, &data));
             CHECK_OK(dp_tensor_new(temp, data.device, DP_F32, data.ndim, data.shape, &own));
             CHECK_OK(dp_cast(ctx, &own, &data));
             CHECK_OK(dp_read(ctx, &own, to + at, wide_counts[i] * sizeof(float)));
@@ -498,6 +503,130 @@ TEST(gradients_of_several_train_steps_of_all_ranks)
     ten_train_steps(open_on(toy_device(), 2));
     in_processes(2, ten_in_processes);
     in_processes_on(toy_device(), 2, ten_in_processes);
+}
+
+/* ---- gradients that are no numbers ----------------------------------------------------------- */
+
+static struct {
+    size_t param; /* whose gradient is bad, */
+    int rank;     /* on which rank; -1: on none */
+    float number;
+} bad;
+
+static dp_status give_a_number(dp_call *call)
+{
+    call->out = dp_float(1);
+    return DP_OK;
+}
+
+static dp_status maybe_bad_backward(dp_call *call)
+{
+    for (size_t i = 0; i < 3; i++) {
+        bool is_bad = i == bad.param && rank_of(call) == bad.rank;
+        dp_tensor grad = {.data = dp_grad(call, i), .device = call->device, .dtype = DP_F32};
+        grad.ndim = 1;
+        grad.shape[0] = (int64_t)wide_counts[i];
+        grad.stride[0] = 1;
+        DP_TRY(dp_fill(call->ctx, &grad, dp_float(is_bad ? (double)bad.number : 0.5)));
+    }
+    return DP_OK;
+}
+
+static dp_status maybe_bad_step(dp_module *par, dp_optim *optim, int rank)
+{
+    dp_ctx *ctx = dp_module_ctx(par);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value log;
+    bad.rank = rank;
+    dp_status status = dp_train_step(par, scope, a_part_each(ctx, scope), optim, &log);
+    dp_scope_end(scope);
+    return status;
+}
+
+/* Nobody names another one than that which is bad; a rank that sees none does not name any. */
+static void check_bad_is_named(dp_status status)
+{
+    char want[64];
+    CHECK_ERROR(status, DP_ERR_STATE, "the norm of the gradients is ");
+    snprintf(want, sizeof want, "the gradient of %c is not finite", 'a' + (int)bad.param);
+    if (strstr(dp_last_error(), want) == NULL)
+        CHECK_SAYS(dp_last_error(), ", here or in another process");
+}
+
+/* What three steps have made of the parameters, of which the second one is bad. */
+static void steps_with_a_bad_one(dp_ctx *ctx, bool shared, dp_optim_config config, float *out)
+{
+    static const dp_method own[] = {{"forward", give_a_number}, {"backward", maybe_bad_backward}};
+    static float before[WIDE];
+    dp_module *net = wide_net_with(ctx, own, DP_F32, false), *par = NULL;
+    dp_optim *optim = NULL;
+    const bool skips = config.clip.skip_if_not_finite;
+    wide_begin(net);
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.share_params = shared}, &par));
+    CHECK_OK(dp_optim_create(par, &config, &optim));
+    CHECK_OK(maybe_bad_step(par, optim, -1));
+    wide_numbers(par, before);
+    dp_status status = maybe_bad_step(par, optim, 1);
+    if (skips)
+        CHECK_OK(status);
+    else
+        check_bad_is_named(status);
+    CHECK(!dp_failure(ctx, NULL));
+    wide_numbers(par, out);
+    CHECK_BYTES(out, before, sizeof before);
+    CHECK_INT(optim_info(optim).step_count, 1);
+    CHECK_INT(optim_info(optim).skip_count, skips);
+    CHECK_INT(optim_info(optim).done, 1 + skips);
+    CHECK_OK(dp_zero_grad(par));
+    CHECK_OK(maybe_bad_step(par, optim, -1));
+    CHECK_INT(optim_info(optim).step_count, 2);
+    CHECK(optim_info(optim).has_norm);
+    CHECK_OK(dp_params_compare(par));
+    wide_numbers(par, out);
+    dp_optim_destroy(optim);
+    CHECK_OK(dp_module_destroy(par));
+}
+
+/* shares: the parameters may be those of all processes. */
+static void bad_gradients(dp_ctx *ctx, bool shares)
+{
+    static const double ps[] = {2, 1, HUGE_VAL};
+    static const float numbers[] = {NAN, INFINITY};
+    static float want[WIDE], got[WIDE];
+    for (int way = 0; way < 3 * 3 * 2 * 2; way++) {
+        dp_optim_config config = {
+            .hyper = {.lr = 0.5, .momentum = 0.5},
+            .clip = {.norm = 1, .p = ps[way / 3 % 3], .skip_if_not_finite = way / 9 % 2 == 1}};
+        bad.param = (size_t)(way % 3);
+        bad.number = numbers[way / 18];
+        steps_with_a_bad_one(ctx, false, config, want);
+        config.sharded = true;
+        for (int shared = 0; shared <= shares; shared++) {
+            steps_with_a_bad_one(ctx, shared, config, got);
+            CHECK_BYTES(got, want, sizeof got);
+        }
+    }
+    dp_close(ctx);
+}
+
+static void bad_gradients_of_two(meeting *m)
+{
+    bad_gradients(open_over_shm(m, 1, 0), true);
+}
+
+static void bad_gradients_of_uneven_ones(meeting *m)
+{
+    bad_gradients(open_over_shm(m, 1 + m->process, 0), false);
+}
+
+/* All ranks have the same norm before any is stepped: so all refuse the step, or leave it out, and
+   the job is well. */
+TEST(norm_that_is_not_finite_is_no_failure_of_the_job)
+{
+    bad_gradients(open_here(2), false);
+    in_processes(2, bad_gradients_of_two);
+    in_processes(2, bad_gradients_of_uneven_ones);
+    in_processes_on(toy_device(), 2, bad_gradients_of_uneven_ones);
 }
 
 /* ---- what ranks do not reduce ---------------------------------------------------------------- */
