@@ -2425,7 +2425,7 @@ static dp_status dp__train_scale_resolve(dp_loss_scale *scale)
     return DP_OK;
 }
 
-/* The same. */
+/* Puts in the defaults of all that a config has. */
 static dp_status dp__train_optim_check(dp_optim_config *config)
 {
     config->rule = config->rule != NULL ? config->rule : dp_sgd();
