@@ -69,8 +69,8 @@ extern "C" {
    Files of other programs are read as a flat dict, in the order of their headers. Files are
    memory-mapped and validated before use: every byte must belong to one tensor, which has as many
    as its dtype and shape say. Anything else is a DP_ERR_FILE that says what is wrong where. What
-   dp.h does not have is UNSUPPORTED: other dtypes, more dims, and dims that cannot be counted beside
-   one of 0. What else an entry says of its tensor is passed over.                              */
+   dp.h does not have is UNSUPPORTED: other dtypes, more dims, and beside a dim of 0 others that
+   cannot be counted. What else an entry says of its tensor is passed over.                     */
 
 /* The file is written as path.part, synced to disk, and renamed. If anything fails, the old file
    stays, unless all that failed is to sync the folder with the new name; only a process that was
@@ -121,7 +121,7 @@ DP_MUST_USE DP_API dp_status dp_module_load(dp_module *module, dp_value saved,
    without it (by dp_recover, or as a new run), and save newer files. When it wakes up it leaves
    these alone, and returns an error: it renames its part only if all others have answered since it
    was locked, and no other file has come to the path since the call began. As long as the part is
-   locked the others cannot write that path: they get an error until process 0 goes on, or is killed.
+   locked the others cannot write that path: they get an error until process 0 goes on or is killed.
 
    Not all can be known. A newer file is lost if process 0 was stopped between its last look and its
    next step, and the file system has no locks, or loses one, or a saver of the others has used the
