@@ -671,6 +671,39 @@ TEST(every_step_of_a_save_fails)
     dp_close(ctx);
 }
 
+/* Nobody but root may always start one more. */
+TEST(thread_that_cannot_start_is_told_by_the_next_call)
+{
+    struct rlimit limit, none;
+    CHECK(geteuid() != 0 || setuid(65534) == 0);
+    enter_folder();
+    dp_ctx *ctx = open_cpus(1);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value value = DP_DICT(scope, {"n", dp_int(2)});
+    dp_saver *saver = saver_at(ctx, "s*");
+    keep(ctx, saver, 1, 0);
+    int files = open_files();
+    CHECK_INT(getrlimit(RLIMIT_NPROC, &limit), 0);
+    none = limit;
+    none.rlim_cur = 0;
+    CHECK_INT(setrlimit(RLIMIT_NPROC, &none), 0);
+    CHECK_OK(dp_saver_save(saver, 2, value, dp_none()));
+    CHECK_INT(setrlimit(RLIMIT_NPROC, &limit), 0);
+    dp_status status = dp_saver_wait(saver);
+    if (status == DP_OK) {
+        leave_folder();
+        SKIP("the number of threads cannot be limited here");
+    }
+    CHECK_STATUS(status, DP_ERR_NO_MEMORY);
+    CHECK_SAYS(dp_last_error(), "dp_saver_wait: 's*': cannot start a thread: ");
+    check_folder(".", "s1");
+    CHECK_INT(open_files(), files);
+    CHECK_OK(dp_saver_wait(saver));
+    keep(ctx, saver, 2, 0);
+    check_folder(".", "s2");
+    dp_close(ctx);
+}
+
 static void another_saves(void)
 {
     put_file("s2-loss=9", "theirs", 6);
