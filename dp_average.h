@@ -62,9 +62,9 @@ DP_MUST_USE DP_API dp_status dp_average_create(dp_module *module, const dp_avera
 /* Ends what was begun. NULL is fine. */
 DP_API void dp_average_destroy(dp_average *average);
 
-/* After a step. The first one copies. It reads the module, and so may come at any time, but the
-   numbers are those that are there then: between a forward and its backward those before the
-   step. */
+/* After a step. The first one copies. It only reads the module, and so may come at any time: between
+   a forward and its backward it gets the numbers of before the step. Like dp_average_load it is
+   refused (STATE) in a method that several devices run at once, if the averages lie on several. */
 DP_MUST_USE DP_API dp_status dp_average_update(dp_average *average);
 
 typedef struct dp_average_info {
@@ -126,6 +126,7 @@ struct dp_average {
     size_t count, owner_count;
     dp__average_entry *entries;
     dp_tensor *wide; /* of each device where halves lie: f32 for the largest of all */
+    bool apart;      /* the averages lie on several devices */
     int64_t updates;
     dp_scope *kept; /* NULL: not begun */
 };
@@ -191,6 +192,23 @@ static dp_status dp__average_wide_make(dp_average *average)
     return DP_OK;
 }
 
+static bool dp__average_is_apart(const dp_average *average)
+{
+    for (size_t i = 0; i < average->count; i++)
+        for (size_t owner = 0; owner < average->owner_count; owner++)
+            if (average->entries[i].own[owner].device.index !=
+                average->entries[0].own[0].device.index)
+                return true;
+    return false;
+}
+
+/* While replicas run, each may write to its own device: so not to all of these. */
+static dp_status dp__average_check_alone(const char *fn, const dp_average *average)
+{
+    DP_TRY(dp__check_pointer(fn, "average", average));
+    return average->apart ? dp__check_alone(fn, average->ctx) : DP_OK;
+}
+
 static dp_status dp__average_check(dp_average_config *config)
 {
     if ((unsigned)config->rule > DP_AVERAGE_ANNEALED)
@@ -232,6 +250,7 @@ static dp_status dp__average_make(dp_scope *scope, dp_module *module,
         return dp__no_memory();
     for (size_t i = 0; i < average->count; i++)
         DP_TRY(dp__average_entry_make(average, i));
+    average->apart = dp__average_is_apart(average);
     *out = average;
     return dp__average_wide_make(average);
 }
@@ -345,7 +364,7 @@ static dp_status dp__average_update(const dp_average *average)
 
 DP_API dp_status dp_average_update(dp_average *average)
 {
-    DP_TRY(dp__check_pointer(__func__, "average", average));
+    DP_TRY(dp__average_check_alone(__func__, average));
     DP_TRY(dp__named(__func__, dp__average_update(average)));
     average->updates++;
     return DP_OK;
@@ -593,7 +612,7 @@ static dp_status dp__average_saved_check(const dp_average *average, dp_value sav
 
 DP_API dp_status dp_average_load(dp_average *average, dp_value saved)
 {
-    DP_TRY(dp__check_pointer(__func__, "average", average));
+    DP_TRY(dp__average_check_alone(__func__, average));
     DP_TRY(dp__named(__func__, dp__average_saved_check(average, saved)));
     for (size_t i = 0; i < average->count; i++)
         for (size_t owner = 0; owner < average->owner_count; owner++) {

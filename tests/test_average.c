@@ -335,6 +335,66 @@ TEST_BACKENDS(updates_between_a_forward_and_its_backward)
         CHECK_F64(got[k], 0.625 * (double)twice[k], 0);
 }
 
+static dp_average *updated_inside;
+static dp_value loaded_inside; /* dp_none(): it is updated */
+static dp_status inside;       /* the first replica's */
+
+static dp_status update_inside(dp_call *call)
+{
+    if (call->local_rank == 0)
+        inside = loaded_inside.kind == DP_NONE ? dp_average_update(updated_inside)
+                                               : dp_average_load(updated_inside, loaded_inside);
+    call->out = dp_none();
+    return DP_OK;
+}
+
+/* While replicas run each keeps to its device: averages that lie on several are left alone, all of
+   them; those on one device are for the replica there, or for a method that runs alone. */
+TEST_BACKENDS(updates_inside_a_method)
+{
+    static const dp_method forward = {"forward", update_inside};
+    const dp_param_config params[] = {{.name = "a", .ndim = 1, .shape = {A}},
+                                      {.name = "b", .ndim = 1, .shape = {FIXED}}};
+    dp_module *net = NULL, *par = NULL;
+    dp_tensor data;
+    dp_value out, saved;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "net",
+                                                  .methods = &forward,
+                                                  .method_count = 1,
+                                                  .params = params,
+                                                  .param_count = 2},
+                              &net));
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    updated_inside = average_of(par, rules[1]);
+    loaded_inside = dp_none();
+    const bool one = dp_owner_count(par) == 1;
+    dp_value batch = DP_LIST_OF(scope, tree_of(scope, "f32[8]"));
+    for (size_t i = 0; i < 2; i++) {
+        CHECK_OK(dp_params_edit(net, i, &data, NULL));
+        CHECK_OK(dp_fill(ctx, &data, dp_int(2)));
+    }
+    CHECK_OK(dp_invoke(par, scope, "forward", batch, dp_none(), NULL, &out, NULL));
+    CHECK_STATUS(inside, one ? DP_OK : DP_ERR_STATE);
+    CHECK_INT(info_of(updated_inside).updates, one);
+    CHECK_OK(dp_average_save(updated_inside, scope, &saved));
+    CHECK_TREE(ctx, dp_get(saved, "average"),
+               one ? "{'a': f32[5]=2 2 2 2 2, 'b': f32[2]=2 2}"
+                   : "{'a': f32[5]=0 0 0 0 0, 'b': f32[2]=0 0}");
+    CHECK_OK(dp_invoke(net, scope, "forward", dp_none(), dp_none(), NULL, &out, NULL));
+    CHECK_OK(inside);
+    CHECK_INT(info_of(updated_inside).updates, 1 + one);
+    CHECK_OK(dp_average_save(updated_inside, scope, &loaded_inside));
+    CHECK_OK(dp_average_load(updated_inside, saved));
+    CHECK_OK(dp_invoke(par, scope, "forward", batch, dp_none(), NULL, &out, NULL));
+    CHECK_STATUS(inside, one ? DP_OK : DP_ERR_STATE);
+    CHECK_INT(info_of(updated_inside).updates, one ? 2 : 0);
+    CHECK_OK(dp_average_save(updated_inside, scope, &saved));
+    CHECK_TREE(ctx, dp_get(saved, "average"),
+               one ? "{'a': f32[5]=2 2 2 2 2, 'b': f32[2]=2 2}"
+                   : "{'a': f32[5]=0 0 0 0 0, 'b': f32[2]=0 0}");
+}
+
 /* ---- in a module ----------------------------------------------------------------------------- */
 
 TEST_BACKENDS(a_module_has_its_own_numbers_again)
