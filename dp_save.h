@@ -160,9 +160,9 @@ DP_MUST_USE DP_API dp_status dp_checkpoint_share(dp_ctx *ctx, dp_scope *scope, i
        ...
        dp_saver_wait(saver);                        the last one is on disk, too
 
-   A save copies the value on process 0 and returns; then a thread writes the copy, as
-   dp_checkpoint_save would have written it. So the step that saves takes longer by that copy (and
-   by a second one of what dp_optim_save and dp_average_save make, which dp_optim_view and
+   A save copies the value on process 0, begins the file, and returns; then a thread writes the
+   copy, as dp_checkpoint_save would have written it. So the step that saves takes longer by that
+   copy (and by a second one of what dp_optim_save and dp_average_save make, which dp_optim_view and
    dp_average_view spare). It is as large as the file, in host memory, allocated by the first save
    and used again by all. There is one: a save waits until the one before it is on disk.
 

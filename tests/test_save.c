@@ -1636,6 +1636,7 @@ static void fail_each(bool poison)
     dp_config config = {
         .device_count = 2, .poison = poison, .allocator = test_allocator_of(&counter)};
     bool fired = true;
+    const int files = open_files();
     for (size_t at = 1; fired; at += (size_t)test_step()) {
         sequel s = {0};
         dp_value got;
@@ -1659,6 +1660,7 @@ static void fail_each(bool poison)
         CHECK_INT(count_names(".", ""), 2);
         dp_close(s.ctx);
         CHECK_NO_LEAKS(&counter);
+        CHECK_INT(open_files(), files);
         CHECK(!is_mapped("/test-dp-"));
     }
 }
