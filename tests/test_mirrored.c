@@ -3,6 +3,7 @@
    has that was never disturbed. */
 
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
+#include <math.h>
 #include "../dp_save.h"
 #include "../examples/custom_device.h"
 #include "../dp_train.h"
@@ -788,6 +789,61 @@ TEST_SLOW(the_first_call_may_be_a_step, 60)
         start_world(3, step_at_once);
         CHECK_INT(end_world(), 1);
     }
+}
+
+/* ---- a step that is refused ------------------------------------------------------------------ */
+
+static dp_status step_of(dp_module *par, dp_optim *optim, float x)
+{
+    dp_ctx *ctx = dp_module_ctx(par);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value log, row = dp_array(scope, (float[]){x, 0}, DP_F32, DP_SHAPE(DEVICES));
+    dp_status status = dp_train_step(par, scope, DP_DICT(scope, {"x", row}), optim, &log);
+    dp_scope_end(scope);
+    return status;
+}
+
+static void refuse_a_step(void)
+{
+    dp_ctx *ctx = open_recovering();
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_module *par;
+    dp_optim *optim;
+    dp_value saved;
+    CHECK_OK(dp_distributed(make_net(ctx), NULL, &par));
+    CHECK_OK(dp_optim_create(par,
+                             &(dp_optim_config){.hyper = {.lr = 1, .momentum = 0.5},
+                                                .clip = {.norm = 1},
+                                                .sharded = true,
+                                                .mirrored = true},
+                             &optim));
+    CHECK_OK(step_of(par, optim, 1));
+    CHECK_ERROR(step_of(par, optim, me == 1 ? NAN : 1), DP_ERR_STATE,
+                "dp_train_step: the norm of the gradients is nan");
+    CHECK(!dp_failure(ctx, NULL));
+    CHECK_OK(dp_zero_grad(par));
+    CHECK_OK(step_of(par, optim, 1));
+    CHECK_OK(dp_params_compare(par));
+    atomic_fetch_add(met, 1);
+    wait_for(world);
+    if (me == 1)
+        raise(SIGKILL);
+    while (dp_barrier(ctx) == DP_OK)
+        continue;
+    CHECK_OK(dp_recover(ctx)); /* with what the dead one had */
+    CHECK_OK(step_of(par, optim, 1));
+    CHECK_OK(dp_optim_save(optim, scope, &saved));
+    CHECK_INT(dp_get(saved, "steps").as.i, 3);
+    CHECK_OK(dp_params_compare(par));
+    dp_scope_end(scope);
+    dp_close(ctx);
+}
+
+/* The copies are those of the last step that was made. */
+TEST_SLOW(norm_that_is_not_finite_refuses_a_step, 60)
+{
+    start_world(3, refuse_a_step);
+    CHECK_INT(end_world(), 1);
 }
 
 /* ---- two optimizers -------------------------------------------------------------------------- */
