@@ -186,8 +186,9 @@
        replicas. Take a seed from dp_info.rank_first + the replica, or from the sample.
      - With several processes, each cuts a batch of its own. Give it the rows of its ranks, as
        dp_split_rows divides all rows over rank_count ranks: dp_none() or a batch of no rows, if it
-       has none. dp_distributed cuts by DP_SPLIT_BALANCED or _SIZES: by the other two, a rank's rows
-       would depend on the number of processes (UNSUPPORTED).
+       has none. A loader does (dp_data.h, SHARDS). dp_distributed cuts by DP_SPLIT_BALANCED or
+       _SIZES: by the other two, a rank's rows would depend on the number of processes
+       (UNSUPPORTED).
      - Under dp_distributed a rank without rows counts for nothing: it adds nothing to gradients and
        samples, and its buffers stay as they were. If its process has no other rows and gets a batch
        of no rows, the rank's methods run all the same, so that they take part in

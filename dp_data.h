@@ -67,8 +67,18 @@ extern "C" {
 
    As with torch's DistributedSampler, rank r gets positions r, r + world, and so on; with blocks,
    `block` of them in a row. A loader's ranks are processes, not devices. If a block is a rank's
-   batch, all ranks' batches together are one batch for all, in its order: training with the same
-   bits on any number of processes needs that (dp_config.shards).                                */
+   batch, all ranks' batches together are one batch for all, in its order.
+
+   SHARDS
+   For training with the same bits on any number of processes (dp.h, THE SAME BITS) each shard needs
+   the same samples on any number. Where dp_config.shards is set, a loader that takes its world from
+   its job deals them so. Its block is then its batch, a multiple of local_count: set it to the
+   batch of all processes / process_count. What remains after the last full batch of all is padded,
+   left out and dealt by shards instead of processes, as dp_split_rows divides rows: "rank" below
+   means a shard. A process may get up to local_count samples more than another one, which may get
+   none (see `together`). Groups of containers are cut as rows are.
+
+   A sampler that has a world of its own needs its own `shards` for that.                        */
 
 typedef enum dp_sampling {
     DP_SAMPLE_PADDED, /* DistributedSampler: equally many for each rank; the first samples are
@@ -84,7 +94,8 @@ typedef struct dp_sampler {
     dp_sampling sampling;
     bool in_order; /* not shuffled */
     uint64_t seed; /* each pair of seed and epoch has its own order */
-    int64_t block; /* 0 = 1 */
+    int64_t block; /* 0 = 1. A multiple of the shards of a rank */
+    int shards;    /* of all ranks together, a multiple of world; 0: ranks are not divided */
 } dp_sampler;
 
 /* Positions of the rank in an epoch; INT64_MAX: endless. -1: dp_last_error. [any] */
@@ -135,7 +146,7 @@ typedef struct dp_field { /* a tensor of each sample, of one size */
 
 typedef struct dp_loader_config {
     dp_sampler sampler;
-    int64_t batch;  /* samples; 0 = 1. A multiple of the sampler's block */
+    int64_t batch;  /* samples; 0 = 1. A multiple of the sampler's block; with shards, equal */
     bool drop_last; /* leave out a shorter last batch */
     /* For training with DP_SAMPLE_EXACT: an epoch has equally many batches for each rank. A rank
        that has no samples left gets an empty one, for dp_train_step or a pass without data. With
@@ -347,8 +358,21 @@ typedef struct dp__data_deal { /* a sampler with its defaults put in */
     int64_t first;      /* positions before it have been dealt otherwise */
     int64_t count;      /* positions that the rank has */
     int64_t full;       /* of these, in full blocks */
-    int64_t each, more; /* of the rest: what every rank has; ranks that have one more */
+    int64_t each, more; /* of the rest: what every shard has; shards that have one more */
 } dp__data_deal;
+
+static dp_status dp__data_shards_check(const dp_sampler *sampler)
+{
+    int world = sampler->world > 0 ? sampler->world : 1, each = sampler->shards / world;
+    int64_t block = sampler->block > 0 ? sampler->block : 1;
+    if (sampler->shards < 0 || sampler->shards % world != 0)
+        return dp_error(DP_ERR_INVALID, "sampler.shards is %d, no multiple of %d ranks",
+                        sampler->shards, world);
+    if (each > 0 && block % each != 0)
+        return dp_error(DP_ERR_INVALID, "sampler.block is %lld, no multiple of a rank's %d shards",
+                        (long long)block, each);
+    return DP_OK;
+}
 
 static dp_status dp__data_sampler_check(const dp_sampler *sampler)
 {
@@ -361,9 +385,23 @@ static dp_status dp__data_sampler_check(const dp_sampler *sampler)
         return dp_error(DP_ERR_INVALID, "sampler.sampling is %d", (int)sampler->sampling);
     if (sampler->block < 0 || sampler->block > INT32_MAX)
         return dp_error(DP_ERR_INVALID, "sampler.block is %lld", (long long)sampler->block);
+    DP_TRY(dp__data_shards_check(sampler));
     if (sampler->sampling == DP_SAMPLE_ENDLESS && sampler->count == 0)
         return dp_error(DP_ERR_INVALID, "sampler.count is 0, and there is no end to it");
     return DP_OK;
+}
+
+/* Positions of the rest that ranks before this one have. */
+static int64_t dp__data_before(const dp__data_deal *deal, int64_t rank)
+{
+    int64_t shards = rank * (deal->of.shards / deal->of.world);
+    return shards * deal->each + (shards < deal->more ? shards : deal->more);
+}
+
+/* Positions that a rank has; the first rank has the most, the last one the fewest. */
+static int64_t dp__data_count_of(const dp__data_deal *deal, int64_t rank)
+{
+    return deal->full + dp__data_before(deal, rank + 1) - dp__data_before(deal, rank);
 }
 
 static dp_status dp__data_deal_of(const dp_sampler *sampler, int64_t first, dp__data_deal *out)
@@ -374,18 +412,19 @@ static dp_status dp__data_deal_of(const dp_sampler *sampler, int64_t first, dp__
     *out = (dp__data_deal){.of = *sampler, .first = first, .count = INT64_MAX, .full = INT64_MAX};
     out->of.world = sampler->world > 0 ? sampler->world : 1;
     out->of.block = sampler->block > 0 ? sampler->block : 1;
+    out->of.shards = sampler->shards > 0 ? sampler->shards : out->of.world;
     if (sampler->sampling == DP_SAMPLE_ENDLESS)
         return DP_OK;
-    int64_t world = out->of.world, all = sampler->count - first, rest = all % world;
+    int64_t shards = out->of.shards, all = sampler->count - first, rest = all % shards;
     if (sampler->sampling == DP_SAMPLE_PADDED && rest > 0)
-        all += world - rest;
+        all += shards - rest;
     else if (sampler->sampling == DP_SAMPLE_DROP)
         all -= rest;
-    int64_t left = all % (world * out->of.block);
-    out->full = all / (world * out->of.block) * out->of.block;
-    out->each = left / world;
-    out->more = left % world;
-    out->count = out->full + out->each + (out->of.rank < out->more);
+    int64_t round = out->of.world * out->of.block, left = all % round;
+    out->full = all / round * out->of.block;
+    out->each = left / shards;
+    out->more = left % shards;
+    out->count = dp__data_count_of(out, out->of.rank);
     return DP_OK;
 }
 
@@ -395,8 +434,7 @@ static int64_t dp__data_position(const dp__data_deal *deal, int64_t position)
     int64_t rank = deal->of.rank, world = deal->of.world, block = deal->of.block;
     if (position < deal->full)
         return deal->first + position / block * world * block + rank * block + position % block;
-    return deal->first + deal->full * world + rank * deal->each +
-           (rank < deal->more ? rank : deal->more) + position - deal->full;
+    return deal->first + deal->full * world + dp__data_before(deal, rank) + position - deal->full;
 }
 
 static int64_t dp__data_index(const dp__data_deal *deal, int64_t epoch, int64_t position)
@@ -467,7 +505,8 @@ DP_API dp_status dp_pseudo_collate(dp_scope *scope, const dp_value *samples, siz
                                    dp_value *out, void *user)
 {
     (void)user;
-    dp__collator collator = {{scope, count, .leaf = dp__data_column_list, .mixed = true}, 1};
+    dp__collator collator = {{scope, count, .leaf = dp__data_column_list, .mixed = true},
+                             .group = 1};
     return dp__collate(__func__, &collator, samples, out);
 }
 
@@ -475,7 +514,8 @@ DP_API dp_status dp_default_collate(dp_scope *scope, const dp_value *samples, si
                                     dp_value *out, void *user)
 {
     (void)user;
-    dp__collator collator = {{scope, count, .leaf = dp__data_column_stack, .mixed = true}, 1};
+    dp__collator collator = {{scope, count, .leaf = dp__data_column_stack, .mixed = true},
+                             .group = 1};
     return dp__collate(__func__, &collator, samples, out);
 }
 
@@ -977,7 +1017,7 @@ struct dp_loader {
     dp__data_deal whole, rest; /* of an epoch; of what is left of one, rest_epoch */
     int64_t rest_epoch;        /* -1: there is none */
     size_t *row_bytes;
-    size_t group;                      /* samples for each local device */
+    size_t local_count;                /* devices */
     int64_t epoch, number;             /* of the batch that comes next */
     int64_t ahead_epoch, ahead_number; /* of the slot that is made next */
     dp__lock lock;
@@ -1032,7 +1072,7 @@ static int64_t dp__data_batches_of(const dp_loader *loader, const dp__data_deal 
     if (samples == INT64_MAX)
         return samples;
     if (loader->config.together)
-        samples = deal->full + deal->each + (!drops && deal->more > 0);
+        samples = dp__data_count_of(deal, drops ? deal->of.world - 1 : 0);
     return samples / batch + (!drops && samples % batch > 0);
 }
 
@@ -1382,9 +1422,32 @@ static dp_status dp__data_fields_copy(dp_loader *loader)
 static dp_status dp__data_world(const dp_loader *loader, dp_sampler *sampler)
 {
     dp_info info;
+    dp_config config;
+    if (!loader->of_job)
+        return DP_OK;
     DP_TRY(dp_info_get(loader->ctx, &info));
-    sampler->rank = loader->of_job ? info.process : sampler->rank;
-    sampler->world = loader->of_job ? info.process_count : sampler->world;
+    DP_TRY(dp_config_get(loader->ctx, &config));
+    sampler->rank = info.process;
+    sampler->world = info.process_count;
+    sampler->shards = sampler->shards != 0 ? sampler->shards : config.shards;
+    return DP_OK;
+}
+
+/* Where shards get the same samples on any number of processes. */
+static dp_status dp__data_block(dp_loader_config *config)
+{
+    dp_sampler *sampler = &config->sampler;
+    int each = sampler->world > 0 ? sampler->shards / sampler->world : sampler->shards;
+    if (sampler->shards <= 0)
+        return DP_OK;
+    if (each > 0 && config->batch % each != 0)
+        return dp_error(DP_ERR_INVALID, "batch is %lld, no multiple of the %d shards of a process",
+                        (long long)config->batch, each);
+    if (sampler->block > 0 && sampler->block != config->batch)
+        return dp_error(DP_ERR_INVALID,
+                        "sampler.block is %lld and batch %lld: with shards they have to be equal",
+                        (long long)sampler->block, (long long)config->batch);
+    sampler->block = config->batch;
     return DP_OK;
 }
 
@@ -1395,10 +1458,11 @@ static dp_status dp__data_numbers(dp_loader *loader)
     DP_TRY(dp_info_get(loader->ctx, &info));
     loader->of_job = config->sampler.world == 0 && config->sampler.rank == 0;
     loader->rest_epoch = -1;
-    DP_TRY(dp__data_world(loader, &config->sampler));
-    DP_TRY(dp__data_deal_of(&config->sampler, 0, &loader->whole));
     config->batch = config->batch > 0 ? config->batch : 1;
-    loader->group = (size_t)((config->batch - 1) / info.local_count + 1);
+    DP_TRY(dp__data_world(loader, &config->sampler));
+    DP_TRY(dp__data_block(config));
+    DP_TRY(dp__data_deal_of(&config->sampler, 0, &loader->whole));
+    loader->local_count = (size_t)info.local_count;
     loader->depth = config->worker_count == 0 ? 1 : config->ahead > 0 ? config->ahead : 2;
     loader->reader_count = config->worker_count > 0 ? config->worker_count : 1;
     return DP_OK;
@@ -1511,13 +1575,26 @@ static bool dp__data_has_values(const dp__data_slot *slot)
     return false;
 }
 
+/* In groups for the local devices; with shards each group has as many samples as a device gets of a
+   tensor's rows, in a short batch too. */
+static dp_status dp__data_collate(const dp_loader *loader, const dp__data_slot *slot, dp_value *out)
+{
+    size_t count = (size_t)slot->count, devices = loader->local_count;
+    size_t full = ((size_t)loader->config.batch - 1) / devices + 1;
+    bool shards = loader->config.sampler.shards > 0;
+    dp__collator collator = {{slot->scope, count, .leaf = dp__collate_leaf},
+                             .group = shards ? count / devices : full,
+                             .larger = shards ? count % devices : 0};
+    return dp__collate("dp_collate", &collator, slot->values, out);
+}
+
 static dp_status dp__data_collate_slot(const dp_loader *loader, const dp__data_slot *slot,
                                        dp_value *out)
 {
     dp__frame frame;
     size_t count = (size_t)slot->count;
     if (loader->config.collate == NULL)
-        return dp_collate(slot->scope, slot->values, count, loader->group, out);
+        return dp__data_collate(loader, slot, out);
     dp__data_enter(&frame, loader->ctx, slot->scope, true);
     dp_status status =
         loader->config.collate(slot->scope, slot->values, count, out, loader->config.user);

@@ -729,7 +729,8 @@ DP_API dp_status dp_keep(dp_scope *to, dp_value value, dp_value *out)
 
 typedef struct dp__collator {
     dp__zipper zipper;
-    size_t group; /* samples in one */
+    size_t group;  /* samples in one */
+    size_t larger; /* groups at the beginning that have one more */
 } dp__collator;
 
 typedef struct dp__stack { /* tensors that become one, padded at the end of their last dims */
@@ -890,10 +891,18 @@ static dp_status dp__collate_group(const dp__collator *collator, const dp_value 
     return dp__list_out("a sample", DP_LIST, items, count, out);
 }
 
+static size_t dp__collate_group_count(const dp__collator *collator)
+{
+    size_t count = collator->zipper.count, group = collator->group;
+    size_t in_larger = collator->larger * (group + 1);
+    return count <= in_larger ? (count - 1) / (group + 1) + 1
+                              : collator->larger + (count - in_larger - 1) / group + 1;
+}
+
 static dp_status dp__collate_containers(const dp__collator *collator, const dp_value *column,
                                         const dp__path *path, dp_value *out)
 {
-    size_t group_count = (collator->zipper.count - 1) / collator->group + 1;
+    size_t group_count = dp__collate_group_count(collator), first = 0;
     dp_container batch = *column[0].as.c;
     uint8_t depth = 1;
     DP_TRY(dp__collate_check(collator, column, path));
@@ -901,10 +910,10 @@ static dp_status dp__collate_containers(const dp__collator *collator, const dp_v
     if (groups == NULL)
         return DP_ERR_NO_MEMORY;
     for (size_t i = 0; i < group_count; i++) {
-        size_t first = i * collator->group, left = collator->zipper.count - first;
-        DP_TRY(dp__collate_group(collator, column, first,
-                                 left < collator->group ? left : collator->group, path,
-                                 &groups[i]));
+        size_t size = collator->group + (i < collator->larger);
+        size_t left = collator->zipper.count - first, some = size < left ? size : left;
+        DP_TRY(dp__collate_group(collator, column, first, some, path, &groups[i]));
+        first += some;
     }
     DP_TRY(dp__list_out("a group", DP_LIST, groups, group_count, &batch.data));
     DP_TRY(dp__deepen("the batch", batch.data, DP_MAX_DEPTH, &depth));

@@ -181,6 +181,12 @@ TEST(samplers_that_make_no_sense)
                 {"sampler.sampling is 4", {.count = 1, .sampling = (dp_sampling)4}},
                 {"sampler.block is -1", {.count = 1, .block = -1}},
                 {"sampler.block is 2147483648", {.count = 1, .block = INT64_C(1) << 31}},
+                {"sampler.shards is -2", {.count = 1, .shards = -2}},
+                {"sampler.shards is 6, no multiple of 4 ranks",
+                 {.count = 1, .world = 4, .block = 3, .shards = 6}},
+                {"sampler.block is 6, no multiple of a rank's 4 shards",
+                 {.count = 1, .world = 2, .block = 6, .shards = 8}},
+                {"sampler.block is 1, no multiple of a rank's 8 shards", {.count = 1, .shards = 8}},
                 {"sampler.count is 0", {.sampling = DP_SAMPLE_ENDLESS}}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         CHECK_INT(dp_sampler_count(&rows[i].sampler), -1);
@@ -200,6 +206,96 @@ TEST(samplers_that_make_no_sense)
     CHECK_SAYS(dp_last_error(), "position is -1 of 3");
     CHECK_INT(dp_sampler_index(&endless, 0, INT64_C(1) << 62), -1);
     CHECK(dp_sampler_index(&endless, 0, (INT64_C(1) << 62) - 2) >= 0);
+}
+
+/* ---- samplers that deal by shards ------------------------------------------------------------ */
+
+enum { SHARDS = 8, SHARE = 80 };
+
+typedef struct shares { /* what each shard gets of an epoch, batch after batch */
+    int64_t of[SHARDS][SHARE];
+    int count[SHARDS];
+} shares;
+
+static void share_add(shares *all, int shard, int64_t index)
+{
+    CHECK(all->count[shard] < SHARE);
+    all->of[shard][all->count[shard]++] = index;
+}
+
+/* By the manual: of each batch for all, its rows as dp_split_rows divides them. */
+static void share_rows(shares *all, const dp_sampler *sampler, int64_t batch, int64_t positions)
+{
+    dp_sampler whole = {.count = sampler->count,
+                        .seed = sampler->seed,
+                        .sampling = sampler->sampling == DP_SAMPLE_ENDLESS ? DP_SAMPLE_ENDLESS
+                                                                           : DP_SAMPLE_EXACT};
+    for (int64_t first = 0; first < positions; first += batch) {
+        int64_t left = positions - first, rows[SHARDS], at = first;
+        size_t parts = 0;
+        CHECK_OK(dp_split_rows(left < batch ? left : batch, (size_t)sampler->shards, NULL, rows,
+                               &parts));
+        for (int shard = 0; shard < sampler->shards; shard++)
+            for (int64_t i = 0; i < rows[shard]; i++, at++)
+                share_add(
+                    all, shard,
+                    dp_sampler_index(&whole, 0,
+                                     whole.sampling == DP_SAMPLE_ENDLESS ? at : at % whole.count));
+    }
+}
+
+/* Each process cuts its own batches for its shards. */
+static void share_processes(shares *all, dp_sampler sampler, int64_t positions)
+{
+    int each = sampler.shards / sampler.world;
+    for (sampler.rank = 0; sampler.rank < sampler.world; sampler.rank++) {
+        int64_t count = dp_sampler_count(&sampler), rows[SHARDS];
+        CHECK(count >= 0);
+        count = count == INT64_MAX ? positions / sampler.world : count;
+        for (int64_t at = 0; at < count;) {
+            int64_t left = count - at;
+            size_t parts = 0;
+            CHECK_OK(dp_split_rows(left < sampler.block ? left : sampler.block, (size_t)each, NULL,
+                                   rows, &parts));
+            for (int i = 0; i < each; i++)
+                for (int64_t row = 0; row < rows[i]; row++)
+                    share_add(all, sampler.rank * each + i, dp_sampler_index(&sampler, 0, at++));
+        }
+        if (sampler.sampling != DP_SAMPLE_ENDLESS)
+            CHECK_INT(dp_sampler_index(&sampler, 0, count), -1);
+    }
+}
+
+/* Whatever remains after a full batch of all. */
+TEST(shards_have_the_same_samples_in_any_number_of_processes)
+{
+    shares *want = test_room(sizeof *want), *got = test_room(sizeof *got);
+    for (int shards = 1; shards <= SHARDS; shards *= 2)
+        for (int64_t count = 1; count <= 8 * shards; count++)
+            for (int i = 0; i < 4 * 4; i++) {
+                int world = 1 << i / 4;
+                int64_t batch = 6 * shards, rest = count % shards, positions = count;
+                dp_sampler sampler = {.count = count,
+                                      .sampling = (dp_sampling)(i % 4),
+                                      .seed = 3,
+                                      .world = world,
+                                      .shards = shards,
+                                      .block = batch / world};
+                if (world > shards)
+                    continue;
+                if (sampler.sampling == DP_SAMPLE_PADDED && rest > 0)
+                    positions += shards - rest;
+                if (sampler.sampling == DP_SAMPLE_DROP)
+                    positions -= rest;
+                if (sampler.sampling == DP_SAMPLE_ENDLESS)
+                    positions = 2 * batch;
+                memset(want, 0, sizeof *want);
+                memset(got, 0, sizeof *got);
+                share_rows(want, &sampler, batch, positions);
+                share_processes(got, sampler, positions);
+                CHECK_BYTES(got->count, want->count, sizeof want->count);
+                CHECK_BYTES(got->of, want->of, sizeof want->of);
+            }
 }
 
 /* ---- a set of samples ------------------------------------------------------------------------ */
@@ -520,6 +616,97 @@ TEST(blocks_keep_batches_whole)
         dp_scope_end(step);
     }
     dp_close(ctx);
+}
+
+/* ---- loaders that deal by shards ------------------------------------------------------------- */
+
+static dp_status read_for_shard(dp_sample *sample, void *user)
+{
+    (void)user;
+    *(int64_t *)sample->rows[0] = sample->index;
+    *(uint64_t *)sample->rows[1] = sample->seed;
+    sample->value =
+        DP_DICT(sample->scope, {"group", dp_cpu_only(sample->scope, dp_int(sample->index))});
+    return DP_OK;
+}
+
+/* What the devices of a process get of a batch: the number of the sample, and its seed. */
+static void share_batch(shares *all, dp_ctx *ctx, dp_scope *scope, int first, dp_value batch)
+{
+    dp_value parts;
+    CHECK_OK(dp_scatter(ctx, scope, batch, NULL, &parts));
+    for (size_t i = 0; i < dp_count(parts); i++) {
+        dp_value part = dp_at(parts, i), group = dp_get(part, "group");
+        const dp_tensor *index, *seed;
+        CHECK_OK(dp_as_tensor(dp_get(part, "index"), "index", DP_I64, 1, &index));
+        CHECK_OK(dp_as_tensor(dp_get(part, "seed"), "seed", DP_I64, 1, &seed));
+        CHECK_INT(dp_count(group), index->shape[0]);
+        for (int64_t row = 0; row < index->shape[0]; row++) {
+            int64_t number = ((const int64_t *)index->data)[row];
+            CHECK_INT(dp_at(group, (size_t)row).as.i, number);
+            share_add(all, first + (int)i, number);
+            share_add(all, first + (int)i, ((const int64_t *)seed->data)[row]);
+        }
+    }
+}
+
+/* An epoch, and with `after` what is left of it. Returns the batches of each process. */
+static int64_t share_epoch(shares *all, dp_loader_config config, int world, int64_t after)
+{
+    static const dp_field fields[] = {{"index", DP_I64, 0, {0}}, {"seed", DP_I64, 0, {0}}};
+    int each = SHARDS / world;
+    dp_ctx *ctx = open_cpus(each);
+    dp_loader_info first, own;
+    config.batch /= world;
+    config.read = read_for_shard;
+    config.fields = fields;
+    config.field_count = 2;
+    config.sampler.world = world;
+    config.sampler.shards = SHARDS;
+    int64_t real = 0, left = config.sampler.count - after;
+    memset(all, 0, sizeof *all);
+    for (int rank = 0; rank < world; rank++) {
+        dp_loader *loader;
+        dp_batch batch;
+        config.sampler.rank = rank;
+        CHECK_OK(dp_loader_create(ctx, &config, &loader));
+        CHECK_OK(after > 0 ? dp_loader_resume(loader, 0, after) : DP_OK);
+        CHECK_OK(dp_loader_info_get(loader, rank == 0 ? &first : &own));
+        CHECK(rank == 0 || own.batch_count == first.batch_count);
+        do {
+            dp_scope *scope = dp_scope_begin(ctx);
+            CHECK_OK(dp_loader_next(loader, scope, &batch));
+            if (batch.count > 0)
+                share_batch(all, ctx, scope, rank * each, batch.value);
+            real += batch.real_count;
+            dp_scope_end(scope);
+        } while (!batch.ended);
+    }
+    CHECK(real == left || config.drop_last ||
+          (config.sampler.sampling == DP_SAMPLE_DROP && real == left - left % SHARDS));
+    dp_close(ctx);
+    return first.batch_count;
+}
+
+TEST_SLOW(loaders_give_shards_the_same_samples_in_any_number_of_processes, 60)
+{
+    shares *want = test_room(sizeof *want), *got = test_room(sizeof *got);
+    for (int64_t rest = 0; rest < 24; rest += test_stride())
+        for (int i = 0; i < 12; i++) {
+            int64_t after = i % 2 == 1 ? 5 : 0, batches;
+            dp_loader_config config = {
+                .sampler = {.count = 24 + rest, .sampling = (dp_sampling)(i / 4), .seed = 7},
+                .batch = 24,
+                .drop_last = i / 2 % 2 == 1,
+                .together = true,
+                .worker_count = (int)rest % 3};
+            batches = share_epoch(want, config, 1, after);
+            for (int world = 2; world <= SHARDS; world *= 2) {
+                CHECK_INT(share_epoch(got, config, world, after), batches);
+                CHECK_BYTES(got->count, want->count, sizeof want->count);
+                CHECK_BYTES(got->of, want->of, sizeof want->of);
+            }
+        }
 }
 
 static dp_status one_of_two(void *user)
@@ -1676,6 +1863,15 @@ TEST(loaders_that_make_no_sense)
          {.sampler = {.block = 2}, .read = read_nothing, .batch = 3}},
         {"batch is 0, no multiple of sampler.block, 2",
          {.sampler = {.block = 2}, .read = read_nothing}},
+        {"batch is 6, no multiple of the 4 shards of a process",
+         {.sampler = {.world = 2, .shards = 8}, .read = read_nothing, .batch = 6}},
+        {"batch is 1, no multiple of the 4 shards of a process",
+         {.sampler = {.shards = 4}, .read = read_nothing}},
+        {"sampler.block is 4 and batch 8: with shards they have to be equal",
+         {.sampler = {.world = 2, .shards = 8, .block = 4}, .read = read_nothing, .batch = 8}},
+        {"sampler.shards is 6, no multiple of 4 ranks",
+         {.sampler = {.world = 4, .shards = 6}, .read = read_nothing}},
+        {"sampler.shards is -4", {.sampler = {.shards = -4}, .read = read_nothing}},
         {"worker_count is -1", {.read = read_nothing, .worker_count = -1}},
         {"worker_count is 1025, of at most 1024", {.read = read_nothing, .worker_count = 1025}},
         {"ahead is -1", {.read = read_nothing, .ahead = -1}},

@@ -6,6 +6,9 @@
 #include <string.h>
 #include "../examples/mlp.h"
 #include "grads.h"
+/* clang-format off */
+#include "../dp_data.h"
+/* clang-format on */
 
 enum { MOST = 13, FORMS = 3, PERIOD = 1009 };
 
@@ -347,6 +350,17 @@ static dp_value batch_of(dp_scope *scope, const dp_info *info, int step)
     return rows_of(scope, step, first, count);
 }
 
+static void read_weights(dp_ctx *ctx, dp_module *net, float *out)
+{
+    for (size_t i = 0; i < dp_module_param_count(net); i++) {
+        dp_param_info param;
+        CHECK_OK(dp_module_param(net, i, &param));
+        size_t count = (size_t)dp_tensor_count(&param.data);
+        CHECK_OK(dp_read(ctx, &param.data, out, count * sizeof *out));
+        out += count;
+    }
+}
+
 static void train(dp_ctx *ctx, dp_module *net, dp_module *par, int micro, float *out)
 {
     descent optim = {{&descent_ops}, micro, 0};
@@ -358,13 +372,7 @@ static void train(dp_ctx *ctx, dp_module *net, dp_module *par, int micro, float 
         CHECK_OK(dp_train_step(par, scope, batch_of(scope, &info, step), &optim.base, &log));
         dp_scope_end(scope);
     }
-    for (size_t i = 0; i < dp_module_param_count(net); i++) {
-        dp_param_info param;
-        CHECK_OK(dp_module_param(net, i, &param));
-        size_t count = (size_t)dp_tensor_count(&param.data);
-        CHECK_OK(dp_read(ctx, &param.data, out, count * sizeof *out));
-        out += count;
-    }
+    read_weights(ctx, net, out);
     dp_close(ctx);
 }
 
@@ -413,7 +421,7 @@ static void train_together(meeting *m)
 }
 
 /* All ways to spread as many ranks over processes, and these over devices. */
-static void train_all_ways(training how)
+static void train_all_ways(void (*run)(meeting *), training how)
 {
     static float first[WEIGHTS];
     bool some = false;
@@ -422,7 +430,7 @@ static void train_all_ways(training how)
             now = how;
             now.processes = p;
             now.devices = d;
-            in_processes(p, train_together);
+            in_processes(p, run);
             if (!some)
                 memcpy(first, trained, sizeof first);
             some = true;
@@ -439,24 +447,98 @@ TEST_SLOW(any_processes_and_devices_train_alike, 120)
     static const dp_reduction kinds[] = {DP_MEAN_SAMPLES, DP_MEAN_RANKS, DP_SUM_RANKS};
     trained = shared_memory(sizeof(float) * WEIGHTS);
     for (int i = 0; i < 3; i++)
-        train_all_ways((training){.shards = 4, .micro = 1, .how = {.reduction = kinds[i]}});
-    train_all_ways((training){.shards = 8, .micro = 1, .how = {.reduction = DP_MEAN_SAMPLES}});
+        train_all_ways(train_together,
+                       (training){.shards = 4, .micro = 1, .how = {.reduction = kinds[i]}});
+    train_all_ways(train_together,
+                   (training){.shards = 8, .micro = 1, .how = {.reduction = DP_MEAN_SAMPLES}});
 }
 
 TEST_SLOW(steps_that_add_up_train_alike, 120)
 {
     trained = shared_memory(sizeof(float) * WEIGHTS);
-    train_all_ways((training){.shards = 4, .micro = 3, .how = {.reduction = DP_MEAN_SAMPLES}});
-    train_all_ways((training){.shards = 4, .micro = 2, .how = {.buckets.first_bytes = 1}});
+    train_all_ways(train_together,
+                   (training){.shards = 4, .micro = 3, .how = {.reduction = DP_MEAN_SAMPLES}});
+    train_all_ways(train_together,
+                   (training){.shards = 4, .micro = 2, .how = {.buckets.first_bytes = 1}});
 }
 
 TEST_SLOW(halves_on_the_wire_train_alike, 120)
 {
     trained = shared_memory(sizeof(float) * WEIGHTS);
-    train_all_ways((training){
-        .shards = 4, .micro = 1, .how = {.reduction = DP_MEAN_SAMPLES, .buckets.wire = DP_BF16}});
-    train_all_ways((training){
-        .shards = 4, .micro = 2, .how = {.reduction = DP_MEAN_SAMPLES, .buckets.wire = DP_F16}});
+    train_all_ways(train_together,
+                   (training){.shards = 4,
+                              .micro = 1,
+                              .how = {.reduction = DP_MEAN_SAMPLES, .buckets.wire = DP_BF16}});
+    train_all_ways(train_together,
+                   (training){.shards = 4,
+                              .micro = 2,
+                              .how = {.reduction = DP_MEAN_SAMPLES, .buckets.wire = DP_F16}});
+}
+
+/* ---- a loader deals the samples -------------------------------------------------------------- */
+
+static dp_loader_config feed; /* its batch is that of all processes */
+
+static dp_status read_row(dp_sample *sample, void *user)
+{
+    uint64_t state = (uint64_t)sample->index;
+    (void)user;
+    for (int i = 0; i < INPUTS; i++)
+        ((float *)sample->rows[0])[i] = (float)ldexp((double)(int64_t)test_random(&state), -62);
+    *(int64_t *)sample->rows[1] = (int64_t)(test_random(&state) % CLASSES);
+    return DP_OK;
+}
+
+/* Two epochs; an endless one ends after as many batches. */
+static void train_loaded(meeting *m)
+{
+    static const dp_field fields[] = {{"image", DP_F32, 1, {INPUTS}}, {"label", DP_I64, 0, {0}}};
+    descent optim = {{&descent_ops}, 1, 0};
+    dp_config config = config_of(m, now.devices);
+    dp_loader_config how = feed;
+    dp_loader *loader;
+    dp_module *net, *par;
+    dp_ctx *ctx;
+    config.colls = NULL;
+    config.shards = now.shards;
+    how.batch /= now.processes;
+    how.sampler.block /= now.processes;
+    how.read = read_row;
+    how.fields = fields;
+    how.field_count = 2;
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_OK(mlp_create(ctx, &shape, &net));
+    CHECK_OK(dp_distributed(net, &now.how, &par));
+    CHECK_OK(dp_loader_create(ctx, &how, &loader));
+    for (int step = 0, ends = 0; ends < 2 && step < 7; step++) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        dp_value log;
+        dp_batch batch;
+        CHECK_OK(dp_loader_next(loader, scope, &batch));
+        ends += batch.ended;
+        if (!batch.ended)
+            CHECK_OK(dp_train_step(par, scope, batch.value, &optim.base, &log));
+        dp_scope_end(scope);
+    }
+    read_weights(ctx, net, m->process == 0 ? trained : test_room(sizeof(float) * WEIGHTS));
+    dp_close(ctx);
+}
+
+TEST_SLOW(loaders_of_any_processes_train_alike, 120)
+{
+    trained = shared_memory(sizeof(float) * WEIGHTS);
+    const training how = {.shards = 8, .micro = 1, .how = {.reduction = DP_MEAN_SAMPLES}};
+    for (int sampling = DP_SAMPLE_PADDED; sampling <= DP_SAMPLE_ENDLESS; sampling++)
+        for (int rest = 3; rest < 32; rest += 27) { /* one process alone has samples; all have */
+            feed = (dp_loader_config){.sampler = {.count = 64 + rest,
+                                                  .sampling = (dp_sampling)sampling,
+                                                  .seed = 5,
+                                                  .block = rest == 3 ? 0 : 32},
+                                      .batch = 32,
+                                      .together = true,
+                                      .worker_count = rest == 3 ? 0 : 2};
+            train_all_ways(train_loaded, how);
+        }
 }
 
 /* ---- gradients that are halves --------------------------------------------------------------- */
