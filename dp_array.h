@@ -90,6 +90,9 @@ DP_MUST_USE DP_API dp_status dp_dlpack_export_versioned(dp_ctx *ctx, const dp_te
    exactly what its header says. Anything else is a DP_ERR_FILE that says what is wrong; UNSUPPORTED
    are a dtype that dp.h does not have, and more dims. DP_ERR_NO_FILE: no file has this name.
 
+   Headers are taken as numpy.load takes them, in what programs write: strings in either quotes, and
+   sizes with the L of Python 2, but no escapes, comments or numbers in hexadecimal.
+
    Tensors are read-only views of the file, which stays mapped until the scope ends. Nothing is read
    before it is used, so the file may be larger than memory. Meanwhile it may be replaced, but not
    changed or cut. Fortran's order becomes strides. Numbers that are big-endian, or not aligned to
@@ -118,7 +121,9 @@ DP_MUST_USE DP_API dp_status dp_npz_write(dp_ctx *ctx, const char *path, dp_valu
    tell a number from its neighbours; columns; lines of 75 characters; of more than 1000 elements
    the first and last three of each dim. bf16 is printed as f16 is. Inside a dict or a list it is
    numpy's repr: array([0.5, 1. ], dtype=float32). Everything else is what Python prints: none is
-   None, strings have quotes, a container is its data.                                           */
+   None; a string alone has no quotes, as with print; inside others it is its repr; a container is
+   the repr of its data. Strings are escaped as Python does, but for characters that its version of
+   Unicode does not have: only those are that no version has.                                    */
 
 /* With a line end. Only what is printed is copied from a device. [host] */
 DP_MUST_USE DP_API dp_status dp_print(dp_ctx *ctx, FILE *file, dp_value value);
@@ -569,7 +574,7 @@ typedef struct dp__array_form { /* what a header says */
     char descr[24];
 } dp__array_form;
 
-/* '<' or '|' stands before them. */
+/* Before them may stand '<', '>' for big-endian, or '=' or '|', which say the same as nothing. */
 static const char *const dp__array_descrs[] = {"f4", "f8", "f2", "V2", "i8",
                                                "i4", "i2", "i1", "u1", "b1"};
 _Static_assert(sizeof dp__array_descrs / sizeof dp__array_descrs[0] == DP_DTYPE_COUNT,
@@ -579,6 +584,7 @@ enum { DP__ARRAY_SHOWN = 24 }; /* characters of a file in a sentence */
 
 typedef struct dp__array_text { /* from an untrusted file: sentences show no control characters */
     const char *at, *end;
+    bool longs; /* numbers may end in L, as those of Python 2 */
     char shown[DP__ARRAY_SHOWN + 1];
 } dp__array_text;
 
@@ -595,7 +601,8 @@ static const char *dp__array_show(dp__array_text *text)
 
 static void dp__array_blanks(dp__array_text *text)
 {
-    while (text->at < text->end && (*text->at == ' ' || *text->at == '\n'))
+    static const char blanks[] = {' ', '\t', '\n', '\f', '\r'};
+    while (text->at < text->end && memchr(blanks, *text->at, sizeof blanks) != NULL)
         text->at++;
 }
 
@@ -607,6 +614,19 @@ static bool dp__array_takes(dp__array_text *text, const char *word)
         return false;
     text->at += bytes;
     return true;
+}
+
+/* A string of Python, without escapes. */
+static bool dp__array_takes_string(dp__array_text *text, char *out, size_t room)
+{
+    char quote = dp__array_takes(text, "'") ? '\'' : '"';
+    size_t count = 0;
+    if (quote == '"' && !dp__array_takes(text, "\""))
+        return false;
+    while (text->at < text->end && *text->at != quote && *text->at != '\0' && count < room - 1)
+        out[count++] = *text->at++;
+    out[count] = '\0';
+    return text->at < text->end && *text->at++ == quote;
 }
 
 /* A list of fields, to the end of its brackets; those in their names are none. */
@@ -632,37 +652,35 @@ static bool dp__array_takes_fields(dp__array_text *text, dp__array_form *form)
 /* What is no dtype of ours stays DP_DTYPE_ANY, and is refused by its name when all is read. */
 static bool dp__array_takes_descr(dp__array_text *text, dp__array_form *form)
 {
-    size_t count = 0;
     if (dp__array_takes(text, "["))
         return dp__array_takes_fields(text, form);
-    if (!dp__array_takes(text, "'"))
+    if (!dp__array_takes_string(text, form->descr, sizeof form->descr))
         return false;
-    while (text->at < text->end && *text->at != '\'' && count < sizeof form->descr - 1)
-        form->descr[count++] = *text->at++;
-    form->descr[count] = '\0';
-    if (text->at == text->end || *text->at++ != '\'')
-        return false;
-    char order = form->descr[0];
-    form->swapped = order == '>';
-    for (int i = 0; i < DP_DTYPE_COUNT && order != '\0'; i++)
-        if (strcmp(form->descr + 1, dp__array_descrs[i]) == 0 &&
-            (order == '<' || order == '>' ||
-             (order == '|' && (dp_dtype_bytes((dp_dtype)i) == 1 || i == DP_BF16))))
+    const char *name = form->descr + (memchr("<>=|", form->descr[0], 4) != NULL);
+    form->swapped = form->descr[0] == '>';
+    for (int i = 0; i < DP_DTYPE_COUNT; i++)
+        if (strcmp(name, dp__array_descrs[i]) == 0)
             form->dtype = (dp_dtype)i;
     return true;
 }
 
+/* Like Python, without zeros before other digits. */
 static bool dp__array_takes_number(dp__array_text *text, int64_t *out)
 {
     enum { DIGITS = 18 };
     int digits = 0;
     dp__array_blanks(text);
+    const char *first = text->at;
     for (*out = 0; text->at < text->end && *text->at >= '0' && *text->at <= '9'; digits++)
         if (digits == DIGITS)
             return false;
         else
             *out = *out * 10 + (*text->at++ - '0');
-    return digits > 0;
+    if (digits > 1 && *first == '0' && *out > 0)
+        text->at = first;
+    else if (text->longs && digits > 0)
+        (void)dp__array_takes(text, "L");
+    return text->at > first;
 }
 
 /* Of more dims than a tensor has the first ones, and that there are more. */
@@ -682,28 +700,40 @@ static bool dp__array_takes_shape(dp__array_text *text, dp__array_form *form)
     return form->ndim != 1 || comma; /* (3) is a number in Python */
 }
 
+enum { DP__ARRAY_DESCR = 1, DP__ARRAY_ORDER = 2, DP__ARRAY_SHAPE = 4, DP__ARRAY_ALL = 7 };
+
+/* One of these keys, or 0. */
+static int dp__array_takes_key(dp__array_text *text)
+{
+    static const char *const keys[] = {"descr", "fortran_order", "shape"};
+    const char *first = text->at;
+    char word[sizeof "fortran_order"];
+    bool string = dp__array_takes_string(text, word, sizeof word);
+    for (int i = 0; i < 3; i++)
+        if (string && strcmp(word, keys[i]) == 0)
+            return 1 << i;
+    text->at = first;
+    return 0;
+}
+
 /* Each key once, in any order. */
 static bool dp__array_takes_dict(dp__array_text *text, dp__array_form *form)
 {
-    enum { DESCR = 1, ORDER = 2, SHAPE = 4, ALL = 7 };
     int found = 0;
     bool comma = true, good = dp__array_takes(text, "{");
     while (good && !dp__array_takes(text, "}")) {
-        int key = dp__array_takes(text, "'descr'")           ? DESCR
-                  : dp__array_takes(text, "'fortran_order'") ? ORDER
-                  : dp__array_takes(text, "'shape'")         ? SHAPE
-                                                             : 0;
+        int key = dp__array_takes_key(text);
         good = comma && key != 0 && (found & key) == 0 && dp__array_takes(text, ":");
         found |= key;
-        if (good && key == ORDER)
+        if (good && key == DP__ARRAY_ORDER)
             form->fortran = dp__array_takes(text, "True");
         if (good)
-            good = key == DESCR   ? dp__array_takes_descr(text, form)
-                   : key == SHAPE ? dp__array_takes_shape(text, form)
-                                  : form->fortran || dp__array_takes(text, "False");
+            good = key == DP__ARRAY_DESCR   ? dp__array_takes_descr(text, form)
+                   : key == DP__ARRAY_SHAPE ? dp__array_takes_shape(text, form)
+                                            : form->fortran || dp__array_takes(text, "False");
         comma = good && dp__array_takes(text, ",");
     }
-    return good && found == ALL;
+    return good && found == DP__ARRAY_ALL;
 }
 
 static uint64_t dp__array_number(const char *bytes, int count)
@@ -750,7 +780,7 @@ static dp_status dp__array_header(const char **at, const char *end, dp__array_fo
         return dp_error(DP_ERR_FILE, "its header says that it has %llu bytes, there are %llu",
                         (unsigned long long)count, (unsigned long long)(end - bytes));
     *at = bytes + count;
-    dp__array_text text = {.at = bytes, .end = *at};
+    dp__array_text text = {.at = bytes, .end = *at, .longs = version < 3};
     return dp__array_describe(&text, out);
 }
 
@@ -2164,8 +2194,9 @@ static dp_status dp__print_whole(dp__print_out *out, const dp_tensor *tensor)
 /* ==== >>values =================================================================================
    Python's repr.                                                                                */
 
-/* What Python escapes: Unicode's control, format and private characters, and separators but ' '.
-   (Python also escapes what has no meaning yet, which differs from version to version.) */
+/* What Python escapes: Unicode's control, format and private characters, separators but ' ', and
+   what no version of Unicode has: the planes 4 to 16 almost as a whole, and "noncharacters". Python
+   also escapes what its own version does not have yet. */
 static bool dp__print_is_hidden(uint32_t code)
 {
     static const uint32_t hidden[][2] = {
@@ -2173,10 +2204,10 @@ static bool dp__print_is_hidden(uint32_t code)
         {0x61C, 0x61C},     {0x6DD, 0x6DD},     {0x70F, 0x70F},     {0x890, 0x891},
         {0x8E2, 0x8E2},     {0x1680, 0x1680},   {0x180E, 0x180E},   {0x2000, 0x200F},
         {0x2028, 0x202F},   {0x205F, 0x206F},   {0x3000, 0x3000},   {0xE000, 0xF8FF},
-        {0xFEFF, 0xFEFF},   {0xFFF9, 0xFFFB},   {0x110BD, 0x110BD}, {0x110CD, 0x110CD},
-        {0x13430, 0x1343F}, {0x1BCA0, 0x1BCA3}, {0x1D173, 0x1D17A}, {0xE0001, 0xE007F},
-        {0xF0000, 0x10FFFF}};
-    bool found = false;
+        {0xFDD0, 0xFDEF},   {0xFEFF, 0xFEFF},   {0xFFF9, 0xFFFB},   {0x110BD, 0x110BD},
+        {0x110CD, 0x110CD}, {0x13430, 0x1343F}, {0x1BCA0, 0x1BCA3}, {0x1D173, 0x1D17A},
+        {0x40000, 0xE00FF}, {0xE01F0, 0x10FFFF}};
+    bool found = (code & 0xFFFE) == 0xFFFE;
     for (size_t i = 0; i < sizeof hidden / sizeof hidden[0] && !found; i++)
         found = code >= hidden[i][0] && code <= hidden[i][1];
     return found;

@@ -44,11 +44,14 @@ static void check_npy(dp_ctx *ctx, const file_row *row)
 
 /* clang-format off */
 #define F4   "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"
+#define PYTHON_2 "{'descr': '<f4', 'fortran_order': False, 'shape': (2L,), }"
 #define ONES "\0\0\x80\x3f\0\0\0\x40"
 static const file_row npy[] = {
     {BYTES("\x93NUMPY\x01\0\x39\0" F4 ONES), "f32[2]=1 2", DP_OK},
     {BYTES("\x93NUMPY\x02\0\x39\0\0\0" F4 ONES), "f32[2]=1 2", DP_OK},
     {BYTES("\x93NUMPY\x03\0\x39\0\0\0" F4 ONES), "f32[2]=1 2", DP_OK},
+    {BYTES("\x93NUMPY\x02\0\x3a\0\0\0" PYTHON_2 ONES), "f32[2]=1 2", DP_OK},
+    {BYTES("\x93NUMPY\x03\0\x3a\0\0\0" PYTHON_2 ONES), "makes no sense at \"L", DP_ERR_FILE},
     {BYTES("\x93NUMPY\x04\0\x39\0\0\0" F4 ONES), "version 4.0 of", DP_ERR_UNSUPPORTED},
     {BYTES("\x93NUMPY\0\0\x39\0\0\0" F4 ONES), "version 0.0 of .npy", DP_ERR_UNSUPPORTED},
     {BYTES("\x93NUMPY\x02\0\xff\xff\xff\xff" F4),
@@ -81,8 +84,32 @@ static const npy_row dicts[] = {
      "its shape has more elements than can be counted", DP_ERR_FILE},
     {F4 "x", BYTES(ONES), "something follows in its header: \"x\"", DP_ERR_FILE},
     {DICT("<c8", "False", "1,"), BYTES("12345678"), "its dtype is '<c8'", DP_ERR_UNSUPPORTED},
-    {DICT("|f4", "False", "2,"), BYTES("12345678"), "its dtype is '|f4'", DP_ERR_UNSUPPORTED},
-    {DICT("f4", "False", "2,"), BYTES("12345678"), "its dtype is 'f4'", DP_ERR_UNSUPPORTED},
+    {DICT("|f4", "False", "2,"), BYTES(ONES), "f32[2]=1 2", DP_OK},
+    {DICT("=f4", "False", "2,"), BYTES(ONES), "f32[2]=1 2", DP_OK},
+    {DICT("f4", "False", "2,"), BYTES(ONES), "f32[2]=1 2", DP_OK},
+    {DICT(">u1", "False", "2,"), BYTES("\1\2"), "u8[2]=1 2", DP_OK},
+    {DICT("", "False", "2,"), BYTES(ONES), "its dtype is ''", DP_ERR_UNSUPPORTED},
+    {DICT("<", "False", "2,"), BYTES(ONES), "its dtype is '<'", DP_ERR_UNSUPPORTED},
+    {DICT("<=f4", "False", "2,"), BYTES(ONES), "its dtype is '<=f4'", DP_ERR_UNSUPPORTED},
+    {"{\"descr\": \"<f4\", \"fortran_order\": False, \"shape\": (2,), }", BYTES(ONES),
+     "f32[2]=1 2", DP_OK},
+    {"{'descr': \">i2\", \"fortran_order\": True,\t'shape':\r\n\f(1, 1)}\n", BYTES("\1\2"),
+     "i16[1,1]=258", DP_OK},
+    {"{\v'descr': '<f4', 'fortran_order': False, 'shape': (2,), }", BYTES(ONES), "makes no sense",
+     DP_ERR_FILE},
+    {"{'descr\": '<f4', 'fortran_order': False, 'shape': (2,), }", BYTES(ONES),
+     "makes no sense at \"'descr\": '<f4'", DP_ERR_FILE},
+    {"{'descr': '<f4\", 'fortran_order': False, 'shape': (2,), }", BYTES(ONES),
+     "its header makes no sense", DP_ERR_FILE},
+    {"{'descr': '<f4', 'fortran_order': False, 'shapes': (2,), }", BYTES(ONES),
+     "makes no sense at \"'shapes'", DP_ERR_FILE},
+    {DICT("<f4", "False", "02,"), BYTES(ONES), "makes no sense at \"02,)", DP_ERR_FILE},
+    {DICT("<f4", "False", "1, 02"), BYTES(ONES), "makes no sense at \"02)", DP_ERR_FILE},
+    {DICT("<f4", "False", "00, 10"), BYTES(""), "f32[0,10]=", DP_OK},
+    {DICT("<f4", "False", "1L, 2L"), BYTES(ONES), "f32[1,2]=1 2", DP_OK},
+    {DICT("<f4", "False", "2LL,"), BYTES(ONES), "makes no sense at \"L,)", DP_ERR_FILE},
+    {DICT("<f4", "False", "2l,"), BYTES(ONES), "makes no sense at \"l,)", DP_ERR_FILE},
+    {DICT("<f4", "False", "L,"), BYTES(ONES), "makes no sense at \"L,)", DP_ERR_FILE},
     {DICT("<f4", "Maybe", "2,"), BYTES("12345678"), "makes no sense at \"Maybe", DP_ERR_FILE},
     {DICT("<f4", "False", "2"), BYTES("12345678"), "makes no sense", DP_ERR_FILE},
     {DICT("<f4", "False", "-2,"), BYTES("12345678"), "makes no sense", DP_ERR_FILE},
@@ -148,6 +175,24 @@ TEST(npy_files)
         const file_row row = {bytes, 10 + length + dicts[i].count, dicts[i].want, dicts[i].status};
         check_npy(ctx, &row);
     }
+    dp_close(ctx);
+}
+
+/* A string does not end before its quote does. */
+TEST(npy_headers_with_a_nul)
+{
+    static const file_row rows[] = {
+        {BYTES(
+             "\x93NUMPY\x01\0\x3b\0{'descr': '<f4\0x', 'fortran_order': False, 'shape': (2,), }" ONES),
+         "makes no sense", DP_ERR_FILE},
+        {BYTES(
+             "\x93NUMPY\x01\0\x3b\0{'descr\0x': '<f4', 'fortran_order': False, 'shape': (2,), }" ONES),
+         "makes no sense", DP_ERR_FILE},
+    };
+    enter_folder();
+    dp_ctx *ctx = open_cpus(1);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        check_npy(ctx, &rows[i]);
     dp_close(ctx);
 }
 
@@ -1201,22 +1246,29 @@ TEST(values_are_printed_as_in_python)
 {
     static const struct {
         const char *text, *want;
-    } strings[] = {{"it's", "[\"it's\"]"},
-                   {"'\"", "['\\'\"']"},
-                   {"a\\b\n\t\r\x01\x7f", "['a\\\\b\\n\\t\\r\\x01\\x7f']"},
-                   {"k\xc3\xa4se", "['k\xc3\xa4se']"},
-                   {"\xc2\x80\xc2\x9f\xc2\xa0\xc2\xa1\xc2\xac\xc2\xad\xc2\xae",
-                    "['\\x80\\x9f\\xa0\xc2\xa1\xc2\xac\\xad\xc2\xae']"},
-                   {"\xe1\x9a\x80\xe2\x80\x8b\xe2\x80\x90\xe2\x80\xa8\xe2\x80\xb0",
-                    "['\\u1680\\u200b\xe2\x80\x90\\u2028\xe2\x80\xb0']"},
-                   {"\xe3\x80\x80\xe3\x80\x81\xee\x80\x80\xef\xa3\xbf\xef\xa4\x80\xef\xbb\xbf",
-                    "['\\u3000\xe3\x80\x81\\ue000\\uf8ff\xef\xa4\x80\\ufeff']"},
-                   {"\xf0\x9f\x98\x80\xf3\xa0\x80\x81\xf3\xa0\x84\x80\xf4\x8f\xbf\xbd",
-                    "['\xf0\x9f\x98\x80\\U000e0001\xf3\xa0\x84\x80\\U0010fffd']"},
-                   {"\xff"
-                    "a\xc3",
-                    "['\\xffa\\xc3']"}, /* not UTF-8 */
-                   {"\xed\xa0\x80", "['\\xed\\xa0\\x80']"}};
+    } strings[] = {
+        {"it's", "[\"it's\"]"},
+        {"'\"", "['\\'\"']"},
+        {"a\\b\n\t\r\x01\x7f", "['a\\\\b\\n\\t\\r\\x01\\x7f']"},
+        {"k\xc3\xa4se", "['k\xc3\xa4se']"},
+        {"\xc2\x80\xc2\x9f\xc2\xa0\xc2\xa1\xc2\xac\xc2\xad\xc2\xae",
+         "['\\x80\\x9f\\xa0\xc2\xa1\xc2\xac\\xad\xc2\xae']"},
+        {"\xe1\x9a\x80\xe2\x80\x8b\xe2\x80\x90\xe2\x80\xa8\xe2\x80\xb0",
+         "['\\u1680\\u200b\xe2\x80\x90\\u2028\xe2\x80\xb0']"},
+        {"\xe3\x80\x80\xe3\x80\x81\xee\x80\x80\xef\xa3\xbf\xef\xa4\x80\xef\xbb\xbf",
+         "['\\u3000\xe3\x80\x81\\ue000\\uf8ff\xef\xa4\x80\\ufeff']"},
+        {"\xef\xb7\x8f\xef\xb7\x90\xef\xb7\xaf\xef\xb7\xb0\xef\xbf\xbd\xef\xbf\xbe",
+         "['\xef\xb7\x8f\\ufdd0\\ufdef\xef\xb7\xb0\xef\xbf\xbd\\ufffe']"},
+        {"\xf0\x9f\xbf\xbe\xf0\xb0\x80\x80\xf0\xbf\xbf\xbd\xf0\xbf\xbf\xbf",
+         "['\\U0001fffe\xf0\xb0\x80\x80\xf0\xbf\xbf\xbd\\U0003ffff']"},
+        {"\xf1\x80\x80\x80\xf3\xa0\x80\x80\xf3\xa0\x83\xbf\xf3\xa0\x87\xaf\xf3\xa0\x87\xb0",
+         "['\\U00040000\\U000e0000\\U000e00ff\xf3\xa0\x87\xaf\\U000e01f0']"},
+        {"\xf0\x9f\x98\x80\xf3\xa0\x80\x81\xf3\xa0\x84\x80\xf4\x8f\xbf\xbd",
+         "['\xf0\x9f\x98\x80\\U000e0001\xf3\xa0\x84\x80\\U0010fffd']"},
+        {"\xff"
+         "a\xc3",
+         "['\\xffa\\xc3']"}, /* not UTF-8 */
+        {"\xed\xa0\x80", "['\\xed\\xa0\\x80']"}};
     dp_ctx *ctx = open_cpus(1);
     dp_scope *scope = dp_scope_begin(ctx);
     const char *text;
