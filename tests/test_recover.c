@@ -1161,7 +1161,7 @@ static dp_status trainer_create(trainer *t, dp_ctx *ctx)
     static const dp_field fields[] = {{"x", DP_F32, 0, {0}}};
     const dp_loader_config batches = {
         .sampler = {.count = SAMPLES, .sampling = DP_SAMPLE_EXACT, .seed = 5},
-        .batch = 3,
+        .batch = shards > 0 ? 4 : 3, /* each shard has as many */
         .together = true,
         .read = read_number,
         .fields = fields,
