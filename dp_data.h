@@ -181,8 +181,10 @@ typedef struct dp_batch {
    is newest first. Nothing is read before the first dp_loader_next. */
 DP_MUST_USE DP_API dp_status dp_loader_create(dp_ctx *ctx, const dp_loader_config *config,
                                               dp_loader **out);
-/* Waits until the samples that are being read are done, and drops them; so does dp_close. Batches
-   that were given stay. NULL is fine. */
+/* Waits until the samples that are being read are done, and drops them. Batches that were given
+   stay. NULL is fine. dp_close does so with each loader; meanwhile what `read` calls of dp.h fails
+   with STATE: destroy the loader before, if that matters. dp_close is refused while another thread
+   is in dp_loader_next. */
 DP_API void dp_loader_destroy(dp_loader *loader);
 
 /* The next batch, for `scope`; waits until it has been read. After the last batch of an epoch it
@@ -1030,23 +1032,17 @@ struct dp_loader {
     unsigned fork_count;
 };
 
-/* Around a function of the user's, which cannot end what it works with. Nor can another thread, if
-   it is `counted`; dp_close waits for workers. */
-static void dp__data_enter(dp__frame *frame, dp_ctx *ctx, const dp_scope *scope, bool counted)
+/* Around a function of the user's, which cannot end what it works with. */
+static void dp__data_enter(dp__frame *frame, dp_ctx *ctx, const dp_scope *scope)
 {
-    *frame = (dp__frame){.what = "a function of a loader",
-                         .ctx = ctx,
-                         .scope = scope,
-                         .counted = counted,
-                         .outer = dp__thread.frames};
-    atomic_fetch_add_explicit(&ctx->inside, counted, memory_order_relaxed);
+    *frame = (dp__frame){
+        .what = "a function of a loader", .ctx = ctx, .scope = scope, .outer = dp__thread.frames};
     dp__thread.frames = frame;
 }
 
 static void dp__data_leave(const dp__frame *frame)
 {
     dp__thread.frames = frame->outer;
-    atomic_fetch_sub_explicit(&frame->ctx->inside, frame->counted, memory_order_relaxed);
 }
 
 /* Whether this thread is in a function that works in one of the loader's slots. */
@@ -1262,7 +1258,7 @@ static void dp__data_read(dp__data_reader *reader, dp__data_slot *slot, int64_t 
     for (size_t i = 0; i < loader->config.field_count; i++)
         reader->rows[i] = (char *)slot->tensors[i].data + (size_t)at * loader->row_bytes[i];
     dp__frame frame;
-    dp__data_enter(&frame, loader->ctx, sample.scope, false);
+    dp__data_enter(&frame, loader->ctx, sample.scope);
     (void)dp_error(DP_OK, "%s", ""); /* what is there afterwards is about this sample */
     dp_status status = loader->config.read(&sample, loader->config.user);
     dp__data_leave(&frame);
@@ -1595,7 +1591,7 @@ static dp_status dp__data_collate_slot(const dp_loader *loader, const dp__data_s
     size_t count = (size_t)slot->count;
     if (loader->config.collate == NULL)
         return dp__data_collate(loader, slot, out);
-    dp__data_enter(&frame, loader->ctx, slot->scope, true);
+    dp__data_enter(&frame, loader->ctx, slot->scope);
     dp_status status =
         loader->config.collate(slot->scope, slot->values, count, out, loader->config.user);
     dp__data_leave(&frame);
@@ -1712,7 +1708,10 @@ DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *ou
         return DP_OK;
     }
     dp_trace_begin(__func__);
+    atomic_int *inside = &loader->ctx->inside; /* dp_close waits for workers, but for no caller */
+    atomic_fetch_add_explicit(inside, 1, memory_order_relaxed);
     dp_status status = dp__data_next(loader, scope, out);
+    atomic_fetch_sub_explicit(inside, 1, memory_order_relaxed);
     dp_trace_end();
     return dp__named(__func__, status);
 }

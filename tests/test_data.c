@@ -1287,6 +1287,42 @@ static dp_status collate_and_end(dp_scope *scope, const dp_value *samples, size_
     return dp_pseudo_collate(scope, samples, count, out, NULL);
 }
 
+/* A thread of the user's that closes the context while another one has a batch made. */
+static dp_status read_while_closed(dp_sample *sample, void *ctx)
+{
+    pthread_t thread;
+    CHECK_INT(pthread_create(&thread, NULL, close_beside, ctx), 0);
+    CHECK_INT(pthread_join(thread, NULL), 0);
+    sample->value = dp_int(sample->index);
+    CHECK(dp_string(sample->scope, "it is still there").kind == DP_STRING);
+    return DP_OK;
+}
+
+TEST(a_context_is_not_closed_while_a_batch_is_waited_for)
+{
+    for (int workers = 0; workers < 3; workers++) {
+        test_allocator counter = {0};
+        dp_ctx *ctx = NULL;
+        dp_loader *loader = NULL;
+        dp_batch batch;
+        CHECK_OK(dp_open(&(dp_config){.device_count = 1,
+                                      .poison = true,
+                                      .allocator = test_allocator_of(&counter)},
+                         &ctx));
+        CHECK_OK(dp_loader_create(ctx,
+                                  &(dp_loader_config){.sampler = {.count = 3, .in_order = true},
+                                                      .batch = 3,
+                                                      .read = read_while_closed,
+                                                      .user = ctx,
+                                                      .worker_count = workers},
+                                  &loader));
+        CHECK_OK(dp_loader_next(loader, dp_scope_begin(ctx), &batch));
+        CHECK_TREE(ctx, batch.value, "i64[3]=0 1 2");
+        dp_close(ctx);
+        CHECK_NO_LEAKS(&counter);
+    }
+}
+
 /* Nothing is lost by it. */
 TEST(functions_of_a_loader_cannot_end_what_they_work_with)
 {
