@@ -341,7 +341,7 @@ static bool dp__quota_read(const char *directory, const char *name, char *text, 
 {
     char path[800];
     bool fits = (size_t)snprintf(path, sizeof path, "%s/%s", directory, name) < sizeof path;
-    FILE *file = fits ? fopen(path, "r") : NULL;
+    FILE *file = fits ? fopen(path, "re") : NULL; /* e: closed by exec */
     size_t bytes = file != NULL ? fread(text, 1, room - 1, file) : 0;
     text[bytes] = '\0';
     if (file != NULL)
@@ -1098,11 +1098,39 @@ static void dp__os_no_signal(int fd)
 }
 #endif
 
+/* Exec closes sockets from the start: another thread may call it at any time. Where the system has
+   no way to say so (macOS), they are marked right after. */
+#if defined(SOCK_CLOEXEC)
+enum { DP__OS_SOCKET = SOCK_STREAM | SOCK_CLOEXEC, DP__OS_DATAGRAM = SOCK_DGRAM | SOCK_CLOEXEC };
+
+static int dp__os_marked(int fd)
+{
+    return dp__os_above_stderr(fd);
+}
+
+static int dp__os_accept_next(int listener, struct sockaddr *from, socklen_t *bytes)
+{
+    return dp__os_marked(accept4(listener, from, bytes, SOCK_CLOEXEC));
+}
+#else
+enum { DP__OS_SOCKET = SOCK_STREAM, DP__OS_DATAGRAM = SOCK_DGRAM };
+
+static int dp__os_marked(int fd)
+{
+    (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+    return dp__os_above_stderr(fd);
+}
+
+static int dp__os_accept_next(int listener, struct sockaddr *from, socklen_t *bytes)
+{
+    return dp__os_marked(accept(listener, from, bytes));
+}
+#endif
+
 /* Small messages are sent at once, and a machine that is silently gone is noticed eventually. */
 static void dp__os_prepare(int fd, int family)
 {
     (void)fcntl(fd, F_SETFL, O_NONBLOCK);
-    (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
     dp__os_no_signal(fd);
     if (family != AF_UNIX) {
         dp__os_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
@@ -1112,7 +1140,7 @@ static void dp__os_prepare(int fd, int family)
 
 static int dp__os_socket(int family)
 {
-    int fd = dp__os_above_stderr(socket(family, SOCK_STREAM, 0));
+    int fd = dp__os_marked(socket(family, DP__OS_SOCKET, 0));
     if (fd >= 0)
         dp__os_prepare(fd, family);
     return fd;
@@ -1239,7 +1267,7 @@ static int dp__os_accept(int listener, bool *out_full)
 {
     struct sockaddr_storage from;
     socklen_t bytes = sizeof from;
-    int fd = dp__os_above_stderr(accept(listener, (struct sockaddr *)&from, &bytes));
+    int fd = dp__os_accept_next(listener, (struct sockaddr *)&from, &bytes);
     *out_full = fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM);
     if (fd >= 0)
         dp__os_prepare(fd, from.ss_family);
@@ -1409,10 +1437,10 @@ static int dp__thread_start(pthread_t *out, void *(*fn)(void *user), void *user)
 /* Two descriptors, connected with each other; false: there are none. */
 static bool dp__os_pair(int ends[2])
 {
-    if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0)
+    if (socketpair(AF_UNIX, DP__OS_SOCKET, 0, ends) != 0)
         return false;
     for (int i = 0; i < 2; i++) {
-        ends[i] = dp__os_above_stderr(ends[i]);
+        ends[i] = dp__os_marked(ends[i]);
         if (ends[i] >= 0)
             dp__os_prepare(ends[i], AF_UNIX);
     }
@@ -1571,7 +1599,7 @@ static void dp__os_host_usual(char *text, size_t room)
     struct sockaddr_in far = {.sin_family = AF_INET, .sin_port = htons(9)};
     dp__os_interface any;
     char others[200];
-    int fd = dp__os_above_stderr(socket(AF_INET, SOCK_DGRAM, 0));
+    int fd = dp__os_marked(socket(AF_INET, DP__OS_DATAGRAM, 0));
     far.sin_addr.s_addr = htonl(0xc0000201); /* 192.0.2.1, which nobody has */
     text[0] = '\0';
     if (fd >= 0 && connect(fd, (const struct sockaddr *)&far, sizeof far) == 0)
@@ -1631,7 +1659,7 @@ static bool dp__os_secret(void *out, size_t bytes)
 {
     if (getentropy(out, bytes) == 0)
         return true;
-    FILE *file = fopen("/dev/urandom", "rb");
+    FILE *file = fopen("/dev/urandom", "re"); /* e: closed by exec */
     bool got = file != NULL && fread(out, bytes, 1, file) == 1;
     if (file != NULL)
         fclose(file);

@@ -29,7 +29,8 @@ typedef struct fault {
     int error;
     int no_memfd; /* the system has none */
     int no_secrets;
-    int old_gomp; /* there is one */
+    int no_entropy; /* secrets are in a file alone */
+    int old_gomp;   /* there is one */
 } fault;
 static fault trouble;
 
@@ -42,19 +43,28 @@ static int fails(void)
     return 1;
 }
 
+/* Another thread may exec at any time: what the system gives is closed by exec from the start. */
+static int left_to_exec;
+
+static int watched(int fd)
+{
+    left_to_exec += fd >= 0 && (fcntl(fd, F_GETFD) & FD_CLOEXEC) == 0;
+    return fd;
+}
+
 static int faulty_memfd_create(const char *name, unsigned flags)
 {
     if (trouble.no_memfd) {
         errno = ENOSYS;
         return -1;
     }
-    return fails() ? -1 : memfd_create(name, flags);
+    return fails() ? -1 : watched(memfd_create(name, flags));
 }
 
 static int faulty_getentropy(void *out, size_t bytes)
 {
     errno = ENOSYS;
-    return trouble.no_secrets ? -1 : getentropy(out, bytes);
+    return trouble.no_secrets || trouble.no_entropy ? -1 : getentropy(out, bytes);
 }
 
 static int faulty_dl_iterate_phdr(int (*fn)(struct dl_phdr_info *, size_t, void *), void *user)
@@ -65,7 +75,9 @@ static int faulty_dl_iterate_phdr(int (*fn)(struct dl_phdr_info *, size_t, void 
 
 static FILE *faulty_fopen(const char *path, const char *mode)
 {
-    return trouble.no_secrets && strcmp(path, "/dev/urandom") == 0 ? NULL : fopen(path, mode);
+    FILE *file = trouble.no_secrets && strcmp(path, "/dev/urandom") == 0 ? NULL : fopen(path, mode);
+    watched(file != NULL ? fileno(file) : -1);
+    return file;
 }
 
 static int faulty_open(const char *path, int flags, ...)
@@ -74,7 +86,7 @@ static int faulty_open(const char *path, int flags, ...)
     va_start(args, flags);
     unsigned mode = (flags & O_CREAT) != 0 ? va_arg(args, unsigned) : 0;
     va_end(args);
-    return fails() ? -1 : open(path, flags, mode);
+    return fails() ? -1 : watched(open(path, flags, mode));
 }
 
 static int faulty_ftruncate(int fd, off_t bytes)
@@ -115,7 +127,7 @@ static int is_cable_cut(void)
 
 static int faulty_socket(int family, int type, int protocol)
 {
-    return is_cable_cut() ? -1 : socket(family, type, protocol);
+    return is_cable_cut() ? -1 : watched(socket(family, type, protocol));
 }
 
 static int faulty_bind(int fd, const struct sockaddr *at, socklen_t bytes)
@@ -123,9 +135,17 @@ static int faulty_bind(int fd, const struct sockaddr *at, socklen_t bytes)
     return is_cable_cut() ? -1 : bind(fd, at, bytes);
 }
 
-static int faulty_accept(int fd, struct sockaddr *at, socklen_t *bytes)
+static int faulty_socketpair(int family, int type, int protocol, int ends[2])
 {
-    int got = accept(fd, at, bytes);
+    int status = socketpair(family, type, protocol, ends);
+    for (int i = 0; i < 2 && status == 0; i++)
+        watched(ends[i]);
+    return status;
+}
+
+static int faulty_accept4(int fd, struct sockaddr *at, socklen_t *bytes, int flags)
+{
+    int got = watched(accept4(fd, at, bytes, flags));
     if (got >= 0 && is_cable_cut()) {
         close(got);
         return -1;
@@ -168,12 +188,14 @@ static int faulty_fcntl(int fd, int command, ...)
 #define dl_iterate_phdr faulty_dl_iterate_phdr
 #define socket          faulty_socket
 #define bind            faulty_bind
-#define accept          faulty_accept
+#define accept4         faulty_accept4
+#define socketpair      faulty_socketpair
 #define posix_memalign  faulty_posix_memalign
 #define DP_STATIC
 #define DP_IMPLEMENTATION
 #include "../dp.h"
 
+#undef socketpair /* processes of a test meet by what they keep */
 #include "meeting.h"
 #include "methods.h"
 
@@ -210,6 +232,7 @@ static bool opened_or_not(meeting *m, test_allocator *counter)
         dp_close(ctx);
     }
     CHECK_INT(open_files(), files);
+    CHECK_INT(left_to_exec, 0);
     CHECK_NO_LEAKS(counter);
     return good;
 }
@@ -460,6 +483,7 @@ static void connect_with_fault(meeting *m)
     config.bootstrap = (dp_bootstrap){0};
     CHECK_INT(setenv("DP_INTERFACE", "lo", 1), 0);
     table.open = open_cut;
+    left_to_exec = 0; /* by the tests themselves */
     int files = open_files();
     dp_status status = dp_open(&config, &ctx);
     char good = status == DP_OK;
@@ -477,6 +501,7 @@ static void connect_with_fault(meeting *m)
         dp_close(ctx);
     }
     CHECK_INT(open_files(), files);
+    CHECK_INT(left_to_exec, 0);
 }
 
 TEST_SLOW(every_step_to_a_connection_fails_once, 120)
@@ -492,6 +517,69 @@ TEST_SLOW(every_step_to_a_connection_fails_once, 120)
         }
         CHECK(cuts[0] > 10);
     }
+}
+
+/* ---- what exec leaves open ------------------------------------------------------------------- */
+
+/* What a program that is started here has, beside what it opens itself. */
+static int files_after_exec(void)
+{
+    int count = -1;
+    FILE *program = popen("ls /proc/self/fd | wc -l", "r");
+    CHECK(program != NULL);
+    CHECK_INT(fscanf(program, "%d", &count), 1);
+    CHECK_INT(pclose(program), 0);
+    return count;
+}
+
+static void *exec_beside(void *user)
+{
+    *(int *)user = files_after_exec();
+    return NULL;
+}
+
+/* A job of two machines, with memory of its own on one of them. */
+static void exec_in_a_job(meeting *m)
+{
+    dp_config config = config_of(m, 1);
+    pthread_t thread;
+    dp_ctx *ctx = NULL;
+    int before = files_after_exec(), files = open_files(), during = -1;
+    be_process(m->process, m->process_count);
+    CHECK_INT(setenv("DP_INTERFACE", "lo", 1), 0);
+    config.bootstrap = (dp_bootstrap){0};
+    config.colls = NULL;
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_OK(dp_barrier(ctx));
+    CHECK(open_files() > files);
+    CHECK_INT(pthread_create(&thread, NULL, exec_beside, &during), 0);
+    CHECK_INT(pthread_join(thread, NULL), 0);
+    CHECK_INT(during, before);
+    CHECK_OK(dp_barrier(ctx));
+    dp_close(ctx);
+    CHECK_INT(left_to_exec, 0);
+}
+
+TEST_SLOW(program_that_a_thread_starts_has_no_file_of_a_job, 60)
+{
+    on_machines("aab", exec_in_a_job);
+}
+
+/* The way to a host, a name, a secret. */
+TEST(what_is_open_for_a_moment_is_closed_by_exec)
+{
+    char usual[200], secret[8], quota[8];
+    dp__os_found found;
+    int ends[2];
+    dp__os_host_usual(usual, sizeof usual);
+    dp__os_resolve(dp__os_look_up, "localhost", 7, 5000, &found);
+    CHECK(dp__os_pair(ends));
+    dp__os_close(ends[0]);
+    dp__os_close(ends[1]);
+    CHECK(dp__quota_read("/proc/self", "stat", quota, sizeof quota));
+    trouble.no_entropy = 1;
+    CHECK(dp__os_secret(secret, sizeof secret));
+    CHECK_INT(left_to_exec, 0);
 }
 
 /* Process 1 has heard that all are here. Then it says something, or nothing, or ends. */
