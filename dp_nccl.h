@@ -303,7 +303,7 @@ typedef struct dp__nccl_comm {
     char text[DP__TEXT_BYTES];
     unsigned calls[DP__NCCL_WATCHED]; /* their numbers on the lane */
     unsigned head, tail;              /* begun, ended */
-    bool announced;                   /* what `head` is going to count: others may be waited for */
+    bool announced;                   /* a collective, once: groups are of those since then */
     uint64_t since_ns; /* since then the oldest one under way has kept all GPUs here waiting */
     bool kept;         /* there is a keeper, and communicators that it is to destroy */
     struct dp__nccl_comm *next; /* of all that are kept */
@@ -898,7 +898,6 @@ static dp_status dp__nccl_run_inside(const dp__nccl_call *call, dp__nccl_way *wa
     atomic_fetch_add_explicit(&comm->carried_bytes, call->bytes, memory_order_relaxed);
     dp__lock_enter(&comm->lock);
     comm->head += !call->captured;
-    comm->announced = false;
     dp__lock_leave(&comm->lock);
     return DP_OK;
 }

@@ -1306,6 +1306,157 @@ TEST_SLOW(one_gpu_of_a_process_is_lost, 60)
         in_processes(2, one_is_lost);
 }
 
+/* ---- from when on others are waited for ------------------------------------------------------- */
+
+enum { BRIEF_MS = 1200 }; /* the time-out */
+
+static void keep_busy(dp_ctx *ctx, int local_rank, int ms)
+{
+    sim_keep_busy(dp_cuda_stream(dp_local_stream(ctx, local_rank)), ms);
+}
+
+static void begin_sum(dp_ctx *ctx, const vectors *v, int64_t count)
+{
+    CHECK_OK(dp_all_reduce(ctx, v->parts, (size_t)count, DP_F32, DP_OP_SUM));
+}
+
+/* Connections are made. */
+static dp_ctx *open_and_meet(meeting *m, vectors *v)
+{
+    dp_ctx *ctx = open_for(m, BRIEF_MS);
+    CHECK_OK(sum_of(ctx, COUNT));
+    vectors_make(ctx, v, DP_F32, COUNT);
+    CHECK_OK(dp_wait(ctx));
+    wait_for_all(m);
+    return ctx;
+}
+
+/* Each GPU computes for longer than the time-out, and then waits for the other for less than it. */
+static void both_compute_first(meeting *m)
+{
+    vectors v;
+    dp_ctx *ctx = open_and_meet(m, &v);
+    keep_busy(ctx, 0, BRIEF_MS * (3 + m->process) / 2);
+    begin_sum(ctx, &v, COUNT);
+    CHECK_OK(all_are(ctx, &v, 3));
+    dp_close(ctx);
+}
+
+TEST_SLOW(work_before_a_collective_is_not_timed, 30)
+{
+    in_processes(2, both_compute_first);
+}
+
+/* Two collectives together take longer than the time-out. */
+static void one_comes_late_twice(meeting *m)
+{
+    vectors v;
+    dp_ctx *ctx = open_and_meet(m, &v);
+    for (int i = 1; i <= 2; i++) {
+        if (m->process == 1)
+            keep_busy(ctx, 0, i * BRIEF_MS * 2 / 3);
+        begin_sum(ctx, &v, COUNT);
+    }
+    CHECK_OK(all_are(ctx, &v, 6));
+    dp_close(ctx);
+}
+
+TEST_SLOW(each_collective_has_a_time_of_its_own, 30)
+{
+    in_processes(2, one_comes_late_twice);
+}
+
+/* NCCL's work is on the stream of the GPU's first rank, and waits for that of the second. */
+static void second_ranks_compute_first(meeting *m)
+{
+    static const dp_device_ops *backends[2];
+    static const int zeros[2];
+    dp_config config = {.backends = backends,
+                        .device_count = 2,
+                        .devices = zeros,
+                        .bootstrap = config_of(m, 2).bootstrap,
+                        .timeout_ms = BRIEF_MS};
+    dp_ctx *ctx = NULL;
+    vectors v;
+    sim_set_device_count(1);
+    sim_set_first_device(m->process);
+    backends[0] = dp_cuda();
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_STR(carrier(ctx), dp_nccl_coll()->name);
+    CHECK_OK(sum_of(ctx, COUNT));
+    vectors_make(ctx, &v, DP_F32, COUNT);
+    CHECK_OK(dp_wait(ctx));
+    wait_for_all(m);
+    keep_busy(ctx, 1, BRIEF_MS * (3 + m->process) / 2);
+    begin_sum(ctx, &v, COUNT);
+    CHECK_OK(all_are(ctx, &v, 10));
+    dp_close(ctx);
+}
+
+TEST_SLOW(work_of_any_rank_of_a_gpu_is_not_timed, 30)
+{
+    in_processes(2, second_ranks_compute_first);
+}
+
+static dp_ctx *open_two(vectors *v)
+{
+    dp_ctx *ctx = NULL;
+    sim_set_device_count(2);
+    CHECK_OK(dp_open(&(dp_config){.timeout_ms = BRIEF_MS}, &ctx));
+    vectors_make(ctx, v, DP_F32, LARGE);
+    CHECK_OK(dp_wait(ctx));
+    return ctx;
+}
+
+/* The other GPU of the process waits for it. */
+TEST_SLOW(work_of_any_gpu_of_a_process_is_not_timed, 30)
+{
+    vectors v;
+    dp_ctx *ctx = open_two(&v);
+    for (int busy = 0; busy < 2; busy++) {
+        keep_busy(ctx, busy, BRIEF_MS * 3 / 2);
+        begin_sum(ctx, &v, LARGE);
+        CHECK_OK(all_are(ctx, &v, busy == 0 ? 3 : 6));
+    }
+    dp_close(ctx);
+}
+
+/* From the moment on when the last one has come to the collective. */
+TEST_SLOW(gpus_of_one_process_that_hang_are_timed, 30)
+{
+    vectors v;
+    for (int busy = 0; busy < 2; busy++) {
+        dp_ctx *ctx = open_two(&v);
+        sim_nccl_never_arrives(true);
+        double start = now_ms();
+        keep_busy(ctx, busy, BRIEF_MS / 2);
+        begin_sum(ctx, &v, LARGE);
+        CHECK_ERROR(dp_wait(ctx), DP_ERR_TIMEOUT,
+                    "nccl: what was begun did not end within 1200 ms");
+        CHECK(now_ms() - start >= BRIEF_MS * 3 / 2);
+        CHECK(now_ms() - start < LATE_MS * test_timeout_scale());
+        sim_nccl_never_arrives(false);
+        dp_close(ctx);
+    }
+}
+
+/* There is no collective yet. */
+static void one_does_not_connect(meeting *m)
+{
+    dp_ctx *ctx = NULL;
+    double start = now_ms();
+    sim_nccl_never_arrives(m->process == 1);
+    CHECK_ERROR(try_open(m, (dp_config){.timeout_ms = BRIEF_MS}, &ctx), DP_ERR_TIMEOUT,
+                "nccl: connections were not made within 1200 ms");
+    CHECK(now_ms() - start >= BRIEF_MS);
+    CHECK(now_ms() - start < LATE_MS * test_timeout_scale());
+}
+
+TEST_SLOW(connections_that_are_not_made_are_timed, 30)
+{
+    in_processes(2, one_does_not_connect);
+}
+
 /* ---- on two machines ------------------------------------------------------------------------- */
 
 static void one_is_far_and_late(meeting *m)

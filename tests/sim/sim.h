@@ -82,6 +82,11 @@ long sim_peer_copies(void); /* directly between devices, so far */
    begins with $SIM_SEED. */
 void sim_defer(unsigned long long seed);
 
+struct CUstream_st;
+
+/* A kernel of the user's keeps the stream busy for so long from now on. */
+void sim_keep_busy(struct CUstream_st *stream, int ms);
+
 /* The nth call from now on fails with this cudaError_t, and with `sticky` all after it. */
 void sim_fail_at(long n, int code, bool sticky);
 bool sim_fault_fired(void);

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 #include "cuda.h"
 #include "cuda_runtime_api.h"
@@ -440,7 +441,7 @@ typedef struct clock_of {
 } clock_of;
 
 typedef struct work { /* what a stream has to do: bytes to move, a kernel, or order to keep */
-    enum { MOVE, KERNEL, RECORD, WAIT, JOB, CALL } kind;
+    enum { MOVE, KERNEL, RECORD, WAIT, JOB, CALL, BUSY } kind;
     struct work *next;
     char *to; /* MOVE */
     const char *from;
@@ -455,6 +456,7 @@ typedef struct work { /* what a stream has to do: bytes to move, a kernel, or or
     sim_job *job;
     cudaHostFn_t fn; /* CALL */
     void *user;
+    double until_ms; /* BUSY */
 } work;
 
 struct CUstream_st {
@@ -1332,8 +1334,16 @@ static void perform(const work *w)
         break;
     case WAIT:
     case JOB:
+    case BUSY:
         break;
     }
+}
+
+static double now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
 }
 
 /* Every one of its streams has come to the job, or passed it. */
@@ -1351,6 +1361,8 @@ static bool can_begin(const work *w)
 {
     if (w->kind == JOB)
         return is_met(w->job) && sim_job_can_step(w->job);
+    if (w->kind == BUSY)
+        return now_ms() >= w->until_ms;
     return w->kind != WAIT || is_reached(w->serial);
 }
 
@@ -1479,11 +1491,19 @@ static void submit(cudaStream_t stream, work w)
         continue;
 }
 
-/* What can only go on when another process does something, or another thread: those get their
-   time. False: it is in vain. */
+static bool some_are_busy(void)
+{
+    bool busy = false;
+    for (const struct CUstream_st *s = streams; s != NULL; s = s->next)
+        busy = busy || (s->todo != NULL && s->todo->kind == BUSY);
+    return busy;
+}
+
+/* What can only go on when another process does something, or another thread, or after some time:
+   those get their time. False: it is in vain. */
 static bool others_go_on(void)
 {
-    if (!sim_nccl_waits())
+    if (!sim_nccl_waits() && !some_are_busy())
         return false;
     pthread_mutex_unlock(&lock);
     usleep(100);
@@ -2225,6 +2245,14 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
 }
 
 /* ---- the runtime: work ----------------------------------------------------------------------- */
+
+void sim_keep_busy(cudaStream_t stream, int ms)
+{
+    pthread_mutex_lock(&lock);
+    enqueue(stream);
+    submit(stream, (work){.kind = BUSY, .until_ms = now_ms() + ms});
+    pthread_mutex_unlock(&lock);
+}
 
 static bool is_device(const void *pointer)
 {
