@@ -1457,6 +1457,40 @@ TEST_SLOW(connections_that_are_not_made_are_timed, 30)
     in_processes(2, one_does_not_connect);
 }
 
+/* ---- what is aborted is void ------------------------------------------------------------------ */
+
+static atomic_bool someone_waits, has_waited;
+
+/* Whoever waits for the stream is through with it before ncclCommAbort has returned. */
+static void let_waiters_go(void)
+{
+    double start = now_ms();
+    while (atomic_load(&someone_waits) && !atomic_load(&has_waited) &&
+           now_ms() - start < LATE_MS * test_timeout_scale())
+        rest(1);
+}
+
+static void one_waits_for_what_is_aborted(meeting *m)
+{
+    vectors v;
+    dp_ctx *ctx = open_and_meet(m, &v);
+    dp_stream *stream = dp_local_stream(ctx, 0);
+    if (m->process == 1)
+        sim_nccl_never_arrives(true);
+    sim_nccl_in_abort(let_waiters_go);
+    begin_sum(ctx, &v, COUNT);
+    atomic_store(&someone_waits, true);
+    dp_status status = stream->dev->ops->stream_sync(stream);
+    atomic_store(&has_waited, true);
+    CHECK_STATUS(status, DP_ERR_TIMEOUT);
+    dp_close(ctx);
+}
+
+TEST_SLOW(streams_that_an_abort_lets_go_of_have_failed, 30)
+{
+    in_processes(2, one_waits_for_what_is_aborted);
+}
+
 /* ---- on two machines ------------------------------------------------------------------------- */
 
 static void one_is_far_and_late(meeting *m)

@@ -155,6 +155,9 @@ void sim_nccl_pair(int from, int to, sim_peer peer);
 /* ncclCommAbort blocks as long as it is on. */
 void sim_nccl_abort_hangs(bool on);
 
+/* What is called in ncclCommAbort once streams go on, while it still tidies up. NULL: nothing. */
+void sim_nccl_in_abort(void (*fn)(void));
+
 /* Waiting for a collective that will never end is a finding; else another thread may abort it. */
 void sim_nccl_mind_hangs(bool on);
 

@@ -85,6 +85,7 @@ static sim_nccl_counts counts;
 static int fail_code;
 static long fail_after, fail_seen;
 static bool never_arrives, abort_hangs, connects_late;
+static void (*in_abort)(void);
 static struct {
     int from, to;
     sim_peer peer;
@@ -142,6 +143,13 @@ void sim_nccl_abort_hangs(bool on)
 {
     sim_lock();
     abort_hangs = on;
+    sim_unlock();
+}
+
+void sim_nccl_in_abort(void (*fn)(void))
+{
+    sim_lock();
+    in_abort = fn;
     sim_unlock();
 }
 
@@ -1383,6 +1391,11 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
         sim_lock();
     }
     end_comm(comm, ABORTED);
+    if (in_abort != NULL) {
+        sim_unlock();
+        in_abort();
+        sim_lock();
+    }
     return leave(comm, works ? ncclSuccess : ncclUnhandledCudaError);
 }
 
