@@ -719,7 +719,7 @@ TEST_BACKENDS(owner_of_memory_may_write_to_it)
                 &whole));
         }
         dp_module *par = wrap(nested ? whole : net, 3, DP_SPLIT_BALANCED, 0);
-        bool shared = tree_one_memory(ctx); /* then there is nothing to copy */
+        bool shared = tree_share_memory(ctx, 0, 2); /* then the last has nothing to copy */
         CHECK_F64(last_output(ctx, scope, par), 1, 0);
         for (int i = 2; i < 6; i++) {
             CHECK_OK(dp_module_train(par, i % 2 == 0));

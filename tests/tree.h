@@ -93,12 +93,12 @@ static inline bool tree_host_memory(dp_ctx *ctx)
 }
 
 /* Whether the devices see each other's memory. */
-static inline bool tree_one_memory(dp_ctx *ctx)
+static inline bool tree_share_memory(dp_ctx *ctx, int first, int second)
 {
-    dp_device_info first, second;
-    CHECK_OK(dp_device_info_get(ctx, 0, &first));
-    CHECK_OK(dp_device_info_get(ctx, 1, &second));
-    return first.host_memory || (first.memory > 0 && first.memory == second.memory);
+    dp_device_info a, b;
+    CHECK_OK(dp_device_info_get(ctx, first, &a));
+    CHECK_OK(dp_device_info_get(ctx, second, &b));
+    return (a.host_memory && b.host_memory) || (a.memory > 0 && a.memory == b.memory);
 }
 
 static inline bool tree_same_device(dp_device a, dp_device b)

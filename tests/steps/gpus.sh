@@ -13,15 +13,14 @@ step_sim() {
     fi
     # Which calls fail changes from one commit to the next.
     export SIM_SEED=${SIM_SEED:-1} TEST_STRIDE=${TEST_STRIDE:-$(in_turn 5 7 9)}
-    T=${T:-cuda} TEST_GPUS=8 tests sim 6
-    # Beside it, in turn: what passes over all GPUs, in other orders and on other numbers of them; the
-    # same on one GPU, but for those that have GPUs of their own, and what one computes alone.
+    # Eight devices on one to eight GPUs; beside it what passes over all GPUs, in another order and on
+    # another number of them.
     local gpus
-    gpus=$(in_turn 3 4 1)
-    [ "$gpus" = 1 ] || export SIM_SEED=$((gpus - 1))
-    local words="backward/ _cuda"
-    [ "$gpus" != 1 ] || words="_cuda !align/ !device/reduce !device/pad !own_order"
-    T=${T:-$words} TEST_GPUS=$gpus tests sim 6
+    gpus=${TEST_GPUS:-$(in_turn 1 2 3 4 5 6 7 8)}
+    echo "# $gpus GPUs; TEST_GPUS=$gpus does the same again"
+    T=${T:-cuda} TEST_GPUS=$gpus tests sim 6
+    export SIM_SEED=$((gpus + 1))
+    T=${T:-backward/ _cuda} TEST_GPUS=$((9 - gpus)) tests sim 6
 }
 
 # The bugs of tests/ptx/plant.py, a third of them in turn, each in a copy of this PTX: the translator
