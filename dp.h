@@ -232,7 +232,9 @@
             first_bytes and bytes of buckets, which has wire, hook and hook_user, too; has_hook is
             buckets.hook; dim, split, sizes, weights and split_count are in cut, but for
             dp_gather_config; dp_coll_ops has verbs and run for its collectives, and say is
-            gone; share of dp_param_info is a dp_stretch's, unseen is dp_grads_are_unseen
+            gone; the size of dp_device_ops, dp_coll_ops, dp_optim_ops and dp_rule is in
+            .head = DP_TABLE(type); share of dp_param_info is a dp_stretch's, unseen is
+            dp_grads_are_unseen
      orders: module, scope, method in dp_invoke and dp_data_parallel_once; rows, parts, cut in
             dp_split_rows; data, device, config in dp_image_batch and dp_image_preprocess */
 
@@ -301,6 +303,7 @@
 #endif
 
 #define DP_VERSION   100 /* 0.1.0 */
+#define DP_LAYOUT    1   /* of tables of functions: see >>contract */
 #define DP_MAX_DIMS  8   /* of a tensor */
 #define DP_MAX_DEPTH 64  /* of a value: a list in a list in a list ... */
 
@@ -2084,10 +2087,19 @@ DP_API bool dp_is_wrapper(const dp_module *module);
 DP_API dp_module *dp_wrapped(const dp_module *module); /* what it wraps directly, or NULL */
 DP_API dp_module *dp_unwrap(dp_module *module); /* the innermost; itself if it is not a wrapper */
 
+/* Tells of which dp.h a table of functions is: see >>contract. */
+typedef struct dp_table_head {
+    uint32_t size, layout;
+} dp_table_head;
+#define DP_TABLE(type)                                                                             \
+    {                                                                                              \
+        sizeof(type), DP_LAYOUT                                                                    \
+    } /* its head */
+
 /* What dp_train_step needs of an optimizer: of dp_train.h, or a struct that begins with this. */
 typedef struct dp_optim dp_optim;
 typedef struct dp_optim_ops {
-    size_t size; /* sizeof(dp_optim_ops) */
+    dp_table_head head; /* DP_TABLE(dp_optim_ops) */
     dp_status (*begin)(dp_optim *optim, dp_module *module, dp_pass_config *pass); /* may be NULL */
     dp_status (*loss_factor)(dp_optim *optim, double *out);  /* of gradients; NULL = 1 */
     dp_status (*update)(dp_optim *optim, dp_module *module); /* step and zero, when it is time */
@@ -2171,7 +2183,15 @@ DP_API void dp_trace_end(void);
    The core checks arguments before it calls: counts are above zero, pointers are of this device,
    ranges do not overlap unless they are equal. A kernel's operands are aligned to their elements,
    and so is what is reduced among devices whose memory the host cannot reach; copies take bytes
-   at any address. Methods are only ever appended.
+   at any address.
+
+   Which dp.h a table is of. Its head is DP_TABLE: its size, and DP_LAYOUT. Methods may be appended
+   to a type of tables, if it becomes longer: older tables are shorter, and lack them. Whatever else
+   changes in tables, or in what is passed to their methods, gets another DP_LAYOUT. dp_open refuses
+   tables of another layout, and tables that are longer than the implementation's, which would not
+   call all of their methods. So do dp_train_step with a dp_optim_ops and dp_optim_create with a
+   dp_rule. The caller of dp_open has to have the implementation's DP_VERSION and size of dp_config:
+   a change that leaves that size gets another DP_VERSION.
 
    What is optional. A method behind the bar may be NULL, or past `size`. The core does without:
      host_alloc, host_free   host memory is the allocator's, and may be slower to copy
@@ -2330,7 +2350,7 @@ typedef struct dp_event {
 } dp_event;
 
 struct dp_device_ops {
-    size_t size; /* sizeof(dp_device_ops) */
+    dp_table_head head; /* DP_TABLE(dp_device_ops) */
     const char *name;
     /* DP_ERR_NO_DEVICE: there is none. Another error: there are some that cannot be used, which is
        worth a warning when a table behind this one serves. */
@@ -2433,7 +2453,7 @@ typedef struct dp_coll_call {
 } dp_coll_call;
 
 struct dp_coll_ops {
-    size_t size; /* sizeof(dp_coll_ops) */
+    dp_table_head head; /* DP_TABLE(dp_coll_ops) */
     const char *name;
     bool (*fits)(const dp_comm_config *config);
     dp_status (*open)(const dp_host *host, const dp_comm_config *config, dp_comm **out);
@@ -2450,8 +2470,9 @@ struct dp_coll_ops {
     void (*describe)(dp_comm *comm, char *text, size_t bytes);
 };
 
+#define DP_FITS(type, ops) ((ops)->head.layout == DP_LAYOUT && (ops)->head.size <= sizeof(type))
 #define DP_HAS(type, ops, method)                                                                  \
-    ((ops)->size >= offsetof(type, method) + sizeof((ops)->method) && (ops)->method)
+    ((ops)->head.size >= offsetof(type, method) + sizeof((ops)->method) && (ops)->method)
 
 /* One kernel of the contract on the compute stream of a device, or by the host where the device has
    none of this kind: what dp_train.h is made of. Operands have to be memory of that device, which

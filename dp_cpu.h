@@ -1713,7 +1713,7 @@ static dp_status dp__cpu_event_sync(dp_event *event)
 
 DP_API const dp_device_ops *dp_cpu(void)
 {
-    static const dp_device_ops ops = {.size = sizeof(dp_device_ops),
+    static const dp_device_ops ops = {.head = DP_TABLE(dp_device_ops),
                                       .name = "cpu",
                                       .count = dp__cpu_count,
                                       .open = dp__cpu_open,
@@ -1913,7 +1913,7 @@ static dp_status dp__cpu_coll_run(dp_comm *comm, const dp_coll_call *call)
 
 DP_API const dp_coll_ops *dp_cpu_coll(void)
 {
-    static const dp_coll_ops ops = {.size = sizeof(dp_coll_ops),
+    static const dp_coll_ops ops = {.head = DP_TABLE(dp_coll_ops),
                                     .name = "cpu",
                                     .fits = dp__cpu_comm_fits,
                                     .open = dp__cpu_comm_open,

@@ -3819,7 +3819,7 @@ static dp_status dp__cuda_host_call(dp_stream *stream, void (*fn)(void *user), v
 
 DP_API const dp_device_ops *dp_cuda(void)
 {
-    static const dp_device_ops ops = {.size = sizeof ops,
+    static const dp_device_ops ops = {.head = DP_TABLE(dp_device_ops),
                                       .name = DP__CUDA_IS,
                                       .count = dp__cuda_count,
                                       .open = dp__cuda_open,
@@ -4381,7 +4381,7 @@ static dp_status dp__cuda_coll_run(dp_comm *comm, const dp_coll_call *call)
 
 DP_API const dp_coll_ops *dp_cuda_coll(void)
 {
-    static const dp_coll_ops ops = {.size = sizeof ops,
+    static const dp_coll_ops ops = {.head = DP_TABLE(dp_coll_ops),
                                     .name = DP__CUDA_IS,
                                     .fits = dp__cuda_coll_fits,
                                     .open = dp__cuda_coll_open,

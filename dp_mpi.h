@@ -1182,7 +1182,7 @@ static dp_status dp__mpi_open(const dp_host *host, const dp_comm_config *config,
 
 DP_API const dp_coll_ops *dp_mpi_coll(void)
 {
-    static const dp_coll_ops ops = {.size = sizeof(dp_coll_ops),
+    static const dp_coll_ops ops = {.head = DP_TABLE(dp_coll_ops),
                                     .name = "MPI",
                                     .fits = dp__mpi_fits,
                                     .open = dp__mpi_open,

@@ -2255,7 +2255,7 @@ static dp_status dp__nccl_coll_run(dp_comm *base, const dp_coll_call *asked)
 
 DP_API const dp_coll_ops *dp_nccl_coll(void)
 {
-    static const dp_coll_ops ops = {.size = sizeof ops,
+    static const dp_coll_ops ops = {.head = DP_TABLE(dp_coll_ops),
                                     .name = DP__NCCL_IS,
                                     .fits = dp__nccl_fits,
                                     .open = dp__nccl_open,

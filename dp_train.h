@@ -92,8 +92,8 @@ typedef struct dp_rule_args {
 } dp_rule_args;
 
 typedef struct dp_rule {
-    size_t size;      /* sizeof(dp_rule) */
-    const char *name; /* which the state is saved with */
+    dp_table_head head; /* DP_TABLE(dp_rule) */
+    const char *name;   /* which the state is saved with */
     /* Whether the numbers make sense, with defaults put in: see dp_or (NULL: they do). */
     dp_status (*check)(dp_hyper *hyper);
     int (*state_count)(const dp_hyper *hyper); /* NULL: none */
@@ -583,7 +583,7 @@ static dp_status dp__train_adamw_step(const dp_rule_args *args)
 
 DP_API const dp_rule *dp_sgd(void)
 {
-    static const dp_rule rule = {.size = sizeof rule,
+    static const dp_rule rule = {.head = DP_TABLE(dp_rule),
                                  .name = "sgd",
                                  .check = dp__train_sgd_check,
                                  .state_count = dp__train_sgd_states,
@@ -594,7 +594,7 @@ DP_API const dp_rule *dp_sgd(void)
 
 DP_API const dp_rule *dp_adam(void)
 {
-    static const dp_rule rule = {.size = sizeof rule,
+    static const dp_rule rule = {.head = DP_TABLE(dp_rule),
                                  .name = "adam",
                                  .check = dp__train_adam_check,
                                  .state_count = dp__train_adam_states,
@@ -605,7 +605,7 @@ DP_API const dp_rule *dp_adam(void)
 
 DP_API const dp_rule *dp_adamw(void)
 {
-    static const dp_rule rule = {.size = sizeof rule,
+    static const dp_rule rule = {.head = DP_TABLE(dp_rule),
                                  .name = "adamw",
                                  .check = dp__train_adam_check,
                                  .state_count = dp__train_adam_states,
@@ -2169,7 +2169,7 @@ static dp_status dp__train_optim_update(dp_optim *base, dp_module *module)
     return awaited ? dp__train_alone(optim->views.ctx, status) : status;
 }
 
-static const dp_optim_ops dp__train_ops = {.size = sizeof(dp_optim_ops),
+static const dp_optim_ops dp__train_ops = {.head = DP_TABLE(dp_optim_ops),
                                            .begin = dp__train_optim_begin,
                                            .loss_factor = dp__train_optim_loss_factor,
                                            .update = dp__train_optim_update};
@@ -2429,7 +2429,13 @@ static dp_status dp__train_scale_resolve(dp_loss_scale *scale)
 static dp_status dp__train_optim_check(dp_optim_config *config)
 {
     config->rule = config->rule != NULL ? config->rule : dp_sgd();
-    if (config->rule->size < sizeof *config->rule || config->rule->step == NULL)
+    if (!DP_FITS(dp_rule, config->rule))
+        return dp_error(DP_ERR_INVALID,
+                        "rule is a table of layout %u and size %u, dp_train.h's have layout %d and "
+                        "size %zu: it was compiled with another one, or its head is not DP_TABLE",
+                        config->rule->head.layout, config->rule->head.size, DP_LAYOUT,
+                        sizeof *config->rule);
+    if (config->rule->head.size < sizeof *config->rule || config->rule->step == NULL)
         return dp_error(DP_ERR_INVALID, "rule has no step");
     if (config->rule->name == NULL)
         return dp_error(DP_ERR_INVALID, "rule has no name");

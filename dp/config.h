@@ -63,19 +63,30 @@ static dp_status dp__check_table(const void *table, size_t size, const char *nam
     return DP_OK;
 }
 
-static dp_status dp__check_device_table(const dp_device_ops *ops)
+/* Refuses a table of another dp.h: see >>contract. */
+static dp_status dp__refuse_table(const char *list, size_t place, const dp_table_head *head,
+                                  size_t own_size)
 {
-    if (ops->size < offsetof(dp_device_ops, count))
-        return dp_error(DP_ERR_INVALID, "dp_open: a table of functions has size %zu", ops->size);
-    return dp__check_table(ops, ops->size, ops->name, dp__device_methods,
+    return dp_error(DP_ERR_INVALID,
+                    "dp_open: %s[%zu] is a table of layout %u and size %u, the implementation's "
+                    "have layout %d and size %zu: it was compiled with another dp.h, or its head "
+                    "is not DP_TABLE",
+                    list, place, head->layout, head->size, DP_LAYOUT, own_size);
+}
+
+static dp_status dp__check_device_table(const dp_device_ops *ops, size_t place)
+{
+    if (!DP_FITS(dp_device_ops, ops) || ops->head.size < offsetof(dp_device_ops, count))
+        return dp__refuse_table("backends", place, &ops->head, sizeof *ops);
+    return dp__check_table(ops, ops->head.size, ops->name, dp__device_methods,
                            sizeof dp__device_methods / sizeof dp__device_methods[0]);
 }
 
-static dp_status dp__check_coll_table(const dp_coll_ops *ops)
+static dp_status dp__check_coll_table(const dp_coll_ops *ops, size_t place)
 {
-    if (ops->size < offsetof(dp_coll_ops, fits))
-        return dp_error(DP_ERR_INVALID, "dp_open: a table of functions has size %zu", ops->size);
-    DP_TRY(dp__check_table(ops, ops->size, ops->name, dp__coll_methods,
+    if (!DP_FITS(dp_coll_ops, ops) || ops->head.size < offsetof(dp_coll_ops, fits))
+        return dp__refuse_table("colls", place, &ops->head, sizeof *ops);
+    DP_TRY(dp__check_table(ops, ops->head.size, ops->name, dp__coll_methods,
                            sizeof dp__coll_methods / sizeof dp__coll_methods[0]));
     unsigned least = 1u << DP_ALL_REDUCE | 1u << DP_BROADCAST | 1u << DP_ALL_GATHER;
     if ((ops->verbs & least) == least && (ops->verbs & ~DP_COLL_VERBS) == 0)
@@ -137,9 +148,9 @@ static dp_status dp__resolve_tables(dp_ctx *ctx)
     if (config->colls == NULL)
         config->colls = colls;
     for (size_t i = 0; config->backends[i] != NULL; i++)
-        DP_TRY(dp__check_device_table(config->backends[i]));
+        DP_TRY(dp__check_device_table(config->backends[i], i));
     for (size_t i = 0; config->colls[i] != NULL; i++)
-        DP_TRY(dp__check_coll_table(config->colls[i]));
+        DP_TRY(dp__check_coll_table(config->colls[i], i));
     DP_TRY(dp__copy_list(ctx, (const void *const *)config->backends,
                          (const void *const **)&config->backends));
     return dp__copy_list(ctx, (const void *const *)config->colls,

@@ -2017,6 +2017,20 @@ static dp__request dp__step_request(const char *fn, dp_module *module, dp_scope 
                          .mode = mode};
 }
 
+static dp_status dp__check_optim(const char *fn, const dp_optim *optim)
+{
+    const dp_optim_ops *ops = optim != NULL ? optim->ops : NULL;
+    if (ops != NULL && !DP_FITS(dp_optim_ops, ops))
+        return dp_error(DP_ERR_INVALID,
+                        "%s: optim has a table of layout %u and size %u, the implementation's have "
+                        "layout %d and size %zu: it was compiled with another dp.h, or its head is "
+                        "not DP_TABLE",
+                        fn, ops->head.layout, ops->head.size, DP_LAYOUT, sizeof *ops);
+    if (optim != NULL && (ops == NULL || !DP_HAS(dp_optim_ops, ops, update)))
+        return dp_error(DP_ERR_INVALID, "%s: optim has no update", fn);
+    return DP_OK;
+}
+
 DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data, dp_optim *optim,
                                dp_value *out_log)
 {
@@ -2025,8 +2039,7 @@ DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data
     dp__request request = dp__step_request(__func__, module, scope, "loss");
     request.wants_pass = request.keeps = true;
     DP_TRY(dp__check_request(&request, out_log));
-    if (optim != NULL && (optim->ops == NULL || !DP_HAS(dp_optim_ops, optim->ops, update)))
-        return dp_error(DP_ERR_INVALID, "%s: optim has no update", __func__);
+    DP_TRY(dp__check_optim(__func__, optim));
     dp_trace_begin(__func__);
     dp_status status = dp__step(&request, data, optim, &log);
     dp_trace_end();

@@ -1198,7 +1198,7 @@ static void dp__staging_close(dp_comm *comm)
 /* What the carrier lacks is as if this table lacked it. */
 static dp_coll_ops dp__staging_ops(const dp_coll_ops *carrier)
 {
-    return (dp_coll_ops){.size = sizeof(dp_coll_ops),
+    return (dp_coll_ops){.head = DP_TABLE(dp_coll_ops),
                          .close = dp__staging_close,
                          .verbs = carrier->verbs,
                          .run = dp__staging_run,

@@ -1032,7 +1032,7 @@ static void dp__shm_close(dp_comm *comm)
 
 DP_API const dp_coll_ops *dp_shm_coll(void)
 {
-    static const dp_coll_ops ops = {.size = sizeof(dp_coll_ops),
+    static const dp_coll_ops ops = {.head = DP_TABLE(dp_coll_ops),
                                     .name = "shared memory",
                                     .fits = dp__shm_fits,
                                     .open = dp__shm_open,

@@ -593,7 +593,7 @@ static bool dp__tcp_carries(const dp_ctx *ctx)
 
 DP_API const dp_coll_ops *dp_tcp_coll(void)
 {
-    static const dp_coll_ops ops = {.size = sizeof(dp_coll_ops),
+    static const dp_coll_ops ops = {.head = DP_TABLE(dp_coll_ops),
                                     .name = "TCP",
                                     .fits = dp__tcp_fits,
                                     .open = dp__tcp_open,

@@ -114,7 +114,7 @@ static dp_status toy_event_sync(dp_event *e)                 { (void)e; return D
 static inline const dp_device_ops *toy_device(void)
 {
     static const dp_device_ops ops = {
-        .size = sizeof(ops), .name = "toy",
+        .head = DP_TABLE(dp_device_ops), .name = "toy",
         .count = toy_count, .open = toy_open, .close = toy_close, .info = toy_info,
         .alloc = toy_alloc, .free = toy_free,
         .stream_create = toy_stream_create, .stream_destroy = toy_stream_destroy,

@@ -31,7 +31,7 @@ static dp_status update(dp_optim *optim, dp_module *net) /* an optimizer is a fu
 int main(void)
 {
     static const mlp shape = {PIXELS, 128, CLASSES};
-    static const dp_optim_ops ops = {.size = sizeof ops, .update = update};
+    static const dp_optim_ops ops = {.head = DP_TABLE(dp_optim_ops), .update = update};
     dp_optim sgd = {&ops};
     dp_ctx *ctx;
     dp_module *net, *par;

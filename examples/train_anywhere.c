@@ -66,7 +66,7 @@ static dp_status add_up(dp_ctx *ctx, dp_module *net, double *sum)
 int main(void)
 {
     static const mlp shape = {PIXELS, 128, CLASSES};
-    static const dp_optim_ops ops = {.size = sizeof ops, .update = update};
+    static const dp_optim_ops ops = {.head = DP_TABLE(dp_optim_ops), .update = update};
     const dp_distributed_config config = {.reduction = DP_MEAN_SAMPLES};
     dp_optim sgd = {&ops};
     dp_ctx *ctx;

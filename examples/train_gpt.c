@@ -251,7 +251,7 @@ static void train_by_hand(dp_ctx *ctx, float *block, int devices)
 
 static void train_as_module(dp_ctx *ctx, float *block, int devices)
 {
-    static const dp_optim_ops sgd_ops = {.size = sizeof sgd_ops, .update = sgd_update};
+    static const dp_optim_ops sgd_ops = {.head = DP_TABLE(dp_optim_ops), .update = sgd_update};
     sgd optim = {{&sgd_ops}, ctx};
     dp_module *net, *par;
     DP_CHECK(create_module(ctx, block, &net));

@@ -43,7 +43,7 @@ static dp_status update(dp_optim *optim, dp_module *net)
 static dp_status train(void *user) /* in a process of its own */
 {
     static const mlp shape = {PIXELS, 128, CLASSES};
-    static const dp_optim_ops ops = {.size = sizeof ops, .update = update};
+    static const dp_optim_ops ops = {.head = DP_TABLE(dp_optim_ops), .update = update};
     /* divided by the samples of all: what one device would compute from the whole batch */
     const dp_distributed_config config = {.reduction = DP_MEAN_SAMPLES};
     dp_optim sgd = {&ops};

@@ -168,7 +168,7 @@ static inline dp_status boot_run(dp_comm *base, const dp_coll_call *call)
 static inline const dp_coll_ops *boot_coll(void)
 {
     static const dp_coll_ops ops = {
-        .size = sizeof(ops),
+        .head = DP_TABLE(dp_coll_ops),
         .name = "boot",
         .fits = boot_fits,
         .open = boot_open,

@@ -567,7 +567,7 @@ static inline const dp_device_ops *decorate_device(const dp_device_ops *inner)
     deco_begin();
     deco.inner = inner;
     deco.device = (dp_device_ops){
-        .size = sizeof(dp_device_ops),
+        .head = DP_TABLE(dp_device_ops),
         .name = inner->name,
         .count = deco_count,
         .open = deco_open,
@@ -603,7 +603,7 @@ static inline const dp_coll_ops *decorate_coll(const dp_coll_ops *inner)
     deco_begin();
     deco.inner_coll = inner;
     deco.coll = (dp_coll_ops){
-        .size = sizeof(dp_coll_ops),
+        .head = DP_TABLE(dp_coll_ops),
         .name = inner->name,
         .fits = deco_coll_fits,
         .open = deco_coll_open,

@@ -408,7 +408,7 @@ static inline const dp_device_ops *lazy_device(const dp_device_ops *inner)
 {
     lazy.inner = inner;
     lazy.ops = *inner;
-    lazy.ops.size = sizeof(lazy.ops);
+    lazy.ops.head.size = sizeof(lazy.ops);
     lazy.ops.open = lazy_open;
     lazy.ops.close = lazy_close;
     lazy.ops.alloc = lazy_alloc;

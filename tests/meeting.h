@@ -258,7 +258,7 @@ static inline void meeting_coll_close(dp_comm *comm)
 static inline const dp_coll_ops *meeting_coll(void)
 {
     static dp_coll_ops ops;
-    if (ops.size == 0) {
+    if (ops.head.size == 0) {
         ops = *boot_coll();
         ops.open = meeting_coll_open;
         ops.close = meeting_coll_close;

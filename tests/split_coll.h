@@ -149,7 +149,7 @@ static inline dp_status split_coll_run(dp_comm *comm, const dp_coll_call *call)
 
 static inline const dp_coll_ops *split_coll(const dp_coll_ops *table, int ranks_each)
 {
-    static const dp_coll_ops ops = {.size = sizeof(ops),
+    static const dp_coll_ops ops = {.head = DP_TABLE(dp_coll_ops),
                                     .name = "split",
                                     .fits = split_fits,
                                     .open = split_open,

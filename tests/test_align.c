@@ -346,7 +346,7 @@ static dp_status strict_run(dp_comm *comm, const dp_coll_call *call)
 
 static void run_strict(const char *name, operation *op, int variants)
 {
-    strict_coll_ops = (dp_coll_ops){.size = sizeof strict_coll_ops,
+    strict_coll_ops = (dp_coll_ops){.head = DP_TABLE(dp_coll_ops),
                                     .name = "strict",
                                     .fits = strict_fits,
                                     .open = strict_coll_open,

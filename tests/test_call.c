@@ -1119,7 +1119,7 @@ static dp_ctx *faulty_context(const dp_device_ops *inner, int devices)
     const dp_device_ops *const backends[] = {&faulty.ops, NULL};
     dp_ctx *ctx;
     faulty.ops = *inner;
-    faulty.ops.size = sizeof faulty.ops;
+    faulty.ops.head.size = sizeof faulty.ops;
     faulty.ops.open = faulty_open;
     faulty.ops.kernel = faulty_kernel;
     faulty.inner = inner;

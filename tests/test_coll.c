@@ -203,7 +203,7 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
     TEST_SLOW(name##_cut_short, 60)                                                                \
     {                                                                                              \
         decorate_coll(dp_cpu_coll());                                                              \
-        deco.coll.size = offsetof(dp_coll_ops, abort);                                             \
+        deco.coll.head.size = offsetof(dp_coll_ops, abort);                                        \
         deco.coll.poll = forbidden_poll;                                                           \
         every_size(name, dp_cpu(), &deco.coll);                                                    \
     }
@@ -1434,7 +1434,7 @@ TEST(every_call_of_the_table_fails)
         const dp_coll_ops *coll = decorate_coll(dp_cpu_coll());
         long n = 1;
         if (i % 2 == 1) {
-            deco.coll.size = offsetof(dp_coll_ops, abort);
+            deco.coll.head.size = offsetof(dp_coll_ops, abort);
             deco.coll.verbs &= ~(1u << DP_REDUCE_SCATTER | 1u << DP_ALL_TO_ALL);
         }
         while (verbs_with_fault(coll, n, faults[i / 2])) {
@@ -1462,7 +1462,7 @@ TEST(abort_past_the_end_of_a_table_is_not_called)
 {
     static world w;
     decorate_coll(dp_cpu_coll());
-    deco.coll.size = offsetof(dp_coll_ops, abort);
+    deco.coll.head.size = offsetof(dp_coll_ops, abort);
     deco.coll.abort = forbidden_abort;
     world_open(&w, dp_cpu(), &deco.coll, 2);
     dp_abort(w.ctx, DP_ERR_ABORTED, "enough");

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "layout.h"
 #include "process.h"
 
 static void clean_environment(void)
@@ -425,11 +426,11 @@ TEST(device_tables_without_what_is_required_are_rejected)
         CHECK(strstr(dp_last_error(), "spoilt") != NULL);
 
         bad = good;
-        bad.size = device_methods[i].offset;
+        bad.head.size = (uint32_t)device_methods[i].offset;
         check_device_table_rejected(&bad, device_methods[i].name);
     }
     bad = good;
-    bad.size = 0;
+    bad.head.size = 0;
     check_device_table_rejected(&bad, "size");
     bad = good;
     bad.name = NULL;
@@ -450,7 +451,7 @@ TEST(coll_tables_without_what_is_required_are_rejected)
         CHECK(strstr(dp_last_error(), "spoilt") != NULL);
 
         bad = good;
-        bad.size = coll_methods[i].offset;
+        bad.head.size = (uint32_t)coll_methods[i].offset;
         check_coll_table_rejected(&bad, coll_methods[i].name);
     }
     for (int verb = DP_ALL_REDUCE; verb <= DP_SCATTER_FROM; verb++) {
@@ -462,11 +463,70 @@ TEST(coll_tables_without_what_is_required_are_rejected)
             check_coll_table_rejected(&bad, "table 'spoilt' has verbs 0x");
     }
     bad = good;
-    bad.size = 0;
+    bad.head.size = 0;
     check_coll_table_rejected(&bad, "size");
     bad = good;
     bad.name = NULL;
     check_coll_table_rejected(&bad, "name");
+}
+
+/* Compiled before a change, or after one, or with a method that is not known here. */
+TEST(tables_of_another_header_are_rejected)
+{
+    static const dp_table_head heads[] = {
+        {0, DP_LAYOUT - 1}, {0, DP_LAYOUT + 1}, {0, UINT32_MAX}, {1, DP_LAYOUT}, {8, DP_LAYOUT}};
+    dp_device_ops device, bad_device;
+    dp_coll_ops coll, bad_coll;
+    char text[160];
+    copy_tables(&device, &coll);
+    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) {
+        bad_device = device;
+        bad_device.head.size += heads[i].size;
+        bad_device.head.layout = heads[i].layout;
+        bad_device.count = NULL;
+        snprintf(text, sizeof text,
+                 "dp_open: backends[0] is a table of layout %u and size %u, the implementation's "
+                 "have layout %d and size %zu",
+                 heads[i].layout, bad_device.head.size, DP_LAYOUT, sizeof device);
+        check_device_table_rejected(&bad_device, text);
+        bad_coll = coll;
+        bad_coll.head.size += heads[i].size;
+        bad_coll.head.layout = heads[i].layout;
+        const dp_coll_ops *list[] = {&coll, &bad_coll, NULL};
+        snprintf(text, sizeof text, "dp_open: colls[1] is a table of layout %u and size %u, ",
+                 heads[i].layout, bad_coll.head.size);
+        check_rejected(&(dp_config){.colls = list, .device_count = 2}, DP_ERR_INVALID, text);
+    }
+}
+
+/* Before there were layouts the first member was a size_t, and some methods were others. */
+TEST(tables_without_a_layout_are_rejected)
+{
+    struct {
+        size_t size;
+        const char *name;
+        void (*methods[12])(void);
+    } old = {sizeof old, "old", {NULL}};
+    dp_coll_ops read;
+    memcpy(&read, &old, sizeof read);
+    check_coll_table_rejected(&read, "it was compiled with another dp.h, or its head is not "
+                                     "DP_TABLE");
+}
+
+static void check_places(const layout_place *places, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (places[i].is != places[i].was)
+            test_fail(__FILE__, __LINE__, "%s was %zu and is %zu: this is another DP_LAYOUT",
+                      places[i].name, places[i].was, places[i].is);
+}
+
+TEST(a_layout_stays_what_it_is)
+{
+    CHECK_INT(DP_LAYOUT, 1);
+    check_places(layout_numbers, sizeof layout_numbers / sizeof layout_numbers[0]);
+    if (sizeof(void *) == 8)
+        check_places(layout_places, sizeof layout_places / sizeof layout_places[0]);
 }
 
 static dp_status open_nothing(const dp_host *host, int index, dp_dev **out)

@@ -550,7 +550,7 @@ static void block_step(dp_ctx *ctx, dp_module *net, dp_module *run, int64_t rows
                        bool step)
 {
     static const dp_optim_ops ops = {
-        .size = sizeof ops, .loss_factor = block_factor, .update = block_update};
+        .head = DP_TABLE(dp_optim_ops), .loss_factor = block_factor, .update = block_update};
     block_optim optim = {{&ops}, factor};
     float x[64], got[BLOCK], want[BLOCK] = {0};
     dp_value out;

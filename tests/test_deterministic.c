@@ -317,7 +317,7 @@ static dp_status descent_update(dp_optim *optim, dp_module *net)
 }
 
 static const dp_optim_ops descent_ops = {
-    .size = sizeof(dp_optim_ops), .begin = descent_begin, .update = descent_update};
+    .head = DP_TABLE(dp_optim_ops), .begin = descent_begin, .update = descent_update};
 
 /* Rows first .. first + count - 1 of a step's batch. */
 static dp_value rows_of(dp_scope *scope, int step, int64_t first, int64_t count)

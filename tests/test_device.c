@@ -246,7 +246,7 @@ static void bare_read(bare *b, int device, void *host, const void *data, size_t 
 TABLE_TEST(table_is_whole)
 {
     const dp_device_ops *o = b->ops;
-    CHECK(o->size >= offsetof(dp_device_ops, host_alloc) && o->size <= sizeof(dp_device_ops));
+    CHECK(DP_FITS(dp_device_ops, o) && o->head.size >= offsetof(dp_device_ops, host_alloc));
     CHECK(o->name != NULL && o->name[0] != '\0' && strlen(o->name) < 32);
     CHECK(o->count && o->open && o->close && o->info && o->alloc && o->free && o->stream_create);
     CHECK(o->stream_destroy && o->stream_sync && o->event_create && o->event_destroy);
@@ -1932,7 +1932,7 @@ TEST_SLOW(tables_cut_short, 60)
         offsetof(dp_device_ops, kernel) + 1};
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         reluctant_device(HAS_ALL, ALL_KERNELS);
-        reluctant_ops.size = sizes[i];
+        reluctant_ops.head.size = (uint32_t)sizes[i];
         reluctant_ops.kernel = forbidden_kernel;
         if (sizes[i] <= offsetof(dp_device_ops, copy_2d)) {
             reluctant_ops.copy_2d = forbidden_copy_2d;

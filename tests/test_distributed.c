@@ -722,7 +722,8 @@ static dp_status descent_update(dp_optim *optim, dp_module *module)
     return dp_zero_grad(module);
 }
 
-static const dp_optim_ops descent_ops = {sizeof(dp_optim_ops), descent_begin, NULL, descent_update};
+static const dp_optim_ops descent_ops = {
+    .head = DP_TABLE(dp_optim_ops), .begin = descent_begin, .update = descent_update};
 
 enum { STEPS = 8, MOST_ROWS = 7 };
 
@@ -850,7 +851,8 @@ static dp_status update_nothing(dp_optim *optim, dp_module *module)
 TEST(an_empty_step_without_gradients_reduces_nothing)
 {
     static const plan how;
-    static const dp_optim_ops ops = {sizeof(dp_optim_ops), look_only, NULL, update_nothing};
+    static const dp_optim_ops ops = {
+        .head = DP_TABLE(dp_optim_ops), .begin = look_only, .update = update_nothing};
     dp_optim optim = {&ops};
     dp_ctx *ctx = open_here(2);
     dp_module *net = make_net(ctx, &how), *par;

@@ -261,7 +261,7 @@ static const mishap mishaps[] = {
 static void one_step_fails(meeting *m)
 {
     static const dp_optim_ops ops = {
-        .size = sizeof(dp_optim_ops), .begin = counting_begin, .update = counting_update};
+        .head = DP_TABLE(dp_optim_ops), .begin = counting_begin, .update = counting_update};
     counting optim = {.base.ops = &ops};
     int last = m->process_count - 1, good = 0;
     bool here = m->process == last;

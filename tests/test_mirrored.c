@@ -122,7 +122,7 @@ static dp_status adam_check(dp_hyper *hyper)
     return dp_adamw()->check(hyper);
 }
 
-static const dp_rule adam_of_ours = {.size = sizeof(dp_rule),
+static const dp_rule adam_of_ours = {.head = DP_TABLE(dp_rule),
                                      .name = "adamw",
                                      .check = adam_check,
                                      .state_count = adam_states,

@@ -640,7 +640,8 @@ static void by_destroy(void)
 
 static void by_step(void)
 {
-    static const dp_optim_ops ops = {sizeof ops, stage_begin, stage_factor, stage_update};
+    static const dp_optim_ops ops = {DP_TABLE(dp_optim_ops), stage_begin, stage_factor,
+                                     stage_update};
     dp_optim optim = {&ops};
     dp_value log;
     now.held = now.par;
@@ -1237,9 +1238,9 @@ static dp_status fail_factor(dp_optim *optim, double *out)
 TEST_BACKENDS(a_function_that_fails_is_left)
 {
     static const dp_method methods[] = {{"forward", fail_forward}};
-    static const dp_optim_ops ops[] = {{sizeof *ops, fail_begin, NULL, fail_update},
-                                       {sizeof *ops, NULL, fail_factor, fail_update},
-                                       {sizeof *ops, NULL, NULL, fail_update}};
+    static const dp_optim_ops ops[] = {{DP_TABLE(dp_optim_ops), fail_begin, NULL, fail_update},
+                                       {DP_TABLE(dp_optim_ops), NULL, fail_factor, fail_update},
+                                       {DP_TABLE(dp_optim_ops), NULL, NULL, fail_update}};
     dp_module *net = NULL, *par = NULL, *well = stage_module(ctx, "net", 0, true);
     dp_scope *step = dp_scope_begin(ctx);
     dp_value out;

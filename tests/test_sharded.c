@@ -880,8 +880,9 @@ static void check_seen(dp_ctx *ctx, dp_optim_config config, bool packed, dp_dtyp
 
 TEST(neighbours_are_stepped_together)
 {
-    static const dp_rule any = {.size = sizeof any, .name = "any", .step = look};
-    static const dp_rule each = {.size = sizeof each, .name = "each", .step = look, .whole = true};
+    static const dp_rule any = {.head = DP_TABLE(dp_rule), .name = "any", .step = look};
+    static const dp_rule each = {
+        .head = DP_TABLE(dp_rule), .name = "each", .step = look, .whole = true};
     static const dp_param_group group = {.match = "c"};
     dp_ctx *ctx = open_here(1);
     check_seen(ctx, (dp_optim_config){.rule = &any}, true, DP_F32, 1, "");
@@ -911,7 +912,7 @@ static dp_module *layers_of(dp_ctx *ctx, bool packed)
    `a`. */
 TEST(neighbours_in_memory_need_not_be_packed)
 {
-    static const dp_rule any = {.size = sizeof any, .name = "any", .step = look};
+    static const dp_rule any = {.head = DP_TABLE(dp_rule), .name = "any", .step = look};
     static const dp_param_group group = {.match = "b"};
     dp_ctx *ctx = open_here(1);
     dp_module *net = layers_of(ctx, false);
@@ -1032,7 +1033,7 @@ static dp_status fail_once(const dp_rule_args *args)
 
 static void one_fails(meeting *m)
 {
-    static const dp_rule rule = {.size = sizeof rule, .name = "fails", .step = fail_once};
+    static const dp_rule rule = {.head = DP_TABLE(dp_rule), .name = "fails", .step = fail_once};
     dp_ctx *ctx = open_over_shm(m, 1, 0);
     dp_module *par = wide_par(ctx, DP_F32, true);
     dp_optim *optim = NULL;
@@ -1056,7 +1057,8 @@ TEST(one_rank_that_fails_holds_nobody_up)
 
 TEST(unsuitable_rules_are_not_sharded)
 {
-    static const dp_rule each = {.size = sizeof each, .name = "each", .step = look, .whole = true};
+    static const dp_rule each = {
+        .head = DP_TABLE(dp_rule), .name = "each", .step = look, .whole = true};
     dp_ctx *ctx = open_here(2);
     dp_module *par = wide_par(ctx, DP_F32, true), *net = wide_net_of(ctx, DP_F32, true);
     dp_optim *optim = NULL;

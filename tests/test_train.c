@@ -193,7 +193,7 @@ static dp_status sum_up(const dp_rule_args *args)
 TEST_BACKENDS(a_rule_may_be_yours)
 {
     const dp_rule rule = {
-        .size = sizeof rule, .name = "sums", .state_count = one_state, .step = sum_up};
+        .head = DP_TABLE(dp_rule), .name = "sums", .state_count = one_state, .step = sum_up};
     float got[TORCH_ALL], want[TORCH_ALL] = {0}, grads[TORCH_ALL];
     dp_module *net = begun_net(ctx);
     own = (struct own_rule){0};
@@ -220,7 +220,7 @@ static dp_status runs_nothing(const dp_rule_args *args)
 /* What another function has said stays in the sentence. */
 TEST_BACKENDS(a_rule_may_fail)
 {
-    const dp_rule rule = {.size = sizeof rule, .name = "none", .step = runs_nothing};
+    const dp_rule rule = {.head = DP_TABLE(dp_rule), .name = "none", .step = runs_nothing};
     dp_module *net = begun_net(ctx);
     dp_optim *optim = optim_of(net, (dp_optim_config){.rule = &rule, .hyper = {.lr = 1}});
     CHECK_STATUS(dp_optim_step(optim), DP_ERR_INVALID);
@@ -1502,8 +1502,8 @@ static dp_status failing_update(dp_optim *optim, dp_module *module)
 TEST_BACKENDS(cleanup_after_a_failure_keeps_the_sentence)
 {
     static const dp_optim_ops begins = {
-        .size = sizeof begins, .begin = failing_begin, .update = failing_update};
-    static const dp_optim_ops updates = {.size = sizeof updates, .update = failing_update};
+        .head = DP_TABLE(dp_optim_ops), .begin = failing_begin, .update = failing_update};
+    static const dp_optim_ops updates = {.head = DP_TABLE(dp_optim_ops), .update = failing_update};
     dp_optim one = {&begins}, other = {&updates};
     dp_module *net = one_net(ctx);
     dp_value log, data = DP_LIST_OF(scope, tree_of(scope, "f32[16]"));
@@ -1524,10 +1524,13 @@ static int many_states(const dp_hyper *hyper)
 static const double less = -1;
 static const int64_t falling[] = {5, 7, 6};
 static const dp_param_group nameless = {0}, backwards = {.match = "*", .lr_factor = &less};
-static const dp_rule old = {.size = 8, .step = sum_up}, idle = {.size = sizeof idle};
-static const dp_rule unnamed = {.size = sizeof unnamed, .step = sum_up};
+static const dp_rule old = {.head = {8, DP_LAYOUT}, .step = sum_up},
+                     idle = {.head = DP_TABLE(dp_rule)};
+static const dp_rule longer = {.head = {sizeof longer + 8, 1}, .step = sum_up};
+static const dp_rule newer = {.head = {sizeof newer, 2}, .step = sum_up};
+static const dp_rule unnamed = {.head = DP_TABLE(dp_rule), .step = sum_up};
 static const dp_rule greedy = {
-    .size = sizeof greedy, .name = "greedy", .state_count = many_states, .step = sum_up};
+    .head = DP_TABLE(dp_rule), .name = "greedy", .state_count = many_states, .step = sum_up};
 
 typedef struct refusal {
     const char *text;
@@ -1627,6 +1630,8 @@ static const refusal of_sgd[] = {
      {.hyper = {.lr = 1}, .groups = &backwards, .group_count = 1}},
     {"rule has no step", {.rule = &old, .hyper = {.lr = 1}}},
     {"rule has no step", {.rule = &idle, .hyper = {.lr = 1}}},
+    {"rule is a table of layout 1 and size ", {.rule = &longer, .hyper = {.lr = 1}}},
+    {"rule is a table of layout 2 and size ", {.rule = &newer, .hyper = {.lr = 1}}},
     {"rule has no name", {.rule = &unnamed, .hyper = {.lr = 1}}},
     {"rule 'greedy' needs 5 states, the limit is 4", {.rule = &greedy, .hyper = {.lr = 1}}},
 };
@@ -1686,7 +1691,7 @@ static dp_status sees(const dp_rule_args *args)
 TEST(rules_are_told_zeros_that_are_zeros)
 {
     static const dp_rule rule = {
-        .size = sizeof rule, .name = "sees", .check = with_half, .step = sees};
+        .head = DP_TABLE(dp_rule), .name = "sees", .check = with_half, .step = sees};
     const dp_hyper hyper = {.lr = DP_ZERO,
                             .weight_decay = DP_ZERO,
                             .momentum = DP_ZERO,
@@ -1758,7 +1763,7 @@ TEST_BACKENDS(all_may_be_clipped_away)
 
 TEST_BACKENDS(calls_that_make_no_sense)
 {
-    static const dp_optim_ops ops = {.size = sizeof ops};
+    static const dp_optim_ops ops = {.head = DP_TABLE(dp_optim_ops)};
     dp_optim stranger = {&ops}, *optim = NULL;
     dp_optim_info info;
     dp_value value;

@@ -787,9 +787,12 @@ static dp_status steps_update(dp_optim *optim, dp_module *module)
 
 TEST_BACKENDS(the_optimizer_is_called_in_order)
 {
-    static const dp_optim_ops ops = {sizeof ops, steps_begin, steps_factor, steps_update};
-    static const dp_optim_ops bare = {sizeof bare, NULL, NULL, steps_update},
-                              none = {sizeof none, NULL, NULL, NULL};
+    static const dp_optim_ops ops = {DP_TABLE(dp_optim_ops), steps_begin, steps_factor,
+                                     steps_update};
+    static const dp_optim_ops bare = {DP_TABLE(dp_optim_ops), NULL, NULL, steps_update},
+                              none = {DP_TABLE(dp_optim_ops), NULL, NULL, NULL},
+                              longer = {{sizeof longer + 8, 1}, NULL, NULL, steps_update},
+                              newer = {{sizeof newer, 2}, NULL, NULL, steps_update};
     static const step_net how = {.scalar = true};
     dp_parallel_config config = over(3);
     dp_module *net = step_create(ctx, &how), *par = NULL;
@@ -813,12 +816,20 @@ TEST_BACKENDS(the_optimizer_is_called_in_order)
     s = (steps){.base = {&none}};
     CHECK_ERROR(dp_train_step(par, scope, step_data(scope, 10), &s.base, &log), DP_ERR_INVALID,
                 "optim has no update");
+    s = (steps){.base = {&longer}};
+    CHECK_ERROR(dp_train_step(par, scope, step_data(scope, 10), &s.base, &log), DP_ERR_INVALID,
+                "dp_train_step: optim has a table of layout 1 and size ");
+    s = (steps){.base = {&newer}};
+    CHECK_ERROR(dp_train_step(par, scope, step_data(scope, 10), &s.base, &log), DP_ERR_INVALID,
+                "dp_train_step: optim has a table of layout 2 and size ");
+    CHECK_INT(s.count, 0);
 }
 
 /* An optimizer does not hear of a step that is none. */
 TEST_BACKENDS(wrong_data_of_a_plain_module_begins_no_step)
 {
-    static const dp_optim_ops ops = {sizeof ops, steps_begin, steps_factor, steps_update};
+    static const dp_optim_ops ops = {DP_TABLE(dp_optim_ops), steps_begin, steps_factor,
+                                     steps_update};
     static const step_net how = {.scalar = true};
     dp_module *net = step_create(ctx, &how);
     dp_value log = dp_int(9);

@@ -316,7 +316,7 @@ static void *some_alloc(size_t bytes, size_t align, void *user)
 static bool spoil_config(const dp_config **config, int n)
 {
     static const int zero[] = {0};
-    static const dp_device_ops none = {.size = 8};
+    static const dp_device_ops none = {.head = {8, DP_LAYOUT}};
     static const dp_device_ops *const tables[] = {&none, NULL};
     static const dp_config wrong[] = {{.device_count = -1},
                                       {.device_count = INT_MAX},
