@@ -1306,7 +1306,7 @@ TEST_SLOW(one_gpu_of_a_process_is_lost, 60)
         in_processes(2, one_is_lost);
 }
 
-/* ---- from when on others are waited for ------------------------------------------------------- */
+/* ---- from when on others are waited for ------------------------------------------------------ */
 
 enum { BRIEF_MS = 1200 }; /* the time-out */
 
@@ -1457,7 +1457,83 @@ TEST_SLOW(connections_that_are_not_made_are_timed, 30)
     in_processes(2, one_does_not_connect);
 }
 
-/* ---- what is aborted is void ------------------------------------------------------------------ */
+/* ---- what waits for GPUs --------------------------------------------------------------------- */
+
+/* A job on the first GPU of the process, and another context on all three. */
+typedef struct beside {
+    dp_ctx *job, *local;
+    vectors v, of_local;
+    void *large, *pinned;
+} beside;
+
+static void beside_open(meeting *m, beside *b)
+{
+    static const dp_device_ops *backends[2];
+    const dp_coll_ops *const colls[] = {dp_cuda_coll(), NULL};
+    backends[0] = dp_cuda();
+    sim_set_device_count(3);
+    sim_set_first_device(3 * m->process);
+    CHECK_OK(dp_open(&(dp_config){.backends = backends,
+                                  .device_count = 1,
+                                  .bootstrap = config_of(m, 1).bootstrap,
+                                  .timeout_ms = 30000},
+                     &b->job));
+    CHECK_OK(dp_open(
+        &(dp_config){.backends = backends, .colls = colls, .device_count = 3, .local_only = true},
+        &b->local));
+    CHECK_OK(sum_of(b->job, COUNT));
+    vectors_make(b->job, &b->v, DP_F32, COUNT);
+    vectors_make(b->local, &b->of_local, DP_F32, COUNT);
+}
+
+enum { LARGE_BYTES = 64 << 20, ACTIONS = 5 };
+
+/* Each makes CUDA wait for all that a GPU has to do. */
+static void act(beside *b, int action)
+{
+    dp_dev *dev = dp_local_stream(b->job, 0)->dev;
+    switch (action) {
+    case 0:
+        CHECK_OK(dev->ops->alloc(dev, LARGE_BYTES, &b->large));
+        break;
+    case 1:
+        dev->ops->free(dev, b->large, LARGE_BYTES);
+        break;
+    case 2:
+        CHECK_OK(dev->ops->host_alloc(dev, LARGE_BYTES, &b->pinned));
+        break;
+    case 3:
+        dev->ops->host_free(dev, b->pinned, LARGE_BYTES);
+        break;
+    default: /* checks the pair */
+        CHECK_OK(dp_copy(b->local, &b->of_local.data[1], &b->of_local.data[2], NULL));
+    }
+}
+
+/* The other process could not go on if this one waited in CUDA before it begins the next one. */
+static void acts_beside_sums(meeting *m)
+{
+    beside b;
+    beside_open(m, &b);
+    for (int action = 0; action < ACTIONS; action++) {
+        CHECK_OK(dp_wait(b.job));
+        CHECK_OK(dp_wait(b.local));
+        wait_for_all(m);
+        keep_busy(b.job, 0, 300);
+        begin_sum(b.job, &b.v, COUNT);
+        act(&b, action);
+        CHECK_INT(sim_finding_count(NULL), 0);
+    }
+    dp_close(b.local);
+    dp_close(b.job);
+}
+
+TEST_SLOW(what_waits_for_gpus_waits_for_collectives_before, 30)
+{
+    in_processes(2, acts_beside_sums);
+}
+
+/* ---- what is aborted is void ----------------------------------------------------------------- */
 
 static atomic_bool someone_waits, has_waited;
 
