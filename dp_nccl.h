@@ -283,7 +283,7 @@ typedef struct dp__nccl_slice { /* of every send, for the GPU that adds it up */
 
 typedef enum dp__nccl_order { DP__NCCL_WATCH, DP__NCCL_ABORT, DP__NCCL_CLOSE } dp__nccl_order;
 
-/* In memory of its own: a keeper that hangs in NCCL outlives the context. */
+/* In memory of its own: a keeper that hangs in NCCL outlives the context, see dp__nccl_borrow. */
 typedef struct dp__nccl_comm {
     dp_comm base;
     dp_comm *near;  /* dp_cuda_coll(), for one process */
@@ -311,6 +311,8 @@ typedef struct dp__nccl_comm {
     atomic_int order; /* dp__nccl_order */
     atomic_uint bell;
     atomic_uint over; /* 1: the keeper is done; 2: dp_close has gone on without it */
+    dp__lock lent;    /* around each use of what is the context's */
+    bool orphaned;    /* under it: the context is gone */
 } dp__nccl_comm;
 _Static_assert(offsetof(dp__nccl_comm, base) == 0, "a dp_comm is the head of its communicator");
 
@@ -385,17 +387,43 @@ static dp_status dp__nccl_status(ncclResult_t code)
     }
 }
 
-/* What others have said. */
-static dp_status dp__nccl_news(const dp__nccl_comm *comm)
+/* The job and the devices are the context's, and a keeper that hangs in NCCL outlives it. So they
+   are used between these two only, where nothing calls NCCL or CUDA: dp__nccl_orphan waits. */
+static dp_status dp__nccl_borrow(dp__nccl_comm *comm)
 {
-    return comm->ring != NULL ? dp__job_heard(comm->ring->job) : DP_OK;
+    dp__lock_enter(&comm->lent);
+    if (!comm->orphaned)
+        return DP_OK;
+    dp__lock_leave(&comm->lent);
+    return dp_error(DP_ERR_ABORTED, "nccl: the context has been closed");
+}
+
+static dp_status dp__nccl_give_back(dp__nccl_comm *comm, dp_status status)
+{
+    dp__lock_leave(&comm->lent);
+    return status;
+}
+
+/* From here on the communicator has only its own memory. */
+static void dp__nccl_orphan(dp__nccl_comm *comm)
+{
+    dp__lock_enter(&comm->lent);
+    comm->orphaned = true;
+    dp__lock_leave(&comm->lent);
+}
+
+/* What others have said. */
+static dp_status dp__nccl_news(dp__nccl_comm *comm)
+{
+    DP_TRY(dp__nccl_borrow(comm));
+    return dp__nccl_give_back(comm, comm->ring != NULL ? dp__job_heard(comm->ring->job) : DP_OK);
 }
 
 /* see >>keeper */
-static dp_status dp__nccl_doubt(const dp__nccl_comm *comm, unsigned number, uint64_t waited_ns);
+static dp_status dp__nccl_doubt(dp__nccl_comm *comm, unsigned number, uint64_t waited_ns);
 
 /* NCCL may notice that a process has gone before others can see who it was: they have some time. */
-static dp_status dp__nccl_late_news(const dp__nccl_comm *comm)
+static dp_status dp__nccl_late_news(dp__nccl_comm *comm)
 {
     uint64_t until = dp__os_after_ms(DP__NCCL_NEWS_MS);
     dp_status first = dp__nccl_news(comm);
@@ -408,7 +436,7 @@ static dp_status dp__nccl_late_news(const dp__nccl_comm *comm)
 }
 
 /* The first failure in the job. */
-static dp_status dp__nccl_tell(const dp__nccl_comm *comm, dp_status status)
+static dp_status dp__nccl_tell(dp__nccl_comm *comm, dp_status status)
 {
     char text[DP__TEXT_BYTES];
     int rank = dp__thread.culprit > 0 ? dp__thread.culprit - 1 : comm->rank_first;
@@ -416,8 +444,11 @@ static dp_status dp__nccl_tell(const dp__nccl_comm *comm, dp_status status)
     dp_status first = status == DP_ERR_REMOTE ? dp__nccl_late_news(comm) : dp__nccl_news(comm);
     if (first != DP_OK)
         return first;
-    if (comm->ring != NULL)
+    if (comm->ring != NULL) {
+        DP_TRY(dp__nccl_borrow(comm));
         dp__job_spread_own(comm->ring->job, status, rank, text);
+        (void)dp__nccl_give_back(comm, DP_OK);
+    }
     first = dp__nccl_news(comm);
     return first != DP_OK ? first : dp_error(status, "%s", text);
 }
@@ -494,8 +525,8 @@ static dp_status dp__nccl_heard(dp__nccl_comm *comm, bool *out_busy)
    Nobody who waits for a stream can be told that others will not come: the wait is CUDA's. So a
    thread of its own looks every few milliseconds what NCCL has found out, whether the context was
    aborted, what others have said, and whether what is under way takes too long. If so it aborts the
-   communicators, and the GPUs let go of what they wait for. It destroys them, too. Aborting may
-   hang in NCCL: then dp_close goes on without.
+   communicators, and the GPUs let go of what they wait for. It destroys them, too. All of that may
+   hang in NCCL: then dp_close goes on without, and a keeper that comes back finds itself an orphan.
 
    A collective waits for other processes from the moment on when all GPUs here have come to it, on
    their streams, until all have done it. Two marks tell.                                        */
@@ -527,14 +558,25 @@ static dp_status dp__nccl_all_passed(const dp__nccl_comm *comm, bool ended, bool
 }
 
 /* It is not sure that others will come to collective `number`; why, if they will not. */
-static dp_status dp__nccl_doubt(const dp__nccl_comm *comm, unsigned number, uint64_t waited_ns)
+static dp_status dp__nccl_doubt(dp__nccl_comm *comm, unsigned number, uint64_t waited_ns)
 {
-    if (comm->ring != NULL)
-        return dp__ring_look(comm->ring, comm->calls[number % DP__NCCL_WATCHED], waited_ns);
+    unsigned seq = comm->calls[number % DP__NCCL_WATCHED];
+    if (comm->ring != NULL) {
+        DP_TRY(dp__nccl_borrow(comm));
+        return dp__nccl_give_back(comm, dp__ring_look(comm->ring, seq, waited_ns));
+    }
     if (waited_ns < (uint64_t)comm->timeout_ms * 1000000)
         return DP_OK;
     return dp_error(DP_ERR_TIMEOUT, "nccl: what was begun did not end within %d ms",
                     comm->timeout_ms);
+}
+
+static dp_status dp__nccl_ended(dp__nccl_comm *comm, unsigned seq)
+{
+    if (comm->ring == NULL)
+        return DP_OK;
+    DP_TRY(dp__nccl_borrow(comm));
+    return dp__nccl_give_back(comm, dp__ring_end(comm->ring, seq));
 }
 
 /* Under the lock: collectives that have ended are forgotten, the oldest other one is looked at. */
@@ -545,8 +587,7 @@ static dp_status dp__nccl_look(dp__nccl_comm *comm)
         DP_TRY(dp__nccl_all_passed(comm, true, &passed));
         if (!passed)
             break;
-        if (comm->ring != NULL)
-            DP_TRY(dp__ring_end(comm->ring, comm->calls[comm->tail % DP__NCCL_WATCHED]));
+        DP_TRY(dp__nccl_ended(comm, comm->calls[comm->tail % DP__NCCL_WATCHED]));
         comm->tail++;
         comm->since_ns = 0;
     }
@@ -579,11 +620,15 @@ static dp_status dp__nccl_watch_once(dp__nccl_comm *comm)
 }
 
 /* Not under the lock, for which others may wait: they find that it has failed. Streams go on now,
-   with nothing done: whoever waits for them hears of it. What a lost GPU has stays. */
+   with nothing done: whoever waits for them hears of it. What a lost GPU has stays, as does what an
+   orphan has. */
 static void dp__nccl_abort_all(dp__nccl_comm *comm)
 {
+    if (dp__nccl_borrow(comm) != DP_OK)
+        return;
     for (int i = 0; i < comm->local_count; i++)
         atomic_store_explicit(&comm->ranks[i].dev->failed, &comm->base, memory_order_release);
+    (void)dp__nccl_give_back(comm, DP_OK);
     for (int g = 0; g < comm->gpu_count; g++)
         if (comm->gpus[g].comm != NULL && dp__cuda_enter(comm->gpus[g].physical) == DP_OK) {
             (void)dp__nccl.ncclCommAbort(comm->gpus[g].comm);
@@ -1840,7 +1885,7 @@ static dp_status dp__nccl_new(dp__nccl_join *join)
     comm->local_count = config->local_count;
     comm->timeout_ms = config->timeout_ms;
     comm->ordered = config->ordered;
-    comm->lock = (dp__lock)DP__LOCK_INITIALIZER;
+    comm->lock = comm->lent = (dp__lock)DP__LOCK_INITIALIZER;
     if (join->job != NULL) {
         comm->ring = dp__ring_opening(join->job);
         comm->ring->ends_later = true;
@@ -2147,12 +2192,13 @@ static void dp__nccl_part(dp__nccl_comm *comm)
 }
 
 /* Its GPUs may never be done with what they were given: nothing of them is waited for any more. */
-static void dp__nccl_leave_behind(const dp__nccl_comm *comm)
+static void dp__nccl_leave_behind(dp__nccl_comm *comm)
 {
     const dp_host *host = comm->base.host;
-    host->log(host, DP_LOG_WARN, "nccl: a communicator hangs while it is aborted, and is left");
     for (int g = 0; g < comm->gpu_count; g++)
         atomic_store(&dp__cuda_lost[comm->gpus[g].physical->ordinal], true);
+    dp__nccl_orphan(comm);
+    host->log(host, DP_LOG_WARN, "nccl: a communicator hangs while it ends, and is left");
 }
 
 static void dp__nccl_describe(dp_comm *base, char *text, size_t bytes)

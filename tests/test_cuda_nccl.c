@@ -1740,7 +1740,7 @@ static void aborting_hangs(meeting *m)
     wait_for_all(m);
     if (m->process == 1) {
         rest(300); /* the other waits already */
-        sim_nccl_abort_hangs(true);
+        sim_nccl_hangs("ncclCommAbort");
         dp_abort(ctx, DP_ERR_USER, "enough");
     } else {
         CHECK_STATUS(sum_of(ctx, COUNT), DP_ERR_ABORTED);
@@ -1752,7 +1752,7 @@ static void aborting_hangs(meeting *m)
         CHECK_ERROR(dp_open(&(dp_config){.local_only = true, .backends = gpus_only}, &ctx),
                     DP_ERR_NO_DEVICE, "GPU 0 is lost to this process");
     sim_hush(true); /* what was left behind */
-    sim_nccl_abort_hangs(false);
+    sim_nccl_hangs(NULL);
     rest(200); /* the keeper goes on, without the context */
     sim_forget_findings();
     _exit(0);
@@ -1767,9 +1767,9 @@ TEST_SLOW(aborting_hangs_and_closing_does_not, 60)
 static void let_it_go_on(const dp_log_record *record, void *unused)
 {
     (void)unused;
-    if (strstr(record->text, "hangs while it is aborted") == NULL)
+    if (strstr(record->text, "hangs while it ends") == NULL)
         return;
-    sim_nccl_abort_hangs(false);
+    sim_nccl_hangs(NULL);
     rest(200);
 }
 
@@ -1778,7 +1778,7 @@ static void aborting_hangs_until_then(meeting *m)
     dp_ctx *ctx = open_with(m, (dp_config){.timeout_ms = 30000, .log = {.fn = let_it_go_on}});
     CHECK_OK(sum_of(ctx, COUNT));
     wait_for_all(m);
-    sim_nccl_abort_hangs(true);
+    sim_nccl_hangs("ncclCommAbort");
     sim_hush(true);
     dp_abort(ctx, DP_ERR_USER, "enough");
     dp_close(ctx);
@@ -1790,6 +1790,63 @@ static void aborting_hangs_until_then(meeting *m)
 TEST_SLOW(aborting_ends_while_a_context_closes, 60)
 {
     in_processes(2, aborting_hangs_until_then);
+}
+
+/* Nobody can touch what was freed. */
+static void *mortal_alloc(size_t bytes, size_t align, void *unused)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    void *data = NULL;
+    (void)unused;
+    align = align > page ? align : page;
+    return posix_memalign(&data, align, (bytes + page - 1) / page * page) == 0 ? data : NULL;
+}
+
+static void mortal_free(void *data, size_t bytes, void *unused)
+{
+    (void)unused;
+    if (data != NULL)
+        CHECK_INT(mprotect(data, bytes, PROT_NONE), 0);
+}
+
+static const char *where_it_hangs;
+
+static void keeper_hangs(meeting *m)
+{
+    dp_ctx *ctx =
+        open_with(m, (dp_config){.timeout_ms = 30000,
+                                 .allocator = {.alloc = mortal_alloc, .free = mortal_free}});
+    CHECK_OK(sum_of(ctx, COUNT));
+    wait_for_all(m);
+    sim_hush(true); /* what is left behind */
+    sim_nccl_hangs(where_it_hangs);
+    double start = now_ms();
+    dp_close(ctx);
+    CHECK(now_ms() - start > 3000);
+    sim_nccl_hangs(NULL);
+    rest(300);
+    sim_forget_findings();
+    _exit(0);
+}
+
+/* A keeper that comes back from NCCL after dp_close has gone on without it. */
+static void check_late_keeper(const char *function)
+{
+    static const int gpus[] = {2, 1, 1};
+    where_it_hangs = function;
+    memcpy(shares, gpus, sizeof gpus);
+    in_processes(1, keeper_hangs);
+    in_processes(2, keeper_hangs);
+}
+
+TEST_SLOW(finalizing_hangs_and_goes_on_without_the_context, 60)
+{
+    check_late_keeper("ncclCommFinalize");
+}
+
+TEST_SLOW(watching_hangs_and_goes_on_without_the_context, 60)
+{
+    check_late_keeper("ncclCommGetAsyncError");
 }
 
 /* After a failure those who are left can begin again, as fewer. */

@@ -319,7 +319,7 @@ static void used_while_an_abort_hangs(void)
     pthread_t thread;
     ncclResult_t result;
     connect_both();
-    sim_nccl_abort_hangs(true);
+    sim_nccl_hangs("ncclCommAbort");
     pthread_create(&thread, NULL, aborts, NULL);
     for (int i = 0; i < 5000 && sim_finding_count("two threads") == 0; i++) {
         ncclCommGetAsyncError(near_comm, &result);

@@ -152,8 +152,9 @@ void sim_nccl_never_arrives(bool on);
    NCCL has found NCCL_P2P_DISABLE = 1, which it reads with a process' first communicator. */
 void sim_nccl_pair(int from, int to, sim_peer peer);
 
-/* ncclCommAbort blocks as long as it is on. */
-void sim_nccl_abort_hangs(bool on);
+/* ncclCommAbort, ncclCommFinalize or ncclCommGetAsyncError blocks as long as it is the one named
+   here; NULL: none does. */
+void sim_nccl_hangs(const char *function);
 
 /* What is called in ncclCommAbort once streams go on, while it still tidies up. NULL: nothing. */
 void sim_nccl_in_abort(void (*fn)(void));

@@ -84,7 +84,8 @@ static int nccl_version = 22809;
 static sim_nccl_counts counts;
 static int fail_code;
 static long fail_after, fail_seen;
-static bool never_arrives, abort_hangs, connects_late;
+static bool never_arrives, connects_late;
+static const char *hanging; /* the function that blocks */
 static void (*in_abort)(void);
 static struct {
     int from, to;
@@ -139,10 +140,10 @@ void sim_nccl_never_arrives(bool on)
     sim_unlock();
 }
 
-void sim_nccl_abort_hangs(bool on)
+void sim_nccl_hangs(const char *function)
 {
     sim_lock();
-    abort_hangs = on;
+    hanging = function;
     sim_unlock();
 }
 
@@ -754,6 +755,16 @@ static ncclResult_t leave(ncclComm_t comm, ncclResult_t result)
     return result;
 }
 
+/* With the lock, which is open while it hangs. */
+static void hang_in(const char *function)
+{
+    while (hanging != NULL && strcmp(hanging, function) == 0) {
+        sim_unlock();
+        usleep(1000);
+        sim_lock();
+    }
+}
+
 /* ---- groups: their launches ------------------------------------------------------------------ */
 
 static int place_of(sim_job *job, cudaStream_t stream)
@@ -1341,6 +1352,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *out)
 {
     bool works = enter(__func__, comm);
     bool is = is_comm(__func__, comm);
+    hang_in(__func__);
     if (works && is) {
         if (sim_nccl_waits())
             (void)sim_run_some();
@@ -1352,6 +1364,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *out)
 ncclResult_t ncclCommFinalize(ncclComm_t comm)
 {
     bool works = enter(__func__, comm);
+    hang_in(__func__);
     ncclResult_t result = works ? check_ready(__func__, comm) : ncclUnhandledCudaError;
     return leave(comm, group_call((item){.kind = FINALIZE, .comm = comm}, result));
 }
@@ -1385,11 +1398,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     comm->aborting = true;
     if (others_are_inside(comm) || (comm->owner != NULL && comm->owner != &group))
         sim_find("two threads", "%s, while another thread is in a call or has a group", __func__);
-    while (abort_hangs) {
-        sim_unlock();
-        usleep(1000);
-        sim_lock();
-    }
+    hang_in(__func__);
     end_comm(comm, ABORTED);
     if (in_abort != NULL) {
         sim_unlock();
