@@ -2131,14 +2131,14 @@ static dp_status dp__cuda_leave_after(const dp__cuda_gpu *gpu, const char *fn, c
     return dp__cuda_leave(gpu, dp__cuda_check(fn, gpu->ordinal, code));
 }
 
-static void (*dp__cuda_calm)(void); /* dp_nccl.h defines it */
+static void (*dp__cuda_calm)(const dp_host *host); /* dp_nccl.h defines it */
 
-/* What allocates or frees may wait for GPUs, and they for other processes: not before all that is
-   under way with those has ended. */
-static void dp__cuda_quiet(void)
+/* What allocates or frees for a context may wait for GPUs, and they for other processes: not before
+   all that is under way with those has ended. */
+static void dp__cuda_quiet(const dp_host *host)
 {
     if (dp__cuda_calm != NULL)
-        dp__cuda_calm();
+        dp__cuda_calm(host);
 }
 
 static dp_status dp__cuda_attribute(int ordinal, enum cudaDeviceAttr what, int *out)
@@ -2168,7 +2168,7 @@ static dp_status dp__cuda_code_use(const dp_host *host, dp__cuda_gpu *gpu)
     if (code->users++ > 0)
         return DP_OK;
     code->kind = DP__CUDA_KIND(gpu);
-    dp__cuda_quiet();
+    dp__cuda_quiet(host);
     dp_status status = dp__cuda_kernels_of(host, gpu->arch, &image);
     if (status == DP_OK)
         status = dp__cuda_check(
@@ -2392,7 +2392,7 @@ static dp_status dp__cuda_slab_make(dp__cuda_dev *dev, size_t bytes, dp__cuda_sl
     if (slab == NULL)
         return dp_error(DP_ERR_NO_MEMORY, DP__CUDA_IS " %d: no memory on the host",
                         dev->gpu->ordinal);
-    dp__cuda_quiet();
+    dp__cuda_quiet(host);
     dp_status status = dp__cuda_enter(dev->gpu);
     if (status == DP_OK)
         status = dp__cuda_leave_after(dev->gpu, "cudaMalloc", dp__cuda.cudaMalloc(&data, bytes));
@@ -2410,7 +2410,7 @@ static void dp__cuda_slab_drop(dp__cuda_dev *dev, dp__cuda_slab **link)
 {
     dp__cuda_slab *slab = *link;
     *link = slab->next;
-    dp__cuda_quiet();
+    dp__cuda_quiet(dev->base.host);
     if (dp__cuda_enter(dev->gpu) == DP_OK)
         (void)dp__cuda_leave_after(dev->gpu, "cudaFree", dp__cuda.cudaFree(slab->data));
     dev->base.host->free(dev->base.host, slab);
@@ -2467,7 +2467,7 @@ static void dp__cuda_free(dp_dev *dev, void *data, size_t bytes)
 static dp_status dp__cuda_host_alloc(dp_dev *dev, size_t bytes, void **out)
 {
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(dev);
-    dp__cuda_quiet();
+    dp__cuda_quiet(dev->host);
     DP_TRY(dp__cuda_enter(gpu));
     return dp__cuda_leave_after(gpu, "cudaHostAlloc",
                                 dp__cuda.cudaHostAlloc(out, bytes, cudaHostAllocPortable));
@@ -2477,7 +2477,7 @@ static void dp__cuda_host_free(dp_dev *dev, void *data, size_t bytes)
 {
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(dev);
     (void)bytes;
-    dp__cuda_quiet();
+    dp__cuda_quiet(dev->host);
     if (dp__cuda_enter(gpu) == DP_OK)
         (void)dp__cuda_leave_after(gpu, "cudaFreeHost", dp__cuda.cudaFreeHost(data));
 }
@@ -2978,7 +2978,7 @@ static dp_status dp__cuda_side_open(dp__cuda_side *side)
     size_t scratch = 2 * sizeof(double) * DP__CUDA_CHUNKS;
     int ordinal = dp__cuda_side_gpu(side)->ordinal;
     void *block = NULL;
-    dp__cuda_quiet();
+    dp__cuda_quiet(side->stream.base.dev->host);
     DP_TRY(dp__cuda_native_stream(ordinal, 0, &side->stream.native));
     DP_TRY(dp__cuda_native_event(ordinal, &side->event));
     DP_TRY(dp__cuda_check(

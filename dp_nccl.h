@@ -9,12 +9,13 @@
    its place. Several GPUs, and all other tests, are simulated (make sim).
 
    Calls wait for GPUs only while 128 collectives are under way, and before they take memory of GPUs
-   or pinned memory, or give it back: then for all collectives of the process. So two threads, each
-   with a context of several processes, may wait for one another until the time-out, by way of other
-   processes where they are in another order: let one thread use both. A thread watches the
-   communicators: where a process dies, closes or issues another collective, all others get an error
-   that names it, within a second. On several machines that holds for a process that dies or fails.
-   A graph that has collectives in it is of no use after dp_recover or dp_admit.
+   or pinned memory, or give it back: then for all collectives of the process. So two contexts of
+   several processes may wait for one another, by way of other processes where they are in another
+   order, until the time-out, which names that as the reason: let one thread use both, in the same
+   order everywhere. A thread watches the communicators: where a process dies, closes or issues
+   another collective, all others get an error that names it, within a second. On several machines
+   that holds for a process that dies or fails. A graph that has collectives in it is of no use
+   after dp_recover or dp_admit.
 
    NCCL carries data between GPUs of several processes, on one machine or on many. Without it their
    collectives go through the host. Among the GPUs of one process NCCL takes large collectives, as
@@ -692,34 +693,70 @@ static void dp__nccl_end(dp__nccl_comm *comm)
         dp__nccl_abort_all(comm);
 }
 
+/* Until the streams are free again, if that does not take too long. */
+static void dp__nccl_let_go(dp__nccl_comm *comm, int most_ms)
+{
+    uint64_t until = dp__os_after_ms(most_ms);
+    while (atomic_load(&comm->over) == 0 && dp__os_now_ns() < until)
+        dp__os_word_wait(&comm->over, 0, 100000000);
+}
+
 static dp__nccl_comm *dp__nccl_kept; /* under dp__nccl_lock */
 
-/* Until nothing is under way, or it has failed. */
-static void dp__nccl_calm_one(dp__nccl_comm *comm)
+/* Whether something is under way. What has failed is not, as soon as the keeper has aborted it. */
+static bool dp__nccl_is_busy(dp__nccl_comm *comm)
 {
-    for (bool busy = true; busy;) {
-        dp__lock_enter(&comm->lock);
-        if (comm->failed == DP_OK) {
-            dp_status status = dp__nccl_look(comm);
-            if (status != DP_OK)
-                (void)dp__nccl_fail(comm, status);
-        }
-        busy = comm->failed == DP_OK && comm->head != comm->tail;
-        dp__lock_leave(&comm->lock);
-        if (busy)
-            dp__os_sleep_ms(1);
-    }
+    dp__lock_enter(&comm->lock);
+    dp_status status = comm->failed == DP_OK ? dp__nccl_look(comm) : comm->failed;
+    if (status != DP_OK)
+        (void)dp__nccl_fail(comm, status);
+    bool failed = comm->failed != DP_OK, busy = !failed && comm->head != comm->tail;
+    dp__lock_leave(&comm->lock);
+    if (failed)
+        dp__nccl_let_go(comm, DP__NCCL_CLOSE_MS);
+    return busy;
 }
 
-static void dp__nccl_calm(void)
+/* Whoever waits in a job of other processes for their collectives, while they may wait for this one,
+   is held up: no order among contexts is agreed upon. */
+static void dp__nccl_hold(const dp_host *host, int by)
 {
+    dp__job *job = dp__job_of(host);
+    if (job != NULL)
+        atomic_fetch_add(&dp__progress_of(job, job->process)->held, (unsigned)by);
+}
+
+static void dp__nccl_calm_one(dp__nccl_comm *comm, const dp_host *host)
+{
+    if (!dp__nccl_is_busy(comm))
+        return;
+    bool others = comm->base.host != host;
+    if (others)
+        dp__nccl_hold(host, 1);
+    do
+        dp__os_sleep_ms(1);
+    while (dp__nccl_is_busy(comm));
+    if (others)
+        dp__nccl_hold(host, -1);
+}
+
+/* A communicator that fails meanwhile says so to its own context, and not to this caller. */
+static void dp__nccl_calm(const dp_host *host)
+{
+    char text[DP__TEXT_BYTES];
+    int culprit = dp__thread.culprit;
+    bool fresh = dp__thread.fresh;
+    memcpy(text, dp__thread.text, sizeof text);
     dp__lock_enter(&dp__nccl_lock);
     for (dp__nccl_comm *comm = dp__nccl_kept; comm != NULL; comm = comm->next)
-        dp__nccl_calm_one(comm);
+        dp__nccl_calm_one(comm, host);
     dp__lock_leave(&dp__nccl_lock);
+    memcpy(dp__thread.text, text, sizeof text);
+    dp__thread.culprit = culprit;
+    dp__thread.fresh = fresh;
 }
 
-static void (*dp__cuda_calm)(void) = dp__nccl_calm;
+static void (*dp__cuda_calm)(const dp_host *host) = dp__nccl_calm;
 
 static void dp__nccl_list(dp__nccl_comm *comm, bool kept)
 {
@@ -815,14 +852,6 @@ static dp_status dp__nccl_settle(dp__nccl_comm *comm)
         else
             dp__os_pause();
     }
-}
-
-/* Until the streams are free again, if that does not take too long. */
-static void dp__nccl_let_go(dp__nccl_comm *comm, int most_ms)
-{
-    uint64_t until = dp__os_after_ms(most_ms);
-    while (atomic_load(&comm->over) == 0 && dp__os_now_ns() < until)
-        dp__os_word_wait(&comm->over, 0, 100000000);
 }
 
 /* A group that was begun is ended, whatever happened in it. */
@@ -1614,7 +1643,7 @@ static dp_status dp__nccl_proof_begin(dp__nccl_proof *proof, int place)
     dp__nccl_gpu *gpu = &comm->gpus[place];
     dp_part *part = &proof->parts[gpu->lead];
     size_t job_gpus = (size_t)comm->job_gpu_count, own = proof->words * sizeof(unsigned);
-    dp__cuda_quiet();
+    dp__cuda_quiet(comm->base.host);
     DP_TRY(dp__cuda_enter(gpu->physical));
     DP_TRY(dp__cuda_leave_after(
         gpu->physical, "cudaMalloc",

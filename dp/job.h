@@ -152,7 +152,7 @@ enum {
     DP__COMPLAINT_BYTES = 160,
     DP__WHO_BYTES = 96,
     DP__DOING_BYTES = DP__WORDS_BYTES + 32,
-    DP__LAST_BYTES = DP__WORDS_BYTES + 224
+    DP__LAST_BYTES = DP__WORDS_BYTES + 384
 };
 
 typedef enum dp__presence {
@@ -171,6 +171,7 @@ typedef struct dp__track {                       /* of a lane */
 typedef struct dp__progress {
     dp__track tracks[DP__LANES];
     atomic_int presence;
+    atomic_uint held;               /* its threads that wait for another context's collectives */
     _Atomic uint64_t looked_ns;     /* when it last looked around while it waited */
     char said[DP__COMPLAINT_BYTES]; /* of a call that failed; "": none did */
 } dp__progress;
@@ -216,6 +217,7 @@ typedef struct dp__card { /* what a process tells the others while it opens */
 typedef struct dp__letter { /* a process' record as it travels where there is no board */
     int32_t presence, asks; /* asks: whoever gets it answers with his own */
     uint32_t ended[DP__LANES], said_after[DP__LANES];
+    uint32_t held, reserved;
     dp__entry last[DP__LANES];
     char said[DP__COMPLAINT_BYTES];
 } dp__letter;
@@ -391,8 +393,12 @@ static const char *dp__last_text(const dp__ring *ring, unsigned seq, int process
                           ended ? "its last one was" : "it is in", begun, words);
     if (member->said[0] != '\0' && ended &&
         atomic_load(&member->tracks[ring->place].said_after) == begun)
-        (void)dp__append(text, DP__LAST_BYTES, used, ", and then a call failed: %.159s",
-                         member->said);
+        used = dp__append(text, DP__LAST_BYTES, used, ", and then a call failed: %.159s",
+                          member->said);
+    if (atomic_load(&member->held) > 0)
+        (void)dp__append(text, DP__LAST_BYTES, used,
+                         ", and it waits to take memory until another context's collectives have "
+                         "ended: use both contexts in one thread, in the same order everywhere");
     return text;
 }
 
@@ -505,7 +511,7 @@ static uint64_t dp__news_ns(int timeout_ms)
 static dp__letter dp__letter_of(const dp__job *job)
 {
     const dp__progress *own = dp__progress_of(job, job->process);
-    dp__letter letter = {.presence = atomic_load(&own->presence)};
+    dp__letter letter = {.presence = atomic_load(&own->presence), .held = atomic_load(&own->held)};
     for (int i = 0; i < DP__LANES; i++) {
         unsigned begun = atomic_load(&own->tracks[i].begun);
         (void)dp__entry_get(&job->rings[i], job->process, begun, &letter.last[i]);
@@ -544,6 +550,7 @@ static bool dp__letter_read(const dp__job *job, int process, const dp__letter *l
         atomic_store(&other->tracks[i].ended, letter->ended[i]);
         atomic_store(&other->tracks[i].begun, (unsigned)last->seq);
     }
+    atomic_store(&other->held, letter->held);
     atomic_store(&other->looked_ns, dp__os_now_ns());
     atomic_store(&other->presence, letter->presence);
     return letter->asks != 0;

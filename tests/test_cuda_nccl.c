@@ -1849,6 +1849,43 @@ TEST_SLOW(watching_hangs_and_goes_on_without_the_context, 60)
     check_late_keeper("ncclCommGetAsyncError");
 }
 
+/* Process 0 has a sum of one context under way when it needs memory for the other one, and process
+   1 the other way round. The job whose time is up first fails, the other one goes on. */
+static void each_waits_for_the_other(meeting *m)
+{
+    vectors small, large;
+    dp_ctx *hasty = far_away ? open_launched(m, 1500) : open_for(m, 1500);
+    unsetenv("DP_ADDR");
+    unsetenv("DP_LAUNCH");
+    dp_ctx *patient = open_for(m->second, 60000);
+    dp_ctx *first = m->process == 0 ? hasty : patient, *second = m->process == 0 ? patient : hasty;
+    CHECK_OK(sum_of(hasty, COUNT));
+    CHECK_OK(sum_of(patient, COUNT));
+    wait_for_all(m);
+    vectors_make(first, &small, DP_F32, COUNT);
+    CHECK_OK(dp_all_reduce(first, small.parts, COUNT, DP_F32, DP_OP_SUM));
+    (void)dp_error(DP_ERR_USER, "before");
+    vectors_make(second, &large, DP_F32, 20 * LARGE);
+    if (m->process == 0) /* where the hasty one fails meanwhile */
+        CHECK_STR(dp_last_error(), "before");
+    (void)dp_all_reduce(second, large.parts, COUNT, DP_F32, DP_OP_SUM);
+    CHECK_ERROR(dp_wait(hasty), DP_ERR_TIMEOUT, "rank 1 (process 1, pid ");
+    CHECK_SAYS(dp_last_error(), " did not come within 1500 ms; its last one was 1, all_reduce");
+    CHECK_SAYS(dp_last_error(), "it waits to take memory until another context's collectives");
+    CHECK_OK(dp_wait(patient));
+    wait_for_all(m);
+    dp_close(hasty);
+    dp_close(patient);
+}
+
+TEST_SLOW(contexts_that_wait_for_one_another_are_named, 60)
+{
+    for (int far = 0; far < 2; far++) {
+        far_away = far != 0;
+        in_processes(2, each_waits_for_the_other);
+    }
+}
+
 /* After a failure those who are left can begin again, as fewer. */
 static void some_go_on(meeting *m)
 {
