@@ -264,12 +264,10 @@ static dp_status dp__issue(const dp__coll *coll)
     return dp__parts_reduce(coll) ? dp__collective_served(coll) : dp__aligned(coll);
 }
 
-/* When a collective has failed, nothing of it still reads or writes. Of what was refused nothing
-   was begun; and a stream that is captured is not to be waited for. */
+/* When a collective has failed, nothing of it still reads or writes; also of one that a driver has
+   refused in the middle. */
 static dp_status dp__parts_drain(const dp__coll *coll, const dp_part *parts, dp_status status)
 {
-    if (dp_status_class(status) == DP_CLASS_CALL)
-        return status;
     for (int i = 0; i < coll->lane->ctx->info.local_count && status != DP_OK; i++)
         status = dp__drain(coll->lane->ctx, parts[i].stream, status);
     return status;
@@ -1148,8 +1146,7 @@ static dp_status dp__staging_views(const dp__staging *by, const dp__coll *coll)
     return dp__carried_call(&all);
 }
 
-/* A stream that cannot be waited for, since it is captured, is refused before anything is enqueued.
-   What was enqueued when something fails still uses the pieces. */
+/* A stream that cannot be waited for, since it is captured, is refused before anything is enqueued. */
 static dp_status dp__staging_run(dp_comm *comm, const dp_coll_call *call)
 {
     const dp__staging *by = (dp__staging *)comm;
@@ -1157,8 +1154,6 @@ static dp_status dp__staging_run(dp_comm *comm, const dp_coll_call *call)
     const dp__coll coll = {.lane = by->lane, .call = *call};
     DP_TRY(dp__staging_wait(by, &coll));
     dp_status status = by->reached ? dp__staging_views(by, &coll) : dp__staging_pieces(by, &coll);
-    for (int i = 0; i < by->count && dp_status_class(status) == DP_CLASS_CALL; i++)
-        status = dp__drain(ctx, coll.call.local[i].stream, status);
     return dp__shared_failure(ctx, status);
 }
 

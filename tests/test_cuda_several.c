@@ -1287,14 +1287,14 @@ static dp_status run_gradients(team *t)
     return status;
 }
 
-/* Each call of it fails, one after another. */
-static void fail_everywhere(dp_status (*run)(team *t), int gpus, size_t room)
+/* Each call of it fails, one after another; with 801 the driver "cannot do this". */
+static void fail_everywhere_by(int code, dp_status (*run)(team *t), int gpus, size_t room)
 {
     team t;
     bool fired = true;
     trio_open(&t, gpus, room);
     for (long n = 1; fired; n++) {
-        sim_fail_at(n, cudaErrorMemoryAllocation, false);
+        sim_fail_at(n, code, false);
         dp_status status = run(&t);
         fired = sim_fault_fired();
         sim_fail_at(0, 0, false);
@@ -1308,6 +1308,12 @@ static void fail_everywhere(dp_status (*run)(team *t), int gpus, size_t room)
     trio_close(&t);
 }
 
+static void fail_everywhere(dp_status (*run)(team *t), int gpus, size_t room)
+{
+    fail_everywhere_by(cudaErrorMemoryAllocation, run, gpus, room);
+    fail_everywhere_by(801, run, gpus, room);
+}
+
 TEST_SLOW(failed_collectives_write_nothing_later, 60)
 {
     cuda_pairs(3, true);
@@ -1318,6 +1324,40 @@ TEST_SLOW(failed_collectives_write_nothing_later, 60)
     fail_everywhere(run_add, 1, 1000);
     fail_everywhere(run_gradients, 1, GRADS);
     fail_everywhere(run_replicate, 3, LONG_COUNT);
+}
+
+/* A sum on streams of the user's fails at any call, and the next one is on the compute streams:
+   what it fetches does not come where the failed one still adds up. */
+static void sum_after_a_failed_one(int code)
+{
+    team t;
+    bool fired = true;
+    dp_stream *others[MOST];
+    trio_open(&t, 3, LONG_COUNT);
+    memcpy(others, t.streams, sizeof others);
+    for (long n = 1; fired; n += test_step()) {
+        CHECK_OK(run_verb(&t, SUM, t.room, 0));
+        streams_wait(&t);
+        sim_fail_at(n, code, false);
+        dp_status status = run_verb(&t, SUM, t.room, 0);
+        fired = sim_fault_fired();
+        sim_fail_at(0, 0, false);
+        if (status == DP_OK)
+            streams_wait(&t);
+        memset(t.streams, 0, sizeof t.streams);
+        write_around(&t, SUM, t.room, 0);
+        memcpy(t.streams, others, sizeof others);
+        streams_wait(&t);
+        CHECK_INT(sim_finding_count(NULL), 0);
+    }
+    trio_close(&t);
+}
+
+TEST_SLOW(sums_after_a_failed_one_are_right, 60)
+{
+    cuda_pairs(3, true);
+    sum_after_a_failed_one(cudaErrorMemoryAllocation);
+    sum_after_a_failed_one(801);
 }
 
 /* A call fails in the middle of a pair's check: what it had begun is over before its memory goes,
