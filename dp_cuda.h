@@ -1409,6 +1409,14 @@ static bool dp__cuda_find(void *library, const char *name, void *out_fn)
     memcpy(out_fn, &found, sizeof found);
     return found != NULL;
 }
+
+/* The file that a library is, which has this function; as far as the system says, else what it was
+   asked for by. */
+static const char *dp__cuda_place(void *library, const char *fn, const char *name)
+{
+    Dl_info info;
+    return dladdr(dlsym(library, fn), &info) != 0 ? info.dli_fname : name;
+}
 #else
 #define DP__CUDA_BIND(name) .name = name,
 #endif
@@ -1526,11 +1534,15 @@ static dp_status dp__cuda_bind_pair(const char *ending)
         if (libraries[i] == NULL)
             status = dp_error(DP_ERR_NO_DEVICE, "%s was not found", names[i]);
     }
-    if (status == DP_OK)
+    if (status == DP_OK) {
         status = dp__cuda_bind_all(libraries[0], libraries[1]);
-    dp__cuda.bound = status == DP_OK;
-    if (status == DP_OK)
-        return DP_OK;
+        dp__cuda.bound = status == DP_OK;
+        if (status == DP_OK)
+            return DP_OK;
+        dp_error(status, "%s (%s, %s)", dp_last_error(),
+                 dp__cuda_place(libraries[0], "cudaRuntimeGetVersion", names[0]),
+                 dp__cuda_place(libraries[1], "nvrtcVersion", names[1]));
+    }
     dp__cuda = (struct dp__cuda){.bound = false};
     for (int i = 0; i < 2; i++)
         if (libraries[i] != NULL)
@@ -1559,7 +1571,7 @@ static dp_status dp__cuda_bind(void)
         if (dp__cuda_bind_pair(endings[i]) == DP_OK)
             return DP_OK;
         size_t used = strlen(said);
-        snprintf(said + used, sizeof said - used, "%s%.140s", i > 0 ? "; " : "", dp_last_error());
+        snprintf(said + used, sizeof said - used, "%s%.240s", i > 0 ? "; " : "", dp_last_error());
     }
     return dp_error(dp__cuda_driver_has_gpus() ? DP_ERR_UNSUPPORTED : DP_ERR_NO_DEVICE,
                     "the libraries of CUDA cannot be used (%s)", said);

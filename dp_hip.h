@@ -440,6 +440,7 @@ static struct dp__cuda dp__cuda = {
 
 #if defined(DP_DYNAMIC_LOAD)
 static bool dp__cuda_find(void *library, const char *name, void *out_fn);
+static const char *dp__cuda_place(void *library, const char *fn, const char *name);
 
 /* Names of functions may be macros, for those of one version. */
 #define DP__HIP_TEXT(...) #__VA_ARGS__
@@ -448,13 +449,15 @@ static bool dp__cuda_find(void *library, const char *name, void *out_fn);
 #define DP__HIP_FIND_COMPILER(member, function)                                                    \
     found = found && dp__cuda_find(compiler, DP__HIP_TEXT(function), &dp__cuda.member);
 
-static dp_status dp__hip_bind_all(void *runtime, void *compiler)
+static dp_status dp__hip_bind_all(void *runtime, void *compiler, const char *name)
 {
     bool found = true;
     DP__HIP_RUNTIME(DP__HIP_FIND_RUNTIME)
     DP__HIP_COMPILER(DP__HIP_FIND_COMPILER)
     dp__cuda.bound = found;
-    return found ? DP_OK : dp_error(DP_ERR_UNSUPPORTED, "the libraries are older than HIP 5.2");
+    return found ? DP_OK
+                 : dp_error(DP_ERR_UNSUPPORTED, "the libraries are older than HIP 5.2 (%s)",
+                            dp__cuda_place(runtime, "hipRuntimeGetVersion", name));
 }
 
 /* Those of the headers' major version, whose types they have. In some of HIP 5 the compiler is in
@@ -466,9 +469,10 @@ static dp_status dp__hip_bind(void)
     snprintf(names[1], sizeof names[1], "libhiprtc.so.%d", HIP_VERSION_MAJOR);
     void *runtime = dlopen(names[0], RTLD_NOW | RTLD_LOCAL);
     void *compiler = dlopen(names[1], RTLD_NOW | RTLD_LOCAL);
-    dp_status status = runtime == NULL
-                           ? dp_error(DP_ERR_NO_DEVICE, "%s was not found", names[0])
-                           : dp__hip_bind_all(runtime, compiler != NULL ? compiler : runtime);
+    dp_status status =
+        runtime == NULL
+            ? dp_error(DP_ERR_NO_DEVICE, "%s was not found", names[0])
+            : dp__hip_bind_all(runtime, compiler != NULL ? compiler : runtime, names[0]);
     if (status != DP_OK && runtime != NULL)
         (void)dlclose(runtime);
     if (status != DP_OK && compiler != NULL)

@@ -2,7 +2,8 @@
 
    Include it after dp_cuda.h, or instead of dp.h; or define DP_USE_NCCL, and dp.h includes it. Link
    with -lnccl beside what dp_cuda.h needs; or define DP_DYNAMIC_LOAD together with
-   DP_IMPLEMENTATION, and the library is loaded when a context opens. NCCL 2.18 or newer.
+   DP_IMPLEMENTATION, and the first library that can be used is loaded when a context opens. NCCL
+   2.18 or newer.
 
    With NCCL 2.28 processes that share an H200 pass the tests of collectives and nearly all of
    dp_recover: they hear of one that ends in any way, and go on without it, or with another one in
@@ -82,15 +83,16 @@ DP_API int dp_nccl_version(char *text, size_t bytes);
 
 #if defined(DP__HIP)
 #include <rccl/rccl.h>
-#define DP__NCCL_IS "rccl" /* the table's name */
-#define DP__NCCL_WHERE                                                                             \
-    "RCCL was not found: librccl.so.1 is looked for where the system finds libraries"
+#define DP__NCCL_IS    "rccl" /* the table's name */
+#define DP__NCCL_NAME  "RCCL"
+#define DP__NCCL_WHERE "librccl.so.1 is looked for where the system finds libraries"
 #else
 #include <nccl.h>
-#define DP__NCCL_IS "nccl"
+#define DP__NCCL_IS   "nccl"
+#define DP__NCCL_NAME "NCCL"
 #define DP__NCCL_WHERE                                                                             \
-    "NCCL was not found: libnccl.so.2 is looked for where the system finds libraries "             \
-    "($LD_LIBRARY_PATH), and in Python's package nvidia.nccl"
+    "libnccl.so.2 is looked for where the system finds libraries ($LD_LIBRARY_PATH), and in "      \
+    "Python's package nvidia.nccl"
 #endif
 #if defined(DP_DYNAMIC_LOAD) && !defined(DP__HIP)
 #include <glob.h>
@@ -122,45 +124,63 @@ static struct dp__nccl_library {
 #if defined(DP_DYNAMIC_LOAD)
 dp__nccl;
 #else
-dp__nccl = {DP__NCCL_FUNCTIONS(DP__CUDA_BIND).bound = true, .path = "linked"};
+dp__nccl = {DP__NCCL_FUNCTIONS(DP__CUDA_BIND).path = "linked"};
 #endif
 
 static dp__lock dp__nccl_lock = DP__LOCK_INITIALIZER; /* for binding, and the list of >>keeper */
 
-#if defined(DP_DYNAMIC_LOAD)
-#define DP__NCCL_FIND(name) found = found && dp__cuda_find(library, #name, &dp__nccl.name);
+/* What was found of the library and cannot be used: "PATH is NCCL 2.17.5; PATH lacks ncclSend". */
+typedef struct dp__nccl_refused {
+    char text[DP__TEXT_BYTES - 160];
+    size_t used;
+} dp__nccl_refused;
 
-/* The file that a library is; as far as the system says, else what it was asked for by. */
-static void dp__nccl_place_of(const char *name, void *library)
+/* What is in the table can be used. lacks: a function that it has not; NULL: it has all. */
+static bool dp__nccl_suits(const char *lacks, dp__nccl_refused *refused)
 {
-    Dl_info info;
-    bool known = dladdr(dlsym(library, "ncclGetVersion"), &info) != 0;
-    snprintf(dp__nccl.path, sizeof dp__nccl.path, "%s", known ? info.dli_fname : name);
+    char why[64];
+    int version = 0;
+    if (lacks == NULL && dp__nccl.ncclGetVersion(&version) == ncclSuccess &&
+        version >= DP__NCCL_FLOOR)
+        return true;
+    if (lacks != NULL)
+        snprintf(why, sizeof why, "lacks %s", lacks);
+    else
+        snprintf(why, sizeof why, "is " DP__NCCL_NAME " %d.%d.%d", version / 10000,
+                 version / 100 % 100, version % 100);
+    refused->used = dp__append(refused->text, sizeof refused->text, refused->used, "%s%s %s",
+                               refused->used > 0 ? "; " : "", dp__nccl.path, why);
+    return false;
 }
 
-static bool dp__nccl_bind_path(const char *path)
+#if defined(DP_DYNAMIC_LOAD)
+#define DP__NCCL_FIND(name)                                                                        \
+    lacks = dp__cuda_find(library, #name, &dp__nccl.name) || lacks != NULL ? lacks : #name;
+
+/* What cannot be used is let go of: another one may do. */
+static bool dp__nccl_bind_path(const char *path, dp__nccl_refused *refused)
 {
-    bool found = true;
+    const char *lacks = NULL;
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL)
         return false;
     DP__NCCL_FUNCTIONS(DP__NCCL_FIND)
-    dp__nccl.bound = found;
-    if (found)
-        dp__nccl_place_of(path, library);
-    else
+    snprintf(dp__nccl.path, sizeof dp__nccl.path, "%s",
+             dp__cuda_place(library, "ncclGetVersion", path));
+    bool suits = dp__nccl_suits(lacks, refused);
+    if (!suits)
         (void)dlclose(library);
-    return found;
+    return suits;
 }
 
 #if defined(DP__HIP)
-static bool dp__nccl_bind(void)
+static bool dp__nccl_bind(dp__nccl_refused *refused)
 {
-    return dp__nccl_bind_path("librccl.so.1") || dp__nccl_bind_path("librccl.so");
+    return dp__nccl_bind_path("librccl.so.1", refused) || dp__nccl_bind_path("librccl.so", refused);
 }
 #else
 /* Where Python's package has it, in the folder of an environment or of the system. */
-static bool dp__nccl_bind_package(const char *root)
+static bool dp__nccl_bind_package(const char *root, dp__nccl_refused *refused)
 {
     char pattern[768];
     glob_t list;
@@ -172,12 +192,12 @@ static bool dp__nccl_bind_package(const char *root)
     if (glob(pattern, 0, NULL, &list) != 0)
         return false;
     for (size_t i = 0; i < list.gl_pathc && !found; i++)
-        found = dp__nccl_bind_path(list.gl_pathv[i]);
+        found = dp__nccl_bind_path(list.gl_pathv[i], refused);
     globfree(&list);
     return found;
 }
 
-static bool dp__nccl_bind(void)
+static bool dp__nccl_bind(dp__nccl_refused *refused)
 {
     char local[512] = "";
     const char *home = dp__os_env("HOME");
@@ -186,32 +206,30 @@ static bool dp__nccl_bind(void)
     const char *const roots[] = {dp__os_env("VIRTUAL_ENV"), dp__os_env("CONDA_PREFIX"), local,
                                  "/usr/local", "/usr"};
     /* The first is also the name of a copy that this process has already, wherever it is from. */
-    bool found = dp__nccl_bind_path("libnccl.so.2") || dp__nccl_bind_path("libnccl.so");
+    bool found = dp__nccl_bind_path("libnccl.so.2", refused) ||
+                 dp__nccl_bind_path("libnccl.so", refused);
     for (size_t i = 0; i < sizeof roots / sizeof roots[0] && !found; i++)
-        found = dp__nccl_bind_package(roots[i]);
+        found = dp__nccl_bind_package(roots[i], refused);
     return found;
 }
 #endif
 #else
-static bool dp__nccl_bind(void)
+static bool dp__nccl_bind(dp__nccl_refused *refused)
 {
-    return true;
+    return dp__nccl_suits(NULL, refused);
 }
 #endif
 
 /* The library is there, and new enough. */
 static dp_status dp__nccl_ready(void)
 {
-    int version = 0;
+    dp__nccl_refused refused = {.used = 0};
     dp__lock_enter(&dp__nccl_lock);
-    bool bound = dp__nccl.bound || dp__nccl_bind();
+    bool bound = dp__nccl.bound = dp__nccl.bound || dp__nccl_bind(&refused);
     dp__lock_leave(&dp__nccl_lock);
-    if (!bound)
-        return dp_error(DP_ERR_UNSUPPORTED, DP__NCCL_WHERE);
-    if (dp__nccl.ncclGetVersion(&version) != ncclSuccess || version < DP__NCCL_FLOOR)
-        return dp_error(DP_ERR_UNSUPPORTED, "NCCL %d.%d.%d (%s) is too old, 2.18 is needed",
-                        version / 10000, version / 100 % 100, version % 100, dp__nccl.path);
-    return DP_OK;
+    return bound ? DP_OK
+                 : dp_error(DP_ERR_UNSUPPORTED, DP__NCCL_NAME " 2.18 or newer was not found: %s",
+                            refused.used > 0 ? refused.text : DP__NCCL_WHERE);
 }
 
 /* $DP_NCCL: 0: off; else from how many bytes on NCCL carries what one process could do without. */

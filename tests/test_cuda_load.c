@@ -9,6 +9,7 @@
 static void *fake_dlopen(const char *name, int flags);
 void *fake_dlsym(void *library, const char *name); /* dp/os.h declares it weak */
 static int fake_dlclose(void *library);
+static int fake_dladdr(const void *address, Dl_info *out);
 
 #define DP_STATIC
 #define DP_IMPLEMENTATION
@@ -16,10 +17,12 @@ static int fake_dlclose(void *library);
 #define dlopen  fake_dlopen
 #define dlsym   fake_dlsym
 #define dlclose fake_dlclose
+#define dladdr  fake_dladdr
 #include "../dp_cuda.h"
 #undef dlopen
 #undef dlsym
 #undef dlclose
+#undef dladdr
 #endif
 
 #include "test.h"
@@ -34,6 +37,7 @@ typedef struct library {
     int version;
     bool lacks_some; /* functions of 12.8 */
     int loads;
+    char place[40];
 } library;
 
 enum { LIBRARIES = 8 };
@@ -57,6 +61,15 @@ static int fake_dlclose(void *handle)
     CHECK(own->loads > 0);
     own->loads--;
     return 0;
+}
+
+static library *asked; /* for a function, last */
+
+static int fake_dladdr(const void *address, Dl_info *out)
+{
+    snprintf(asked->place, sizeof asked->place, "/opt/%s.1", asked->name);
+    *out = (Dl_info){.dli_fname = asked->place};
+    return address != NULL;
 }
 
 static cudaError_t runtime_12(int *out)
@@ -99,11 +112,12 @@ static const struct entry {
 
 void *fake_dlsym(void *handle, const char *name)
 {
-    const library *own = handle;
+    library *own = handle;
     void (*fn)(void) = NULL;
     void *found;
     if (handle == RTLD_DEFAULT) /* in the program itself there are none */
         return NULL;
+    asked = own;
     if (own->lacks_some && strcmp(name, "cudaLibraryLoadData") == 0)
         return NULL;
     for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
@@ -176,8 +190,9 @@ static const choice choices[] = {
      .driver = 12090,
      .loaded = {NULL},
      .status = DP_ERR_UNSUPPORTED,
-     .sentence = "(the driver is for CUDA 12.9, libcudart is of CUDA 13.0; libcudart.so.12 was not "
-                 "found; libcudart.so was not found)"},
+     .sentence = "(the driver is for CUDA 12.9, libcudart is of CUDA 13.0 (/opt/libcudart.so.13.1, "
+                 "/opt/libnvrtc.so.13.1); libcudart.so.12 was not found; libcudart.so was not "
+                 "found)"},
     {.libraries = {DRIVER, RUNTIME_13, NVRTC_12},
      .driver = 13000,
      .loaded = {NULL},
@@ -198,7 +213,8 @@ static const choice choices[] = {
      .driver = 13000,
      .loaded = {NULL},
      .status = DP_ERR_UNSUPPORTED,
-     .sentence = "libcudart or libnvrtc is older than 12.8"},
+     .sentence = "libcudart or libnvrtc is older than 12.8 (/opt/libcudart.so.12.1, "
+                 "/opt/libnvrtc.so.12.1)"},
     {.libraries = {DRIVER},
      .driver = 13000,
      .loaded = {NULL},

@@ -195,7 +195,7 @@ TEST(without_the_library_gpus_do_it_themselves)
     dp_close(ctx);
     sim_set_nccl(21705);
     CHECK_INT(dp_nccl_version(text, sizeof text), 0);
-    CHECK_SAYS(text, "NCCL 2.17.5");
+    CHECK_SAYS(text, "CCL 2.17.5");
     ctx = open_alone(4);
     CHECK_STR(carrier(ctx), dp_cuda()->name);
     dp_close(ctx);
@@ -258,13 +258,33 @@ TEST(a_library_without_a_function_is_let_go_of)
     for (int i = 0; i < 3; i++) {
         sim_nccl_file files[] = {{.path = "libnccl.so.2", .lacks = lacking[i]}};
         CHECK_STR(found_at(files, 1), "");
-        CHECK_SAYS(dp_last_error(), "CCL was not found: lib");
+        CHECK_SAYS(dp_last_error(), "CCL 2.18 or newer was not found: lib");
         CHECK_INT(files[0].loads, 0);
     }
     sim_nccl_file files[] = {{.path = "libnccl.so.2", .lacks = "ncclRecv"},
                              {.path = "libnccl.so", .is_at = "/opt/good"}};
     CHECK_STR(found_at(files, 2), "/opt/good");
     CHECK_INT(files[0].loads, 0);
+}
+
+/* One that is too old is often found first: the system's, or the one that the process has. */
+TEST(an_old_library_does_not_hide_a_newer_one)
+{
+    sim_nccl_file files[] = {
+        {.path = "libnccl.so.2", .is_at = "/opt/old/libnccl.so.2.17.1", .version = 21701},
+        {.path = "libnccl.so", .is_at = "/opt/older/libnccl.so.2.17.0", .version = 21799},
+        {.path = "libnccl.so.1", .is_at = "/opt/new/libnccl.so.2"}};
+    cuda_alone();
+    CHECK_STR(found_at(files, 3), "");
+    CHECK_SAYS(dp_last_error(), "CCL 2.18 or newer was not found: /opt/old/libnccl.so.2.17.1 is ");
+    CHECK_SAYS(dp_last_error(), "CCL 2.17.1; /opt/older/libnccl.so.2.17.0 is ");
+    CHECK_SAYS(dp_last_error(), "CCL 2.17.99");
+    for (int i = 0; i < 3; i++)
+        CHECK_INT(files[i].loads, 0);
+    files[1].version = 0;
+    CHECK_STR(found_at(files, 3), files[1].is_at);
+    CHECK_INT(files[0].loads, 0);
+    CHECK_INT(files[1].loads, 1);
 }
 
 /* An empty file where Python's package has the library. */
@@ -756,7 +776,7 @@ static void no_library(meeting *m)
     config.backends = backends;
     config.colls = NULL;
     CHECK_ERROR(dp_open(&config, &ctx), m->process == 1 ? DP_ERR_UNSUPPORTED : DP_ERR_REMOTE,
-                "CCL was not found");
+                "CCL 2.18 or newer was not found: ");
 }
 
 TEST_SLOW(one_process_has_no_library, 30)

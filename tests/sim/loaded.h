@@ -44,6 +44,12 @@ void sim_set_nccl_files(sim_nccl_file *files, int count)
     sim_nccl_file_count = count;
 }
 
+static ncclResult_t sim_own_version(int *out)
+{
+    *out = sim_nccl_asked->version;
+    return ncclSuccess;
+}
+
 static const char *sim_lacking = "";
 static int sim_loaded;
 
@@ -104,6 +110,9 @@ void *sim_dlsym(void *library, const char *name)
     if (library == sim_nccl_asked && sim_nccl_asked->lacks != NULL &&
         strcmp(sim_nccl_asked->lacks, name) == 0)
         fn = NULL;
+    if (library == sim_nccl_asked && sim_nccl_asked->version != 0 &&
+        strcmp(name, "ncclGetVersion") == 0)
+        fn = (void (*)(void))sim_own_version;
     memcpy(&found, &fn, sizeof found);
     return found;
 }
@@ -111,8 +120,8 @@ void *sim_dlsym(void *library, const char *name)
 int sim_dladdr(const void *address, Dl_info *out)
 {
     (void)address;
-    *out = (Dl_info){.dli_fname = sim_nccl_asked->is_at};
-    return sim_nccl_asked->is_at != NULL;
+    *out = (Dl_info){.dli_fname = sim_nccl_asked != NULL ? sim_nccl_asked->is_at : NULL};
+    return out->dli_fname != NULL;
 }
 
 /* ---- the system ------------------------------------------------------------------------------ */

@@ -130,6 +130,7 @@ typedef struct sim_nccl_file {
     const char *path;
     const char *is_at; /* as the system says; NULL: it does not know */
     const char *lacks; /* one function */
+    int version;       /* 0: that of sim_set_nccl */
     int takes_ms;      /* to load */
     int loads;
 } sim_nccl_file;
