@@ -24,8 +24,9 @@
    calls that only enqueue become part of the graph, collectives among GPUs too. Calls that wait
    fail with DP_ERR_STATE: dp_wait, dp_read, copies of memory that is not pinned, copies from GPU to
    GPU through the host, and the first copy of a pair. What CUDA refuses in a capture breaks the
-   capture, not the context. Memory allocated in a capture must live as long as the graph. Sums of a
-   graph may not run beside other sums of the context.
+   capture, not the context. Memory allocated in a capture must live as long as the graph, and so
+   must the communicator: after dp_recover, capture again. Sums of a graph may not run beside other
+   sums of the context.
 
    CONTENTS (search for the tag)
      >>native       streams and devices as CUDA knows them

@@ -15,8 +15,11 @@
    order, until the time-out, which names that as the reason: let one thread use both, in the same
    order everywhere. A thread watches the communicators: where a process dies, closes or issues
    another collective, all others get an error that names it, within a second. On several machines
-   that holds for a process that dies or fails. A graph that has collectives in it is of no use
-   after dp_recover or dp_admit.
+   that holds for a process that dies or fails.
+
+   A graph that has collectives in it is of no use after dp_recover or dp_admit. Launched all the
+   same, it waits for ranks of the old job, for ever, or writes to memory that others have by then:
+   nobody here sees that, so there is no error. Capture a new one, and destroy the old one.
 
    NCCL carries data between GPUs of several processes, on one machine or on many. Without it their
    collectives go through the host. Among the GPUs of one process NCCL takes large collectives, as

@@ -1005,25 +1005,41 @@ static void place_give(void *data, size_t bytes, void *unused)
         free(data);
 }
 
+static const char *carrier_of(dp_ctx *ctx)
+{
+    dp_info info;
+    CHECK_OK(dp_info_get(ctx, &info));
+    return info.coll_backend;
+}
+
 /* A child of fork that has closed what its parent opened has no device of CUDA, and gets memory for
-   others where those were. */
+   others where those were: their collectives are not among GPUs. */
 TEST(a_child_has_none_of_its_parents_devices)
 {
     const dp_device_ops *const gpus[] = {dp_cuda(), NULL}, *const cpus[] = {dp_cpu(), NULL};
+    const dp_coll_ops *const colls[] = {dp_cuda_coll(), dp_cpu_coll(), NULL};
     dp_config config = {.backends = gpus, .device_count = 8, .allocator = {place_take, place_give}};
+    dp_dev *devs[8];
+    const dp_comm_config of_parent = {.local = devs, .local_count = 8, .rank_count = 8};
     dp_ctx *ctx = NULL, *own = NULL;
     int status = 0;
     cuda_gpus(8);
     CHECK_OK(dp_open(&config, &ctx));
+    for (int r = 0; r < 8; r++)
+        devs[r] = dp_local_stream(ctx, r)->dev;
+    CHECK(dp_cuda_coll()->fits(&of_parent));
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
+        CHECK(!dp_cuda_coll()->fits(&of_parent));
         dp_close(ctx);
         config.backends = cpus;
+        config.colls = colls;
         for (config.device_count = 8; config.device_count <= 64; config.device_count *= 2) {
             CHECK_OK(dp_open(&config, &own));
             for (int r = 0; r < config.device_count; r++)
                 CHECK(dp_cuda_stream(dp_local_stream(own, r)) == NULL);
+            CHECK_STR(carrier_of(own), "cpu");
             dp_close(own);
         }
         _exit(0);

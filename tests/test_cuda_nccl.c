@@ -1715,6 +1715,27 @@ TEST_SLOW(ends_are_the_same_on_several_machines, 60)
     check_ends_over(open_far_for_an_end);
 }
 
+static void one_stays_away_while_clocks_are_set(meeting *m)
+{
+    enum { MOST_MS = 1500 };
+    sim_jump_wall_clock(true);
+    dp_ctx *ctx = open_for(m, MOST_MS);
+    CHECK_OK(sum_of(ctx, COUNT));
+    wait_for_all(m);
+    double start = now_ms();
+    if (m->process == 0)
+        CHECK_ERROR(sum_of(ctx, COUNT), DP_ERR_TIMEOUT, "rank 1 (process 1, pid ");
+    double took = now_ms() - start;
+    CHECK(m->process == 1 || (took > MOST_MS - 100 && took < MOST_MS + LATE_MS));
+    wait_for_all(m);
+    dp_close(ctx);
+}
+
+TEST_SLOW(a_time_out_goes_by_a_clock_that_is_never_set, 30)
+{
+    in_processes(2, one_stays_away_while_clocks_are_set);
+}
+
 /* NCCL may see that somebody has gone, and not who. */
 static bool far_away;
 

@@ -1156,6 +1156,26 @@ TEST_SLOW(a_pair_that_hangs_is_lost, 30)
     CHECK_INT(sim_finding_count(NULL), 0);
 }
 
+/* A check has its time, however the wall clock is set meanwhile. */
+TEST_SLOW(a_pair_is_checked_by_a_clock_that_is_never_set, 30)
+{
+    team t;
+    cuda_pairs(3, true);
+    sim_set_peer(0, 1, SIM_PEER_HANGS);
+    sim_jump_wall_clock(true);
+    team_open(&t, 3, NULL, 3, 1000);
+    long before = sim_peer_copies();
+    CHECK_OK(dp_copy(t.ctx, &t.recv[2], &t.source[1], NULL));
+    CHECK(sim_peer_copies() > before);
+    double start = now_ms();
+    CHECK_ERROR(dp_copy(t.ctx, &t.recv[0], &t.source[1], NULL), DP_ERR_DEVICE,
+                "GPU 0 does not finish reading GPU 1");
+    double took = now_ms() - start;
+    CHECK(took > 4900 && took < 5000 + 3000 * test_timeout_scale());
+    dp_scope_end(t.scope);
+    dp_close(t.ctx);
+}
+
 /* From a fault on, the calls to the GPU that had it are those of the moment: closing makes none. */
 TEST(a_gpu_that_faulted_is_left_alone)
 {

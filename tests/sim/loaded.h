@@ -7,6 +7,7 @@
 #undef dladdr
 #undef posix_memalign
 #undef pthread_create
+#undef clock_gettime
 #undef pthread_mutex_unlock
 
 #if defined(TEST_HIP)
@@ -158,6 +159,22 @@ int sim_memalign(void **out, size_t align, size_t bytes)
 int sim_thread(pthread_t *out, const pthread_attr_t *how, void *(*fn)(void *user), void *user)
 {
     return sim_refuses(SIM_THREADS) ? EAGAIN : pthread_create(out, how, fn, user);
+}
+
+static atomic_bool sim_wall_jumps;
+static atomic_uint sim_wall_readings;
+
+void sim_jump_wall_clock(bool on)
+{
+    atomic_store(&sim_wall_jumps, on);
+}
+
+int sim_clock(clockid_t clock, struct timespec *out)
+{
+    int code = clock_gettime(clock, out);
+    if (clock == CLOCK_REALTIME && atomic_load(&sim_wall_jumps))
+        out->tv_sec += atomic_fetch_add(&sim_wall_readings, 1) % 2 == 0 ? 3600 : -3600;
+    return code;
 }
 
 /* Nothing else would show a lock that is left and was not entered. */

@@ -193,6 +193,9 @@ typedef enum sim_thing { SIM_MEMORY, SIM_THREADS } sim_thing;
 void sim_refuse(sim_thing what, long n);
 bool sim_refused(void);
 
+/* The library reads a wall clock that is set an hour ahead and an hour back in turns. */
+void sim_jump_wall_clock(bool on);
+
 /* What is still there becomes findings "leak". */
 void sim_check_leaks(void);
 
