@@ -1,10 +1,14 @@
 /* gpt.h - an existing program, which has never heard of dp.h: a small transformer that learns to
    continue text, in plain C. All parameters lie in one block, all gradients in another, everything
    that backward needs from a forward in a third. The loss is the mean over the rows of a batch, and
-   gpt_backward divides by their number itself. */
+   gpt_backward divides by their number itself. Matrix products are loops, or with GPT_BLAS defined
+   those of a BLAS. */
 #ifndef GPT_H
 #define GPT_H
 
+#if defined(GPT_BLAS)
+#include <cblas.h>
+#endif
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -101,6 +105,22 @@ static int gpt_tape_create(gpt *g, const gpt_shape *shape, int rows)
 
 /* ---- pieces ---------------------------------------------------------------------------------- */
 
+#if defined(GPT_BLAS)
+/* out[n, m] (+)= x[n, k] * w[k, m] */
+static void gpt_matmul(float *out, const float *x, const float *w, int n, int k, int m, int add)
+{
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, m, k, 1, x, k, w, m,
+                (float)(add != 0), out, m);
+}
+
+/* dx[n, k] = d[n, m] * w', dw[k, m] += x' * d */
+static void gpt_matmul_back(float *dx, float *dw, const float *d, const float *x, const float *w,
+                            int n, int k, int m)
+{
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, n, k, m, 1, d, m, w, m, 0, dx, k);
+    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, k, m, n, 1, x, k, d, m, 1, dw, m);
+}
+#else
 /* out[n, m] (+)= x[n, k] * w[k, m] */
 static void gpt_matmul(float *restrict out, const float *x, const float *w, int n, int k, int m,
                        int add)
@@ -128,6 +148,7 @@ static void gpt_matmul_back(float *restrict dx, float *restrict dw, const float 
             dx[a] = sum;
         }
 }
+#endif
 
 /* Each row divided by its root mean square. */
 static void gpt_norm(float *out, const float *x, int n, int c)

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include "bench.h"
 
 enum { WARM_UP_ROUNDS = 3, MIN_ROUNDS = 15, CELL = 40 };
@@ -20,13 +19,6 @@ settings bench;
 static int ok_count, short_count, absent_count;
 
 /* ---- measuring ------------------------------------------------------------------------------- */
-
-double now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
 
 void take_turns(entrant *entrants, size_t count)
 {
@@ -70,32 +62,6 @@ const samples *faster_of(const samples *a, const samples *b)
     if (absent(a) || absent(b))
         return absent(a) ? b : a;
     return median(a) <= median(b) ? a : b;
-}
-
-void must(dp_status status)
-{
-    if (status == DP_OK)
-        return;
-    fprintf(stderr, "bench: %s: %s\n", dp_status_name(status), dp_last_error());
-    exit(1);
-}
-
-dp_ctx *open_devices(int count)
-{
-    const int devices[MAX_DEVICES] = {0};
-    dp_ctx *ctx;
-    must(dp_open(&(dp_config){.device_count = count, .devices = devices}, &ctx));
-    return ctx;
-}
-
-float *new_floats(size_t bytes)
-{
-    float *data = aligned_alloc(64, (bytes + 63) / 64 * 64);
-    if (data == NULL)
-        abort();
-    for (size_t i = 0; i < bytes / sizeof(float); i++)
-        data[i] = 1;
-    return data;
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */
@@ -143,7 +109,7 @@ static void report(const char *what, const samples *dp, const samples *peer, con
     print_samples(cells[0], dp);
     print_samples(cells[1], peer);
     print_samples(cells[2], limit);
-    bool compared = !absent(peer) && !absent(limit);
+    bool compared = !absent(dp) && !absent(peer) && !absent(limit);
     absent_count += !compared;
     print_row(what, cells[0], cells[1], cells[2], compared ? ratio : "-", target,
               compared ? judge(good) : "absent");

@@ -5,9 +5,22 @@
 
 #include "../../dp.h"
 
-/* ---- measuring: bench.c ---------------------------------------------------------------------- */
-
 enum { MAX_ROUNDS = 61, MAX_DEVICES = 8 };
+
+/* ---- for peers, too: base.c ------------------------------------------------------------------ */
+
+double now_ns(void);
+
+/* Ends the program, with the sentence, unless the status is DP_OK. */
+void must(dp_status status);
+
+/* A context with so many devices, of which there need not be as many cores. */
+dp_ctx *open_devices(int count);
+
+/* 64-byte aligned, every float is 1; of free. */
+float *new_floats(size_t bytes);
+
+/* ---- measuring: bench.c ---------------------------------------------------------------------- */
 
 typedef struct samples {
     double ns[MAX_ROUNDS];
@@ -20,22 +33,11 @@ typedef struct entrant {
     samples times;
 } entrant;
 
-double now_ns(void);
-
 /* All entrants measure once in every round, one after the other. */
 void take_turns(entrant *entrants, size_t count);
 
 /* Of two ways to do the same, the faster one. */
 const samples *faster_of(const samples *a, const samples *b);
-
-/* Ends the program, with the sentence, unless the status is DP_OK. */
-void must(dp_status status);
-
-/* A context with so many devices, of which there need not be as many cores. */
-dp_ctx *open_devices(int count);
-
-/* 64-byte aligned, every float is 1; of free. */
-float *new_floats(size_t bytes);
 
 /* ---- the table: bench.c ---------------------------------------------------------------------- */
 

@@ -21,7 +21,7 @@ BENCH_TUNED   = $(shell echo 'int x;' | $(CC) -march=native -x c -c - -o /dev/nu
 BENCH_OBJECTS := $(patsubst tests/bench/%.c,$(BENCH)/%.o,$(wildcard tests/bench/*.c)) $(BENCH)/dp.o
 
 bench: $(BENCH)/bench $(BENCH)/peer_mpi $(BENCH)/peer_dp_mpi $(BENCH)/peer_gloo \
-    $(BENCH)/peer_blas $(BENCH)/peer_torch_dp
+    $(BENCH)/peer_blas $(BENCH)/peer_steps $(BENCH)/peer_torch_dp
 	-@$(BENCH_RUN) $(BENCH)/bench $(BENCH) $(ROUNDS) $(ROWS)
 
 .PHONY: bench bench-slow model
@@ -52,7 +52,6 @@ $(BENCH)/%.o: tests/bench/%.c
 	@$(CC) $(BENCH_FLAGS) $(BENCH_TUNING) $(STB_CFLAGS) -MMD -MP -c $< -o $@
 
 $(BENCH)/limit.o: BENCH_TUNING = -O3 $(BENCH_TUNED)
-$(BENCH)/bench_reduce.o: BENCH_TUNING = -O3 -ffast-math $(BENCH_TUNED)# the models
 
 # The library itself is compiled as a user would.
 $(BENCH)/dp.o: tests/dp.c
@@ -83,6 +82,12 @@ $(BENCH)/peer_gloo: tests/bench/peers/gloo.cpp | $(BENCH)/peers.log
 
 $(BENCH)/peer_blas: tests/bench/peers/blas.c examples/im2col.h $(HEADERS) | $(BENCH)/peers.log
 	@$(CC) -std=c11 -O2 -D_GNU_SOURCE -fopenmp $(STB_CFLAGS) $< -o $@ -lopenblas -lpthread -lm >$@.log 2>&1 || echo "no OpenBLAS (log: $@.log)"
+
+# Models are tuned as their authors would.
+$(BENCH)/peer_steps: tests/bench/peers/steps.c tests/bench/bench.h examples/gpt.h $(HEADERS) \
+    $(BENCH)/base.o $(BENCH)/duo.o $(BENCH)/dp.o | $(BENCH)/peers.log
+	@$(CC) $(BENCH_FLAGS) -O3 -ffast-math $(BENCH_TUNED) $(STB_CFLAGS) $(filter %.c %.o,$^) -o $@ \
+	    -lopenblas -lpthread -lm >$@.log 2>&1 || echo "no OpenBLAS (log: $@.log)"
 
 $(BENCH)/peer_torch_dp: tests/bench/peers/torch_dp.cpp examples/torch/dp_torch.hpp $(BENCH)/dp.o | $(BENCH)/peers.log
 	@g++ -std=c++17 -O2 -isystem /usr/include/torch/csrc/api/include $(filter-out %.hpp,$^) -o $@ \

@@ -28,6 +28,7 @@ static peer_process peers[] = {
     {.name = "mpi",
      .args = {"mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", "%s/peer_mpi",
               "%s/peer_mpi.fifo"}},
+    {.name = "steps", .args = {"%s/peer_steps"}},
     {.name = "torch", .args = {"/usr/bin/python3", "tests/bench/peers/torch_ddp.py"}},
     {.name = "torch_dp", .args = {"%s/peer_torch_dp"}},
     {.name = "torch_optim", .args = {"/usr/bin/python3", "tests/bench/peers/torch_optim.py"}},
