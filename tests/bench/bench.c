@@ -1,6 +1,6 @@
 /* bench.c - measures what the figures to reach are about, and prints one table.
 
-       bench DIRECTORY ROUNDS [C1,C2,...]
+       [BENCH_TORCH=python] bench DIRECTORY ROUNDS [C1,C2,...]
 
    Every row compares what was measured in this run, in turn: a round of dp.h, of the peer, of the
    limit, and so on. Shown are medians with the middle half of what was measured. Peers are other
@@ -189,11 +189,13 @@ static const struct {
     const char *name;
     void (*run)(void);
 } groups[] = {
-    {"C1", rows_c1},     {"C2", rows_c2},   {"C3", rows_c3},   {"C4", rows_c4},   {"C5", rows_c5},
-    {"C6", rows_c6},     {"C7", rows_c7},   {"C8", rows_c8},   {"C9", rows_c9},   {"C11", rows_c11},
-    {"C11b", rows_c11b}, {"C12", rows_c12}, {"C7", rows_p7},   {"C9", rows_p9},   {"C10", rows_p10},
-    {"C12", rows_p12},   {"C13", rows_c13}, {"C14", rows_c14}, {"C15", rows_c15}, {"C16", rows_c16},
-    {"C17", rows_c17},   {"C18", rows_c18}, {"C19", rows_c19}, {"S1", rows_s1},   {"S2", rows_s2},
+    {"C1", rows_c1},   {"C2", rows_c2},   {"C3", rows_c3},     {"C4", rows_c4},
+    {"C5", rows_c5},   {"C6", rows_c6},   {"C7", rows_c7},     {"C8", rows_c8},
+    {"C9", rows_c9},   {"C11", rows_c11}, {"C11b", rows_c11b}, {"C11c", rows_c11c},
+    {"C12", rows_c12}, {"C7", rows_p7},   {"C9", rows_p9},     {"C10", rows_p10},
+    {"C12", rows_p12}, {"C13", rows_c13}, {"C14", rows_c14},   {"C15", rows_c15},
+    {"C16", rows_c16}, {"C17", rows_c17}, {"C18", rows_c18},   {"C19", rows_c19},
+    {"S1", rows_s1},   {"S2", rows_s2},
 };
 
 static bool wanted(const char *name)
@@ -218,6 +220,9 @@ int main(int argc, char **argv)
     bench.directory = argv[1];
     bench.rounds = atoi(argv[2]);
     bench.rows = argc == 4 ? argv[3] : "";
+    bench.torch = getenv("BENCH_TORCH");
+    if (bench.torch != NULL && bench.torch[0] == '\0')
+        bench.torch = NULL;
     if (bench.rounds < MIN_ROUNDS || bench.rounds > MAX_ROUNDS)
         bench.rounds = MIN_ROUNDS;
     print_row("what", "dp.h", "peer", "limit", "ratio", "target", "");
@@ -225,6 +230,7 @@ int main(int argc, char **argv)
         if (wanted(groups[i].name))
             groups[i].run();
     }
+    peers_print();
     peers_end();
     printf("%d ok, %d short, %d absent (medians of %d rounds; in brackets the middle half)\n",
            ok_count, short_count, absent_count, bench.rounds);

@@ -60,14 +60,21 @@ void report_absent(const char *what);
 
 /* ---- peers, which are other processes: peer.c ------------------------------------------------ */
 
-typedef struct peer_process peer_process;
+typedef struct question { /* for calls of what `how` says */
+    const char *peer, *how;
+    size_t size; /* bytes, or what peers/ says of this peer */
+    int calls;
+} question;
 
-/* Starts the peer when it is asked for the first time. */
-peer_process *peer_of(const char *name, const char *directory);
+/* An entrant's, whose user is a question: nanoseconds that one call took, below zero: absent.
+   Starts the peer when it is asked for the first time. */
+double peer_once(void *user);
 
-/* Ask for `calls` calls of what `how` says; nanoseconds that one took, below zero: absent. */
-double peer_ask(peer_process *p, const char *how, size_t bytes, int calls);
+/* Name and version, or "absent". */
+const char *peer_library(const char *name);
 
+/* Says what each peer is that was asked. */
+void peers_print(void);
 void peers_end(void);
 
 /* ---- two processes: duo.c ------------------------------------------------------------------- */
@@ -81,6 +88,7 @@ typedef struct duo {
 
 /* Returns twice, in both processes. *p stays where it is. */
 void duo_open(duo *p);
+void duo_open_apart(duo *p); /* they share no memory: TCP over the loopback device */
 bool duo_send(const duo *p, void *data, size_t bytes); /* false: the other one has gone */
 bool duo_receive(const duo *p, void *data, size_t bytes);
 void duo_close(duo *p); /* process 0, when the other one has been told to end */
@@ -139,6 +147,7 @@ typedef struct settings {
     const char *directory; /* for what was built */
     const char *rows;      /* "" = all */
     int rounds;
+    const char *torch; /* a Python whose torch is measured beside the system's; NULL: none */
 } settings;
 extern settings bench;
 
@@ -153,6 +162,7 @@ void rows_c8(void);
 void rows_c9(void);
 void rows_c11(void);
 void rows_c11b(void);
+void rows_c11c(void);
 void rows_c12(void);
 void rows_c13(void);
 void rows_c14(void);

@@ -1,9 +1,10 @@
 # bench.mk - measures dp.h against its peers and against what the hardware gives.
 #
-#   make bench [ROWS=C1,C7] [ROUNDS=21] [BENCH_RUN='chrt -f 10']
+#   make bench [ROWS=C1,C7] [ROUNDS=21] [BENCH_RUN='chrt -f 10'] [TORCH_PYTHON=venv/bin/python]
 #   make bench-slow [SLOW='--loss 0.62 --rate 100 --delay 20']     over a slow link; as root
 #
-# BENCH_RUN is a command to measure under, as one that goes before the others on a busy machine.
+# BENCH_RUN is a command to measure under, as one that goes before the others on a busy machine. The
+# torch of TORCH_PYTHON, its gloo and its optimizers stand beside those of the system's python3.
 # The table says the truth and never fails the build: what could not be built is absent in it. The
 # peers are other libraries; as root they are installed, if they are not here.
 
@@ -22,7 +23,8 @@ BENCH_OBJECTS := $(patsubst tests/bench/%.c,$(BENCH)/%.o,$(wildcard tests/bench/
 
 bench: $(BENCH)/bench $(BENCH)/peer_mpi $(BENCH)/peer_dp_mpi $(BENCH)/peer_gloo \
     $(BENCH)/peer_blas $(BENCH)/peer_steps $(BENCH)/peer_torch_dp
-	-@$(BENCH_RUN) $(BENCH)/bench $(BENCH) $(ROUNDS) $(ROWS)
+	-@BENCH_TORCH=$(if $(filter file,$(origin TORCH_PYTHON)),,$(TORCH_PYTHON)) \
+	    $(BENCH_RUN) $(BENCH)/bench $(BENCH) $(ROUNDS) $(ROWS)
 
 .PHONY: bench bench-slow model
 
@@ -78,7 +80,7 @@ $(BENCH)/peer_dp_mpi: tests/bench/peers/mpi.c tests/bench/peers/dp_steps.h $(HEA
 	@mpicc -std=c11 -O2 -DBENCH_DP $(STB_CFLAGS) $< -o $@ -lpthread -lm >$@.log 2>&1 || echo "no Open MPI (log: $@.log)"
 
 $(BENCH)/peer_gloo: tests/bench/peers/gloo.cpp | $(BENCH)/peers.log
-	@g++ -std=c++17 -O2 $< -o $@ -lgloo -lpthread >$@.log 2>&1 || echo "no gloo (log: $@.log)"
+	@g++ -std=c++17 -O2 -DGLOO_PACKAGE="\"$$(dpkg-query -W -f='$${Package} $${Version}' libgloo-dev)\"" $< -o $@ -lgloo -lpthread >$@.log 2>&1 || echo "no gloo (log: $@.log)"
 
 $(BENCH)/peer_blas: tests/bench/peers/blas.c examples/im2col.h $(HEADERS) | $(BENCH)/peers.log
 	@$(CC) -std=c11 -O2 -D_GNU_SOURCE -fopenmp $(STB_CFLAGS) $< -o $@ -lopenblas -lpthread -lm >$@.log 2>&1 || echo "no OpenBLAS (log: $@.log)"

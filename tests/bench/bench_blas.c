@@ -5,17 +5,13 @@
 
 enum { BLAS_STEPS = 2 }; /* a measurement */
 
-static double blas_once(void *user)
-{
-    return peer_ask(peer_of("blas", bench.directory), user, 0, BLAS_STEPS);
-}
-
 void rows_c18(void)
 {
-    char naive[] = "naive", tuned[] = "tuned", alone[] = "alone";
-    entrant e[] = {{.once = blas_once, .user = naive},
-                   {.once = blas_once, .user = tuned},
-                   {.once = blas_once, .user = alone}};
+    question naive = {"blas", "naive", 0, BLAS_STEPS}, tuned = {"blas", "tuned", 0, BLAS_STEPS},
+             alone = {"blas", "alone", 0, BLAS_STEPS};
+    entrant e[] = {{.once = peer_once, .user = &naive},
+                   {.once = peer_once, .user = &tuned},
+                   {.once = peer_once, .user = &alone}};
     take_turns(e, sizeof(e) / sizeof(e[0]));
     report_speed("C18 CNN by OpenBLAS, over tuned by hand", &e[0].times, &e[1].times, NULL, 0.95);
     report_speed("C18 the same, over 1 device, 1 thread", &e[0].times, &e[2].times, NULL, 1.8);

@@ -17,13 +17,6 @@ typedef struct reduction {
     int devices, calls;
 } reduction;
 
-typedef struct question {
-    peer_process *peer;
-    const char *how;
-    size_t bytes;
-    int calls;
-} question;
-
 static void open_reduction(reduction *r, int devices, size_t bytes, int calls)
 {
     dp_info info;
@@ -77,21 +70,15 @@ static double limit_once(void *user)
     return spent / r->calls;
 }
 
-static double peer_once(void *user)
-{
-    const question *q = user;
-    return peer_ask(q->peer, q->how, q->bytes, q->calls);
-}
-
 static void rows_c1_of(int mib)
 {
     char what[64];
     reduction r;
     size_t bytes = (size_t)mib << 20;
     open_reduction(&r, 2, bytes, 1);
-    question gloo = {peer_of("gloo", bench.directory), "in_place", bytes, 1};
-    question mpi = {peer_of("mpi", bench.directory), "in_place", bytes, 1};
-    question mpi_apart = {mpi.peer, "apart", bytes, 1};
+    question gloo = {"gloo", "in_place", bytes, 1};
+    question mpi = {"mpi", "in_place", bytes, 1};
+    question mpi_apart = {"mpi", "apart", bytes, 1};
     entrant e[] = {{.once = dp_once, .user = &r},
                    {.once = limit_once, .user = &r},
                    {.once = peer_once, .user = &gloo},
@@ -119,8 +106,8 @@ static void rows_c2_of(int kib, int calls, double at_most)
     reduction r;
     size_t bytes = (size_t)kib << 10;
     open_reduction(&r, 2, bytes, calls);
-    question mpi = {peer_of("mpi", bench.directory), "in_place", bytes, calls};
-    question mpi_apart = {mpi.peer, "apart", bytes, calls};
+    question mpi = {"mpi", "in_place", bytes, calls};
+    question mpi_apart = {"mpi", "apart", bytes, calls};
     entrant e[] = {{.once = dp_once, .user = &r},
                    {.once = limit_once, .user = &r},
                    {.once = peer_once, .user = &mpi},

@@ -2,27 +2,18 @@
 
 #include "bench.h"
 
-typedef struct question {
-    peer_process *peer;
-    const char *how;
-} question;
-
 enum { BYTES = 25 << 20 };
-
-static double ask(void *user)
-{
-    const question *q = user;
-    return peer_ask(q->peer, q->how, BYTES, 1);
-}
 
 void rows_c11(void)
 {
-    peer_process *dp = peer_of("dp_mpi", bench.directory), *mpi = peer_of("mpi", bench.directory);
-    question questions[] = {
-        {dp, "sum"}, {dp, "mean"}, {dp, "exposed"}, {mpi, "in_place"}, {mpi, "apart"}};
+    question questions[] = {{"dp_mpi", "sum", BYTES, 1},
+                            {"dp_mpi", "mean", BYTES, 1},
+                            {"dp_mpi", "exposed", BYTES, 1},
+                            {"mpi", "in_place", BYTES, 1},
+                            {"mpi", "apart", BYTES, 1}};
     entrant e[5];
     for (int i = 0; i < 5; i++)
-        e[i] = (entrant){.once = ask, .user = &questions[i]};
+        e[i] = (entrant){.once = peer_once, .user = &questions[i]};
     take_turns(e, 5);
     report_share("C11 over MPI, 25 MiB, against MPI_Allreduce", &e[0].times,
                  faster_of(&e[3].times, &e[4].times), NULL, 1.1);

@@ -19,41 +19,40 @@ static const net nets[] = {
     {"C14 GPT of 10 M parameters", 320, 1, 0.95, false},
 };
 
-typedef struct question {
-    const net *net;
-    const char *peer, *how;
-} question;
-
-static double ask(void *user)
-{
-    const question *q = user;
-    return peer_ask(peer_of(q->peer, bench.directory), q->how, (size_t)q->net->width,
-                    q->net->steps);
-}
-
 static void report_hidden(const net *n)
 {
     char what[96];
     snprintf(what, sizeof(what), "%.3s   of its communication not hidden", n->what);
-    double percent = peer_ask(peer_of("steps", bench.directory), "hidden", (size_t)n->width, 1);
+    double percent = peer_once(&(question){"steps", "hidden", (size_t)n->width, 1});
     if (percent < 0)
         report_absent(what);
     else
         report_count(what, (int)percent, 100, " %");
 }
 
+static void report_torch(const char *peer, const samples *together, const samples *alone)
+{
+    char what[96];
+    snprintf(what, sizeof(what), "C8   DDP of %.20s", peer_library(peer));
+    report_peer(what, together, alone);
+}
+
 static void rows_of(const net *n)
 {
-    enum { PROCESSES, ALONE, MEETING, DEVICES, TORCH, TORCH_ALONE, ENTRANTS };
-    question questions[ENTRANTS] = {
-        [PROCESSES] = {n, "steps", "processes"}, [ALONE] = {n, "steps", "alone"},
-        [MEETING] = {n, "steps", "meeting"},     [DEVICES] = {n, "steps", "devices"},
-        [TORCH] = {n, "torch", "together"},      [TORCH_ALONE] = {n, "torch", "alone"}};
-    entrant e[ENTRANTS];
+    enum { PROCESSES, ALONE, MEETING, DEVICES, TORCH, TORCH_ALONE, OTHER, OTHER_ALONE, ENTRANTS };
+    static const char *const hows[ENTRANTS][2] = {
+        [PROCESSES] = {"steps", "processes"},  [ALONE] = {"steps", "alone"},
+        [MEETING] = {"steps", "meeting"},      [DEVICES] = {"steps", "devices"},
+        [TORCH] = {"torch", "together"},       [TORCH_ALONE] = {"torch", "alone"},
+        [OTHER] = {"torch_other", "together"}, [OTHER_ALONE] = {"torch_other", "alone"}};
+    question questions[ENTRANTS];
+    static entrant e[ENTRANTS];
     char what[96];
-    for (int i = 0; i < ENTRANTS; i++)
-        e[i] = (entrant){.once = ask, .user = &questions[i]};
-    take_turns(e, n->mlp ? ENTRANTS : DEVICES);
+    for (int i = 0; i < ENTRANTS; i++) {
+        questions[i] = (question){hows[i][0], hows[i][1], (size_t)n->width, n->steps};
+        e[i] = (entrant){.once = peer_once, .user = &questions[i]};
+    }
+    take_turns(e, !n->mlp ? DEVICES : bench.torch == NULL ? OTHER : ENTRANTS);
     if (n->mlp) {
         snprintf(what, sizeof(what), "%s, 2 devices", n->what);
         report_speed(what, &e[DEVICES].times, &e[ALONE].times, &e[MEETING].times, n->at_least);
@@ -61,7 +60,9 @@ static void rows_of(const net *n)
     snprintf(what, sizeof(what), "%s, 2 processes", n->what);
     report_speed(what, &e[PROCESSES].times, &e[ALONE].times, &e[MEETING].times, n->at_least);
     if (n->mlp)
-        report_peer("C8   torch DDP over gloo, likewise", &e[TORCH].times, &e[TORCH_ALONE].times);
+        report_torch("torch", &e[TORCH].times, &e[TORCH_ALONE].times);
+    if (n->mlp && bench.torch != NULL)
+        report_torch("torch_other", &e[OTHER].times, &e[OTHER_ALONE].times);
     report_hidden(n);
 }
 

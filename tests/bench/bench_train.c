@@ -12,7 +12,6 @@
 enum { PARAMS = 2, STEPPED = 25 << 20 }; /* floats: 100 MiB */
 
 typedef struct stepping {
-    const char *torch; /* what the peer is asked for */
     dp_module *module;
     dp_optim *optim;
     team *team;
@@ -30,12 +29,6 @@ static double step_once(void *user)
     double start = now_ns();
     must(dp_optim_step(s->optim));
     return now_ns() - start;
-}
-
-static double torch_step_once(void *user)
-{
-    const stepping *s = user;
-    return peer_ask(peer_of("torch_optim", bench.directory), s->torch, STEPPED, 1);
 }
 
 static double plain_step_once(void *user)
@@ -70,21 +63,28 @@ static void report_step(dp_ctx *ctx, const char *what, const char *torch, dp_opt
     dp_info info;
     must(dp_info_get(ctx, &info));
     dp_module *module = stepped_module(ctx);
-    stepping s = {.module = module, .torch = torch, .clips = config.clip.norm > 0};
+    stepping s = {.module = module, .clips = config.clip.norm > 0};
     s.team = team_new(info.core_count < MAX_DEVICES ? info.core_count : MAX_DEVICES);
     s.job = (step_job){.count = STEPPED, .adam = config.rule == dp_adamw()};
     for (int i = 0; i < 4; i++)
         s.job.data[i] = new_floats(STEPPED * sizeof(float));
     must(dp_optim_create(module, &config, &s.optim));
     must(dp_optim_step(s.optim));
+    question asked = {"torch_optim", torch, STEPPED, 1},
+             other = {"torch_other_optim", torch, STEPPED, 1};
     entrant e[] = {{.once = step_once, .user = &s},
-                   {.once = torch_step_once, .user = &s},
-                   {.once = plain_step_once, .user = &s}};
-    take_turns(e, sizeof(e) / sizeof(e[0]));
+                   {.once = peer_once, .user = &asked},
+                   {.once = plain_step_once, .user = &s},
+                   {.once = peer_once, .user = &other}};
+    take_turns(e, bench.torch != NULL ? 4 : 3);
     snprintf(row, sizeof row, "C15 %s, 100 MiB, over its limit", what);
     report_speed(row, &e[0].times, NULL, &e[2].times, 0.85);
     snprintf(row, sizeof row, "C15 %s, 100 MiB, over torch", what);
     report_speed(row, &e[0].times, &e[1].times, NULL, 1);
+    if (bench.torch != NULL) {
+        snprintf(row, sizeof row, "C15 %s, over %.20s", what, peer_library(other.peer));
+        report_speed(row, &e[0].times, &e[3].times, NULL, 1);
+    }
     dp_optim_destroy(s.optim);
     must(dp_module_destroy(module));
     team_free(s.team);

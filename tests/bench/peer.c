@@ -1,5 +1,6 @@
-/* peer.c - other libraries, each in processes of its own that sleep while it is not their turn.
-   What they are told and answer is described in peers/. */
+/* peer.c - other libraries, each in processes of its own that sleep while it is not their turn. A
+   peer says "ready" first, and which library it is. What it is told and answers is described in
+   peers/. */
 
 #include <fcntl.h>
 #include <poll.h>
@@ -12,15 +13,16 @@
 #include <unistd.h>
 #include "bench.h"
 
-enum { MAX_ARGS = 12, PATIENCE_MS = 60000 };
+enum { MAX_ARGS = 20, PATIENCE_MS = 60000 };
 
-struct peer_process {
+typedef struct peer_process {
     const char *name;
-    const char *args[MAX_ARGS]; /* %s is the directory */
+    const char *args[MAX_ARGS]; /* %s is the directory, %t the other torch's Python */
     pid_t pid;
     int to, from;
     bool tried, there;
-};
+    char library[128]; /* and its version */
+} peer_process;
 
 static peer_process peers[] = {
     {.name = "blas", .args = {"%s/peer_blas"}},
@@ -29,9 +31,15 @@ static peer_process peers[] = {
      .args = {"mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", "%s/peer_mpi",
               "%s/peer_mpi.fifo"}},
     {.name = "steps", .args = {"%s/peer_steps"}},
+    {.name = "mpi_tcp", /* and no collectives that share memory */
+     .args = {"mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "pml", "ob1", "--mca",
+              "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo", "--mca", "coll", "^sm,han",
+              "-np", "2", "%s/peer_mpi", "%s/peer_mpi_tcp.fifo"}},
     {.name = "torch", .args = {"/usr/bin/python3", "tests/bench/peers/torch_ddp.py"}},
+    {.name = "torch_other", .args = {"%t", "tests/bench/peers/torch_ddp.py"}},
     {.name = "torch_dp", .args = {"%s/peer_torch_dp"}},
     {.name = "torch_optim", .args = {"/usr/bin/python3", "tests/bench/peers/torch_optim.py"}},
+    {.name = "torch_other_optim", .args = {"%t", "tests/bench/peers/torch_optim.py"}},
     {.name = "dp_mpi",
      .args = {"mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", "%s/peer_dp_mpi",
               "%s/peer_dp_mpi.fifo"}},
@@ -52,18 +60,26 @@ static bool read_line(peer_process *p, char *line, size_t room)
     return false;
 }
 
+static void expand(char *text, size_t room, const char *arg)
+{
+    const char *value = "";
+    if (strncmp(arg, "%s", 2) == 0)
+        value = bench.directory;
+    else if (strncmp(arg, "%t", 2) == 0)
+        value = bench.torch;
+    snprintf(text, room, "%s%s", value, arg + (value[0] != '\0' ? 2 : 0));
+}
+
 /* In the child: become the peer. What it complains about goes to a file. */
-static void become(const peer_process *p, const char *directory, int in, int out)
+static void become(const peer_process *p, int in, int out)
 {
     static char texts[MAX_ARGS][256];
     char *args[MAX_ARGS + 1] = {NULL}, log[256];
     for (int i = 0; i < MAX_ARGS && p->args[i] != NULL; i++) {
-        const char *rest = strncmp(p->args[i], "%s", 2) == 0 ? p->args[i] + 2 : NULL;
-        snprintf(texts[i], sizeof(texts[i]), "%s%s", rest != NULL ? directory : p->args[i],
-                 rest != NULL ? rest : "");
+        expand(texts[i], sizeof(texts[i]), p->args[i]);
         args[i] = texts[i];
     }
-    snprintf(log, sizeof(log), "%s/peer_%s.log", directory, p->name);
+    snprintf(log, sizeof(log), "%s/peer_%s.log", bench.directory, p->name);
     signal(SIGPIPE, SIG_DFL);
     int complaints = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0666);
     if (dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(complaints, 2) < 0)
@@ -92,10 +108,11 @@ static void end(peer_process *p)
     p->there = false;
 }
 
-static void start(peer_process *p, const char *directory)
+static void start(peer_process *p)
 {
+    static const char ready[] = "ready ";
     int to[2], from[2];
-    char line[64];
+    char line[sizeof(p->library)];
     if (pipe(to) != 0 || pipe(from) != 0)
         return;
     fcntl(to[1], F_SETFD, FD_CLOEXEC); /* or another peer would hold it open */
@@ -103,40 +120,59 @@ static void start(peer_process *p, const char *directory)
     signal(SIGPIPE, SIG_IGN);
     p->pid = fork();
     if (p->pid == 0)
-        become(p, directory, to[0], from[1]);
+        become(p, to[0], from[1]);
     close(to[0]);
     close(from[1]);
     p->to = to[1];
     p->from = from[0];
-    p->there = p->pid > 0 && read_line(p, line, sizeof(line)) && strcmp(line, "ready") == 0;
-    if (!p->there)
+    p->there = p->pid > 0 && read_line(p, line, sizeof(line)) &&
+               strncmp(line, ready, strlen(ready)) == 0;
+    if (p->there)
+        snprintf(p->library, sizeof(p->library), "%s", line + strlen(ready));
+    else
         end(p);
 }
 
-peer_process *peer_of(const char *name, const char *directory)
+static peer_process *peer_of(const char *name)
 {
     for (int i = 0; i < PEER_COUNT; i++) {
         peer_process *p = &peers[i];
         if (strcmp(p->name, name) != 0)
             continue;
         if (!p->tried)
-            start(p, directory);
+            start(p);
         p->tried = true;
         return p;
     }
     abort();
 }
 
-double peer_ask(peer_process *p, const char *how, size_t bytes, int calls)
+double peer_once(void *user)
 {
+    const question *q = user;
+    peer_process *p = peer_of(q->peer);
     char line[128];
     if (!p->there)
         return -1;
-    int length = snprintf(line, sizeof(line), "%s %zu %d\n", how, bytes, calls);
+    int length = snprintf(line, sizeof(line), "%s %zu %d\n", q->how, q->size, q->calls);
     if (write(p->to, line, (size_t)length) == length && read_line(p, line, sizeof(line)))
         return strtod(line, NULL);
     end(p);
     return -1;
+}
+
+const char *peer_library(const char *name)
+{
+    const peer_process *p = peer_of(name);
+    return p->library[0] != '\0' ? p->library : "absent";
+}
+
+void peers_print(void)
+{
+    for (int i = 0; i < PEER_COUNT; i++) {
+        if (peers[i].tried)
+            printf("peer %-18s %s\n", peers[i].name, peer_library(peers[i].name));
+    }
 }
 
 void peers_end(void)

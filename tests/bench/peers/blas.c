@@ -3,8 +3,9 @@
 
        peer_blas
 
-   Says "ready"; then, for each line "HOW BYTES CALLS" on the standard input, makes one step that
-   does not count, and CALLS that do, and answers with the nanoseconds that one took. HOW is
+   Says "ready" and OpenBLAS' version; then, for each line "HOW BYTES CALLS" on the standard input,
+   makes one step that does not count, and CALLS that do, and answers with the nanoseconds that one
+   took. HOW is
      naive   two devices, and nothing is said about threads
      tuned   two devices; each and main have told the libraries by hand to use one thread
      alone   one device, whose libraries use one thread
@@ -97,7 +98,7 @@ int main(void)
     }
     for (int i = 0; i < WAYS; i++)
         begin(&ways[i]);
-    puts("ready");
+    printf("ready %s\n", openblas_get_config());
     fflush(stdout);
     while (fgets(line, sizeof(line), stdin) != NULL) {
         size_t bytes;

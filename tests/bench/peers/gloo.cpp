@@ -3,13 +3,15 @@
 
        peer_gloo DIRECTORY
 
-   Says "ready"; then, for each line "in_place BYTES CALLS" or "apart BYTES CALLS" on the standard
-   input, makes one call that does not count and CALLS that do, and answers with the nanoseconds
-   that one took. Rank 1 is a child that hears of it through a pipe. Ends with its input, and leaves
-   nothing in the directory. */
+   Says "ready" and gloo's version, with the package's, as gloo's own is the same for years; then,
+   for each line "in_place BYTES CALLS" or "apart BYTES CALLS" on the standard input, makes one call
+   that does not count and CALLS that do, and answers with the nanoseconds that one took.
+   Rank 1 is a child that hears of it through a pipe. Ends with its input, and leaves nothing in the
+   directory. */
 
 #include <gloo/allreduce.h>
 #include <gloo/barrier.h>
+#include <gloo/config.h>
 #include <gloo/math.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/file_store.h>
@@ -82,7 +84,8 @@ void lead(const std::string &directory, int pipe)
     rank self(0, directory);
     request r = {};
     char line[128];
-    std::puts("ready");
+    std::printf("ready gloo %d.%d.%d, %s\n", GLOO_VERSION_MAJOR, GLOO_VERSION_MINOR,
+                GLOO_VERSION_PATCH, GLOO_PACKAGE);
     std::fflush(stdout);
     while (std::fgets(line, sizeof(line), stdin) != nullptr) {
         if (std::sscanf(line, "%15s %zu %d", r.how, &r.bytes, &r.calls) != 3)

@@ -3,11 +3,11 @@
 
        mpirun --oversubscribe -np 2 peer_mpi FIFO
 
-   Says "ready"; then, for each line "HOW BYTES CALLS" on the standard input, where HOW is in_place
-   or apart (an all-reduce), broadcast, all_gather, barrier or message (there and back), makes one
-   call that does not count, and CALLS that do, and answers with the nanoseconds that one took. In
-   between both ranks sleep in read: rank 0 on its input, rank 1 on the fifo, for inside MPI a rank
-   that waits spins. Ends with its input. */
+   Says "ready" and the library's version; then, for each line "HOW BYTES CALLS" on the standard
+   input, where HOW is in_place or apart (an all-reduce), broadcast, all_gather, barrier or message
+   (there and back), makes one call that does not count, and CALLS that do, and answers with the
+   nanoseconds that one took. In between both ranks sleep in read: rank 0 on its input, rank 1 on
+   the fifo, for inside MPI a rank that waits spins. Ends with its input. */
 
 #if defined(BENCH_DP)
 #define DP_IMPLEMENTATION
@@ -120,8 +120,11 @@ static void lead(int fifo)
 {
     buffers b = {0};
     request r = {0};
-    char line[128];
-    puts("ready");
+    char line[128], version[MPI_MAX_LIBRARY_VERSION_STRING];
+    int length;
+    MPI_Get_library_version(version, &length);
+    version[strcspn(version, ",\n")] = '\0';
+    printf("ready %s\n", version);
     fflush(stdout);
     while (fgets(line, sizeof(line), stdin) != NULL) {
         if (sscanf(line, "%15s %zu %d", r.how, &r.bytes, &r.calls) != 3)

@@ -3,10 +3,10 @@
 
        peer_steps
 
-   Says "ready"; then, for each line "HOW WIDTH STEPS" on the standard input, trains the model of
-   this width, one step that does not count and STEPS that do, and answers with the nanoseconds that
-   one took. Widths 1024 and 256 are those of an MLP's hidden layers, 64 and 320 the channels of a
-   GPT. HOW is
+   Says "ready" and OpenBLAS' version; then, for each line "HOW WIDTH STEPS" on the standard input,
+   trains the model of this width, one step that does not count and STEPS that do, and answers with
+   the nanoseconds that one took. Widths 1024 and 256 are those of an MLP's hidden layers, 64 and
+   320 the channels of a GPT. HOW is
      devices     one process with two devices (of the MLPs)
      processes   two processes with one device each and half of the batch each
      alone       the same, at the same time, without a word to each other
@@ -452,7 +452,7 @@ static void lead(job *j)
     char line[128];
     order now = {0}, end = {0};
     int width;
-    puts("ready");
+    printf("ready %s\n", openblas_get_config());
     fflush(stdout);
     while (fgets(line, sizeof(line), stdin) != NULL) {
         if (sscanf(line, "%15s %d %d", now.how, &width, &now.steps) != 3)

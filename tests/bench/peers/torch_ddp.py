@@ -3,10 +3,11 @@ thread each, for the driver in bench.c.
 
     torch_ddp.py
 
-Says "ready"; then, for each line "together WIDTH STEPS" or "alone WIDTH STEPS" on the standard input,
-trains an MLP 784-WIDTH-WIDTH-10 with 128 rows a process, one step that does not count and STEPS that
-do, and answers with the nanoseconds that one took. "alone": both processes at the same time, without
-a word to each other. Rank 1 is a child that hears of it through a pipe."""
+Says "ready" and torch's version; then, for each line "together WIDTH STEPS" or "alone WIDTH STEPS"
+on the standard input, trains an MLP 784-WIDTH-WIDTH-10 with 128 rows a process, one step that does
+not count and STEPS that do, and answers with the nanoseconds that one took. "alone": both processes
+at the same time, without a word to each other. "all_reduce BYTES CALLS" asks for calls of
+all_reduce over this torch's gloo. Rank 1 is a child that hears of it through a pipe."""
 
 import os
 import sys
@@ -39,7 +40,16 @@ def make(width, together):
 models = {}
 
 
-def serve(how, width, steps):
+def reduce(size, calls):
+    data = torch.ones(size // 4)
+    dist.all_reduce(data)
+    start = time.monotonic_ns()
+    for _ in range(calls):
+        dist.all_reduce(data)
+    return (time.monotonic_ns() - start) / calls
+
+
+def train(how, width, steps):
     key = how, width
     if key not in models:
         models[key] = make(width, how == "together")
@@ -60,7 +70,7 @@ def lines():
     """The driver's, which the child gets from its parent."""
     if rank == 0:
         os.close(to_child[0])
-        print("ready", flush=True)
+        print(f"ready torch {torch.__version__}", flush=True)
         for line in sys.stdin:
             os.write(to_child[1], line.encode())
             yield line
@@ -72,8 +82,11 @@ def lines():
 
 
 for request in lines():
-    how, width, steps = request.split()
-    spent = serve(how, int(width), int(steps))
+    how, size, count = request.split()
+    if how == "all_reduce":
+        spent = reduce(int(size), int(count))
+    else:
+        spent = train(how, int(size), int(count))
     if rank == 0:
         print(f"{spent:.1f}", flush=True)
 if rank == 0 and os.path.exists(store):

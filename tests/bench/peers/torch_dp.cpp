@@ -2,8 +2,8 @@
 
        torch_dp
 
-   Says "ready"; then, for each line "together WIDTH STEPS" on the standard input, trains as said
-   there, and answers with the nanoseconds that a step took. */
+   Says "ready" and libtorch's version; then, for each line "together WIDTH STEPS" on the standard
+   input, trains as said there, and answers with the nanoseconds that a step took. */
 
 #include "../../../examples/torch/dp_torch.hpp"
 #include <chrono>
@@ -77,7 +77,7 @@ static dp_status serve(void *)
     const bool speaks = dp_rank(job.get()) == 0;
     std::map<int64_t, Trainer> trainers;
     if (speaks)
-        std::puts("ready");
+        std::puts("ready libtorch " TORCH_VERSION);
     for (;;) {
         std::fflush(stdout);
         const Request now = next_of_all(job.get());

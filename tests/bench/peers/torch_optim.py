@@ -2,9 +2,10 @@
 
     torch_optim.py
 
-Says "ready"; then, for each line "RULE COUNT STEPS" on the standard input, steps COUNT floats STEPS
-times, and answers with the nanoseconds that one step took. Of the ways that this torch has (fused,
-foreach, one parameter after another) the fastest one counts: each was tried three times at first."""
+Says "ready" and torch's version; then, for each line "RULE COUNT STEPS" on the standard input,
+steps COUNT floats STEPS times, and answers with the nanoseconds that one step took. Of the ways that
+this torch has (fused, foreach, one parameter after another) the fastest one counts: each was tried
+three times at first."""
 
 import sys
 import time
@@ -48,7 +49,7 @@ def fastest(rule, count):
 
 
 last = None
-print("ready", flush=True)
+print(f"ready torch {torch.__version__}", flush=True)
 for request in sys.stdin:
     rule, count, steps = request.split()
     if last is None or last[0] != rule:

@@ -1,5 +1,5 @@
-/* bench_shm.c - C11b: collectives and messages between two processes of this machine, over shared
-   memory. */
+/* bench_processes.c - collectives and messages between two processes of this machine. C11b: over
+   shared memory. C11c: over TCP, as between machines. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +7,13 @@
 #include <unistd.h>
 #include "bench.h"
 
-enum { WARM_CALLS = 6, MAX_BYTES = 25 << 20, SMALL_CALLS = 4000, LARGE_CALLS = 4 };
+enum {
+    WARM_CALLS = 6,
+    MAX_BYTES = 25 << 20,
+    MAX_BYTES_APART = 100 << 20,
+    SMALL_CALLS = 4000,
+    LARGE_CALLS = 4
+};
 
 typedef enum verb { ALL_REDUCE, BROADCAST, ALL_GATHER, BARRIER, MESSAGE } verb;
 
@@ -70,17 +76,30 @@ static double serve(const job *j)
     return (now_ns() - start) / j->now.calls;
 }
 
+static void follow(job *j)
+{
+    while (duo_receive(&j->duo, &j->now, sizeof(j->now)) && j->now.calls > 0)
+        serve(j);
+    _exit(EXIT_SUCCESS);
+}
+
 static void open_job(job *j)
 {
     duo_open(&j->duo);
     j->data[0] = new_floats(MAX_BYTES);
     j->data[1] = dp_shared_alloc(dp_scope_begin(j->duo.ctx), MAX_BYTES);
     memcpy(j->data[1], j->data[0], MAX_BYTES);
-    if (j->duo.process == 0)
-        return;
-    while (duo_receive(&j->duo, &j->now, sizeof(j->now)) && j->now.calls > 0)
-        serve(j);
-    _exit(EXIT_SUCCESS);
+    if (j->duo.process == 1)
+        follow(j);
+}
+
+static void open_job_apart(job *j)
+{
+    duo_open_apart(&j->duo);
+    j->data[0] = new_floats(MAX_BYTES_APART);
+    j->data[1] = NULL;
+    if (j->duo.process == 1)
+        follow(j);
 }
 
 static void close_job(job *j)
@@ -118,19 +137,6 @@ static double limit_once(void *user)
     return spent / l->calls;
 }
 
-typedef struct question {
-    peer_process *peer;
-    const char *how;
-    size_t bytes;
-    int calls;
-} question;
-
-static double peer_once(void *user)
-{
-    const question *q = user;
-    return peer_ask(q->peer, q->how, q->bytes, q->calls);
-}
-
 static void large_rows(job *j, const char *what, bool shared, double mpi_times, double gloo_times)
 {
     char name[80];
@@ -139,9 +145,9 @@ static void large_rows(job *j, const char *what, bool shared, double mpi_times, 
     l.sum.data[0] = new_floats(MAX_BYTES);
     l.sum.data[1] = new_floats(MAX_BYTES);
     j->now = (order){ALL_REDUCE, MAX_BYTES, 1, shared};
-    question gloo = {peer_of("gloo", bench.directory), "in_place", MAX_BYTES, 1};
-    question mpi = {peer_of("mpi", bench.directory), "in_place", MAX_BYTES, 1};
-    question mpi_apart = {mpi.peer, "apart", MAX_BYTES, 1};
+    question gloo = {"gloo", "in_place", MAX_BYTES, 1};
+    question mpi = {"mpi", "in_place", MAX_BYTES, 1};
+    question mpi_apart = {"mpi", "apart", MAX_BYTES, 1};
     entrant e[] = {{.once = dp_once, .user = j},
                    {.once = limit_once, .user = &l},
                    {.once = peer_once, .user = &gloo},
@@ -166,8 +172,8 @@ static void small_row(job *j, const char *what, verb of, size_t bytes)
     char name[80];
     int calls = bytes < MAX_BYTES ? SMALL_CALLS : LARGE_CALLS;
     j->now = (order){of, bytes, calls, false};
-    question mpi = {peer_of("mpi", bench.directory), hows[of], bytes, calls};
-    question mpi_apart = {mpi.peer, "apart", bytes, calls};
+    question mpi = {"mpi", hows[of], bytes, calls};
+    question mpi_apart = {"mpi", "apart", bytes, calls};
     entrant e[] = {{.once = dp_once, .user = j},
                    {.once = peer_once, .user = &mpi},
                    {.once = peer_once, .user = &mpi_apart}};
@@ -193,5 +199,76 @@ void rows_c11b(void)
     small_row(&j, "a message of 8 B there and back", MESSAGE, 8);
     small_row(&j, "a message of 16 KiB there and back", MESSAGE, 16 << 10);
     small_row(&j, "a message of 25 MiB there and back", MESSAGE, MAX_BYTES);
+    close_job(&j);
+}
+
+/* ---- C11c ------------------------------------------------------------------------------------ */
+
+/* What the loopback device has carried so far. */
+static double loopback_bytes(void)
+{
+    char line[256];
+    double bytes = 0;
+    FILE *devices = fopen("/proc/net/dev", "r");
+    while (devices != NULL && fgets(line, sizeof(line), devices) != NULL && bytes == 0)
+        sscanf(line, " lo: %lf", &bytes);
+    if (devices != NULL)
+        fclose(devices);
+    return bytes;
+}
+
+typedef struct carried {
+    double (*once)(void *user);
+    void *user;
+    const char *name;
+    double bytes; /* what crosses the network at least */
+} carried;
+
+/* No answer if it went another way. */
+static double carried_once(void *user)
+{
+    const carried *c = user;
+    double before = loopback_bytes(), ns = c->once(c->user);
+    if (ns < 0 || loopback_bytes() - before >= c->bytes)
+        return ns;
+    fprintf(stderr, "bench: %s was to use TCP, and the loopback device did not see it\n", c->name);
+    return -1;
+}
+
+static void row_apart(job *j, const char *what, size_t bytes, int calls, double mpi_times)
+{
+    char name[80];
+    double least = (double)bytes * calls;
+    j->now = (order){ALL_REDUCE, bytes, calls, false};
+    question gloo = {"gloo", "in_place", bytes, calls}, mpi = {"mpi_tcp", "in_place", bytes, calls},
+             mpi_apart = {"mpi_tcp", "apart", bytes, calls},
+             torch = {"torch_other", "all_reduce", bytes, calls};
+    carried ways[] = {{dp_once, j, "dp.h", least},
+                      {peer_once, &gloo, "gloo", least},
+                      {peer_once, &mpi, "Open MPI", least},
+                      {peer_once, &mpi_apart, "Open MPI", least},
+                      {peer_once, &torch, "the other torch", least}};
+    entrant e[5];
+    for (int i = 0; i < 5; i++)
+        e[i] = (entrant){.once = carried_once, .user = &ways[i]};
+    take_turns(e, bench.torch != NULL ? 5 : 4);
+    snprintf(name, sizeof(name), "C11c %s over TCP, against Open MPI", what);
+    report_speed(name, &e[0].times, faster_of(&e[2].times, &e[3].times), NULL, mpi_times);
+    snprintf(name, sizeof(name), "C11c %s over TCP, against gloo", what);
+    report_speed(name, &e[0].times, &e[1].times, NULL, 2);
+    if (bench.torch == NULL)
+        return;
+    snprintf(name, sizeof(name), "C11c %s, gloo of %.20s", what, peer_library(torch.peer));
+    report_speed(name, &e[0].times, &e[4].times, NULL, 2);
+}
+
+void rows_c11c(void)
+{
+    job j;
+    open_job_apart(&j);
+    row_apart(&j, "8 B", 8, 1000, 1);
+    row_apart(&j, "64 KiB", 64 << 10, 200, 1.2);
+    row_apart(&j, "25 MiB", 25 << 20, 1, 1.2);
+    row_apart(&j, "100 MiB", MAX_BYTES_APART, 1, 1.2);
     close_job(&j);
 }
