@@ -1820,10 +1820,10 @@ typedef struct dp_input_grad {
    gradient that it is given. With dp_module_config.mean_grads it may stay as it is, whether it
    overwrites gradients or adds to them. They are zeroed first. Then the library takes the mean over
    all replicas, weighted by samples, and multiplies it by `grad`, which must be a number
-   (dp_train_step: the loss factor). Under dp_distributed the reduction decides how ranks count: only
-   DP_MEAN_SAMPLES weights them by samples. After a pass with no_sync the result is added to that
-   pass's. In such a backward call->grad is the gradient of its own mean, 1/n for each of n elements
-   of an output, to be passed on to children. */
+   (dp_train_step: the loss factor). Under dp_distributed the reduction decides how ranks count:
+   only DP_MEAN_SAMPLES weights them by samples. After a pass with no_sync the result is added to
+   that pass's. In such a backward call->grad is the gradient of its own mean, 1/n for each of n
+   elements of an output, to be passed on to children. */
 DP_MUST_USE DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out);
 
 /* ==== >>wrappers ===============================================================================

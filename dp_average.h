@@ -62,9 +62,10 @@ DP_MUST_USE DP_API dp_status dp_average_create(dp_module *module, const dp_avera
 /* Ends what was begun. NULL is fine. */
 DP_API void dp_average_destroy(dp_average *average);
 
-/* After a step. The first one copies. It only reads the module, and so may come at any time: between
-   a forward and its backward it gets the numbers of before the step. Like dp_average_load it is
-   refused (STATE) in a method that several devices run at once, if the averages lie on several. */
+/* After a step. The first one copies. It only reads the module, and so may come at any time:
+   between a forward and its backward it gets the numbers of before the step. Like dp_average_load
+   it is refused (STATE) in a method that several devices run at once, if the averages lie on
+   several. */
 DP_MUST_USE DP_API dp_status dp_average_update(dp_average *average);
 
 typedef struct dp_average_info {

@@ -738,8 +738,8 @@ static bool dp__nccl_is_busy(dp__nccl_comm *comm)
     return busy;
 }
 
-/* Whoever waits in a job of other processes for their collectives, while they may wait for this one,
-   is held up: no order among contexts is agreed upon. */
+/* Whoever waits in a job of other processes for their collectives, while they may wait for this
+   one, is held up: no order among contexts is agreed upon. */
 static void dp__nccl_hold(const dp_host *host, int by)
 {
     dp__job *job = dp__job_of(host);

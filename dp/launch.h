@@ -3411,8 +3411,8 @@ static dp_status dp__guest_seated(const dp__launch *launch, dp__roll **roll, int
     return status;
 }
 
-/* Says what was found in all the time. A job that is there listens only once it has let others in or
-   has recovered, and answers only when it looks for them. */
+/* Says what was found in all the time. A job that is there listens only once it has let others in
+   or has recovered, and answers only when it looks for them. */
 static dp_status dp__knock_found(const dp__launch *launch, const dp__launch *door, double seconds,
                                  const char *found)
 {

@@ -9,6 +9,7 @@
      >>files      that are there as a whole or not at all, and as memory
      >>nodes      which cores belong together, and which of them a thread may use
      >>sockets    connections to other processes
+     >>hosts      their addresses by name
      >>interfaces where this machine can be reached
      >>processes  who this process is among others, and processes of our own
      >>team       the workers of a context: persistent threads, run and shared out; the courier
@@ -1381,6 +1382,9 @@ static ptrdiff_t dp__os_receive(int fd, void *data, size_t bytes)
         return errno == EAGAIN || errno == EINTR ? 0 : -1;
     return got > 0 ? got : -1;
 }
+
+/* ==== >>hosts ====================================================================================
+   The addresses of a host by its name, within a time limit.                                      */
 
 enum { DP__OS_ADDRESSES = 8 }; /* of one host, at most */
 

@@ -1146,7 +1146,8 @@ static dp_status dp__staging_views(const dp__staging *by, const dp__coll *coll)
     return dp__carried_call(&all);
 }
 
-/* A stream that cannot be waited for, since it is captured, is refused before anything is enqueued. */
+/* A stream that cannot be waited for, since it is captured, is refused before anything is
+   enqueued. */
 static dp_status dp__staging_run(dp_comm *comm, const dp_coll_call *call)
 {
     const dp__staging *by = (dp__staging *)comm;

@@ -182,11 +182,11 @@ TEST(npy_files)
 TEST(npy_headers_with_a_nul)
 {
     static const file_row rows[] = {
-        {BYTES(
-             "\x93NUMPY\x01\0\x3b\0{'descr': '<f4\0x', 'fortran_order': False, 'shape': (2,), }" ONES),
+        {BYTES("\x93NUMPY\x01\0\x3b\0{'descr': '<f4\0x', 'fortran_order': False, "
+               "'shape': (2,), }" ONES),
          "makes no sense", DP_ERR_FILE},
-        {BYTES(
-             "\x93NUMPY\x01\0\x3b\0{'descr\0x': '<f4', 'fortran_order': False, 'shape': (2,), }" ONES),
+        {BYTES("\x93NUMPY\x01\0\x3b\0{'descr\0x': '<f4', 'fortran_order': False, "
+               "'shape': (2,), }" ONES),
          "makes no sense", DP_ERR_FILE},
     };
     enter_folder();

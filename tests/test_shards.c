@@ -1,5 +1,5 @@
-/* test_shards.c - with shards, ranks without rows: what a step leaves in parameters and buffers does
-   not depend on how ranks are spread over processes and devices. */
+/* test_shards.c - with shards, ranks without rows: what a step leaves in parameters and buffers
+   does not depend on how ranks are spread over processes and devices. */
 
 #include <stdio.h>
 #include <string.h>
@@ -178,7 +178,7 @@ static dp_status adder_update(dp_optim *optim, dp_module *net)
 }
 
 static const dp_optim_ops adder_ops = {
-    .size = sizeof adder_ops, .begin = adder_begin, .update = adder_update};
+    .head = DP_TABLE(dp_optim_ops), .begin = adder_begin, .update = adder_update};
 
 static void step(dp_module *par, const dp_info *info, int64_t rows, trial t, int at, outcome *out)
 {
