@@ -1168,6 +1168,9 @@ TEST(calls_that_make_no_sense)
     CHECK_OK(dp_module_save(net, scope, &out));
     CHECK_TREE(ctx, out, "{}");
     CHECK_OK(dp_module_load(net, out, NULL));
+    dp_abort(other, DP_ERR_ABORTED, "over");
+    CHECK_ERROR(dp_file_write(other, "x", value), DP_ERR_ABORTED, "dp_file_write: 'x': ");
+    CHECK_ERROR(dp_checkpoint_save(other, "x", value), DP_ERR_ABORTED, "the job had failed");
     dp_close(ctx), dp_close(other);
 }
 
