@@ -967,7 +967,7 @@ static const struct step_of_a_save {
 
 static const struct step_of_a_save *save_step;
 static how_to_save way_to_save;
-static bool saved_before;
+static bool saved_before, far_apart; /* far_apart: process 0 is on another machine */
 
 static void stop_me(void)
 {
@@ -1054,6 +1054,8 @@ static void check_newest_stays(void)
 static void sleep_in_a_save(void)
 {
     enter_folder();
+    machines = far_apart ? "abb" : NULL;
+    port = free_port();
     start_world(3, one_sleeps_in_a_save);
     finish(pids[1], 1);
     finish(pids[2], 2);
@@ -1064,11 +1066,12 @@ static void sleep_in_a_save(void)
 
 TEST_SLOW(process_left_behind_replaces_no_newer_file, 120)
 {
-    enum { STEPS = sizeof steps_of_a_save / sizeof steps_of_a_save[0] };
+    enum { STEPS = sizeof steps_of_a_save / sizeof steps_of_a_save[0], TIMES = 3 };
     pid_t trials[STEPS];
-    for (int way = 0; way < 2 * WAYS_TO_SAVE; way++) {
-        way_to_save = (how_to_save)(way / 2);
-        saved_before = way % 2 == 0;
+    for (int way = 0; way < TIMES * WAYS_TO_SAVE; way++) {
+        way_to_save = (how_to_save)(way / TIMES);
+        saved_before = way % TIMES > 0;
+        far_apart = way % TIMES > 1;
         for (int i = 0; i < STEPS; i++) {
             save_step = &steps_of_a_save[i];
             trials[i] = start(i, sleep_in_a_save);
