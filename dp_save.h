@@ -129,8 +129,8 @@ DP_MUST_USE DP_API dp_status dp_module_load(dp_module *module, dp_value saved,
    knows only of files that were written since its call began.                                  */
 
 /* Process 0 writes its value; the others' values are ignored and may be none. All return the same
-   status when the write has ended. Nobody times out as long as each 64 MiB take less than
-   timeout_ms. */
+   status when the write has ended; if the job fails before that, the file is the old one or the new
+   one. Nobody times out as long as each 64 MiB take less than timeout_ms. */
 DP_MUST_USE DP_API dp_status dp_checkpoint_save(dp_ctx *ctx, const char *path, dp_value value);
 
 /* Every process reads the file itself: from a shared disk, or from a copy on its machine. If one
