@@ -371,7 +371,9 @@ static dp_status dp__data_shards_check(const dp_sampler *sampler)
         return dp_error(DP_ERR_INVALID, "sampler.shards is %d, no multiple of %d ranks",
                         sampler->shards, world);
     if (each > 0 && block % each != 0)
-        return dp_error(DP_ERR_INVALID, "sampler.block is %lld, no multiple of a rank's %d shards",
+        return dp_error(DP_ERR_INVALID,
+                        "sampler.block, or a loader's batch, is %lld: no multiple of a rank's %d "
+                        "shards",
                         (long long)block, each);
     return DP_OK;
 }
@@ -1433,12 +1435,8 @@ static dp_status dp__data_world(const dp_loader *loader, dp_sampler *sampler)
 static dp_status dp__data_block(dp_loader_config *config)
 {
     dp_sampler *sampler = &config->sampler;
-    int each = sampler->world > 0 ? sampler->shards / sampler->world : sampler->shards;
     if (sampler->shards <= 0)
         return DP_OK;
-    if (each > 0 && config->batch % each != 0)
-        return dp_error(DP_ERR_INVALID, "batch is %lld, no multiple of the %d shards of a process",
-                        (long long)config->batch, each);
     if (sampler->block > 0 && sampler->block != config->batch)
         return dp_error(DP_ERR_INVALID,
                         "sampler.block is %lld and batch %lld: with shards they have to be equal",

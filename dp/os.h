@@ -1067,6 +1067,10 @@ typedef struct pollfd dp__os_watch; /* fd, what to wait for, what there is */
 #if !defined(MSG_NOSIGNAL)
 #define MSG_NOSIGNAL 0 /* macOS: SO_NOSIGPIPE below does it */
 #endif
+#if !defined(SOCK_CLOEXEC)
+#define SOCK_CLOEXEC                        0 /* macOS: dp__os_marked does it */
+#define accept4(listener, at, bytes, flags) accept(listener, at, bytes)
+#endif
 
 /* Waits until one can be read or written, or has ended; returns how many. */
 static int dp__os_poll(dp__os_watch *list, int count, int timeout_ms)
@@ -1099,34 +1103,13 @@ static void dp__os_no_signal(int fd)
 }
 #endif
 
-/* Exec closes sockets from the start: another thread may call it at any time. Where the system has
-   no way to say so (macOS), they are marked right after. */
-#if defined(SOCK_CLOEXEC)
-enum { DP__OS_SOCKET = SOCK_STREAM | SOCK_CLOEXEC, DP__OS_DATAGRAM = SOCK_DGRAM | SOCK_CLOEXEC };
-
+/* Exec closes a socket, from the start: another thread may call it at any time. */
 static int dp__os_marked(int fd)
 {
+    if (fd >= 0)
+        (void)fcntl(fd, F_SETFD, FD_CLOEXEC); /* macOS: too late for a moment */
     return dp__os_above_stderr(fd);
 }
-
-static int dp__os_accept_next(int listener, struct sockaddr *from, socklen_t *bytes)
-{
-    return dp__os_marked(accept4(listener, from, bytes, SOCK_CLOEXEC));
-}
-#else
-enum { DP__OS_SOCKET = SOCK_STREAM, DP__OS_DATAGRAM = SOCK_DGRAM };
-
-static int dp__os_marked(int fd)
-{
-    (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
-    return dp__os_above_stderr(fd);
-}
-
-static int dp__os_accept_next(int listener, struct sockaddr *from, socklen_t *bytes)
-{
-    return dp__os_marked(accept(listener, from, bytes));
-}
-#endif
 
 /* Small messages are sent at once, and a machine that is silently gone is noticed eventually. */
 static void dp__os_prepare(int fd, int family)
@@ -1141,7 +1124,7 @@ static void dp__os_prepare(int fd, int family)
 
 static int dp__os_socket(int family)
 {
-    int fd = dp__os_marked(socket(family, DP__OS_SOCKET, 0));
+    int fd = dp__os_marked(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (fd >= 0)
         dp__os_prepare(fd, family);
     return fd;
@@ -1268,7 +1251,7 @@ static int dp__os_accept(int listener, bool *out_full)
 {
     struct sockaddr_storage from;
     socklen_t bytes = sizeof from;
-    int fd = dp__os_accept_next(listener, (struct sockaddr *)&from, &bytes);
+    int fd = dp__os_marked(accept4(listener, (struct sockaddr *)&from, &bytes, SOCK_CLOEXEC));
     *out_full = fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM);
     if (fd >= 0)
         dp__os_prepare(fd, from.ss_family);
@@ -1441,7 +1424,7 @@ static int dp__thread_start(pthread_t *out, void *(*fn)(void *user), void *user)
 /* Two descriptors, connected with each other; false: there are none. */
 static bool dp__os_pair(int ends[2])
 {
-    if (socketpair(AF_UNIX, DP__OS_SOCKET, 0, ends) != 0)
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
         return false;
     for (int i = 0; i < 2; i++) {
         ends[i] = dp__os_marked(ends[i]);
@@ -1603,7 +1586,7 @@ static void dp__os_host_usual(char *text, size_t room)
     struct sockaddr_in far = {.sin_family = AF_INET, .sin_port = htons(9)};
     dp__os_interface any;
     char others[200];
-    int fd = dp__os_marked(socket(AF_INET, DP__OS_DATAGRAM, 0));
+    int fd = dp__os_marked(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     far.sin_addr.s_addr = htonl(0xc0000201); /* 192.0.2.1, which nobody has */
     text[0] = '\0';
     if (fd >= 0 && connect(fd, (const struct sockaddr *)&far, sizeof far) == 0)

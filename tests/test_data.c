@@ -184,9 +184,10 @@ TEST(samplers_that_make_no_sense)
                 {"sampler.shards is -2", {.count = 1, .shards = -2}},
                 {"sampler.shards is 6, no multiple of 4 ranks",
                  {.count = 1, .world = 4, .block = 3, .shards = 6}},
-                {"sampler.block is 6, no multiple of a rank's 4 shards",
+                {"sampler.block, or a loader's batch, is 6: no multiple of a rank's 4 shards",
                  {.count = 1, .world = 2, .block = 6, .shards = 8}},
-                {"sampler.block is 1, no multiple of a rank's 8 shards", {.count = 1, .shards = 8}},
+                {"sampler.block, or a loader's batch, is 1: no multiple of a rank's 8 shards",
+                 {.count = 1, .shards = 8}},
                 {"sampler.count is 0", {.sampling = DP_SAMPLE_ENDLESS}}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         CHECK_INT(dp_sampler_count(&rows[i].sampler), -1);
@@ -1899,9 +1900,9 @@ TEST(loaders_that_make_no_sense)
          {.sampler = {.block = 2}, .read = read_nothing, .batch = 3}},
         {"batch is 0, no multiple of sampler.block, 2",
          {.sampler = {.block = 2}, .read = read_nothing}},
-        {"batch is 6, no multiple of the 4 shards of a process",
+        {"batch, is 6: no multiple of a rank's 4 shards",
          {.sampler = {.world = 2, .shards = 8}, .read = read_nothing, .batch = 6}},
-        {"batch is 1, no multiple of the 4 shards of a process",
+        {"batch, is 1: no multiple of a rank's 4 shards",
          {.sampler = {.shards = 4}, .read = read_nothing}},
         {"sampler.block is 4 and batch 8: with shards they have to be equal",
          {.sampler = {.world = 2, .shards = 8, .block = 4}, .read = read_nothing, .batch = 8}},
