@@ -11,6 +11,7 @@
    with -ffast-math: it loses NaN.
 
    CONTENTS (search for the tag)
+     >>basics       the version, limits, and macros of declarations
      >>status       what a call returns, and the sentence that goes with it
      >>types        dtypes, devices, tensors, values, containers
      >>config       what can be set, and what zero means
@@ -118,8 +119,9 @@
    they are kept in $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h; $DP_PEERS = off: GPUs of a process copy
    through the host; $DP_TRACE = a file: see >>timeline; $DP_NCCL: see dp_nccl.h; $DP_LAUNCH,
    $DP_ADDR, $DP_PORTS, $DP_INTERFACE, $DP_SECRET and $DP_TIMEOUT: see >>launch; $DP_REJOIN and
-   $DP_PROCESS_LIMIT: see >>recovery; $DP_TOPOLOGY = a folder in place of the system's
-   /sys/devices/system/node, for tests.
+   $DP_PROCESS_LIMIT: see >>recovery. For tests: $DP_MACHINE = a word; processes with different ones
+   act as if on different machines, and share no memory; $DP_TOPOLOGY = a folder in place of the
+   system's /sys/devices/system/node.
 
    OWNERSHIP
    What you pass in stays yours. What a function returns belongs to the scope you passed, or to the
@@ -301,6 +303,9 @@
 #ifdef __cplusplus
 #include <initializer_list>
 #endif
+
+/* ==== >>basics ================================================================================
+   For preprocessors and compilers.                                                              */
 
 #define DP_VERSION   100 /* 0.1.0 */
 #define DP_LAYOUT    1   /* of tables of functions: see >>contract */
@@ -709,16 +714,17 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    first set in this table of which a variable of the first two columns is there (of slurm's,
    SLURM_STEP_ID too). The first column must be complete, and the second complete or not there:
 
-     DP_LAUNCH  which of how many        on its machine           where process 0 is
-     dp         DP_PROCESS, _COUNT       DP_LOCAL_PROCESS, _COUNT DP_ADDR
-     torchrun   RANK, WORLD_SIZE         LOCAL_RANK,              MASTER_ADDR, MASTER_PORT
-                                         LOCAL_WORLD_SIZE
-     openmpi    OMPI_COMM_WORLD_RANK,    .._LOCAL_RANK,           -
-                OMPI_COMM_WORLD_SIZE     .._LOCAL_SIZE
-     mpich      PMI_RANK, PMI_SIZE       MPI_LOCALRANKID,         -
-                                         MPI_LOCALNRANKS
-     slurm      SLURM_PROCID,            SLURM_LOCALID            SLURM_STEP_NODELIST
-                SLURM_NTASKS
+     DP_LAUNCH  which of how many      on its machine              where process 0 is
+     dp         DP_PROCESS,            DP_LOCAL_PROCESS,           DP_ADDR
+                DP_PROCESS_COUNT       DP_LOCAL_PROCESS_COUNT
+     torchrun   RANK, WORLD_SIZE       LOCAL_RANK,                 MASTER_ADDR, MASTER_PORT
+                                       LOCAL_WORLD_SIZE
+     openmpi    OMPI_COMM_WORLD_RANK,  OMPI_COMM_WORLD_LOCAL_RANK, -
+                OMPI_COMM_WORLD_SIZE   OMPI_COMM_WORLD_LOCAL_SIZE
+     mpich      PMI_RANK, PMI_SIZE     MPI_LOCALRANKID,            -
+                                       MPI_LOCALNRANKS
+     slurm      SLURM_PROCID,          SLURM_LOCALID               SLURM_STEP_NODELIST, unless
+                SLURM_NTASKS                                       SLURM_STEP_NUM_NODES is 1
 
    If dp_mpi.h is compiled in, processes that MPI has started, or that have initialised MPI, meet
    through MPI, which knows the last column. DP_LAUNCH = mpi says that MPI has started them.
@@ -733,7 +739,9 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    With torchrun the first port is MASTER_PORT + 1, because torchrun's own store may use
    MASTER_PORT. With slurm it is made from the numbers of job and step, between 20000 and 29999.
    mpirun gives no address: its processes meet inside their machine, under a name made from the
-   job's; so do processes with $DP_ADDR = @name.
+   job's, or from the number of the process that has started them (mpich: the one behind PMI_FD); so
+   do processes with $DP_ADDR = @name. On systems other than Linux the name is that of a file in
+   $TMPDIR.
 
    For a firewall, $DP_PORTS = 20000-20031 (or one port) is the range in which processes listen if
    nothing else gives them a port: process 0 under slurm, and all processes that others connect to.
@@ -751,9 +759,9 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
 
    Two jobs at one address are told apart by the number that their launcher has given them
    (TORCHELASTIC_RUN_ID, PMIX_NAMESPACE or OMPI_MCA_ess_base_jobid, PMI_JOBID, SLURM_JOB_ID and
-   SLURM_STEP_ID; TORCHELASTIC_ and SLURM_RESTART_COUNT), or by $DP_SECRET: the same in all
-   processes of a job, and different in every job. A secret also keeps out processes that know the
-   launcher's number.
+   SLURM_STEP_ID; TORCHELASTIC_RESTART_COUNT, SLURM_RESTART_COUNT), or by $DP_SECRET: the same in
+   all processes of a job, and different in every job. A secret also keeps out processes that know
+   the launcher's number.
 
    Without either, processes of two jobs at one address cannot be told apart. But only one process 0
    can have the address until its dp_close; the error of a second one names it. If the first job is

@@ -7,11 +7,11 @@
 
    WHEN MPI IS USED
    A context meets the other processes through MPI in three cases: mpirun of Open MPI or MPICH, or
-   another launcher that sets their variables, or srun --mpi=pmix or =pmi2, has started them;
-   DP_LAUNCH=mpi says so; or MPI is already initialised with more than one process. Otherwise, as
-   under torchrun or in a single process, this file has no effect, and MPI is not initialised:
-   several machines then use TCP. The processes are those of MPI_COMM_WORLD, or of your own
-   communicator: see dp_mpi_bootstrap.
+   another launcher that sets their variables, or srun --mpi=pmi2 or =pmix (which sets PMIX_RANK),
+   has started them; DP_LAUNCH=mpi says so; or MPI is already initialised with more than one
+   process. Otherwise, as under torchrun or in a single process, this file has no effect, and MPI is
+   not initialised: several machines then use TCP. The processes are those of MPI_COMM_WORLD, or of
+   your own communicator: see dp_mpi_bootstrap.
 
    CPU devices of one machine still use shared memory, which is faster: 25 MiB between two processes
    took 8 ms, and 57 ms with MPI_Allreduce, on a busy machine. With several machines, all use the

@@ -25,7 +25,10 @@
    collectives go through the host. Among the GPUs of one process NCCL takes large collectives, as
    far as it can add up as asked; the rest goes over dp_cuda_coll(). $DP_NCCL sets from how many
    bytes on (default 1048576, which was not measured); "off" does without NCCL. In a job of several
-   processes $DP_INTERFACE (dp.h, >>launch) becomes $NCCL_SOCKET_IFNAME, unless that is set.
+   processes $DP_INTERFACE (dp.h, >>launch) becomes $NCCL_SOCKET_IFNAME, unless that is set. With
+   $NCCL_HOSTID, processes are on one machine for NCCL if that is equal. Where NCCL is looked for at
+   run time (DP_DYNAMIC_LOAD), it may also be Python's package of it in $VIRTUAL_ENV, $CONDA_PREFIX,
+   $HOME/.local, /usr/local or /usr.
 
    When a communicator opens, it sends known numbers the way that its sums will go: 256 KiB of each
    GPU, but not more than 4 MiB. If some arrive wrong, dp_open fails and names the ranks. Without

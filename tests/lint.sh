@@ -182,6 +182,24 @@ check_rooms() {
                 !($1 == "dp_data.h" && $3 ~ walked) { print $1 " " $2 ": " $3 }' $BUILD/names)"
 }
 
+# ---- the environment -----------------------------------------------------------------------------
+
+# What is read by its name or by a launcher's, and what is called as variables of dp.h are.
+variables_read() {
+    cat "${HEADERS[@]}" | grep -oE 'env[a-z_]*\("[A-Za-z_]+"|"DP_[A-Z_]+"' | grep -oE '"[^"]+'
+    sed -n '/^static const dp__launcher /,/^};/p' dp/launch.h | sed 's/\.name = "[a-z]*"//' |
+        grep -oE '"[A-Za-z_]+'
+}
+
+check_environment() {
+    local header
+    for header in dp.h dp_*.h; do
+        sed '/^#if defined(DP_IMPLEMENTATION) && !defined(DP_\([A-Z]*_\)\?IMPLEMENTED)/q' "$header"
+    done | grep -oE '[A-Za-z_]+' | sort -u >$BUILD/words
+    check "each variable of the environment is in a manual" \
+        "$(variables_read | tr -d '"' | sort -u | comm -23 - $BUILD/words)"
+}
+
 # ---- files ---------------------------------------------------------------------------------------
 
 check_top_level() {
@@ -347,6 +365,7 @@ check_headers
 check_words
 check_sections
 check_rooms
+check_environment
 check_top_level
 check_licence
 check_readme

@@ -56,7 +56,7 @@ page() {
 
 all_names() {
     printf '# All names\n\n| name | is a | of |\n|---|---|---|\n'
-    awk -F '\t' '/^(function|type|macro|constant)/ { print "| `" $2 "` | " $1 " | `" $3 "` |" }' \
+    awk -F '\t' '/^(function|type|macro|constant|option|variable)/ { print "| `" $2 "` | " $1 " | `" $3 "` |" }' \
         "$work/table" | sort -fu
 }
 

@@ -2,7 +2,9 @@
 #
 #   awk -f ../manual.awk -f names.awk dp.h
 #
-#   function|type|macro|constant|section  NAME  HEADER  LINE
+#   function|type|macro|constant|option|variable|section  NAME  HEADER  LINE
+#
+# An option is a macro of the user's, a variable one of the environment: the manual names them.
 
 function found(kind, name) {
     if (!((kind == "section") SUBSEP name in seen)) print kind "\t" name "\t" FILENAME "\t" FNR
@@ -10,10 +12,29 @@ function found(kind, name) {
 }
 
 function begin_header(name, description) {}
-function heading(text) {}
-function begin_section(name) { found("section", name) }
+function heading(text) { options = text ~ /^OPTIONS/ }
+function begin_section(name) { found("section", name); options = 0 }
 function begin_declarations() {}
-function fill(line) {}
+
+# $DP_NAME, where it is named first.
+function fill(line) {
+    while (match(line, /\$DP_[A-Z_]+/)) {
+        found("variable", substr(line, RSTART + 1, RLENGTH - 1))
+        line = substr(line, RSTART + RLENGTH)
+    }
+}
+
+# "  DP_NAME, DP_OTHER(parameter)     what they do"
+function table(line,    i, n, list) {
+    sub(/^ +/, "", line)
+    if (!options || line !~ /^DP_[^ ]+(, DP_[^ ]+)*  /) return
+    sub(/  .*/, "", line)
+    n = split(line, list, ", ")
+    for (i = 1; i <= n; i++) {
+        sub(/\(.*/, "", list[i])
+        found("option", list[i])
+    }
+}
 
 function type(line,    name) {
     name = line
@@ -31,23 +52,26 @@ function type(line,    name) {
     if (name !~ /^dp__/) found("type", name)
 }
 
-# DP_NAME, of #define or of an enum.
-function constants(line,    name) {
+# DP_NAME, of #define, of an enum, or of a list that an enum is made from.
+function constants(line,    name, rest) {
     if (line ~ /^ *# *define DP_[A-Z]/) {
         match(line, /DP_[A-Z0-9_]+/)
         name = substr(line, RSTART, RLENGTH)
         if (name !~ /^DP__|_H$/) found("macro", name)
     }
+    for (rest = line; match(rest, /X\(DP_[A-Z0-9_]+/); rest = substr(rest, RSTART + RLENGTH))
+        found("constant", substr(rest, RSTART + 2, RLENGTH - 2))
     if (line ~ /^(typedef )?enum/) enumerators = 1
-    while (enumerators && match(line, /[{,] *DP_[A-Z][A-Z0-9_]*|^ *DP_[A-Z][A-Z0-9_]*/)) {
+    while (enumerators && match(line, /[{,)] *DP_[A-Z][A-Z0-9_]*|^ *DP_[A-Z][A-Z0-9_]*/)) {
         name = substr(line, RSTART, RLENGTH)
         line = substr(line, RSTART + RLENGTH)
-        sub(/^[{, ]*/, "", name)
+        sub(/^[{,) ]*/, "", name)
         if (name !~ /^DP__/) found("constant", name)
     }
 }
 
 function code(line,    name) {
+    if (verbatim_text) table(line)
     if (verbatim_text || in_comment || line ~ /^\/\*/) { # prose
         in_comment = !verbatim_text && line !~ /\*\/$/
         return

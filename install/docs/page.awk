@@ -31,16 +31,30 @@ function prose(text,    done, word, rest) {
     return done linked(text)
 }
 
+# Names that prose has: options, and variables of the environment.
+function names_in_prose(line,    n, name) {
+    for (n = 1; n <= names_at[FNR]; n++) {
+        name = names_of[FNR, n]
+        if (kind_of[name] !~ /^(option|variable)$/) continue
+        join_next = join_next "<a class=\"name\" id=\"" name "\"></a>"
+        sub(/^ +/, "", line)
+        entry(kind_of[name], name, url_here(name), line)
+    }
+}
+
 function fill(line) {
     if (empty) layout("")
     layout("text")
-    out(prose(line))
+    names_in_prose(line)
+    out(join_next prose(line))
+    join_next = ""
     words = words " " line
 }
 
 function as_it_is(line) {
     if (open_one == "pre" && empty) out("")
     layout("pre")
+    names_in_prose(line)
     out(join_next linked(line))
     join_next = ""
     words = words " " line

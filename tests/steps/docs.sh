@@ -99,6 +99,30 @@ docs_entries() {
     done
 }
 
+# Macros and constants of the headers that compile by themselves, as the preprocessor has them, and
+# the options and variables that manuals name: all that the search does not find.
+docs_names() {
+    local header
+    for header in dp.h dp_*.h; do
+        case $header in
+        dp_cpu.h | dp_cuda.h | dp_hip.h | dp_nccl.h | dp_mpi.h) ;;
+        *) echo "#include \"$header\"" ;;
+        esac
+    done >"$LOGS/docs.c"
+    {
+        ${CC:-cc} -E -dM -I. "$LOGS/docs.c" | awk '{ sub(/\(.*/, "", $2); print $2 }'
+        ${CC:-cc} -E -P -I. "$LOGS/docs.c" | tr '\n' ' ' | grep -oE '\<enum( dp_[a-z_0-9]+)? *\{[^}]*\}' |
+            grep -oE '\<DP_[A-Z0-9_]+'
+        sed -n '/^   OPTIONS/,/^   At run time/s/^     \(DP_.*[^ ]\)   .*/\1/p' dp.h | grep -oE 'DP_[A-Z_]+'
+        for header in dp.h dp_*.h; do
+            sed '/^#if defined(DP_IMPLEMENTATION)/q' "$header" | grep -oE '\$DP_[A-Z_]+' | tr -d '$'
+        done
+    } | grep '^DP_[A-Z]' | grep -vE '^DP__|_H$' | LC_ALL=C sort -u >"$LOGS/docs.names"
+    [ "$(wc -l <"$LOGS/docs.names")" -gt 150 ] || echo "there are hardly any names"
+    sed -nE 's/^\["[a-z]+","(DP_[A-Z0-9_]+)".*/\1/p' "$DOCS/entries.js" | LC_ALL=C sort |
+        LC_ALL=C comm -3 "$LOGS/docs.names" - | sed 's/^\t\(.*\)/\1 is of no header, or twice/; t; s/$/ is not found/'
+}
+
 docs_again() {
     install/docs/docs.sh build/docs-again >/dev/null && diff -r "$DOCS" build/docs-again
 }
@@ -122,6 +146,7 @@ step_docs() {
     silent "sources and examples are shown as they are" docs_sources
     silent "README.md's code is shown as it is" docs_readme
     silent "the search knows functions, types, constants, sections and pages" docs_entries
+    silent "the search knows each macro, constant, option and variable once" docs_names
     silent "the site is the same each time" docs_again
     if has xmllint; then
         # shellcheck disable=SC2046 # many files
