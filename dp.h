@@ -108,7 +108,8 @@
      DP_USE_CUDA                      every file: includes dp_cuda.h; GPUs are used if there are any
      DP_USE_NCCL                      every file: includes dp_nccl.h, and dp_cuda.h with it; NCCL
                                       carries data between GPUs, of several processes too
-     DP_USE_HIP, DP_USE_RCCL          every file: the same for GPUs of AMD: includes dp_hip.h
+     DP_USE_HIP, DP_USE_RCCL          every file: the same for GPUs of AMD: includes dp_hip.h, which
+                                      RCCL needs. A program is for one kind of GPUs
      DP_USE_MPI                       every file: includes dp_mpi.h; MPI carries data from one
                                       machine to another
      DP_DYNAMIC_LOAD                  with DP_IMPLEMENTATION: CUDA and NCCL, or HIP and RCCL, are
@@ -244,6 +245,10 @@
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
 #endif
 
+#if defined(DP_USE_RCCL) && !defined(DP_USE_HIP)
+#define DP_USE_HIP
+#endif
+
 /* What cannot be compiled is left out, so that one error is all that a compiler says. */
 #if defined(DP__REFUSED)
 #elif defined(__cplusplus) && __cplusplus < 201103L
@@ -259,6 +264,7 @@
 #undef DP_USE_CUDA
 #undef DP_USE_HIP
 #undef DP_USE_NCCL
+#undef DP_USE_RCCL
 #error "dp.h: a program is for AMD's GPUs (DP_USE_HIP, DP_USE_RCCL) or for NVIDIA's, not for both"
 #endif
 

@@ -144,6 +144,15 @@ known() {
         *) fail "WITH=$part: is none of cuda, nccl, hip, rccl and mpi" ;;
         esac
     done
+    case " $WITH " in
+    *" hip "* | *" rccl "*)
+        case " $WITH " in
+        *" cuda "* | *" nccl "*)
+            fail "WITH=$WITH: a library is for AMD's GPUs (hip, rccl) or for NVIDIA's (cuda, nccl)"
+            ;;
+        esac
+        ;;
+    esac
 }
 
 install_all() {

@@ -104,8 +104,11 @@ write hip.c "$IMPLEMENT" '#include "dp_hip.h"' "$DP"
 write hip_dp.c "$IMPLEMENT" '#define DP_USE_HIP' "$DP" '#include "dp_hip.h"'
 write hip_declared.c '#define DP_USE_HIP' "$DP" "$IMPLEMENT" '#include "dp_hip.h"'
 write hip_and_cuda.c "$IMPLEMENT" '#define DP_USE_HIP' '#define DP_USE_CUDA' "$DP"
+write rccl_and_nccl.c "$IMPLEMENT" '#define DP_USE_RCCL' '#define DP_USE_NCCL' "$DP" "$DP"
+write rccl_declared.c '#define DP_USE_RCCL' "$DP" 'extern const dp_coll_ops *(*const table)(void);' \
+    'const dp_coll_ops *(*const table)(void) = dp_rccl_coll;'
 write hip_after_cuda.c '#include "dp_cuda.h"' '#include "dp_hip.h"'
-write rccl.c "$IMPLEMENT" '#define DP_USE_HIP' '#define DP_USE_RCCL' "$DP"
+write rccl.c "$IMPLEMENT" '#define DP_USE_RCCL' "$DP"
 write mpi.c "$IMPLEMENT" '#include "dp_mpi.h"' "$DP"
 write mpi_dp.c "$IMPLEMENT" '#define DP_USE_MPI' "$DP" '#include "dp_mpi.h"'
 write mpi_after.c "$IMPLEMENT" "$DP" '#include "dp_mpi.h"'
@@ -229,6 +232,8 @@ refusals() {
             c -std=c11 -U__unix__ -fsyntax-only $BUILD/all.c
         expect_error "$cc: HIP and CUDA" "AMD's GPUs .* or for NVIDIA's, not for both" \
             c -std=c11 -fsyntax-only $BUILD/hip_and_cuda.c
+        expect_error "$cc: RCCL and NCCL" "AMD's GPUs .* or for NVIDIA's, not for both" \
+            c -std=c11 -fsyntax-only $BUILD/rccl_and_nccl.c
         expect_error "$cc: dp_hip.h after dp_cuda.h" 'without dp_cuda.h' \
             c -std=c11 -fsyntax-only $BUILD/hip_after_cuda.c
         expect_error "$cc: dp_mpi.h with MPI 2" 'MPI 3 or newer' \
@@ -370,6 +375,7 @@ hip_compiler() {
         done
         expect "$cc: the simulator's HIP declares what dp_hip.h is told" parses -std=c11 \
             -Itests/sim/hip tests/sim/hip/drift.c
+        expect "$cc: DP_USE_RCCL brings dp_hip.h" parses -std=c11 $BUILD/rccl_declared.c
         expect "$cc: declarations of dp_hip.h" parses -std=c11 -DDP_USE_HIP -DDP_USE_RCCL \
             tests/compile/use.c
         [ -e /usr/include/hip/hip_runtime_api.h ] || { skip "HIP with $cc" "no headers"; continue; }

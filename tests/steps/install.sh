@@ -235,6 +235,11 @@ step_install() {
     fi
     refused "make install WITH=what is not known" "WITH=tpu: is none of cuda" installs install WITH=tpu \
         "PREFIX=$INSTALL/none"
+    local both
+    for both in "hip cuda" "cuda hip" "nccl rccl" "rccl mpi cuda"; do
+        refused "make install WITH=$both" "make install: WITH=$both: a library is for AMD's GPUs" \
+            installs install "WITH=$both" "PREFIX=$INSTALL/none"
+    done
     refused "make install PREFIX=with a quote" "without quotes" installs install WITH= \
         "PREFIX=$INSTALL/it's"
     tried "make install with DESTDIR, and uninstall" \
