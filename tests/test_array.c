@@ -153,6 +153,8 @@ static const npy_row dicts[] = {
     {DICT("<f4", "True", "0, 5"), BYTES(""), "f32[0,5]=", DP_OK},
     {DICT("<f4", "False", "3,"), BYTES(ONES), "it has 8 bytes of elements, and its shape says 12",
      DP_ERR_FILE},
+    {"{'descr': '<f4", BYTES("', 'fortran_order': False, 'shape': (0,)}"), "makes no sense",
+     DP_ERR_FILE},
     {"\x01\x7f\xff", BYTES(ONES), "makes no sense at \"???\"", DP_ERR_FILE},
     {"", BYTES(ONES), "makes no sense", DP_ERR_FILE},
 };
