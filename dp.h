@@ -901,7 +901,9 @@ DP_MUST_USE DP_API dp_status dp_recover(dp_ctx *ctx);
 
 /* All call this between two steps: it lets in the processes that wait to come back. out_came: some
    came, and this process has gone through what dp_recover does. If nobody waits it costs as much as
-   dp_any; in a process that is alone, nothing. STATE: config.recovers was not set. [host] */
+   dp_any; in a process that is alone, nothing. STATE: config.recovers was not set; or a reducer has
+   an open pass, or messages were not ended. A forward without its backward is void if some came.
+   Groups stay as they are. [host] */
 DP_MUST_USE DP_API dp_status dp_admit(dp_ctx *ctx, bool *out_came);
 
 /* ==== >>scope ==================================================================================

@@ -1557,6 +1557,16 @@ DP__MAYBE_UNUSED static void dp__scope_keep(const dp_scope *scope)
         block->kept = true;
 }
 
+/* Whether messages have begun that the user has not ended. */
+static bool dp__post_has_messages(const dp__post *post)
+{
+    bool some = false;
+    for (int i = 0; post != NULL && i < post->block_count; i++)
+        for (size_t k = 0; k < dp__parcels_in(i); k++)
+            some = some || post->blocks[i][k].number != 0;
+    return some;
+}
+
 /* The job has failed, and is made anew: no message of it goes on, and nobody is told of one that is
    done. */
 static void dp__post_forget(dp_ctx *ctx)

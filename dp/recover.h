@@ -296,20 +296,29 @@ static void dp__door_warn(dp_ctx *ctx)
                 dp__door_text(roll, why, sizeof why));
 }
 
+/* What is under way would be void if somebody came, in a job that has not failed. */
+static dp_status dp__check_between_steps(const char *fn, const dp_ctx *ctx)
+{
+    DP_TRY(dp__check_uncalled(fn, ctx));
+    DP_TRY(dp__check_alone(fn, ctx));
+    if (ctx->lanes[DP__COURIER].riding != NULL)
+        return dp_error(DP_ERR_STATE, "%s: a pass is open", fn);
+    if (dp__post_has_messages(ctx->post))
+        return dp_error(DP_ERR_STATE, "%s: messages have begun, and were not ended", fn);
+    return DP_OK;
+}
+
 DP_API dp_status dp_admit(dp_ctx *ctx, bool *out_came)
 {
     bool waits;
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_pointer(__func__, "out_came", out_came));
+    DP_TRY(dp__check_between_steps(__func__, ctx));
     if (ctx->roll == NULL && ctx->config.recovers) { /* alone: nobody has a place to come back to */
         *out_came = false;
         return DP_OK;
     }
     DP_TRY(dp__check_recovers(__func__, ctx));
-    DP_TRY(dp__check_uncalled(__func__, ctx));
-    DP_TRY(dp__check_alone(__func__, ctx));
-    if (ctx->lanes[DP__COURIER].riding != NULL)
-        return dp_error(DP_ERR_STATE, "%s: a pass is open", __func__);
     dp__door_keep(ctx->roll);
     dp__door_warn(ctx);
     DP_TRY(dp__named(__func__, dp_any(ctx, dp__door_look(ctx->roll), &waits)));

@@ -379,6 +379,155 @@ TEST(what_cannot_recover_says_why)
     CHECK_INT(end_world(), 0);
 }
 
+/* ---- and when -------------------------------------------------------------------------------- */
+
+static void admit_refused(dp_ctx *ctx, const char *why)
+{
+    bool came = true;
+    CHECK_ERROR(dp_admit(ctx, &came), DP_ERR_STATE, why);
+    CHECK(came);
+}
+
+static void nobody_is_let_in(dp_ctx *ctx)
+{
+    bool came = true;
+    CHECK_OK(dp_admit(ctx, &came));
+    CHECK(!came);
+}
+
+/* Of one device, or of two that run together. */
+static dp_status admit_inside(int local_rank, dp_scope *scope, void *ctx)
+{
+    (void)local_rank, (void)scope;
+    admit_refused(ctx, "dp_admit: the context is in use by a function under dp_run, which called "
+                       "this");
+    return DP_OK;
+}
+
+static dp_status recover_too_early(int local_rank, dp_scope *scope, void *ctx)
+{
+    (void)local_rank, (void)scope;
+    CHECK_ERROR(dp_recover(ctx), DP_ERR_STATE, "dp_recover: the job has not failed");
+    return DP_OK;
+}
+
+static dp_status recover_inside(int local_rank, dp_scope *scope, void *ctx)
+{
+    (void)local_rank, (void)scope;
+    dp_abort(ctx, DP_ERR_USER, "again");
+    CHECK_ERROR(dp_recover(ctx), DP_ERR_STATE,
+                "dp_recover: the context is in use by a function under dp_run, which called this");
+    return DP_OK;
+}
+
+static dp_status admit_in_forward(dp_call *call)
+{
+    admit_refused(call->ctx, "dp_admit: the context is in use by method 'eager.forward', which "
+                             "called this");
+    call->out = dp_none();
+    return DP_OK;
+}
+
+static dp_status recover_in_backward(dp_call *call)
+{
+    dp_abort(call->ctx, DP_ERR_USER, "again");
+    CHECK_ERROR(dp_recover(call->ctx), DP_ERR_STATE,
+                "dp_recover: the context is in use by method 'eager.backward', which called this");
+    return DP_OK;
+}
+
+/* The forward of a wrapper is open, and then it is not. */
+static void inside_methods(dp_ctx *ctx)
+{
+    static const dp_method methods[] = {{"forward", admit_in_forward},
+                                        {"backward", recover_in_backward}};
+    dp_module *eager;
+    dp_value out;
+    dp_pass *pass;
+    dp_scope *scope = dp_scope_begin(ctx);
+    CHECK_OK(dp_module_create(
+        ctx, &(dp_module_config){.name = "eager", .methods = methods, .method_count = 2}, &eager));
+    CHECK_OK(dp_invoke(eager, scope, "forward", dp_none(), dp_none(), NULL, &out, &pass));
+    nobody_is_let_in(ctx);
+    meet(world);
+    CHECK_OK(dp_backward(pass, dp_none(), NULL));
+    dp_scope_end(scope);
+}
+
+/* Of each local rank, 1. */
+static void in_a_pass(dp_ctx *ctx)
+{
+    void *local[2];
+    dp_reducer *reducer;
+    dp_scope *scope = dp_scope_begin(ctx);
+    for (int i = 0; i < devices; i++) {
+        dp_tensor grads;
+        CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, i), DP_F32, DP_SHAPE(8), &grads));
+        CHECK_OK(dp_fill(ctx, &grads, dp_float(1)));
+        local[i] = grads.data;
+    }
+    const dp_block block = {DP_F32, 8, local};
+    CHECK_OK(dp_reducer_create(
+        ctx, &(dp_reducer_config){.blocks = &block, .block_count = 1, .reduction = DP_SUM_RANKS},
+        &reducer));
+    CHECK_OK(dp_reducer_begin(reducer, NULL));
+    admit_refused(ctx, "dp_admit: a pass is open");
+    for (int i = 0; i < devices; i++)
+        CHECK_OK(dp_reducer_ready(reducer, i, 0, NULL));
+    CHECK_OK(dp_reducer_finish(reducer));
+    nobody_is_let_in(ctx);
+    CHECK_OK(dp_reducer_destroy(reducer));
+    dp_scope_end(scope);
+}
+
+/* To the other process, and from it: they are there, but nobody has asked. */
+static void in_messages(dp_ctx *ctx)
+{
+    float out = (float)me, in = -1;
+    dp_message both[2] = {
+        {.tensor = dp_wrap(&out, DP_F32, 0, NULL), .peer = (1 - me) * devices},
+        {.tensor = dp_wrap(&in, DP_F32, 0, NULL), .peer = (1 - me) * devices, .receives = true}};
+    CHECK_OK(dp_messages_begin(ctx, both, 2));
+    admit_refused(ctx, "dp_admit: messages have begun, and were not ended");
+    CHECK_OK(dp_messages_end(ctx, both, 1));
+    admit_refused(ctx, "dp_admit: messages have begun, and were not ended");
+    CHECK_OK(dp_messages_end(ctx, &both[1], 1));
+    CHECK_F64(in, 1 - me, 0);
+    nobody_is_let_in(ctx);
+}
+
+static void at_the_wrong_time(void)
+{
+    dp_ctx *ctx = open_recovering(devices, TIMEOUT_MS), *group;
+    CHECK_OK(dp_run(ctx, NULL, admit_inside, ctx));
+    CHECK_OK(dp_run(ctx, NULL, recover_too_early, ctx));
+    in_a_pass(ctx);
+    in_messages(ctx);
+    CHECK_OK(dp_open_group(ctx, 0, NULL, &group));
+    nobody_is_let_in(ctx);
+    inside_methods(ctx);
+    wait_for_failure(ctx);
+    CHECK_OK(dp_recover(ctx)); /* the group goes on as it was */
+    check_place(ctx, me, world, devices, 1);
+    check_ranks(ctx);
+    check_ranks(group);
+    dp_close(group);
+    meet(world);
+    CHECK_INT(dp_status_class(dp_run(ctx, NULL, recover_inside, ctx)), DP_CLASS_JOB);
+    wait_for_failure(ctx);
+    CHECK_OK(dp_recover(ctx));
+    check_ranks(ctx);
+    dp_close(ctx);
+}
+
+TEST_SLOW(what_is_under_way_is_ended_first, 60)
+{
+    for (devices = 1; devices <= 2; devices++) {
+        start_world(2, at_the_wrong_time);
+        CHECK_INT(end_world(), 0);
+    }
+}
+
 /* A program for many processes runs with one, too. */
 TEST(a_process_that_is_alone_has_nobody_to_let_in)
 {
@@ -387,6 +536,7 @@ TEST(a_process_that_is_alone_has_nobody_to_let_in)
     CHECK_OK(dp_open(&(dp_config){.device_count = 1, .local_only = true, .recovers = true}, &ctx));
     CHECK_OK(dp_admit(ctx, &came));
     CHECK(!came);
+    CHECK_OK(dp_run(ctx, NULL, admit_inside, ctx)); /* as with others */
     CHECK_ERROR(dp_recover(ctx), DP_ERR_STATE, "or there was one process");
     dp_close(ctx);
     came = true;
