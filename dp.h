@@ -1211,9 +1211,9 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
 
    Devices with memory of their own that no table of collectives serves go through the host: the
    table that serves CPU devices carries copies, with the same sums, sentences and time-outs. Copies
-   go in pieces of 1 MiB. dp_open allocates two for each local rank, with several processes four;
-   the next piece is copied out while one is carried. In one job, either all devices are of this
-   kind or none.
+   go in pieces of 1 MiB. dp_open allocates two for each local rank, with several processes four,
+   which dp_recover uses again, once the streams that were at work on them are done; the next piece
+   is copied out while one is carried. In one job, either all devices are of this kind or none.
 
    GPUs of several processes use NCCL, if dp_nccl.h is compiled in (dp_hip.h: RCCL takes NCCL's
    place). Without it they go through the host, with a warning. With NCCL, sums have the order above

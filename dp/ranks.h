@@ -999,10 +999,11 @@ typedef struct dp__staging {
     dp_comm *carrier;
     int count; /* local ranks */
     bool reached;
-    size_t room;   /* bytes of a piece */
-    char **pieces; /* DP__STAGE_PIECES times `count`; where the memory is reached there are none */
-    dp_event **copied; /* the same */
-    dp_part *parts;    /* the carrier's */
+    size_t room;        /* bytes of a piece */
+    dp__block **pieces; /* DP__STAGE_PIECES times `count`; where the memory is reached: none */
+    dp_event **copied;  /* the same */
+    dp_part *parts;     /* the carrier's */
+    bool broken_off;    /* by a failure: streams use the pieces until they get to `copied` */
 } dp__staging;
 _Static_assert(offsetof(dp__staging, base) == 0, "a dp_comm is the head of its communicator");
 
@@ -1033,7 +1034,7 @@ static char *dp__carried_at(const dp__carried *piece, int local_rank, bool sends
         blocks = (size_t)(info->rank_first + local_rank);
     else if (!rule->in_place && !sends)
         blocks = (size_t)info->rank_count;
-    return piece->by->pieces[dp__carried_slot(piece, local_rank)] +
+    return (char *)piece->by->pieces[dp__carried_slot(piece, local_rank)]->data +
            blocks * dp__carried_bytes(piece);
 }
 
@@ -1146,15 +1147,34 @@ static dp_status dp__staging_views(const dp__staging *by, const dp__coll *coll)
     return dp__carried_call(&all);
 }
 
+static size_t dp__staging_slots(const dp__staging *by)
+{
+    return (size_t)(DP__STAGE_PIECES * by->count);
+}
+
+/* Marks in each stream, which may be the user's, where it is done with the pieces. */
+static void dp__staging_break_off(dp__staging *by, const dp_coll_call *call)
+{
+    by->broken_off = true;
+    for (size_t i = 0; i < dp__staging_slots(by); i++) {
+        dp_event *copied = by->copied[i];
+        dp_stream *stream = call->local[i % (size_t)by->count].stream;
+        if (copied->dev->ops->event_record(copied, stream) != DP_OK)
+            by->pieces[i] = NULL; /* nobody knows when: it stays as it is */
+    }
+}
+
 /* A stream that cannot be waited for, since it is captured, is refused before anything is
-   enqueued. */
+   enqueued. What was enqueued when something fails still uses the pieces. */
 static dp_status dp__staging_run(dp_comm *comm, const dp_coll_call *call)
 {
-    const dp__staging *by = (dp__staging *)comm;
+    dp__staging *by = (dp__staging *)comm;
     dp_ctx *ctx = by->lane->ctx;
     const dp__coll coll = {.lane = by->lane, .call = *call};
     DP_TRY(dp__staging_wait(by, &coll));
     dp_status status = by->reached ? dp__staging_views(by, &coll) : dp__staging_pieces(by, &coll);
+    if (dp_status_class(status) == DP_CLASS_JOB && !by->reached)
+        dp__staging_break_off(by, call);
     return dp__shared_failure(ctx, status);
 }
 
@@ -1175,16 +1195,34 @@ static void dp__staging_describe(dp_comm *comm, char *text, size_t bytes)
     carrier->ops->describe(carrier, text, bytes);
 }
 
-/* The pieces go with the context, after the devices: one that failed may still write there. */
+/* The pieces are there for the next communicator, once no stream uses them. Others go with the
+   context, after the devices: one that failed may still write there. */
+static void dp__staging_give_back(dp__staging *staging)
+{
+    dp_ctx *ctx = staging->lane->ctx;
+    for (size_t i = 0; i < dp__staging_slots(staging); i++) {
+        dp__block *piece = staging->pieces[i];
+        dp_event *copied = staging->copied[i];
+        bool idle = piece != NULL &&
+                    (!staging->broken_off || copied->dev->ops->event_sync(copied) == DP_OK);
+        if (idle) {
+            dp__blocks_wipe(ctx, piece);
+            dp__lock_enter(&ctx->lock);
+            dp__blocks_give(piece);
+            dp__lock_leave(&ctx->lock);
+        }
+        if (copied != NULL)
+            copied->dev->ops->event_destroy(copied);
+    }
+}
+
 static void dp__staging_close(dp_comm *comm)
 {
     dp__staging *staging = (dp__staging *)comm;
     const dp_host *host = comm->host;
-    size_t slots = (size_t)(DP__STAGE_PIECES * staging->count);
-    for (size_t i = 0; staging->copied != NULL && i < slots; i++)
-        if (staging->copied[i] != NULL)
-            staging->copied[i]->dev->ops->event_destroy(staging->copied[i]);
     staging->carrier->ops->close(staging->carrier);
+    if (staging->pieces != NULL && staging->copied != NULL)
+        dp__staging_give_back(staging);
     host->free(host, staging->copied);
     host->free(host, staging->pieces);
     host->free(host, staging->parts);
@@ -1209,21 +1247,19 @@ static dp_status dp__staging_make_room(dp__staging *staging)
 {
     dp_ctx *ctx = staging->lane->ctx;
     const dp_host *host = &ctx->host;
-    size_t slots = (size_t)(DP__STAGE_PIECES * staging->count);
+    size_t slots = dp__staging_slots(staging);
     size_t least = 2 * (size_t)ctx->info.rank_count * sizeof(double);
     staging->room = least > DP__STAGE_BYTES ? least : DP__STAGE_BYTES;
-    staging->pieces = host->alloc(host, slots * sizeof *staging->pieces, _Alignof(char *));
+    staging->pieces = host->alloc(host, slots * sizeof *staging->pieces, _Alignof(dp__block *));
     staging->copied = host->alloc(host, slots * sizeof *staging->copied, _Alignof(dp_event *));
-    if (staging->copied != NULL)
-        memset(staging->copied, 0, slots * sizeof *staging->copied);
     if (staging->pieces == NULL || staging->copied == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory to stage collectives");
+    memset(staging->pieces, 0, slots * sizeof *staging->pieces);
+    memset(staging->copied, 0, slots * sizeof *staging->copied);
     for (size_t i = 0; i < slots; i++) {
         dp_dev *dev = ctx->devices[i % (size_t)staging->count].dev;
-        dp__block *block;
-        DP_TRY(dp__block_take(ctx, &ctx->pinned_pool, staging->room, &block));
-        dp__unpoison(block->data, staging->room);
-        staging->pieces[i] = block->data;
+        DP_TRY(dp__block_take(ctx, &ctx->pinned_pool, staging->room, &staging->pieces[i]));
+        dp__unpoison(staging->pieces[i]->data, staging->room);
         DP_TRY(dev->ops->event_create(dev, &staging->copied[i]));
     }
     return DP_OK;

@@ -9,6 +9,7 @@
 #include "../dp_local.h"
 #include "../dp_save.h"
 #include "../dp_train.h"
+#include "../examples/custom_device.h"
 #include "folder.h"
 #include "mortal.h"
 #include "refusal.h"
@@ -285,6 +286,159 @@ TEST_SLOW(memory_of_gpus_goes_back, 60)
     }
 }
 #endif
+
+/* ---- pieces of memory, where collectives go through the host --------------------------------- */
+
+static int64_t bytes_held;
+
+static void *count_alloc(size_t bytes, size_t align, void *user)
+{
+    (void)user;
+    bytes_held += (int64_t)bytes;
+    return aligned_alloc(align, (bytes + align - 1) / align * align);
+}
+
+static void count_free(void *data, size_t bytes, void *user)
+{
+    (void)user;
+    bytes_held -= data != NULL ? (int64_t)bytes : 0;
+    free(data);
+}
+
+static size_t memory_mapped(void)
+{
+    size_t pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    CHECK(file != NULL && fscanf(file, "%zu", &pages) == 1);
+    fclose(file);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+static dp_ctx *open_staged(void)
+{
+    const dp_coll_ops *const colls[] = {dp_shm_coll(), NULL};
+    const dp_device_ops *const toys[] = {toy_device(), NULL};
+    dp_config config = {.backends = toys,
+                        .colls = colls,
+                        .device_count = 2,
+                        .recovers = true,
+                        .allocator = {count_alloc, count_free, NULL}};
+    dp_ctx *ctx;
+    use_devices(&config);
+    use_name();
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_STR(info_of(ctx).coll_backend, "shared memory, through the host");
+    return ctx;
+}
+
+enum { SOME_PIECES = 700000 }; /* floats: two pieces, and a part of one */
+
+typedef struct staged {
+    dp_part parts[2];
+    dp_tensor sums[2];
+} staged;
+
+/* Ones on both devices, and room for their sums. */
+static staged make_staged(dp_ctx *ctx, dp_scope *scope)
+{
+    staged own;
+    for (int i = 0; i < 2; i++) {
+        dp_tensor ones;
+        dp_device device = dp_local_device(ctx, i);
+        CHECK_OK(dp_tensor_new(scope, device, DP_F32, DP_SHAPE(SOME_PIECES), &ones));
+        CHECK_OK(dp_tensor_new(scope, device, DP_F32, DP_SHAPE(SOME_PIECES), &own.sums[i]));
+        CHECK_OK(dp_fill(ctx, &ones, dp_float(1)));
+        own.parts[i] = (dp_part){ones.data, own.sums[i].data, NULL};
+    }
+    return own;
+}
+
+static dp_status sum_staged(dp_ctx *ctx, const staged *own)
+{
+    return dp_all_reduce(ctx, own->parts, SOME_PIECES, DP_F32, DP_OP_SUM);
+}
+
+static void check_staged(dp_ctx *ctx, const staged *own)
+{
+    static float sums[SOME_PIECES];
+    CHECK_OK(sum_staged(ctx, own));
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(dp_read(ctx, &own->sums[i], sums, sizeof sums));
+        for (int k = 0; k < SOME_PIECES; k++)
+            CHECK_F64(sums[k], info_of(ctx).rank_count, 0);
+    }
+}
+
+/* A process fails now while the other one has pieces under way, and now before that. */
+static void fail_in_pieces(void)
+{
+    enum { TIMES = 24, STEADY = 8 };
+    dp_ctx *ctx = open_staged();
+    int64_t bytes = 0;
+    size_t mapped = 0;
+    for (int i = 0; i < TIMES; i++) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        const staged own = make_staged(ctx, scope);
+        check_staged(ctx, &own);
+        meet(world);
+        rest(me == 0 ? i % 3 * 5 : 0);
+        if (me == 0)
+            dp_abort(ctx, DP_ERR_USER, "again");
+        while (sum_staged(ctx, &own) == DP_OK)
+            continue;
+        dp_scope_end(scope);
+        CHECK_OK(dp_recover(ctx));
+        bytes = i == STEADY ? bytes_held : bytes;
+        mapped = i == STEADY ? memory_mapped() : mapped;
+    }
+    CHECK_INT(bytes_held, bytes);
+    CHECK(memory_mapped() < mapped + (16 << 20));
+    dp_close(ctx);
+    CHECK_INT(bytes_held, 0);
+}
+
+TEST_SLOW(pieces_of_collectives_are_used_again, 60)
+{
+    start_world(2, fail_in_pieces);
+    CHECK_INT(end_world(), 0);
+}
+
+/* Streams of the user's are at work on pieces when the job fails, and nobody waits for them after
+   that: simulated GPUs see whether what comes next is behind them. */
+static void fail_on_own_streams(void)
+{
+    dp_stream *streams[2];
+    dp_ctx *ctx = open_staged();
+    dp_scope *scope = dp_scope_begin(ctx);
+    const staged own = make_staged(ctx, scope);
+    check_staged(ctx, &own);
+    for (int i = 0; i < 2; i++) {
+        dp_dev *dev = dp_local_stream(ctx, i)->dev;
+        CHECK_OK(dev->ops->stream_create(dev, 0, &streams[i]));
+        CHECK_OK(dp_use_stream(ctx, i, streams[i]));
+    }
+    check_staged(ctx, &own);
+    meet(world);
+    rest(me == 0 ? 50 : 0);
+    if (me == 0)
+        dp_abort(ctx, DP_ERR_USER, "again");
+    CHECK_INT(dp_status_class(sum_staged(ctx, &own)), DP_CLASS_JOB);
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(dp_use_stream(ctx, i, NULL));
+    CHECK_OK(dp_recover(ctx));
+    check_staged(ctx, &own);
+    for (int i = 0; i < 2; i++)
+        streams[i]->dev->ops->stream_destroy(streams[i]);
+    dp_scope_end(scope);
+    dp_close(ctx);
+    cuda_check_leaks();
+}
+
+TEST_SLOW(pieces_that_streams_use_are_waited_for, 60)
+{
+    start_world(2, fail_on_own_streams);
+    CHECK_INT(end_world(), 0);
+}
 
 /* The first one does not come to lead, though it is there for a while. */
 static void the_leader_dies(void)
@@ -827,22 +981,6 @@ TEST_SLOW(what_stays_and_what_does_not, 60)
 {
     start_world(3, objects);
     CHECK_INT(end_world(), 1);
-}
-
-static int64_t bytes_held;
-
-static void *count_alloc(size_t bytes, size_t align, void *user)
-{
-    (void)user;
-    bytes_held += (int64_t)bytes;
-    return aligned_alloc(align, (bytes + align - 1) / align * align);
-}
-
-static void count_free(void *data, size_t bytes, void *user)
-{
-    (void)user;
-    bytes_held -= data != NULL ? (int64_t)bytes : 0;
-    free(data);
 }
 
 /* Pieces of memory that processes share. */
