@@ -1966,7 +1966,7 @@ static dp_status dp__connect_once(const dp__target *target, dp__key key, dp__joi
 
 /* Another job may have this address, whose processes have met already; or process 0 of this one is
    on this machine, and could not be reached. It looks at its claim only as long as it waits. */
-static const char *dp__claim_text(const dp__launch *launch, char *text, size_t room)
+DP__COLD static const char *dp__claim_text(const dp__launch *launch, char *text, size_t room)
 {
     char who[48];
     dp__os_owner owner = {0, 0};
@@ -1981,9 +1981,9 @@ static const char *dp__claim_text(const dp__launch *launch, char *text, size_t r
     return text;
 }
 
-static dp_status dp__connect_failed(const dp__target *target, int process,
-                                    const dp__join_request *request, double seconds,
-                                    const char *why)
+DP__COLD static dp_status dp__connect_failed(const dp__target *target, int process,
+                                             const dp__join_request *request, double seconds,
+                                             const char *why)
 {
     char claim[128] = "";
     if (target->launch != NULL)
@@ -3411,10 +3411,10 @@ static dp_status dp__guest_seated(const dp__launch *launch, dp__roll **roll, int
     return status;
 }
 
-/* Says what was found in all the time. A job that is there listens only once it has let others in
-   or has recovered, and answers only when it looks for them. */
-static dp_status dp__knock_found(const dp__launch *launch, const dp__launch *door, double seconds,
-                                 const char *found)
+/* Says what was found all the time. A job that is there listens only once it has let others in or
+   has recovered, and answers only when it looks for them. */
+DP__COLD static dp_status dp__knock_found(const dp__launch *launch, const dp__launch *door,
+                                          double seconds, const char *found)
 {
     char ports[48] = "", claim[128];
     const char *advice = found == dp__refused
@@ -3431,17 +3431,14 @@ static dp_status dp__knock_found(const dp__launch *launch, const dp__launch *doo
 }
 
 /* The same where a process of the job has answered. */
-static dp_status dp__knock_waited(const dp__launch *launch, double seconds, bool gone)
+DP__COLD static dp_status dp__knock_waited(const dp__launch *launch, double seconds, bool gone)
 {
-    if (gone)
-        return dp_error(DP_ERR_TIMEOUT,
-                        "the job that ran %s has not let this process in within %.3g s, and now "
-                        "nobody listens there",
-                        launch->where, seconds);
     return dp_error(DP_ERR_TIMEOUT,
-                    "the job that runs %s has not let this process in within %.3g s: the others "
-                    "have to call dp_admit, and there has to be room for one more",
-                    launch->where, seconds);
+                    "the job that %s %s has not let this process in within %.3g s%s",
+                    gone ? "ran" : "runs", launch->where, seconds,
+                    gone ? ", and now nobody listens there"
+                         : ": the others have to call dp_admit, and there has to be room for one "
+                           "more");
 }
 
 /* Until the others let this process in. Whatever is there, it waits: a job that recovers, or has
