@@ -1667,7 +1667,6 @@ static dp_status dp__nccl_proof_begin(dp__nccl_proof *proof, int place)
     dp__nccl_gpu *gpu = &comm->gpus[place];
     dp_part *part = &proof->parts[gpu->lead];
     size_t job_gpus = (size_t)comm->job_gpu_count, own = proof->words * sizeof(unsigned);
-    dp__cuda_quiet(comm->base.host);
     DP_TRY(dp__cuda_enter(gpu->physical));
     DP_TRY(dp__cuda_leave_after(
         gpu->physical, "cudaMalloc",
@@ -2121,8 +2120,10 @@ static dp_status dp__nccl_init_turns(dp__nccl_comm *comm, const ncclUniqueId *id
     return DP_OK;
 }
 
+/* NCCL takes memory of GPUs, as >>proving does after it. */
 static dp_status dp__nccl_init(dp__nccl_comm *comm, const ncclUniqueId *id)
 {
+    dp__cuda_quiet(comm->base.host);
     DP_TRY(dp__nccl_group_begin(comm));
     return dp__nccl_group_end(comm, dp__nccl_init_turns(comm, id));
 }

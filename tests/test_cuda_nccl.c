@@ -1479,9 +1479,10 @@ TEST_SLOW(connections_that_are_not_made_are_timed, 30)
 
 /* ---- what waits for GPUs --------------------------------------------------------------------- */
 
-/* A job on the first GPU of the process, and another context on all three. */
+/* A job on the first GPU of the process, and another context on two of the three, of which the last
+   is of another kind. */
 typedef struct beside {
-    dp_ctx *job, *local;
+    dp_ctx *job, *local, *third;
     vectors v, of_local;
     void *large, *pinned;
 } beside;
@@ -1492,6 +1493,7 @@ static void beside_open(meeting *m, beside *b)
     const dp_coll_ops *const colls[] = {dp_cuda_coll(), NULL};
     backends[0] = dp_cuda();
     sim_set_device_count(3);
+    sim_set_arch_of(2, 75);
     sim_set_first_device(3 * m->process);
     CHECK_OK(dp_open(&(dp_config){.backends = backends,
                                   .device_count = 1,
@@ -1499,18 +1501,32 @@ static void beside_open(meeting *m, beside *b)
                                   .timeout_ms = 30000},
                      &b->job));
     CHECK_OK(dp_open(
-        &(dp_config){.backends = backends, .colls = colls, .device_count = 3, .local_only = true},
+        &(dp_config){.backends = backends, .colls = colls, .device_count = 2, .local_only = true},
         &b->local));
     CHECK_OK(sum_of(b->job, COUNT));
     vectors_make(b->job, &b->v, DP_F32, COUNT);
     vectors_make(b->local, &b->of_local, DP_F32, COUNT);
 }
 
-enum { LARGE_BYTES = 64 << 20, ACTIONS = 5 };
+enum { LARGE_BYTES = 64 << 20, ACTIONS = 8 };
+
+/* As dp_recover does, for which devices stay open. */
+static void open_communicator(dp_ctx *ctx)
+{
+    dp_dev *const local[] = {dp_local_stream(ctx, 0)->dev, dp_local_stream(ctx, 1)->dev};
+    dp_comm *comm = NULL;
+    CHECK_OK(dp_nccl_coll()->open(
+        local[0]->host,
+        &(dp_comm_config){.local = local, .local_count = 2, .rank_count = 2, .timeout_ms = 30000},
+        &comm));
+    comm->ops->close(comm);
+}
 
 /* Each makes CUDA wait for all that a GPU has to do. */
 static void act(beside *b, int action)
 {
+    static const int last = 2;
+    const dp_tensor *data = b->of_local.data;
     dp_dev *dev = dp_local_stream(b->job, 0)->dev;
     switch (action) {
     case 0:
@@ -1525,8 +1541,17 @@ static void act(beside *b, int action)
     case 3:
         dev->ops->host_free(dev, b->pinned, LARGE_BYTES);
         break;
-    default: /* checks the pair */
-        CHECK_OK(dp_copy(b->local, &b->of_local.data[1], &b->of_local.data[2], NULL));
+    case 4:
+    case 5: /* checks the pair */
+        CHECK_OK(dp_copy(b->local, &data[action == 4], &data[action == 5], NULL));
+        break;
+    case 6: /* loads kernels */
+        CHECK_OK(dp_open(&(dp_config){.device_count = 1, .devices = &last, .local_only = true},
+                         &b->third));
+        dp_close(b->third);
+        break;
+    default:
+        open_communicator(b->local);
     }
 }
 
@@ -1542,7 +1567,8 @@ static void acts_beside_sums(meeting *m)
         keep_busy(b.job, 0, 300);
         begin_sum(b.job, &b.v, COUNT);
         act(&b, action);
-        CHECK_INT(sim_finding_count(NULL), 0);
+        if (sim_finding_count(NULL) != 0)
+            test_fail(__FILE__, __LINE__, "action %d", action);
     }
     dp_close(b.local);
     dp_close(b.job);

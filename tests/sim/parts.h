@@ -12,8 +12,9 @@
 
 /* ---- from sim_cuda.c ------------------------------------------------------------------------- */
 
-bool sim_enter(const char *function);         /* false: this call is one that fails */
-bool sim_enter_waiting(const char *function); /* of a call that may wait for the device */
+bool sim_enter(const char *function);            /* false: this call is one that fails */
+bool sim_enter_waiting(const char *function);    /* of a call that may wait for the device */
+bool sim_enter_allocating(const char *function); /* of one that waits for all that it does */
 void sim_lock(void);
 void sim_unlock(void);
 

@@ -440,6 +440,13 @@ static void pinned_allocation_beside_a_sum(void)
     cudaStreamSynchronize(a); /* and the other one? */
     cudaHostAlloc(&p, 64, cudaHostAllocPortable);
 }
+static void communicator_beside_a_sum(void)
+{
+    connect_both();
+    sums();
+    ncclGetUniqueId(&unique);
+    init(0, 1);
+}
 static void library_loaded_beside_a_sum(void)
 {
     cudaLibrary_t other;

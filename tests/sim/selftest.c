@@ -1487,6 +1487,7 @@ static const struct program {
     PLANTED(no_such_rank, "bad argument"),
     PLANTED(allocation_beside_a_sum, "allocation in flight"),
     PLANTED(pinned_allocation_beside_a_sum, "allocation in flight"),
+    PLANTED(communicator_beside_a_sum, "allocation in flight"),
     PLANTED(library_loaded_beside_a_sum, "allocation in flight"),
     PLANTED(init_where_only_enqueueing, "blocks"),
     PLANTED(capture_of_two_gpus, "capture of several GPUs"),

@@ -2579,6 +2579,11 @@ bool sim_enter_waiting(const char *function)
     return enter_waiting(function) == cudaSuccess;
 }
 
+bool sim_enter_allocating(const char *function)
+{
+    return enter_allocating(function) == cudaSuccess;
+}
+
 void sim_lock(void)
 {
     pthread_mutex_lock(&lock);

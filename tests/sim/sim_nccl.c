@@ -1319,11 +1319,11 @@ static ncclResult_t check_config(const ncclConfig_t *config, const void *out, in
     return ncclSuccess;
 }
 
-/* Where CUDA fails the thread's group stays open, as with the real one. */
+/* It takes memory. Where CUDA fails the thread's group stays open, as with the real one. */
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int ranks, ncclUniqueId id, int rank,
                                     ncclConfig_t *config)
 {
-    bool works = enter_by(sim_enter_waiting, __func__, NULL);
+    bool works = enter_by(sim_enter_allocating, __func__, NULL);
     ncclResult_t result = check_config(config, out, ranks, rank);
     ncclComm_t comm = NULL;
     if (!works) {
