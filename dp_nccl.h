@@ -2223,9 +2223,10 @@ static void dp__nccl_clear(dp__nccl_comm *comm)
         comm->near->ops->close(comm->near);
 }
 
-/* True: the keeper is done. */
+/* True: the keeper is done. NCCL gives memory of GPUs back meanwhile. */
 static bool dp__nccl_dismiss(dp__nccl_comm *comm)
 {
+    dp__cuda_quiet(comm->base.host);
     dp__nccl_bid(comm, DP__NCCL_CLOSE);
     dp__nccl_let_go(comm, 2 * DP__NCCL_CLOSE_MS);
     return atomic_load(&comm->over) != 0;

@@ -1485,6 +1485,7 @@ typedef struct beside {
     dp_ctx *job, *local, *third;
     vectors v, of_local;
     void *large, *pinned;
+    dp_comm *comm;
 } beside;
 
 static void beside_open(meeting *m, beside *b)
@@ -1508,18 +1509,16 @@ static void beside_open(meeting *m, beside *b)
     vectors_make(b->local, &b->of_local, DP_F32, COUNT);
 }
 
-enum { LARGE_BYTES = 64 << 20, ACTIONS = 8 };
+enum { LARGE_BYTES = 64 << 20, ACTIONS = 9 };
 
 /* As dp_recover does, for which devices stay open. */
-static void open_communicator(dp_ctx *ctx)
+static void open_communicator(dp_ctx *ctx, dp_comm **out)
 {
     dp_dev *const local[] = {dp_local_stream(ctx, 0)->dev, dp_local_stream(ctx, 1)->dev};
-    dp_comm *comm = NULL;
     CHECK_OK(dp_nccl_coll()->open(
         local[0]->host,
         &(dp_comm_config){.local = local, .local_count = 2, .rank_count = 2, .timeout_ms = 30000},
-        &comm));
-    comm->ops->close(comm);
+        out));
 }
 
 /* Each makes CUDA wait for all that a GPU has to do. */
@@ -1550,8 +1549,11 @@ static void act(beside *b, int action)
                          &b->third));
         dp_close(b->third);
         break;
+    case 7:
+        open_communicator(b->local, &b->comm);
+        break;
     default:
-        open_communicator(b->local);
+        b->comm->ops->close(b->comm);
     }
 }
 

@@ -1371,7 +1371,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm)
 {
-    bool works = enter_by(sim_enter_waiting, __func__, comm);
+    bool works = enter_by(sim_enter_allocating, __func__, comm);
     if (!is_comm(__func__, comm))
         return leave(comm, ncclInvalidArgument);
     if (comm->state != FINALIZED)
