@@ -208,8 +208,9 @@ typedef struct dp_optim_config {
        (To create one calls dp_grads_scatter_set with true, if all ranks can; one without this, with
        false.) The same numbers come out, bit by bit, where ranks are added up in one order (by NCCL
        they are not); but a norm is added up by ranks, which may change its last bits. The module is
-       one by dp_distributed, and between a forward and the step nobody else writes to parameters.
-       All processes make the calls that create, step, save and load. */
+       one by dp_distributed, or by dp_separate_distributed, whose children have to be stepped
+       together then; and between a forward and the step nobody else writes to parameters. All
+       processes make the calls that create, step, save and load. */
     bool sharded;
     bool mirrored; /* with sharded: each share has a copy in another process. See >>mirrored */
 } dp_optim_config;
@@ -2642,10 +2643,16 @@ static dp_status dp__train_sharded_check(const dp__train_optimizer *optim)
     if (optim->config.rule->whole)
         return dp_error(DP_ERR_INVALID, "sharded: rule '%s' needs whole parameters",
                         optim->config.rule->name);
-    if (dp__train_first_reduced(views) == views->count)
-        return dp_error(DP_ERR_INVALID, "sharded: '%s' has no parameter that ranks reduce",
-                        dp_module_name(views->module));
-    return DP_OK;
+    if (dp__train_first_reduced(views) < views->count)
+        return DP_OK;
+    return dp_is_wrapper(views->module)
+               ? dp_error(DP_ERR_INVALID, "sharded: '%s' has no parameter that ranks reduce",
+                          dp_module_name(views->module))
+               : dp_error(DP_ERR_INVALID,
+                          "sharded: '%s' is no wrapper over ranks: make the optimizer for the one "
+                          "that dp_distributed or dp_separate_distributed has made of it, or of "
+                          "its parent",
+                          dp_module_name(views->module));
 }
 
 static dp_status dp__train_mirrored_check(const dp__train_optimizer *optim)

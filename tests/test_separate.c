@@ -1,6 +1,7 @@
 /* test_separate.c - a module whose children are on all ranks, each by itself. */
 
 #include <stdio.h>
+#include "../dp_train.h"
 #include "../examples/custom_device.h"
 #include "ranked.h"
 
@@ -43,13 +44,20 @@ static dp_status pair_step(dp_call *call)
     return DP_OK;
 }
 
+static dp_status pair_half(dp_call *call)
+{
+    call->out = dp_none();
+    return train_child(call, "left", 10);
+}
+
 /* Only what the first process does: nobody else need come. */
 static dp_status pair_look(dp_call *call)
 {
     return dp_call_child(call, "left", "forward", call->args, call->kwargs, &call->out, NULL);
 }
 
-static const dp_method pair_methods[] = {{"train_step", pair_step}, {"val_step", pair_look}};
+static const dp_method pair_methods[] = {
+    {"train_step", pair_step}, {"val_step", pair_look}, {"half_step", pair_half}};
 static const dp_method eye_methods[] = {{"forward", eye_forward}};
 static const dp_param_config own_param = {.name = "own", .dtype = DP_F32};
 
@@ -76,7 +84,7 @@ static dp_status make_pair(dp_ctx *ctx, const dp_param_config *left_params, pair
     return dp_module_create(ctx,
                             &(dp_module_config){.name = "pair",
                                                 .methods = pair_methods,
-                                                .method_count = 2,
+                                                .method_count = 3,
                                                 .params = &own_param,
                                                 .param_count = 1,
                                                 .children = out->children,
@@ -397,6 +405,46 @@ TEST(no_memory_for_a_scope_ends_no_job)
 TEST_SLOW(the_nth_allocation_of_one_process_fails, 120)
 {
     each_allocation_fails_in_one(a_module, wrap_separately);
+}
+
+/* ---- optimizers ------------------------------------------------------------------------------ */
+
+static dp_status sharded_of(dp_module *module, dp_optim **out)
+{
+    return dp_optim_create(module, &(dp_optim_config){.hyper = {.lr = 1}, .sharded = true}, out);
+}
+
+/* State is spread for the wrapper: a child by itself is reduced as well, but has no ranks. */
+static void spread_state(meeting *m)
+{
+    static const char advice[] = "is no wrapper over ranks: make the optimizer for the one that "
+                                 "dp_distributed or dp_separate_distributed has made of it, or of "
+                                 "its parent";
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    pair p = a_pair(ctx);
+    dp_module *par, *frozen;
+    dp_optim *optim = NULL;
+    CHECK_OK(dp_separate_distributed(p.module, NULL, &par));
+    dp_module *const plain[] = {p.module, p.children[LEFT], p.children[EYE]};
+    for (int i = 0; i < 3; i++) {
+        CHECK_ERROR(sharded_of(plain[i], &optim), DP_ERR_INVALID, advice);
+        CHECK_SAYS(dp_last_error(), dp_module_name(plain[i]));
+    }
+    CHECK_OK(dp_data_parallel(p.children[EYE], NULL, &frozen));
+    CHECK_ERROR(sharded_of(frozen, &optim), DP_ERR_INVALID, "has no parameter that ranks reduce");
+    CHECK_OK(sharded_of(par, &optim));
+    double before = element(p.children[LEFT], 0, false, 0);
+    CHECK_OK(step(par, "half_step", false));
+    CHECK_OK(dp_optim_step(optim));
+    CHECK_F64(element(p.children[LEFT], 0, false, 0), before - 15, 0); /* the ranks' mean */
+    CHECK_F64(element(p.children[RIGHT], 0, false, 0), before, 0);
+    dp_optim_destroy(optim);
+    dp_close(ctx);
+}
+
+TEST(state_is_spread_for_the_wrapper)
+{
+    in_processes(2, spread_state);
 }
 
 #if defined(TEST_SIM)

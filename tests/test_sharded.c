@@ -1064,7 +1064,7 @@ TEST(unsuitable_rules_are_not_sharded)
     dp_optim *optim = NULL;
     CHECK_ERROR(
         dp_optim_create(net, &(dp_optim_config){.hyper = {.lr = 1}, .sharded = true}, &optim),
-        DP_ERR_INVALID, "sharded: 'wide' has no parameter that ranks reduce");
+        DP_ERR_INVALID, "sharded: 'wide' is no wrapper over ranks: make the optimizer for the one");
     CHECK_ERROR(
         dp_optim_create(par, &(dp_optim_config){.rule = &each, .hyper = {.lr = 1}, .sharded = true},
                         &optim),
