@@ -2012,9 +2012,9 @@ DP_MUST_USE DP_API dp_status dp_separate_distributed(dp_module *module,
    other devices before the next forward. To avoid that, take the same step for every owner on its
    device. Parameters that were edited equally often for each owner are not sent, unless something
    else has edited the module since the last forward (dp_params_edit for reading counts). Devices
-   that share the first one's memory have its owner; others have one each. Other wrappers and plain
-   modules have one owner: for these dp_owner_edit is the same as dp_params_edit. dp_params_compare
-   of the wrapper tells whether the owners differ. */
+   that share memory have one owner, on the first of them: 8 ranks on 2 GPUs have 2. Other wrappers
+   and plain modules have one: for these dp_owner_edit is the same as dp_params_edit.
+   dp_params_compare of the wrapper tells whether the owners differ. */
 DP_API size_t dp_owner_count(const dp_module *module);
 DP_MUST_USE DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size_t param,
                                            dp_tensor *out_data, dp_tensor *out_grad);

@@ -292,16 +292,15 @@ static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reduc
 
 /* ---- parameters and buffers ------------------------------------------------------------------ */
 
-/* Part of a range on all local ranks, in place. Those that share the memory of the first one
-   receive into `aside`, since the first one has it already. */
+/* Part of a range on all local ranks, in place. Those that share the memory of another one receive
+   into `aside`, since that one has it already. */
 static void dp__range_parts(const dp__face *face, dp__sort sort, size_t range, size_t first,
                             const dp_tensor *aside, dp_part *out)
 {
-    const void *original = dp__range_of(face, sort, range, 0).data;
     for (size_t r = 0; r < face->count; r++) {
         dp_tensor own = dp__range_of(face, sort, range, r);
         char *at = (char *)own.data + first * dp__dtype_sizes[own.dtype];
-        if (r > 0 && own.data == original)
+        if (!dp__range_is_own(face, sort, range, r))
             at = aside[r].data;
         out[r] = (dp_part){.send = at, .recv = at};
     }

@@ -2062,10 +2062,19 @@ static dp__device *dp__replica_device(const dp__face *face, size_t r)
     return &face->ctx->devices[dp__rank_at(&face->how, r)];
 }
 
-/* Whether replica `r` can use the original's parameters as they are. */
+/* The first replica whose memory replica `r` can use as it is: `r` has its parameters. */
+static size_t dp__replica_home(const dp__face *face, size_t r)
+{
+    size_t home = 0;
+    while (!dp__reaches(dp__replica_device(face, r), dp__replica_device(face, home)))
+        home++;
+    return home;
+}
+
+/* Whether replica `r` has the parameters of one before it, and none of its own. */
 static bool dp__replica_sees(const dp__face *face, size_t r)
 {
-    return dp__reaches(dp__replica_device(face, r), dp__replica_device(face, 0));
+    return dp__replica_home(face, r) != r;
 }
 
 /* Set the memory of a region in one replica, by slot. */
@@ -2114,12 +2123,14 @@ static dp_status dp__replica_block(const dp__face *face, dp__sort sort, size_t r
     const dp__device *device = dp__replica_device(face, r);
     size_t bytes = regions[count - 1].offset + regions[count - 1].bytes;
     bool sees = sort == DP__PARAMS && dp__replica_sees(face, r);
+    void *const *seen = face->replicas[dp__replica_home(face, r)].data;
     dp_tensor block = {.data = NULL};
     if (!sees)
         DP_TRY(dp__block_zero(face->scope, device, sort, bytes, &block));
     for (size_t i = 0; i < count; i++)
         dp__replica_assign(face, sort, r, &regions[i],
-                           sees ? regions[i].at : (char *)block.data + regions[i].offset);
+                           sees ? seen[face->inner->listed[regions[i].home]]
+                                : (char *)block.data + regions[i].offset);
     return sort == DP__GRADS ? dp__replica_grad_groups(face, r, regions, count, block.data) : DP_OK;
 }
 
@@ -2216,6 +2227,14 @@ static dp_tensor dp__range_of(const dp__face *face, dp__sort sort, size_t i, siz
     return range;
 }
 
+/* Whether no replica before `r` has this range in the same memory. */
+static bool dp__range_is_own(const dp__face *face, dp__sort sort, size_t i, size_t r)
+{
+    size_t home = dp__replica_home(face, r);
+    return home == r ||
+           dp__range_of(face, sort, i, home).data != dp__range_of(face, sort, i, r).data;
+}
+
 /* What the original has goes to the first `count` replicas that have memory of their own; gradients
    that ranks leave alone do not. */
 static dp_status dp__replicas_send(const dp__face *face, dp__sort sort, size_t count)
@@ -2224,11 +2243,9 @@ static dp_status dp__replicas_send(const dp__face *face, dp__sort sort, size_t c
         dp_tensor from = dp__range_of(face, sort, i, 0);
         bool stays = face->layouts[sort].ranges[i].ignored && sort == DP__GRADS;
         size_t apart = 0;
-        for (size_t r = 1; r < count && !stays; r++) {
-            dp_tensor to = dp__range_of(face, sort, i, r);
-            if (to.data != from.data)
-                face->sent_to[apart++] = to;
-        }
+        for (size_t r = 1; r < count && !stays; r++)
+            if (dp__range_is_own(face, sort, i, r))
+                face->sent_to[apart++] = dp__range_of(face, sort, i, r);
         DP_TRY(dp__copy_to_all(face->ctx, &from, face->sent_to, apart));
     }
     return DP_OK;
@@ -2269,16 +2286,16 @@ static dp_status dp__replicas_update(dp__face *face, size_t count)
     return dp__is_over_ranks(face) ? DP_OK : dp__replicas_send(face, DP__BUFFERS, count);
 }
 
-/* Replicas that see the original's parameters work on streams of their own: their work comes after
+/* Replicas that see another one's parameters work on streams of their own: their work comes after
    what was done to the parameters before, and before what is done to them later. */
 static dp_status dp__replicas_order(const dp__face *face, size_t count, bool before)
 {
-    const dp__device *first = dp__replica_device(face, 0);
-    for (size_t r = 1; r < count && !dp__is_host(first); r++) {
+    for (size_t r = 1; r < count; r++) {
         const dp__device *device = dp__replica_device(face, r);
-        if (dp__replica_sees(face, r))
-            DP_TRY(before ? dp__order_after(first, device->stream)
-                          : dp__order_after(device, first->stream));
+        const dp__device *home = dp__replica_device(face, dp__replica_home(face, r));
+        if (home != device && !dp__is_host(home))
+            DP_TRY(before ? dp__order_after(home, device->stream)
+                          : dp__order_after(device, home->stream));
     }
     return DP_OK;
 }

@@ -819,7 +819,7 @@ TEST(gradients_on_streams_of_the_users)
 /* ---- models ---------------------------------------------------------------------------------- */
 
 /* Parameters that replicas read are written right after a forward, while it may still run. */
-static void write_after_forward(int gpus, const int *devices, int count)
+static void write_after_forward(int gpus, const int *devices, int count, bool over_ranks)
 {
     static const net_shape rows = {0};
     dp_ctx *ctx = NULL;
@@ -827,7 +827,7 @@ static void write_after_forward(int gpus, const int *devices, int count)
     cuda_pairs(gpus, true);
     open_on(&ctx, gpus, devices, count);
     dp_module *net = net_create(ctx, &rows, 0);
-    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    CHECK_OK(over_ranks ? dp_distributed(net, NULL, &par) : dp_data_parallel(net, NULL, &par));
     for (int i = 1; i < 4; i++) {
         dp_scope *scope = dp_scope_begin(ctx);
         dp_tensor data, grad;
@@ -835,10 +835,12 @@ static void write_after_forward(int gpus, const int *devices, int count)
         float before[NET_IN * NET_OUT];
         CHECK_OK(dp_invoke(par, scope, "forward", tree_of(scope, "(f32[7,3],)"), dp_none(), NULL,
                            &y, NULL));
-        CHECK_OK(dp_params_edit(net, NET_W, &data, &grad));
-        CHECK_OK(dp_fill(ctx, &data, dp_float(i)));
-        CHECK_OK(dp_read(ctx, &data, before, sizeof before));
-        CHECK_F64(before[0], i, 0);
+        for (size_t owner = dp_owner_count(par); owner-- > 0;) {
+            CHECK_OK(dp_owner_edit(par, owner, NET_W, &data, &grad));
+            CHECK_OK(dp_fill(ctx, &data, dp_float(i)));
+            CHECK_OK(dp_read(ctx, &data, before, sizeof before));
+            CHECK_F64(before[0], i, 0);
+        }
         dp_scope_end(scope);
     }
     dp_close(ctx);
@@ -848,9 +850,12 @@ static void write_after_forward(int gpus, const int *devices, int count)
 
 TEST(a_shared_parameter_is_written_after_a_forward)
 {
-    write_after_forward(1, (const int[]){0, 0, 0}, 3);
-    write_after_forward(2, (const int[]){0, 1, 0, 1}, 4);
-    write_after_forward(3, NULL, 3);
+    for (int over_ranks = 0; over_ranks < 2; over_ranks++) {
+        write_after_forward(1, (const int[]){0, 0, 0}, 3, over_ranks != 0);
+        write_after_forward(2, (const int[]){0, 1, 0, 1}, 4, over_ranks != 0);
+        write_after_forward(2, (const int[]){0, 1, 1, 1}, 4, over_ranks != 0);
+        write_after_forward(3, NULL, 3, over_ranks != 0);
+    }
 }
 
 static dp_tensor copied; /* of the second replica's device */
@@ -912,6 +917,7 @@ static void train_on_all_ranks(int gpus, const int *devices, int count)
     open_on(&ctx, gpus, devices, count);
     dp_module *net = net_create(ctx, &rows, 0);
     CHECK_OK(dp_distributed(net, &(dp_distributed_config){.reduction = DP_SUM_RANKS}, &par));
+    CHECK_INT(dp_owner_count(par), gpus);
     for (int step = 0; step < 2; step++) {
         dp_scope *scope = dp_scope_begin(ctx);
         dp_value y;
@@ -924,6 +930,13 @@ static void train_on_all_ranks(int gpus, const int *devices, int count)
         net_numbers(ctx, net, true, grads);
         CHECK_F64(grads[0], sums[step][0], 0);
         CHECK_F64(grads[NET_PARAMS - 1], sums[step][1], 0);
+        for (size_t owner = 0; owner < dp_owner_count(par) && step == 0; owner++) {
+            dp_tensor data; /* which all of its ranks may still read */
+            CHECK_OK(dp_owner_edit(par, owner, NET_W, &data, NULL));
+            CHECK_OK(dp_fill(ctx, &data, dp_float(2)));
+        }
+        if (step == 0) /* and not of one owner alone, which is sent to the others */
+            CHECK_OK(dp_params_compare(par));
         CHECK_OK(dp_params_write(net, NET_W, w, NET_IN * NET_OUT * sizeof *w));
         dp_scope_end(scope);
     }
@@ -936,6 +949,8 @@ TEST(training_on_all_ranks)
 {
     train_on_all_ranks(1, (const int[]){0, 0, 0}, 3);
     train_on_all_ranks(2, (const int[]){0, 0, 1, 1}, 4);
+    train_on_all_ranks(2, (const int[]){0, 1, 0, 1, 0, 1, 0, 1}, 8);
+    train_on_all_ranks(3, (const int[]){0, 2, 2, 1, 1}, 5);
     train_on_all_ranks(3, NULL, 3);
 }
 

@@ -1163,6 +1163,68 @@ TEST(where_memory_is_shared_there_is_one_owner)
     dp_close(ctx);
 }
 
+/* The memory of each device, a digit; 0: one of its own. */
+static const char *memory_of;
+
+static dp_status island_info(dp_dev *dev, dp_device_info *out)
+{
+    DP_TRY(toy_device()->info(dev, out));
+    out->memory = memory_of[dev->index] - '0';
+    return DP_OK;
+}
+
+static dp_device_ops islands;
+
+static dp_status island_open(const dp_host *host, int index, dp_dev **out)
+{
+    DP_TRY(toy_device()->open(host, index, out));
+    (*out)->ops = &islands;
+    if (memory_of[index] != '0') /* addresses that all who share it know */
+        ((toy_dev *)*out)->mask = (uintptr_t)(TOY_COUNT + memory_of[index] - '0') << 51;
+    return DP_OK;
+}
+
+/* Several devices in each memory, the first one's or another one: owners, by the device that each
+   edit is on, and what is sent to whom. */
+static void check_islands(const char *memories, const char *owners)
+{
+    static const plan how;
+    int count = (int)strlen(memories), owner_count = (int)strlen(owners);
+    islands = *toy_device();
+    islands.open = island_open;
+    islands.info = island_info;
+    memory_of = memories;
+    dp_ctx *ctx = open_on(&islands, count);
+    dp_module *net = make_net(ctx, &how), *par;
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    CHECK_INT(dp_owner_count(par), owner_count);
+    for (int owner = 0; owner < owner_count; owner++) {
+        dp_tensor data;
+        CHECK_OK(dp_owner_edit(par, (size_t)owner, 0, &data, NULL));
+        CHECK_INT(data.device.index, owners[owner] - '0');
+    }
+    for (int step = 1; step <= 3; step++) { /* a gradient of (1 + ... + count) / count */
+        CHECK_OK(forward_and_backward(par, 1, false));
+        step_owners(par);
+        CHECK_OK(dp_zero_grad(par));
+        check_owners(par, 0, -0.25 * (count + 1) * step);
+    }
+    edit_owner(par, 0, 0, 2, 0); /* the first one is sent to the others */
+    CHECK_OK(forward_and_backward(par, 1, false));
+    CHECK_OK(dp_params_compare(par));
+    check_owners(par, 0, -1.5 * (count + 1));
+    dp_close(ctx);
+}
+
+TEST(each_memory_has_one_owner)
+{
+    check_islands("1111", "0");
+    check_islands("1122", "02");
+    check_islands("12121212", "01");
+    check_islands("1233", "012");
+    check_islands("1000", "0123"); /* of its own each */
+}
+
 /* ---- a backward that divides by its own rows ------------------------------------------------- */
 
 /* The mean over its rows of their numbers. */
