@@ -820,7 +820,8 @@ static int dp__ring_dead(dp__ring *ring, const dp__slice *slice, unsigned seq)
             continue;
         bool mine = own >= doubtful || place % doubtful < own;
         place++;
-        if (mine && !dp__is_alive(job, p))
+        /* until its lock was asked for it may have ended this call, and left */
+        if (mine && !dp__is_alive(job, p) && dp__is_doubtful(ring, p, seq, now))
             return p;
     }
     return -1;

@@ -1083,7 +1083,13 @@ static int dp__os_poll(dp__os_watch *list, int count, int timeout_ms)
 static bool dp__os_ready(int fd, int events, int timeout_ms)
 {
     dp__os_watch watch = {.fd = fd, .events = (short)events};
-    return dp__os_poll(&watch, 1, timeout_ms) > 0;
+    uint64_t until_ns = dp__os_after_ms(timeout_ms);
+    while (dp__os_poll(&watch, 1, timeout_ms) == 0) { /* that may have been a signal */
+        timeout_ms = dp__os_ms_until(until_ns);
+        if (timeout_ms <= 0)
+            return false;
+    }
+    return true;
 }
 
 static void dp__os_option(int fd, int level, int option, int value)

@@ -19,6 +19,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #if defined(__linux__)
@@ -159,6 +160,7 @@ static int faulty_posix_memalign(void **out, size_t align, size_t bytes)
 }
 
 static int locks_asked; /* for */
+static int lock_us;     /* so long a process has no core before it asks */
 
 /* Only locks that are set: what asks for one fails by saying nothing. */
 static int faulty_fcntl(int fd, int command, ...)
@@ -167,6 +169,8 @@ static int faulty_fcntl(int fd, int command, ...)
     int status = -1;
     va_start(args, command);
     locks_asked += command == F_GETLK;
+    if (command == F_GETLK && lock_us > 0)
+        usleep((unsigned)lock_us);
     if (command != F_SETLK && command != F_GETLK)
         status = fcntl(fd, command, va_arg(args, int));
     else if (command == F_GETLK || !fails())
@@ -314,6 +318,74 @@ TEST_SLOW(every_call_of_sharing_fails_once, 60)
         next = (fault){.at = i / 2 + 1, .error = ENOMEM};
         in_processes(2, share_with_fault);
     }
+}
+
+/* ---- who has left, and who is interrupted ---------------------------------------------------- */
+
+/* Process 0 doubts whether process 1 lives, which comes late, and has left before its lock is asked
+   for. */
+static void leave_before_the_lock_is_asked_for(meeting *m)
+{
+    test_allocator counter = {0};
+    dp_ctx *ctx;
+    CHECK_OK(open_shared(m, &counter, &ctx));
+    lock_us = m->process == 0 ? 150000 : 0;
+    if (m->process == 1)
+        usleep(50000);
+    CHECK_OK(dp_barrier(ctx));
+    dp_close(ctx);
+}
+
+TEST(who_has_left_after_a_collective_has_not_died)
+{
+    in_processes(2, leave_before_the_lock_is_asked_for);
+}
+
+static int wake_up; /* a pipe's end */
+
+static void *wake_later(void *user)
+{
+    (void)user;
+    usleep(60000);
+    CHECK_INT(write(wake_up, "", 1), 1);
+    return NULL;
+}
+
+static void no_handler(int which)
+{
+    (void)which;
+}
+
+/* As a profiler's timer does. */
+static void interrupt_each_us(int us)
+{
+    const struct sigaction act = {.sa_handler = no_handler};
+    const struct itimerval often = {{0, us}, {0, us}};
+    CHECK_INT(sigaction(SIGALRM, &act, NULL), 0);
+    CHECK_INT(setitimer(ITIMER_REAL, &often, NULL), 0);
+}
+
+TEST(signals_do_not_end_a_wait_for_a_socket)
+{
+    int ends[2];
+    pthread_t other;
+    sigset_t alarm;
+    CHECK_INT(pipe(ends), 0);
+    wake_up = ends[1];
+    sigemptyset(&alarm);
+    sigaddset(&alarm, SIGALRM);
+    CHECK_INT(pthread_sigmask(SIG_BLOCK, &alarm, NULL), 0); /* the other thread gets none */
+    CHECK_INT(pthread_create(&other, NULL, wake_later, NULL), 0);
+    CHECK_INT(pthread_sigmask(SIG_UNBLOCK, &alarm, NULL), 0);
+    interrupt_each_us(2000);
+    uint64_t begun_ns = dp__os_now_ns();
+    CHECK(!dp__os_ready(ends[0], POLLIN, 20));
+    CHECK(dp__os_now_ns() - begun_ns >= 19000000);
+    CHECK(dp__os_ready(ends[0], POLLIN, 20000));
+    interrupt_each_us(0);
+    CHECK_INT(pthread_join(other, NULL), 0);
+    close(ends[0]);
+    close(ends[1]);
 }
 
 static void open_without_memfd(meeting *m)
