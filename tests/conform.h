@@ -46,7 +46,8 @@ static inline const dp_device_ops *conform_device(int count)
     dp_close(ctx);
     conform_wanted = count;
     conform_found = info.local_count;
-    memcpy(&conform_several, table, table->size < sizeof *table ? table->size : sizeof *table);
+    memcpy(&conform_several, table,
+           table->head.size < sizeof *table ? table->head.size : sizeof *table);
     conform_several.count = conform_count;
     conform_several.open = conform_open;
     return &conform_several;

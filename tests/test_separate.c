@@ -433,10 +433,10 @@ static void spread_state(meeting *m)
     CHECK_OK(dp_data_parallel(p.children[EYE], NULL, &frozen));
     CHECK_ERROR(sharded_of(frozen, &optim), DP_ERR_INVALID, "has no parameter that ranks reduce");
     CHECK_OK(sharded_of(par, &optim));
-    double before = element(p.children[LEFT], 0, false, 0);
+    float before = element(p.children[LEFT], 0, false, 0);
     CHECK_OK(step(par, "half_step", false));
     CHECK_OK(dp_optim_step(optim));
-    CHECK_F64(element(p.children[LEFT], 0, false, 0), before - 15, 0); /* the ranks' mean */
+    CHECK_F64(element(p.children[LEFT], 0, false, 0), (double)before - 15, 0); /* the ranks' mean */
     CHECK_F64(element(p.children[RIGHT], 0, false, 0), before, 0);
     dp_optim_destroy(optim);
     dp_close(ctx);
