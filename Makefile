@@ -32,6 +32,8 @@
 #   make model      what 2 to 16,384 processes cost: measured to MODEL_MOST=512, and on paper
 #   make faults     jobs whose processes are killed and stopped, whose disk is full, whose network is cut:
 #                   500 trials and a table, in a quarter of an hour (tests/faults/faults.mk)
+#   make members    all states of who goes on after a failure, for small jobs (tests/members); make
+#                   explore: for larger ones, and all violations that are planted
 #   make slurm-test examples/slurm.sbatch on a Slurm of two nodes, made for it here, as root
 #   make lint format clean
 #
@@ -174,7 +176,7 @@ demo: build/pictures build/blas
 	$(RUN) demo $(DEMO) $(TORCH_DEMO)
 
 test: build/tools
-	$(RUN) steps lint docs compile examples install gcc clang compilers musl mpi asan tsan sim hip ptx gpu conform fuzz faults aarch64
+	$(RUN) steps lint docs compile examples install gcc clang compilers musl mpi asan tsan sim hip ptx gpu conform fuzz faults members aarch64
 
 check:
 	$(RUN) steps lint gcc examples
@@ -182,7 +184,7 @@ check:
 lint: # shows too how many private names each room uses of each other one
 	$(RUN) steps $@ && cat build/lint/rooms
 
-asan tsan sim hip mpi fuzz compile compilers musl:
+asan tsan sim hip mpi fuzz compile compilers musl members:
 	$(RUN) steps $@
 
 compilers: export COMPILERS ?= all
@@ -197,6 +199,10 @@ install-test:
 ptx: export PTX_ARCHS ?= all
 ptx:
 	$(RUN) steps ptx
+
+explore: export EXPLORE ?= --all
+explore:
+	$(RUN) steps members
 
 sim-selftest: build/sim/selftest
 	@$<
@@ -233,7 +239,7 @@ format:
 clean:
 	rm -rf build
 
-.PHONY: all demo torch-backend test check install uninstall install-test docs docs-test single asan tsan sim hip ptx mpi conform sim-selftest gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
+.PHONY: all demo torch-backend test check install uninstall install-test docs docs-test single asan tsan sim hip ptx mpi conform sim-selftest members explore gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------
@@ -395,6 +401,10 @@ build/hip/tests: $(patsubst %,build/sim/%.o,$(filter-out dp test_cuda_load,$(TES
 build/sim/bench: tests/bench/gpu/gpu.c $(SIM) $(HEADERS)
 	$(CC) -std=c11 -O0 -g $(WARNINGS) $(GCC_WARNINGS) -Wno-frame-larger-than \
 	    -Wno-null-dereference -DTEST_SIM -I. -Itests/sim $(STB_CFLAGS) $< $(SIM) -o $@ $(LIBS)
+
+build/members/explore: tests/members/explore.c tests/members/settle.h dp/members.h Makefile
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O2 $(DEBUG) $(WARNINGS) $(GCC_WARNINGS) -D_POSIX_C_SOURCE=200809L $< -o $@
 
 build/sim/selftest: build/sim/sim/selftest.o $(SIM)
 	$(CC) -g $^ -o $@ $(LIBS)

@@ -11,6 +11,17 @@ step_faults() {
     build "${with[@]}" && tests/faults/faults.py --smoke --jobs $((3 * JOBS)) --scale 1.5
 }
 
+# Who is the job after a failure: all states of small jobs, and violations that have to be found.
+# Each commit plants a quarter of them; make explore plants all, and visits larger jobs.
+step_members() {
+    local program=build/members/explore turns=4 flags=(-std=c11 -O2 -D_POSIX_C_SOURCE=200809L)
+    [ -z "${EXPLORE:-}" ] || turns=1
+    # shellcheck disable=SC2086 # none, or --all
+    build "$program" && "$program" ${EXPLORE:-} || return
+    has python3 || { skip "planted violations" "no python3"; return; }
+    tests/members/plant.py build/members "$TEST_TURN" $turns "$CC" "${flags[@]}"
+}
+
 corpus_of() { echo "tests/fuzz/corpus/${1#fuzz_}"; }
 
 replay() { without_aslr timeout 120 "build/fuzz/$1" "${@:2}" >"$LOGS/$1" 2>&1; }

@@ -1,0 +1,596 @@
+/* dp/members.h - v0.1.0 - which processes are the job after a failure - MIT licence
+
+   Part of dp.h, which includes it. A pure state machine: events go in, actions come out. It has no
+   clock, socket, lock or memory of its own, so that a test can visit its states one by one.
+
+   THE ALGORITHM: single-decree Paxos, once for each number of a roster. The acceptors for number
+   n + 1 are the members of roster n. Nothing is kept on disk: a process that dies never comes back
+   as itself, so what it has promised need not outlive it.
+
+   A member is a seat and its holder; the next holder of the seat is another member. A roster has
+   one holder a seat, and with each holder the number of the roster that it came with: who came
+   first, and of those the lowest seat, is the most senior.
+
+   Messages (ballot = {round, seat of its owner}, so no two processes own the same one):
+     PREPARE(n, b)         a proposer asks all of roster n to promise
+     PROMISE(n, b, a, V)   nothing below b is accepted; V was accepted at a, or a is 0
+     ACCEPT(n, b, V)       the proposer's roster for n + 1
+     ACCEPTED(n, b)
+     REJECT(n, b, p)       a ballot p > b was promised
+     DECIDED(n, V)         V is roster n; also the answer to every message of a lower number
+
+   A quorum of a roster is more than half of its members, or half with the most senior one. Any two
+   quorums of one roster share a member. Who is known to be dead counts like anybody else.
+
+   V is what was accepted at the highest ballot of a quorum of promises; if nothing was, it is those
+   that have promised, and as many newcomers as leave those that have promised a quorum of V.
+
+   On one machine. If all members of roster n have the same memory, that memory has one acceptor: a
+   word {number, whose proposal}, which goes from n to n + 1 by compare-and-exchange. Then no quorum
+   is needed, so any number may die, and who was stopped reads the word when it wakes up. Which
+   acceptor decides n + 1 follows from roster n alone.
+
+   Roles: RUNS -> WAITS -> PREPARES -> PROPOSES -> MEETS -> RUNS; LEFT is for ever. MEETS becomes
+   RUNS when all of the roster have come to MEETS. A member that promises for n + 1 has left roster
+   n, and does not run in it again: that job is over for all, since a collective needs every member.
+
+   Claims, and why they hold:
+     a. A number has one roster. Paxos: a value that a quorum has accepted at ballot b is in every
+        quorum of promises for a higher ballot; on one machine, the word changes once a number.
+     b. Two jobs never run with all their members. For roster n + 1 to be decided, a quorum of
+        roster n (on one machine: whoever claimed the word) has left it.
+     c. Who is not in a roster never runs again: DECIDED, or the word, makes it LEFT, whenever it
+        wakes up. Until then its job lacks the members that have left.
+     d. If a quorum lives and its messages arrive in time, it decides: any member may propose, and a
+        ballot that is rejected is followed by one with a higher round, after a longer wait.
+     e. Newcomers endanger nothing: they promise nothing for the number that lets them in, and in
+        the roster with them the older members are a quorum.
+     f. A seat is taken once: a roster has one holder a seat, and one roster follows another.
+     g. On one machine the dead are told from the stopped by their locks; that decides how long
+        a proposer waits, never what is safe.
+
+   CONTENTS (search for the tag)
+     >>rosters   seats, holders, quorums
+     >>members   what a process knows, and what happens to it
+     >>ballots   it promises, proposes, accepts
+     >>events    one step of the machine
+*/
+
+#ifndef DP__ROOMS
+#error "dp/members.h is a part of dp.h: include dp.h"
+#else
+
+/* ==== >>rosters ================================================================================
+   A roster is an array of places, one a seat.                                                   */
+
+typedef struct dp__place {
+    uint64_t holder; /* 0: the seat is empty */
+    uint64_t came;   /* the number of the roster with which its holder came */
+    uint64_t memory; /* that its holder shares with its machine, and has a word; 0: none */
+} dp__place;
+
+/* Whether a seat comes before another one, which is lower: -1 is none. */
+static bool dp__is_senior(const dp__place *places, int seat, int other)
+{
+    return other < 0 || places[seat].came < places[other].came;
+}
+
+/* Returns the memory that all members have; 0: they have none in common. */
+static uint64_t dp__roster_memory(const dp__place *places, int count)
+{
+    uint64_t memory = 0;
+    for (int s = 0; s < count; s++)
+        if (places[s].holder != 0 && memory == 0)
+            memory = places[s].memory;
+        else if (places[s].holder != 0 && memory != places[s].memory)
+            return 0;
+    return memory;
+}
+
+/* Whether the seats with this mark are a quorum of a roster. */
+static bool dp__is_quorum(const dp__place *places, int count, const unsigned char *marks,
+                          unsigned char mark)
+{
+    int all = 0, marked = 0, first = -1;
+    for (int s = 0; s < count; s++) {
+        if (places[s].holder == 0)
+            continue;
+        all++;
+        marked += (marks[s] & mark) != 0;
+        first = dp__is_senior(places, s, first) ? s : first;
+    }
+    return 2 * marked > all || (2 * marked == all && first >= 0 && (marks[first] & mark) != 0);
+}
+
+static int dp__roster_find(const dp__place *places, int count, uint64_t holder)
+{
+    for (int s = 0; s < count; s++)
+        if (places[s].holder == holder)
+            return s;
+    return -1;
+}
+
+/* ==== >>members ================================================================================
+   The state is one piece of memory without pointers: it can be copied, compared and hashed.      */
+
+typedef enum dp__role {
+    DP__RUNS,     /* the job of its roster */
+    DP__WAITS,    /* for its turn to propose, or for who proposes */
+    DP__PREPARES, /* its ballot: it collects promises */
+    DP__PROPOSES, /* a roster: it collects acceptances */
+    DP__CLAIMS,   /* the word of its machine for its roster */
+    DP__MEETS,    /* the others of its roster, as one of it */
+    DP__LEFT      /* the others have gone on without it */
+} dp__role;
+
+enum { DP__SAID = 1, DP__TOOK = 2, DP__GONE = 4 }; /* marks of a seat: promised, accepted, absent */
+
+typedef struct dp__members {
+    int32_t count, seat;         /* how many seats there are; its own, -1: none yet */
+    uint64_t holder;             /* itself */
+    uint64_t number;             /* of its roster, from 1 on; 0: it knows of none */
+    uint64_t promised, accepted; /* ballots for the next number; 0: none */
+    uint64_t ballot, best;       /* its own; and the highest that promises told of */
+    uint64_t round;              /* the highest that it has seen */
+    int32_t role;
+    int32_t whole; /* a roster has no empty seat */
+    /* Arrays of `count`: its roster; what it has accepted; what it proposes; newcomers. Then as
+       many bytes: marks. */
+    dp__place places[];
+} dp__members;
+
+static dp__place *dp__roster_of(dp__members *m)
+{
+    return m->places;
+}
+
+static dp__place *dp__accepted_of(dp__members *m)
+{
+    return m->places + m->count;
+}
+
+static dp__place *dp__proposed_of(dp__members *m)
+{
+    return m->places + 2 * m->count;
+}
+
+static dp__place *dp__newcomers_of(dp__members *m)
+{
+    return m->places + 3 * m->count;
+}
+
+static unsigned char *dp__marks_of(dp__members *m)
+{
+    return (unsigned char *)(m->places + 4 * m->count);
+}
+
+static size_t dp__members_bytes(int count)
+{
+    return sizeof(dp__members) + (size_t)count * (4 * sizeof(dp__place) + 1);
+}
+
+typedef enum dp__vote_kind {
+    DP__PREPARE,
+    DP__PROMISE,
+    DP__ACCEPT,
+    DP__ACCEPTED,
+    DP__REJECT,
+    DP__DECIDED
+} dp__vote_kind;
+
+typedef struct dp__vote { /* a message */
+    int32_t kind, seat;   /* of its sender, */
+    uint64_t holder;      /* which is this process */
+    uint64_t number, ballot;
+    uint64_t other; /* PROMISE: at which `places` were accepted, or 0; REJECT: what was promised */
+    const dp__place *places; /* PROMISE with `other`, ACCEPT, DECIDED; else NULL */
+} dp__vote;
+
+typedef enum dp__event_kind {
+    DP__FAILED,  /* its job; or it lets newcomers in */
+    DP__VOTE,    /* a message has come */
+    DP__TIMER,   /* what it waited for has taken too long */
+    DP__ABSENT,  /* `seat` refuses connections, or has died */
+    DP__CLAIMED, /* the word says that roster `number` is `places` */
+    DP__MET,     /* all of its roster */
+    DP__KNOCKED  /* `places` are the newcomers that wait, and were never in a roster */
+} dp__event_kind;
+
+typedef struct dp__members_event {
+    int32_t kind, seat;
+    dp__vote vote; /* CLAIMED: number and places; KNOCKED: places */
+} dp__members_event;
+
+typedef enum dp__action_kind {
+    DP__REPLY,  /* the vote to the sender of the one that has come */
+    DP__SPREAD, /* it to all others of the roster; DECIDED: and to those of the roster before */
+    DP__WAIT,   /* until TIMER: see dp__wait_for */
+    DP__CLAIM,  /* the word, for what is proposed as number + 1: then comes CLAIMED */
+    DP__MEET,   /* the others of the roster: then comes MET or FAILED */
+    DP__GIVE_UP /* the others have gone on without this process */
+} dp__action_kind;
+
+typedef enum dp__wait_for {
+    DP__FOR_TURN,     /* more senior members propose first */
+    DP__FOR_PROPOSER, /* another one has been promised */
+    DP__FOR_ANSWERS,  /* to its own ballot */
+    DP__FOR_AGAIN     /* its ballot was rejected, or took too long */
+} dp__wait_for;
+
+typedef struct dp__action {
+    int32_t kind, wait; /* WAIT: a dp__wait_for */
+    dp__vote vote;      /* its places are the state's, or of dp__actions.before */
+} dp__action;
+
+enum { DP__ACTIONS_MOST = 6 };
+
+typedef struct dp__actions {
+    int count;
+    dp__action list[DP__ACTIONS_MOST];
+    dp__place *before; /* room for a roster: the one before, where DECIDED is spread */
+} dp__actions;
+
+static dp__action *dp__act(dp__actions *out, dp__action_kind kind)
+{
+    DP_ASSERT(out->count < DP__ACTIONS_MOST);
+    out->list[out->count] = (dp__action){.kind = (int32_t)kind};
+    return &out->list[out->count++];
+}
+
+/* Sends a vote of this process. */
+static void dp__vote_send(dp__members *m, dp__actions *out, dp__action_kind how, dp__vote vote)
+{
+    vote.seat = m->seat;
+    vote.holder = m->holder;
+    vote.number = m->number;
+    dp__act(out, how)->vote = vote;
+}
+
+static void dp__places_set(const dp__members *m, dp__place *to, const dp__place *from)
+{
+    if (from != NULL)
+        memcpy(to, from, (size_t)m->count * sizeof *to);
+    else
+        memset(to, 0, (size_t)m->count * sizeof *to);
+}
+
+static void dp__marks_clear(dp__members *m, unsigned char marks)
+{
+    for (int s = 0; s < m->count; s++)
+        dp__marks_of(m)[s] &= (unsigned char)~marks;
+}
+
+static bool dp__is_of_roster(dp__members *m, int seat, uint64_t holder)
+{
+    return seat >= 0 && seat < m->count && holder != 0 && dp__roster_of(m)[seat].holder == holder;
+}
+
+/* ==== >>ballots ================================================================================
+   A process as acceptor and as proposer for the number after its own.                           */
+
+static uint64_t dp__ballot_of(uint64_t round, int seat)
+{
+    return round << 16 | (uint64_t)(seat + 1);
+}
+
+static uint64_t dp__round_of(uint64_t ballot)
+{
+    return ballot >> 16;
+}
+
+static void dp__round_seen(dp__members *m, uint64_t ballot)
+{
+    if (dp__round_of(ballot) > m->round)
+        m->round = dp__round_of(ballot);
+}
+
+static void dp__wait(dp__members *m, dp__actions *out, dp__wait_for what)
+{
+    if (what != DP__FOR_ANSWERS)
+        m->role = DP__WAITS;
+    dp__act(out, DP__WAIT)->wait = (int32_t)what;
+}
+
+/* Drops newcomers that were let in: they are none any more, whatever becomes of them. */
+static void dp__newcomers_forget(dp__members *m)
+{
+    for (int g = 0; g < m->count; g++) {
+        dp__place *one = &dp__newcomers_of(m)[g];
+        if (dp__roster_find(dp__roster_of(m), m->count, one->holder) >= 0)
+            *one = (dp__place){0};
+    }
+}
+
+/* Takes a decided roster as its own. */
+static void dp__adopt(dp__members *m, dp__actions *out, uint64_t number, const dp__place *places)
+{
+    dp__place *roster = dp__roster_of(m);
+    memmove(roster, places, (size_t)m->count * sizeof *roster); /* it may be what was proposed */
+    m->number = number;
+    m->promised = m->accepted = m->ballot = m->best = m->round = 0;
+    dp__places_set(m, dp__accepted_of(m), NULL);
+    dp__places_set(m, dp__proposed_of(m), NULL);
+    dp__marks_clear(m, DP__SAID | DP__TOOK | DP__GONE);
+    dp__newcomers_forget(m);
+    int seat = dp__roster_find(roster, m->count, m->holder);
+    m->seat = seat >= 0 ? seat : m->seat;
+    m->role = seat >= 0 ? DP__MEETS : DP__LEFT;
+    dp__act(out, seat >= 0 ? DP__MEET : DP__GIVE_UP);
+}
+
+/* Decides for what this process proposes, which a quorum has accepted. */
+static void dp__decide(dp__members *m, dp__actions *out)
+{
+    dp__places_set(m, out->before, dp__roster_of(m));
+    dp__adopt(m, out, m->number + 1, dp__proposed_of(m));
+    dp__vote_send(m, out, DP__SPREAD, (dp__vote){.kind = DP__DECIDED, .places = dp__roster_of(m)});
+}
+
+/* Puts a newcomer in the first empty seat, if the older members stay a quorum without it. */
+static void dp__newcomer_seat(dp__members *m, dp__place newcomer)
+{
+    dp__place *places = dp__proposed_of(m);
+    int seat = dp__roster_find(places, m->count, 0);
+    if (seat < 0)
+        return;
+    places[seat] = newcomer;
+    places[seat].came = m->number + 1;
+    if (dp__roster_memory(places, m->count) == 0 &&
+        !dp__is_quorum(places, m->count, dp__marks_of(m), DP__SAID))
+        places[seat] = (dp__place){0};
+}
+
+/* Makes the roster of those that have promised, and of newcomers. */
+static void dp__propose_new(dp__members *m)
+{
+    dp__place *places = dp__proposed_of(m);
+    const unsigned char *marks = dp__marks_of(m);
+    for (int s = 0; s < m->count; s++)
+        places[s] = (marks[s] & DP__SAID) != 0 ? dp__roster_of(m)[s] : (dp__place){0};
+    for (int g = 0; g < m->count; g++)
+        if (dp__newcomers_of(m)[g].holder != 0)
+            dp__newcomer_seat(m, dp__newcomers_of(m)[g]);
+}
+
+static bool dp__is_whole(dp__members *m)
+{
+    return dp__roster_find(dp__proposed_of(m), m->count, 0) < 0;
+}
+
+static void dp__accept_own(dp__members *m, dp__actions *out)
+{
+    m->accepted = m->ballot;
+    dp__places_set(m, dp__accepted_of(m), dp__proposed_of(m));
+    dp__marks_of(m)[m->seat] |= DP__TOOK;
+    if (dp__is_quorum(dp__roster_of(m), m->count, dp__marks_of(m), DP__TOOK))
+        dp__decide(m, out);
+}
+
+/* Proposes what was accepted at the highest ballot of the promises, or else a new roster. */
+static void dp__propose(dp__members *m, dp__actions *out)
+{
+    if (m->best == 0)
+        dp__propose_new(m);
+    if (m->whole && !dp__is_whole(m)) {
+        dp__wait(m, out, DP__FOR_AGAIN);
+    } else if (dp__roster_memory(dp__roster_of(m), m->count) != 0) {
+        m->role = DP__CLAIMS;
+        dp__act(out, DP__CLAIM);
+    } else {
+        m->role = DP__PROPOSES;
+        dp__vote_send(
+            m, out, DP__SPREAD,
+            (dp__vote){.kind = DP__ACCEPT, .ballot = m->ballot, .places = dp__proposed_of(m)});
+        dp__wait(m, out, DP__FOR_ANSWERS);
+        dp__accept_own(m, out);
+    }
+}
+
+static bool dp__has_promises(dp__members *m)
+{
+    return dp__roster_memory(dp__roster_of(m), m->count) != 0 ||
+           dp__is_quorum(dp__roster_of(m), m->count, dp__marks_of(m), DP__SAID);
+}
+
+/* Whether a member may still promise. */
+static bool dp__is_awaiting(dp__members *m)
+{
+    const unsigned char *marks = dp__marks_of(m);
+    for (int s = 0; s < m->count; s++)
+        if (dp__roster_of(m)[s].holder != 0 && (marks[s] & (DP__SAID | DP__GONE)) == 0)
+            return true;
+    return false;
+}
+
+/* Proposes if all have answered that can. */
+static void dp__propose_soon(dp__members *m, dp__actions *out)
+{
+    if (m->role == DP__PREPARES && !dp__is_awaiting(m) && dp__has_promises(m))
+        dp__propose(m, out);
+}
+
+static void dp__prepare(dp__members *m, dp__actions *out)
+{
+    m->role = DP__PREPARES;
+    m->ballot = m->promised = dp__ballot_of(++m->round, m->seat);
+    m->best = m->accepted;
+    dp__places_set(m, dp__proposed_of(m), m->accepted != 0 ? dp__accepted_of(m) : NULL);
+    dp__marks_clear(m, DP__SAID | DP__TOOK);
+    dp__marks_of(m)[m->seat] |= DP__SAID;
+    dp__vote_send(m, out, DP__SPREAD, (dp__vote){.kind = DP__PREPARE, .ballot = m->ballot});
+    dp__wait(m, out, DP__FOR_ANSWERS);
+    dp__propose_soon(m, out);
+}
+
+/* Leaves its job, and what it proposes itself, for another one's ballot. */
+static void dp__promise(dp__members *m, dp__actions *out, uint64_t ballot)
+{
+    dp__round_seen(m, ballot);
+    if (ballot == m->promised)
+        return;
+    m->promised = ballot;
+    dp__wait(m, out, DP__FOR_PROPOSER);
+}
+
+static void dp__reject(dp__members *m, dp__actions *out, const dp__vote *vote)
+{
+    dp__vote_send(m, out, DP__REPLY,
+                  (dp__vote){.kind = DP__REJECT, .ballot = vote->ballot, .other = m->promised});
+}
+
+static void dp__take_prepare(dp__members *m, dp__actions *out, const dp__vote *vote)
+{
+    if (vote->ballot < m->promised) {
+        dp__reject(m, out, vote);
+        return;
+    }
+    dp__promise(m, out, vote->ballot);
+    dp__vote_send(m, out, DP__REPLY,
+                  (dp__vote){.kind = DP__PROMISE,
+                             .ballot = vote->ballot,
+                             .other = m->accepted,
+                             .places = m->accepted != 0 ? dp__accepted_of(m) : NULL});
+}
+
+static void dp__take_promise(dp__members *m, dp__actions *out, const dp__vote *vote)
+{
+    if (m->role != DP__PREPARES || vote->ballot != m->ballot)
+        return;
+    dp__marks_of(m)[vote->seat] |= DP__SAID;
+    if (vote->other > m->best) {
+        m->best = vote->other;
+        dp__places_set(m, dp__proposed_of(m), vote->places);
+    }
+    dp__propose_soon(m, out);
+}
+
+static void dp__take_accept(dp__members *m, dp__actions *out, const dp__vote *vote)
+{
+    if (vote->ballot < m->promised) {
+        dp__reject(m, out, vote);
+        return;
+    }
+    dp__promise(m, out, vote->ballot);
+    m->accepted = vote->ballot;
+    dp__places_set(m, dp__accepted_of(m), vote->places);
+    dp__vote_send(m, out, DP__REPLY, (dp__vote){.kind = DP__ACCEPTED, .ballot = vote->ballot});
+}
+
+static void dp__take_accepted(dp__members *m, dp__actions *out, const dp__vote *vote)
+{
+    if (m->role != DP__PROPOSES || vote->ballot != m->ballot)
+        return;
+    dp__marks_of(m)[vote->seat] |= DP__TOOK;
+    if (dp__is_quorum(dp__roster_of(m), m->count, dp__marks_of(m), DP__TOOK))
+        dp__decide(m, out);
+}
+
+static void dp__take_reject(dp__members *m, dp__actions *out, const dp__vote *vote)
+{
+    dp__round_seen(m, vote->other);
+    if ((m->role == DP__PREPARES || m->role == DP__PROPOSES) && vote->ballot == m->ballot)
+        dp__wait(m, out, DP__FOR_AGAIN);
+}
+
+/* ==== >>events =================================================================================
+   One step: an event changes the state, and asks for actions.                                   */
+
+/* Tells a sender that is behind what was decided, and asks it again if it is still needed. */
+static void dp__answer_late(dp__members *m, dp__actions *out, const dp__vote *vote)
+{
+    dp__vote_send(m, out, DP__REPLY, (dp__vote){.kind = DP__DECIDED, .places = dp__roster_of(m)});
+    if (!dp__is_of_roster(m, vote->seat, vote->holder))
+        return;
+    if (m->role == DP__PREPARES)
+        dp__vote_send(m, out, DP__REPLY, (dp__vote){.kind = DP__PREPARE, .ballot = m->ballot});
+    else if (m->role == DP__PROPOSES)
+        dp__vote_send(
+            m, out, DP__REPLY,
+            (dp__vote){.kind = DP__ACCEPT, .ballot = m->ballot, .places = dp__proposed_of(m)});
+}
+
+/* Takes a vote for the number after its own from a member of its roster. */
+static void dp__take_member_vote(dp__members *m, dp__actions *out, const dp__vote *vote)
+{
+    switch ((dp__vote_kind)vote->kind) {
+    case DP__PREPARE:
+        dp__take_prepare(m, out, vote);
+        break;
+    case DP__PROMISE:
+        dp__take_promise(m, out, vote);
+        break;
+    case DP__ACCEPT:
+        dp__take_accept(m, out, vote);
+        break;
+    case DP__ACCEPTED:
+        dp__take_accepted(m, out, vote);
+        break;
+    case DP__REJECT:
+        dp__take_reject(m, out, vote);
+        break;
+    case DP__DECIDED:
+        break;
+    }
+}
+
+static void dp__take_vote(dp__members *m, dp__actions *out, const dp__vote *vote)
+{
+    if (vote->kind == DP__DECIDED) {
+        if (vote->number > m->number && m->role != DP__LEFT &&
+            (m->number > 0 || dp__roster_find(vote->places, m->count, m->holder) >= 0))
+            dp__adopt(m, out, vote->number, vote->places);
+    } else if (vote->number < m->number) {
+        dp__answer_late(m, out, vote);
+    } else if (vote->number > m->number) { /* it is behind itself: that is the question */
+        dp__vote_send(m, out, DP__REPLY, (dp__vote){.kind = DP__REJECT});
+    } else if (m->role != DP__LEFT && dp__is_of_roster(m, vote->seat, vote->holder)) {
+        dp__take_member_vote(m, out, vote);
+    }
+}
+
+static void dp__time_is_over(dp__members *m, dp__actions *out)
+{
+    if (m->role == DP__WAITS && m->number > 0)
+        dp__prepare(m, out);
+    else if (m->role == DP__PREPARES && dp__has_promises(m))
+        dp__propose(m, out);
+    else if (m->role == DP__PREPARES || m->role == DP__PROPOSES)
+        dp__wait(m, out, DP__FOR_AGAIN);
+}
+
+/* Changes the state by one event. A vote's kind and places must be valid. */
+static void dp__members_step(dp__members *m, const dp__members_event *event, dp__actions *out)
+{
+    out->count = 0;
+    switch ((dp__event_kind)event->kind) {
+    case DP__FAILED:
+        if (m->role == DP__RUNS || m->role == DP__MEETS)
+            dp__wait(m, out, DP__FOR_TURN);
+        break;
+    case DP__VOTE:
+        dp__take_vote(m, out, &event->vote);
+        break;
+    case DP__TIMER:
+        dp__time_is_over(m, out);
+        break;
+    case DP__ABSENT:
+        dp__marks_of(m)[event->seat] |= DP__GONE;
+        dp__propose_soon(m, out);
+        break;
+    case DP__CLAIMED:
+        if (event->vote.number > m->number && m->role != DP__LEFT)
+            dp__adopt(m, out, event->vote.number, event->vote.places);
+        break;
+    case DP__MET:
+        if (m->role == DP__MEETS)
+            m->role = DP__RUNS;
+        break;
+    case DP__KNOCKED:
+        dp__places_set(m, dp__newcomers_of(m), event->vote.places);
+        break;
+    }
+}
+
+#endif /* DP__ROOMS */
+
+/* The licence is at the end of dp.h. */
