@@ -2194,9 +2194,9 @@ static dp_status dp__print_whole(dp__print_out *out, const dp_tensor *tensor)
 /* ==== >>values =================================================================================
    Python's repr.                                                                                */
 
-/* What Python escapes: Unicode's control, format and private characters, separators but ' ', and
-   what no version of Unicode has: the planes 4 to 16 almost as a whole, and "noncharacters". Python
-   also escapes what its own version does not have yet. */
+/* Returns true for characters that Python escapes: Unicode's control, format and private ones,
+   separators but ' ', and those that no version of Unicode has (almost all of the planes 4 to 16,
+   and "noncharacters"). Python also escapes those that its own version does not have yet. */
 static bool dp__print_is_hidden(uint32_t code)
 {
     static const uint32_t hidden[][2] = {

@@ -2146,8 +2146,8 @@ static dp_status dp__cuda_leave_after(const dp__cuda_gpu *gpu, const char *fn, c
 
 static void (*dp__cuda_calm)(const dp_host *host); /* dp_nccl.h defines it */
 
-/* What allocates or frees for a context may wait for GPUs, and they for other processes: not before
-   all that is under way with those has ended. */
+/* Waits until collectives with other processes have ended, before memory is taken or given back:
+   that may wait for GPUs, and these for other processes. */
 static void dp__cuda_quiet(const dp_host *host)
 {
     if (dp__cuda_calm != NULL)

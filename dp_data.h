@@ -1431,7 +1431,7 @@ static dp_status dp__data_world(const dp_loader *loader, dp_sampler *sampler)
     return DP_OK;
 }
 
-/* Where shards get the same samples on any number of processes. */
+/* Sets the block so that shards get the same samples on any number of processes. */
 static dp_status dp__data_block(dp_loader_config *config)
 {
     dp_sampler *sampler = &config->sampler;

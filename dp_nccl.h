@@ -135,13 +135,13 @@ dp__nccl = {DP__NCCL_FUNCTIONS(DP__CUDA_BIND).path = "linked"};
 
 static dp__lock dp__nccl_lock = DP__LOCK_INITIALIZER; /* for binding, and the list of >>keeper */
 
-/* What was found of the library and cannot be used: "PATH is NCCL 2.17.5; PATH lacks ncclSend". */
-typedef struct dp__nccl_refused {
+typedef struct dp__nccl_refused { /* "PATH is NCCL 2.17.5; PATH lacks ncclSend" */
     char text[DP__TEXT_BYTES - 160];
     size_t used;
 } dp__nccl_refused;
 
-/* What is in the table can be used. lacks: a function that it has not; NULL: it has all. */
+/* Returns true if the library in the table can be used. lacks: a function that it lacks; NULL:
+   none. */
 static bool dp__nccl_suits(const char *lacks, dp__nccl_refused *refused)
 {
     char why[64];
@@ -163,7 +163,7 @@ static bool dp__nccl_suits(const char *lacks, dp__nccl_refused *refused)
 #define DP__NCCL_FIND(name)                                                                        \
     lacks = dp__cuda_find(library, #name, &dp__nccl.name) || lacks != NULL ? lacks : #name;
 
-/* What cannot be used is let go of: another one may do. */
+/* Loads a library, and unloads it if it cannot be used: another one may do. */
 static bool dp__nccl_bind_path(const char *path, dp__nccl_refused *refused)
 {
     const char *lacks = NULL;
@@ -727,7 +727,8 @@ static void dp__nccl_let_go(dp__nccl_comm *comm, int most_ms)
 
 static dp__nccl_comm *dp__nccl_kept; /* under dp__nccl_lock */
 
-/* Whether something is under way. What has failed is not, as soon as the keeper has aborted it. */
+/* Returns true if a collective is under way. One that has failed is not, once the keeper has
+   aborted it. */
 static bool dp__nccl_is_busy(dp__nccl_comm *comm)
 {
     dp__lock_enter(&comm->lock);

@@ -941,7 +941,7 @@ static bool dp__save_digits(dp__save_scan *scan)
     return scan->at > first;
 }
 
-/* Of any size: it is only passed over. */
+/* Passes over a number, of any size. */
 static dp_status dp__save_skip_number(dp__save_scan *scan)
 {
     (void)dp__save_word(scan, "-");
@@ -957,7 +957,7 @@ static dp_status dp__save_skip_number(dp__save_scan *scan)
 
 static dp_status dp__save_skip(dp__save_scan *scan, int depth);
 
-/* What has begun with a bracket: names and values, or values. */
+/* Passes over all behind a bracket: names and values, or values. */
 static dp_status dp__save_skip_members(dp__save_scan *scan, char end, int depth)
 {
     const char *key;
@@ -1789,8 +1789,9 @@ static int dp__save_span_order(const void *a, const void *b)
     return (x->first > y->first) - (x->first < y->first);
 }
 
-/* Whether what a parameter gets would have changed when it gets it: it lies in an owner's memory,
-   and is not what the first one, which is written first, has there anyway. */
+/* Returns true if the numbers for a parameter would have changed before it gets them: they lie in
+   the memory of an owner, and are not those that the first owner, which is written first, has
+   there. */
 static bool dp__save_is_written(const dp__save_loader *loader, size_t param)
 {
     const dp_tensor *from = &loader->from[param];

@@ -3430,7 +3430,7 @@ DP__COLD static dp_status dp__knock_found(const dp__launch *launch, const dp__la
                     advice, dp__claim_text(launch, claim, sizeof claim));
 }
 
-/* The same where a process of the job has answered. */
+/* Fails where a process of the job has answered, but has not let this one in. */
 DP__COLD static dp_status dp__knock_waited(const dp__launch *launch, double seconds, bool gone)
 {
     return dp_error(DP_ERR_TIMEOUT,

@@ -69,7 +69,7 @@ typedef struct dp__place {
     uint64_t memory; /* that its holder shares with its machine, and has a word; 0: none */
 } dp__place;
 
-/* Whether a seat comes before another one, which is lower: -1 is none. */
+/* Returns true if a seat is more senior than a lower one, or that is -1: none. */
 static bool dp__is_senior(const dp__place *places, int seat, int other)
 {
     return other < 0 || places[seat].came < places[other].came;
@@ -87,7 +87,7 @@ static uint64_t dp__roster_memory(const dp__place *places, int count)
     return memory;
 }
 
-/* Whether the seats with this mark are a quorum of a roster. */
+/* Returns true if the seats with this mark are a quorum of a roster. */
 static bool dp__is_quorum(const dp__place *places, int count, const unsigned char *marks,
                           unsigned char mark)
 {
@@ -392,7 +392,7 @@ static bool dp__has_promises(dp__members *m)
            dp__is_quorum(dp__roster_of(m), m->count, dp__marks_of(m), DP__SAID);
 }
 
-/* Whether a member may still promise. */
+/* Returns true if a member may still promise. */
 static bool dp__is_awaiting(dp__members *m)
 {
     const unsigned char *marks = dp__marks_of(m);

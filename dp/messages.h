@@ -1557,7 +1557,7 @@ DP__MAYBE_UNUSED static void dp__scope_keep(const dp_scope *scope)
         block->kept = true;
 }
 
-/* Whether messages have begun that the user has not ended. */
+/* Returns true if messages have begun that the user has not ended. */
 static bool dp__post_has_messages(const dp__post *post)
 {
     bool some = false;

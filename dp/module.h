@@ -2071,7 +2071,7 @@ static size_t dp__replica_home(const dp__face *face, size_t r)
     return home;
 }
 
-/* Whether replica `r` has the parameters of one before it, and none of its own. */
+/* Returns true if replica `r` has the parameters of one before it, and none of its own. */
 static bool dp__replica_sees(const dp__face *face, size_t r)
 {
     return dp__replica_home(face, r) != r;
@@ -2227,7 +2227,7 @@ static dp_tensor dp__range_of(const dp__face *face, dp__sort sort, size_t i, siz
     return range;
 }
 
-/* Whether no replica before `r` has this range in the same memory. */
+/* Returns true if no replica before `r` has this range in the same memory. */
 static bool dp__range_is_own(const dp__face *face, dp__sort sort, size_t i, size_t r)
 {
     size_t home = dp__replica_home(face, r);

@@ -1343,7 +1343,8 @@ static bool dp__os_connected(int fd)
     return dp__os_connection(fd) == 0;
 }
 
-/* Whether whoever listens there looks at this connection, which says no word: it hangs up, then. */
+/* Returns true if the program that listens there accepts connections: it closes one on which
+   nothing is sent. */
 static bool dp__os_is_attended(int fd, int ms)
 {
     char none;

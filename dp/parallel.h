@@ -265,7 +265,7 @@ static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
 
 /* ---- cutting arguments ----------------------------------------------------------------------- */
 
-/* Whether the ranks of a pass must compute alike however they are spread over processes. */
+/* Returns true if ranks must compute alike however they are spread over processes. */
 static bool dp__has_shards(const dp__face *face)
 {
     return face->ctx->config.shards > 0 && dp__is_over_ranks(face);

@@ -296,7 +296,8 @@ static void dp__door_warn(dp_ctx *ctx)
                 dp__door_text(roll, why, sizeof why));
 }
 
-/* What is under way would be void if somebody came, in a job that has not failed. */
+/* Refuses while something is under way, which a newcomer would make void in a job that has not
+   failed. */
 static dp_status dp__check_between_steps(const char *fn, const dp_ctx *ctx)
 {
     DP_TRY(dp__check_uncalled(fn, ctx));

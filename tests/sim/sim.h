@@ -157,7 +157,7 @@ void sim_nccl_pair(int from, int to, sim_peer peer);
    here; NULL: none does. */
 void sim_nccl_hangs(const char *function);
 
-/* What is called in ncclCommAbort once streams go on, while it still tidies up. NULL: nothing. */
+/* Sets a function that ncclCommAbort calls once streams go on, while it tidies up; NULL: none. */
 void sim_nccl_in_abort(void (*fn)(void));
 
 /* Waiting for a collective that will never end is a finding; else another thread may abort it. */
