@@ -104,18 +104,19 @@ static dp_module *make_net(dp_ctx *ctx, const habits *own)
 
 /* ---- batches --------------------------------------------------------------------------------- */
 
-/* How a process gets its rows; one without any: as tensors of no rows, or as none. BY_SIZES: ranks
-   without rows lie between others. */
-typedef enum feed { TENSORS, TENSORS_OR_NONE, GROUPS_OR_NONE, BY_SIZES, FEEDS } feed;
+/* How a process gets its rows; one without any: as tensors of no rows, or as none. BY_SIZES, HOLES:
+   ranks without rows lie between others, the same ones in all steps, or other ones in each. */
+typedef enum feed { TENSORS, TENSORS_OR_NONE, GROUPS_OR_NONE, BY_SIZES, HOLES, FEEDS } feed;
 
 static const int64_t sizes[SHARDS] = {3, 0, 2, 1, 0, 0, 1, 0};
 
-/* A group for each of the process' ranks that has rows: there may be fewer than ranks. */
-static dp_value groups_of(dp_scope *scope, const float *x, const int64_t *rows, int ranks)
+/* A group for each of the process' ranks, or for each that has rows: these may be fewer. */
+static dp_value groups_of(dp_scope *scope, const float *x, const int64_t *rows, int ranks,
+                          bool holes)
 {
     dp_value groups[SHARDS];
     size_t count = 0;
-    for (int r = 0; r < ranks && rows[r] > 0; x += rows[r++])
+    for (int r = 0; r < ranks && (rows[r] > 0 || holes); x += rows[r++])
         groups[count++] = dp_array(scope, x, DP_F32, DP_SHAPE(rows[r]));
     const dp_container container = {.data = dp_list_make(scope, DP_LIST, groups, count),
                                     .stack = true};
@@ -130,17 +131,18 @@ static dp_value batch_of(dp_scope *scope, const dp_info *info, int64_t total, fe
     size_t parts = 0;
     for (int i = 0; i < ROWS; i++)
         x[i] = (float)(i % 7 + 1) / 3;
-    if (how == BY_SIZES)
-        memcpy(rows, sizes, sizeof rows);
-    else
+    for (int r = 0; r < SHARDS && how >= BY_SIZES; r++)
+        rows[r] = sizes[(how == HOLES ? r + total : r) % SHARDS];
+    if (how < BY_SIZES)
         CHECK_OK(dp_split_rows(total, (size_t)info->rank_count, NULL, rows, &parts));
     for (int r = 0; r < info->rank_first + info->local_count; r++)
         *(r < info->rank_first ? &first : &count) += rows[r];
-    if (count == 0 && how != TENSORS && how != BY_SIZES)
+    if (count == 0 && (how == TENSORS_OR_NONE || how == GROUPS_OR_NONE))
         return dp_none();
-    dp_value value = how == GROUPS_OR_NONE
-                         ? groups_of(scope, x + first, rows + info->rank_first, info->local_count)
-                         : dp_array(scope, x + first, DP_F32, DP_SHAPE(count));
+    dp_value value =
+        how == GROUPS_OR_NONE || how == HOLES
+            ? groups_of(scope, x + first, rows + info->rank_first, info->local_count, how == HOLES)
+            : dp_array(scope, x + first, DP_F32, DP_SHAPE(count));
     return DP_DICT(scope, {"x", value});
 }
 
@@ -254,7 +256,9 @@ static int each_trial(dp_ctx *ctx, outcome *out)
                                    .reduction = rows % 2 == 0 ? DP_MEAN_SAMPLES : DP_MEAN_RANKS},
                         .own = {.asks_for_all = rule == 0,
                                 .reports_early = rows % 3 == 0,
-                                .sums = how == TENSORS},
+                                .sums = how == TENSORS || how >= BY_SIZES,
+                                .mean_grads = rows % 5 == 1,
+                                .adds_up = rows % 4 == 3},
                         .how = (feed)how};
                     run_trial(ctx, t, rows, &out[count++]);
                 }
