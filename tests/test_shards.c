@@ -7,9 +7,11 @@
 
 /* ---- a net that treats no rows in a way of its own ---------------------------------------------
    A forward counts itself and adds up the sum of x over all ranks, and how many replicas have sent
-   one. Its backward adds to "w" for each row, and to "empty" only where there are no rows.       */
+   one. Its backward adds to "w" for each row; a child adds to "empty", only where there are no
+   rows.                                                                                          */
 
-enum { W, EMPTY, SEEN, STATS, PARAMS };
+enum { W, SEEN, STATS, OWN_PARAMS };
+enum { EMPTY = OWN_PARAMS, PARAMS }; /* the child's is the last in the tree */
 enum { SHARDS = 8, ROWS = 20, STEPS = 2, RULES = 3, SYNCS = 3 };
 
 typedef struct habits {
@@ -40,7 +42,27 @@ static dp_status net_forward(dp_call *call)
         ((double *)dp_buffer(call, STATS))[i] += sums[i];
     call->weight = x->shape[0] > 0 ? (double)x->shape[0] : 5; /* a trap: there are no samples */
     call->out = dp_float(1);
+    if (x->shape[0] > 0 && !own->asks_for_all)
+        return DP_OK;
+    dp_value out;
+    return dp_call_child(call, "part", "forward", dp_none(), dp_none(), &out,
+                         (dp_pass **)&call->saved);
+}
+
+static dp_status part_forward(dp_call *call)
+{
+    call->out = dp_float(1);
     return DP_OK;
+}
+
+static dp_status part_backward(dp_call *call)
+{
+    const habits *own = call->state;
+    float *empty = dp_grad(call, 0);
+    if (empty == NULL)
+        return DP_ERR_USER;
+    *empty += 3;
+    return own->reports_early ? dp_grad_ready(call, 0) : DP_OK;
 }
 
 static dp_status net_backward(dp_call *call)
@@ -48,16 +70,13 @@ static dp_status net_backward(dp_call *call)
     const habits *own = call->state;
     const dp_tensor *x;
     DP_TRY(net_rows(call, &x));
-    bool asks_w = x->shape[0] > 0 || own->asks_for_all;
-    bool asks_empty = x->shape[0] == 0 || own->asks_for_all;
-    float *w = asks_w ? dp_grad(call, W) : NULL, *empty = asks_empty ? dp_grad(call, EMPTY) : NULL;
-    if (empty != NULL)
-        *empty += 3;
+    float *w = x->shape[0] > 0 || own->asks_for_all ? dp_grad(call, W) : NULL;
+    if (call->saved != NULL)
+        DP_TRY(dp_backward(call->saved, dp_float(1), NULL));
     if (w != NULL)
         *w += (float)call->grad.as.f * (x->shape[0] > 0 ? ((const float *)x->data)[0] : 100);
-    for (size_t i = W; i <= EMPTY && own->reports_early; i++)
-        if (i == W ? asks_w : asks_empty)
-            DP_TRY(dp_grad_ready(call, i));
+    if (w != NULL && own->reports_early)
+        DP_TRY(dp_grad_ready(call, W));
     return DP_OK;
 }
 
@@ -81,21 +100,33 @@ static dp_module *make_net(dp_ctx *ctx, const habits *own)
         {"forward", net_forward}, {"backward", net_backward}, {"look", net_look}};
     static const dp_param_config params[] = {
         [W] = {.name = "w"},
-        [EMPTY] = {.name = "empty"},
         [SEEN] = {.name = "seen", .buffer = true},
         [STATS] = {.name = "stats", .dtype = DP_F64, .ndim = 1, .shape = {2}, .buffer = true}};
-    dp_module *net = NULL;
+    static const dp_method part_methods[] = {{"forward", part_forward},
+                                             {"backward", part_backward}};
+    static const dp_param_config empty = {.name = "empty"};
+    dp_module *net = NULL, *part = NULL;
     dp_tensor data;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "part",
+                                                  .methods = part_methods,
+                                                  .method_count = 2,
+                                                  .params = &empty,
+                                                  .param_count = 1,
+                                                  .state = own},
+                              &part));
     CHECK_OK(dp_module_create(ctx,
                               &(dp_module_config){.name = "net",
                                                   .methods = methods,
                                                   .method_count = 3,
                                                   .params = params,
-                                                  .param_count = PARAMS,
+                                                  .param_count = OWN_PARAMS,
+                                                  .children = &part,
+                                                  .child_count = 1,
                                                   .state = own,
                                                   .mean_grads = own->mean_grads},
                               &net));
-    for (size_t i = W; i <= EMPTY; i++) {
+    for (size_t i = W; i <= EMPTY; i += EMPTY - W) {
         CHECK_OK(dp_params_edit(net, i, &data, NULL));
         *(float *)data.data = 1;
     }
@@ -200,12 +231,12 @@ static void step(dp_module *par, const dp_info *info, int64_t rows, trial t, int
     if (optim.no_sync)
         return;
     CHECK_OK(dp_grads_used(par, used, PARAMS));
-    for (size_t i = W; i <= EMPTY; i++) {
-        out->used[at][i] = used[i];
+    for (size_t i = W; i <= EMPTY; i += EMPTY - W) {
+        out->used[at][i > W] = used[i];
         CHECK_OK(dp_params_edit(par, i, &data, &grad));
         if (used[i]) /* with decay: a step without a gradient shows, too */
             *(float *)data.data = *(float *)data.data * 0.9F - *(float *)grad.data;
-        out->params[i] = *(float *)data.data;
+        out->params[i > W] = *(float *)data.data;
     }
     CHECK_OK(dp_zero_grad(par));
 }
@@ -301,8 +332,8 @@ static const char *told(const outcome *of, char *text, size_t bytes)
 {
     const double *first = of->buffers[0], *last = of->buffers[shards - 1];
     snprintf(text, bytes, "status %d %d, w %g, empty %g, buffers %g %g %g to %g %g %g",
-             of->status[0], of->status[1], (double)of->params[W], (double)of->params[EMPTY],
-             first[0], first[1], first[2], last[0], last[1], last[2]);
+             of->status[0], of->status[1], (double)of->params[0], (double)of->params[1], first[0],
+             first[1], first[2], last[0], last[1], last[2]);
     return text;
 }
 
