@@ -171,7 +171,8 @@ static void dp__record_leave_nothing(dp__record *record, dp__stage *stage)
         record->status = dp__record_keep(record, DP__GRADS, &grads);
     if (record->status == DP_OK)
         stage(record);
-    record->call.weight = 0;
+    if (!backward) /* there other replicas read it */
+        record->call.weight = 0;
     if (record->status == DP_OK)
         record->status = dp__record_put_back(record, DP__BUFFERS, buffers);
     if (record->status == DP_OK && backward)

@@ -387,7 +387,7 @@ TEST_SLOW(ranks_without_rows_leave_nothing_however_they_are_spread, 120)
     size_t bytes = (size_t)SHARDS * TRIALS * sizeof *outcomes;
     outcomes = shared_memory(bytes);
     for (shards = 1; shards <= SHARDS; shards *= 2)
-        for (int processes = 1; processes <= shards; processes *= 2)
+        for (int processes = 1; processes <= shards; processes *= test_stride() > 1 ? 4 : 2)
             for (devices = 1; processes * devices <= shards; devices *= 2) {
                 memset(outcomes, 0, bytes);
                 in_processes(processes, try_all);
