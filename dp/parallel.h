@@ -160,8 +160,8 @@ static void dp__stage_backward(dp__record *record)
 }
 
 /* Runs a stage of a replica whose rank has no rows, where other processes may have no replica for
-   such a rank. Its methods run so that they take part in sums over ranks. Afterwards buffers and
-   gradients are as before, its samples count for nothing, and its rank reports no gradient. */
+   such a rank. Its methods run so that they take part in sums over ranks. If they succeed, buffers
+   and gradients are as before, its samples count for nothing, and its rank reports no gradient. */
 static void dp__record_leave_nothing(dp__record *record, dp__stage *stage)
 {
     dp_tensor *buffers = NULL, *grads = NULL;

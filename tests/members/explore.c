@@ -254,8 +254,8 @@ static const char *list_text(int list, char *text)
     return text;
 }
 
-/* Whether the older members of a new roster can go on without its newcomers, and are as many of
-   the roster before as have to agree. */
+/* Checks that the older members of a new roster can go on without its newcomers, and are as many
+   of the roster before as have to agree. */
 static void check_roster(const state *s, int number, int list)
 {
     unsigned char older[SEATS] = {0}, kept[SEATS] = {0};
@@ -303,7 +303,7 @@ static bool is_complete(const state *s, int number)
     return s->decided[number] != 0;
 }
 
-/* Whether a quorum has sent such a vote for a proposer's ballot. */
+/* Checks that a quorum has sent such a vote for a proposer's ballot. */
 static void check_quorum(const state *s, const process *one, int p, dp__vote_kind kind)
 {
     unsigned char marks[SEATS] = {0};
@@ -425,7 +425,7 @@ static bool may_meet(const state *s, int p)
     return one->role == DP__MEETS || one->role == DP__WAITS; /* it may come late */
 }
 
-/* Whether it has promised this to the sender of the vote. */
+/* Returns true if it has promised this to the sender of the vote. */
 static bool has_promised(const state *s, const short_vote *v, int p)
 {
     for (int id = 0; id < vote_count; id++)
@@ -436,7 +436,7 @@ static bool has_promised(const state *s, const short_vote *v, int p)
     return false;
 }
 
-/* Whether a vote comes to a process, and may change it. */
+/* Returns true if a vote comes to a process, and may change it. */
 static bool is_for(const state *s, int id, int p)
 {
     const short_vote *v = &votes[id];
@@ -531,7 +531,7 @@ static void *grown(void *data, size_t bytes)
     return more;
 }
 
-/* Whether the state is new. */
+/* Returns true if the state is new. */
 static bool enter_state(const state *s, uint32_t from, happening by)
 {
     if (2 * visit_count >= seen_room) {

@@ -112,7 +112,7 @@ static void happen(int p, dp__members_event event, int sender)
     }
 }
 
-/* Whether all of its roster are alive, and where it is. */
+/* Returns true if all of its roster are alive, and are where it is. */
 static bool is_together(int p)
 {
     dp__members *m = member(p);
@@ -218,7 +218,7 @@ static bool becomes_a_job(const state *s, unsigned alive)
     return play.now < TICKS_MOST;
 }
 
-/* Whether the living can decide for this roster. */
+/* Returns true if the living can decide for this roster. */
 static bool have_say(const dp__place *places, unsigned alive)
 {
     unsigned char marks[SEATS] = {0};
@@ -244,8 +244,8 @@ static int latest_of(const state *s, unsigned alive)
     return latest;
 }
 
-/* Whether they can for that one, for each that one of them is still at, and for each that may
-   follow. */
+/* Returns true if they can for that one, for each that one of them is still at, and for each that
+   may follow. */
 static bool have_all_say(const state *s, unsigned alive)
 {
     int latest = latest_of(s, alive);
