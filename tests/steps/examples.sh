@@ -653,7 +653,7 @@ torch_demo() {
     timeout 60 build/examples/dprun -n 2 "$1" || return 1
     if has mpirun.openmpi; then
         printf '\n== mpirun -np 2 %s\n' "$1"
-        timeout 60 mpirun.openmpi --allow-run-as-root --oversubscribe -np 2 "$1"
+        env -u DP_LAUNCH timeout 60 mpirun.openmpi --allow-run-as-root --oversubscribe -np 2 "$1"
     fi
 }
 
