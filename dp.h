@@ -43,6 +43,8 @@
      dp/ranks.h        collectives as a user calls them
      dp/reduce.h       the reducer: buckets that travel while backward runs
      dp/launch.h       how the processes of a job find each other; dp_spawn
+     dp/members.h      which processes are the job after a failure: the algorithm
+     dp/voting.h       how they agree on it
      dp/shm.h          collectives between processes of one machine
      dp/mesh.h         collectives of processes that share no memory
      dp/tcp.h          connections between all processes, and collectives over them
@@ -636,7 +638,7 @@ typedef struct dp_info {
     int machine, machine_count; /* machines are numbered in the order of their first processes */
     int node_count;      /* nodes that threads of its devices are bound to; 0: none is bound */
     const char *binding; /* "nodes", or why no thread is bound */
-    int recoveries;      /* how often the job was made anew: see >>recovery */
+    int recoveries;      /* grows with each; the same in all processes: see >>recovery */
 } dp_info;
 
 /* NODES (NUMA): a core is slower with memory of another node, and memory lies near the core that
@@ -863,12 +865,15 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    their state) are not valid any more: calls return STATE, and destroying them works. (A new
    optimizer loads a checkpoint, and one with `mirrored` goes on.) Groups are contexts of their own.
 
-   Where all processes share a machine, any number may die. Between machines only a majority goes
-   on, or the half with process 0: the others might be alive where nobody here can see them. A
+   There is never a second job. Where all processes share a machine, any number may die. Between
+   machines only a majority of the job goes on, or the half with the process that has been in it
+   longest (of those, the lowest): the others might be alive where nobody here can see them. A
    process that is left behind gets an error that says so, even if it was only stopped and wakes up
-   later. One that still computes is waited for, at least half of timeout_ms. If another one dies
-   meanwhile, recovery begins anew. config.recovers costs each process an open port from dp_open to
-   dp_close. MPI ends all processes when one has died: dp_open with both is UNSUPPORTED. So is
+   later. One that still computes is waited for, half of timeout_ms; one that cannot be reached, for
+   1.5 s, and if those that came are too few, a quarter of timeout_ms. If another one dies
+   meanwhile, recovery begins anew. dp/members.h has the algorithm, and why it is safe.
+   config.recovers costs each process an open port from dp_open to dp_close, and each machine some
+   shared memory. MPI ends all processes when one has died: dp_open with both is UNSUPPORTED. So is
    dp_recover with share_params.
 
    Processes can come later: new ones, and those that were started again. They have the environment
@@ -885,9 +890,10 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    that have met inside one machine have addresses for others only if DP_INTERFACE is set. If
    process 0 cannot have that name or any of those ports, it logs a warning that says why; every
    dp_admit tries again. Process 0 listens there from the first dp_admit or dp_recover on, and a job
-   that recovers may be nowhere for a while. So a process that comes waits for all of its own
-   timeout_ms, whatever is there. Then its error says what it has found: a job that has no room or
-   does not call dp_admit, another job, a program that does not answer, or nobody.
+   that recovers may be nowhere for a while. Between machines no more come in at once than there are
+   already, so that those that run can go on without them. A process that comes waits for all of its
+   own timeout_ms, whatever is there. Then its error says what it has found: a job that has no room
+   or does not call dp_admit, another job, a program that does not answer, or nobody.
 
    With shards a job goes on only when it is complete: dp_recover waits at least half of timeout_ms
    for processes that replace the dead. If they have not come, or cannot, it returns TIMEOUT, and
@@ -2569,6 +2575,8 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #include "dp/ranks.h"
 #include "dp/reduce.h"
 #include "dp/launch.h"
+#include "dp/members.h"
+#include "dp/voting.h"
 #include "dp/shm.h"
 #include "dp/mesh.h"
 #include "dp/tcp.h"

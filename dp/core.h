@@ -265,7 +265,7 @@ struct dp_ctx {
     dp__lock far_lock;         /* of the next two, while the context is open */
     struct dp__tree *tree;     /* to the other processes, where a launcher named them; else NULL */
     struct dp__mpi_line *line; /* the same, where MPI has brought them together */
-    struct dp__roll *roll;     /* where those that are left meet after a failure; or NULL */
+    struct dp__voter *voter;   /* with which those that are left agree who they are; or NULL */
     dp_scope *scopes;          /* live ones without a parent */
     dp_scope *idle;            /* ended ones */
     dp_scope *lost;            /* ended after the job had failed: see dp/recover.h */

@@ -160,7 +160,6 @@ typedef enum dp__presence {
     DP__INSIDE,
     DP__LEFT,
     DP__DEAD,
-    DP__MOVED /* it is in a job that was made of this one: see dp/recover.h */
 } dp__presence;
 
 typedef struct dp__track {                       /* of a lane */
@@ -244,7 +243,7 @@ typedef struct dp__job {
     dp__shared near; /* with processes on several machines: of those on this one, if they need it */
     size_t each;     /* bytes of a process behind the board: its entries, and its lines */
     const dp__mail *mail;
-    struct dp__job *before; /* see dp__roll */
+    struct dp__job *before; /* see dp__voter */
     dp__ring rings[DP__LANES];
 } dp__job;
 

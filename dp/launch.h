@@ -18,10 +18,6 @@
      >>meeting    from the environment to a tree
      >>world      what a context knows of its other processes
      >>seats      where each process listens, beside the tree
-     >>roll       who is left after a failure
-     >>guests     who comes when a job runs
-     >>calling    how they find out who is left
-     >>knocking   how one of them comes
      >>spawn      processes without a launcher
 */
 
@@ -1160,7 +1156,7 @@ enum {
     DP__PEER_NS = 400,   /* else for each of them so long passes; a look at one takes 50 to 100 */
     DP__PENDING_MS = 5000,
     DP__QUIET_MS = 500,
-    DP__CALL_LOOK_MS = 10, /* so often a roll call looks who has died */
+    DP__CALL_LOOK_MS = 10, /* so often it looks whether the job has failed */
     DP__SAID_BYTES = 320
 };
 
@@ -1199,15 +1195,12 @@ typedef struct dp__server {
     int pending_count, pending_capacity;
     dp__os_watch *watch;
     uint64_t opened_ns, until_ns;
-    uint64_t quiet_ns; /* until then a number may come twice */
-    uint64_t peers_ns; /* not before then are the peers looked at again */
-    bool raised;       /* the limit of open files */
-    bool full;         /* nobody is accepted before those that are pending are gone */
-    int rejected;      /* connections without the right proof */
-    dp__tree *job;     /* of cables: over which it may be heard that the job has failed */
-    bool (*hear)(void *user, int peer, int fd); /* of a roll call: false: it has gone again */
-    bool (*knows)(void *user, int peer, uint64_t listens); /* false: another one is that process */
-    void *user;
+    uint64_t quiet_ns;         /* until then a number may come twice */
+    uint64_t peers_ns;         /* not before then are the peers looked at again */
+    bool raised;               /* the limit of open files */
+    bool full;                 /* nobody is accepted before those that are pending are gone */
+    int rejected;              /* connections without the right proof */
+    dp__tree *job;             /* of cables: over which it may be heard that the job has failed */
     char said[DP__SAID_BYTES]; /* why the last process was refused */
 } dp__server;
 
@@ -1286,14 +1279,11 @@ static bool dp__server_admits(dp__server *server, const dp__join_request *reques
     else if (request->process_count != server->process_count)
         snprintf(said, DP__SAID_BYTES, "process %d counts %d processes, process %d counts %d", who,
                  (int)request->process_count, server->process, server->process_count);
-    else if (who == server->process || (peer != NULL && peer->taken && server->hear == NULL))
+    else if (who == server->process || (peer != NULL && peer->taken))
         return dp__server_twice(server, who);
     else if (peer == NULL || (!server->all && dp__parent(who) != server->process))
         snprintf(said, DP__SAID_BYTES, "process %d does not belong behind process %d", who,
                  server->process);
-    else if (server->knows != NULL &&
-             !server->knows(server->user, (int)(peer - server->peers), request->listens))
-        snprintf(said, DP__SAID_BYTES, "another process has come in the place of process %d", who);
     else
         return true;
     return false;
@@ -1308,7 +1298,7 @@ static size_t dp__pending_bytes(const dp__pending *pending)
 }
 
 /* Checks pending->got bytes, which are untrusted. */
-static dp__heard dp__pending_hear(const dp__server *server, dp__pending *pending)
+static dp__heard dp__pending_hear(dp__key key, dp__pending *pending)
 {
     uint64_t proof;
     if (pending->got < dp__pending_bytes(pending))
@@ -1316,20 +1306,12 @@ static dp__heard dp__pending_hear(const dp__server *server, dp__pending *pending
     pending->got = 0;
     if (pending->asked) {
         memcpy(&proof, pending->said, sizeof proof);
-        return proof == dp__proof(server->key, &pending->request, pending->nonce, true) ? DP__PROVED
-                                                                                        : DP__NOISE;
+        return proof == dp__proof(key, &pending->request, pending->nonce, true) ? DP__PROVED
+                                                                                : DP__NOISE;
     }
     memcpy(&pending->request, pending->said, sizeof pending->request);
     pending->asked = true;
     return pending->request.magic == DP__JOIN_MAGIC ? DP__REQUESTED : DP__NOISE;
-}
-
-/* It may come again. */
-static void dp__server_let_go(dp__server *server, dp__peer *peer)
-{
-    dp__os_close(peer->fd);
-    *peer = (dp__peer){.fd = -1};
-    server->taken--;
 }
 
 /* The connection belongs to the peer from now on, or to the tree. The first process to arrive has
@@ -1338,8 +1320,6 @@ static void dp__server_add(dp__server *server, const dp__pending *pending)
 {
     dp__peer *peer = &server->peers[pending->request.process - server->first];
     uint64_t until = dp__os_after_ms(pending->request.patience_ms);
-    if (peer->taken) /* it has begun anew */
-        dp__server_let_go(server, peer);
     peer->taken = true;
     if (server->all)
         peer->fd = pending->fd;
@@ -1417,7 +1397,7 @@ static bool dp__server_read(dp__server *server, dp__pending *pending)
         return false;
     }
     pending->got += (size_t)got;
-    dp__heard heard = dp__pending_hear(server, pending);
+    dp__heard heard = dp__pending_hear(server->key, pending);
     return heard == DP__MORE || dp__server_answer(server, pending, heard);
 }
 
@@ -1545,11 +1525,6 @@ static dp_status dp__server_receive(dp__server *server, int place)
 {
     dp__note note, here = {DP__NOTE_MAGIC, DP__HERE, DP_OK, 0, 0};
     dp__peer *peer = &server->peers[place];
-    if (server->hear != NULL) {
-        if (!server->hear(server->user, place, peer->fd))
-            dp__server_let_go(server, peer);
-        return DP_OK;
-    }
     uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS);
     bool sound = dp__wire_receive(peer->fd, &note, sizeof note, until_ns) == DP_OK &&
                  server->welcomed && dp__note_is_sound(&note);
@@ -1612,8 +1587,9 @@ static int dp__server_patience(const dp__server *server)
 {
     bool quiet = !server->welcomed && server->taken == server->expected;
     int ms = dp__os_ms_until(quiet ? server->quiet_ns : server->until_ns);
-    bool listens = server->hear != NULL || server->job != NULL;
-    int most = server->full ? DP__QUIET_MS : listens ? DP__CALL_LOOK_MS : DP__PENDING_MS;
+    int most = server->full          ? DP__QUIET_MS
+               : server->job != NULL ? DP__CALL_LOOK_MS
+                                     : DP__PENDING_MS;
     return ms < most ? ms : most;
 }
 
@@ -2467,14 +2443,17 @@ DP__COLD static dp_status dp__find_neighbours(const dp_bootstrap *boot, const dp
 /* ==== >>seats ==================================================================================
    Where each process listens, beside the tree, and how the others find it.                      */
 
-typedef struct dp__seat { /* of a process, for as long as it lives */
+typedef struct dp__seat { /* and the process that has it, for as long as that lives */
+    uint64_t holder;      /* a random number of that process; 0: the seat is empty */
+    uint64_t came;        /* the number of the roster with which it came: see dp/members.h */
+    uint64_t memory;      /* with a word, that it shares with its machine; 0: none */
     uint64_t machine;
     uint32_t port, limit; /* limit: how many seats it wants there to be */
     dp__key key;
     char host[DP__PLACE_BYTES]; /* its address for other machines; "": not known */
     uint64_t there_only;        /* it listens at that address, and at no other */
 } dp__seat;
-_Static_assert(sizeof(dp__seat) == 104, "what travels has no gaps");
+_Static_assert(sizeof(dp__seat) == 128, "what travels has no gaps");
 
 static dp_status dp__seat_key(dp__seat *seat)
 {
@@ -2540,929 +2519,6 @@ static dp_status dp__seats_check(const dp__seat *seats, int count, int own)
                             "DP_INTERFACE",
                             s);
     return DP_OK;
-}
-
-/* ==== >>roll ===================================================================================
-   Who is left after a failure. Every process keeps a port open from the start, where nothing
-   happens until then: as long as it can be connected to, its process is there. The first process
-   that is left leads. The others connect to it, one after another in the order of their numbers
-   until one is there, and wait. It connects to those that have not come: who refuses has died. Then
-   it says who is left, and with which key they meet as they did at first.
-
-   Who cannot be reached may be alive on another side of the network, and find others there. So only
-   a side goes on that is more than half of the job, or the half with its first process. Where all
-   share a machine it is certain who is gone, and who is gone counts on no side; but for those that
-   have gone on without this process, and may be done by now.
-
-   A leader may die while it says who is left. What some have heard by then may have become the job,
-   or not: whoever leads next needs to be more than half of that, too.
-
-   From the first dp_admit or dp_recover on, process 0 also listens at a place that follows from
-   what the launcher has said: the door. A process that comes later waits there until the others let
-   it in and a seat is free: then the leader offers it that one.                                  */
-
-enum {
-    DP__ROLL_MAGIC = 0x3170726c,
-    DP__REACH_MS = 1500,      /* who does not answer by then cannot be reached */
-    DP__ANSWER_MS = 200,      /* before those that wait go on to another one */
-    DP__MEET_LEAST_MS = 1000, /* who has been offered a part comes by then */
-    DP__MEET_MOST_MS = 5000
-};
-
-enum { DP__MEMBER = 1, DP__OFFERED = 2 }; /* of a roster, by seat */
-
-typedef struct dp__roster { /* who the job is, and who it is to be */
-    uint64_t ballot, offer; /* numbers that grow; offer 0: nothing is offered */
-    unsigned char *seats;
-} dp__roster;
-
-typedef enum dp__fate { DP__AWAITED, DP__CAME, DP__DIED, DP__UNREACHED } dp__fate;
-
-typedef struct dp__guest { /* one that waits at the door */
-    int fd;                /* -1: there is none */
-    int place;             /* the seat that it is offered, or -1 */
-    dp__seat seat;
-} dp__guest;
-
-typedef struct dp__stranger { /* one that has come to the door, and has said nothing yet */
-    int fd;                   /* -1: there is none */
-    uint64_t until_ns;
-} dp__stranger;
-
-enum { DP__STRANGERS = 8, DP__DOOR_BYTES = DP__HOST_BYTES + 256 };
-
-typedef struct dp__roll {
-    dp__launch launch;
-    int own, count; /* seats: of the processes as they were at first, and of those that may come */
-    int listener;
-    dp__seat *seats;
-    dp__roster job, heard; /* what this process knows; and what those that have come know */
-    dp__fate *fates;
-    int *probes;       /* connections to those that have not come; -1: none */
-    dp__guest *guests; /* as many as there are seats; in no order */
-    dp__launch door;   /* where it is; its place is "": nowhere */
-    int door_listener; /* of process 0; else -1 */
-    int door_tries;    /* calls of dp_admit in a row that have not opened it */
-    int door_error;    /* why it is shut: an errno */
-    dp__stranger strangers[DP__STRANGERS];
-    bool whole;        /* the job goes on only if no seat is empty */
-    uint32_t wrappers; /* that guests have to make, too, before anything else */
-    size_t bytes;
-    struct dp__job *before; /* the jobs that were: their memory may be in use */
-} dp__roll;
-
-static void dp__door_close(dp__roll *roll)
-{
-    dp__os_drop(&roll->door_listener);
-    for (int i = 0; i < DP__STRANGERS; i++)
-        dp__os_drop(&roll->strangers[i].fd);
-    for (int g = 0; g < roll->count; g++)
-        dp__os_drop(&roll->guests[g].fd);
-}
-
-static void dp__roll_unlisten(dp__roll *roll)
-{
-    if (roll == NULL)
-        return;
-    dp__os_drop(&roll->listener);
-    dp__door_close(roll);
-}
-
-/* The name of the door is given back, so that another process can have it. */
-static void dp__door_leave(dp__roll *roll)
-{
-    dp__os_address at = dp__os_local(roll->door.place);
-    if (roll->door_listener >= 0 && roll->door.host[0] == '\0')
-        dp__os_forget(&at);
-    dp__door_close(roll);
-}
-
-/* `own`: not in a child of fork, which has copies. */
-static void dp__roll_close(dp__roll *roll, bool own)
-{
-    if (roll == NULL)
-        return;
-    if (own)
-        dp__door_leave(roll);
-    dp__roll_unlisten(roll);
-    dp__os_free(roll, roll->bytes, NULL);
-}
-
-/* Behind the ports where the processes of the launch may meet, and with a key of its own. Where
-   they have told each other the key, as in a group, nobody else can come. */
-static dp__launch dp__door_of(const dp__launch *launch)
-{
-    dp__launch door = *launch;
-    if (launch->place[0] == '\0' || launch->agreed)
-        return (dp__launch){.place = ""};
-    door.key = dp__key_with(launch->key, "door");
-    if (launch->ports.last != 0)
-        door.port = dp__launch_port(&door);
-    else
-        door.port += door.port + 2 * DP__PORTS <= DP__PORT_MAX ? DP__PORTS : -DP__PORTS;
-    dp__launch_name(&door);
-    return door;
-}
-
-/* One piece of memory: a process without any still has to find out who is left. */
-static dp__roll *dp__roll_make(const dp__launch *launch, int own, int members, int count)
-{
-    size_t seats = (size_t)count;
-    size_t bytes = sizeof(dp__roll) + seats * (sizeof(dp__seat) + sizeof(dp__guest) +
-                                               sizeof(dp__fate) + sizeof(int) + 2);
-    dp__roll *roll = dp__os_alloc(bytes, _Alignof(max_align_t), NULL);
-    if (roll == NULL)
-        return NULL;
-    memset(roll, 0, bytes);
-    roll->bytes = bytes;
-    roll->own = own;
-    roll->count = count;
-    roll->door = dp__door_of(launch);
-    roll->listener = roll->door_listener = -1;
-    roll->seats = (dp__seat *)(roll + 1);
-    roll->guests = (dp__guest *)(roll->seats + count);
-    roll->fates = (dp__fate *)(roll->guests + count);
-    roll->probes = (int *)(roll->fates + count);
-    roll->job.seats = (unsigned char *)(roll->probes + count);
-    roll->heard.seats = roll->job.seats + count;
-    memset(roll->job.seats, DP__MEMBER, (size_t)members);
-    for (int i = 0; i < DP__STRANGERS; i++)
-        roll->strangers[i].fd = -1;
-    for (int g = 0; g < count; g++)
-        roll->guests[g].fd = -1;
-    return roll;
-}
-
-static dp_status dp__roll_seat(dp__roll *roll, const dp__tree *tree, bool far)
-{
-    dp__server server = {.launch = &roll->launch, .process = roll->own, .listener = -1};
-    dp__seat *seat = &roll->seats[roll->own];
-    dp_status status = dp__seat_make(seat, &roll->launch, tree, far, &server);
-    seat->limit = (uint32_t)roll->count;
-    roll->listener = server.listener;
-    return status;
-}
-
-/* $DP_PROCESS_LIMIT: the job may have more processes later than it has now. */
-static dp_status dp__roll_limit(const dp__launch *launch, int count, bool whole, int *out)
-{
-    *out = count;
-    if (dp__os_env("DP_PROCESS_LIMIT") != NULL && !launch->agreed)
-        DP_TRY(dp__env_number("DP_PROCESS_LIMIT", count, DP__PROCESSES_MAX, out));
-    return !whole || *out == count
-               ? DP_OK
-               : dp_error(DP_ERR_INVALID,
-                          "DP_PROCESS_LIMIT is %d, and with shards a job of %d does not grow", *out,
-                          count);
-}
-
-/* While a context opens. It is closed with the context, however that goes. */
-static dp_status dp__roll_open(const dp_bootstrap *boot, const dp__launch *launch, bool far,
-                               bool whole, dp__roll **out)
-{
-    bool by_tree = boot->all_gather == dp__tree_all_gather;
-    if (dp__boot_is_mpi(boot))
-        return dp_error(DP_ERR_UNSUPPORTED,
-                        "config.recovers: MPI has brought the processes together, and it ends them "
-                        "all when one of them dies");
-    int limit;
-    DP_TRY(dp__roll_limit(launch, boot->process_count, whole, &limit));
-    *out = dp__roll_make(launch, boot->process, boot->process_count, limit);
-    if (*out == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", limit);
-    (*out)->whole = whole;
-    return dp__roll_seat(*out, by_tree ? boot->user : NULL, far);
-}
-
-/* The first one's key becomes that of all. */
-static dp_status dp__roll_meet(const dp_bootstrap *boot, dp__roll *roll)
-{
-    const dp__seat own = roll->seats[roll->own];
-    DP_TRY(dp__boot_gather(boot, &own, roll->seats, sizeof own));
-    roll->launch.key = roll->seats[0].key;
-    for (int s = 1; s < boot->process_count; s++)
-        if (roll->seats[s].limit != roll->seats[0].limit)
-            return dp_error(DP_ERR_MISMATCH,
-                            "config.recovers: DP_PROCESS_LIMIT is %d in process 0 and %d in "
-                            "process %d",
-                            (int)roll->seats[0].limit, (int)roll->seats[s].limit, s);
-    return dp__seats_check(roll->seats, boot->process_count, roll->own);
-}
-
-/* Which of all that have had that seat it is of. */
-static uint64_t dp__seat_holder(const dp__seat *seat)
-{
-    return seat->machine + seat->port;
-}
-
-/* The number of a seat's process in a roster. */
-static int dp__seat_number(const dp__roster *roster, int seat, unsigned char mark)
-{
-    int number = 0;
-    for (int s = 0; s < seat; s++)
-        number += (roster->seats[s] & mark) != 0;
-    return number;
-}
-
-/* ==== >>guests =================================================================================
-   Processes that come later wait at the door of those that run.                                 */
-
-enum { DP__KNOCK_MS = 10, DP__GREET_MS = 300 };
-
-typedef struct dp__tally { /* of the leader: who is left; or why this process is not */
-    uint32_t magic;
-    int32_t status, leader, far;
-    uint32_t wrappers;   /* see dp__roll */
-    int32_t seat, count; /* of a guest, and of all */
-    uint32_t reserved;
-    uint64_t number;
-    dp__key key;
-    char text[DP__SAID_BYTES];
-} dp__tally;
-_Static_assert(sizeof(dp__tally) == 56 + DP__SAID_BYTES, "what travels has no gaps");
-
-/* The other side of dp__handshake; false: it is none of this job. */
-static bool dp__handshake_answer(int fd, dp__key key, dp__join_request *out, uint64_t until_ns)
-{
-    uint64_t proof;
-    dp__challenge challenge = {DP__CHALLENGE_MAGIC, DP_VERSION, dp__os_random(), 0};
-    if (dp__wire_receive(fd, out, sizeof *out, until_ns) != DP_OK || out->magic != DP__JOIN_MAGIC)
-        return false;
-    challenge.proof = dp__proof(key, out, challenge.nonce, false);
-    return dp__wire_send(fd, &challenge, sizeof challenge, until_ns) == DP_OK &&
-           dp__wire_receive(fd, &proof, sizeof proof, until_ns) == DP_OK &&
-           proof == dp__proof(key, out, challenge.nonce, true);
-}
-
-/* -1: errno says why. */
-static int dp__door_listen(const dp__launch *door)
-{
-    dp__server server = {.launch = door, .listener = -1};
-    dp__os_address at = dp__os_local(door->place);
-    int other = -1;
-    if (door->host[0] == '\0')
-        server.listener = dp__listen_at(&at, &other);
-    for (int i = 0; door->host[0] != '\0' && i < door->port_count && server.listener < 0; i++)
-        (void)dp__listen_on(&server, door->host, door->port + i);
-    if (other >= 0) {
-        dp__os_close(other);
-        errno = EADDRINUSE;
-    }
-    return server.listener;
-}
-
-static bool dp__door_is_shut(const dp__roll *roll)
-{
-    return roll->door_listener < 0 && roll->door.place[0] != '\0';
-}
-
-static void dp__door_open(dp__roll *roll)
-{
-    if (!dp__door_is_shut(roll))
-        return;
-    roll->door_listener = dp__door_listen(&roll->door);
-    roll->door_error = errno;
-}
-
-/* Why it is shut. */
-static const char *dp__door_text(const dp__roll *roll, char *text, size_t room)
-{
-    const dp__launch *door = &roll->door;
-    bool taken = roll->door_error == EADDRINUSE, named = door->host[0] == '\0';
-    const char *why = !taken  ? "cannot be opened: "
-                      : named ? "is that of another process; end it"
-                              : "are taken; free one, or set DP_PORTS to a range with a free one, "
-                                "for all";
-    int used = named ? snprintf(text, room, "the name '%s'", door->place)
-                     : snprintf(text, room, "ports %d to %d of %s", door->port,
-                                door->port + door->port_count - 1, door->host);
-    snprintf(text + used, room - (size_t)used, ", where they would be awaited, %s%s", why,
-             taken ? "" : strerror(roll->door_error));
-    return text;
-}
-
-/* Process 0 is at the door, as it leads when the roll is called. One that was it before may have to
-   leave it first: then those that wait come again. */
-static void dp__door_keep(dp__roll *roll)
-{
-    bool first = dp__seat_number(&roll->job, roll->own, DP__MEMBER) == 0;
-    if (!first)
-        dp__door_leave(roll);
-    else
-        dp__door_open(roll);
-}
-
-/* Why one that has come can never be let in. */
-static void dp__guest_refuse(int fd, uint64_t until_ns, const char *why)
-{
-    dp__tally tally = {.magic = DP__ROLL_MAGIC, .status = DP_ERR_UNSUPPORTED};
-    snprintf(tally.text, sizeof tally.text, "%s", why);
-    (void)dp__wire_send(fd, &tally, sizeof tally, until_ns);
-    dp__os_close(fd);
-}
-
-/* It waits, if it is one of this job's. */
-static void dp__guest_greet(dp__roll *roll, int fd, uint64_t until_ns)
-{
-    dp__join_request request;
-    dp__guest guest = {.fd = fd, .place = -1};
-    int slot = 0;
-    while (slot < roll->count && roll->guests[slot].fd >= 0)
-        slot++;
-    if (slot == roll->count || (roll->door.host[0] == '\0' && !dp__os_same_user(fd)) ||
-        !dp__handshake_answer(fd, roll->door.key, &request, until_ns) ||
-        request.version != DP_VERSION ||
-        dp__wire_receive(fd, &guest.seat, sizeof guest.seat, until_ns) != DP_OK) {
-        dp__os_close(fd);
-        return;
-    }
-    guest.seat.host[sizeof guest.seat.host - 1] = '\0';
-    guest.seat.key = roll->launch.key;
-    if (guest.seat.machine != roll->seats[roll->own].machine &&
-        dp__seat_address(roll->seats, roll->count, roll->own)[0] == '\0')
-        dp__guest_refuse(fd, until_ns,
-                         "the job has met inside another machine: set DP_INTERFACE for all, and "
-                         "DP_ADDR=host:port, so that its processes have addresses");
-    else
-        roll->guests[slot] = guest;
-}
-
-/* Who says nothing is not waited for: training would. */
-static void dp__stranger_look(dp__roll *roll, dp__stranger *stranger, bool *more)
-{
-    bool full;
-    if (stranger->fd < 0 && *more) {
-        *stranger = (dp__stranger){dp__os_accept(roll->door_listener, &full),
-                                   dp__os_after_ms(DP__GREET_MS)};
-        *more = stranger->fd >= 0;
-    }
-    if (stranger->fd < 0)
-        return;
-    if (dp__os_ready(stranger->fd, POLLIN, 0))
-        dp__guest_greet(roll, stranger->fd, dp__os_after_ms(DP__GREET_MS));
-    else if (dp__os_ms_until(stranger->until_ns) > 0)
-        return;
-    else
-        dp__os_close(stranger->fd);
-    stranger->fd = -1;
-}
-
-/* How many wait. */
-static int dp__door_attend(dp__roll *roll)
-{
-    char none;
-    int count = 0;
-    bool more = roll->door_listener >= 0;
-    uint64_t until_ns = dp__os_after_ms(DP__GREET_MS);
-    for (int i = 0; i < DP__STRANGERS && dp__os_ms_until(until_ns) > 0; i++)
-        dp__stranger_look(roll, &roll->strangers[i], &more);
-    for (int g = 0; g < roll->count; g++) {
-        dp__guest *guest = &roll->guests[g];
-        if (guest->fd >= 0 && dp__os_receive(guest->fd, &none, 1) < 0)
-            dp__os_drop(&guest->fd);
-        count += guest->fd >= 0;
-    }
-    return count;
-}
-
-/* Whether one can be let in now. */
-static bool dp__door_look(dp__roll *roll)
-{
-    return dp__door_attend(roll) > 0 &&
-           dp__seat_number(&roll->job, roll->count, DP__MEMBER) < roll->count;
-}
-
-/* ==== >>calling ==================================================================================
-   The roll is called: this process leads, or another one does.                                   */
-
-typedef struct dp__calling {
-    dp__roll *roll;
-    const dp__job *job; /* whose board says who has gone on */
-    dp__server server;
-    uint64_t begun_ns, until_ns;
-    dp__tally tally;
-} dp__calling;
-
-/* So that the leader is process 0, as a server wants it. */
-static int dp__seat_place(const dp__roll *roll, int seat, int leader)
-{
-    return (seat - leader + roll->count) % roll->count;
-}
-
-static bool dp__is_member(const dp__roll *roll, int seat)
-{
-    return (roll->job.seats[seat] & DP__MEMBER) != 0;
-}
-
-/* Guests, too, that were offered a part in an attempt that has failed. */
-static bool dp__is_awaited(const dp__roll *roll, int seat)
-{
-    return roll->job.seats[seat] != 0 && roll->fates[seat] == DP__AWAITED;
-}
-
-/* It has ended, if that is certain, and not somewhere else. */
-static dp__fate dp__fate_of_gone(const dp__calling *calling, int seat)
-{
-    const dp__job *job = calling->job;
-    int process = dp__seat_number(&calling->roll->job, seat, DP__MEMBER);
-    bool seen = job == NULL || job->shared.data != NULL;
-    bool moved = job != NULL && dp__is_member(calling->roll, seat) &&
-                 atomic_load(&dp__progress_of(job, process)->presence) == DP__MOVED;
-    return seen && !moved ? DP__DIED : DP__UNREACHED;
-}
-
-static void dp__probe_end(dp__calling *calling, int seat, dp__fate fate)
-{
-    dp__roll *roll = calling->roll;
-    dp__os_drop(&roll->probes[seat]);
-    roll->fates[seat] = fate;
-}
-
-static bool dp__probe_is_late(const dp__calling *calling)
-{
-    return dp__os_now_ns() - calling->begun_ns > DP__REACH_MS * (uint64_t)1000000;
-}
-
-static void dp__probe_begin(dp__calling *calling, int seat)
-{
-    dp__roll *roll = calling->roll;
-    int fd = dp__seat_connect(roll->seats, roll->count, roll->own, seat);
-    roll->probes[seat] = fd < 0 ? -1 : fd;
-    if (fd == DP__OS_REFUSED)
-        roll->fates[seat] = dp__fate_of_gone(calling, seat);
-    else if (fd < 0 && dp__probe_is_late(calling))
-        roll->fates[seat] = DP__UNREACHED;
-}
-
-/* Whether its process is there. A connection that stands is kept: it ends with its process, or when
-   that leads, too, and has found those that it goes on with. Who can be connected to again is there
-   still. */
-static void dp__seat_probe(dp__calling *calling, int seat)
-{
-    dp__roll *roll = calling->roll;
-    int fd = roll->probes[seat];
-    char none;
-    if (fd < 0) {
-        dp__probe_begin(calling, seat);
-        return;
-    }
-    if (!dp__os_ready(fd, POLLOUT, 0)) {
-        if (dp__probe_is_late(calling))
-            dp__probe_end(calling, seat, DP__UNREACHED);
-        return;
-    }
-    int how = dp__os_connection(fd);
-    if (how == 0 && dp__os_receive(fd, &none, 1) < 0) {
-        dp__probe_end(calling, seat, DP__AWAITED);
-        dp__probe_begin(calling, seat);
-    } else if (how == DP__OS_REFUSED) {
-        dp__probe_end(calling, seat, dp__fate_of_gone(calling, seat));
-    } else if (how != 0) {
-        dp__probe_end(calling, seat, DP__UNREACHED);
-    }
-}
-
-/* The newest roster that is somebody's job, and the newest offer after it. */
-static void dp__roster_hear(dp__roll *roll, const dp__roster *other)
-{
-    dp__roster *heard = &roll->heard;
-    bool newer = other->ballot > heard->ballot, offered = other->offer > heard->offer;
-    for (int s = 0; s < roll->count; s++) {
-        if (newer)
-            heard->seats[s] =
-                (unsigned char)((heard->seats[s] & ~DP__MEMBER) | (other->seats[s] & DP__MEMBER));
-        if (offered)
-            heard->seats[s] =
-                (unsigned char)((heard->seats[s] & ~DP__OFFERED) | (other->seats[s] & DP__OFFERED));
-    }
-    heard->ballot = newer ? other->ballot : heard->ballot;
-    heard->offer = offered ? other->offer : heard->offer;
-}
-
-/* One that has come says what it knows, once; nothing more comes from it. */
-static bool dp__calling_hear(void *user, int peer, int fd)
-{
-    dp__calling *calling = user;
-    dp__roll *roll = calling->roll;
-    int seat = (roll->own + peer + 1) % roll->count;
-    uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS), numbers[2];
-    dp__roster said = {.seats = dp__os_alloc((size_t)roll->count, 1, NULL)};
-    bool there = said.seats != NULL && roll->fates[seat] != DP__CAME &&
-                 dp__wire_receive(fd, numbers, sizeof numbers, until_ns) == DP_OK &&
-                 dp__wire_receive(fd, said.seats, (size_t)roll->count, until_ns) == DP_OK;
-    roll->fates[seat] = there ? DP__CAME : DP__AWAITED;
-    if (there) {
-        dp__probe_end(calling, seat, DP__CAME);
-        said.ballot = numbers[0];
-        said.offer = numbers[1];
-        dp__roster_hear(roll, &said);
-    }
-    dp__os_free(said.seats, (size_t)roll->count, NULL);
-    return there;
-}
-
-/* A process that was stopped, and has been replaced meanwhile, has the same number as another. */
-static bool dp__calling_knows(void *user, int peer, uint64_t listens)
-{
-    const dp__calling *calling = user;
-    const dp__roll *roll = calling->roll;
-    int seat = (roll->own + peer + 1) % roll->count;
-    return listens == dp__seat_holder(&roll->seats[seat]);
-}
-
-/* Those that have come get an answer before their patience is over. */
-static bool dp__calling_waits(const dp__calling *calling, int guests)
-{
-    const dp__roll *roll = calling->roll;
-    bool waits = false;
-    int missing = 0;
-    for (int s = 0; s < roll->count; s++) {
-        waits = waits || dp__is_awaited(roll, s);
-        missing += roll->fates[s] != DP__CAME;
-    }
-    return (waits || (roll->whole && guests < missing)) &&
-           dp__os_ms_until(calling->server.until_ns) > DP__ANSWER_MS;
-}
-
-/* Whether those that have come may speak for all of a roster. */
-static bool dp__has_majority(const dp__roll *roll, unsigned char mark)
-{
-    int came = 0, alive = 0, first = -1;
-    for (int s = 0; s < roll->count; s++) {
-        if ((roll->heard.seats[s] & mark) == 0 || roll->fates[s] == DP__DIED)
-            continue;
-        first = first >= 0 ? first : s;
-        alive++;
-        came += roll->fates[s] == DP__CAME;
-    }
-    return 2 * came > alive || (2 * came == alive && first >= 0 && roll->fates[first] == DP__CAME);
-}
-
-/* The first of those that are missing stands for them. */
-static dp_status dp__no_majority(const dp__roll *roll)
-{
-    int came = 0, missing = 0, one = -1;
-    for (int s = 0; s < roll->count; s++) {
-        bool member = (roll->heard.seats[s] & DP__MEMBER) != 0 && roll->fates[s] != DP__DIED;
-        came += member && roll->fates[s] == DP__CAME;
-        missing += member && roll->fates[s] != DP__CAME;
-        one = member && roll->fates[s] != DP__CAME && one < 0 ? s : one;
-    }
-    return dp_error(DP_ERR_TIMEOUT,
-                    "of the processes that may be alive only %d came and %d did not, process %d "
-                    "among them: those may have gone on, so these cannot",
-                    came, missing, one >= 0 ? dp__seat_number(&roll->heard, one, DP__MEMBER) : one);
-}
-
-/* The next one that waits is offered this seat. */
-static bool dp__guest_sits(dp__roll *roll, int seat, int *next)
-{
-    while (*next < roll->count && roll->guests[*next].fd < 0)
-        ++*next;
-    if (*next == roll->count)
-        return false;
-    dp__guest *guest = &roll->guests[(*next)++];
-    guest->place = seat;
-    roll->seats[seat] = guest->seat;
-    return true;
-}
-
-/* With shards nobody is offered anything before there is one for each seat: who is not there now
-   may come back to its own. */
-static dp_status dp__check_seats(const dp__roll *roll)
-{
-    int here = 0;
-    for (int s = 0; s < roll->count; s++) {
-        bool member = (roll->heard.seats[s] & DP__MEMBER) != 0;
-        here += (member && roll->fates[s] == DP__CAME) + (roll->guests[s].fd >= 0);
-    }
-    if (!roll->whole || here >= roll->count)
-        return DP_OK;
-    char why[DP__DOOR_BYTES] = "";
-    bool shut = dp__door_is_shut(roll);
-    return dp_error(DP_ERR_TIMEOUT,
-                    "only %d of %d processes are here: with shards each has to be replaced when it "
-                    "has died (DP_REJOIN)%s%s",
-                    here, roll->count, shut ? ", and none can come: " : "",
-                    shut ? dp__door_text(roll, why, sizeof why) : "");
-}
-
-/* What is offered to all that have come and are of the job. */
-static dp_status dp__tally_make(dp__calling *calling)
-{
-    dp__roll *roll = calling->roll;
-    dp__tally *tally = &calling->tally;
-    *tally = (dp__tally){.magic = DP__ROLL_MAGIC,
-                         .leader = roll->own,
-                         .wrappers = roll->wrappers,
-                         .count = roll->count};
-    bool offers = roll->heard.offer > roll->heard.ballot;
-    uint64_t newest = offers ? roll->heard.offer : roll->heard.ballot;
-    if ((roll->heard.seats[roll->own] & DP__MEMBER) == 0)
-        return dp_error(DP_ERR_TIMEOUT, "the others have gone on without this process");
-    if (!dp__has_majority(roll, DP__MEMBER) || (offers && !dp__has_majority(roll, DP__OFFERED)))
-        return dp__no_majority(roll);
-    DP_TRY(dp__check_seats(roll));
-    uint64_t machine = roll->seats[roll->own].machine;
-    for (int s = 0, guest = 0; s < roll->count; s++) {
-        bool member = (roll->heard.seats[s] & DP__MEMBER) != 0;
-        bool joins = (member && roll->fates[s] == DP__CAME) || dp__guest_sits(roll, s, &guest);
-        roll->job.seats[s] =
-            (unsigned char)((roll->job.seats[s] & DP__MEMBER) | (joins ? DP__OFFERED : 0));
-        tally->far = tally->far || (joins && roll->seats[s].machine != machine);
-    }
-    tally->number = roll->job.offer = newest + 1;
-    if (!dp__os_secret((uint64_t *)&tally->key, sizeof tally->key))
-        return dp_error(DP_ERR_UNSUPPORTED, "the system has no random numbers for a secret");
-    return DP_OK;
-}
-
-static void dp__tally_send_to(const dp__calling *calling, int fd, int seat, dp_status status)
-{
-    const dp__roll *roll = calling->roll;
-    size_t count = (size_t)roll->count;
-    uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS);
-    dp__tally own = calling->tally;
-    own.seat = seat;
-    if (status != DP_OK || (roll->job.seats[seat] & DP__OFFERED) == 0) {
-        own.status = (int32_t)(status != DP_OK ? status : DP_ERR_TIMEOUT);
-        snprintf(own.text, sizeof own.text, "%.300s",
-                 status != DP_OK ? dp_last_error()
-                                 : "the others have gone on without this process");
-    }
-    if (dp__wire_send(fd, &own, sizeof own, until_ns) == DP_OK && own.status == DP_OK &&
-        dp__wire_send(fd, roll->job.seats, count, until_ns) == DP_OK)
-        (void)dp__wire_send(fd, roll->seats, count * sizeof *roll->seats, until_ns);
-}
-
-static void dp__tally_send(const dp__calling *calling, dp_status status)
-{
-    dp__roll *roll = calling->roll;
-    for (int i = 0; i < calling->server.peer_count; i++)
-        dp__tally_send_to(calling, calling->server.peers[i].fd, (roll->own + i + 1) % roll->count,
-                          status);
-    for (int g = 0; g < roll->count && status == DP_OK; g++) {
-        dp__guest *guest = &roll->guests[g];
-        if (guest->fd < 0 || guest->place < 0)
-            continue; /* all seats are taken: it waits on */
-        dp__tally_send_to(calling, guest->fd, guest->place, status);
-        dp__os_drop(&guest->fd);
-    }
-}
-
-/* As the first of those that are left. */
-static dp_status dp__roll_lead(dp__calling *calling)
-{
-    dp__roll *roll = calling->roll;
-    dp__server *server = &calling->server;
-    *server = (dp__server){.launch = &roll->launch,
-                           .process_count = roll->count,
-                           .all = true,
-                           .key = roll->launch.key,
-                           .listener = roll->listener,
-                           .until_ns = calling->until_ns,
-                           .hear = dp__calling_hear,
-                           .knows = dp__calling_knows,
-                           .user = calling};
-    roll->launch.numbered = true;
-    roll->fates[roll->own] = DP__CAME;
-    dp_status status = dp__server_open(server);
-    if (roll->whole)
-        dp__door_open(roll);
-    while (status == DP_OK && dp__calling_waits(calling, roll->whole ? dp__door_attend(roll) : 0)) {
-        for (int s = 0; s < roll->count; s++)
-            if (dp__is_awaited(roll, s))
-                dp__seat_probe(calling, s);
-        status = dp__server_look(server);
-    }
-    for (int s = 0; s < roll->count; s++)
-        if (roll->fates[s] == DP__AWAITED)
-            dp__probe_end(calling, s, DP__UNREACHED);
-    if (status == DP_OK)
-        status = dp__tally_make(calling);
-    dp__tally_send(calling, status);
-    server->listener = -1;
-    dp__server_close(server);
-    return status;
-}
-
-/* The leader's answer. DP_PENDING: it has died, or does not lead. */
-static dp_status dp__tally_take(int fd, uint64_t until_ns, dp__tally *out)
-{
-    if (dp__wire_receive(fd, out, sizeof *out, until_ns) != DP_OK || out->magic != DP__ROLL_MAGIC)
-        return DP_PENDING;
-    out->text[sizeof out->text - 1] = '\0';
-    return dp__is_failure((dp_status)out->status)
-               ? dp_error((dp_status)out->status, "%s", out->text)
-               : DP_OK;
-}
-
-/* Who is offered a seat, and where they all are. */
-static dp_status dp__tally_seats(dp__roll *roll, int fd, uint64_t until_ns, const dp__tally *tally)
-{
-    size_t count = (size_t)roll->count;
-    if (dp__wire_receive(fd, roll->heard.seats, count, until_ns) != DP_OK ||
-        dp__wire_receive(fd, roll->seats, count * sizeof *roll->seats, until_ns) != DP_OK)
-        return DP_PENDING;
-    for (int s = 0; s < roll->count; s++) {
-        roll->seats[s].host[sizeof roll->seats[s].host - 1] = '\0';
-        roll->job.seats[s] = (unsigned char)((roll->job.seats[s] & DP__MEMBER) |
-                                             (roll->heard.seats[s] & DP__OFFERED));
-    }
-    roll->job.offer = tally->number;
-    return tally->leader >= 0 && tally->leader < roll->count &&
-                   (roll->job.seats[roll->own] & DP__OFFERED) != 0
-               ? DP_OK
-               : DP_PENDING;
-}
-
-/* What this process knows comes before that. */
-static dp_status dp__tally_ask(dp__calling *calling, int fd, uint64_t until_ns)
-{
-    dp__roll *roll = calling->roll;
-    uint64_t numbers[2] = {roll->job.ballot, roll->job.offer};
-    if (dp__wire_send(fd, numbers, sizeof numbers, until_ns) != DP_OK ||
-        dp__wire_send(fd, roll->job.seats, (size_t)roll->count, until_ns) != DP_OK)
-        return DP_PENDING;
-    DP_TRY(dp__tally_take(fd, until_ns, &calling->tally));
-    return dp__tally_seats(roll, fd, until_ns, &calling->tally);
-}
-
-/* DP_PENDING: that one does not lead. It may have been stopped, or compute for long: half of the
-   time that is left is for those after it. */
-static dp_status dp__roll_follow(dp__calling *calling, int leader)
-{
-    const dp__roll *roll = calling->roll;
-    const char *why;
-    int patience_ms = dp__os_ms_until(calling->until_ns) / 2;
-    int reach_ms = patience_ms < DP__REACH_MS ? patience_ms : DP__REACH_MS;
-    uint64_t until_ns = dp__os_after_ms(patience_ms);
-    dp__join_request request = {.magic = DP__JOIN_MAGIC,
-                                .version = DP_VERSION,
-                                .process = dp__seat_place(roll, roll->own, leader),
-                                .process_count = roll->count,
-                                .listens = dp__seat_holder(&roll->seats[roll->own]),
-                                .patience_ms = (uint32_t)patience_ms};
-    int fd = dp__seat_connect(roll->seats, roll->count, roll->own, leader);
-    if (fd < 0)
-        return DP_PENDING;
-    dp_status status = DP_PENDING;
-    if (dp__os_ready(fd, POLLOUT, reach_ms) && dp__os_connected(fd) &&
-        dp__handshake(fd, roll->launch.key, &request, until_ns, &why))
-        status = dp__tally_ask(calling, fd, until_ns);
-    dp__os_close(fd);
-    return status;
-}
-
-/* One attempt: until it is known who is left, or that it cannot be known. */
-static dp_status dp__roll_call(dp__roll *roll, const dp__job *job, uint64_t until_ns,
-                               dp__tally *out)
-{
-    dp__calling calling = {
-        .roll = roll, .job = job, .begun_ns = dp__os_now_ns(), .until_ns = until_ns};
-    dp_status status = DP_PENDING;
-    roll->heard.ballot = roll->job.ballot;
-    roll->heard.offer = roll->job.offer;
-    memcpy(roll->heard.seats, roll->job.seats, (size_t)roll->count);
-    for (int s = 0; s < roll->count; s++) {
-        roll->fates[s] = DP__AWAITED;
-        roll->probes[s] = -1;
-    }
-    for (int s = 0; s < roll->own && status == DP_PENDING; s++)
-        if (dp__is_member(roll, s))
-            status = dp__roll_follow(&calling, s);
-    if (status == DP_PENDING)
-        status = dp__roll_lead(&calling);
-    *out = calling.tally;
-    return status;
-}
-
-/* Those that were offered a part meet as they did at first. Their leader is process 0. */
-static dp_status dp__returning_launch(const dp__roll *roll, const dp__tally *tally, dp__launch *out)
-{
-    *out = (dp__launch){.name = "recovery",
-                        .process = dp__seat_number(&roll->job, roll->own, DP__OFFERED),
-                        .process_count = dp__seat_number(&roll->job, roll->count, DP__OFFERED),
-                        .key = tally->key,
-                        .numbered = true,
-                        .agreed = true,
-                        .again = true,
-                        .where = "after a failure"};
-    if (tally->far != 0) {
-        snprintf(out->host, sizeof out->host, "%s",
-                 dp__seat_address(roll->seats, roll->count, tally->leader));
-        DP_TRY(dp__launch_ports(out));
-        DP_TRY(dp__launch_interface(out));
-        out->port = dp__launch_port(out);
-    }
-    dp__launch_name(out);
-    return DP_OK;
-}
-
-/* The offer has become the job. */
-static void dp__roll_commit(dp__roll *roll)
-{
-    dp__roster *job = &roll->job;
-    for (int s = 0; s < roll->count; s++)
-        job->seats[s] = (job->seats[s] & DP__OFFERED) != 0 ? DP__MEMBER : 0;
-    job->ballot = job->offer;
-}
-
-/* ==== >>knocking ===============================================================================
-   A process that comes later waits at the door until the others let it in.                       */
-
-/* DP_PENDING: the others have not let this one in now. */
-static dp_status dp__knock_once(dp__roll *roll, int round, uint64_t until_ns, dp__tally *out,
-                                int *out_fd, const char **out_why)
-{
-    const dp__launch *door = &roll->door;
-    dp__seat *own = &roll->seats[roll->own];
-    dp__target target = {.host = door->host, .port = door->port, .port_count = door->port_count};
-    dp__join_request request = {.magic = DP__JOIN_MAGIC, .version = DP_VERSION};
-    memcpy(target.place, door->place, sizeof target.place);
-    DP_TRY(dp__connect_once(&target, door->key, &request, round, until_ns, out_fd, out_why));
-    if (own->host[0] == '\0')
-        dp__os_host_of(*out_fd, true, own->host, sizeof own->host);
-    return dp__wire_send(*out_fd, own, sizeof *own, until_ns) == DP_OK
-               ? dp__tally_take(*out_fd, until_ns, out)
-               : DP_PENDING;
-}
-
-/* The seat that it is offered, with what it brings, in place of the room where it has waited. */
-static dp_status dp__guest_seated(const dp__launch *launch, dp__roll **roll, int fd,
-                                  uint64_t until_ns, const dp__tally *tally)
-{
-    dp__roll *room = *roll, *own = NULL;
-    if (tally->count >= 2 && tally->count <= DP__PROCESSES_MAX && tally->seat >= 0 &&
-        tally->seat < tally->count)
-        own = dp__roll_make(launch, tally->seat, 0, tally->count);
-    if (own == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", (int)tally->count);
-    own->launch = room->launch;
-    own->listener = room->listener;
-    room->listener = -1;
-    const dp__seat seat = room->seats[room->own];
-    dp__roll_close(room, true);
-    *roll = own;
-    dp_status status = dp__tally_seats(own, fd, until_ns, tally);
-    own->launch.key = own->seats[0].key;
-    if (status != DP_OK)
-        own->seats[own->own] = seat;
-    return status;
-}
-
-/* Says what was found all the time. A job that is there listens only once it has let others in or
-   has recovered, and answers only when it looks for them. */
-DP__COLD static dp_status dp__knock_found(const dp__launch *launch, const dp__launch *door,
-                                          double seconds, const char *found)
-{
-    char ports[48] = "", claim[128];
-    const char *advice = found == dp__refused
-                             ? "; a job does from its first dp_admit or dp_recover on"
-                         : found == dp__silent ? "; a job does when it calls dp_admit"
-                                               : "";
-    if (door->host[0] != '\0')
-        snprintf(ports, sizeof ports, ", ports %d to %d,", door->port,
-                 door->port + door->port_count - 1);
-    return dp_error(DP_ERR_TIMEOUT,
-                    "no job that others can join was found %s%s within %.3g s: %s%s%s",
-                    launch->where, ports, seconds, found != NULL ? found : "nobody answers there",
-                    advice, dp__claim_text(launch, claim, sizeof claim));
-}
-
-/* Fails where a process of the job has answered, but has not let this one in. */
-DP__COLD static dp_status dp__knock_waited(const dp__launch *launch, double seconds, bool gone)
-{
-    return dp_error(DP_ERR_TIMEOUT,
-                    "the job that %s %s has not let this process in within %.3g s%s",
-                    gone ? "ran" : "runs", launch->where, seconds,
-                    gone ? ", and now nobody listens there"
-                         : ": the others have to call dp_admit, and there has to be room for one "
-                           "more");
-}
-
-/* Until the others let this process in. Whatever is there, it waits: a job that recovers, or has
-   just begun, may come there later. */
-static dp_status dp__knock(const dp__launch *launch, dp__roll **roll, int timeout_ms,
-                           uint64_t until_ns, dp__tally *out)
-{
-    const char *why = NULL, *found = NULL;
-    bool met = false;
-    for (int round = 0; dp__os_ms_until(until_ns) > 0; round++) {
-        int fd = -1;
-        why = dp__lasting(why);
-        dp_status status = dp__knock_once(*roll, round, until_ns, out, &fd, &why);
-        met = met || fd >= 0;
-        found = fd >= 0 ? NULL : why != NULL ? why : found;
-        if (status == DP_OK)
-            status = dp__guest_seated(launch, roll, fd, until_ns, out);
-        dp__os_close(fd);
-        if (status != DP_PENDING)
-            return status;
-        dp__os_sleep_ms(DP__KNOCK_MS);
-    }
-    return met ? dp__knock_waited(launch, timeout_ms * 1e-3, found == dp__refused)
-               : dp__knock_found(launch, &(*roll)->door, timeout_ms * 1e-3, found);
 }
 
 /* ==== >>spawn ==================================================================================

@@ -61,34 +61,31 @@
 #else
 
 /* ==== >>rosters ================================================================================
-   A roster is an array of places, one a seat.                                                   */
-
-typedef struct dp__place {
-    uint64_t holder; /* 0: the seat is empty */
-    uint64_t came;   /* the number of the roster with which its holder came */
-    uint64_t memory; /* that its holder shares with its machine, and has a word; 0: none */
-} dp__place;
+   A roster is an array of seats: see dp__seat in dp/launch.h, of which only the holder, when it
+   came, and the memory that it shares with its machine are looked at here.                      */
 
 /* Returns true if a seat is more senior than a lower one, or that is -1: none. */
-static bool dp__is_senior(const dp__place *places, int seat, int other)
+static bool dp__is_senior(const dp__seat *places, int seat, int other)
 {
     return other < 0 || places[seat].came < places[other].came;
 }
 
 /* Returns the memory that all members have; 0: they have none in common. */
-static uint64_t dp__roster_memory(const dp__place *places, int count)
+static uint64_t dp__roster_memory(const dp__seat *places, int count)
 {
-    uint64_t memory = 0;
-    for (int s = 0; s < count; s++)
-        if (places[s].holder != 0 && memory == 0)
-            memory = places[s].memory;
-        else if (places[s].holder != 0 && memory != places[s].memory)
+    int first = -1;
+    for (int s = 0; s < count; s++) {
+        if (places[s].holder == 0)
+            continue;
+        first = first < 0 ? s : first;
+        if (places[s].memory != places[first].memory)
             return 0;
-    return memory;
+    }
+    return first >= 0 ? places[first].memory : 0;
 }
 
 /* Returns true if the seats with this mark are a quorum of a roster. */
-static bool dp__is_quorum(const dp__place *places, int count, const unsigned char *marks,
+static bool dp__is_quorum(const dp__seat *places, int count, const unsigned char *marks,
                           unsigned char mark)
 {
     int all = 0, marked = 0, first = -1;
@@ -102,7 +99,7 @@ static bool dp__is_quorum(const dp__place *places, int count, const unsigned cha
     return 2 * marked > all || (2 * marked == all && first >= 0 && (marks[first] & mark) != 0);
 }
 
-static int dp__roster_find(const dp__place *places, int count, uint64_t holder)
+static int dp__roster_find(const dp__seat *places, int count, uint64_t holder)
 {
     for (int s = 0; s < count; s++)
         if (places[s].holder == holder)
@@ -114,16 +111,20 @@ static int dp__roster_find(const dp__place *places, int count, uint64_t holder)
    The state is one piece of memory without pointers: it can be copied, compared and hashed.      */
 
 typedef enum dp__role {
-    DP__RUNS,     /* the job of its roster */
-    DP__WAITS,    /* for its turn to propose, or for who proposes */
-    DP__PREPARES, /* its ballot: it collects promises */
-    DP__PROPOSES, /* a roster: it collects acceptances */
-    DP__CLAIMS,   /* the word of its machine for its roster */
-    DP__MEETS,    /* the others of its roster, as one of it */
-    DP__LEFT      /* the others have gone on without it */
+    DP__ROLE_RUNS,     /* the job of its roster */
+    DP__ROLE_WAITS,    /* for its turn to propose, or for who proposes */
+    DP__ROLE_PREPARES, /* its ballot: it collects promises */
+    DP__ROLE_PROPOSES, /* a roster: it collects acceptances */
+    DP__ROLE_CLAIMS,   /* the word of its machine for its roster */
+    DP__ROLE_MEETS,    /* the others of its roster, as one of it */
+    DP__ROLE_LEFT      /* the others have gone on without it */
 } dp__role;
 
-enum { DP__SAID = 1, DP__TOOK = 2, DP__GONE = 4 }; /* marks of a seat: promised, accepted, absent */
+enum {
+    DP__MARK_SAID = 1,
+    DP__MARK_TOOK = 2,
+    DP__MARK_GONE = 4
+}; /* marks of a seat: promised, accepted, absent */
 
 typedef struct dp__members {
     int32_t count, seat;         /* how many seats there are; its own, -1: none yet */
@@ -136,25 +137,25 @@ typedef struct dp__members {
     int32_t whole; /* a roster has no empty seat */
     /* Arrays of `count`: its roster; what it has accepted; what it proposes; newcomers. Then as
        many bytes: marks. */
-    dp__place places[];
+    dp__seat places[];
 } dp__members;
 
-static dp__place *dp__roster_of(dp__members *m)
+static dp__seat *dp__roster_of(dp__members *m)
 {
     return m->places;
 }
 
-static dp__place *dp__accepted_of(dp__members *m)
+static dp__seat *dp__accepted_of(dp__members *m)
 {
     return m->places + m->count;
 }
 
-static dp__place *dp__proposed_of(dp__members *m)
+static dp__seat *dp__proposed_of(dp__members *m)
 {
     return m->places + 2 * m->count;
 }
 
-static dp__place *dp__newcomers_of(dp__members *m)
+static dp__seat *dp__newcomers_of(dp__members *m)
 {
     return m->places + 3 * m->count;
 }
@@ -166,16 +167,16 @@ static unsigned char *dp__marks_of(dp__members *m)
 
 static size_t dp__members_bytes(int count)
 {
-    return sizeof(dp__members) + (size_t)count * (4 * sizeof(dp__place) + 1);
+    return sizeof(dp__members) + (size_t)count * (4 * sizeof(dp__seat) + 1);
 }
 
 typedef enum dp__vote_kind {
-    DP__PREPARE,
-    DP__PROMISE,
-    DP__ACCEPT,
-    DP__ACCEPTED,
-    DP__REJECT,
-    DP__DECIDED
+    DP__VOTE_PREPARE,
+    DP__VOTE_PROMISE,
+    DP__VOTE_ACCEPT,
+    DP__VOTE_ACCEPTED,
+    DP__VOTE_REJECT,
+    DP__VOTE_DECIDED
 } dp__vote_kind;
 
 typedef struct dp__vote { /* a message */
@@ -183,17 +184,18 @@ typedef struct dp__vote { /* a message */
     uint64_t holder;      /* which is this process */
     uint64_t number, ballot;
     uint64_t other; /* PROMISE: at which `places` were accepted, or 0; REJECT: what was promised */
-    const dp__place *places; /* PROMISE with `other`, ACCEPT, DECIDED; else NULL */
+    const dp__seat *places; /* PROMISE with `other`, ACCEPT, DECIDED; else NULL */
 } dp__vote;
 
 typedef enum dp__event_kind {
-    DP__FAILED,  /* its job; or it lets newcomers in */
-    DP__VOTE,    /* a message has come */
-    DP__TIMER,   /* what it waited for has taken too long */
-    DP__ABSENT,  /* `seat` refuses connections, or has died */
-    DP__CLAIMED, /* the word says that roster `number` is `places` */
-    DP__MET,     /* all of its roster */
-    DP__KNOCKED  /* `places` are the newcomers that wait, and were never in a roster */
+    DP__ON_FAILED,  /* its job; or it lets newcomers in */
+    DP__ON_VOTE,    /* a message has come */
+    DP__ON_TIMER,   /* what it waited for has taken too long */
+    DP__ON_ABSENT,  /* `seat` refuses connections, or has died */
+    DP__ON_PRESENT, /* it can be reached after all */
+    DP__ON_CLAIMED, /* the word says that roster `number` is `places` */
+    DP__ON_MET,     /* all of its roster */
+    DP__ON_KNOCKED  /* `places` are the newcomers that wait, and were never in a roster */
 } dp__event_kind;
 
 typedef struct dp__members_event {
@@ -202,16 +204,16 @@ typedef struct dp__members_event {
 } dp__members_event;
 
 typedef enum dp__action_kind {
-    DP__REPLY,  /* the vote to the sender of the one that has come */
-    DP__SPREAD, /* it to all others of the roster; DECIDED: and to those of the roster before */
-    DP__WAIT,   /* until TIMER: see dp__wait_for */
-    DP__CLAIM,  /* the word, for what is proposed as number + 1: then comes CLAIMED */
-    DP__MEET,   /* the others of the roster: then comes MET or FAILED */
-    DP__GIVE_UP /* the others have gone on without this process */
+    DP__DO_REPLY,  /* the vote to the sender of the one that has come */
+    DP__DO_SPREAD, /* it to all others of the roster; DECIDED: and to those of the roster before */
+    DP__DO_WAIT,   /* until TIMER: see dp__wait_for */
+    DP__DO_CLAIM,  /* the word, for what is proposed as number + 1: then comes CLAIMED */
+    DP__DO_MEET,   /* the others of the roster: then comes MET or FAILED */
+    DP__DO_GIVE_UP /* the others have gone on without this process */
 } dp__action_kind;
 
 typedef enum dp__wait_for {
-    DP__FOR_TURN,     /* more senior members propose first */
+    DP__FOR_TURN,     /* those with lower seats propose first */
     DP__FOR_PROPOSER, /* another one has been promised */
     DP__FOR_ANSWERS,  /* to its own ballot */
     DP__FOR_AGAIN     /* its ballot was rejected, or took too long */
@@ -227,10 +229,10 @@ enum { DP__ACTIONS_MOST = 6 };
 typedef struct dp__actions {
     int count;
     dp__action list[DP__ACTIONS_MOST];
-    dp__place *before; /* room for a roster: the one before, where DECIDED is spread */
+    dp__seat *before; /* room for a roster: the one before, where DECIDED is spread */
 } dp__actions;
 
-static dp__action *dp__act(dp__actions *out, dp__action_kind kind)
+static dp__action *dp__members_act(dp__actions *out, dp__action_kind kind)
 {
     DP_ASSERT(out->count < DP__ACTIONS_MOST);
     out->list[out->count] = (dp__action){.kind = (int32_t)kind};
@@ -243,10 +245,10 @@ static void dp__vote_send(dp__members *m, dp__actions *out, dp__action_kind how,
     vote.seat = m->seat;
     vote.holder = m->holder;
     vote.number = m->number;
-    dp__act(out, how)->vote = vote;
+    dp__members_act(out, how)->vote = vote;
 }
 
-static void dp__places_set(const dp__members *m, dp__place *to, const dp__place *from)
+static void dp__seats_set(const dp__members *m, dp__seat *to, const dp__seat *from)
 {
     if (from != NULL)
         memcpy(to, from, (size_t)m->count * sizeof *to);
@@ -284,75 +286,76 @@ static void dp__round_seen(dp__members *m, uint64_t ballot)
         m->round = dp__round_of(ballot);
 }
 
-static void dp__wait(dp__members *m, dp__actions *out, dp__wait_for what)
+static void dp__members_wait(dp__members *m, dp__actions *out, dp__wait_for what)
 {
     if (what != DP__FOR_ANSWERS)
-        m->role = DP__WAITS;
-    dp__act(out, DP__WAIT)->wait = (int32_t)what;
+        m->role = DP__ROLE_WAITS;
+    dp__members_act(out, DP__DO_WAIT)->wait = (int32_t)what;
 }
 
 /* Drops newcomers that were let in: they are none any more, whatever becomes of them. */
 static void dp__newcomers_forget(dp__members *m)
 {
     for (int g = 0; g < m->count; g++) {
-        dp__place *one = &dp__newcomers_of(m)[g];
+        dp__seat *one = &dp__newcomers_of(m)[g];
         if (dp__roster_find(dp__roster_of(m), m->count, one->holder) >= 0)
-            *one = (dp__place){0};
+            *one = (dp__seat){0};
     }
 }
 
 /* Takes a decided roster as its own. */
-static void dp__adopt(dp__members *m, dp__actions *out, uint64_t number, const dp__place *places)
+static void dp__adopt(dp__members *m, dp__actions *out, uint64_t number, const dp__seat *places)
 {
-    dp__place *roster = dp__roster_of(m);
+    dp__seat *roster = dp__roster_of(m);
     memmove(roster, places, (size_t)m->count * sizeof *roster); /* it may be what was proposed */
     m->number = number;
     m->promised = m->accepted = m->ballot = m->best = m->round = 0;
-    dp__places_set(m, dp__accepted_of(m), NULL);
-    dp__places_set(m, dp__proposed_of(m), NULL);
-    dp__marks_clear(m, DP__SAID | DP__TOOK | DP__GONE);
+    dp__seats_set(m, dp__accepted_of(m), NULL);
+    dp__seats_set(m, dp__proposed_of(m), NULL);
+    dp__marks_clear(m, DP__MARK_SAID | DP__MARK_TOOK | DP__MARK_GONE);
     dp__newcomers_forget(m);
     int seat = dp__roster_find(roster, m->count, m->holder);
     m->seat = seat >= 0 ? seat : m->seat;
-    m->role = seat >= 0 ? DP__MEETS : DP__LEFT;
-    dp__act(out, seat >= 0 ? DP__MEET : DP__GIVE_UP);
+    m->role = seat >= 0 ? DP__ROLE_MEETS : DP__ROLE_LEFT;
+    dp__members_act(out, seat >= 0 ? DP__DO_MEET : DP__DO_GIVE_UP);
 }
 
 /* Decides for what this process proposes, which a quorum has accepted. */
 static void dp__decide(dp__members *m, dp__actions *out)
 {
-    dp__places_set(m, out->before, dp__roster_of(m));
+    dp__seats_set(m, out->before, dp__roster_of(m));
     dp__adopt(m, out, m->number + 1, dp__proposed_of(m));
-    dp__vote_send(m, out, DP__SPREAD, (dp__vote){.kind = DP__DECIDED, .places = dp__roster_of(m)});
+    dp__vote_send(m, out, DP__DO_SPREAD,
+                  (dp__vote){.kind = DP__VOTE_DECIDED, .places = dp__roster_of(m)});
 }
 
 /* Puts a newcomer in the first empty seat, if the older members stay a quorum without it. */
-static void dp__newcomer_seat(dp__members *m, dp__place newcomer)
+static void dp__newcomer_seat(dp__members *m, dp__seat newcomer)
 {
-    dp__place *places = dp__proposed_of(m);
+    dp__seat *places = dp__proposed_of(m);
     int seat = dp__roster_find(places, m->count, 0);
     if (seat < 0)
         return;
     places[seat] = newcomer;
     places[seat].came = m->number + 1;
     if (dp__roster_memory(places, m->count) == 0 &&
-        !dp__is_quorum(places, m->count, dp__marks_of(m), DP__SAID))
-        places[seat] = (dp__place){0};
+        !dp__is_quorum(places, m->count, dp__marks_of(m), DP__MARK_SAID))
+        places[seat] = (dp__seat){0};
 }
 
 /* Makes the roster of those that have promised, and of newcomers. */
 static void dp__propose_new(dp__members *m)
 {
-    dp__place *places = dp__proposed_of(m);
+    dp__seat *places = dp__proposed_of(m);
     const unsigned char *marks = dp__marks_of(m);
     for (int s = 0; s < m->count; s++)
-        places[s] = (marks[s] & DP__SAID) != 0 ? dp__roster_of(m)[s] : (dp__place){0};
+        places[s] = (marks[s] & DP__MARK_SAID) != 0 ? dp__roster_of(m)[s] : (dp__seat){0};
     for (int g = 0; g < m->count; g++)
         if (dp__newcomers_of(m)[g].holder != 0)
             dp__newcomer_seat(m, dp__newcomers_of(m)[g]);
 }
 
-static bool dp__is_whole(dp__members *m)
+static bool dp__proposes_whole(dp__members *m)
 {
     return dp__roster_find(dp__proposed_of(m), m->count, 0) < 0;
 }
@@ -360,9 +363,9 @@ static bool dp__is_whole(dp__members *m)
 static void dp__accept_own(dp__members *m, dp__actions *out)
 {
     m->accepted = m->ballot;
-    dp__places_set(m, dp__accepted_of(m), dp__proposed_of(m));
-    dp__marks_of(m)[m->seat] |= DP__TOOK;
-    if (dp__is_quorum(dp__roster_of(m), m->count, dp__marks_of(m), DP__TOOK))
+    dp__seats_set(m, dp__accepted_of(m), dp__proposed_of(m));
+    dp__marks_of(m)[m->seat] |= DP__MARK_TOOK;
+    if (dp__is_quorum(dp__roster_of(m), m->count, dp__marks_of(m), DP__MARK_TOOK))
         dp__decide(m, out);
 }
 
@@ -371,17 +374,17 @@ static void dp__propose(dp__members *m, dp__actions *out)
 {
     if (m->best == 0)
         dp__propose_new(m);
-    if (m->whole && !dp__is_whole(m)) {
-        dp__wait(m, out, DP__FOR_AGAIN);
+    if (m->whole && !dp__proposes_whole(m)) {
+        dp__members_wait(m, out, DP__FOR_AGAIN);
     } else if (dp__roster_memory(dp__roster_of(m), m->count) != 0) {
-        m->role = DP__CLAIMS;
-        dp__act(out, DP__CLAIM);
+        m->role = DP__ROLE_CLAIMS;
+        dp__members_act(out, DP__DO_CLAIM);
     } else {
-        m->role = DP__PROPOSES;
+        m->role = DP__ROLE_PROPOSES;
         dp__vote_send(
-            m, out, DP__SPREAD,
-            (dp__vote){.kind = DP__ACCEPT, .ballot = m->ballot, .places = dp__proposed_of(m)});
-        dp__wait(m, out, DP__FOR_ANSWERS);
+            m, out, DP__DO_SPREAD,
+            (dp__vote){.kind = DP__VOTE_ACCEPT, .ballot = m->ballot, .places = dp__proposed_of(m)});
+        dp__members_wait(m, out, DP__FOR_ANSWERS);
         dp__accept_own(m, out);
     }
 }
@@ -389,7 +392,7 @@ static void dp__propose(dp__members *m, dp__actions *out)
 static bool dp__has_promises(dp__members *m)
 {
     return dp__roster_memory(dp__roster_of(m), m->count) != 0 ||
-           dp__is_quorum(dp__roster_of(m), m->count, dp__marks_of(m), DP__SAID);
+           dp__is_quorum(dp__roster_of(m), m->count, dp__marks_of(m), DP__MARK_SAID);
 }
 
 /* Returns true if a member may still promise. */
@@ -397,7 +400,7 @@ static bool dp__is_awaiting(dp__members *m)
 {
     const unsigned char *marks = dp__marks_of(m);
     for (int s = 0; s < m->count; s++)
-        if (dp__roster_of(m)[s].holder != 0 && (marks[s] & (DP__SAID | DP__GONE)) == 0)
+        if (dp__roster_of(m)[s].holder != 0 && (marks[s] & (DP__MARK_SAID | DP__MARK_GONE)) == 0)
             return true;
     return false;
 }
@@ -405,20 +408,20 @@ static bool dp__is_awaiting(dp__members *m)
 /* Proposes if all have answered that can. */
 static void dp__propose_soon(dp__members *m, dp__actions *out)
 {
-    if (m->role == DP__PREPARES && !dp__is_awaiting(m) && dp__has_promises(m))
+    if (m->role == DP__ROLE_PREPARES && !dp__is_awaiting(m) && dp__has_promises(m))
         dp__propose(m, out);
 }
 
 static void dp__prepare(dp__members *m, dp__actions *out)
 {
-    m->role = DP__PREPARES;
+    m->role = DP__ROLE_PREPARES;
     m->ballot = m->promised = dp__ballot_of(++m->round, m->seat);
     m->best = m->accepted;
-    dp__places_set(m, dp__proposed_of(m), m->accepted != 0 ? dp__accepted_of(m) : NULL);
-    dp__marks_clear(m, DP__SAID | DP__TOOK);
-    dp__marks_of(m)[m->seat] |= DP__SAID;
-    dp__vote_send(m, out, DP__SPREAD, (dp__vote){.kind = DP__PREPARE, .ballot = m->ballot});
-    dp__wait(m, out, DP__FOR_ANSWERS);
+    dp__seats_set(m, dp__proposed_of(m), m->accepted != 0 ? dp__accepted_of(m) : NULL);
+    dp__marks_clear(m, DP__MARK_SAID | DP__MARK_TOOK);
+    dp__marks_of(m)[m->seat] |= DP__MARK_SAID;
+    dp__vote_send(m, out, DP__DO_SPREAD, (dp__vote){.kind = DP__VOTE_PREPARE, .ballot = m->ballot});
+    dp__members_wait(m, out, DP__FOR_ANSWERS);
     dp__propose_soon(m, out);
 }
 
@@ -429,13 +432,14 @@ static void dp__promise(dp__members *m, dp__actions *out, uint64_t ballot)
     if (ballot == m->promised)
         return;
     m->promised = ballot;
-    dp__wait(m, out, DP__FOR_PROPOSER);
+    dp__members_wait(m, out, DP__FOR_PROPOSER);
 }
 
 static void dp__reject(dp__members *m, dp__actions *out, const dp__vote *vote)
 {
-    dp__vote_send(m, out, DP__REPLY,
-                  (dp__vote){.kind = DP__REJECT, .ballot = vote->ballot, .other = m->promised});
+    dp__vote_send(
+        m, out, DP__DO_REPLY,
+        (dp__vote){.kind = DP__VOTE_REJECT, .ballot = vote->ballot, .other = m->promised});
 }
 
 static void dp__take_prepare(dp__members *m, dp__actions *out, const dp__vote *vote)
@@ -445,8 +449,8 @@ static void dp__take_prepare(dp__members *m, dp__actions *out, const dp__vote *v
         return;
     }
     dp__promise(m, out, vote->ballot);
-    dp__vote_send(m, out, DP__REPLY,
-                  (dp__vote){.kind = DP__PROMISE,
+    dp__vote_send(m, out, DP__DO_REPLY,
+                  (dp__vote){.kind = DP__VOTE_PROMISE,
                              .ballot = vote->ballot,
                              .other = m->accepted,
                              .places = m->accepted != 0 ? dp__accepted_of(m) : NULL});
@@ -454,12 +458,12 @@ static void dp__take_prepare(dp__members *m, dp__actions *out, const dp__vote *v
 
 static void dp__take_promise(dp__members *m, dp__actions *out, const dp__vote *vote)
 {
-    if (m->role != DP__PREPARES || vote->ballot != m->ballot)
+    if (m->role != DP__ROLE_PREPARES || vote->ballot != m->ballot)
         return;
-    dp__marks_of(m)[vote->seat] |= DP__SAID;
+    dp__marks_of(m)[vote->seat] |= DP__MARK_SAID;
     if (vote->other > m->best) {
         m->best = vote->other;
-        dp__places_set(m, dp__proposed_of(m), vote->places);
+        dp__seats_set(m, dp__proposed_of(m), vote->places);
     }
     dp__propose_soon(m, out);
 }
@@ -472,24 +476,25 @@ static void dp__take_accept(dp__members *m, dp__actions *out, const dp__vote *vo
     }
     dp__promise(m, out, vote->ballot);
     m->accepted = vote->ballot;
-    dp__places_set(m, dp__accepted_of(m), vote->places);
-    dp__vote_send(m, out, DP__REPLY, (dp__vote){.kind = DP__ACCEPTED, .ballot = vote->ballot});
+    dp__seats_set(m, dp__accepted_of(m), vote->places);
+    dp__vote_send(m, out, DP__DO_REPLY,
+                  (dp__vote){.kind = DP__VOTE_ACCEPTED, .ballot = vote->ballot});
 }
 
 static void dp__take_accepted(dp__members *m, dp__actions *out, const dp__vote *vote)
 {
-    if (m->role != DP__PROPOSES || vote->ballot != m->ballot)
+    if (m->role != DP__ROLE_PROPOSES || vote->ballot != m->ballot)
         return;
-    dp__marks_of(m)[vote->seat] |= DP__TOOK;
-    if (dp__is_quorum(dp__roster_of(m), m->count, dp__marks_of(m), DP__TOOK))
+    dp__marks_of(m)[vote->seat] |= DP__MARK_TOOK;
+    if (dp__is_quorum(dp__roster_of(m), m->count, dp__marks_of(m), DP__MARK_TOOK))
         dp__decide(m, out);
 }
 
 static void dp__take_reject(dp__members *m, dp__actions *out, const dp__vote *vote)
 {
     dp__round_seen(m, vote->other);
-    if ((m->role == DP__PREPARES || m->role == DP__PROPOSES) && vote->ballot == m->ballot)
-        dp__wait(m, out, DP__FOR_AGAIN);
+    if ((m->role == DP__ROLE_PREPARES || m->role == DP__ROLE_PROPOSES) && vote->ballot == m->ballot)
+        dp__members_wait(m, out, DP__FOR_AGAIN);
 }
 
 /* ==== >>events =================================================================================
@@ -498,64 +503,66 @@ static void dp__take_reject(dp__members *m, dp__actions *out, const dp__vote *vo
 /* Tells a sender that is behind what was decided, and asks it again if it is still needed. */
 static void dp__answer_late(dp__members *m, dp__actions *out, const dp__vote *vote)
 {
-    dp__vote_send(m, out, DP__REPLY, (dp__vote){.kind = DP__DECIDED, .places = dp__roster_of(m)});
+    dp__vote_send(m, out, DP__DO_REPLY,
+                  (dp__vote){.kind = DP__VOTE_DECIDED, .places = dp__roster_of(m)});
     if (!dp__is_of_roster(m, vote->seat, vote->holder))
         return;
-    if (m->role == DP__PREPARES)
-        dp__vote_send(m, out, DP__REPLY, (dp__vote){.kind = DP__PREPARE, .ballot = m->ballot});
-    else if (m->role == DP__PROPOSES)
+    if (m->role == DP__ROLE_PREPARES)
+        dp__vote_send(m, out, DP__DO_REPLY,
+                      (dp__vote){.kind = DP__VOTE_PREPARE, .ballot = m->ballot});
+    else if (m->role == DP__ROLE_PROPOSES)
         dp__vote_send(
-            m, out, DP__REPLY,
-            (dp__vote){.kind = DP__ACCEPT, .ballot = m->ballot, .places = dp__proposed_of(m)});
+            m, out, DP__DO_REPLY,
+            (dp__vote){.kind = DP__VOTE_ACCEPT, .ballot = m->ballot, .places = dp__proposed_of(m)});
 }
 
 /* Takes a vote for the number after its own from a member of its roster. */
 static void dp__take_member_vote(dp__members *m, dp__actions *out, const dp__vote *vote)
 {
     switch ((dp__vote_kind)vote->kind) {
-    case DP__PREPARE:
+    case DP__VOTE_PREPARE:
         dp__take_prepare(m, out, vote);
         break;
-    case DP__PROMISE:
+    case DP__VOTE_PROMISE:
         dp__take_promise(m, out, vote);
         break;
-    case DP__ACCEPT:
+    case DP__VOTE_ACCEPT:
         dp__take_accept(m, out, vote);
         break;
-    case DP__ACCEPTED:
+    case DP__VOTE_ACCEPTED:
         dp__take_accepted(m, out, vote);
         break;
-    case DP__REJECT:
+    case DP__VOTE_REJECT:
         dp__take_reject(m, out, vote);
         break;
-    case DP__DECIDED:
+    case DP__VOTE_DECIDED:
         break;
     }
 }
 
 static void dp__take_vote(dp__members *m, dp__actions *out, const dp__vote *vote)
 {
-    if (vote->kind == DP__DECIDED) {
-        if (vote->number > m->number && m->role != DP__LEFT &&
+    if (vote->kind == DP__VOTE_DECIDED) {
+        if (vote->number > m->number && m->role != DP__ROLE_LEFT &&
             (m->number > 0 || dp__roster_find(vote->places, m->count, m->holder) >= 0))
             dp__adopt(m, out, vote->number, vote->places);
     } else if (vote->number < m->number) {
         dp__answer_late(m, out, vote);
     } else if (vote->number > m->number) { /* it is behind itself: that is the question */
-        dp__vote_send(m, out, DP__REPLY, (dp__vote){.kind = DP__REJECT});
-    } else if (m->role != DP__LEFT && dp__is_of_roster(m, vote->seat, vote->holder)) {
+        dp__vote_send(m, out, DP__DO_REPLY, (dp__vote){.kind = DP__VOTE_REJECT});
+    } else if (m->role != DP__ROLE_LEFT && dp__is_of_roster(m, vote->seat, vote->holder)) {
         dp__take_member_vote(m, out, vote);
     }
 }
 
 static void dp__time_is_over(dp__members *m, dp__actions *out)
 {
-    if (m->role == DP__WAITS && m->number > 0)
+    if (m->role == DP__ROLE_WAITS && m->number > 0)
         dp__prepare(m, out);
-    else if (m->role == DP__PREPARES && dp__has_promises(m))
+    else if (m->role == DP__ROLE_PREPARES && dp__has_promises(m))
         dp__propose(m, out);
-    else if (m->role == DP__PREPARES || m->role == DP__PROPOSES)
-        dp__wait(m, out, DP__FOR_AGAIN);
+    else if (m->role == DP__ROLE_PREPARES || m->role == DP__ROLE_PROPOSES)
+        dp__members_wait(m, out, DP__FOR_AGAIN);
 }
 
 /* Changes the state by one event. A vote's kind and places must be valid. */
@@ -563,30 +570,33 @@ static void dp__members_step(dp__members *m, const dp__members_event *event, dp_
 {
     out->count = 0;
     switch ((dp__event_kind)event->kind) {
-    case DP__FAILED:
-        if (m->role == DP__RUNS || m->role == DP__MEETS)
-            dp__wait(m, out, DP__FOR_TURN);
+    case DP__ON_FAILED:
+        if (m->role == DP__ROLE_RUNS || m->role == DP__ROLE_MEETS)
+            dp__members_wait(m, out, DP__FOR_TURN);
         break;
-    case DP__VOTE:
+    case DP__ON_VOTE:
         dp__take_vote(m, out, &event->vote);
         break;
-    case DP__TIMER:
+    case DP__ON_TIMER:
         dp__time_is_over(m, out);
         break;
-    case DP__ABSENT:
-        dp__marks_of(m)[event->seat] |= DP__GONE;
+    case DP__ON_ABSENT:
+        dp__marks_of(m)[event->seat] |= DP__MARK_GONE;
         dp__propose_soon(m, out);
         break;
-    case DP__CLAIMED:
-        if (event->vote.number > m->number && m->role != DP__LEFT)
+    case DP__ON_PRESENT:
+        dp__marks_of(m)[event->seat] &= (unsigned char)~DP__MARK_GONE;
+        break;
+    case DP__ON_CLAIMED:
+        if (event->vote.number > m->number && m->role != DP__ROLE_LEFT)
             dp__adopt(m, out, event->vote.number, event->vote.places);
         break;
-    case DP__MET:
-        if (m->role == DP__MEETS)
-            m->role = DP__RUNS;
+    case DP__ON_MET:
+        if (m->role == DP__ROLE_MEETS)
+            m->role = DP__ROLE_RUNS;
         break;
-    case DP__KNOCKED:
-        dp__places_set(m, dp__newcomers_of(m), event->vote.places);
+    case DP__ON_KNOCKED:
+        dp__seats_set(m, dp__newcomers_of(m), event->vote.places);
         break;
     }
 }

@@ -124,7 +124,7 @@ typedef struct dp__meeting { /* the processes of a job */
     const dp_bootstrap *boot;
     dp__hello own, *all;
     const dp__launch *launch;
-    dp__roll *roll; /* of a process that joins a job that runs; else NULL */
+    dp__voter *voter; /* of a process that joins a job that runs; else NULL */
     dp__neighbours near;
 } dp__meeting;
 
@@ -351,7 +351,7 @@ static void dp__in_child(void)
         if (ctx == NULL)
             continue;
         dp__tree_let_go(ctx->tree);
-        dp__roll_unlisten(ctx->roll);
+        dp__voter_unlisten(ctx->voter);
         dp__post_let_go(ctx->post);
         dp__office_unlisten(ctx);
         dp__unbind_child(ctx);
@@ -383,23 +383,24 @@ static dp_ctx *dp__ctx_new(const dp_config *config)
     return ctx;
 }
 
-/* What a failure of the job will need. */
-static dp_status dp__open_roll(dp_ctx *ctx, dp__meeting *meeting)
+/* Makes what a failure of the job will need. */
+static dp_status dp__open_voter(dp_ctx *ctx, dp__meeting *meeting)
 {
     const dp_bootstrap *boot = meeting->boot;
     bool far = !dp__one_machine(meeting) || meeting->launch->own[0] != '\0';
-    DP_TRY(dp__agree(
-        meeting, dp__roll_open(boot, meeting->launch, far, ctx->config.shards > 0, &ctx->roll)));
-    return dp__agree(meeting, dp__roll_meet(boot, ctx->roll));
+    DP_TRY(dp__agree(meeting, dp__voter_open(boot, meeting->launch, meeting->near.machine, far,
+                                             ctx->config.shards > 0, &ctx->voter)));
+    return dp__agree(meeting, dp__voter_meet(boot, ctx->voter));
 }
 
-/* Of a process that is alone, where others come later. */
-static dp_status dp__open_roll_alone(dp_ctx *ctx, const dp__launch *launch)
+/* The same for a process that is alone, where others come later. */
+static dp_status dp__open_voter_alone(dp_ctx *ctx, const dp__launch *launch)
 {
     const dp_bootstrap alone = {.process_count = 1};
-    DP_TRY(
-        dp__roll_open(&alone, launch, launch->own[0] != '\0', ctx->config.shards > 0, &ctx->roll));
-    ctx->roll->launch.key = ctx->roll->seats[0].key;
+    DP_TRY(dp__voter_open(&alone, launch, (dp__share){0, 1}, launch->own[0] != '\0',
+                          ctx->config.shards > 0, &ctx->voter));
+    dp__voter_own(ctx->voter)->memory = dp__word_id(&ctx->voter->word);
+    dp__voter_begin(ctx->voter, 1);
     return DP_OK;
 }
 
@@ -416,10 +417,10 @@ static dp_status dp__open_ctx(const dp_config *config, dp__meeting *meeting, dp_
         status = dp__job_open(ctx, others);
     if (status == DP_OK && others != NULL)
         status = dp__own_tree(ctx, others);
-    if (status == DP_OK && others != NULL && config->recovers && meeting->roll == NULL)
-        status = dp__open_roll(ctx, others);
+    if (status == DP_OK && others != NULL && config->recovers && meeting->voter == NULL)
+        status = dp__open_voter(ctx, others);
     if (status == DP_OK && others == NULL && config->recovers && meeting->launch->place[0] != '\0')
-        status = dp__open_roll_alone(ctx, meeting->launch);
+        status = dp__open_voter_alone(ctx, meeting->launch);
     if (status == DP_OK && !dp__live_swap(NULL, ctx))
         status =
             dp_error(DP_ERR_UNSUPPORTED, "dp_open: more than %d contexts at once", DP__LIVE_MAX);
@@ -480,12 +481,12 @@ static dp_status dp__meeting_make(const dp_config *config, const dp__launch *lau
 
 /* If something goes wrong before all have met, the others notice that this process is missing; if
    later, they are told. */
-static dp_status dp__open_job(const dp_config *config, const dp__launch *launch, dp__roll *roll,
+static dp_status dp__open_job(const dp_config *config, const dp__launch *launch, dp__voter *voter,
                               dp_ctx **out)
 {
     dp__meeting meeting;
     dp_status status = dp__meeting_make(config, launch, &meeting);
-    meeting.roll = roll;
+    meeting.voter = voter;
     if (status == DP_OK)
         status = dp__open_ctx(config, &meeting, out);
     dp__os_free(meeting.all, 0, NULL);
@@ -508,23 +509,24 @@ static dp_status dp__open_met(const dp_config *joined, const dp__launch *launch,
 }
 
 /* With the processes that have let this one in. */
-static dp_status dp__open_guest_met(dp_config *config, dp__roll *roll, const dp__tally *tally,
-                                    int timeout_ms, dp_ctx **out)
+static dp_status dp__open_guest_met(dp_config *config, dp__voter *voter, int timeout_ms,
+                                    dp_ctx **out)
 {
     dp__launch launch;
     dp__tree *tree = NULL;
-    DP_TRY(dp__returning_launch(roll, tally, &launch));
+    DP_TRY(dp__voter_launch(voter, &launch));
     DP_TRY(dp__join_tree(config, &launch, timeout_ms, &tree));
-    dp_status status = dp__open_job(config, &launch, roll, out);
+    dp_status status = dp__open_job(config, &launch, voter, out);
     if (status != DP_OK)
         dp__tree_close(tree, true);
     DP_TRY(status);
     tree->timeout_ms = (*out)->config.timeout_ms;
     dp__far_begin(*out, tree, NULL);
-    roll->whole = config->shards > 0;
-    dp__roll_commit(roll);
-    (*out)->roll = roll;
-    (*out)->guest_wrappers = tally->wrappers;
+    (*out)->guest_wrappers = voter->wrappers;
+    voter->whole = config->shards > 0;
+    voter->members->whole = voter->whole;
+    (*out)->info.recoveries = dp__voter_met(voter);
+    (*out)->voter = voter;
     return DP_OK;
 }
 
@@ -535,24 +537,17 @@ static dp_status dp__open_guest_once(const dp_config *config, const dp__launch *
                                      int timeout_ms, uint64_t until_ns, bool *out_again,
                                      dp_ctx **out)
 {
-    dp__tally tally;
     dp_config own = *config;
+    dp__voter *voter = NULL;
     bool far = launch->host[0] != '\0' && !dp__is_loopback(launch->host);
-    dp__roll *roll = dp__roll_make(launch, 0, 0, 1);
+    dp_status status = dp__knock(launch, far, timeout_ms, until_ns, &voter);
     *out_again = false;
-    if (roll == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for a process");
-    dp_status status = dp__roll_seat(roll, NULL, far);
-    if (status == DP_OK)
-        status = dp__knock(launch, &roll, timeout_ms, until_ns, &tally);
-    if (status != DP_OK) {
-        dp_error(status, "dp_open: %s", dp__open_error());
-    } else {
-        status = dp__open_guest_met(&own, roll, &tally, DP__MEET_MOST_MS, out);
-        *out_again = dp_status_class(status) == DP_CLASS_JOB;
-    }
     if (status != DP_OK)
-        dp__roll_close(roll, true);
+        return dp_error(status, "dp_open: %s", dp__open_error());
+    status = dp__open_guest_met(&own, voter, DP__MEET_MOST_MS, out);
+    *out_again = dp_status_class(status) == DP_CLASS_JOB;
+    if (status != DP_OK)
+        dp__voter_close(voter, true);
     return status;
 }
 
@@ -678,10 +673,10 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
     dp__unbind(ctx);
     dp_allocator allocator = ctx->config.allocator;
     dp__job_close(ctx->job);
-    for (dp__job *job = ctx->roll != NULL ? ctx->roll->before : NULL; job != NULL;
+    for (dp__job *job = ctx->voter != NULL ? ctx->voter->before : NULL; job != NULL;
          job = job->before)
         dp__job_close(job);
-    dp__roll_close(ctx->roll, ask_devices);
+    dp__voter_close(ctx->voter, ask_devices);
     while (ctx->tracked != NULL)
         dp__tracked_free(ctx, ctx->tracked);
     allocator.free(ctx, sizeof *ctx, allocator.user);

@@ -53,19 +53,18 @@ static void dp__passes_void(const dp_scope *scopes)
     }
 }
 
-/* A job has come in the place of `old`. A process that has not heard of it sees that this one has
-   gone on. What lies in its heap stays where it is, as memory of this process. */
+/* Puts a job in the place of `old`. What lies in its heap stays where it is, as memory of this
+   process. */
 static void dp__job_retire(dp_ctx *ctx, dp__job *old, const dp__heap *heap)
 {
     if (old == NULL)
         return;
-    atomic_store(&dp__progress_of(old, old->process)->presence, DP__MOVED);
     if (heap->used > 0) {
         size_t first = (size_t)(dp__heap_part(heap, heap->process) - (char *)old->shared.data);
         dp__os_shared_trim(&old->shared, first, dp__align_up(heap->used, DP__SHARED_PAGE));
         dp__os_shared_close(&old->near);
-        old->before = ctx->roll->before;
-        ctx->roll->before = old;
+        old->before = ctx->voter->before;
+        ctx->voter->before = old;
     } else {
         dp__job_free(old);
     }
@@ -93,11 +92,11 @@ static dp_status dp__world_open(dp_ctx *ctx, const dp__launch *launch)
     return status;
 }
 
-static dp_status dp__world_return(dp_ctx *ctx, const dp__tally *tally, int timeout_ms)
+static dp_status dp__world_return(dp_ctx *ctx, int timeout_ms)
 {
     dp__launch launch;
     dp__tree *tree = NULL;
-    DP_TRY(dp__returning_launch(ctx->roll, tally, &launch));
+    DP_TRY(dp__voter_launch(ctx->voter, &launch));
     ctx->config.bootstrap = (dp_bootstrap){NULL, NULL, 0, 1};
     if (launch.process_count > 1)
         DP_TRY(dp__join_tree(&ctx->config, &launch, timeout_ms, &tree));
@@ -169,17 +168,16 @@ static int dp__meet_again_ms(dp__recovering *own)
 static dp_status dp__recover_once(dp__recovering *own)
 {
     dp_ctx *ctx = own->ctx;
-    dp__tally tally;
     dp__world_end(ctx, own->old);
     dp_status status = dp__devices_drain(ctx);
     if (status != DP_OK)
-        dp__roll_unlisten(ctx->roll); /* the others go on without this process */
+        dp__voter_unlisten(ctx->voter); /* the others go on without this process */
     else
-        status = dp__roll_call(ctx->roll, own->old, own->until_ns, &tally);
+        status = dp__voter_vote(ctx->voter, own->until_ns);
     own->over = status != DP_OK;
     DP_TRY(status);
     dp__failure_clear(ctx);
-    status = dp__world_return(ctx, &tally, dp__meet_again_ms(own));
+    status = dp__world_return(ctx, dp__meet_again_ms(own));
     if (status != DP_OK)
         (void)dp__job_failed(ctx, status, dp_last_error());
     return status;
@@ -206,13 +204,11 @@ static dp_status dp__recover(dp__recovering *own)
 {
     dp_ctx *ctx = own->ctx;
     dp_status status;
-    int most = ctx->roll->count + DP__RECOVER_TRIES;
+    int most = ctx->voter->count + DP__RECOVER_TRIES;
     do {
         status = dp__recover_once(own);
         if (status == DP_OK) {
-            dp__roll_commit(ctx->roll);
-            dp__door_keep(ctx->roll);
-            ctx->info.recoveries++;
+            ctx->info.recoveries = dp__voter_met(ctx->voter);
             dp__job_retire(ctx, own->old, &own->heap);
             dp__recovering_of(own);
             status = dp__leave(own->fn, ctx, dp__wrappers_return(own->fn, ctx));
@@ -241,10 +237,10 @@ static uint32_t dp__wrappers_count(const dp_ctx *ctx)
 /* Whether anything can be made anew of this context. */
 static dp_status dp__check_recovers(const char *fn, const dp_ctx *ctx)
 {
-    if (ctx->roll == NULL)
+    if (ctx->voter == NULL)
         return dp_error(DP_ERR_STATE, "%s: config.recovers was not set, or there was one process",
                         fn);
-    if (ctx->roll->listener < 0)
+    if (ctx->voter->listener < 0)
         return dp_error(DP_ERR_STATE, "%s: a device of this process is lost", fn);
     if (ctx->sharings > 0)
         return dp_error(DP_ERR_UNSUPPORTED,
@@ -262,7 +258,7 @@ static dp_status dp__job_again(const char *fn, dp_ctx *ctx)
     dp__passes_void(ctx->scopes);
     dp__recovering_of(&own);
     own.until_ns = dp__os_after_ms(ctx->config.timeout_ms);
-    ctx->roll->wrappers = dp__wrappers_count(ctx);
+    ctx->voter->wrappers = dp__wrappers_count(ctx);
     (void)dp__devices_drain(ctx); /* a communicator has failed there, and still is */
     dp_status status = dp__recover(&own);
     atomic_store_explicit(&ctx->entered, false, memory_order_release);
@@ -287,13 +283,13 @@ DP_API dp_status dp_recover(dp_ctx *ctx)
    before may be about to leave the door. */
 static void dp__door_warn(dp_ctx *ctx)
 {
-    dp__roll *roll = ctx->roll;
+    dp__door *door = &ctx->voter->door;
     char why[DP__DOOR_BYTES];
-    bool shut = ctx->info.process == 0 && dp__door_is_shut(roll);
-    roll->door_tries = !shut ? 0 : roll->door_tries < 3 ? roll->door_tries + 1 : 3;
-    if (roll->door_tries == 2)
+    bool shut = ctx->info.process == 0 && dp__door_is_shut(door);
+    door->tries = !shut ? 0 : door->tries < 3 ? door->tries + 1 : 3;
+    if (door->tries == 2)
         dp__log(ctx, DP_LOG_WARN, "no process can come later: %s",
-                dp__door_text(roll, why, sizeof why));
+                dp__door_text(door, why, sizeof why));
 }
 
 /* Refuses while something is under way, which a newcomer would make void in a job that has not
@@ -315,14 +311,15 @@ DP_API dp_status dp_admit(dp_ctx *ctx, bool *out_came)
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_pointer(__func__, "out_came", out_came));
     DP_TRY(dp__check_between_steps(__func__, ctx));
-    if (ctx->roll == NULL && ctx->config.recovers) { /* alone: nobody has a place to come back to */
+    if (ctx->voter == NULL &&
+        ctx->config.recovers) { /* alone: nobody has a place to come back to */
         *out_came = false;
         return DP_OK;
     }
     DP_TRY(dp__check_recovers(__func__, ctx));
-    dp__door_keep(ctx->roll);
+    dp__door_keep(ctx->voter);
     dp__door_warn(ctx);
-    DP_TRY(dp__named(__func__, dp_any(ctx, dp__door_look(ctx->roll), &waits)));
+    DP_TRY(dp__named(__func__, dp_any(ctx, dp__door_look(ctx->voter), &waits)));
     if (waits)
         DP_TRY(dp__job_again(__func__, ctx));
     *out_came = waits;

@@ -710,10 +710,9 @@ static void one_sleeps(void)
         raise(SIGSTOP);
         wait_for_failure(ctx);
         CHECK_ERROR(dp_recover(ctx), DP_ERR_TIMEOUT,
-                    "dp_recover: of the processes that may be alive only 1 came and 2 did not, "
-                    "process 1 among them: those may have gone on, so these cannot");
+                    "dp_recover: the others have gone on without this process");
         CHECK(dp_failure(ctx, NULL));
-        CHECK_ERROR(dp_recover(ctx), DP_ERR_TIMEOUT, "dp_recover: of the processes");
+        CHECK_ERROR(dp_recover(ctx), DP_ERR_TIMEOUT, "dp_recover: the others have gone on");
         dp_close(ctx);
         return;
     }
@@ -780,8 +779,8 @@ static void on_two_machines(void)
     wait_for_failure(ctx);
     if (far_victims == 2) { /* who is left is half of them, without the first */
         CHECK_ERROR(dp_recover(ctx), DP_ERR_TIMEOUT,
-                    "dp_recover: of the processes that may be alive only 2 came and 2 did not, "
-                    "process 0 among them");
+                    "dp_recover: only 2 of 4 processes came, and process 0 did not, among others: "
+                    "those may have gone on, so these cannot");
     } else {
         CHECK_OK(dp_recover(ctx));
         CHECK_INT(info_of(ctx).process, me - 1);
@@ -1882,7 +1881,7 @@ static void one_sleeps_and_is_replaced(void)
     if (me == 2) {
         raise(SIGSTOP);
         wait_for_failure(ctx);
-        CHECK_ERROR(dp_recover(ctx), DP_ERR_TIMEOUT, "dp_recover: of the processes");
+        CHECK_ERROR(dp_recover(ctx), DP_ERR_TIMEOUT, "dp_recover: the others have gone on");
         dp_close(ctx);
         return;
     }

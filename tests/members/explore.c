@@ -22,6 +22,9 @@
 
 #define DP__ROOMS
 #define DP_ASSERT(condition) assert(condition)
+typedef struct dp__seat { /* as much of dp/launch.h's as is looked at */
+    uint64_t holder, came, memory;
+} dp__seat;
 #ifndef MEMBERS
 #define MEMBERS "../../dp/members.h"
 #endif
@@ -50,6 +53,7 @@ static const scenario scenarios[] = {
     {"two on a machine and a newcomer there", 2, 1, {0, 0, 0}, 1, 3, false},
     {"two on a machine and a newcomer elsewhere", 2, 1, {0, 0, 1}, 1, 3, false},
     {"two on a machine and one elsewhere", 3, 0, {0, 0, 1}, 1, 3, false},
+    {"one without a word and two on a machine", 3, 0, {-1, 0, 0}, 1, 3, false},
     {"four on a machine", 4, 0, {0, 0, 0, 0}, 1, 2, false},
     {"four", 4, 0, {-1, -1, -1, -1}, 1, 2, false},
     {"three, two rounds", 3, 0, {-1, -1, -1}, 2, 2, true},
@@ -77,7 +81,7 @@ static int seat_count(void)
 
 /* ---- lists of places and votes have small numbers -------------------------------------------- */
 
-static dp__place lists[LISTS][SEATS]; /* list 0 is empty */
+static dp__seat lists[LISTS][SEATS]; /* list 0 is empty */
 static int list_count;
 
 typedef struct short_vote {
@@ -88,9 +92,9 @@ typedef struct short_vote {
 static short_vote votes[VOTES];
 static int vote_count;
 
-static int list_of(const dp__place *places)
+static int list_of(const dp__seat *places)
 {
-    dp__place whole[SEATS] = {{0}};
+    dp__seat whole[SEATS] = {{0}};
     memcpy(whole, places, (size_t)seat_count() * sizeof *whole);
     for (int i = 0; i < list_count; i++)
         if (memcmp(lists[i], whole, sizeof whole) == 0)
@@ -162,10 +166,10 @@ static void unpack(const process *from, int p, dp__members *m)
     m->round = from->round;
     m->role = from->role;
     m->whole = 0;
-    dp__places_set(m, dp__roster_of(m), lists[from->roster]);
-    dp__places_set(m, dp__accepted_of(m), lists[from->accepted_list]);
-    dp__places_set(m, dp__proposed_of(m), lists[from->proposed]);
-    dp__places_set(m, dp__newcomers_of(m), lists[from->newcomers]);
+    dp__seats_set(m, dp__roster_of(m), lists[from->roster]);
+    dp__seats_set(m, dp__accepted_of(m), lists[from->accepted_list]);
+    dp__seats_set(m, dp__proposed_of(m), lists[from->proposed]);
+    dp__seats_set(m, dp__newcomers_of(m), lists[from->newcomers]);
     memcpy(dp__marks_of(m), from->marks, (size_t)m->count);
 }
 
@@ -184,33 +188,34 @@ static process packed(dp__members *m)
                   .proposed = (uint8_t)list_of(dp__proposed_of(m)),
                   .newcomers = (uint8_t)list_of(dp__newcomers_of(m))};
     memcpy(to.marks, dp__marks_of(m), (size_t)m->count);
-    if (to.role != DP__PREPARES && to.role != DP__PROPOSES && to.role != DP__CLAIMS) {
+    if (to.role != DP__ROLE_PREPARES && to.role != DP__ROLE_PROPOSES &&
+        to.role != DP__ROLE_CLAIMS) {
         to.ballot = to.best = to.proposed = 0; /* nobody looks at them */
         memset(to.marks, 0, sizeof to.marks);
     }
     return to;
 }
 
-static dp__place place_of(int p, int came)
+static dp__seat place_of(int p, int came)
 {
-    return (dp__place){(uint64_t)p + 1, (uint64_t)came,
-                       now->machine[p] >= 0 ? (uint64_t)now->machine[p] + 1 : 0};
+    return (dp__seat){(uint64_t)p + 1, (uint64_t)came,
+                      now->machine[p] >= 0 ? (uint64_t)now->machine[p] + 1 : 0};
 }
 
 static state first_state(void)
 {
     state s = {.decided = {0}};
-    dp__place places[SEATS] = {{0}}, none[SEATS] = {{0}};
+    dp__seat places[SEATS] = {{0}}, none[SEATS] = {{0}};
     (void)list_of(none);
     for (int p = 0; p < now->members; p++)
         places[p] = place_of(p, 1);
     int roster = list_of(places);
     for (int p = 0; p < process_count(); p++)
         s.of[p] = p < now->members ? (process){.seat = (int8_t)p,
-                                               .role = DP__RUNS,
+                                               .role = DP__ROLE_RUNS,
                                                .number = 1,
                                                .roster = (uint8_t)roster}
-                                   : (process){.seat = -1, .role = DP__WAITS};
+                                   : (process){.seat = -1, .role = DP__ROLE_WAITS};
     s.decided[1] = (uint8_t)roster;
     s.met[1] = (uint8_t)((1 << now->members) - 1);
     return s;
@@ -259,7 +264,7 @@ static const char *list_text(int list, char *text)
 static void check_roster(const state *s, int number, int list)
 {
     unsigned char older[SEATS] = {0}, kept[SEATS] = {0};
-    const dp__place *places = lists[list], *before = lists[s->decided[number - 1]];
+    const dp__seat *places = lists[list], *before = lists[s->decided[number - 1]];
     for (int seat = 0; seat < seat_count(); seat++) {
         older[seat] = places[seat].holder != 0 && places[seat].came < (uint64_t)number;
         for (int k = 0; k < seat_count(); k++) {
@@ -288,7 +293,7 @@ static void adopted(state *s, int p)
         violates("(a) roster %d is %s and %s", number, list_text(s->decided[number], a),
                  list_text(list, b));
     }
-    if (s->of[p].role == DP__MEETS)
+    if (s->of[p].role == DP__ROLE_MEETS)
         s->met[number] = (uint8_t)(s->met[number] | 1 << p);
 }
 
@@ -297,7 +302,7 @@ static bool is_complete(const state *s, int number)
     for (int seat = 0; seat < seat_count(); seat++) {
         uint64_t holder = lists[s->decided[number]][seat].holder;
         const process *one = &s->of[holder - 1];
-        if (holder != 0 && (one->role != DP__RUNS || one->number != number))
+        if (holder != 0 && (one->role != DP__ROLE_RUNS || one->number != number))
             return false;
     }
     return s->decided[number] != 0;
@@ -314,7 +319,7 @@ static void check_quorum(const state *s, const process *one, int p, dp__vote_kin
             marks[s->of[votes[id].from].seat] = 1;
     if (!dp__is_quorum(lists[one->roster], seat_count(), marks, 1))
         violates("(a) %c goes on without a quorum that has %s", 'A' + p,
-                 kind == DP__PROMISE ? "promised" : "accepted");
+                 kind == DP__VOTE_PROMISE ? "promised" : "accepted");
 }
 
 static void check_state(const state *before, const state *s, int p)
@@ -323,9 +328,9 @@ static void check_state(const state *before, const state *s, int p)
     if (is->number < was->number || (is->number == was->number && is->promised < was->promised) ||
         is->accepted > is->promised)
         violates("(a) %c forgets what it has promised", 'A' + p);
-    if (was->role == DP__LEFT && (is->role != DP__LEFT || is->number != was->number))
+    if (was->role == DP__ROLE_LEFT && (is->role != DP__ROLE_LEFT || is->number != was->number))
         violates("(c) %c has left, and goes on", 'A' + p);
-    if (is->role == DP__RUNS && is->promised != 0)
+    if (is->role == DP__ROLE_RUNS && is->promised != 0)
         violates("(b) %c has promised to leave, and runs", 'A' + p);
     for (int n = 1; n < NUMBERS; n++)
         for (int later = n + 1; later < NUMBERS && is_complete(s, n); later++)
@@ -335,8 +340,8 @@ static void check_state(const state *before, const state *s, int p)
 
 static void send_vote(state *s, const dp__vote *vote, int p, int to)
 {
-    bool decided = vote->kind == DP__DECIDED; /* whoever has sent it, and to whom */
-    if (vote->kind == DP__REJECT)
+    bool decided = vote->kind == DP__VOTE_DECIDED; /* whoever has sent it, and to whom */
+    if (vote->kind == DP__VOTE_REJECT)
         return; /* to be rejected is to wait too long, and to be asked brings nothing new */
     int id =
         vote_of((short_vote){.kind = (uint8_t)vote->kind,
@@ -380,35 +385,35 @@ static void claim(state *s, int p, dp__members_event *event)
 static state after(const state *s, happening h)
 {
     static dp__members *here;
-    dp__place before[SEATS], newcomers[SEATS] = {{0}};
+    dp__seat before[SEATS], newcomers[SEATS] = {{0}};
     dp__actions actions = {.before = before};
     dp__members_event event = {.kind = h.kind};
     state next = *s;
     int p = h.process;
     here = here != NULL ? here : new_room();
     unpack(&s->of[p], p, here);
-    if (h.kind == DP__VOTE)
+    if (h.kind == DP__ON_VOTE)
         event.vote = vote_at(s, h.vote);
-    if (h.kind == DP__CLAIMED)
+    if (h.kind == DP__ON_CLAIMED)
         claim(&next, p, &event);
-    for (int g = 0; g < now->newcomers && h.kind == DP__KNOCKED; g++)
+    for (int g = 0; g < now->newcomers && h.kind == DP__ON_KNOCKED; g++)
         newcomers[g] = place_of(now->members + g, 0);
-    if (h.kind == DP__KNOCKED)
+    if (h.kind == DP__ON_KNOCKED)
         event.vote.places = newcomers;
     dp__members_step(here, &event, &actions);
     next.of[p] = packed(here);
     for (int i = 0; i < actions.count; i++)
-        if (actions.list[i].kind == DP__REPLY)
+        if (actions.list[i].kind == DP__DO_REPLY)
             send_vote(&next, &actions.list[i].vote, p, votes[h.vote].from);
-        else if (actions.list[i].kind == DP__SPREAD)
+        else if (actions.list[i].kind == DP__DO_SPREAD)
             send_vote(&next, &actions.list[i].vote, p, ALL);
     if (next.of[p].number != s->of[p].number)
         adopted(&next, p);
-    if (next.of[p].number != s->of[p].number && h.kind == DP__VOTE &&
-        event.vote.kind == DP__ACCEPTED)
-        check_quorum(s, &s->of[p], p, DP__ACCEPTED);
-    if (next.of[p].role == DP__PROPOSES && s->of[p].role != DP__PROPOSES)
-        check_quorum(&next, &next.of[p], p, DP__PROMISE);
+    if (next.of[p].number != s->of[p].number && h.kind == DP__ON_VOTE &&
+        event.vote.kind == DP__VOTE_ACCEPTED)
+        check_quorum(s, &s->of[p], p, DP__VOTE_ACCEPTED);
+    if (next.of[p].role == DP__ROLE_PROPOSES && s->of[p].role != DP__ROLE_PROPOSES)
+        check_quorum(&next, &next.of[p], p, DP__VOTE_PROMISE);
     check_state(s, &next, p);
     return next;
 }
@@ -422,14 +427,14 @@ static bool may_meet(const state *s, int p)
         if (holder != 0 && (s->met[one->number] >> (holder - 1) & 1) == 0)
             return false;
     }
-    return one->role == DP__MEETS || one->role == DP__WAITS; /* it may come late */
+    return one->role == DP__ROLE_MEETS || one->role == DP__ROLE_WAITS; /* it may come late */
 }
 
 /* Returns true if it has promised this to the sender of the vote. */
 static bool has_promised(const state *s, const short_vote *v, int p)
 {
     for (int id = 0; id < vote_count; id++)
-        if ((s->sent[id / 64] >> id % 64 & 1) != 0 && votes[id].kind == DP__PROMISE &&
+        if ((s->sent[id / 64] >> id % 64 & 1) != 0 && votes[id].kind == DP__VOTE_PROMISE &&
             votes[id].from == p && votes[id].to == v->from && votes[id].number == v->number &&
             votes[id].ballot == v->ballot)
             return true;
@@ -443,24 +448,24 @@ static bool is_for(const state *s, int id, int p)
     const process *one = &s->of[p];
     if ((s->sent[id / 64] >> id % 64 & 1) == 0 || (v->to != ALL && v->to != p))
         return false;
-    if (v->kind == DP__DECIDED)
+    if (v->kind == DP__VOTE_DECIDED)
         return v->number >= one->number;
-    if (v->from == p || one->role == DP__LEFT)
+    if (v->from == p || one->role == DP__ROLE_LEFT)
         return false;
     if (v->number != one->number) /* it is answered by what was decided, which once is enough */
         return v->number < one->number && s->decided_sent[one->number] == 0;
-    if (v->kind == DP__PREPARE)
+    if (v->kind == DP__VOTE_PREPARE)
         return v->ballot > one->promised || (v->ballot == one->promised && !has_promised(s, v, p));
-    if (v->kind == DP__ACCEPT)
+    if (v->kind == DP__VOTE_ACCEPT)
         return v->ballot >= one->promised &&
                (v->ballot > one->accepted || v->list != one->accepted_list);
-    return one->role == (v->kind == DP__PROMISE ? DP__PREPARES : DP__PROPOSES);
+    return one->role == (v->kind == DP__VOTE_PROMISE ? DP__ROLE_PREPARES : DP__ROLE_PROPOSES);
 }
 
 static bool may_wait_long(const process *one)
 {
-    return (one->role == DP__WAITS && one->number > 0 && one->round < now->rounds) ||
-           one->role == DP__PREPARES || one->role == DP__PROPOSES;
+    return (one->role == DP__ROLE_WAITS && one->number > 0 && one->round < now->rounds) ||
+           one->role == DP__ROLE_PREPARES || one->role == DP__ROLE_PROPOSES;
 }
 
 static int list_events(const state *s, happening *out)
@@ -469,19 +474,20 @@ static int list_events(const state *s, happening *out)
     for (int p = 0; p < process_count(); p++) {
         const process *one = &s->of[p];
         bool more = one->number < now->numbers;
-        if ((one->role == DP__RUNS || one->role == DP__MEETS) && more)
-            out[count++] = (happening){DP__FAILED, (uint8_t)p, 0};
+        if ((one->role == DP__ROLE_RUNS || one->role == DP__ROLE_MEETS) && more)
+            out[count++] = (happening){DP__ON_FAILED, (uint8_t)p, 0};
         if (may_wait_long(one))
-            out[count++] = (happening){DP__TIMER, (uint8_t)p, 0};
-        if (one->role == DP__CLAIMS)
-            out[count++] = (happening){DP__CLAIMED, (uint8_t)p, 0};
+            out[count++] = (happening){DP__ON_TIMER, (uint8_t)p, 0};
+        if (one->role == DP__ROLE_CLAIMS)
+            out[count++] = (happening){DP__ON_CLAIMED, (uint8_t)p, 0};
         if (may_meet(s, p))
-            out[count++] = (happening){DP__MET, (uint8_t)p, 0};
-        if (now->newcomers > 0 && one->role == DP__WAITS && one->number == 1 && one->newcomers == 0)
-            out[count++] = (happening){DP__KNOCKED, (uint8_t)p, 0};
+            out[count++] = (happening){DP__ON_MET, (uint8_t)p, 0};
+        if (now->newcomers > 0 && one->role == DP__ROLE_WAITS && one->number == 1 &&
+            one->newcomers == 0)
+            out[count++] = (happening){DP__ON_KNOCKED, (uint8_t)p, 0};
         for (int id = 0; id < vote_count; id++)
             if (is_for(s, id, p))
-                out[count++] = (happening){DP__VOTE, (uint8_t)p, (uint16_t)id};
+                out[count++] = (happening){DP__ON_VOTE, (uint8_t)p, (uint16_t)id};
     }
     return count;
 }
@@ -579,7 +585,7 @@ static void tell(happening h)
 {
     char text[64];
     printf("#   %c %s", 'A' + h.process, events[h.kind]);
-    if (h.kind == DP__VOTE) {
+    if (h.kind == DP__ON_VOTE) {
         const short_vote *v = &votes[h.vote];
         printf(" %s of %c: number %d", kinds[v->kind], 'A' + v->from, v->number);
         if (v->ballot != 0)

@@ -20,7 +20,7 @@ typedef struct stage {
     actor of[PROCESSES];
     letter queue[QUEUE];
     int first, last, now;
-    dp__place before[SEATS];
+    dp__seat before[SEATS];
 } stage;
 
 static stage play;
@@ -43,7 +43,7 @@ static void put_letter(int to, int from, const dp__vote *vote)
     *l = (letter){to, from, play.now + 1, *vote, vote->places != NULL ? list_of(vote->places) : -1};
 }
 
-static void spread(int from, const dp__vote *vote, const dp__place *places)
+static void spread(int from, const dp__vote *vote, const dp__seat *places)
 {
     for (int seat = 0; seat < seat_count(); seat++)
         if (places[seat].holder != 0)
@@ -73,7 +73,7 @@ static void happen(int p, dp__members_event event, int sender);
 
 static void claim_now(int p)
 {
-    dp__members_event event = {.kind = DP__CLAIMED};
+    dp__members_event event = {.kind = DP__ON_CLAIMED};
     play.words.of[p] = packed(member(p));
     claim(&play.words, p, &event);
     happen(p, event, -1);
@@ -87,25 +87,25 @@ static void happen(int p, dp__members_event event, int sender)
     for (int i = 0; i < actions.count; i++) {
         const dp__action *act = &actions.list[i];
         switch ((dp__action_kind)act->kind) {
-        case DP__REPLY:
+        case DP__DO_REPLY:
             if (sender >= 0)
                 put_letter(sender, p, &act->vote);
             break;
-        case DP__SPREAD:
+        case DP__DO_SPREAD:
             spread(p, &act->vote, dp__roster_of(member(p)));
-            if (act->vote.kind == DP__DECIDED)
+            if (act->vote.kind == DP__VOTE_DECIDED)
                 spread(p, &act->vote, play.before);
             break;
-        case DP__WAIT:
+        case DP__DO_WAIT:
             a->timer = play.now + ticks_of(p, (dp__wait_for)act->wait);
             break;
-        case DP__CLAIM:
+        case DP__DO_CLAIM:
             claim_now(p);
             break;
-        case DP__MEET:
+        case DP__DO_MEET:
             a->timer = play.now + 3 * TICKS_STEP;
             break;
-        case DP__GIVE_UP:
+        case DP__DO_GIVE_UP:
             a->timer = -1;
             break;
         }
@@ -122,7 +122,7 @@ static bool is_together(int p)
             continue;
         dp__members *other = member((int)holder - 1);
         if (!play.of[holder - 1].alive || other->number != m->number ||
-            (other->role != DP__RUNS && other->role != DP__MEETS))
+            (other->role != DP__ROLE_RUNS && other->role != DP__ROLE_MEETS))
             return false;
     }
     return true;
@@ -132,10 +132,10 @@ static bool is_together(int p)
 static bool looks_at_word(int p)
 {
     int machine = now->machine[p];
-    if (machine < 0 || member(p)->number == 0 || member(p)->role == DP__LEFT ||
+    if (machine < 0 || member(p)->number == 0 || member(p)->role == DP__ROLE_LEFT ||
         play.words.word_number[machine] <= member(p)->number)
         return false;
-    dp__members_event event = {.kind = DP__CLAIMED};
+    dp__members_event event = {.kind = DP__ON_CLAIMED};
     event.vote.number = play.words.word_number[machine];
     event.vote.places = lists[play.words.word_list[machine]];
     happen(p, event, -1);
@@ -145,9 +145,9 @@ static bool looks_at_word(int p)
 /* The dead do not knock any more. */
 static void see_newcomers(int p)
 {
-    dp__place list[SEATS] = {{0}};
+    dp__seat list[SEATS] = {{0}};
     int count = 0;
-    dp__members_event event = {.kind = DP__KNOCKED};
+    dp__members_event event = {.kind = DP__ON_KNOCKED};
     if (dp__newcomers_of(member(p))[0].holder == 0)
         return;
     for (int g = now->members; g < process_count(); g++)
@@ -162,17 +162,17 @@ static void tick(int p)
     actor *a = &play.of[p];
     dp__members *m = member(p);
     bool due = a->timer >= 0 && a->timer <= play.now, together = is_together(p);
-    if (!a->alive || m->role == DP__LEFT || looks_at_word(p))
+    if (!a->alive || m->role == DP__ROLE_LEFT || looks_at_word(p))
         return;
-    if (m->role == DP__MEETS && together) {
+    if (m->role == DP__ROLE_MEETS && together) {
         a->timer = -1;
-        happen(p, (dp__members_event){.kind = DP__MET}, -1);
-    } else if ((m->role == DP__RUNS && !together) || (m->role == DP__MEETS && due)) {
-        happen(p, (dp__members_event){.kind = DP__FAILED}, -1);
+        happen(p, (dp__members_event){.kind = DP__ON_MET}, -1);
+    } else if ((m->role == DP__ROLE_RUNS && !together) || (m->role == DP__ROLE_MEETS && due)) {
+        happen(p, (dp__members_event){.kind = DP__ON_FAILED}, -1);
     } else if (due) {
         a->timer = play.now + TICKS_STEP;
         see_newcomers(p);
-        happen(p, (dp__members_event){.kind = DP__TIMER}, -1);
+        happen(p, (dp__members_event){.kind = DP__ON_TIMER}, -1);
     }
 }
 
@@ -180,8 +180,8 @@ static bool is_settled(void)
 {
     for (int p = 0; p < process_count(); p++) {
         dp__members *m = member(p);
-        bool outside = m->role == DP__LEFT || m->number == 0;
-        if (play.of[p].alive && !outside && (m->role != DP__RUNS || !is_together(p)))
+        bool outside = m->role == DP__ROLE_LEFT || m->number == 0;
+        if (play.of[p].alive && !outside && (m->role != DP__ROLE_RUNS || !is_together(p)))
             return false;
     }
     return true;
@@ -192,7 +192,7 @@ static void deliver(void)
     while (play.first < play.last && play.queue[play.first % QUEUE].at <= play.now) {
         letter l = play.queue[play.first++ % QUEUE];
         l.vote.places = l.list >= 0 ? lists[l.list] : NULL;
-        happen(l.to, (dp__members_event){.kind = DP__VOTE, .vote = l.vote}, l.from);
+        happen(l.to, (dp__members_event){.kind = DP__ON_VOTE, .vote = l.vote}, l.from);
     }
 }
 
@@ -204,10 +204,10 @@ static bool becomes_a_job(const state *s, unsigned alive)
         actor *a = &play.of[p];
         unpack(&s->of[p], p, member(p));
         a->alive = (alive >> p & 1) != 0;
-        a->timer = s->of[p].role == DP__RUNS ? -1 : (p + 1) * TICKS_STEP;
+        a->timer = s->of[p].role == DP__ROLE_RUNS ? -1 : (p + 1) * TICKS_STEP;
     }
     for (int p = 0; p < process_count(); p++)
-        if (play.of[p].alive && member(p)->role == DP__CLAIMS)
+        if (play.of[p].alive && member(p)->role == DP__ROLE_CLAIMS)
             claim_now(p);
     for (play.now = 0; play.now < TICKS_MOST && !is_settled(); play.now++) {
         deliver();
@@ -219,7 +219,7 @@ static bool becomes_a_job(const state *s, unsigned alive)
 }
 
 /* Returns true if the living can decide for this roster. */
-static bool have_say(const dp__place *places, unsigned alive)
+static bool have_say(const dp__seat *places, unsigned alive)
 {
     unsigned char marks[SEATS] = {0};
     bool some = false;
@@ -255,7 +255,7 @@ static bool have_all_say(const state *s, unsigned alive)
     m = m != NULL ? m : new_room();
     for (int p = 0; p < process_count(); p++) {
         unpack(&s->of[p], p, m);
-        if (m->number == 0 || m->role == DP__LEFT || (alive >> p & 1) == 0)
+        if (m->number == 0 || m->role == DP__ROLE_LEFT || (alive >> p & 1) == 0)
             continue;
         if (!have_say(dp__roster_of(m), alive))
             return false;
@@ -263,9 +263,10 @@ static bool have_all_say(const state *s, unsigned alive)
             continue;
         if (m->accepted != 0 && !have_say(dp__accepted_of(m), alive))
             return false;
-        if (m->role == DP__PREPARES && m->best == 0)
+        if (m->role == DP__ROLE_PREPARES && m->best == 0)
             dp__propose_new(m);
-        if ((m->role == DP__PREPARES || m->role == DP__PROPOSES || m->role == DP__CLAIMS) &&
+        if ((m->role == DP__ROLE_PREPARES || m->role == DP__ROLE_PROPOSES ||
+             m->role == DP__ROLE_CLAIMS) &&
             !have_say(dp__proposed_of(m), alive))
             return false;
     }

@@ -1,0 +1,1627 @@
+/* dp/voting.h - v0.1.0 - how the processes of a job agree on who goes on - MIT licence
+
+   Part of dp.h, which includes it. dp/members.h decides what is sent, and what it means; this room
+   sends it. A process that may recover has a port from dp_open to dp_close, where nothing happens
+   as long as the job runs. After a failure its members connect to each other there, and vote.
+
+   Who is waited for, and how long, is decided here and here alone; it never decides what is safe.
+   A process that refuses a connection, or cannot be reached for a while, is not waited for. One
+   that can be connected to and does not answer computes, or is stopped: half of the time is for it.
+
+   CONTENTS (search for the tag)
+     >>word      of a machine: who claims it first has decided
+     >>votes     what travels
+     >>door      where processes wait that come later
+     >>voter     what a process votes with
+     >>contacts  connections to the other members
+     >>acting    what dp/members.h asks for, and when it has waited long enough
+     >>voting    from a failure to a roster
+     >>knocking  from outside to a seat
+*/
+
+#ifndef DP__ROOMS
+#error "dp/voting.h is a part of dp.h: include dp.h"
+#else
+
+/* ==== >>word ===================================================================================
+   Memory that the processes of one machine share for as long as one of them lives, whatever becomes
+   of the job: a word {number, row}, and rows with rosters. A process writes a roster into a row of
+   its own, and then exchanges the word. It has two rows, as the word may point to one of them.
+
+   Its rows are those of a ticket that it holds by a lock, which the kernel releases when it has
+   died: while it is only stopped, nobody else writes there.                                      */
+
+typedef struct dp__word_page {
+    uint64_t id; /* of this memory: random, not 0 */
+    _Alignas(64) atomic_ullong word;
+} dp__word_page;
+
+typedef struct dp__word_card { /* by which another process of the machine finds it */
+    dp__shared_name name;
+    uint64_t machine;
+    uint32_t count, tickets; /* of seats; of processes that hold a row at the same time */
+} dp__word_card;
+_Static_assert(sizeof(dp__word_card) == sizeof(dp__shared_name) + 16 &&
+                   sizeof(dp__word_card) <= sizeof(dp__seat),
+               "what travels has no gaps, and has room where a roster has");
+
+typedef struct dp__word {
+    dp__shared shared; /* data NULL: there is none */
+    dp__word_card card;
+    int ticket;
+} dp__word;
+
+enum { DP__WORD_SPARE = 64 }; /* tickets of those that come later, or are stopped for ever */
+
+static size_t dp__word_row_bytes(const dp__word_card *card)
+{
+    return dp__align_up((size_t)card->count * sizeof(dp__seat), 64);
+}
+
+static size_t dp__word_bytes(const dp__word_card *card)
+{
+    size_t rows = 2 * (size_t)card->tickets * dp__word_row_bytes(card);
+    return dp__align_up(DP__SHARED_PAGE + rows, DP__SHARED_PAGE);
+}
+
+static size_t dp__word_row_at(const dp__word_card *card, uint32_t row)
+{
+    return DP__SHARED_PAGE + row * dp__word_row_bytes(card);
+}
+
+static dp__word_page *dp__word_page_of(const dp__word *word)
+{
+    return word->shared.data;
+}
+
+static uint64_t dp__word_id(const dp__word *word)
+{
+    return word->shared.data != NULL ? dp__word_page_of(word)->id : 0;
+}
+
+static uint64_t dp__word_number(uint64_t word)
+{
+    return word >> 32;
+}
+
+/* Takes rows of its own. Returns false if none are free. */
+static bool dp__word_enter(dp__word *word)
+{
+    const dp__word_card *card = &word->card;
+    int ticket = 0, count = (int)card->tickets;
+    while (ticket < count && (dp__os_shared_held(&word->shared, ticket) ||
+                              dp__os_shared_hold(&word->shared, ticket) != DP_OK))
+        ticket++;
+    word->ticket = ticket;
+    return ticket < count &&
+           dp__os_shared_reserve(&word->shared, dp__word_row_at(card, 2 * (uint32_t)ticket),
+                                 2 * dp__word_row_bytes(card)) == DP_OK;
+}
+
+/* Closes the memory if this process cannot use it: then it votes as between machines. */
+static void dp__word_settle(dp__word *word, bool usable)
+{
+    if (!usable)
+        dp__os_shared_close(&word->shared);
+    else
+        word->card.name.process_id = dp__os_process_id(), word->card.name.fd = word->shared.fd;
+}
+
+/* Makes the memory of a machine, which begins with roster 1. */
+static void dp__word_make(dp__word *word, int count, int processes)
+{
+    char first = dp__sentence_hide();
+    word->card = (dp__word_card){.machine = dp__os_machine(),
+                                 .count = (uint32_t)count,
+                                 .tickets = 2 * (uint32_t)processes + DP__WORD_SPARE};
+    size_t bytes = dp__word_bytes(&word->card);
+    bool made = dp__os_shared_make(false, bytes, &word->shared, &word->card.name) == DP_OK &&
+                dp__os_shared_reserve(&word->shared, 0, DP__SHARED_PAGE) == DP_OK;
+    if (made) {
+        dp__word_page_of(word)->id = dp__os_random() | 1;
+        atomic_init(&dp__word_page_of(word)->word, (uint64_t)1 << 32);
+    }
+    dp__word_settle(word, made && dp__word_enter(word));
+    (void)dp__sentence_after(first, DP_OK);
+}
+
+/* Opens what another process of the machine has made. */
+static void dp__word_find(dp__word *word, const dp__word_card *card)
+{
+    char first = dp__sentence_hide();
+    word->card = *card;
+    bool found = card->tickets > 0 &&
+                 dp__os_shared_find(&card->name, dp__word_bytes(card), &word->shared) == DP_OK;
+    dp__word_settle(word, found && dp__word_enter(word));
+    (void)dp__sentence_after(first, DP_OK);
+}
+
+static atomic_ullong *dp__word_row(const dp__word *word, uint32_t row)
+{
+    return (atomic_ullong *)((char *)word->shared.data + dp__word_row_at(&word->card, row));
+}
+
+static size_t dp__word_row_words(const dp__word *word)
+{
+    return word->card.count * sizeof(dp__seat) / sizeof(uint64_t);
+}
+
+/* Reads the roster of the word if its number is above this one; returns its number, or 0. */
+static uint64_t dp__word_read(const dp__word *word, uint64_t above, dp__seat *out)
+{
+    if (word->shared.data == NULL)
+        return 0;
+    dp__word_page *page = dp__word_page_of(word);
+    for (;;) {
+        uint64_t now = atomic_load(&page->word);
+        if (dp__word_number(now) <= above)
+            return 0;
+        atomic_ullong *row = dp__word_row(word, (uint32_t)now);
+        for (size_t i = 0; i < dp__word_row_words(word); i++) {
+            uint64_t part = atomic_load_explicit(&row[i], memory_order_relaxed);
+            memcpy((char *)out + i * sizeof part, &part, sizeof part);
+        }
+        atomic_thread_fence(memory_order_acquire);
+        if (atomic_load(&page->word) == now) /* else its row may have been written anew */
+            return dp__word_number(now);
+    }
+}
+
+/* Makes this the roster of that number, unless the word has come as far already. */
+static void dp__word_claim(const dp__word *word, uint64_t number, const dp__seat *roster)
+{
+    dp__word_page *page = dp__word_page_of(word);
+    unsigned long long now = atomic_load(&page->word);
+    uint32_t row = 2 * (uint32_t)word->ticket;
+    row += (uint32_t)now == row;
+    for (size_t i = 0; i < dp__word_row_words(word); i++) {
+        uint64_t part;
+        memcpy(&part, (const char *)roster + i * sizeof part, sizeof part);
+        atomic_store_explicit(&dp__word_row(word, row)[i], part, memory_order_relaxed);
+    }
+    while (dp__word_number(now) < number &&
+           !atomic_compare_exchange_weak(&page->word, &now, number << 32 | row)) {
+    }
+}
+
+/* ==== >>votes ==================================================================================
+   A vote is its head and, where it names a roster, all seats of that.                            */
+
+enum {
+    DP__VOTE_MAGIC = 0x31707664,
+    DP__VOTE_SEND_MS = 200,
+    DP__GREET_MS = 300,
+    DP__MEET_LEAST_MS = 1000, /* who is of the roster comes to meet the others by then */
+    DP__MEET_MOST_MS = 5000
+};
+
+typedef struct dp__vote_head {
+    uint32_t magic, count; /* seats that follow: all, or none */
+    int32_t kind, seat;    /* see dp__vote */
+    uint64_t holder, number, ballot, other;
+    uint32_t left_ms;  /* the time that its sender has to come to an end */
+    uint32_t wrappers; /* of its sender, which newcomers have to make, too */
+} dp__vote_head;
+_Static_assert(sizeof(dp__vote_head) == 56, "what travels has no gaps");
+
+/* Beside those of dp/members.h: a process that proposed ends without a roster, and this is why. */
+enum { DP__VOTE_WHY = DP__VOTE_DECIDED + 1 };
+
+static size_t dp__vote_bytes(const dp__vote_head *head)
+{
+    return head->kind == DP__VOTE_WHY ? DP__SAID_BYTES : head->count * sizeof(dp__seat);
+}
+
+/* Returns false if the other side does not take it: then the connection is of no use any more. */
+static bool dp__vote_post(int fd, const dp__vote_head *head, const void *body)
+{
+    uint64_t until_ns = dp__os_after_ms(DP__VOTE_SEND_MS);
+    return dp__wire_send(fd, head, sizeof *head, until_ns) == DP_OK &&
+           dp__wire_send(fd, body, dp__vote_bytes(head), until_ns) == DP_OK;
+}
+
+/* Returns true if a head can be of this job: its numbers decide how much memory is used. */
+static bool dp__vote_is_sound(const dp__vote_head *head, int count)
+{
+    bool lists = head->kind == DP__VOTE_ACCEPT || head->kind == DP__VOTE_DECIDED ||
+                 (head->kind == DP__VOTE_PROMISE && head->other != 0);
+    return head->magic == DP__VOTE_MAGIC && head->kind >= 0 && head->kind <= DP__VOTE_WHY &&
+           head->seat >= 0 && head->seat < count && head->count == (lists ? (uint32_t)count : 0);
+}
+
+static void dp__seats_end(dp__seat *seats, int count)
+{
+    for (int s = 0; s < count; s++)
+        seats[s].host[sizeof seats[s].host - 1] = '\0';
+}
+
+/* ==== >>door ===================================================================================
+   From the first dp_admit or dp_recover on, process 0 listens at a place that follows
+   from what the launcher has said: the door. A process that comes later waits there until the
+   others let it in and a seat is free.                                                          */
+
+typedef struct dp__newcomer { /* one that waits */
+    int fd;                   /* -1: there is none */
+    dp__seat seat;
+} dp__newcomer;
+
+typedef struct dp__stranger { /* one that has come to the door, and has sent nothing yet */
+    int fd;                   /* -1: there is none */
+    uint64_t until_ns;
+} dp__stranger;
+
+typedef struct dp__invitation { /* to one that has proved that it is of this job */
+    uint32_t magic;
+    int32_t status; /* a failure: it can never be let in, and `text` is why */
+    uint32_t count, reserved;
+    dp__word_card word; /* tickets 0: it is on another machine, or there is none */
+    char text[DP__SAID_BYTES];
+} dp__invitation;
+_Static_assert(sizeof(dp__invitation) == 16 + sizeof(dp__word_card) + DP__SAID_BYTES,
+               "what travels has no gaps");
+
+enum { DP__STRANGERS = 8, DP__DOOR_BYTES = DP__HOST_BYTES + 256 };
+
+typedef struct dp__door {
+    dp__launch launch;       /* where it is; its place is "": nowhere */
+    int listener;            /* of the process that is there; else -1 */
+    int tries;               /* calls of dp_admit in a row that have not opened it */
+    int error;               /* why it is shut: an errno */
+    int count;               /* of seats, and of newcomers at most */
+    dp__newcomer *newcomers; /* in no order */
+    dp__stranger strangers[DP__STRANGERS];
+} dp__door;
+
+static void dp__door_close(dp__door *door)
+{
+    dp__os_drop(&door->listener);
+    for (int i = 0; i < DP__STRANGERS; i++)
+        dp__os_drop(&door->strangers[i].fd);
+    for (int g = 0; g < door->count; g++)
+        dp__os_drop(&door->newcomers[g].fd);
+}
+
+/* Gives its name back, so that another process can have it. */
+static void dp__door_leave(dp__door *door)
+{
+    dp__os_address at = dp__os_local(door->launch.place);
+    if (door->listener >= 0 && door->launch.host[0] == '\0')
+        dp__os_forget(&at);
+    dp__door_close(door);
+}
+
+/* Returns a place behind the ports where the processes of the launch may meet, with a key of its
+   own. Where they have told each other the key, as in a group, nobody else can come. */
+static dp__launch dp__door_of(const dp__launch *launch)
+{
+    dp__launch door = *launch;
+    if (launch->place[0] == '\0' || launch->agreed)
+        return (dp__launch){.place = ""};
+    door.key = dp__key_with(launch->key, "door");
+    if (launch->ports.last != 0)
+        door.port = dp__launch_port(&door);
+    else
+        door.port += door.port + 2 * DP__PORTS <= DP__PORT_MAX ? DP__PORTS : -DP__PORTS;
+    dp__launch_name(&door);
+    return door;
+}
+
+/* Returns -1 if it cannot: errno is why. */
+static int dp__door_listen(const dp__launch *door)
+{
+    dp__server server = {.launch = door, .listener = -1};
+    dp__os_address at = dp__os_local(door->place);
+    int other = -1;
+    if (door->host[0] == '\0')
+        server.listener = dp__listen_at(&at, &other);
+    for (int i = 0; door->host[0] != '\0' && i < door->port_count && server.listener < 0; i++)
+        (void)dp__listen_on(&server, door->host, door->port + i);
+    if (other >= 0) {
+        dp__os_close(other);
+        errno = EADDRINUSE;
+    }
+    return server.listener;
+}
+
+static bool dp__door_is_shut(const dp__door *door)
+{
+    return door->listener < 0 && door->launch.place[0] != '\0';
+}
+
+static void dp__door_open(dp__door *door)
+{
+    if (!dp__door_is_shut(door))
+        return;
+    door->listener = dp__door_listen(&door->launch);
+    door->error = errno;
+}
+
+/* Writes why it is shut. */
+static const char *dp__door_text(const dp__door *door, char *text, size_t room)
+{
+    const dp__launch *at = &door->launch;
+    bool taken = door->error == EADDRINUSE, named = at->host[0] == '\0';
+    const char *why = !taken  ? "cannot be opened: "
+                      : named ? "is that of another process; end it"
+                              : "are taken; free one, or set DP_PORTS to a range with a free one, "
+                                "for all";
+    int used = named ? snprintf(text, room, "the name '%s'", at->place)
+                     : snprintf(text, room, "ports %d to %d of %s", at->port,
+                                at->port + at->port_count - 1, at->host);
+    snprintf(text + used, room - (size_t)used, ", where they would be awaited, %s%s", why,
+             taken ? "" : strerror(door->error));
+    return text;
+}
+
+/* The other side of dp__handshake; returns false if the caller is none of this job. */
+static bool dp__handshake_answer(int fd, dp__key key, dp__join_request *out, uint64_t until_ns)
+{
+    uint64_t proof;
+    dp__challenge challenge = {DP__CHALLENGE_MAGIC, DP_VERSION, dp__os_random(), 0};
+    if (dp__wire_receive(fd, out, sizeof *out, until_ns) != DP_OK || out->magic != DP__JOIN_MAGIC)
+        return false;
+    challenge.proof = dp__proof(key, out, challenge.nonce, false);
+    return dp__wire_send(fd, &challenge, sizeof challenge, until_ns) == DP_OK &&
+           dp__wire_receive(fd, &proof, sizeof proof, until_ns) == DP_OK &&
+           proof == dp__proof(key, out, challenge.nonce, true);
+}
+
+/* Answers one that is of this job with what it needs to be let in, or why it never can be. Its seat
+   then says whether it has the memory of this machine. */
+static bool dp__newcomer_invite(int fd, const dp__seat *own, bool reachable, const dp__word *word,
+                                dp__seat *seat, uint64_t until_ns)
+{
+    dp__invitation to = {.magic = DP__VOTE_MAGIC, .count = own->limit};
+    bool near = seat->machine == own->machine;
+    if (!near && !reachable) {
+        to.status = DP_ERR_UNSUPPORTED;
+        snprintf(to.text, sizeof to.text,
+                 "the job has met inside another machine: set DP_INTERFACE for all, and "
+                 "DP_ADDR=host:port, so that its processes have addresses");
+    } else if (near && word->shared.data != NULL) {
+        to.word = word->card;
+    }
+    return dp__wire_send(fd, &to, sizeof to, until_ns) == DP_OK && to.status == DP_OK &&
+           dp__wire_receive(fd, &seat->memory, sizeof seat->memory, until_ns) == DP_OK;
+}
+
+/* ==== >>voter ==================================================================================
+   What a process votes with: a port, what it knows of the members, connections to them, the word of
+   its machine, the door.                                                                        */
+
+typedef enum dp__contact_stage {
+    DP__STAGE_DIALS,   /* this process has begun to connect, */
+    DP__STAGE_ASKS,    /* and has sent its request */
+    DP__STAGE_ANSWERS, /* the other one has connected: its request or its proof is awaited */
+    DP__STAGE_TALKS    /* each knows who the other is: votes go both ways */
+} dp__contact_stage;
+
+typedef struct dp__contact {
+    int fd; /* -1: none */
+    dp__contact_stage stage;
+    int seat;
+    uint64_t holder;   /* of that seat, to whom it goes or from whom it comes */
+    uint64_t since_ns; /* it was begun; without one: it was tried last */
+    size_t got;        /* bytes of what comes */
+    dp__join_request request;
+    dp__challenge challenge;
+    dp__pending pending;
+    dp__vote_head head;
+    bool headed; /* the head has come, */
+    void *body;  /* and what follows is awaited; or NULL */
+} dp__contact;
+
+typedef enum dp__absence { DP__HERE_MAYBE, DP__OUT_OF_REACH, DP__REFUSED_US } dp__absence;
+
+enum { DP__CALLERS = 32 }; /* connections whose other side is not known yet */
+
+typedef struct dp__voter {
+    dp__launch launch; /* its key is that of all */
+    int count, listener;
+    bool whole;        /* the job goes on only if no seat is empty */
+    uint32_t wrappers; /* that newcomers have to make, too, before anything else */
+    dp__members *members;
+    dp__actions actions;
+    dp__seat *read; /* room for a roster */
+    dp__word word;
+    dp__door door;
+    dp__contact *contacts; /* to each seat, from each seat, callers */
+    dp__os_watch *watch;
+    unsigned char *absent; /* a dp__absence of each seat */
+    dp__vote asked;        /* the last one that was spread; */
+    bool asks;             /* who comes later gets it, too */
+    uint64_t begun_ns, until_ns;
+    uint64_t others_ns; /* the first of those that have promised has to come to an end by then */
+    char why[DP__SAID_BYTES]; /* one that proposed has ended */
+    dp__wait_for wait;
+    uint64_t waits_ns, ends_ns; /* since when, and until when */
+    uint64_t step_ns;           /* see dp__step_measure */
+    uint64_t seed;
+    int again;              /* ballots that have failed */
+    bool raised;            /* the limit of open files */
+    size_t bytes;           /* of all this */
+    struct dp__job *before; /* the jobs that were: their memory may be in use */
+} dp__voter;
+
+static int dp__contacts_count(const dp__voter *voter)
+{
+    return 2 * voter->count + DP__CALLERS;
+}
+
+static dp__seat *dp__voter_roster(const dp__voter *voter)
+{
+    return dp__roster_of(voter->members);
+}
+
+static dp__seat *dp__voter_own(const dp__voter *voter)
+{
+    return &dp__voter_roster(voter)[voter->members->seat];
+}
+
+/* Counts the holders of the seats before this one: the number of its process. */
+static int dp__seat_number(const dp__seat *seats, int seat)
+{
+    int number = 0;
+    for (int s = 0; s < seat; s++)
+        number += seats[s].holder != 0;
+    return number;
+}
+
+/* One piece of memory: a process without any still has to find out who is left. */
+static dp__voter *dp__voter_make(const dp__launch *launch, int seat, int count)
+{
+    size_t seats = (size_t)count, contacts = 2 * seats + DP__CALLERS;
+    size_t members = dp__align_up(dp__members_bytes(count), _Alignof(max_align_t));
+    size_t bytes = sizeof(dp__voter) + contacts * sizeof(dp__contact) +
+                   seats * (2 * sizeof(dp__seat) + sizeof(dp__newcomer)) + members +
+                   (contacts + 1) * sizeof(dp__os_watch) + seats;
+    dp__voter *voter = dp__os_alloc(bytes, _Alignof(max_align_t), NULL);
+    if (voter == NULL)
+        return NULL;
+    memset(voter, 0, bytes);
+    voter->bytes = bytes;
+    voter->count = voter->door.count = count;
+    voter->contacts = (dp__contact *)(voter + 1);
+    voter->read = (dp__seat *)(voter->contacts + contacts);
+    voter->actions.before = voter->read + count;
+    voter->door.newcomers = (dp__newcomer *)(voter->actions.before + count);
+    voter->members = (dp__members *)(voter->door.newcomers + count);
+    voter->watch = (dp__os_watch *)((char *)voter->members + members);
+    voter->absent = (unsigned char *)(voter->watch + contacts + 1);
+    voter->listener = voter->door.listener = voter->word.shared.fd = -1;
+    voter->seed = dp__os_random() | 1;
+    for (size_t i = 0; i < contacts; i++)
+        voter->contacts[i].fd = -1;
+    for (int i = 0; i < DP__STRANGERS; i++)
+        voter->door.strangers[i].fd = -1;
+    for (int g = 0; g < count; g++)
+        voter->door.newcomers[g].fd = -1;
+    voter->door.launch = dp__door_of(launch);
+    voter->members->count = count;
+    voter->members->seat = seat;
+    voter->members->holder = dp__os_random() | 1;
+    return voter;
+}
+
+static void dp__contact_end(dp__contact *contact)
+{
+    dp__os_drop(&contact->fd);
+    dp__os_free(contact->body, 0, NULL);
+    contact->body = NULL;
+    contact->got = 0;
+    contact->headed = false;
+}
+
+static void dp__contacts_end(dp__voter *voter)
+{
+    if (voter->raised)
+        dp__os_files_lower();
+    voter->raised = false;
+    for (int i = 0; i < dp__contacts_count(voter); i++)
+        dp__contact_end(&voter->contacts[i]);
+}
+
+/* The others go on without this process. */
+static void dp__voter_unlisten(dp__voter *voter)
+{
+    if (voter == NULL)
+        return;
+    dp__os_drop(&voter->listener);
+    dp__contacts_end(voter);
+    dp__door_close(&voter->door);
+}
+
+/* `own`: not in a child of fork, which has copies. */
+static void dp__voter_close(dp__voter *voter, bool own)
+{
+    if (voter == NULL)
+        return;
+    if (own)
+        dp__door_leave(&voter->door);
+    dp__voter_unlisten(voter);
+    dp__os_shared_close(&voter->word.shared);
+    dp__os_free(voter, voter->bytes, NULL);
+}
+
+/* Gives this process a port and a seat, which nobody else knows yet. */
+static dp_status dp__voter_seat(dp__voter *voter, const dp__tree *tree, bool far)
+{
+    dp__members *members = voter->members;
+    dp__server server = {.launch = &voter->launch, .process = members->seat, .listener = -1};
+    dp__seat *seat = dp__voter_own(voter);
+    dp_status status = dp__seat_make(seat, &voter->launch, tree, far, &server);
+    seat->holder = members->holder;
+    seat->limit = (uint32_t)voter->count;
+    voter->listener = server.listener;
+    return status;
+}
+
+/* Reads $DP_PROCESS_LIMIT: the job may have more processes later than it has now. */
+static dp_status dp__voter_limit(const dp__launch *launch, int count, bool whole, int *out)
+{
+    *out = count;
+    if (dp__os_env("DP_PROCESS_LIMIT") != NULL && !launch->agreed)
+        DP_TRY(dp__env_number("DP_PROCESS_LIMIT", count, DP__PROCESSES_MAX, out));
+    return !whole || *out == count
+               ? DP_OK
+               : dp_error(DP_ERR_INVALID,
+                          "DP_PROCESS_LIMIT is %d, and with shards a job of %d does not grow", *out,
+                          count);
+}
+
+/* While a context opens. It is closed with the context, however that goes. */
+static dp_status dp__voter_open(const dp_bootstrap *boot, const dp__launch *launch, dp__share near,
+                                bool far, bool whole, dp__voter **out)
+{
+    bool by_tree = boot->all_gather == dp__tree_all_gather;
+    if (dp__boot_is_mpi(boot))
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "config.recovers: MPI has brought the processes together, and it ends them "
+                        "all when one of them dies");
+    int limit;
+    DP_TRY(dp__voter_limit(launch, boot->process_count, whole, &limit));
+    *out = dp__voter_make(launch, boot->process, limit);
+    if (*out == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", limit);
+    (*out)->whole = whole;
+    (*out)->members->whole = whole;
+    if (near.place == 0)
+        dp__word_make(&(*out)->word, limit, near.count);
+    return dp__voter_seat(*out, by_tree ? boot->user : NULL, far);
+}
+
+/* Makes these members roster 1, in which this process runs. */
+static void dp__voter_begin(dp__voter *voter, int members)
+{
+    dp__seat *roster = dp__voter_roster(voter);
+    voter->launch.key = roster[0].key; /* that of the first one becomes that of all */
+    for (int s = 0; s < members; s++) {
+        roster[s].key = roster[0].key;
+        roster[s].came = 1;
+    }
+    voter->members->number = 1;
+    voter->members->role = DP__ROLE_RUNS;
+}
+
+/* Opens the memory that another process of this machine has made. */
+static void dp__voter_share(dp__voter *voter, const dp__word_card *all, int count)
+{
+    int own = voter->members->seat, maker = 0;
+    while (maker < count && (all[maker].tickets == 0 || all[maker].machine != all[own].machine))
+        maker++;
+    if (maker == count || maker == own)
+        return;
+    dp__os_shared_close(&voter->word.shared); /* two may have thought that they are the first */
+    dp__word_find(&voter->word, &all[maker]);
+}
+
+/* All tell each other which memory they share, and where they listen. */
+static dp_status dp__voter_meet(const dp_bootstrap *boot, dp__voter *voter)
+{
+    dp__seat *roster = dp__voter_roster(voter), own = *dp__voter_own(voter);
+    dp__word_card *all = (dp__word_card *)voter->read, card = {.machine = own.machine};
+    if (voter->word.shared.data != NULL)
+        card = voter->word.card;
+    DP_TRY(dp__boot_gather(boot, &card, all, sizeof card));
+    dp__voter_share(voter, all, boot->process_count);
+    own.memory = dp__word_id(&voter->word);
+    DP_TRY(dp__boot_gather(boot, &own, roster, sizeof own));
+    for (int s = 1; s < boot->process_count; s++)
+        if (roster[s].limit != roster[0].limit)
+            return dp_error(DP_ERR_MISMATCH,
+                            "config.recovers: DP_PROCESS_LIMIT is %d in process 0 and %d in "
+                            "process %d",
+                            (int)roster[0].limit, (int)roster[s].limit, s);
+    dp__voter_begin(voter, boot->process_count);
+    return dp__seats_check(roster, boot->process_count, voter->members->seat);
+}
+
+/* ---- at the door ----------------------------------------------------------------------------- */
+
+/* Opens the door if this is process 0, which proposes first. Another one may have to leave it:
+   then those that wait come again. */
+static void dp__door_keep(dp__voter *voter)
+{
+    if (dp__seat_number(dp__voter_roster(voter), voter->members->seat) == 0)
+        dp__door_open(&voter->door);
+    else
+        dp__door_leave(&voter->door);
+}
+
+/* Keeps the connection of one that is of this job, and can be let in. */
+static void dp__door_greet(dp__voter *voter, int fd, uint64_t until_ns)
+{
+    dp__door *door = &voter->door;
+    dp__join_request request;
+    dp__newcomer newcomer = {.fd = fd};
+    const dp__seat *own = dp__voter_own(voter);
+    bool reachable =
+        dp__seat_address(dp__voter_roster(voter), voter->count, voter->members->seat)[0] != '\0';
+    int slot = 0;
+    while (slot < voter->count && door->newcomers[slot].fd >= 0)
+        slot++;
+    if (slot == voter->count || (door->launch.host[0] == '\0' && !dp__os_same_user(fd)) ||
+        !dp__handshake_answer(fd, door->launch.key, &request, until_ns) ||
+        request.version != DP_VERSION ||
+        dp__wire_receive(fd, &newcomer.seat, sizeof newcomer.seat, until_ns) != DP_OK ||
+        !dp__newcomer_invite(fd, own, reachable, &voter->word, &newcomer.seat, until_ns)) {
+        dp__os_close(fd);
+        return;
+    }
+    dp__seats_end(&newcomer.seat, 1);
+    newcomer.seat.limit = own->limit;
+    newcomer.seat.key = voter->launch.key;
+    door->newcomers[slot] = newcomer;
+}
+
+/* Who sends nothing is not waited for: training would. */
+static void dp__stranger_look(dp__voter *voter, dp__stranger *stranger, bool *more)
+{
+    bool full;
+    if (stranger->fd < 0 && *more) {
+        *stranger = (dp__stranger){dp__os_accept(voter->door.listener, &full),
+                                   dp__os_after_ms(DP__GREET_MS)};
+        *more = stranger->fd >= 0;
+    }
+    if (stranger->fd < 0)
+        return;
+    if (dp__os_ready(stranger->fd, POLLIN, 0))
+        dp__door_greet(voter, stranger->fd, dp__os_after_ms(DP__GREET_MS));
+    else if (dp__os_ms_until(stranger->until_ns) > 0)
+        return;
+    else
+        dp__os_close(stranger->fd);
+    stranger->fd = -1;
+}
+
+/* Looks who has come; returns how many wait. */
+static int dp__door_attend(dp__voter *voter)
+{
+    char none;
+    int count = 0;
+    dp__door *door = &voter->door;
+    bool more = door->listener >= 0;
+    uint64_t until_ns = dp__os_after_ms(DP__GREET_MS);
+    for (int i = 0; i < DP__STRANGERS && dp__os_ms_until(until_ns) > 0; i++)
+        dp__stranger_look(voter, &door->strangers[i], &more);
+    for (int g = 0; g < door->count; g++) {
+        dp__newcomer *newcomer = &door->newcomers[g];
+        if (newcomer->fd >= 0 && dp__os_receive(newcomer->fd, &none, 1) < 0)
+            dp__os_drop(&newcomer->fd);
+        count += newcomer->fd >= 0;
+    }
+    return count;
+}
+
+/* Returns true if one can be let in now. */
+static bool dp__door_look(dp__voter *voter)
+{
+    return dp__door_attend(voter) > 0 &&
+           dp__seat_number(dp__voter_roster(voter), voter->count) < voter->count;
+}
+
+/* ==== >>contacts ===============================================================================
+   Connections between members. A process connects to another one's port, and each proves that it
+   is of the job, and who it is: the key is made from that of the job and the holder whom it is for,
+   so that a process that has got the port of another one since does not pass for it.           */
+
+enum { DP__REDIAL_MS = 50, DP__REACH_MS = 1500, DP__CALLER_MS = 5000 };
+
+static void dp__voter_step(dp__voter *voter, const dp__members_event *event, dp__contact *from);
+
+static int dp__left_ms(const dp__voter *voter)
+{
+    return dp__os_ms_until(voter->until_ns);
+}
+
+static void dp__member_is(dp__voter *voter, int seat, dp__absence absence)
+{
+    bool before = voter->absent[seat] != DP__HERE_MAYBE, now = absence != DP__HERE_MAYBE;
+    voter->absent[seat] = (unsigned char)absence;
+    if (before != now)
+        dp__voter_step(
+            voter, &(dp__members_event){.kind = now ? DP__ON_ABSENT : DP__ON_PRESENT, .seat = seat},
+            NULL);
+}
+
+static dp__key dp__contact_key(const dp__voter *voter, uint64_t holder)
+{
+    return dp__key_of_run(voter->launch.key, holder);
+}
+
+static uint64_t dp__reach_ns(const dp__voter *voter)
+{
+    uint64_t quarter = (voter->until_ns - voter->begun_ns) / 4;
+    uint64_t reach = DP__REACH_MS * (uint64_t)1000000 + voter->step_ns;
+    return reach < quarter ? reach : quarter;
+}
+
+/* Begins to connect to a member, but not again and again. */
+static void dp__contact_dial(dp__voter *voter, int seat)
+{
+    dp__contact *contact = &voter->contacts[seat];
+    const dp__seat *roster = dp__voter_roster(voter);
+    uint64_t now = dp__os_now_ns();
+    if (contact->holder != roster[seat].holder)
+        dp__contact_end(contact);
+    if (contact->fd >= 0 || now - contact->since_ns < DP__REDIAL_MS * (uint64_t)1000000)
+        return;
+    int fd = dp__seat_connect(roster, voter->count, voter->members->seat, seat);
+    *contact = (dp__contact){.fd = fd < 0 ? -1 : fd,
+                             .stage = DP__STAGE_DIALS,
+                             .seat = seat,
+                             .holder = roster[seat].holder,
+                             .since_ns = now};
+    if (fd == DP__OS_REFUSED)
+        dp__member_is(voter, seat, DP__REFUSED_US);
+}
+
+/* Returns a connection to a member over which votes can go, or NULL. */
+static dp__contact *dp__contact_to(const dp__voter *voter, int seat)
+{
+    for (int way = 0; way < 2; way++) {
+        dp__contact *contact = &voter->contacts[way * voter->count + seat];
+        if (contact->fd >= 0 && contact->stage == DP__STAGE_TALKS &&
+            contact->holder == dp__voter_roster(voter)[seat].holder)
+            return contact;
+    }
+    return NULL;
+}
+
+static dp__vote_head dp__vote_head_of(const dp__voter *voter, const dp__vote *vote)
+{
+    return (dp__vote_head){.magic = DP__VOTE_MAGIC,
+                           .count = vote->places != NULL ? (uint32_t)voter->count : 0,
+                           .kind = vote->kind,
+                           .seat = vote->seat,
+                           .holder = vote->holder,
+                           .number = vote->number,
+                           .ballot = vote->ballot,
+                           .other = vote->other,
+                           .left_ms = (uint32_t)dp__left_ms(voter),
+                           .wrappers = voter->wrappers};
+}
+
+static void dp__contact_send(dp__voter *voter, dp__contact *contact, const dp__vote *vote)
+{
+    dp__vote_head head = dp__vote_head_of(voter, vote);
+    if (!dp__vote_post(contact->fd, &head, vote->places))
+        dp__contact_end(contact);
+}
+
+/* The other side has proved who it is: it gets what all were asked. */
+static void dp__contact_talks(dp__voter *voter, dp__contact *contact)
+{
+    contact->stage = DP__STAGE_TALKS;
+    if (contact->holder != dp__voter_roster(voter)[contact->seat].holder)
+        return;
+    dp__member_is(voter, contact->seat, DP__HERE_MAYBE);
+    if (voter->asks && contact->fd >= 0)
+        dp__contact_send(voter, contact, &voter->asked);
+}
+
+/* Returns 1 if all of it has come, 0 if it may come yet, -1 if the connection has ended. */
+static int dp__contact_fill(dp__contact *contact, void *to, size_t bytes)
+{
+    ptrdiff_t got = dp__os_receive(contact->fd, (char *)to + contact->got, bytes - contact->got);
+    contact->got = got < 0 ? 0 : contact->got + (size_t)got;
+    if (got < 0 || contact->got < bytes)
+        return got < 0 ? -1 : 0;
+    contact->got = 0;
+    return 1;
+}
+
+/* A vote takes so long from one to another at the least; how long it may take on a machine that is
+   busy, or over a slow link, follows from how long a handshake took, and from the count. */
+static void dp__step_measure(dp__voter *voter, uint64_t handshake_ns)
+{
+    uint64_t step = (100 + (uint64_t)voter->count / 4) * 1000000 + 2 * handshake_ns;
+    uint64_t most = (voter->until_ns - voter->begun_ns) / 16;
+    step = step < most ? step : most;
+    voter->step_ns = step > voter->step_ns ? step : voter->step_ns;
+}
+
+/* A connection that this process has begun comes a step further; false: it is over. */
+static bool dp__contact_call(dp__voter *voter, dp__contact *contact)
+{
+    if (contact->stage == DP__STAGE_DIALS) {
+        int how = dp__os_connection(contact->fd);
+        if (how != 0) {
+            dp__member_is(voter, contact->seat,
+                          how == DP__OS_REFUSED ? DP__REFUSED_US : DP__OUT_OF_REACH);
+            return false;
+        }
+        contact->request = (dp__join_request){.magic = DP__JOIN_MAGIC,
+                                              .version = DP_VERSION,
+                                              .nonce = dp__os_random(),
+                                              .process = voter->members->seat,
+                                              .process_count = voter->count,
+                                              .listens = voter->members->holder};
+        contact->stage = DP__STAGE_ASKS;
+        return dp__os_send(contact->fd, &contact->request, sizeof contact->request) ==
+               (ptrdiff_t)sizeof contact->request;
+    }
+    int got = dp__contact_fill(contact, &contact->challenge, sizeof contact->challenge);
+    if (got <= 0)
+        return got == 0;
+    dp__key key = dp__contact_key(voter, contact->holder);
+    uint64_t nonce = contact->challenge.nonce,
+             proof = dp__proof(key, &contact->request, nonce, true);
+    if (contact->challenge.proof != dp__proof(key, &contact->request, nonce, false)) {
+        dp__member_is(voter, contact->seat, DP__REFUSED_US); /* another one listens there by now */
+        return false;
+    }
+    if (dp__os_send(contact->fd, &proof, sizeof proof) != (ptrdiff_t)sizeof proof)
+        return false;
+    dp__step_measure(voter, dp__os_now_ns() - contact->since_ns);
+    dp__contact_talks(voter, contact);
+    return contact->fd >= 0;
+}
+
+/* One that has proved who it is gets the place of its seat. */
+static void dp__contact_seat(dp__voter *voter, dp__contact *caller)
+{
+    const dp__join_request *request = &caller->pending.request;
+    dp__contact *contact = &voter->contacts[voter->count + request->process];
+    dp__contact_end(contact);
+    *contact = (dp__contact){.fd = caller->fd,
+                             .seat = request->process,
+                             .holder = request->listens,
+                             .since_ns = caller->since_ns};
+    caller->fd = -1;
+    dp__contact_talks(voter, contact);
+}
+
+/* The same for one that another process has begun. */
+static bool dp__contact_answer(dp__voter *voter, dp__contact *contact)
+{
+    dp__pending *pending = &contact->pending;
+    dp__key key = dp__contact_key(voter, voter->members->holder);
+    ptrdiff_t got = dp__os_receive(contact->fd, pending->said + pending->got,
+                                   dp__pending_bytes(pending) - pending->got);
+    if (got < 0)
+        return false;
+    pending->got += (size_t)got;
+    dp__heard heard = dp__pending_hear(key, pending);
+    const dp__join_request *request = &pending->request;
+    if (heard == DP__REQUESTED && request->version == DP_VERSION &&
+        request->process_count == voter->count && request->process >= 0 &&
+        request->process < voter->count) {
+        pending->nonce = dp__os_random();
+        dp__challenge challenge = {DP__CHALLENGE_MAGIC, DP_VERSION, pending->nonce,
+                                   dp__proof(key, request, pending->nonce, false)};
+        return dp__os_send(contact->fd, &challenge, sizeof challenge) ==
+               (ptrdiff_t)sizeof challenge;
+    }
+    if (heard == DP__PROVED)
+        dp__contact_seat(voter, contact);
+    return heard == DP__MORE || heard == DP__PROVED;
+}
+
+/* Does what a member has sent. Whoever has promised is told what came of it before its time is
+   over, and has time to try itself. */
+static void dp__contact_take(dp__voter *voter, dp__contact *contact, void *body)
+{
+    const dp__vote_head *head = &contact->head;
+    dp__members_event event = {.kind = DP__ON_VOTE,
+                               .vote = {.kind = head->kind,
+                                        .seat = head->seat,
+                                        .holder = head->holder,
+                                        .number = head->number,
+                                        .ballot = head->ballot,
+                                        .other = head->other,
+                                        .places = body}};
+    if (head->kind == DP__VOTE_WHY) {
+        if (voter->why[0] == '\0')
+            snprintf(voter->why, sizeof voter->why, "%.*s", DP__SAID_BYTES - 1, (const char *)body);
+        return;
+    }
+    if (head->kind == DP__VOTE_PROMISE && voter->members->role == DP__ROLE_PREPARES) {
+        uint64_t now = dp__os_now_ns(), left = head->left_ms * (uint64_t)1000000;
+        voter->others_ns = now + left < voter->others_ns ? now + left : voter->others_ns;
+        voter->ends_ns = now + left / 2 < voter->ends_ns ? now + left / 2 : voter->ends_ns;
+    }
+    if (head->count > 0)
+        dp__seats_end(body, voter->count);
+    dp__voter_step(voter, &event, contact);
+}
+
+/* Receives what a member sends; false: the connection is over. */
+static bool dp__contact_hear(dp__voter *voter, dp__contact *contact)
+{
+    dp__vote_head *head = &contact->head;
+    int got = contact->headed ? 1 : dp__contact_fill(contact, head, sizeof *head);
+    if (got <= 0 || (!contact->headed && !dp__vote_is_sound(head, voter->count)))
+        return got == 0;
+    contact->headed = true;
+    size_t bytes = dp__vote_bytes(head);
+    if (bytes > 0 && contact->body == NULL)
+        contact->body = dp__os_alloc(bytes, _Alignof(dp__seat), NULL);
+    if (bytes > 0)
+        got = contact->body != NULL ? dp__contact_fill(contact, contact->body, bytes) : -1;
+    if (got <= 0)
+        return got == 0;
+    void *body = contact->body;
+    contact->body = NULL;
+    contact->headed = false;
+    dp__contact_take(voter, contact, body);
+    dp__os_free(body, 0, NULL);
+    return contact->fd >= 0;
+}
+
+/* Puts one that has connected among the callers, in the place of the one that has been silent for
+   longest if there is none left. */
+static void dp__caller_hold(dp__voter *voter, int fd)
+{
+    dp__contact *callers = &voter->contacts[2 * voter->count], *place = callers;
+    for (int i = 0; i < DP__CALLERS && place->fd >= 0; i++) {
+        bool better = callers[i].fd < 0 || callers[i].pending.asked < place->pending.asked ||
+                      (callers[i].pending.asked == place->pending.asked &&
+                       callers[i].since_ns < place->since_ns);
+        place = better ? &callers[i] : place;
+    }
+    dp__contact_end(place);
+    *place = (dp__contact){.fd = fd, .stage = DP__STAGE_ANSWERS, .since_ns = dp__os_now_ns()};
+    place->pending.fd = fd;
+}
+
+static void dp__callers_accept(dp__voter *voter)
+{
+    bool full;
+    int fd = 0;
+    for (int i = 0; i < DP__CALLERS && fd >= 0; i++) {
+        fd = dp__os_accept(voter->listener, &full);
+        if (fd >= 0)
+            dp__caller_hold(voter, fd);
+    }
+}
+
+static bool dp__contact_serve(dp__voter *voter, dp__contact *contact)
+{
+    switch (contact->stage) {
+    case DP__STAGE_DIALS:
+    case DP__STAGE_ASKS:
+        return dp__contact_call(voter, contact);
+    case DP__STAGE_ANSWERS:
+        return dp__contact_answer(voter, contact);
+    case DP__STAGE_TALKS:
+        return dp__contact_hear(voter, contact);
+    }
+    return false;
+}
+
+/* Gives up what has taken too long: then it is tried again. */
+static void dp__contact_late(dp__voter *voter, dp__contact *contact)
+{
+    uint64_t age = dp__os_now_ns() - contact->since_ns;
+    if (contact->stage == DP__STAGE_ANSWERS && age > DP__CALLER_MS * (uint64_t)1000000)
+        dp__contact_end(contact);
+    if (contact->stage != DP__STAGE_DIALS || age <= dp__reach_ns(voter))
+        return;
+    dp__contact_end(contact);
+    dp__member_is(voter, contact->seat, DP__OUT_OF_REACH);
+}
+
+/* Looks once at all connections, for so long at most. */
+static void dp__contacts_look(dp__voter *voter, int ms)
+{
+    int count = dp__contacts_count(voter);
+    dp__os_watch *watch = voter->watch;
+    watch[count] = (dp__os_watch){.fd = voter->listener, .events = POLLIN};
+    for (int i = 0; i < count; i++)
+        watch[i] = (dp__os_watch){.fd = voter->contacts[i].fd,
+                                  .events = voter->contacts[i].stage == DP__STAGE_DIALS ? POLLOUT
+                                                                                        : POLLIN};
+    dp__os_poll(watch, count + 1, ms);
+    for (int i = 0; i < count; i++) {
+        dp__contact *contact = &voter->contacts[i];
+        if (contact->fd < 0 || contact->fd != watch[i].fd)
+            continue;
+        if (watch[i].revents == 0)
+            dp__contact_late(voter, contact);
+        else if (!dp__contact_serve(voter, contact))
+            dp__contact_end(contact);
+    }
+    if (watch[count].revents != 0)
+        dp__callers_accept(voter);
+}
+
+/* ==== >>acting =================================================================================
+   What dp/members.h asks for is done at once, but for waiting.                                   */
+
+enum { DP__AGAIN_MOST = 6, DP__WINDOW = 4 };
+
+/* Counts the members before this one that may be there: they propose first. Connects to the first
+   few of them, and to more the longer that nothing comes. */
+static int dp__lower_await(dp__voter *voter)
+{
+    int place = 0, asked = 0;
+    uint64_t steps = (dp__os_now_ns() - voter->waits_ns) / voter->step_ns;
+    int window = DP__WINDOW << (steps < 20 ? steps : 20);
+    for (int s = 0; s < voter->members->seat; s++) {
+        if (dp__voter_roster(voter)[s].holder == 0)
+            continue;
+        if (asked++ < window && dp__contact_to(voter, s) == NULL)
+            dp__contact_dial(voter, s);
+        place += voter->absent[s] == DP__HERE_MAYBE;
+    }
+    return place;
+}
+
+/* Returns a time that is longer the more often a ballot has failed, and random, so that of two that
+   stand in each other's way one comes through; an eighth of the whole at most, as others wait for a
+   quarter of it to see the next ballot. */
+static uint64_t dp__again_ns(dp__voter *voter)
+{
+    voter->again += voter->again < DP__AGAIN_MOST;
+    uint64_t most = voter->step_ns << voter->again, all = voter->until_ns - voter->begun_ns;
+    most = most < all / 8 ? most : all / 8;
+    voter->seed = voter->seed * 6364136223846793005u + 1442695040888963407u;
+    return voter->step_ns + (voter->seed >> 16) % (most + 1);
+}
+
+static uint64_t dp__wait_ns(dp__voter *voter, dp__wait_for wait)
+{
+    uint64_t left = (uint64_t)dp__left_ms(voter) * 1000000;
+    uint64_t quarter = (voter->until_ns - voter->begun_ns) / 4;
+    switch (wait) {
+    case DP__FOR_TURN:
+        return left; /* see dp__is_due */
+    case DP__FOR_PROPOSER:
+        return left / 4 * 3 > quarter ? left / 4 * 3 : quarter;
+    case DP__FOR_ANSWERS:
+        return voter->members->role == DP__ROLE_PREPARES ? left / 2 : 8 * voter->step_ns;
+    case DP__FOR_AGAIN:
+        return dp__again_ns(voter);
+    }
+    return 0;
+}
+
+static void dp__voter_wait(dp__voter *voter, dp__wait_for wait)
+{
+    voter->wait = wait;
+    voter->waits_ns = dp__os_now_ns();
+    voter->ends_ns = voter->waits_ns + dp__wait_ns(voter, wait);
+}
+
+/* Sends to all that this process is connected to, those of the roster before among them. */
+static void dp__head_spread(dp__voter *voter, const dp__vote_head *head, const void *body)
+{
+    for (int i = 0; i < 2 * voter->count; i++) {
+        dp__contact *contact = &voter->contacts[i];
+        if (contact->fd >= 0 && contact->stage == DP__STAGE_TALKS &&
+            !dp__vote_post(contact->fd, head, body))
+            dp__contact_end(contact);
+    }
+}
+
+static void dp__vote_spread(dp__voter *voter, const dp__vote *vote)
+{
+    dp__vote_head head = dp__vote_head_of(voter, vote);
+    dp__head_spread(voter, &head, vote->places);
+}
+
+static bool dp__has_proposed(const dp__voter *voter)
+{
+    return voter->members->role == DP__ROLE_PREPARES || voter->wait == DP__FOR_AGAIN;
+}
+
+/* Tells the others why what this process has proposed came to nothing. */
+static void dp__why_spread(dp__voter *voter)
+{
+    char why[DP__SAID_BYTES] = "";
+    dp__vote vote = {.kind = DP__VOTE_WHY, .seat = voter->members->seat};
+    dp__vote_head head = dp__vote_head_of(voter, &vote);
+    snprintf(why, sizeof why, "%.*s", DP__SAID_BYTES - 1, dp_last_error());
+    if (dp__has_proposed(voter))
+        dp__head_spread(voter, &head, why);
+}
+
+static dp__vote dp__decided_of(const dp__voter *voter)
+{
+    const dp__members *members = voter->members;
+    return (dp__vote){.kind = DP__VOTE_DECIDED,
+                      .seat = members->seat,
+                      .holder = members->holder,
+                      .number = members->number,
+                      .places = dp__voter_roster(voter)};
+}
+
+/* Tells those that wait at the door, and have got a seat; with the word of a machine also the
+   others, as nobody else does. */
+static void dp__decided_tell(dp__voter *voter, bool all)
+{
+    dp__vote vote = dp__decided_of(voter);
+    dp__vote_head head = dp__vote_head_of(voter, &vote);
+    if (all)
+        dp__vote_spread(voter, &vote);
+    for (int g = 0; g < voter->count; g++) {
+        dp__newcomer *newcomer = &voter->door.newcomers[g];
+        if (newcomer->fd < 0 ||
+            dp__roster_find(dp__voter_roster(voter), voter->count, newcomer->seat.holder) < 0)
+            continue; /* all seats are taken: it waits on */
+        (void)dp__vote_post(newcomer->fd, &head, vote.places);
+        dp__os_drop(&newcomer->fd);
+    }
+}
+
+static bool dp__word_look(dp__voter *voter)
+{
+    dp__members_event event = {.kind = DP__ON_CLAIMED, .vote = {.places = voter->read}};
+    event.vote.number = dp__word_read(&voter->word, voter->members->number, voter->read);
+    if (event.vote.number == 0)
+        return false;
+    dp__voter_step(voter, &event, NULL);
+    return true;
+}
+
+static void dp__voter_act(dp__voter *voter, const dp__action *action, dp__contact *from)
+{
+    switch ((dp__action_kind)action->kind) {
+    case DP__DO_REPLY:
+        if (from != NULL && from->fd >= 0)
+            dp__contact_send(voter, from, &action->vote);
+        break;
+    case DP__DO_SPREAD:
+        voter->asked = action->vote;
+        voter->asks = true;
+        dp__vote_spread(voter, &action->vote);
+        break;
+    case DP__DO_WAIT:
+        voter->asks = voter->asks && action->wait == DP__FOR_ANSWERS;
+        dp__voter_wait(voter, (dp__wait_for)action->wait);
+        break;
+    case DP__DO_CLAIM:
+        dp__word_claim(&voter->word, voter->members->number + 1, dp__proposed_of(voter->members));
+        break; /* and then it is looked at */
+    case DP__DO_MEET:
+        voter->asks = false;
+        voter->again = 0;
+        memset(voter->absent, DP__HERE_MAYBE, (size_t)voter->count);
+        dp__decided_tell(voter, from == NULL);
+        break;
+    case DP__DO_GIVE_UP:
+        break;
+    }
+}
+
+static void dp__voter_step(dp__voter *voter, const dp__members_event *event, dp__contact *from)
+{
+    dp__members_step(voter->members, event, &voter->actions);
+    for (int i = 0; i < voter->actions.count; i++)
+        dp__voter_act(voter, &voter->actions.list[i], from);
+}
+
+/* ==== >>voting =================================================================================
+   The loop of a process: what comes, and what is due.                                            */
+
+/* Tells dp/members.h who waits at the door. Where the job has to be whole, that is looked at again
+   and again, and one more that has come is reason to try again. */
+static void dp__newcomers_look(dp__voter *voter)
+{
+    int count = 0, before = 0;
+    memset(voter->read, 0, (size_t)voter->count * sizeof *voter->read);
+    for (int g = 0; g < voter->count; g++) {
+        if (voter->door.newcomers[g].fd >= 0)
+            voter->read[count++] = voter->door.newcomers[g].seat;
+        before += dp__newcomers_of(voter->members)[g].holder != 0;
+    }
+    dp__voter_step(
+        voter, &(dp__members_event){.kind = DP__ON_KNOCKED, .vote = {.places = voter->read}}, NULL);
+    if (count > before && voter->wait == DP__FOR_AGAIN)
+        voter->ends_ns = 0;
+}
+
+/* Lets newcomers come while this process proposes, if the job needs them. */
+static void dp__door_watch(dp__voter *voter)
+{
+    if (!voter->whole || !dp__has_proposed(voter))
+        return;
+    dp__door_open(&voter->door);
+    (void)dp__door_attend(voter);
+    dp__newcomers_look(voter);
+}
+
+static void dp__vote_begin(dp__voter *voter, uint64_t until_ns)
+{
+    dp__members *members = voter->members;
+    bool in_job = members->role == DP__ROLE_RUNS || members->role == DP__ROLE_MEETS;
+    voter->begun_ns = dp__os_now_ns();
+    voter->until_ns = until_ns;
+    voter->others_ns = UINT64_MAX;
+    voter->why[0] = '\0';
+    voter->step_ns = 1;
+    dp__step_measure(voter, 0);
+    memset(voter->absent, DP__HERE_MAYBE, (size_t)voter->count);
+    dp__marks_clear(members, DP__MARK_GONE);
+    if (!voter->raised)
+        dp__os_files_raise((size_t)dp__contacts_count(voter));
+    voter->raised = true;
+    dp__newcomers_look(voter);
+    if (in_job)
+        dp__voter_step(voter, &(dp__members_event){.kind = DP__ON_FAILED}, NULL);
+    else
+        dp__voter_wait(voter, DP__FOR_TURN);
+}
+
+/* A process that proposes needs all of them. */
+static void dp__members_dial(dp__voter *voter)
+{
+    const dp__members *members = voter->members;
+    if (members->role != DP__ROLE_PREPARES && members->role != DP__ROLE_PROPOSES)
+        return;
+    for (int s = 0; s < voter->count; s++)
+        if (s != members->seat && dp__voter_roster(voter)[s].holder != 0 &&
+            dp__contact_to(voter, s) == NULL)
+            dp__contact_dial(voter, s);
+}
+
+/* Returns true while it is not known who has connected: it may be one that proposes. */
+static bool dp__callers_wait(const dp__voter *voter)
+{
+    for (int i = 0; i < DP__CALLERS; i++) {
+        const dp__contact *caller = &voter->contacts[2 * voter->count + i];
+        if (caller->fd >= 0 && dp__os_now_ns() - caller->since_ns < voter->step_ns)
+            return true;
+    }
+    return false;
+}
+
+/* Lets a process that waits for one that proposed, and has ended, wait for its turn. */
+static void dp__proposer_watch(dp__voter *voter)
+{
+    int proposer = (int)(voter->members->promised & 0xffff) - 1;
+    if (voter->wait == DP__FOR_PROPOSER && proposer >= 0 && dp__contact_to(voter, proposer) == NULL)
+        dp__voter_wait(voter, DP__FOR_TURN);
+}
+
+static bool dp__is_due(dp__voter *voter)
+{
+    uint64_t now = dp__os_now_ns();
+    if (voter->wait != DP__FOR_TURN)
+        return now >= voter->ends_ns;
+    return now - voter->waits_ns >= (uint64_t)dp__lower_await(voter) * voter->step_ns &&
+           !dp__callers_wait(voter);
+}
+
+/* Returns true if those that could make a quorum have died, or have been out of reach for long. */
+static bool dp__is_hopeless(const dp__voter *voter)
+{
+    dp__members *members = voter->members;
+    bool dead = true;
+    if (members->role != DP__ROLE_PREPARES || dp__is_awaiting(members) || dp__has_promises(members))
+        return false;
+    for (int s = 0; s < voter->count; s++)
+        dead = dead && voter->absent[s] != DP__OUT_OF_REACH;
+    return dead || dp__os_now_ns() - voter->begun_ns > (voter->until_ns - voter->begun_ns) / 4;
+}
+
+/* Returns true if a member has come to vote. */
+static bool dp__has_come(const dp__voter *voter, int seat)
+{
+    return seat == voter->members->seat || dp__contact_to(voter, seat) != NULL;
+}
+
+/* With shards nobody is offered anything before there is one for each seat: who is not there now
+   may come back to its own. */
+static dp_status dp__check_seated(const dp__voter *voter)
+{
+    int here = 0;
+    for (int s = 0; s < voter->count; s++)
+        here += (dp__voter_roster(voter)[s].holder != 0 && dp__has_come(voter, s)) +
+                (voter->door.newcomers[s].fd >= 0);
+    if (!voter->whole || here >= voter->count)
+        return DP_OK;
+    char why[DP__DOOR_BYTES] = "";
+    bool shut = dp__door_is_shut(&voter->door) && voter->door.error != 0;
+    return dp_error(DP_ERR_TIMEOUT,
+                    "only %d of %d processes are here: with shards each has to be replaced when it "
+                    "has died (DP_REJOIN)%s%s",
+                    here, voter->count, shut ? ", and none can come: " : "",
+                    shut ? dp__door_text(&voter->door, why, sizeof why) : "");
+}
+
+/* Names the first one that is missing. */
+static dp_status dp__no_quorum(const dp__voter *voter)
+{
+    const dp__seat *roster = dp__voter_roster(voter);
+    int came = 0, one = -1;
+    for (int s = 0; s < voter->count; s++) {
+        bool member = roster[s].holder != 0, here = member && dp__has_come(voter, s);
+        came += here;
+        one = member && !here && one < 0 ? s : one;
+    }
+    if (one < 0)
+        return dp_error(DP_ERR_TIMEOUT, "the processes that are left have not agreed in time");
+    return dp_error(DP_ERR_TIMEOUT,
+                    "only %d of %d processes came, and process %d did not, among others: those may "
+                    "have gone on, so these cannot",
+                    came, dp__seat_number(roster, voter->count), dp__seat_number(roster, one));
+}
+
+/* Returns true if this process has no time left. One that proposes ends a little before the first
+   of those that have promised, so that they know why. */
+static bool dp__is_over(const dp__voter *voter)
+{
+    enum { ANSWER_MS = 200 };
+    bool first = dp__has_proposed(voter) && !dp__is_awaiting(voter->members);
+    return dp__left_ms(voter) <= (voter->why[0] != '\0' ? 2 * ANSWER_MS : 0) ||
+           (first && dp__os_ms_until(voter->others_ns) < ANSWER_MS);
+}
+
+/* DP_PENDING: nothing is decided yet. */
+static dp_status dp__vote_status(const dp__voter *voter)
+{
+    if (voter->members->role == DP__ROLE_MEETS)
+        return DP_OK;
+    if (voter->members->role == DP__ROLE_LEFT)
+        return dp_error(DP_ERR_TIMEOUT, "the others have gone on without this process");
+    if (!dp__is_over(voter) && !dp__is_hopeless(voter))
+        return DP_PENDING;
+    if (voter->why[0] != '\0')
+        return dp_error(DP_ERR_TIMEOUT, "%s", voter->why);
+    DP_TRY(dp__check_seated(voter));
+    return dp__no_quorum(voter);
+}
+
+/* Votes until there is a roster with this process, which then has to meet the others of it; or
+   until it is known that there is none, or the time is over. */
+static dp_status dp__voter_vote(dp__voter *voter, uint64_t until_ns)
+{
+    enum { LOOK_MS = 20 }; /* so often the word is looked at */
+    dp_status status = DP_PENDING;
+    dp__vote_begin(voter, until_ns);
+    while (status == DP_PENDING) {
+        bool claimed = dp__word_look(voter);
+        dp__door_watch(voter);
+        dp__members_dial(voter);
+        dp__proposer_watch(voter);
+        int ms = dp__is_due(voter) ? 0 : dp__os_ms_until(voter->ends_ns);
+        dp__contacts_look(voter, claimed ? 0 : ms < LOOK_MS ? ms : LOOK_MS);
+        if (dp__is_due(voter))
+            dp__voter_step(voter, &(dp__members_event){.kind = DP__ON_TIMER}, NULL);
+        status = dp__vote_status(voter);
+    }
+    if (status != DP_OK) {
+        dp__why_spread(voter);
+        dp__contacts_end(voter);
+    }
+    return status;
+}
+
+/* Describes how those of the roster meet: as they did at first. Their leader is process 0. */
+static dp_status dp__voter_launch(const dp__voter *voter, dp__launch *out)
+{
+    const dp__seat *roster = dp__voter_roster(voter);
+    int leader = 0;
+    bool far = false;
+    while (roster[leader].holder == 0)
+        leader++;
+    for (int s = 0; s < voter->count; s++)
+        far = far || (roster[s].holder != 0 && roster[s].machine != roster[leader].machine);
+    *out = (dp__launch){
+        .name = "recovery",
+        .process = dp__seat_number(roster, voter->members->seat),
+        .process_count = dp__seat_number(roster, voter->count),
+        .key = dp__key_of_run(dp__key_with(voter->launch.key, "roster"), voter->members->number),
+        .numbered = true,
+        .agreed = true,
+        .again = true,
+        .where = "after a failure"};
+    if (far) {
+        snprintf(out->host, sizeof out->host, "%s", dp__seat_address(roster, voter->count, leader));
+        DP_TRY(dp__launch_ports(out));
+        DP_TRY(dp__launch_interface(out));
+        out->port = dp__launch_port(out);
+    }
+    dp__launch_name(out);
+    return DP_OK;
+}
+
+/* All of the roster have met. Returns how many rosters there were before it. */
+static int dp__voter_met(dp__voter *voter)
+{
+    dp__voter_step(voter, &(dp__members_event){.kind = DP__ON_MET}, NULL);
+    dp__contacts_end(voter);
+    dp__door_keep(voter);
+    return (int)(voter->members->number - 1);
+}
+
+/* ==== >>knocking ===============================================================================
+   A process that comes later waits at the door until the others let it in.                       */
+
+enum { DP__KNOCK_MS = 10 };
+
+typedef struct dp__knocking {
+    const dp__launch *launch;
+    dp__launch door, own; /* own: where it listens itself */
+    dp__seat seat;
+    int listener;
+    bool far;
+    uint32_t wrappers; /* of the others */
+} dp__knocking;
+
+/* Makes it a process that nobody has met yet. It may have got a seat without a word of it: so it
+   never comes a second time as the same. */
+static dp_status dp__knock_seat(dp__knocking *knocking)
+{
+    dp__server server = {.launch = &knocking->own, .listener = -1};
+    dp__os_drop(&knocking->listener);
+    knocking->own = (dp__launch){.name = ""};
+    knocking->seat = (dp__seat){.holder = dp__os_random() | 1};
+    dp_status status = dp__seat_make(&knocking->seat, &knocking->own, NULL, knocking->far, &server);
+    knocking->listener = server.listener;
+    return status;
+}
+
+/* Takes the invitation: it opens the memory of the machine, and tells whether it has it. */
+static dp_status dp__knock_enter(dp__knocking *knocking, int fd, uint64_t until_ns, dp__voter **out)
+{
+    dp__invitation invitation;
+    if (dp__wire_receive(fd, &invitation, sizeof invitation, until_ns) != DP_OK ||
+        invitation.magic != DP__VOTE_MAGIC)
+        return DP_PENDING;
+    invitation.text[sizeof invitation.text - 1] = '\0';
+    if (dp__is_failure((dp_status)invitation.status))
+        return dp_error((dp_status)invitation.status, "%s", invitation.text);
+    if (invitation.count < 2 || invitation.count > DP__PROCESSES_MAX)
+        return DP_PENDING;
+    *out = dp__voter_make(knocking->launch, -1, (int)invitation.count);
+    if (*out == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", (int)invitation.count);
+    dp__word_find(&(*out)->word, &invitation.word);
+    knocking->seat.memory = dp__word_id(&(*out)->word);
+    const uint64_t memory = knocking->seat.memory;
+    return dp__wire_send(fd, &memory, sizeof memory, until_ns) == DP_OK ? DP_OK : DP_PENDING;
+}
+
+/* Waits for the roster that has a seat for this process, and becomes a member. */
+static dp_status dp__knock_await(dp__knocking *knocking, dp__voter *voter, int fd,
+                                 uint64_t until_ns)
+{
+    dp__vote_head head;
+    dp__members *members = voter->members;
+    size_t bytes = (size_t)voter->count * sizeof *voter->read;
+    members->holder = knocking->seat.holder;
+    members->role = DP__ROLE_WAITS;
+    if (dp__wire_receive(fd, &head, sizeof head, until_ns) != DP_OK ||
+        !dp__vote_is_sound(&head, voter->count) || head.kind != DP__VOTE_DECIDED ||
+        dp__wire_receive(fd, voter->read, bytes, until_ns) != DP_OK)
+        return DP_PENDING;
+    dp__seats_end(voter->read, voter->count);
+    dp__members_event event = {.kind = DP__ON_VOTE,
+                               .vote = {.kind = head.kind,
+                                        .seat = head.seat,
+                                        .holder = head.holder,
+                                        .number = head.number,
+                                        .places = voter->read}};
+    dp__voter_step(voter, &event, NULL);
+    if (members->role != DP__ROLE_MEETS)
+        return DP_PENDING;
+    voter->launch = knocking->own;
+    voter->launch.key = dp__voter_own(voter)->key;
+    knocking->wrappers = head.wrappers;
+    return DP_OK;
+}
+
+/* DP_PENDING: the others have not let this one in now. */
+static dp_status dp__knock_once(dp__knocking *knocking, int round, uint64_t until_ns, bool *out_met,
+                                const char **out_why, dp__voter **out)
+{
+    const dp__launch *door = &knocking->door;
+    dp__seat *own = &knocking->seat;
+    dp__target target = {.host = door->host, .port = door->port, .port_count = door->port_count};
+    dp__join_request request = {.magic = DP__JOIN_MAGIC, .version = DP_VERSION};
+    int fd = -1;
+    memcpy(target.place, door->place, sizeof target.place);
+    *out = NULL;
+    DP_TRY(dp__connect_once(&target, door->key, &request, round, until_ns, &fd, out_why));
+    *out_met = true;
+    if (own->host[0] == '\0')
+        dp__os_host_of(fd, true, own->host, sizeof own->host);
+    dp_status status = dp__wire_send(fd, own, sizeof *own, until_ns) == DP_OK ? DP_OK : DP_PENDING;
+    if (status == DP_OK)
+        status = dp__knock_enter(knocking, fd, until_ns, out);
+    if (status == DP_OK && *out != NULL)
+        status = dp__knock_await(knocking, *out, fd, until_ns);
+    dp__os_close(fd);
+    return status;
+}
+
+/* Says what was found all the time. A job that is there listens only once it has let others in or
+   has recovered, and answers only when it looks for them. */
+DP__COLD static dp_status dp__knock_found(const dp__launch *launch, const dp__launch *door,
+                                          double seconds, const char *found)
+{
+    char ports[48] = "", claim[128];
+    const char *advice = found == dp__refused
+                             ? "; a job does from its first dp_admit or dp_recover on"
+                         : found == dp__silent ? "; a job does when it calls dp_admit"
+                                               : "";
+    if (door->host[0] != '\0')
+        snprintf(ports, sizeof ports, ", ports %d to %d,", door->port,
+                 door->port + door->port_count - 1);
+    return dp_error(DP_ERR_TIMEOUT,
+                    "no job that others can join was found %s%s within %.3g s: %s%s%s",
+                    launch->where, ports, seconds, found != NULL ? found : "nobody answers there",
+                    advice, dp__claim_text(launch, claim, sizeof claim));
+}
+
+/* Fails where a process of the job has answered, but has not let this one in. */
+DP__COLD static dp_status dp__knock_waited(const dp__launch *launch, double seconds, bool gone)
+{
+    return dp_error(DP_ERR_TIMEOUT,
+                    "the job that %s %s has not let this process in within %.3g s%s",
+                    gone ? "ran" : "runs", launch->where, seconds,
+                    gone ? ", and now nobody listens there"
+                         : ": the others have to call dp_admit, and there has to be room for one "
+                           "more");
+}
+
+/* Waits until the others let this process in. Whatever is there, it waits: a job that recovers, or
+   has just begun, may come there later. */
+static dp_status dp__knock_until(dp__knocking *knocking, int timeout_ms, uint64_t until_ns,
+                                 dp__voter **out)
+{
+    const char *why = NULL, *found = NULL;
+    bool met = false;
+    for (int round = 0; dp__os_ms_until(until_ns) > 0; round++) {
+        bool now = false;
+        why = dp__lasting(why);
+        dp_status status = dp__knock_once(knocking, round, until_ns, &now, &why, out);
+        met = met || now;
+        found = now ? NULL : why != NULL ? why : found;
+        if (status != DP_OK && *out != NULL)
+            dp__voter_close(*out, true);
+        if (status == DP_PENDING && now)
+            DP_TRY(dp__knock_seat(knocking));
+        if (status != DP_PENDING)
+            return status;
+        dp__os_sleep_ms(DP__KNOCK_MS);
+    }
+    return met ? dp__knock_waited(knocking->launch, timeout_ms * 1e-3, found == dp__refused)
+               : dp__knock_found(knocking->launch, &knocking->door, timeout_ms * 1e-3, found);
+}
+
+/* Makes a voter of this process, which has come later; it is of the roster, and has to meet the
+   others. */
+static dp_status dp__knock(const dp__launch *launch, bool far, int timeout_ms, uint64_t until_ns,
+                           dp__voter **out)
+{
+    dp__knocking knocking = {
+        .launch = launch, .door = dp__door_of(launch), .listener = -1, .far = far};
+    dp_status status = dp__knock_seat(&knocking);
+    if (status == DP_OK)
+        status = dp__knock_until(&knocking, timeout_ms, until_ns, out);
+    if (status != DP_OK) {
+        dp__os_drop(&knocking.listener);
+        return status;
+    }
+    (*out)->listener = knocking.listener;
+    (*out)->wrappers = knocking.wrappers;
+    return DP_OK;
+}
+
+#endif /* DP__ROOMS */
+
+/* The licence is at the end of dp.h. */
