@@ -1913,12 +1913,14 @@ static void dp__os_end(const dp__os_child *child, bool at_once)
 
    Order: the job is written before `owed` is released, and read after acquiring it. Fields that are
    written together and read together lie in one cache line: a hand-over takes as long as a few
-   lines take from one core to the other. */
+   lines take from one core to the other. A job that is as the last one was is not written again:
+   the threads still have its lines. */
 
 enum {
     DP__SPIN_NS = 100000, /* the most; to wake a thread that sleeps takes up to half of it */
     DP__SPIN_QUARTERS = 3,
-    DP__SPIN_RETRY = 32 /* waits */
+    DP__SPIN_RETRY = 32, /* waits */
+    DP__JOB_BYTES = 48   /* of dp__team_job */
 };
 
 enum dp__owed { DP__OWES_NOTHING, DP__OWES_ITS_PART, DP__OWES_A_SHARE };
@@ -1946,10 +1948,11 @@ typedef struct dp__team {
     bool spin;
     atomic_bool closing;
     _Alignas(64) atomic_bool busy;
-    int part_count;
+    dp__gate inside; /* its word counts the workers that owe: the caller waits for none */
+    _Alignas(64) int part_count; /* the job begins here */
     void (*fn)(int part, void *user);
     void *user;
-    dp__gate inside;      /* its word counts the workers that owe: the caller waits for none */
+    char job[DP__JOB_BYTES];
     dp__worker workers[]; /* [0] is the caller's place and never started */
 } dp__team;
 
@@ -2128,12 +2131,28 @@ static void dp__team_wake(dp__team *team, int thread)
     dp__gate_open(&team->workers[thread].gate);
 }
 
+/* Returns a copy of a few words, for a run to have as `user`: they change more seldom than what
+   lies around them on the caller's stack. */
+static void *dp__team_job(dp__team *team, const void *job, size_t bytes)
+{
+    if (memcmp(team->job, job, bytes) != 0)
+        memcpy(team->job, job, bytes);
+    return team->job;
+}
+
+static void dp__team_set(dp__team *team, void (*fn)(int part, void *user), void *user)
+{
+    if (team->fn != fn)
+        team->fn = fn;
+    if (team->user != user)
+        team->user = user;
+}
+
 /* fn(i) on thread i for every i below thread_count; the caller is thread 0 and holds the team. */
 static void dp__team_run(dp__team *team, int thread_count, void (*fn)(int part, void *user),
                          void *user)
 {
-    team->fn = fn;
-    team->user = user;
+    dp__team_set(team, fn, user);
     atomic_store_explicit(&team->inside.word, (unsigned)thread_count - 1, memory_order_relaxed);
     for (int i = 1; i < thread_count; i++) {
         atomic_store_explicit(&team->workers[i].owed, DP__OWES_ITS_PART, memory_order_release);
@@ -2147,9 +2166,9 @@ static void dp__team_run(dp__team *team, int thread_count, void (*fn)(int part, 
 static void dp__team_share(dp__team *team, int part_count, void (*fn)(int part, void *user),
                            void *user)
 {
-    team->fn = fn;
-    team->user = user;
-    team->part_count = part_count;
+    dp__team_set(team, fn, user);
+    if (team->part_count != part_count)
+        team->part_count = part_count;
     int sharers = dp__team_sharers(team);
     atomic_store_explicit(&team->inside.word, (unsigned)sharers - 1, memory_order_relaxed);
     for (int i = 0; i < sharers; i++)
@@ -2229,6 +2248,7 @@ static dp_status dp__team_open(const dp_host *host, int thread_count, int core_c
     dp__team *team = host->alloc(host, dp__team_bytes(thread_count), 64);
     if (team == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d workers", thread_count - 1);
+    memset(team, 0, dp__team_bytes(thread_count));
     team->thread_count = thread_count;
     team->share_count = thread_count < core_count ? thread_count : core_count;
     team->spin = thread_count <= core_count;

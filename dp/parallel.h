@@ -27,8 +27,9 @@ typedef void dp__stage(dp__record *record);
 typedef struct dp__runner {
     dp_pass *pass;
     dp__stage *stage;
-    dp__telling telling;
+    const dp__telling *telling;
 } dp__runner;
+_Static_assert(sizeof(dp__runner) <= DP__JOB_BYTES, "a runner fits into the team");
 
 static void dp__stage_forward(dp__record *record)
 {
@@ -196,8 +197,8 @@ static void dp__runner_part(int thread, void *user)
 {
     const dp__runner *runner = user;
     const dp_pass *pass = runner->pass;
-    if (thread > 0)
-        dp__telling_worker(&runner->telling);
+    if (thread > 0 && runner->telling != NULL)
+        dp__telling_worker(runner->telling);
     for (size_t r = 0; r < pass->count; r++)
         if (pass->face->threads[r] == thread)
             dp__record_run(&pass->records[r], runner->stage);
@@ -235,12 +236,13 @@ static int dp__pass_threads(const dp_pass *pass)
 static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
 {
     dp_ctx *ctx = pass->ctx;
+    dp__telling telling;
     dp__runner runner = {.pass = pass, .stage = stage};
     if (pass->count == 1) {
         if (ctx->info.local_count == 1) /* else this part has the threads of all */
-            dp__telling_begin(ctx, &runner.telling);
+            runner.telling = dp__telling_begin(ctx, &telling);
         dp__record_run(pass->records, stage);
-        dp__telling_end(&runner.telling);
+        dp__telling_end(runner.telling);
         return dp__pass_result(pass);
     }
     DP_TRY(dp__meet_make(pass));
@@ -252,9 +254,10 @@ static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
     if (threads > 1 && !dp__team_enter(ctx->team)) {
         return dp__exit(fn, ctx, dp_error(DP_ERR_STATE, "another thread is inside this context"));
     } else if (threads > 1) {
-        dp__telling_begin(ctx, &runner.telling);
-        dp__team_run(ctx->team, threads, dp__runner_part, &runner);
-        dp__telling_end(&runner.telling);
+        runner.telling = dp__telling_begin(ctx, &telling);
+        dp__team_run(ctx->team, threads, dp__runner_part,
+                     dp__team_job(ctx->team, &runner, sizeof runner));
+        dp__telling_end(runner.telling);
         dp__team_exit(ctx->team);
     } else {
         dp__runner_part(0, &runner);

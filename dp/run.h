@@ -88,11 +88,12 @@ DP_API dp_status dp_wait(dp_ctx *ctx)
 
 typedef struct dp__run {
     dp_ctx *ctx;
-    dp_scope *scope;
+    dp_scope *scope, **replicas;
     dp_run_fn fn;
     void *user;
-    dp__telling telling;
+    const dp__telling *telling;
 } dp__run;
+_Static_assert(sizeof(dp__run) <= DP__JOB_BYTES, "a run fits into the team");
 
 static void dp__run_part(int local_rank, void *user)
 {
@@ -104,12 +105,14 @@ static void dp__run_part(int local_rank, void *user)
                        .local_rank = local_rank,
                        .together = true,
                        .owns_device = true};
-    if (local_rank > 0)
-        dp__telling_worker(&run->telling);
+    if (local_rank > 0 && run->telling != NULL)
+        dp__telling_worker(run->telling);
     dp__frame_enter(&frame);
-    slot->status =
-        dp__frame_leave(&frame, run->fn(local_rank, run->scope->replicas[local_rank], run->user));
-    if (slot->status != DP_OK)
+    dp_status status =
+        dp__frame_leave(&frame, run->fn(local_rank, run->replicas[local_rank], run->user));
+    if (slot->status != status) /* a store takes the line from the other thread */
+        slot->status = status;
+    if (status != DP_OK)
         memcpy(slot->text, dp__thread.text, sizeof slot->text);
 }
 
@@ -151,19 +154,22 @@ static dp_status dp__run_result(const dp_ctx *ctx)
 
 static dp_status dp__run_all(dp__run *run)
 {
+    dp__telling telling;
     dp_ctx *ctx = run->ctx;
     DP_TRY(dp__run_scopes(run->scope));
+    run->replicas = run->scope->replicas;
     if (ctx->info.local_count == 1) {
-        dp__telling_begin(ctx, &run->telling);
+        run->telling = dp__telling_begin(ctx, &telling);
         dp__run_part(0, run);
-        dp__telling_end(&run->telling);
+        dp__telling_end(run->telling);
         return dp__run_result(ctx);
     }
     if (!dp__team_enter(ctx->team)) /* the workers are busy with another thread's copy just now */
         return dp_error(DP_ERR_STATE, "dp_run: another thread is inside this context");
-    dp__telling_begin(ctx, &run->telling);
-    dp__team_run(ctx->team, ctx->info.local_count, dp__run_part, run);
-    dp__telling_end(&run->telling);
+    run->telling = dp__telling_begin(ctx, &telling);
+    dp__team_run(ctx->team, ctx->info.local_count, dp__run_part,
+                 dp__team_job(ctx->team, run, sizeof *run));
+    dp__telling_end(run->telling);
     dp__team_exit(ctx->team);
     return dp__run_result(ctx);
 }

@@ -211,8 +211,8 @@ static dp_status dp__threads_find(dp_ctx *ctx)
    begins, in whatever context, lowered by runs that want less, and put back by the last to end.
    dp_threads_limit lowers what will be put back, too.                                           */
 
-typedef struct dp__telling {    /* of one run, on its caller's stack */
-    const dp__threads *threads; /* NULL: there is nothing to tell */
+typedef struct dp__telling { /* of one run, on its caller's stack */
+    const dp__threads *threads;
     unsigned fork_count;
     /* In the order of threads->told: the number that the caller had, what is told in its place, and
        what brings it back. */
@@ -297,12 +297,12 @@ DP_API dp_status dp_threads_limit(dp_ctx *ctx)
 }
 
 /* On the caller's thread, before functions run. The caller's own number, where that is less, is
-   theirs too. */
-static void dp__telling_begin(const dp_ctx *ctx, dp__telling *out)
+   theirs too. Returns NULL if there is nothing to tell, else `out`. */
+static const dp__telling *dp__telling_begin(const dp_ctx *ctx, dp__telling *out)
 {
-    const dp__threads *threads = out->threads = ctx->threads;
+    const dp__threads *threads = ctx->threads;
     if (threads == NULL)
-        return;
+        return NULL;
     *out = (dp__telling){
         .threads = threads, .fork_count = dp__os_fork_count(), .outer = dp__telling_here};
     dp__telling_here = out;
@@ -317,13 +317,14 @@ static void dp__telling_begin(const dp_ctx *ctx, dp__telling *out)
         if (out->each[i] > 0) /* BLIS says -1 where nobody has set it, and uses one thread */
             out->before[i] = dp__told_swap(told, out->each[i], old);
     }
+    return out;
 }
 
 /* On each other thread, before it runs one. */
 static void dp__telling_worker(const dp__telling *telling)
 {
     const dp__threads *threads = telling->threads;
-    for (int i = 0; threads != NULL && i < threads->count; i++)
+    for (int i = 0; i < threads->count; i++)
         if (threads->told[i].owner == DP__OF_THREAD && telling->each[i] > 0)
             dp__told_set(&threads->told[i], telling->each[i]);
 }
@@ -331,10 +332,11 @@ static void dp__telling_worker(const dp__telling *telling)
 /* On the caller's thread, when all have returned. */
 static void dp__telling_end(const dp__telling *telling)
 {
+    if (telling == NULL)
+        return;
     const dp__threads *threads = telling->threads;
-    if (threads != NULL)
-        dp__telling_here = telling->outer;
-    for (int i = 0; threads != NULL && i < threads->count; i++) {
+    dp__telling_here = telling->outer;
+    for (int i = 0; i < threads->count; i++) {
         if (threads->told[i].owner == DP__OF_PROCESS)
             dp__of_process_end(&threads->told[i], telling->fork_count == dp__os_fork_count());
         else if (telling->each[i] > 0)
