@@ -25,7 +25,10 @@
 typedef void dp__stage(dp__record *record);
 
 typedef struct dp__runner {
-    dp_pass *pass;
+    const dp_pass *pass;
+    dp__record *records;
+    const int *threads; /* of the records */
+    size_t count;
     dp__stage *stage;
     const dp__telling *telling;
 } dp__runner;
@@ -182,6 +185,7 @@ static void dp__record_leave_nothing(dp__record *record, dp__stage *stage)
 
 static void dp__record_run(dp__record *record, dp__stage *stage)
 {
+    dp__fetch_ahead(record, sizeof *record);
     record->text = NULL;
     if (record->leaves_nothing)
         dp__record_leave_nothing(record, stage);
@@ -196,12 +200,12 @@ static void dp__record_run(dp__record *record, dp__stage *stage)
 static void dp__runner_part(int thread, void *user)
 {
     const dp__runner *runner = user;
-    const dp_pass *pass = runner->pass;
+    dp__fetch_ahead(runner->pass, sizeof *runner->pass);
     if (thread > 0 && runner->telling != NULL)
         dp__telling_worker(runner->telling);
-    for (size_t r = 0; r < pass->count; r++)
-        if (pass->face->threads[r] == thread)
-            dp__record_run(&pass->records[r], runner->stage);
+    for (size_t r = 0; r < runner->count; r++)
+        if (runner->threads[r] == thread)
+            dp__record_run(&runner->records[r], runner->stage);
 }
 
 /* The first failure in replica order; one that only waited for another that failed comes last. */
@@ -237,14 +241,15 @@ static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
 {
     dp_ctx *ctx = pass->ctx;
     dp__telling telling;
-    dp__runner runner = {.pass = pass, .stage = stage};
     if (pass->count == 1) {
+        const dp__telling *told = NULL;
         if (ctx->info.local_count == 1) /* else this part has the threads of all */
-            runner.telling = dp__telling_begin(ctx, &telling);
+            told = dp__telling_begin(ctx, &telling);
         dp__record_run(pass->records, stage);
-        dp__telling_end(runner.telling);
+        dp__telling_end(told);
         return dp__pass_result(pass);
     }
+    dp__runner runner = {pass, pass->records, pass->face->threads, pass->count, stage, NULL};
     DP_TRY(dp__meet_make(pass));
     DP_TRY(dp__enter(fn, ctx));
     dp_status ordered = dp__replicas_order(pass->face, pass->count, true);
