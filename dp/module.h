@@ -36,7 +36,8 @@
 typedef struct dp__param {
     const char *name, *same_as;
     dp_module *owner;
-    dp_tensor data, grad;  /* views of its memory; .data is NULL until there is some */
+    dp_tensor data; /* a view of its memory; .data is NULL until there is some */
+    void *grad;     /* its gradient's, which is like it */
     struct dp__param *tie; /* the one whose memory it shares, or itself */
     size_t home;           /* a guess, which dp__module_list checks */
     bool frozen, buffer;
@@ -298,6 +299,7 @@ static dp_status dp__module_param(dp_module *module, const dp_param_config *conf
                         config->name);
     *out = (dp__param){.name = dp__copy_text(module->scope, config->name),
                        .owner = module,
+                       .grad = config->grad,
                        .tie = out,
                        .frozen = config->frozen,
                        .buffer = config->buffer,
@@ -305,8 +307,6 @@ static dp_status dp__module_param(dp_module *module, const dp_param_config *conf
                        .foreign_grad = config->grad != NULL};
     out->data =
         dp__tensor_like(config->data, device->id, config->dtype, config->ndim, config->shape);
-    out->grad = out->data;
-    out->grad.data = config->grad;
     if (config->same_as != NULL)
         out->same_as = dp__copy_text(module->scope, config->same_as);
     if (out->name == NULL || (config->same_as != NULL && out->same_as == NULL))
@@ -371,7 +371,7 @@ static dp_status dp__module_pack(dp_module *module, const dp_module_config *conf
     for (size_t i = 0; i < module->param_count; i++) {
         dp__param *param = &module->params[i];
         param->data.data = (char *)data.data + offset;
-        param->grad.data = (char *)grad.data + offset;
+        param->grad = (char *)grad.data + offset;
         param->foreign = config->block != NULL;
         param->foreign_grad = config->block_grad != NULL;
         offset += dp__bytes(&param->data);
@@ -581,7 +581,7 @@ static dp_status dp__check_tie(const dp_module *module, bool wraps_below, const 
     DP_TRY(dp__check_alike(own->name, from, own->same_as, to));
     if (root == dp__root(to))
         return DP_OK;
-    if (root->data.data != NULL || root->grad.data != NULL)
+    if (root->data.data != NULL || root->grad != NULL)
         return dp_error(
             DP_ERR_STATE,
             "dp_module_create: '%s' already has memory, so it cannot share that of '%s'", own->name,
@@ -861,9 +861,9 @@ static bool dp__is_of_sort(const dp__param *param, dp__sort sort)
     return false;
 }
 
-static dp_tensor *dp__view_of(dp__param *param, dp__sort sort)
+static void **dp__start_of(dp__param *param, dp__sort sort)
 {
-    return sort == DP__GRADS ? &param->grad : &param->data;
+    return sort == DP__GRADS ? &param->grad : &param->data.data;
 }
 
 static dp_tensor dp__flat(void *data, dp_device device, dp_dtype dtype, int64_t count)
@@ -930,11 +930,10 @@ typedef struct dp__settling { /* memory of one sort, device and dtype: a block *
 static dp__settling *dp__settling_of(const dp_module *top, dp__settling *blocks, dp__param *root,
                                      int sort)
 {
-    const dp_tensor *view = dp__view_of(root, (dp__sort)sort);
-    int block = sort * top->ctx->info.local_count + view->device.index;
-    if (!dp__is_of_sort(root, (dp__sort)sort) || view->data != NULL)
+    int block = sort * top->ctx->info.local_count + root->data.device.index;
+    if (!dp__is_of_sort(root, (dp__sort)sort) || *dp__start_of(root, (dp__sort)sort) != NULL)
         return NULL;
-    return &blocks[(size_t)block * DP_DTYPE_COUNT + view->dtype];
+    return &blocks[(size_t)block * DP_DTYPE_COUNT + root->data.dtype];
 }
 
 static dp_status dp__settle_count(const dp_module *top, dp__settling *blocks)
@@ -965,7 +964,7 @@ static void dp__settle_views(const dp_module *top, dp__settling *blocks)
             dp__settling *block = dp__settling_of(top, blocks, root, sort);
             if (block == NULL)
                 continue;
-            dp__view_of(root, (dp__sort)sort)->data = block->at;
+            *dp__start_of(root, (dp__sort)sort) = block->at;
             block->at += dp__align_up(dp__bytes(&root->data), DP__PARAM_ALIGN);
         }
     }
@@ -1124,7 +1123,7 @@ static dp_status dp__layout_make(dp_module *module, dp__sort sort)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", most);
     for (size_t home = module->listed_count; home-- > 0;) {
         dp__param *root = dp__param_at(module, home);
-        const dp_tensor *view = dp__view_of(root, sort);
+        const dp_tensor *view = &root->data;
         if (!dp__is_of_sort(root, sort) || dp__count(view) == 0)
             continue;
         layout->regions[layout->region_count++] =
@@ -1132,7 +1131,7 @@ static dp_status dp__layout_make(dp_module *module, dp__sort sort)
                          .local_rank = view->device.index,
                          .bytes = dp__bytes(view),
                          .home = home,
-                         .at = view->data,
+                         .at = *dp__start_of(root, sort),
                          .foreign = sort == DP__GRADS ? root->foreign_grad : root->foreign};
     }
     dp__regions_sort(layout);
@@ -1161,7 +1160,7 @@ static dp_status dp__module_ready(dp_module *module)
     for (size_t i = 0; i < module->slot_count; i++) {
         const dp__param *root = dp__root(module->slots[i]);
         module->memory.data[i] = root->data.data;
-        module->memory.grad[i] = root->grad.data;
+        module->memory.grad[i] = root->grad;
     }
     dp__own_collect(module, module->memory.own);
     for (int sort = 0; sort < DP__SORT_COUNT; sort++)
@@ -1439,7 +1438,7 @@ static bool dp__param_is_there(const dp_module *module, size_t param)
 {
     const dp__param *root = dp__param_at(module, param);
     bool whole = root->data.data != NULL &&
-                 (root->grad.data != NULL || !dp__is_of_sort(root, DP__GRADS));
+                 (root->grad != NULL || !dp__is_of_sort(root, DP__GRADS));
     return module->ready || whole;
 }
 
@@ -1545,9 +1544,10 @@ static dp_status dp__param_grad(const char *fn, dp_module *module, size_t param,
     const dp__param *root = dp__param_at(module, param);
     if (root->torn)
         return dp__leave(fn, module->ctx, dp__torn_error(module, param));
-    *out = dp__is_of_sort(root, DP__GRADS)
-               ? root->grad
-               : dp__flat(NULL, root->data.device, (dp_dtype)root->data.dtype, 0);
+    *out = root->data;
+    out->data = root->grad;
+    if (!dp__is_of_sort(root, DP__GRADS))
+        *out = dp__flat(NULL, root->data.device, (dp_dtype)root->data.dtype, 0);
     return DP_OK;
 }
 
