@@ -743,6 +743,8 @@ static dp_module *dp__module_take(dp_ctx *ctx)
     dp_module *module = ctx->idle_modules;
     if (module != NULL)
         ctx->idle_modules = module->next_idle;
+    if (ctx->idle_modules != NULL) /* the next child's, mostly: of thousands, none is in a cache */
+        dp__fetch_ahead(ctx->idle_modules, sizeof *module);
     uint32_t serial = module != NULL ? module->serial + 1 : 0;
     if (module == NULL)
         module = dp__host_alloc(&ctx->host, sizeof *module, 64);
@@ -781,7 +783,7 @@ static dp_status dp__check_module_config(const dp_ctx *ctx, const dp_module_conf
 /* A scope whose first chunk is as large as this module needs: there may be thousands. */
 static dp_scope *dp__module_scope(dp_ctx *ctx, const dp_module_config *config)
 {
-    size_t bytes = 1024 + config->param_count * (sizeof(dp__param) + 128) +
+    size_t bytes = 768 + config->param_count * (sizeof(dp__param) + 128) +
                    config->child_count * (sizeof(dp__child) + 128);
     bool small = config->wraps == NULL && bytes < DP__CHUNK_BYTES;
     dp_scope *scope = dp__scope_open(ctx, NULL);
