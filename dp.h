@@ -35,6 +35,7 @@
      >>contract     for writers of backends: the two tables
    and the files that dp.h includes, in this order
      dp/os.h           the operating system: threads, sockets, processes, shared memory
+     dp/team.h         the threads of a context
      dp_cpu.h          the host as devices, and its collectives inside a process
      dp/core.h         private structs, sentences, scopes, the timeline, work on tensors
      dp/threads.h      how many threads OpenMP and BLAS use on each device
@@ -2567,6 +2568,7 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 
 #define DP__ROOMS /* none of them can be included by itself */
 #include "dp/os.h"
+#include "dp/team.h"
 #include "dp_cpu.h"
 #include "dp/core.h"
 #include "dp/threads.h"

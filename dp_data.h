@@ -302,7 +302,6 @@ DP_MUST_USE DP_API dp_status dp_idx_row(const dp_idx *idx, int64_t row, void *ou
 #if defined(DP_IMPLEMENTATION) && !defined(DP_DATA_IMPLEMENTED)
 #define DP_DATA_IMPLEMENTED
 
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -1010,7 +1009,7 @@ typedef struct dp__data_reader {
     int index;
     void **rows;
     dp__gate gate; /* it waits for slots */
-    pthread_t thread;
+    dp__thread thread;
 } dp__data_reader;
 
 struct dp_loader {
@@ -1037,20 +1036,22 @@ struct dp_loader {
 /* Around a function of the user's, which cannot end what it works with. */
 static void dp__data_enter(dp__frame *frame, dp_ctx *ctx, const dp_scope *scope)
 {
-    *frame = (dp__frame){
-        .what = "a function of a loader", .ctx = ctx, .scope = scope, .outer = dp__thread.frames};
-    dp__thread.frames = frame;
+    *frame = (dp__frame){.what = "a function of a loader",
+                         .ctx = ctx,
+                         .scope = scope,
+                         .outer = dp__of_thread.frames};
+    dp__of_thread.frames = frame;
 }
 
 static void dp__data_leave(const dp__frame *frame)
 {
-    dp__thread.frames = frame->outer;
+    dp__of_thread.frames = frame->outer;
 }
 
 /* Whether this thread is in a function that works in one of the loader's slots. */
 static bool dp__data_is_inside(const dp_loader *loader)
 {
-    const dp__frame *frame = dp__thread.frames;
+    const dp__frame *frame = dp__of_thread.frames;
     while (frame != NULL && !dp__scope_is_inside(frame->scope, loader->scope))
         frame = frame->outer;
     return frame != NULL;
@@ -1348,7 +1349,7 @@ static void dp__data_stop(void *user)
     dp__lock_leave(&loader->lock);
     dp__data_wake_readers(loader);
     for (int i = 0; i < loader->started; i++) {
-        pthread_join(loader->readers[i].thread, NULL);
+        dp__thread_join(loader->readers[i].thread);
         dp__gate_fini(&loader->readers[i].gate);
     }
     dp__gate_fini(&loader->news);

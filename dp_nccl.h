@@ -332,7 +332,7 @@ typedef struct dp__nccl_comm {
     uint64_t since_ns; /* since then the oldest one under way has kept all GPUs here waiting */
     bool kept;         /* there is a keeper, and communicators that it is to destroy */
     struct dp__nccl_comm *next; /* of all that are kept */
-    pthread_t thread;
+    dp__thread thread;
     atomic_int order; /* dp__nccl_order */
     atomic_uint bell;
     atomic_uint over; /* 1: the keeper is done; 2: dp_close has gone on without it */
@@ -464,8 +464,8 @@ static dp_status dp__nccl_late_news(dp__nccl_comm *comm)
 static dp_status dp__nccl_tell(dp__nccl_comm *comm, dp_status status)
 {
     char text[DP__TEXT_BYTES];
-    int rank = dp__thread.culprit > 0 ? dp__thread.culprit - 1 : comm->rank_first;
-    snprintf(text, sizeof text, "%s", dp__thread.text);
+    int rank = dp__of_thread.culprit > 0 ? dp__of_thread.culprit - 1 : comm->rank_first;
+    snprintf(text, sizeof text, "%s", dp__of_thread.text);
     dp_status first = status == DP_ERR_REMOTE ? dp__nccl_late_news(comm) : dp__nccl_news(comm);
     if (first != DP_OK)
         return first;
@@ -490,14 +490,14 @@ static void dp__nccl_ring(dp__nccl_comm *comm)
 static dp_status dp__nccl_fail(dp__nccl_comm *comm, dp_status status)
 {
     if (comm->failed == DP_OK && dp_status_class(status) != DP_CLASS_JOB)
-        status = dp_error(DP_ERR_INTERNAL, "%s (%s)", dp__thread.text, dp_status_name(status));
+        status = dp_error(DP_ERR_INTERNAL, "%s (%s)", dp__of_thread.text, dp_status_name(status));
     if (comm->failed == DP_OK) {
         comm->failed = dp__nccl_tell(comm, status);
-        comm->culprit = dp__thread.culprit;
-        snprintf(comm->text, sizeof comm->text, "%s", dp__thread.text);
+        comm->culprit = dp__of_thread.culprit;
+        snprintf(comm->text, sizeof comm->text, "%s", dp__of_thread.text);
         dp__nccl_ring(comm);
     }
-    dp__thread.culprit = comm->culprit;
+    dp__of_thread.culprit = comm->culprit;
     return dp_error(comm->failed, "%s", comm->text);
 }
 
@@ -629,7 +629,7 @@ static dp_status dp__nccl_watch_once(dp__nccl_comm *comm)
 {
     const dp__cuda_gpu *gpu = comm->gpus[0].physical;
     bool busy = false;
-    dp__thread.culprit = 0;
+    dp__of_thread.culprit = 0;
     dp__lock_enter(&comm->lock);
     dp_status status = dp__cuda_enter(gpu);
     if (status == DP_OK) {
@@ -769,16 +769,16 @@ static void dp__nccl_calm_one(dp__nccl_comm *comm, const dp_host *host)
 static void dp__nccl_calm(const dp_host *host)
 {
     char text[DP__TEXT_BYTES];
-    int culprit = dp__thread.culprit;
-    bool fresh = dp__thread.fresh;
-    memcpy(text, dp__thread.text, sizeof text);
+    int culprit = dp__of_thread.culprit;
+    bool fresh = dp__of_thread.fresh;
+    memcpy(text, dp__of_thread.text, sizeof text);
     dp__lock_enter(&dp__nccl_lock);
     for (dp__nccl_comm *comm = dp__nccl_kept; comm != NULL; comm = comm->next)
         dp__nccl_calm_one(comm, host);
     dp__lock_leave(&dp__nccl_lock);
-    memcpy(dp__thread.text, text, sizeof text);
-    dp__thread.culprit = culprit;
-    dp__thread.fresh = fresh;
+    memcpy(dp__of_thread.text, text, sizeof text);
+    dp__of_thread.culprit = culprit;
+    dp__of_thread.fresh = fresh;
 }
 
 static void (*dp__cuda_calm)(const dp_host *host) = dp__nccl_calm;
@@ -2236,14 +2236,14 @@ static bool dp__nccl_dismiss(dp__nccl_comm *comm)
 /* A keeper that still hangs has it from here on, and frees it. */
 static void dp__nccl_part(dp__nccl_comm *comm)
 {
-    pthread_t thread = comm->thread;
+    dp__thread thread = comm->thread;
     bool kept = comm->kept;
     if (kept && atomic_fetch_or(&comm->over, 2) == 0) {
-        (void)pthread_detach(thread);
+        dp__thread_detach(thread);
         return;
     }
     if (kept)
-        (void)pthread_join(thread, NULL);
+        dp__thread_join(thread);
     dp__nccl_free(comm);
 }
 

@@ -227,7 +227,6 @@ DP_MUST_USE DP_API dp_status dp_saver_load(dp_saver *saver, dp_scope *scope, int
 
 #include <errno.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -2185,7 +2184,7 @@ struct dp_saver {
     dp_scope *temp, *guard; /* of the save in progress; the end of the guard waits for the thread */
     dp__save_writer writer;
     dp__saver_file last; /* the newest of the other files when that save began */
-    pthread_t thread;
+    dp__thread thread;
     bool running;      /* the thread, or it was not waited for */
     dp__gate news;     /* for who waits for it: it has written for a while, or has ended */
     atomic_bool ended; /* all but its last instructions */
@@ -2453,7 +2452,7 @@ static void dp__saver_join(void *user)
 {
     dp_saver *saver = user;
     if (saver->running)
-        pthread_join(saver->thread, NULL);
+        dp__thread_join(saver->thread);
     saver->running = false;
 }
 

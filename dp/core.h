@@ -675,7 +675,7 @@ static _Thread_local struct {
     const dp__lane *lane; /* that it serves: workers are the caller's; NULL: the caller's own */
     bool beside;          /* a courier: the caller computes while it waits */
     int culprit; /* where the failure that is on its way is known to come from: a rank + 1; or 0 */
-} dp__thread;
+} dp__of_thread;
 
 /* Read without the lock: the value of a pointer alone tells whether its context is live. */
 static _Atomic(dp_ctx *) dp__live[DP__LIVE_MAX];
@@ -718,7 +718,7 @@ DP_API dp_class dp_status_class(dp_status status)
 
 DP_API const char *dp_last_error(void)
 {
-    return dp__thread.text;
+    return dp__of_thread.text;
 }
 
 DP_API dp_status dp_error(dp_status status, const char *format, ...)
@@ -728,9 +728,9 @@ DP_API dp_status dp_error(dp_status status, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof text, format != NULL ? format : "(no text)", args);
     va_end(args);
-    memcpy(dp__thread.text, text, sizeof text);
-    dp__thread.status = status;
-    dp__thread.fresh = true;
+    memcpy(dp__of_thread.text, text, sizeof text);
+    dp__of_thread.status = status;
+    dp__of_thread.fresh = true;
     return status;
 }
 
@@ -749,7 +749,7 @@ static size_t dp__append(char *text, size_t room, size_t used, const char *forma
 DP_API void dp__check_failed(const char *file, int line)
 {
     char text[DP__TEXT_BYTES + 256];
-    snprintf(text, sizeof text, "%s:%d: %s\n", file, line, dp__thread.text);
+    snprintf(text, sizeof text, "%s:%d: %s\n", file, line, dp__of_thread.text);
     dp__os_write(text);
     exit(1);
 }
@@ -758,8 +758,8 @@ DP_API void dp__check_failed(const char *file, int line)
    without setting one, an older sentence is not taken for its own. */
 static char dp__sentence_hide(void)
 {
-    char first = dp__thread.text[0];
-    dp__thread.text[0] = '\0';
+    char first = dp__of_thread.text[0];
+    dp__of_thread.text[0] = '\0';
     return first;
 }
 
@@ -772,9 +772,9 @@ static dp_status dp__sentence_after(char first, dp_status status)
 {
     if (status != DP_OK && !dp__is_failure(status))
         status = DP_ERR_USER;
-    if (status == DP_OK && dp__thread.text[0] == '\0')
-        dp__thread.text[0] = first;
-    else if (status != DP_OK && dp__thread.text[0] == '\0')
+    if (status == DP_OK && dp__of_thread.text[0] == '\0')
+        dp__of_thread.text[0] = first;
+    else if (status != DP_OK && dp__of_thread.text[0] == '\0')
         dp_error(status, "%s", dp_status_text(status));
     return status;
 }
@@ -825,8 +825,8 @@ static void dp__after_fork(void)
 /* Only for contexts that are live and of this process, even if the job has failed. */
 static dp_status dp__check_open(const char *fn, const dp_ctx *ctx)
 {
-    dp__thread.fresh = false;
-    dp__thread.culprit = 0;
+    dp__of_thread.fresh = false;
+    dp__of_thread.culprit = 0;
     if (ctx == NULL)
         return dp_error(DP_ERR_INVALID, "%s: ctx is NULL", fn);
     if (!dp__is_live(ctx))
@@ -852,7 +852,7 @@ DP__COLD static const char *dp__unnamed(const char *fn, const char *text)
 DP__COLD static void dp__name_once(const char *fn)
 {
     static const char before[] = ") failed: "; /* "rank 1 (process 1, pid 4242) failed: " */
-    char *text = dp__thread.text, *at = strstr(text, before);
+    char *text = dp__of_thread.text, *at = strstr(text, before);
     if (at == NULL)
         return;
     at += sizeof before - 1;
@@ -883,7 +883,8 @@ static bool dp__job_failed(dp_ctx *ctx, dp_status status, const char *text)
     dp__lock_enter(&ctx->lock);
     bool first = atomic_load(&ctx->failed) == DP_OK;
     if (first) {
-        ctx->failed_rank = dp__thread.culprit > 0 ? dp__thread.culprit - 1 : ctx->info.rank_first;
+        ctx->failed_rank = dp__of_thread.culprit > 0 ? dp__of_thread.culprit - 1
+                                                     : ctx->info.rank_first;
         snprintf(ctx->failed_text, sizeof ctx->failed_text, "%s", text);
         ctx->failing->here(ctx, ctx->failed_here, sizeof ctx->failed_here);
         atomic_store_explicit(&ctx->failed, (int)status, memory_order_release);
@@ -922,9 +923,9 @@ static void dp__job_end(dp_ctx *ctx, dp_status status, const char *text)
 /* The sentence of a public function begins with its name. */
 DP__APART static dp_status dp__named(const char *fn, dp_status status)
 {
-    if (status == DP_OK || strncmp(dp__thread.text, fn, strlen(fn)) == 0)
+    if (status == DP_OK || strncmp(dp__of_thread.text, fn, strlen(fn)) == 0)
         return status;
-    return dp_error(status, "%s: %s", fn, dp__thread.text);
+    return dp_error(status, "%s: %s", fn, dp__of_thread.text);
 }
 
 DP__COLD static dp_status dp__no_memory(void)
@@ -938,7 +939,7 @@ DP__APART static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status stat
 {
     if (status == DP_OK)
         return DP_OK;
-    if (!dp__thread.fresh) /* a table that failed without a sentence */
+    if (!dp__of_thread.fresh) /* a table that failed without a sentence */
         dp_error(status, "%s", dp_status_text(status));
     dp__named(fn, status);
     dp__name_once(fn);
@@ -957,7 +958,7 @@ static dp_status dp__waited(dp_status status)
     if (status == DP_OK || status == DP_ERR_STATE || dp_status_class(status) == DP_CLASS_JOB)
         return status;
     return dp_error(DP_ERR_DEVICE, "the device cannot be waited for: %s",
-                    dp__thread.fresh ? dp__thread.text : dp_status_text(status));
+                    dp__of_thread.fresh ? dp__of_thread.text : dp_status_text(status));
 }
 
 DP__APART static dp_status dp__sync(dp_stream *stream)
@@ -1011,7 +1012,7 @@ typedef struct dp__frame {
     bool owns_device; /* but none of them on this device */
     bool on_all;      /* a hook: it works on the streams that it was given */
     bool counted;     /* in ctx->inside; not the courier's, whom dp_close waits for */
-    bool fresh;       /* of dp__thread, to be put back */
+    bool fresh;       /* of dp__of_thread, to be put back */
     char first;       /* first letter of the sentence that was set aside */
     const struct dp__frame *outer;
 } dp__frame;
@@ -1048,14 +1049,14 @@ static void dp__frame_trace(const dp__frame *frame, char phase)
 
 static void dp__frame_enter(dp__frame *frame)
 {
-    frame->outer = dp__thread.frames;
-    frame->counted = !frame->together && dp__thread.lane == NULL &&
+    frame->outer = dp__of_thread.frames;
+    frame->counted = !frame->together && dp__of_thread.lane == NULL &&
                      (frame->outer == NULL || frame->outer->ctx != frame->ctx);
     if (frame->counted)
         atomic_fetch_add_explicit(&frame->ctx->inside, 1, memory_order_relaxed);
-    frame->fresh = dp__thread.fresh;
+    frame->fresh = dp__of_thread.fresh;
     frame->first = dp__sentence_hide();
-    dp__thread.frames = frame;
+    dp__of_thread.frames = frame;
     if (dp__trace_is_on())
         dp__frame_trace(frame, 'B');
 }
@@ -1065,13 +1066,13 @@ static dp_status dp__frame_leave(const dp__frame *frame, dp_status status)
 {
     if (dp__trace_is_on())
         dp__frame_trace(frame, 'E');
-    dp__thread.frames = frame->outer;
+    dp__of_thread.frames = frame->outer;
     if (frame->counted)
         atomic_fetch_sub_explicit(&frame->ctx->inside, 1, memory_order_relaxed);
-    if (status == DP_OK && dp__thread.text[0] == '\0') /* an error may be on its way past this */
-        dp__thread.fresh = frame->fresh;
+    if (status == DP_OK && dp__of_thread.text[0] == '\0') /* an error may be on its way past this */
+        dp__of_thread.fresh = frame->fresh;
     status = dp__sentence_after(frame->first, status);
-    dp__thread.fresh = dp__thread.fresh || status != DP_OK; /* whatever succeeded since */
+    dp__of_thread.fresh = dp__of_thread.fresh || status != DP_OK; /* whatever succeeded since */
     return status;
 }
 
@@ -1079,7 +1080,7 @@ static dp_status dp__frame_leave(const dp__frame *frame, dp_status status)
    that runs on all devices at the same time. */
 static const dp__frame *dp__frame_of(const dp_ctx *ctx, bool together)
 {
-    const dp__frame *frame = dp__thread.frames;
+    const dp__frame *frame = dp__of_thread.frames;
     while (frame != NULL && (frame->ctx != ctx || (together && !frame->together)))
         frame = frame->outer;
     return frame;
@@ -1180,8 +1181,8 @@ DP_PRINTF(3, 4) static void dp__log(const dp_ctx *ctx, dp_level level, const cha
     va_list args;
     if (!dp__log_wants(ctx, level))
         return;
-    bool fresh = dp__thread.fresh;
-    memcpy(said, dp__thread.text, sizeof said);
+    bool fresh = dp__of_thread.fresh;
+    memcpy(said, dp__of_thread.text, sizeof said);
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
@@ -1190,8 +1191,8 @@ DP_PRINTF(3, 4) static void dp__log(const dp_ctx *ctx, dp_level level, const cha
     dp__frame_enter(&frame);
     ctx->config.log.fn(&(dp_log_record){level, rank, text}, ctx->config.log.user);
     (void)dp__frame_leave(&frame, DP_OK);
-    memcpy(dp__thread.text, said, sizeof said);
-    dp__thread.fresh = fresh;
+    memcpy(dp__of_thread.text, said, sizeof said);
+    dp__of_thread.fresh = fresh;
 }
 
 /* ==== >>host ===================================================================================
@@ -1267,7 +1268,7 @@ static void dp__host_parallel(const dp_host *host, int part_count, void (*fn)(in
                               void *user)
 {
     dp_ctx *ctx = dp__ctx_of(host);
-    if (ctx->team == NULL || part_count < 2 || dp__thread.lane != NULL ||
+    if (ctx->team == NULL || part_count < 2 || dp__of_thread.lane != NULL ||
         !dp__team_enter(ctx->team)) {
         for (int part = 0; part < part_count; part++)
             fn(part, user);
@@ -1498,10 +1499,10 @@ static void dp__blocks_free(dp_ctx *ctx, bool ask_devices)
 
 DP__APART static dp_status dp__check_scope(const char *fn, const dp_scope *scope)
 {
-    if (scope == NULL && dp__thread.scope_status == DP_ERR_NO_MEMORY)
+    if (scope == NULL && dp__of_thread.scope_status == DP_ERR_NO_MEMORY)
         return dp_error(DP_ERR_NO_MEMORY, "%s: scope is NULL, there was no memory to begin it", fn);
-    if (scope == NULL && dp_status_class(dp__thread.scope_status) == DP_CLASS_JOB)
-        return dp_error(dp__thread.scope_status,
+    if (scope == NULL && dp_status_class(dp__of_thread.scope_status) == DP_CLASS_JOB)
+        return dp_error(dp__of_thread.scope_status,
                         "%s: scope is NULL, the job had failed before it was begun", fn);
     if (scope == NULL)
         return dp_error(DP_ERR_INVALID, "%s: scope is NULL", fn);
@@ -1662,14 +1663,14 @@ static dp_scope *dp__scope_try_open(const char *fn, dp_ctx *ctx, dp_scope *paren
 {
     dp_scope *scope = dp__scope_open(ctx, parent);
     if (scope == NULL)
-        dp__thread.scope_status = dp_error(DP_ERR_NO_MEMORY, "%s: no memory for a scope", fn);
+        dp__of_thread.scope_status = dp_error(DP_ERR_NO_MEMORY, "%s: no memory for a scope", fn);
     return scope;
 }
 
 DP_API dp_scope *dp_scope_begin(dp_ctx *ctx)
 {
-    dp__thread.scope_status = dp__check_ctx(__func__, ctx);
-    if (dp__thread.scope_status != DP_OK)
+    dp__of_thread.scope_status = dp__check_ctx(__func__, ctx);
+    if (dp__of_thread.scope_status != DP_OK)
         return NULL;
     return dp__scope_try_open(__func__, ctx, NULL);
 }
@@ -1681,8 +1682,8 @@ DP_API dp_status dp_scope_check(const dp_scope *scope)
 
 DP_API dp_scope *dp_scope_child(dp_scope *parent)
 {
-    dp__thread.scope_status = dp__check_scope(__func__, parent);
-    if (dp__thread.scope_status != DP_OK)
+    dp__of_thread.scope_status = dp__check_scope(__func__, parent);
+    if (dp__of_thread.scope_status != DP_OK)
         return NULL;
     return dp__scope_try_open(__func__, parent->ctx, parent);
 }
@@ -1723,14 +1724,14 @@ static dp_status dp__wait_marked(const dp__device *device, dp__reads *reads)
 
 static void dp__wait_reads(dp_ctx *ctx, dp__device *device)
 {
-    bool fresh = dp__thread.fresh; /* an error may be on its way out past this */
-    dp__thread.fresh = false;
-    dp__thread.culprit = 0;
+    bool fresh = dp__of_thread.fresh; /* an error may be on its way out past this */
+    dp__of_thread.fresh = false;
+    dp__of_thread.culprit = 0;
     dp_status status = dp__wait_marked(device, &device->reads[0]);
     if (status == DP_OK)
         status = dp__wait_marked(device, &device->reads[1]);
     if (status == DP_OK)
-        dp__thread.fresh = fresh;
+        dp__of_thread.fresh = fresh;
     (void)dp__leave("dp_scope_end", ctx, status);
 }
 
@@ -1843,19 +1844,19 @@ static dp_status dp__drain(dp_ctx *ctx, dp_stream *stream, dp_status status)
 {
     char text[DP__TEXT_BYTES];
     dp_status synced = DP_OK;
-    bool fresh = dp__thread.fresh;
+    bool fresh = dp__of_thread.fresh;
     if (status == DP_OK || dp_status_class(status) == DP_CLASS_JOB)
         return status;
-    memcpy(text, dp__thread.text, sizeof text);
-    dp__thread.fresh = false;
+    memcpy(text, dp__of_thread.text, sizeof text);
+    dp__of_thread.fresh = false;
     if (stream != NULL)
         synced = dp__sync(stream);
     for (int i = 0; i < ctx->info.local_count && synced == DP_OK; i++)
         synced = dp__sync(ctx->devices[i].stream);
     if (dp_status_class(synced) == DP_CLASS_JOB)
         return synced;
-    memcpy(dp__thread.text, text, sizeof text);
-    dp__thread.fresh = fresh;
+    memcpy(dp__of_thread.text, text, sizeof text);
+    dp__of_thread.fresh = fresh;
     return status;
 }
 
@@ -1883,7 +1884,7 @@ static bool dp__scope_is_inside(const dp_scope *scope, const dp_scope *outer)
 static dp_status dp__check_scope_idle(const char *fn, const dp_scope *scope)
 {
     char text[160];
-    for (const dp__frame *frame = dp__thread.frames; frame != NULL; frame = frame->outer)
+    for (const dp__frame *frame = dp__of_thread.frames; frame != NULL; frame = frame->outer)
         if (dp__scope_is_inside(frame->scope, scope))
             return dp_error(DP_ERR_STATE, "%s: the scope is in use by %s, which called this", fn,
                             dp__frame_text(frame, text, sizeof text));
@@ -2105,10 +2106,10 @@ static bool dp__extent(int ndim, const int64_t *shape, const int64_t *stride, si
    status of the last error, and a mark of its sentence. */
 static dp_tensor dp__no_tensor(void)
 {
-    const char *text = dp__thread.text;
+    const char *text = dp__of_thread.text;
     return (dp_tensor){.dtype = DP_DTYPE_ANY,
                        .shape = {(int64_t)dp__hash(dp__hash_first, text, strlen(text))},
-                       .reserved = {(uint8_t)-dp__thread.status}};
+                       .reserved = {(uint8_t)-dp__of_thread.status}};
 }
 
 /* Fails as the call did that could not give the tensor. Its sentence may have been replaced. */
@@ -2116,7 +2117,7 @@ DP__COLD static dp_status dp__refuse_no_tensor(const char *fn, const char *what,
                                                const dp_tensor *none)
 {
     dp_status status = (dp_status)-none->reserved[0];
-    const char *text = dp__thread.text;
+    const char *text = dp__of_thread.text;
     if ((int64_t)dp__hash(dp__hash_first, text, strlen(text)) != none->shape[0])
         text = dp_status_text(status);
     return dp_error(status, "%s: there is no %s: %s", fn, what, text);

@@ -1087,7 +1087,7 @@ static dp_status dp__edits_meet(const char *fn, dp_module *module, dp_status sta
 {
     char text[DP__TEXT_BYTES];
     dp__edited edited = dp__edited_here(fn, module);
-    memcpy(text, dp__thread.text, sizeof text);
+    memcpy(text, dp__of_thread.text, sizeof text);
     if (edited.all != NULL)
         DP_TRY(dp__edited_spread(&edited));
     if (status != DP_OK)
@@ -1401,7 +1401,7 @@ static dp_status dp__ranks_close(const char *fn, const dp__face *face, bool sync
     char text[DP__TEXT_BYTES];
     if (dp_status_class(status) == DP_CLASS_JOB)
         return status;
-    memcpy(text, dp__thread.text, sizeof text);
+    memcpy(text, dp__of_thread.text, sizeof text);
     face->ranks->copies_void = synced;
     if (status != DP_OK && ctx->info.process_count > 1)
         face->ranks->reducer->excuse = dp__excuse_of(status);
@@ -1443,7 +1443,7 @@ static dp_status dp__ranks_void(const char *fn, const dp__face *face, bool synce
     if (status == DP_OK || dp_status_class(status) == DP_CLASS_JOB || !dp__is_joint(face, synced) ||
         face->ranks->met == DP__MET_FOR_GRADS)
         return status;
-    memcpy(text, dp__thread.text, sizeof text);
+    memcpy(text, dp__of_thread.text, sizeof text);
     if (face->ranks->met == DP__MET_NOBODY)
         DP_TRY(dp__ranks_buffers(fn, face, true));
     for (size_t r = 0; r < face->count; r++)
@@ -1502,10 +1502,10 @@ static void dp__ranks_owe(const dp__face *face, bool synced, dp_value data, dp_s
     char text[DP__TEXT_BYTES];
     if (!dp__is_joint(face, true))
         return;
-    memcpy(text, dp__thread.text, sizeof text);
+    memcpy(text, dp__of_thread.text, sizeof text);
     face->ranks->owes = !synced && status != DP_OK &&
                         dp__data_hash(face->ctx, data, &face->ranks->owed) == DP_OK;
-    memcpy(dp__thread.text, text, sizeof text);
+    memcpy(dp__of_thread.text, text, sizeof text);
 }
 
 static dp_status dp__check_owed(const dp__face *face, dp_value data)

@@ -442,7 +442,7 @@ static dp_status dp__job_heard(dp__job *job)
     if (atomic_load(&board->failed) != 2)
         return dp_error(DP_ERR_REMOTE, "another process failed and died before it could report the "
                                        "reason");
-    dp__thread.culprit = board->rank + 1;
+    dp__of_thread.culprit = board->rank + 1;
     return dp_error((dp_status)board->status, "%s", board->text);
 }
 
@@ -892,7 +892,7 @@ static bool dp__job_aborted(const dp_host *host)
     const dp_ctx *ctx = dp__ctx_of(host);
     if (ctx->job == NULL || dp__host_aborted(host))
         return dp__host_aborted(host);
-    const dp__lane *lane = dp__thread.lane;
+    const dp__lane *lane = dp__of_thread.lane;
     dp__ring *ring = lane != NULL && lane->ctx == ctx ? lane->ring : ctx->lanes[DP__CALLER].ring;
     bool waits = atomic_load(&ring->done) != atomic_load(&dp__own_track(ring)->begun);
     return waits && dp__ring_rest(ring, &ring->wait) != DP_OK;
@@ -903,8 +903,8 @@ static bool dp__job_aborted(const dp_host *host)
 static dp_status dp__ring_reason(dp__ring *ring, dp_status status)
 {
     bool echo = status == DP_ERR_REMOTE || status == DP_ERR_TIMEOUT || status == DP_ERR_ABORTED;
-    bool fresh = dp__thread.fresh;
-    int culprit = dp__thread.culprit;
+    bool fresh = dp__of_thread.fresh;
+    int culprit = dp__of_thread.culprit;
     char said[DP__TEXT_BYTES];
     dp__job *job = ring->job;
     unsigned seq = (unsigned)ring->now.seq;
@@ -921,8 +921,8 @@ static dp_status dp__ring_reason(dp__ring *ring, dp_status status)
     if (heard != DP_OK && (echo || strcmp(said, dp_last_error()) == 0))
         return heard;
     (void)dp_error(status, "%s", said);
-    dp__thread.fresh = fresh;
-    dp__thread.culprit = culprit;
+    dp__of_thread.fresh = fresh;
+    dp__of_thread.culprit = culprit;
     return status;
 }
 

@@ -2566,14 +2566,14 @@ static _Noreturn void dp__spawn_run(dp__last_words *words, int process, int coun
     dp__os_env_set("DP_SECRET", secret);
     dp__os_env_drop("DP_REJOIN"); /* the new ones begin; this one may have come later */
     atomic_store(&dp__spawning, false);
-    dp__thread.text[0] = '\0';
+    dp__of_thread.text[0] = '\0';
     int own = dp__os_process_id();
     dp_status status = dp__sentence_after('\0', fn(user));
     if (dp__os_process_id() != own) /* fn has forked, and this is not the process to speak */
         dp__os_leave(status == DP_OK);
     words->status = (int32_t)status;
     if (status != DP_OK)
-        memcpy(words->text, dp__thread.text, sizeof words->text);
+        memcpy(words->text, dp__of_thread.text, sizeof words->text);
     atomic_store(&words->said, 1);
     dp__os_leave(status == DP_OK);
 }

@@ -36,8 +36,8 @@
 typedef struct dp__param {
     const char *name, *same_as;
     dp_module *owner;
-    dp_tensor data; /* a view of its memory; .data is NULL until there is some */
-    void *grad;     /* its gradient's, which is like it */
+    dp_tensor data;        /* a view of its memory; .data is NULL until there is some */
+    void *grad;            /* its gradient's, which is like it */
     struct dp__param *tie; /* the one whose memory it shares, or itself */
     size_t home;           /* a guess, which dp__module_list checks */
     bool frozen, buffer;
@@ -903,7 +903,7 @@ static void dp__blank_part(int local_rank, void *user)
     dp__slot *slot = &blank->scope->ctx->slots[local_rank];
     slot->status = dp__blank_make(blank);
     if (slot->status != DP_OK)
-        memcpy(slot->text, dp__thread.text, sizeof slot->text);
+        memcpy(slot->text, dp__of_thread.text, sizeof slot->text);
 }
 
 /* On the thread of its device, if that may be on another node than this one: who writes first
@@ -1343,7 +1343,7 @@ static bool dp__trees_meet(const dp_module *a, const dp_module *b)
 static dp_status dp__check_module_idle(const char *fn, const dp_module *module)
 {
     char text[160];
-    for (const dp__frame *frame = dp__thread.frames; frame != NULL; frame = frame->outer)
+    for (const dp__frame *frame = dp__of_thread.frames; frame != NULL; frame = frame->outer)
         if (frame->module != NULL && dp__tree_holds(frame->module, module))
             return dp_error(DP_ERR_STATE, "%s: '%s' is in use by %s, which called this", fn,
                             module->name, dp__frame_text(frame, text, sizeof text));
@@ -3054,7 +3054,7 @@ static dp_status dp__meet_work(dp_pass *pass)
     dp__lock_enter(&meet->lock);
     meet->result = status;
     if (status != DP_OK)
-        memcpy(meet->text, dp__thread.text, sizeof meet->text);
+        memcpy(meet->text, dp__of_thread.text, sizeof meet->text);
     atomic_store(&meet->here, 0);
     meet->round++;
     dp__lock_leave(&meet->lock);

@@ -720,13 +720,13 @@ DP_API void dp_close(dp_ctx *ctx)
     if (!forked && dp__check_idle("dp_close", ctx) != DP_OK)
         return;
     char text[DP__TEXT_BYTES]; /* who tidies up after an error still wants to read it */
-    bool fresh = dp__thread.fresh;
-    memcpy(text, dp__thread.text, sizeof text);
+    bool fresh = dp__of_thread.fresh;
+    memcpy(text, dp__of_thread.text, sizeof text);
     dp__live_swap(ctx, NULL);
     dp__release(ctx, !forked);
-    memcpy(dp__thread.text, text, sizeof text);
-    dp__thread.fresh = fresh;
-    dp__thread.scope_status = DP_OK; /* it says nothing about scopes of other contexts */
+    memcpy(dp__of_thread.text, text, sizeof text);
+    dp__of_thread.fresh = fresh;
+    dp__of_thread.scope_status = DP_OK; /* it says nothing about scopes of other contexts */
 }
 
 #endif /* DP__ROOMS */

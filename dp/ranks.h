@@ -199,11 +199,11 @@ static void dp__coll_trace(const dp__coll *coll, const dp_coll_call *call, char 
    cannot know about it. */
 static dp_status dp__shared_failure(const dp_ctx *ctx, dp_status status)
 {
-    if (status != DP_OK && !dp__thread.fresh)
+    if (status != DP_OK && !dp__of_thread.fresh)
         dp_error(status, "%s", dp_status_text(status));
     if (status == DP_OK || ctx->info.process_count == 1 || dp_status_class(status) == DP_CLASS_JOB)
         return status;
-    return dp_error(DP_ERR_INTERNAL, "%s (%s)", dp__thread.text, dp_status_name(status));
+    return dp_error(DP_ERR_INTERNAL, "%s (%s)", dp__of_thread.text, dp_status_name(status));
 }
 
 /* `verb` of a table: what was asked for, or what takes its place. */
@@ -778,7 +778,7 @@ static dp__excuse dp__excuse_of(dp_status status)
 {
     dp__excuse excuse = {.status = status == DP_OK || dp__is_failure(status) ? status
                                                                              : DP_ERR_USER};
-    const char *text = dp__thread.text[0] != '\0' ? dp__thread.text : dp_status_text(status);
+    const char *text = dp__of_thread.text[0] != '\0' ? dp__of_thread.text : dp_status_text(status);
     if (status != DP_OK)
         snprintf(excuse.text, sizeof excuse.text, "%s", text);
     return excuse;

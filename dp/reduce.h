@@ -1328,11 +1328,11 @@ static void dp__transfer_done(const dp__transfer *transfer, uint64_t start)
 static dp_status dp__transfer_carry(const dp__lane *lane, const dp__transfer *transfer)
 {
     uint64_t start = dp__os_now_ns();
-    dp__thread.fresh = false;
-    dp__thread.culprit = 0;
+    dp__of_thread.fresh = false;
+    dp__of_thread.culprit = 0;
     dp_status status = dp__shared_failure(lane->ctx, dp__transfer_run(transfer));
     if (status != DP_OK)
-        dp__job_end(lane->ctx, status, dp__thread.text);
+        dp__job_end(lane->ctx, status, dp__of_thread.text);
     else
         dp__transfer_done(transfer, start);
     return status;
@@ -1344,17 +1344,17 @@ static void dp__lane_carry(dp__lane *lane)
     dp__transfer transfer;
     if (atomic_exchange_explicit(&lane->carrying, true, memory_order_acquire))
         return;
-    dp__thread.lane = lane;
+    dp__of_thread.lane = lane;
     while (dp__transfer_take(lane, &transfer) && dp__transfer_carry(lane, &transfer) == DP_OK)
         dp__courier_report(lane->courier);
-    dp__thread.lane = NULL;
+    dp__of_thread.lane = NULL;
     atomic_store_explicit(&lane->carrying, false, memory_order_release);
 }
 
 static void dp__courier_carry(void *user)
 {
     dp__trace_who(DP__TRACE_THREADS - 1, "courier");
-    dp__thread.beside = true;
+    dp__of_thread.beside = true;
     dp__lane_carry(user);
 }
 
@@ -1402,7 +1402,7 @@ static void dp__lane_give_up(dp__lane *lane)
 {
     if (lane->riding == NULL)
         return;
-    dp__thread.culprit = 0;
+    dp__of_thread.culprit = 0;
     if (dp__job_failed(lane->ctx, DP_ERR_ABORTED, "dp_close: in an open pass"))
         dp__job_tell(lane->ctx);
     dp__comm_abort(lane->comm);
@@ -1820,7 +1820,7 @@ static dp_status dp__samples_all(const char *fn, dp_reducer *reducer, dp_status 
     if (ctx->info.process_count > 1) {
         const dp_coll_call call = {.count = 1, .dtype = DP_F64, .op = DP_OP_SUM};
         char text[DP__TEXT_BYTES];
-        memcpy(text, dp__thread.text, sizeof text);
+        memcpy(text, dp__of_thread.text, sizeof text);
         reducer->totals[0] = own == DP_OK ? reducer->totals[0] : (double)NAN;
         DP_TRY(dp__pass_tell(fn, reducer, call, reducer->totals, sizeof(double)));
         if (own != DP_OK)

@@ -113,7 +113,7 @@ static void dp__run_part(int local_rank, void *user)
     if (slot->status != status) /* a store takes the line from the other thread */
         slot->status = status;
     if (status != DP_OK)
-        memcpy(slot->text, dp__thread.text, sizeof slot->text);
+        memcpy(slot->text, dp__of_thread.text, sizeof slot->text);
 }
 
 static dp_status dp__run_scopes(dp_scope *scope)

@@ -218,7 +218,7 @@ static dp_status dp__shm_wait(dp__shm_comm *comm, int process, int word, unsigne
                              .sleepers = &comm->control->sleepers,
                              .missed = &comm->missed,
                              .look_ns = comm->ring->job->look_ns};
-    return dp__watch_until(&watch, dp__thread.beside ? comm->spare : comm->spin);
+    return dp__watch_until(&watch, dp__of_thread.beside ? comm->spare : comm->spin);
 }
 
 /* For all other processes. */

@@ -426,7 +426,7 @@ static dp_status dp__tcp_lost(const dp__mesh_comm *comm, int process)
     (void)dp_error(DP_ERR_REMOTE, "%s: the connection to %s has ended",
                    dp__doing(ring, (unsigned)ring->now.seq, doing),
                    dp__who(ring->job, process, who));
-    dp__thread.culprit = ring->job->firsts[process] + 1;
+    dp__of_thread.culprit = ring->job->firsts[process] + 1;
     return DP_ERR_REMOTE;
 }
 

@@ -120,10 +120,10 @@ static enum dp__owner dp__told_owner(const dp__told *told)
 {
     int count = dp__told_get(told);
     dp__trial trial = {told, count > 0 ? count + 1 : 2};
-    pthread_t thread;
+    dp__thread thread;
     if (dp__thread_start(&thread, dp__trial_set, &trial) != 0)
         return DP__OF_PROCESS;
-    pthread_join(thread, NULL);
+    dp__thread_join(thread);
     if (dp__told_get(told) == count)
         return DP__OF_THREAD;
     dp__told_set(told, count);

@@ -52,7 +52,7 @@ static dp_value dp__error_value(dp_scope *scope, dp_status status, const char *l
     dp_value value = dp__leaf(DP_ERROR);
     const char *text = NULL;
     if (scope != NULL && scope->magic == DP__SCOPE_LIVE && status != DP_ERR_NO_MEMORY)
-        text = dp__copy_text(scope, dp__thread.text);
+        text = dp__copy_text(scope, dp__of_thread.text);
     value.as.s = text != NULL ? text : lost;
     value.status = (int8_t)status;
     return value;
