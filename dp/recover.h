@@ -92,7 +92,7 @@ static dp_status dp__world_open(dp_ctx *ctx, const dp__launch *launch)
     return status;
 }
 
-static dp_status dp__world_return(dp_ctx *ctx, int timeout_ms)
+static dp_status dp__world_meet(dp_ctx *ctx, int timeout_ms)
 {
     dp__launch launch;
     dp__tree *tree = NULL;
@@ -104,6 +104,15 @@ static dp_status dp__world_return(dp_ctx *ctx, int timeout_ms)
     if (tree != NULL)
         tree->timeout_ms = ctx->config.timeout_ms;
     dp__far_begin(ctx, tree, NULL);
+    return status;
+}
+
+/* Meets the others of the roster. If not all come, this one has failed for those that did. */
+static dp_status dp__world_return(dp_ctx *ctx, int timeout_ms)
+{
+    dp_status status = dp__world_meet(ctx, timeout_ms);
+    if (status != DP_OK)
+        (void)dp__job_failed(ctx, status, dp_last_error());
     return status;
 }
 
@@ -165,24 +174,6 @@ static int dp__meet_again_ms(dp__recovering *own)
     return ms < DP__MEET_MOST_MS ? ms : DP__MEET_MOST_MS;
 }
 
-static dp_status dp__recover_once(dp__recovering *own)
-{
-    dp_ctx *ctx = own->ctx;
-    dp__world_end(ctx, own->old);
-    dp_status status = dp__devices_drain(ctx);
-    if (status != DP_OK)
-        dp__voter_unlisten(ctx->voter); /* the others go on without this process */
-    else
-        status = dp__voter_vote(ctx->voter, own->until_ns);
-    own->over = status != DP_OK;
-    DP_TRY(status);
-    dp__failure_clear(ctx);
-    status = dp__world_return(ctx, dp__meet_again_ms(own));
-    if (status != DP_OK)
-        (void)dp__job_failed(ctx, status, dp_last_error());
-    return status;
-}
-
 static void dp__recovering_of(dp__recovering *own)
 {
     own->old = own->ctx->job;
@@ -200,6 +191,32 @@ static dp_status dp__wrappers_return(const char *fn, dp_ctx *ctx)
     return DP_OK;
 }
 
+/* Agrees with the others who is left. With a device that is lost they go on without this process. */
+static dp_status dp__members_agree(dp__recovering *own)
+{
+    dp_status status = dp__devices_drain(own->ctx);
+    if (status != DP_OK)
+        dp__voter_unlisten(own->ctx->voter);
+    else
+        status = dp__voter_vote(own->ctx->voter, own->until_ns);
+    own->over = status != DP_OK;
+    return status;
+}
+
+/* The steps of a recovery, in order. Whichever fails, all of them are tried again. */
+static dp_status dp__recover_once(dp__recovering *own)
+{
+    dp_ctx *ctx = own->ctx;
+    dp__world_end(ctx, own->old);
+    DP_TRY(dp__members_agree(own));
+    dp__failure_clear(ctx);
+    DP_TRY(dp__world_return(ctx, dp__meet_again_ms(own)));
+    ctx->info.recoveries = dp__voter_met(ctx->voter);
+    dp__job_retire(ctx, own->old, &own->heap);
+    dp__recovering_of(own);
+    return dp__leave(own->fn, ctx, dp__wrappers_return(own->fn, ctx));
+}
+
 static dp_status dp__recover(dp__recovering *own)
 {
     dp_ctx *ctx = own->ctx;
@@ -207,15 +224,9 @@ static dp_status dp__recover(dp__recovering *own)
     int most = ctx->voter->count + DP__RECOVER_TRIES;
     do {
         status = dp__recover_once(own);
-        if (status == DP_OK) {
-            ctx->info.recoveries = dp__voter_met(ctx->voter);
-            dp__job_retire(ctx, own->old, &own->heap);
-            dp__recovering_of(own);
-            status = dp__leave(own->fn, ctx, dp__wrappers_return(own->fn, ctx));
-        }
     } while (status != DP_OK && !own->over && own->tries < most &&
              dp__os_ms_until(own->until_ns) > 0);
-    if (status != DP_OK) {
+    if (status != DP_OK) { /* the context has the job that failed */
         dp__world_end(ctx, own->old);
         ctx->job = own->old;
         ctx->heap = own->heap;

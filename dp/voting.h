@@ -1061,8 +1061,9 @@ static int dp__lower_await(dp__voter *voter)
     for (int s = 0; s < voter->members->seat; s++) {
         if (dp__voter_roster(voter)[s].holder == 0)
             continue;
-        if (asked++ < window && dp__contact_to(voter, s) == NULL)
+        if (asked < window && dp__contact_to(voter, s) == NULL)
             dp__contact_dial(voter, s);
+        asked += voter->absent[s] != DP__REFUSED_US;
         place += voter->absent[s] == DP__HERE_MAYBE;
     }
     return place;
