@@ -225,6 +225,7 @@ typedef struct dp__mail { /* how processes hear of each other without a board */
     dp_status (*hear)(dp_ctx *ctx, int *out_process); /* the first failure; -1: unknown */
     void (*tell)(dp_ctx *ctx, dp_status status, int process, const char *text); /* with one, too */
     bool (*send)(dp_ctx *ctx, const dp__letter *letter); /* to all; false: there is no way */
+    int (*next)(const dp_ctx *ctx, int from, int to);    /* whom letters pass on the way */
 } dp__mail;
 
 typedef struct dp__job {
@@ -709,31 +710,53 @@ static dp_status dp__ring_differs(const dp__ring *ring, unsigned seq, const unsi
     return status;
 }
 
-/* The process for which all wait in the end: it has not begun this one, or has and does not go on,
-   and is not seen to wait. -1: all are in it, and wait. */
-static int dp__ring_missing(const dp__ring *ring, unsigned seq)
+static bool dp__is_silent(const dp__job *job, int process, uint64_t since_ns)
+{
+    return atomic_load(&dp__progress_of(job, process)->looked_ns) < since_ns;
+}
+
+/* Returns the first process that is silent on the way to one that is: no letter has come through. */
+static int dp__first_silent(const dp__job *job, int process, uint64_t since_ns)
+{
+    int on = job->process;
+    while (on != process && (on == job->process || !dp__is_silent(job, on, since_ns)))
+        on = job->shared.data == NULL ? job->mail->next(job->ctx, on, process) : process;
+    return on;
+}
+
+/* Returns the process for which all wait in the end: it has not begun this one, or has and does not
+   go on, and is not seen to wait since then. -1: all are in it, and wait. */
+static int dp__ring_missing(const dp__ring *ring, unsigned seq, uint64_t since_ns)
 {
     const dp__job *job = ring->job;
-    uint64_t now = dp__os_now_ns(), half = (uint64_t)job->timeout_ms * 500000;
-    uint64_t silent_ns = half < DP__SILENT_NS ? half : DP__SILENT_NS;
     int missing[3] = {-1, -1, -1};
     for (int p = job->process_count - 1; p >= 0; p--) {
-        uint64_t looked_ns = atomic_load(&dp__progress_of(job, p)->looked_ns);
-        bool begun = dp__has_begun(ring, p, seq);
-        bool silent = looked_ns < now && now - looked_ns > silent_ns;
+        bool begun = dp__has_begun(ring, p, seq), silent = dp__is_silent(job, p, since_ns);
         if (p != job->process && !dp__has_ended(ring, p, seq) && (silent || !begun))
             missing[silent ? begun : 2] = p;
     }
-    return missing[0] >= 0 ? missing[0] : missing[1] >= 0 ? missing[1] : missing[2];
+    int first = missing[0] >= 0 ? missing[0] : missing[1];
+    return first >= 0 ? dp__first_silent(job, first, since_ns) : missing[2];
+}
+
+/* Asks those that have no board whether they are there; returns since when each may be expected to
+   have been seen. */
+static dp_status dp__ring_call(dp__ring *ring, unsigned seq, uint64_t *out_since_ns)
+{
+    uint64_t now = dp__os_now_ns(), half = (uint64_t)ring->job->timeout_ms * 500000;
+    bool far = ring->job->shared.data == NULL;
+    uint64_t seen = half < DP__SILENT_NS ? half : DP__SILENT_NS;
+    *out_since_ns = now - (far ? dp__news_ns(ring->job->timeout_ms) : seen);
+    return far ? dp__ring_ask(ring, seq, true) : DP_OK;
 }
 
 /* The time is up. */
 static dp_status dp__ring_late(dp__ring *ring, unsigned seq)
 {
     char doing[DP__DOING_BYTES], text[64];
-    if (ring->job->shared.data == NULL)
-        DP_TRY(dp__ring_ask(ring, seq, true));
-    int missing = dp__ring_missing(ring, seq), ms = ring->job->timeout_ms;
+    uint64_t since_ns;
+    DP_TRY(dp__ring_call(ring, seq, &since_ns));
+    int missing = dp__ring_missing(ring, seq, since_ns), ms = ring->job->timeout_ms;
     snprintf(text, sizeof text, "did not come within %d ms", ms);
     if (dp__ring_clashes(ring, seq))
         return dp__ring_differs(ring, seq, NULL);

@@ -662,6 +662,17 @@ static int dp__behind(int process, int process_count) /* it and all behind it */
     return span < process_count - process ? span : process_count - process;
 }
 
+/* Returns the neighbour of a process that lies on the way to another one. */
+static int dp__towards(int process, int to, int process_count)
+{
+    int step = 1;
+    if (to < process || to >= process + dp__behind(process, process_count))
+        return dp__parent(process);
+    while (process + 2 * step <= to)
+        step *= 2;
+    return process + step;
+}
+
 static int dp__child_count(int process, int process_count)
 {
     int count = 0;
@@ -2293,7 +2304,13 @@ static dp_status dp__far_host(const dp__tree *tree, char *text, size_t room)
     return DP_OK;
 }
 
-static const dp__mail dp__far_mail = {dp__far_hear, dp__far_tell, dp__far_send};
+/* Returns the process to which another one passes on what is for a third. MPI needs nobody between. */
+static int dp__far_next(const dp_ctx *ctx, int from, int to)
+{
+    return ctx->tree != NULL ? dp__towards(from, to, ctx->tree->process_count) : to;
+}
+
+static const dp__mail dp__far_mail = {dp__far_hear, dp__far_tell, dp__far_send, dp__far_next};
 
 static void dp__far_begin(dp_ctx *ctx, dp__tree *tree, dp__mpi_line *line)
 {

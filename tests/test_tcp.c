@@ -331,6 +331,33 @@ TEST_SLOW(who_stops_is_named, 60)
     each_way_of_meeting(SIGSTOP, sum_much);
 }
 
+static void one_between_stops(meeting *m)
+{
+    double start = now_ms();
+    dp_status status = DP_OK;
+    dp_ctx *ctx = open_for_an_end(m);
+    float data[100] = {0};
+    const dp_part part = {.send = data, .recv = data};
+    wait_for_all(m);
+    for (int i = 0; status == DP_OK; i++) {
+        if (m->process == 2 && i == 5)
+            raise(SIGSTOP);
+        start = now_ms();
+        status = dp_all_reduce(ctx, &part, 100, DP_F32, DP_OP_SUM);
+    }
+    check_named(ctx, status, start, LATE_MS, 2, "did not come within 2000 ms");
+    leave_with_the_others(ctx);
+}
+
+/* Process 3 has news of 0 and 1 only through 2. */
+TEST_SLOW(who_stops_between_others_is_named, 60)
+{
+    through = shared_memory(sizeof *through);
+    meeting_machines = "abcd";
+    launched = true;
+    in_processes_but(4, 2, one_between_stops);
+}
+
 /* ---- who does something else ----------------------------------------------------------------- */
 
 static void each_other_call(meeting *m)
