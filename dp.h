@@ -2228,6 +2228,7 @@ DP_API void dp_trace_end(void);
      host_call               the timeline has no row for the stream
      survives_fork           not used in a child of a process that has used it
      takes_sets              sets of operands come one by one
+     kernel_flags            such steps are made on the host; optimizers zero gradients afterwards
    and of the collectives
      DP_REDUCE_SCATTER       all_reduce into a temporary, then the own part
      DP_ALL_TO_ALL           all_gather into a temporary, then the own parts
@@ -2314,12 +2315,15 @@ typedef enum dp_kernel {
      ADAMW    if (!L2) x = x * decay; else if (decay != 0) g = g + x * decay
               m = w < 0.5 ? m + (g - m) * w : g + (g - m) * (w - 1)        m is out[1]; torch.lerp
               s = s * beta2 + (g * g) * fresh                              s is out[2]
-              x = x - m / (sqrt(s) / root + eps) * lr                                          */
-enum {                         /* dp_kernel_args.flags */
-       DP_KERNEL_NESTEROV = 1, /* SGD */
-       DP_KERNEL_FIRST = 2,    /* SGD: momentum becomes the gradient */
-       DP_KERNEL_L2 = 4,       /* ADAMW: decay goes into the gradient */
-       DP_KERNEL_MAXIMIZE = 8  /* SGD, ADAMW: against the gradient */
+              x = x - m / (sqrt(s) / root + eps) * lr
+     both     if (ZERO_GRAD)  in[0] = 0, all bits of it                                        */
+enum {                          /* dp_kernel_args.flags */
+       DP_KERNEL_NESTEROV = 1,  /* SGD */
+       DP_KERNEL_FIRST = 2,     /* SGD: momentum becomes the gradient */
+       DP_KERNEL_L2 = 4,        /* ADAMW: decay goes into the gradient */
+       DP_KERNEL_MAXIMIZE = 8,  /* SGD, ADAMW: against the gradient */
+       DP_KERNEL_ZERO_GRAD = 16 /* SGD, ADAMW: the gradient becomes 0 when it is read. Tables get
+                                   this if it is in their kernel_flags */
 };
 
 typedef struct dp_kernel_args {
@@ -2414,7 +2418,8 @@ struct dp_device_ops {
     dp_status (*host_call)(dp_stream *stream, void (*fn)(void *user), void *user);
     /* No driver and no threads: count and open work in a child of fork as they do here. */
     bool survives_fork;
-    bool takes_sets; /* `kernel` may be given several: see dp_kernel_args */
+    bool takes_sets;     /* `kernel` may be given several: see dp_kernel_args */
+    size_t kernel_flags; /* DP_KERNEL_ZERO_GRAD, if `kernel` knows it */
 };
 
 /* The life of a dp_coll_ops: `fits` is asked table by table, with the same answer in every process,

@@ -1286,6 +1286,9 @@ static void dp__simd_stats_join(const double slots[DP__CPU_STATS_SLOTS][2], void
 /* ==== >>updates ==================================================================================
    Optimizers, in f32 or f64, halves a tile at a time; and sums of channels.                     */
 
+/* Elements of a gradient that become 0 at a time. By 1024 AdamW takes 1.03 times as long. */
+#define DP__CPU_ZERO_BLOCK 4096
+
 static void dp__cpu_update_tile(const dp__simd *simd, const dp_kernel_args *args, void *x,
                                 const void *grad, size_t at, size_t count)
 {
@@ -1300,26 +1303,36 @@ static void dp__cpu_update_tile(const dp__simd *simd, const dp_kernel_args *args
                                              : sets[i]->adamw[wide](&update, done, count);
 }
 
-/* Elements `at` to `end`. Halves are widened and narrowed a tile at a time. */
+/* At most a tile, widened and narrowed. */
+static void dp__cpu_update_halves(const dp__simd *simd, const dp_kernel_args *args, void *x,
+                                  const void *grad, size_t at, size_t count)
+{
+    dp__cpu_tile wide, wide_grad;
+    dp__cpu_cast(simd, DP_F32, &wide, args->dtype, x, count);
+    dp__cpu_cast(simd, DP_F32, &wide_grad, args->dtype, grad, count);
+    dp__cpu_update_tile(simd, args, &wide, &wide_grad, at, count);
+    dp__cpu_cast(simd, args->dtype, x, DP_F32, &wide, count);
+}
+
+/* Elements `at` to `end`. Gradients become 0 block by block, while they are in a cache. */
 static void dp__cpu_update(const dp__simd *simd, const dp_kernel_args *args, size_t at, size_t end)
 {
     const dp__any_double *gate = args->in_count > 1 ? args->in[1] : NULL;
     const size_t bytes = dp_dtype_bytes(args->dtype);
-    dp__cpu_tile x, grad;
+    const bool halves = args->dtype > DP_F64, zeroes = (args->flags & DP_KERNEL_ZERO_GRAD) != 0;
+    const size_t block = halves ? DP__CPU_TILE : zeroes ? DP__CPU_ZERO_BLOCK : end - at;
     if (gate != NULL && gate[1] > 0)
         return;
-    if (args->dtype <= DP_F64) {
-        dp__cpu_update_tile(simd, args, (char *)args->out[0] + at * bytes,
-                            (const char *)args->in[0] + at * bytes, at, end - at);
-        return;
-    }
-    for (; at < end; at += DP__CPU_TILE) {
-        const size_t count = end - at < DP__CPU_TILE ? end - at : DP__CPU_TILE;
-        dp__cpu_cast(simd, DP_F32, &x, args->dtype, (char *)args->out[0] + at * bytes, count);
-        dp__cpu_cast(simd, DP_F32, &grad, args->dtype, (const char *)args->in[0] + at * bytes,
-                     count);
-        dp__cpu_update_tile(simd, args, &x, &grad, at, count);
-        dp__cpu_cast(simd, args->dtype, (char *)args->out[0] + at * bytes, DP_F32, &x, count);
+    for (size_t count; at < end; at += count) {
+        char *const x = (char *)args->out[0] + at * bytes;
+        char *const grad = (char *)(uintptr_t)args->in[0] + at * bytes;
+        count = end - at < block ? end - at : block;
+        if (halves)
+            dp__cpu_update_halves(simd, args, x, grad, at, count);
+        else
+            dp__cpu_update_tile(simd, args, x, grad, at, count);
+        if (zeroes)
+            memset(grad, 0, count * bytes);
     }
 }
 
@@ -1733,7 +1746,8 @@ DP_API const dp_device_ops *dp_cpu(void)
                                       .copy_out = dp__cpu_copy_bytes,
                                       .copy = dp__cpu_copy_bytes,
                                       .kernel = dp__cpu_kernel,
-                                      .survives_fork = true};
+                                      .survives_fork = true,
+                                      .kernel_flags = DP_KERNEL_ZERO_GRAD};
     return &ops;
 }
 

@@ -173,7 +173,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     };                                                                                             \
     struct dp__cuda_set {                                                                          \
         void *out[3];                                                                              \
-        const void *grad;                                                                          \
+        void *grad;                                                                                \
         unsigned long long count;                                                                  \
     };                                                                                             \
     struct dp__cuda_steps {                                                                        \
@@ -1142,10 +1142,13 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
                 g = p->flags & 1 ? g + ahead : v;                                                  \
             const A step = lr * g;                                                                 \
             x[0].at[e] = x[0].at[e] - step;                                                        \
+            x[1].at[e] = 0;                                                                        \
         }                                                                                          \
         if (p->out_count > 1)                                                                      \
             ((struct dp_##PACK *)set->out[1])[i] = velocity;                                       \
         dp_store_##PACK(set->out[0], i, p->dtype, x[0]);                                           \
+        if (p->flags & 16)                                                                         \
+            dp_store_##PACK(set->grad, i, p->dtype, x[1]);                                         \
     }
 #define DP__CUDA_ADAMW_SPAN(fn, PACK, A, W, SQRT)                                                  \
     DP__CUDA_DEVICE void fn(const struct dp__cuda_steps *p, const struct dp__cuda_set *set,        \
@@ -1172,10 +1175,13 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
             square.at[e] = kept + fresh;                                                           \
             const A step = lr * (mean.at[e] / (SQRT(square.at[e]) / bias2 + eps));                 \
             x[0].at[e] = from - step;                                                              \
+            x[1].at[e] = 0;                                                                        \
         }                                                                                          \
         ((struct dp_##PACK *)set->out[1])[i] = mean;                                               \
         ((struct dp_##PACK *)set->out[2])[i] = square;                                             \
         dp_store_##PACK(set->out[0], i, p->dtype, x[0]);                                           \
+        if (p->flags & 16)                                                                         \
+            dp_store_##PACK(set->grad, i, p->dtype, x[1]);                                         \
     }
 #define DP__CUDA_STEP_KERNEL(name, W)                                                              \
     DP__CUDA_DEVICE void dp_chunk_##name(const struct dp__cuda_steps *p, unsigned block,           \
@@ -3469,7 +3475,7 @@ static void dp__cuda_sets(const dp_kernel_args *args, size_t first, size_t some,
     uint64_t all = 0;
     for (size_t i = 0, at = first; i < some; i++, at++) {
         struct dp__cuda_set *set = &steps->sets[i];
-        *set = (struct dp__cuda_set){.grad = args->in[at * args->in_count]};
+        *set = (struct dp__cuda_set){.grad = (void *)(uintptr_t)args->in[at * args->in_count]};
         set->count = args->set_count > 0 ? args->counts[at] : args->count;
         for (size_t k = 0; k < args->out_count; k++)
             set->out[k] = args->out[at * args->out_count + k];
@@ -3858,7 +3864,8 @@ DP_API const dp_device_ops *dp_cuda(void)
                                       .kernel = dp__cuda_kernel,
                                       .owns = dp__cuda_owns,
                                       .host_call = dp__cuda_host_call,
-                                      .takes_sets = true};
+                                      .takes_sets = true,
+                                      .kernel_flags = DP_KERNEL_ZERO_GRAD};
     return &ops;
 }
 

@@ -1,8 +1,8 @@
 /* dp_train.h - v0.1.0 - what stands around the wrappers of dp.h in a training program - MIT licence
 
-   Include it after dp.h, or instead. But for errors, names and copies of tensors it uses only the
-   public API of dp.h, and functions of dp/os.h (lines, signals), so it works with every device and
-   any number of processes.
+   Include it after dp.h, or instead. But for errors, names, copies of tensors and gradients that
+   kernels zero it uses only the public API of dp.h, and functions of dp/os.h (lines, signals), so
+   it works with every device and any number of processes.
 
        dp_optim *optim;
        dp_optim_create(par, &(dp_optim_config){.rule = dp_adamw(),
@@ -88,6 +88,7 @@ typedef struct dp_rule_args {
     dp_hyper hyper;     /* lr and weight_decay of now, and of these parameters */
     const char *name;   /* these three are for rules that want parameters whole */
     int ndim;
+    bool zero_grad; /* the rules below make grad 0, too; others are never asked to */
     const int64_t *shape;
 } dp_rule_args;
 
@@ -224,7 +225,8 @@ DP_MUST_USE DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_c
    ends that. */
 DP_API void dp_optim_destroy(dp_optim *optim);
 
-/* Clip, step, forget the gradients; whatever `accumulate` says. */
+/* Clip, step, forget the gradients; whatever `accumulate` says. One that fails while it steps has
+   stepped some parameters, and their gradients may be 0. */
 DP_MUST_USE DP_API dp_status dp_optim_step(dp_optim *optim);
 
 /* Divide gradients by the loss scale now, to look at them or clip them by hand: at most once before
@@ -490,7 +492,9 @@ static dp_status dp__train_update_all(const dp__train_update *update, const dp_r
                           .in = in,
                           .out_count = 1 + update->state_count,
                           .in_count = args->gate != NULL ? 2 : 1,
-                          .flags = update->flags | (args->hyper.maximize ? DP_KERNEL_MAXIMIZE : 0u),
+                          .flags = update->flags |
+                                   (args->hyper.maximize ? DP_KERNEL_MAXIMIZE : 0u) |
+                                   (args->zero_grad ? DP_KERNEL_ZERO_GRAD : 0u),
                           .set_count = count,
                           .counts = counts};
     memcpy(own.numbers, update->numbers, sizeof own.numbers);
@@ -756,7 +760,8 @@ typedef struct dp__train_views {
     size_t owner_count, count, run_count, span_count;
     dp__train_listed *listed;
     bool *used;             /* by number in the module: which have a gradient, and so are stepped */
-    bool even;              /* all are, and were as often before */
+    bool all_used;          /* all are */
+    bool even;              /* and were as often before */
     size_t *ranks;          /* the first rank of each owner, and where those of the last end */
     dp__train_ranks copied; /* the ranks of whose shares this process has the copy */
     bool spread;    /* gradients differ from rank to rank, and norms are to be the same on all */
@@ -1538,6 +1543,8 @@ typedef struct dp__train_optimizer {
     int64_t done, total, steps, skipped, good; /* good: steps since the scale has changed */
     double scale;
     bool staged;   /* some process in the job hides parameters */
+    bool may_zero; /* a step of all parameters may zero the module's gradients */
+    bool zeroes;   /* the last one does so */
     bool unscaled; /* gradients of the next step were divided by it already */
     bool refused;  /* the last step: its norm was no number, as all ranks know */
     bool overflow; /* and not all were finite */
@@ -1759,11 +1766,14 @@ static bool dp__train_is_used(const dp__train_views *views, size_t i)
 /* Parameters without a gradient are left as they are, with their state, as by torch.optim. */
 static dp_status dp__train_look(dp__train_views *views)
 {
-    views->even = true;
+    bool alike = true;
+    views->all_used = true;
     DP_TRY(dp_grads_used(views->module, views->used, dp_module_param_count(views->module)));
-    for (size_t i = 0; i < views->count && views->even; i++)
-        views->even = dp__train_is_used(views, i) &&
-                      views->listed[i].steps == views->listed[0].steps;
+    for (size_t i = 0; i < views->count; i++) {
+        views->all_used = views->all_used && dp__train_is_used(views, i);
+        alike = alike && views->listed[i].steps == views->listed[0].steps;
+    }
+    views->even = views->all_used && alike;
     return DP_OK;
 }
 
@@ -1836,6 +1846,7 @@ static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t o
                                .hyper = dp__train_hyper_now(optim, listed->group),
                                .name = whole ? optim->names[run->first] : NULL,
                                .ndim = whole ? first->ndim : 0,
+                               .zero_grad = optim->zeroes && owner == 0,
                                .shape = whole ? first->shape : NULL};
     for (size_t k = 0; k < store->slots; k++) {
         dp_tensor part = dp__train_kept_part(&state[k], piece);
@@ -1879,6 +1890,31 @@ static dp_status dp__train_owner_step(const dp__train_optimizer *optim, size_t o
         return status;
     dp_status last = dp__train_queue_step(optim);
     return status != DP_OK ? status : last;
+}
+
+static bool dp__train_is_own(const dp_rule *rule)
+{
+    return rule == dp_sgd() || rule == dp_adam() || rule == dp_adamw();
+}
+
+/* Whether a step of all parameters passes over all gradients that dp_zero_grad would zero. These
+   are the first owner's: those of others are zeroed when a backward asks for them. */
+static bool dp__train_may_zero(const dp__train_optimizer *optim)
+{
+    const dp__train_views *views = &optim->views;
+    bool may = dp__train_is_own(optim->config.rule) && optim->mirror == NULL &&
+               dp__steps_may_zero(views->module);
+    for (size_t r = 0; r < views->run_count && may; r++) {
+        const dp__train_run *run = &views->runs[r];
+        dp__train_piece pieces[DP__TRAIN_PIECES];
+        size_t count = 0;
+        dp__train_pieces(views, run, 0, pieces);
+        for (int k = 0; k < DP__TRAIN_PIECES; k++)
+            count += pieces[k].count;
+        may = count == run->count &&
+              optim->stores[views->listed[run->first].span].slots == optim->state_count;
+    }
+    return may;
 }
 
 /* Of those who step, all multiply their gradients by this. */
@@ -1999,9 +2035,7 @@ static dp_status dp__train_meet(dp__train_optimizer *optim, double factor)
    nothing, and must not get to those who have the copy. */
 static dp_status dp__train_begun_step(const dp__train_optimizer *optim)
 {
-    const dp_rule *rule = optim->config.rule;
     dp__train_mirror *mirror = optim->mirror;
-    bool ours = rule == dp_sgd() || rule == dp_adam() || rule == dp_adamw();
     mirror->asked = 0;
     dp_status status = dp__train_owners_step(optim, mirror->factor);
     if (status == DP_OK && mirror->far)
@@ -2009,7 +2043,7 @@ static dp_status dp__train_begun_step(const dp__train_optimizer *optim)
     mirror->voided = mirror->far;
     if (status == DP_OK)
         mirror->phase = DP__TRAIN_BETWEEN;
-    else if (!ours || dp_status_class(status) != DP_CLASS_JOB)
+    else if (!dp__train_is_own(optim->config.rule) || dp_status_class(status) != DP_CLASS_JOB)
         mirror->spoiled = true;
     return mirror->spoiled ? dp__train_alone(optim->views.ctx, status) : status;
 }
@@ -2110,13 +2144,17 @@ static dp_status dp__train_optim_edit(dp__train_optimizer *optim)
     DP_TRY(dp_edit_shares(optim->views.module));
     DP_TRY(dp__train_look(&optim->views));
     DP_TRY(dp__train_optim_clip(optim, &factor, &skips));
+    optim->zeroes = optim->may_zero && optim->views.all_used && !skips;
     if (!skips) {
         DP_TRY(dp__train_begun(optim, dp__train_optim_steps(optim, factor)));
         dp__train_count(optim, 1);
     }
     optim->skipped += skips;
     dp__train_rescale(optim, skips);
-    return dp_zero_grad(optim->views.module);
+    if (!optim->zeroes)
+        return dp_zero_grad(optim->views.module);
+    dp__grads_zeroed(optim->views.module);
+    return DP_OK;
 }
 
 static dp_status dp__train_optim_apply(dp__train_optimizer *optim)
@@ -2741,6 +2779,7 @@ static dp_status dp__train_optim_fill(dp__train_optimizer *optim)
     DP_TRY(dp__train_queue_make(optim));
     for (size_t s = 0; s < span_count; s++)
         DP_TRY(dp__train_store_make(optim, s));
+    optim->may_zero = dp__train_may_zero(optim);
     return dp__train_rooms_make(optim);
 }
 

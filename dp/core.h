@@ -2765,6 +2765,19 @@ static dp_kernel_args dp__set_of(const dp_kernel_args *args, size_t place)
     return set;
 }
 
+static bool dp__zeroes_grad(const dp_kernel_args *args)
+{
+    return dp__is_update(args) && (args->flags & DP_KERNEL_ZERO_GRAD) != 0;
+}
+
+/* Whether the kernel of a device may make gradients 0 as it steps. */
+static bool dp__knows_zero_grad(const dp__device *device)
+{
+    const dp_device_ops *ops = device->dev->ops;
+    return DP_HAS(dp_device_ops, ops, kernel_flags) &&
+           (ops->kernel_flags & DP_KERNEL_ZERO_GRAD) != 0;
+}
+
 /* Every operand begins at a multiple of its element's size. */
 static bool dp__operands_aligned(const dp_kernel_args *args)
 {
@@ -2774,6 +2787,14 @@ static bool dp__operands_aligned(const dp_kernel_args *args)
     for (size_t i = 0; i < args->out_count; i++)
         off |= (uintptr_t)args->out[i] % dp__operand_size(args, false, i);
     return off == 0;
+}
+
+/* Whether a table's own kernel may be given this. A GPU faults where an operand is not aligned to
+   its element. */
+static bool dp__kernel_fits(const dp__device *device, const dp_kernel_args *args)
+{
+    return DP_HAS(dp_device_ops, device->dev->ops, kernel) && dp__operands_aligned(args) &&
+           (!dp__zeroes_grad(args) || dp__knows_zero_grad(device));
 }
 
 /* Bring the operands to the host, compute there, bring the results back. Outputs come along too,
@@ -2803,23 +2824,24 @@ static dp_status dp__kernel_bounced(dp_ctx *ctx, dp_scope *temp, const dp__devic
     DP_TRY(dp__kernel_on_host(ctx, &local));
     for (size_t i = 0; i < args->out_count; i++)
         DP_TRY(ops->copy_in(stream, args->out[i], outs[i], dp__operand_bytes(args, false, i)));
+    if (dp__zeroes_grad(args))
+        DP_TRY(ops->copy_in(stream, (void *)(uintptr_t)args->in[0], ins[0],
+                            dp__operand_bytes(args, true, 0)));
     return dp__sync(stream);
 }
 
-/* A GPU faults where an operand is not aligned to its element: only the host's own kernels get one
-   that is not. */
+/* What does not fit a table is for the host's own kernels, which take everything. */
 static dp_status dp__kernel_one(dp_ctx *ctx, const dp__device *device, dp_stream *stream,
                                 const dp_kernel_args *args)
 {
-    const dp_device_ops *ops = device->dev->ops;
     dp_status status = DP_ERR_UNSUPPORTED;
     if (args->count == 0)
         return DP_OK;
     if (args->in_count > DP__OPERANDS_MAX)
         return dp_error(DP_ERR_UNSUPPORTED, "%zu parts to add up, more than %d", args->in_count,
                         DP__OPERANDS_MAX);
-    if (DP_HAS(dp_device_ops, ops, kernel) && dp__operands_aligned(args))
-        status = ops->kernel(stream, args);
+    if (dp__kernel_fits(device, args))
+        status = device->dev->ops->kernel(stream, args);
     if (status != DP_ERR_UNSUPPORTED)
         return status;
     if (dp__is_reached(device)) {
@@ -2835,10 +2857,10 @@ static dp_status dp__kernel_one(dp_ctx *ctx, const dp__device *device, dp_stream
 static bool dp__sets_fit(const dp__device *device, const dp_kernel_args *args)
 {
     const dp_device_ops *ops = device->dev->ops;
-    bool fit = DP_HAS(dp_device_ops, ops, takes_sets) && DP_HAS(dp_device_ops, ops, kernel);
+    bool fit = DP_HAS(dp_device_ops, ops, takes_sets);
     for (size_t i = 0; i < dp__set_count(args) && fit; i++) {
         const dp_kernel_args set = dp__set_of(args, i);
-        fit = set.count > 0 && dp__operands_aligned(&set);
+        fit = set.count > 0 && dp__kernel_fits(device, &set);
     }
     return fit;
 }
@@ -3399,9 +3421,13 @@ static const dp__kernel_rule dp__kernel_rules[] = {
     [DP_KERNEL_STATS] = {"STATS", 1, 1, 1, 1, .flags = 0},
     [DP_KERNEL_PAD] = {"PAD", 1, 1, 1, 1, .out_shaped = true, .in_shaped = true},
     [DP_KERNEL_TOTAL] = {"TOTAL", 1, 1, 1, 1, .doubles = true},
-    [DP_KERNEL_SGD] = {"SGD", 1, 2, 1, 2, DP_KERNEL_NESTEROV | DP_KERNEL_FIRST | DP_KERNEL_MAXIMIZE,
+    [DP_KERNEL_SGD] = {"SGD", 1, 2, 1, 2,
+                       DP_KERNEL_NESTEROV | DP_KERNEL_FIRST | DP_KERNEL_MAXIMIZE |
+                           DP_KERNEL_ZERO_GRAD,
                        4, .floats = true},
-    [DP_KERNEL_ADAMW] = {"ADAMW", 3, 3, 1, 2, DP_KERNEL_L2 | DP_KERNEL_MAXIMIZE, 7, .floats = true},
+    [DP_KERNEL_ADAMW] = {"ADAMW", 3, 3, 1, 2,
+                         DP_KERNEL_L2 | DP_KERNEL_MAXIMIZE | DP_KERNEL_ZERO_GRAD, 7,
+                         .floats = true},
     [DP_KERNEL_CHANNELS] = {"CHANNELS", 1, 1, 1, 1, .floats = true, .in_shaped = true}};
 
 static dp_status dp__check_operands(const char *fn, const dp__kernel_rule *rule, const char *what,
@@ -3518,6 +3544,10 @@ static dp_status dp__check_kernel_apart(const char *fn, const dp__kernel_rule *r
                 return dp_error(DP_ERR_INVALID, "%s: out[%zu] overlaps in[%zu]", fn, i, k);
         }
     }
+    if (dp__zeroes_grad(args) && args->in_count > 1 &&
+        dp__ranges_overlap(args->in[0], dp__operand_bytes(args, true, 0), args->in[1],
+                           dp__operand_bytes(args, true, 1)))
+        return dp_error(DP_ERR_INVALID, "%s: in[0], which becomes 0, overlaps in[1]", fn);
     return DP_OK;
 }
 

@@ -1646,11 +1646,8 @@ static void dp__zeroed(dp_module *module)
         dp__zeroed(module->children[i].module);
 }
 
-static dp_status dp__grads_zero(dp_module *module)
+static void dp__grads_forget(dp_module *module)
 {
-    dp_module *runs = dp__runs_of(module);
-    const dp__layout *layout = &runs->layouts[DP__GRADS];
-    DP_TRY(dp__module_ready(runs));
     dp__zeroed(module);
     for (size_t home = 0; home < module->listed_count; home++) {
         dp__param *root = dp__param_at(module, home);
@@ -1658,11 +1655,58 @@ static dp_status dp__grads_zero(dp_module *module)
         root->adder = DP__NO_ADDER;
         atomic_store_explicit(&root->used, false, memory_order_relaxed);
     }
+}
+
+static dp_status dp__grads_zero(dp_module *module)
+{
+    dp_module *runs = dp__runs_of(module);
+    const dp__layout *layout = &runs->layouts[DP__GRADS];
+    DP_TRY(dp__module_ready(runs));
+    dp__grads_forget(module);
     for (size_t i = 0; i < layout->range_count; i++) {
         dp_tensor range = dp__range_in(runs, layout, i, &runs->memory);
         DP_TRY(dp__fill_tensor(module->ctx, &module->ctx->devices[range.device.index], &range, 0));
     }
     return DP_OK;
+}
+
+/* Bytes between a region and the one before in its range. */
+static size_t dp__padding_before(const dp__layout *layout, size_t i)
+{
+    const dp__region *region = &layout->regions[i];
+    if (i == layout->ranges[region->range].first)
+        return 0;
+    return (size_t)(region->at - (region - 1)->at) - (region - 1)->bytes;
+}
+
+/* Returns true if kernels that step all parameters may zero their gradients as they do. Where
+   memory is the user's, two gradients may lie in the same; and padding has to be in the host's
+   reach, as kernels leave it alone. */
+DP__MAYBE_UNUSED static bool dp__steps_may_zero(dp_module *module)
+{
+    const dp_module *runs = dp__runs_of(module);
+    const dp__layout *layout = &runs->layouts[DP__GRADS];
+    bool may = runs->ready;
+    for (size_t i = 0; i < layout->region_count && may; i++) {
+        const dp__region *region = &layout->regions[i];
+        const dp__device *device = &module->ctx->devices[region->local_rank];
+        bool alone = !region->foreign || layout->range_count == 1;
+        bool reached = dp__is_host(device) || dp__padding_before(layout, i) == 0;
+        may = alone && reached && dp__knows_zero_grad(device);
+    }
+    return may;
+}
+
+/* Does the rest of dp_zero_grad, after kernels have zeroed all gradients: what lies between. */
+DP__MAYBE_UNUSED static void dp__grads_zeroed(dp_module *module)
+{
+    const dp__layout *layout = &dp__runs_of(module)->layouts[DP__GRADS];
+    dp__grads_forget(module);
+    for (size_t i = 0; i < layout->region_count; i++) {
+        size_t padding = dp__padding_before(layout, i);
+        if (padding > 0)
+            memset(layout->regions[i].at - padding, 0, padding);
+    }
 }
 
 DP_API dp_status dp_zero_grad(dp_module *module)

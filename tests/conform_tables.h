@@ -51,6 +51,7 @@ static inline const dp_device_ops *refusing_table(void)
     X(copy_in_keeps_its_source, "device/sources_end_with_a_sync")                                  \
     X(kernel_keeps_its_arguments, "device/axpby")                                                  \
     X(kernel_rounds_once, "device/axpby")                                                          \
+    X(kernel_keeps_gradients, "train_kernels/gradients_become_zero_behind_a_step")                 \
     X(alloc_is_not_aligned, "device/blocks_are_apart")                                             \
     X(peer_copy_to_the_wrong_place, "device/devices_copy_from_each_other")                         \
     X(copy_2d_knows_one_pitch, "device/rows_are_copied")                                           \
@@ -154,6 +155,22 @@ static inline dp_status broken_rounding(dp_stream *stream, const dp_kernel_args 
     return DP_OK;
 }
 
+/* x - g * lr, and g stays. */
+static inline dp_status broken_step(dp_stream *stream, const dp_kernel_args *args)
+{
+    if (args->kernel != DP_KERNEL_SGD || args->flags != DP_KERNEL_ZERO_GRAD ||
+        args->dtype != DP_F32 || args->in_count + args->out_count > 2 || args->numbers[1] != 0)
+        return lazy_kernel(stream, args);
+    CHECK_OK(lazy_stream_sync(stream));
+    const float *grad = toy_flip(stream->dev, args->in[0]);
+    float *x = toy_flip(stream->dev, args->out[0]);
+    for (size_t i = 0; i < args->count; i++) {
+        const float step = grad[i] * (float)args->numbers[0];
+        x[i] -= step;
+    }
+    return DP_OK;
+}
+
 static inline dp_status broken_alloc(dp_dev *dev, size_t bytes, void **out)
 {
     dp_status status = bytes < SIZE_MAX - 64 ? lazy_alloc(dev, bytes + 64, out) : DP_ERR_NO_MEMORY;
@@ -236,6 +253,8 @@ static inline const dp_device_ops *broken_table(void)
         broken_ops.stream_sync = broken_stream_sync;
     if (broken_by("kernel_rounds_once"))
         reluctant_ops.kernel = broken_rounding;
+    if (broken_by("kernel_keeps_gradients"))
+        broken_ops.kernel = broken_step, broken_ops.kernel_flags = DP_KERNEL_ZERO_GRAD;
     if (broken_by("alloc_is_not_aligned"))
         broken_ops.alloc = broken_alloc, broken_ops.free = broken_free;
     if (broken_by("peer_copy_to_the_wrong_place"))

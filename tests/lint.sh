@@ -161,12 +161,13 @@ rooms_table() {
 }
 
 # dp.h stands below and above its rooms, dp_hip.h around two others. What stands around training uses
-# the public API, and of what is private the system and its threads, what errors are worded with, and
-# what joins names and moves tensors; dp_data.h walks over trees, and says that it is in a function of
-# the user's, too.
+# the public API, and of what is private the system and its threads, what errors are worded with, what
+# joins names and moves tensors, and what knows of gradients that kernels zero; dp_data.h walks over
+# trees, and says that it is in a function of the user's, too.
 check_rooms() {
     local around=(dp_train.h dp_data.h dp_save.h dp_array.h dp_average.h dp_norm.h dp_check.h dp_local.h)
     local worded='check_(alone|ctx|scope|scope_of|pointer|value)|named|no_memory|made|is_float|is_text|move|move_new|same_shape|pieces|join_names'
+    worded+='|steps_may_zero|grads_zeroed'
     local walked='collate|collate_leaf|collator|is_sequence|map|mapper|path|same_device|zip_check|zipper'
     walked+='|frame|scope_is_inside|of_thread'
     local rooms

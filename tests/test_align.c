@@ -669,9 +669,11 @@ ALIGN_TEST(kernel_sums, 3)
     return true;
 }
 
-ALIGN_TEST(kernel_updates, 3) /* SGD, with momentum, AdamW; each with a gate */
+ALIGN_TEST(kernel_updates, 4) /* SGD, with momentum, AdamW, which then zeroes; each with a gate */
 {
-    static const dp_kernel kernels[] = {DP_KERNEL_SGD, DP_KERNEL_SGD, DP_KERNEL_ADAMW};
+    static const dp_kernel kernels[] = {DP_KERNEL_SGD, DP_KERNEL_SGD, DP_KERNEL_ADAMW,
+                                        DP_KERNEL_ADAMW};
+    static const size_t outs[] = {1, 2, 3, 3};
     static const double factor[2] = {0.5, 0};
     dp_dtype state = dtype == DP_F64 ? DP_F64 : DP_F32;
     dp_tensor host = dp_wrap_const(factor, DP_F64, DP_SHAPE(2)), gate = vector(b, 0, 2, DP_F64, 2);
@@ -688,7 +690,8 @@ ALIGN_TEST(kernel_updates, 3) /* SGD, with momentum, AdamW; each with a gate */
                                              .in = in,
                                              .out = out,
                                              .in_count = 2,
-                                             .out_count = (size_t)variant + 1,
+                                             .out_count = outs[variant],
+                                             .flags = variant == 3 ? DP_KERNEL_ZERO_GRAD : 0u,
                                              .numbers = {0.1, 0.9, 0.1, 0.9, 0.1, 0.7, 1e-8}}));
     return true;
 }

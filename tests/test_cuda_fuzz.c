@@ -314,7 +314,7 @@ static void some_step(void)
     l.args.in_count = 1 + below(2);
     l.args.out_count = adamw ? 3 : 1 + below(2);
     l.args.count = some_count(AREA / 5 / dp_dtype_bytes(own));
-    l.args.flags = (unsigned)below(16) & (known | DP_KERNEL_MAXIMIZE);
+    l.args.flags = (unsigned)below(32) & (known | DP_KERNEL_MAXIMIZE | DP_KERNEL_ZERO_GRAD);
     for (int k = 0; k < 7; k++)
         l.args.numbers[k] = below(6) > 0 ? fabs(some_real()) : k == 5 ? 1 : 0;
     l.in[0] = place_of(&l, l.args.count, dp_dtype_bytes(dtype), below(4) == 0);

@@ -300,6 +300,126 @@ TEST_BACKENDS(a_gate_scales_and_skips)
     }
 }
 
+/* ---- gradients that become 0 ----------------------------------------------------------------- */
+
+enum {
+    BESIDE = 3,
+    ZEROED_MOST = MOST - 2 * BESIDE
+}; /* elements before a gradient, and behind it */
+
+/* Steps once, from the same numbers each time. The gradient lies between others, whose bytes before
+   and after are given. */
+static void step_between(dp_ctx *ctx, dp_scope *scope, dp_kernel_args args, const double *gate,
+                         numbers_of *out, char *before, char *after)
+{
+    static numbers_of start, grads, none;
+    const size_t all = args.count + (size_t)2 * BESIDE, bytes = dp_dtype_bytes(args.dtype);
+    const dp_dtype wide = args.dtype == DP_F64 ? DP_F64 : DP_F32;
+    for (size_t i = 0; i < all; i++) {
+        start[i] = parameter_of(i);
+        grads[i] = gradient_of(i, 1);
+    }
+    void *to[3] = {put(ctx, scope, args.dtype, start, args.count),
+                   put(ctx, scope, wide, none, args.count),
+                   put(ctx, scope, wide, none, args.count)};
+    char *grad = put(ctx, scope, args.dtype, grads, all);
+    const void *in[2] = {grad + BESIDE * bytes,
+                         gate != NULL ? put(ctx, scope, DP_F64, gate, 2) : NULL};
+    dp_tensor area = dp_wrap(grad, args.dtype, DP_SHAPE((int64_t)all));
+    area.device = dp_local_device(ctx, 0);
+    args.out = to;
+    args.in = in;
+    args.in_count = gate != NULL ? 2 : 1;
+    CHECK_OK(dp_read(ctx, &area, before, all * bytes));
+    CHECK_OK(dp_kernel_run(ctx, 0, &args));
+    CHECK_OK(dp_read(ctx, &area, after, all * bytes));
+    for (size_t k = 0; k < args.out_count; k++)
+        get(ctx, k == 0 ? args.dtype : wide, to[k], out[k], args.count);
+}
+
+/* The step is the same, and what is beside the gradient stays. */
+static void check_zeroed(dp_ctx *ctx, dp_scope *scope, const dp_kernel_args *as, const double *gate)
+{
+    static numbers_of want[3], got[3];
+    static char before[MOST * sizeof(double)], after[sizeof before];
+    const size_t bytes = dp_dtype_bytes(as->dtype);
+    dp_kernel_args args = *as;
+    memset(want, 0, sizeof want);
+    memset(got, 0, sizeof got);
+    step_between(ctx, scope, args, gate, want, before, after);
+    CHECK_BYTES(after, before, (args.count + 2 * BESIDE) * bytes);
+    args.flags |= DP_KERNEL_ZERO_GRAD;
+    step_between(ctx, scope, args, gate, got, before, after);
+    if (gate == NULL || !(gate[1] > 0))
+        memset(before + BESIDE * bytes, 0, args.count * bytes);
+    CHECK_BYTES(after, before, (args.count + 2 * BESIDE) * bytes);
+    CHECK_BYTES(got, want, sizeof want);
+}
+
+TEST_BACKENDS(gradients_become_zero_behind_a_step)
+{
+    static const dp_dtype dtypes[] = {DP_F32, DP_F64, DP_F16, DP_BF16};
+    static const size_t counts[] = {1, 3, 129, ZEROED_MOST};
+    static const double gates[2][2] = {{0.5, 0}, {0.5, 1}};
+    for (size_t d = 0; d < 4; d++)
+        for (size_t k = 0; k < 4; k++) {
+            dp_kernel_args plain = step_args(&steps[0], dtypes[d], counts[k], 1);
+            plain.numbers[1] = 0;
+            plain.flags = 0;
+            plain.out_count = 1;
+            check_zeroed(ctx, scope, &plain, NULL);
+            for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+                dp_kernel_args args = step_args(&steps[i], dtypes[d], counts[k], 1);
+                size_t which = (i + d + k) % 3;
+                check_zeroed(ctx, scope, &args, which < 2 ? gates[which] : NULL);
+            }
+        }
+}
+
+/* A table whose kernel keeps gradients, and so must not be asked to zero them. */
+static dp_device_ops keeping;
+static int kept_count;
+
+static dp_status keeping_open(const dp_host *host, int index, dp_dev **out)
+{
+    dp_status status = dp_cpu()->open(host, index, out);
+    if (status == DP_OK)
+        (*out)->ops = &keeping;
+    return status;
+}
+
+static dp_status keeping_kernel(dp_stream *stream, const dp_kernel_args *args)
+{
+    dp_kernel_args kept = *args;
+    if (args->kernel == DP_KERNEL_SGD)
+        kept.flags &= ~(unsigned)DP_KERNEL_ZERO_GRAD;
+    kept_count += args->kernel == DP_KERNEL_SGD;
+    return dp_cpu()->kernel(stream, &kept);
+}
+
+/* Older tables are shorter. */
+TEST(a_table_that_cannot_zero_gradients_is_not_asked_to)
+{
+    const dp_device_ops *const backends[] = {&keeping, NULL};
+    dp_kernel_args args = step_args(&steps[1], DP_F32, 100, 1);
+    for (int older = 0; older < 2; older++) {
+        dp_ctx *ctx = NULL;
+        keeping = *dp_cpu();
+        keeping.open = keeping_open;
+        keeping.kernel = keeping_kernel;
+        keeping.kernel_flags = older == 1 ? DP_KERNEL_ZERO_GRAD : 0u;
+        if (older == 1)
+            keeping.head.size = offsetof(dp_device_ops, kernel_flags);
+        CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 1}, &ctx));
+        dp_scope *scope = dp_scope_begin(ctx);
+        kept_count = 0;
+        check_zeroed(ctx, scope, &args, NULL);
+        CHECK_INT(kept_count, 1); /* the step without the flag */
+        dp_scope_end(scope);
+        dp_close(ctx);
+    }
+}
+
 /* ---- sets of operands ------------------------------------------------------------------------ */
 
 enum { SETS = 71, SET_BYTES = 5 * (MOST + 2) * sizeof(double), SET_AREA = SETS * SET_BYTES + 64 };
@@ -379,6 +499,7 @@ TEST_BACKENDS(sets_are_stepped_as_one_by_one)
         for (int k = 0; k < 3; k++) {
             dp_kernel_args args = step_args(&steps[i], dtypes[k], 0, 2);
             args.in_count = 1 + (i + (size_t)k) % 2;
+            args.flags |= k > 0 ? DP_KERNEL_ZERO_GRAD : 0u;
             check_sets(ctx, scope, &args);
         }
 }
@@ -423,18 +544,24 @@ TEST_BACKENDS(sets_may_lie_at_odd_addresses)
 {
     static many_sets sets;
     float got = 0, grad = 3;
+    char zeroed[sizeof grad + 2], around[sizeof zeroed] = {1, 0, 0, 0, 0, 1};
     dp_kernel_args args = step_args(&steps[0], DP_F32, 0, 1);
     args.out_count = 1;
     args.numbers[0] = 0.5;
     args.numbers[1] = 0;
+    args.flags = DP_KERNEL_ZERO_GRAD;
     sets_make(ctx, scope, &args, &sets);
-    const int64_t size = sizeof(float);
-    dp_tensor bytes = sets.area, from = dp_wrap(&grad, DP_U8, DP_SHAPE(size)), to;
+    const int64_t size = sizeof(float), beside = sizeof around;
+    dp_tensor bytes = sets.area, from = dp_wrap(&grad, DP_U8, DP_SHAPE(size)), to, odd;
+    dp_tensor ones = dp_wrap(around, DP_U8, DP_SHAPE(beside));
     bytes.dtype = DP_U8;
     bytes.shape[0] *= (int64_t)sizeof(double);
     sets.counts[0] = sets.counts[1] = 1;
-    sets.in[1] = (const char *)sets.area.data + 4 * (MOST + 2) * sizeof(double) + 1;
-    CHECK_OK(dp_narrow(&bytes, 0, 4 * (MOST + 2) * (int64_t)sizeof(double) + 1, size, &to));
+    const int64_t at = (int64_t)SET_BYTES - (int64_t)sizeof(double) * 2; /* of no set */
+    sets.in[1] = (const char *)sets.area.data + at + 1;
+    CHECK_OK(dp_narrow(&bytes, 0, at, beside, &odd));
+    CHECK_OK(dp_copy(ctx, &odd, &ones, NULL));
+    CHECK_OK(dp_narrow(&bytes, 0, at + 1, size, &to));
     CHECK_OK(dp_copy(ctx, &to, &from, NULL));
     CHECK_OK(dp_narrow(&bytes, 0, (int64_t)SET_BYTES, size, &to));
     CHECK_OK(dp_wait(ctx));
@@ -445,6 +572,8 @@ TEST_BACKENDS(sets_may_lie_at_odd_addresses)
     CHECK_OK(dp_kernel_run(ctx, 0, &all));
     CHECK_OK(dp_read(ctx, &to, &got, sizeof got));
     CHECK_F64(got, 2 - 0.5 * 3, 0);
+    CHECK_OK(dp_read(ctx, &odd, zeroed, sizeof zeroed));
+    CHECK_BYTES(zeroed, around, sizeof zeroed);
 }
 
 /* A table that takes sets: how many it got, call by call. */
@@ -752,6 +881,7 @@ TEST_BACKENDS(kernels_know_what_they_take)
     CHECK_KERNEL(FILL, "out_count of FILL is 0, not 1 to 1", a.out_count = 0);
     CHECK_KERNEL(FILL, "out_count of FILL is", a.out_count = SIZE_MAX);
     CHECK_KERNEL(FILL, "FILL has no flags 0x1", a.flags = 1);
+    CHECK_KERNEL(STATS, "STATS has no flags 0x10", a.flags = DP_KERNEL_ZERO_GRAD);
     CHECK_KERNEL(FILL, "more than can be counted", a.count = SIZE_MAX / 4);
     CHECK_KERNEL(CAST, "77 is not a dtype", a.in_dtype = (dp_dtype)77);
     CHECK_KERNEL(CAST, "in_count of CAST is 2, not 1 to 1", a.in_count = 2);
@@ -765,6 +895,9 @@ TEST_BACKENDS(kernels_know_what_they_take)
     CHECK_KERNEL(SGD, NULL, a.out_count = 1);
     CHECK_KERNEL(SGD, "numbers[3] of SGD is nan", a.numbers[3] = (double)NAN);
     CHECK_KERNEL(SGD, NULL, a.numbers[4] = (double)NAN);
+    CHECK_KERNEL(SGD, NULL, a.flags = DP_KERNEL_ZERO_GRAD);
+    CHECK_KERNEL(SGD, NULL, (a.flags = DP_KERNEL_ZERO_GRAD, a.count = 0));
+    CHECK_KERNEL(ADAMW, NULL, a.flags = DP_KERNEL_ZERO_GRAD);
     CHECK_KERNEL(ADAMW, "out_count of ADAMW is 2, not 3 to 3", a.out_count = 2);
     CHECK_KERNEL(ADAMW, "numbers[6] of ADAMW is inf", a.numbers[6] = (double)INFINITY);
     CHECK_KERNEL(ADAMW, "ADAMW has no flags 0x1", a.flags = DP_KERNEL_NESTEROV);
@@ -802,6 +935,7 @@ TEST_BACKENDS(kernels_know_shapes_and_places)
     right_call right = right_operands(ctx, scope);
     const void *const same[] = {right.out[0]}, *const last[] = {right.out[1]};
     const void *const shifted[] = {(const char *)right.out[0] + 4};
+    const void *const gated[] = {right.in[0], (const char *)right.in[0] + 8};
     void *const twice[] = {right.out[0], (char *)right.out[0] + 8};
     CHECK_KERNEL(FILL, "out is NULL", a.out = NULL);
     CHECK_KERNEL(FILL, "out[0] is NULL", a.out = nothing);
@@ -816,6 +950,9 @@ TEST_BACKENDS(kernels_know_shapes_and_places)
     CHECK_KERNEL(SGD, "out[0] overlaps in[0]", a.in = same);
     CHECK_KERNEL(SGD, "out[1] overlaps in[0]", a.in = last);
     CHECK_KERNEL(SGD, "out[1] overlaps out[0]", a.out = twice);
+    CHECK_KERNEL(SGD, NULL, (a.in = gated, a.in_count = 2));
+    CHECK_KERNEL(SGD, "in[0], which becomes 0, overlaps in[1]",
+                 (a.in = gated, a.in_count = 2, a.flags = DP_KERNEL_ZERO_GRAD));
     CHECK_KERNEL(COPY, "9 dims", a.ndim = 9);
     CHECK_KERNEL(COPY, "-1 dims", a.ndim = -1);
     CHECK_KERNEL(COPY, "shape is NULL", a.shape = NULL);
@@ -859,7 +996,12 @@ TEST_BACKENDS(large_steps)
                            .out_count = 1,
                            .numbers = {0.5}};
     CHECK_OK(dp_kernel_run(ctx, 0, &args));
+    args.flags = DP_KERNEL_ZERO_GRAD;
+    CHECK_OK(dp_kernel_run(ctx, 0, &args));
     CHECK_OK(dp_read(ctx, &param, numbers, COUNT * sizeof *numbers));
     for (int i = 0; i < COUNT; i++)
-        CHECK_F64(numbers[i], 1 - 0.5 * (i % 7), 0);
+        CHECK_F64(numbers[i], 1 - i % 7, 0);
+    CHECK_OK(dp_read(ctx, &grad, numbers, COUNT * sizeof *numbers));
+    for (int i = 0; i < COUNT; i++)
+        CHECK_F64(numbers[i], 0, 0);
 }

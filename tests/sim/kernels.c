@@ -147,8 +147,10 @@ static size_t step_ranges(const step_params *p, sim_range *out)
     for (unsigned i = 0; i < p->set_count; i++) {
         const struct dp__cuda_set *set = &p->sets[i];
         const size_t each = dtype_bytes[p->dtype], all = (size_t)set->count;
-        out[count++] = (sim_range){
-            .pointer = (void *)(uintptr_t)set->grad, .bytes = all * each, .align = each};
+        out[count++] = (sim_range){.pointer = set->grad,
+                                   .bytes = all * each,
+                                   .align = each,
+                                   .write = (p->flags & DP_KERNEL_ZERO_GRAD) != 0};
         for (unsigned k = 0; k < p->out_count; k++) {
             const size_t own = k == 0 ? each : wide;
             out[count++] = (sim_range){
