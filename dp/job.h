@@ -715,7 +715,7 @@ static bool dp__is_silent(const dp__job *job, int process, uint64_t since_ns)
     return atomic_load(&dp__progress_of(job, process)->looked_ns) < since_ns;
 }
 
-/* Returns the first process that is silent on the way to one that is: no letter has come through. */
+/* Returns the first process that is silent on the way to one that is: letters do not pass it. */
 static int dp__first_silent(const dp__job *job, int process, uint64_t since_ns)
 {
     int on = job->process;

@@ -2304,7 +2304,7 @@ static dp_status dp__far_host(const dp__tree *tree, char *text, size_t room)
     return DP_OK;
 }
 
-/* Returns the process to which another one passes on what is for a third. MPI needs nobody between. */
+/* Returns the process to which another one passes on what is for a third; by MPI it is that one. */
 static int dp__far_next(const dp_ctx *ctx, int from, int to)
 {
     return ctx->tree != NULL ? dp__towards(from, to, ctx->tree->process_count) : to;

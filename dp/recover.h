@@ -191,7 +191,7 @@ static dp_status dp__wrappers_return(const char *fn, dp_ctx *ctx)
     return DP_OK;
 }
 
-/* Agrees with the others who is left. With a device that is lost they go on without this process. */
+/* Agrees with the others who is left. If a device is lost, they go on without this process. */
 static dp_status dp__members_agree(dp__recovering *own)
 {
     dp_status status = dp__devices_drain(own->ctx);
