@@ -403,6 +403,7 @@ typedef struct dp__contact {
     uint64_t holder;   /* of that seat, to whom it goes or from whom it comes */
     uint64_t since_ns; /* it was begun; without one: it was tried last */
     size_t got;        /* bytes of what comes */
+    int watched;       /* its place in dp__voter.watch; 0: it was not connected then */
     dp__join_request request;
     dp__challenge challenge;
     dp__pending pending;
@@ -1022,27 +1023,38 @@ static void dp__contact_late(dp__voter *voter, dp__contact *contact)
     dp__member_is(voter, contact->seat, DP__OUT_OF_REACH);
 }
 
+/* Lists the listener and what is connected, and nothing else: poll refuses a list that is longer
+   than the number of files that may be open. */
+static int dp__contacts_list(dp__voter *voter)
+{
+    int count = 0;
+    voter->watch[count++] = (dp__os_watch){.fd = voter->listener, .events = POLLIN};
+    for (int i = 0; i < dp__contacts_count(voter); i++) {
+        dp__contact *contact = &voter->contacts[i];
+        bool dials = contact->stage == DP__STAGE_DIALS;
+        contact->watched = contact->fd >= 0 ? count : 0;
+        if (contact->fd >= 0)
+            voter->watch[count++] =
+                (dp__os_watch){.fd = contact->fd, .events = dials ? POLLOUT : POLLIN};
+    }
+    return count;
+}
+
 /* Looks once at all connections, for so long at most. */
 static void dp__contacts_look(dp__voter *voter, int ms)
 {
-    int count = dp__contacts_count(voter);
     dp__os_watch *watch = voter->watch;
-    watch[count] = (dp__os_watch){.fd = voter->listener, .events = POLLIN};
-    for (int i = 0; i < count; i++)
-        watch[i] = (dp__os_watch){.fd = voter->contacts[i].fd,
-                                  .events = voter->contacts[i].stage == DP__STAGE_DIALS ? POLLOUT
-                                                                                        : POLLIN};
-    dp__os_poll(watch, count + 1, ms);
-    for (int i = 0; i < count; i++) {
+    dp__os_poll(watch, dp__contacts_list(voter), ms);
+    for (int i = 0; i < dp__contacts_count(voter); i++) {
         dp__contact *contact = &voter->contacts[i];
-        if (contact->fd < 0 || contact->fd != watch[i].fd)
+        if (contact->fd < 0 || contact->watched == 0)
             continue;
-        if (watch[i].revents == 0)
+        if (watch[contact->watched].revents == 0)
             dp__contact_late(voter, contact);
         else if (!dp__contact_serve(voter, contact))
             dp__contact_end(contact);
     }
-    if (watch[count].revents != 0)
+    if (watch[0].revents != 0)
         dp__callers_accept(voter);
 }
 

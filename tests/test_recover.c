@@ -1994,6 +1994,23 @@ TEST_SLOW(a_job_grows, 60)
     grow_from(1);
 }
 
+/* A job that may become larger than the number of files that a process may open. */
+static void few_files(void)
+{
+    struct rlimit few = {.rlim_cur = 256, .rlim_max = 256};
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &few), 0);
+    set("DP_PROCESS_LIMIT", "600");
+    one_dies();
+}
+
+TEST_SLOW(seats_may_be_more_than_files, 60)
+{
+    victim = 0;
+    devices = 1;
+    start_world(3, few_files);
+    CHECK_INT(end_world(), 1);
+}
+
 /* A group has the processes that it has, whatever the job may grow to, and listens for no more. */
 static void group_up(void)
 {
