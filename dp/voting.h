@@ -1292,12 +1292,10 @@ static void dp__members_dial(dp__voter *voter)
 /* Returns true while it is not known who has connected: it may be one that proposes. */
 static bool dp__callers_wait(const dp__voter *voter)
 {
-    for (int i = 0; i < DP__CALLERS; i++) {
-        const dp__contact *caller = &voter->contacts[2 * voter->count + i];
-        if (caller->fd >= 0 && dp__os_now_ns() - caller->since_ns < voter->step_ns)
-            return true;
-    }
-    return false;
+    bool wait = false;
+    for (int i = 0; i < DP__CALLERS; i++)
+        wait = wait || voter->contacts[2 * voter->count + i].fd >= 0;
+    return wait;
 }
 
 /* Lets a process that waits for one that proposed, and has ended, wait for its turn. */
@@ -1308,13 +1306,14 @@ static void dp__proposer_watch(dp__voter *voter)
         dp__voter_wait(voter, DP__FOR_TURN);
 }
 
+/* A turn comes a step later while callers wait, and no later than that: strangers come, too. */
 static bool dp__is_due(dp__voter *voter)
 {
     uint64_t now = dp__os_now_ns();
     if (voter->wait != DP__FOR_TURN)
         return now >= voter->ends_ns;
-    return now - voter->waits_ns >= (uint64_t)dp__lower_await(voter) * voter->step_ns &&
-           !dp__callers_wait(voter);
+    uint64_t turn_ns = voter->waits_ns + (uint64_t)dp__lower_await(voter) * voter->step_ns;
+    return now >= turn_ns + (dp__callers_wait(voter) ? voter->step_ns : 0);
 }
 
 /* Returns true if those that could make a quorum have died, or have been out of reach for long. */

@@ -2233,6 +2233,71 @@ TEST_SLOW(strangers_at_the_door_are_not_waited_for, 60)
     CHECK_INT(end_world(), 0);
 }
 
+/* Connects to all ports of the job again and again, and sends what comes to mind, or nothing. */
+static void flood(void)
+{
+    enum { OPEN = 300 };
+    uint64_t state = test_seed();
+    int fds[OPEN];
+    memset(fds, -1, sizeof fds);
+    for (unsigned i = 0;; i++) {
+        char noise[100];
+        int n = port + 10 + (int)(i % 41);
+        if (fds[i % OPEN] >= 0)
+            close(fds[i % OPEN]);
+        fds[i % OPEN] = call(n);
+        for (size_t k = 0; k < sizeof noise; k++)
+            noise[k] = (char)test_random(&state);
+        if (test_random(&state) % 2 == 0)
+            memcpy(noise, "dkp1", 4); /* as a request begins */
+        if (fds[i % OPEN] >= 0)
+            (void)!send(fds[i % OPEN], noise, test_random(&state) % sizeof noise, MSG_NOSIGNAL);
+        if (i == 200)
+            atomic_fetch_add(met, 1);
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    }
+}
+
+/* Process 0 is there, and never votes. */
+static void go_on_in_a_flood(void)
+{
+    dp_ctx *ctx;
+    CHECK_OK(open_to_grow(4000, &ctx));
+    meet(world);
+    wait_for(world + 1);
+    if (me == 0)
+        raise(SIGSTOP);
+    if (me == 1)
+        dp_abort(ctx, DP_ERR_USER, "a reason");
+    wait_for_failure(ctx);
+    CHECK_OK(dp_recover(ctx));
+    CHECK_INT(info_of(ctx).process_count, world - 1);
+    check_sums(ctx);
+    dp_close(ctx);
+}
+
+TEST_SLOW(strangers_at_all_ports_do_not_keep_a_job_from_going_on, 90)
+{
+    static const char *const where[] = {"aaa", "abc"};
+    char ports[24];
+    has_addresses = true;
+    for (int i = 0; i < 2; i++) {
+        port = free_port();
+        snprintf(ports, sizeof ports, "%d-%d", port + 10, port + 50);
+        listens = ports;
+        machines = where[i];
+        start_world(3, go_on_in_a_flood);
+        wait_for(3);
+        pid_t stranger = start(3, flood);
+        finish(pids[1], 1);
+        finish(pids[2], 2);
+        CHECK_INT(kill(pids[0], SIGKILL), 0);
+        CHECK_INT(waitpid(pids[0], NULL, 0), pids[0]);
+        CHECK_INT(kill(stranger, SIGKILL), 0);
+        CHECK_INT(waitpid(stranger, NULL, 0), stranger);
+    }
+}
+
 /* Process 1 has the ports of the door until it is known that process 0 has said so, once. */
 static void ports_are_taken(void)
 {
