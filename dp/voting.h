@@ -1353,22 +1353,28 @@ static dp_status dp__check_seated(const dp__voter *voter)
                     shut ? dp__door_text(&voter->door, why, sizeof why) : "");
 }
 
-/* Names the first one that is missing. */
+/* Names the first one that is missing, if too few have come. */
 static dp_status dp__no_quorum(const dp__voter *voter)
 {
     const dp__seat *roster = dp__voter_roster(voter);
-    int came = 0, one = -1;
+    unsigned char *here = voter->absent; /* the vote is over */
+    int all = dp__seat_number(roster, voter->count), came = 0, one = -1;
     for (int s = 0; s < voter->count; s++) {
-        bool member = roster[s].holder != 0, here = member && dp__has_come(voter, s);
-        came += here;
-        one = member && !here && one < 0 ? s : one;
+        here[s] = roster[s].holder != 0 && dp__has_come(voter, s);
+        came += here[s];
+        one = one < 0 && roster[s].holder != 0 && !here[s] ? s : one;
     }
-    if (one < 0)
+    if (one < 0 || dp__roster_memory(roster, voter->count) != 0 ||
+        dp__is_quorum(roster, voter->count, here, 1))
         return dp_error(DP_ERR_TIMEOUT, "the processes that are left have not agreed in time");
+    one = dp__seat_number(roster, one);
+    if (all == 2)
+        return dp_error(DP_ERR_TIMEOUT,
+                        "process %d did not come: it may have gone on, so this one cannot", one);
     return dp_error(DP_ERR_TIMEOUT,
                     "only %d of %d processes came, and process %d did not, among others: those may "
                     "have gone on, so these cannot",
-                    came, dp__seat_number(roster, voter->count), dp__seat_number(roster, one));
+                    came, all, one);
 }
 
 /* Returns true if this process has no time left. One that proposes ends a little before the first

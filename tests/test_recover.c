@@ -777,7 +777,10 @@ static void on_two_machines(void)
     if (me < far_victims)
         kill_me();
     wait_for_failure(ctx);
-    if (far_victims == 2) { /* who is left is half of them, without the first */
+    if (world == 2) {
+        CHECK_ERROR(dp_recover(ctx), DP_ERR_TIMEOUT,
+                    "dp_recover: process 0 did not come: it may have gone on, so this one cannot");
+    } else if (far_victims == 2) { /* who is left is half of them, without the first */
         CHECK_ERROR(dp_recover(ctx), DP_ERR_TIMEOUT,
                     "dp_recover: only 2 of 4 processes came, and process 0 did not, among others: "
                     "those may have gone on, so these cannot");
@@ -801,6 +804,11 @@ TEST_SLOW(between_machines_most_of_them_go_on, 90)
         start_world(4, on_two_machines);
         CHECK_INT(end_world(), far_victims);
     }
+    far_victims = 1;
+    machines = "ab";
+    port = free_port();
+    start_world(2, on_two_machines);
+    CHECK_INT(end_world(), 1);
 }
 
 /* Of 12 MiB, over and over, until one dies. */
