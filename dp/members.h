@@ -221,15 +221,14 @@ typedef enum dp__wait_for {
 
 typedef struct dp__action {
     int32_t kind, wait; /* WAIT: a dp__wait_for */
-    dp__vote vote;      /* its places are the state's, or of dp__actions.before */
+    dp__vote vote;      /* its places are the state's */
 } dp__action;
 
-enum { DP__ACTIONS_MOST = 6 };
+enum { DP__ACTIONS_MOST = 4 };
 
 typedef struct dp__actions {
     int count;
     dp__action list[DP__ACTIONS_MOST];
-    dp__seat *before; /* room for a roster: the one before, where DECIDED is spread */
 } dp__actions;
 
 static dp__action *dp__members_act(dp__actions *out, dp__action_kind kind)
@@ -272,12 +271,18 @@ static bool dp__is_of_roster(dp__members *m, int seat, uint64_t holder)
 
 static uint64_t dp__ballot_of(uint64_t round, int seat)
 {
-    return round << 16 | (uint64_t)(seat + 1);
+    return round << 32 | (uint64_t)(seat + 1);
 }
 
 static uint64_t dp__round_of(uint64_t ballot)
 {
-    return ballot >> 16;
+    return ballot >> 32;
+}
+
+/* Returns the seat of its owner; -1: there is none. */
+static int dp__ballot_seat(uint64_t ballot)
+{
+    return (int)((uint32_t)ballot - 1);
 }
 
 static void dp__round_seen(dp__members *m, uint64_t ballot)
@@ -320,15 +325,6 @@ static void dp__adopt(dp__members *m, dp__actions *out, uint64_t number, const d
     dp__members_act(out, seat >= 0 ? DP__DO_MEET : DP__DO_GIVE_UP);
 }
 
-/* Decides for what this process proposes, which a quorum has accepted. */
-static void dp__decide(dp__members *m, dp__actions *out)
-{
-    dp__seats_set(m, out->before, dp__roster_of(m));
-    dp__adopt(m, out, m->number + 1, dp__proposed_of(m));
-    dp__vote_send(m, out, DP__DO_SPREAD,
-                  (dp__vote){.kind = DP__VOTE_DECIDED, .places = dp__roster_of(m)});
-}
-
 /* Puts a newcomer in the first empty seat, if the older members stay a quorum without it. */
 static void dp__newcomer_seat(dp__members *m, dp__seat newcomer)
 {
@@ -360,13 +356,29 @@ static bool dp__proposes_whole(dp__members *m)
     return dp__roster_find(dp__proposed_of(m), m->count, 0) < 0;
 }
 
-static void dp__accept_own(dp__members *m, dp__actions *out)
+/* Decides if a quorum has accepted what this process proposes. */
+static bool dp__is_decided(dp__members *m, dp__actions *out)
 {
+    if (!dp__is_quorum(dp__roster_of(m), m->count, dp__marks_of(m), DP__MARK_TOOK))
+        return false;
+    dp__adopt(m, out, m->number + 1, dp__proposed_of(m));
+    dp__vote_send(m, out, DP__DO_SPREAD,
+                  (dp__vote){.kind = DP__VOTE_DECIDED, .places = dp__roster_of(m)});
+    return true;
+}
+
+static void dp__ask_to_accept(dp__members *m, dp__actions *out)
+{
+    m->role = DP__ROLE_PROPOSES;
     m->accepted = m->ballot;
     dp__seats_set(m, dp__accepted_of(m), dp__proposed_of(m));
     dp__marks_of(m)[m->seat] |= DP__MARK_TOOK;
-    if (dp__is_quorum(dp__roster_of(m), m->count, dp__marks_of(m), DP__MARK_TOOK))
-        dp__decide(m, out);
+    if (dp__is_decided(m, out))
+        return;
+    dp__vote_send(
+        m, out, DP__DO_SPREAD,
+        (dp__vote){.kind = DP__VOTE_ACCEPT, .ballot = m->ballot, .places = dp__proposed_of(m)});
+    dp__members_wait(m, out, DP__FOR_ANSWERS);
 }
 
 /* Proposes what was accepted at the highest ballot of the promises, or else a new roster. */
@@ -380,12 +392,7 @@ static void dp__propose(dp__members *m, dp__actions *out)
         m->role = DP__ROLE_CLAIMS;
         dp__members_act(out, DP__DO_CLAIM);
     } else {
-        m->role = DP__ROLE_PROPOSES;
-        dp__vote_send(
-            m, out, DP__DO_SPREAD,
-            (dp__vote){.kind = DP__VOTE_ACCEPT, .ballot = m->ballot, .places = dp__proposed_of(m)});
-        dp__members_wait(m, out, DP__FOR_ANSWERS);
-        dp__accept_own(m, out);
+        dp__ask_to_accept(m, out);
     }
 }
 
@@ -486,8 +493,7 @@ static void dp__take_accepted(dp__members *m, dp__actions *out, const dp__vote *
     if (m->role != DP__ROLE_PROPOSES || vote->ballot != m->ballot)
         return;
     dp__marks_of(m)[vote->seat] |= DP__MARK_TOOK;
-    if (dp__is_quorum(dp__roster_of(m), m->count, dp__marks_of(m), DP__MARK_TOOK))
-        dp__decide(m, out);
+    (void)dp__is_decided(m, out);
 }
 
 static void dp__take_reject(dp__members *m, dp__actions *out, const dp__vote *vote)

@@ -220,13 +220,15 @@ static bool dp__vote_post(int fd, const dp__vote_head *head, const void *body)
            dp__wire_send(fd, body, dp__vote_bytes(head), until_ns) == DP_OK;
 }
 
-/* Returns true if a head can be of this job: its numbers decide how much memory is used. */
+/* Returns true if a head can be of this job: its numbers decide how much memory is used, and which
+   seats are looked at. */
 static bool dp__vote_is_sound(const dp__vote_head *head, int count)
 {
     bool lists = head->kind == DP__VOTE_ACCEPT || head->kind == DP__VOTE_DECIDED ||
                  (head->kind == DP__VOTE_PROMISE && head->other != 0);
     return head->magic == DP__VOTE_MAGIC && head->kind >= 0 && head->kind <= DP__VOTE_WHY &&
-           head->seat >= 0 && head->seat < count && head->count == (lists ? (uint32_t)count : 0);
+           head->seat >= 0 && head->seat < count && dp__ballot_seat(head->ballot) < count &&
+           head->count == (lists ? (uint32_t)count : 0);
 }
 
 static void dp__seats_end(dp__seat *seats, int count)
@@ -474,7 +476,7 @@ static dp__voter *dp__voter_make(const dp__launch *launch, int seat, int count)
     size_t seats = (size_t)count, contacts = 2 * seats + DP__CALLERS;
     size_t members = dp__align_up(dp__members_bytes(count), _Alignof(max_align_t));
     size_t bytes = sizeof(dp__voter) + contacts * sizeof(dp__contact) +
-                   seats * (2 * sizeof(dp__seat) + sizeof(dp__newcomer)) + members +
+                   seats * (sizeof(dp__seat) + sizeof(dp__newcomer)) + members +
                    (contacts + 1) * sizeof(dp__os_watch) + seats;
     dp__voter *voter = dp__os_alloc(bytes, _Alignof(max_align_t), NULL);
     if (voter == NULL)
@@ -484,8 +486,7 @@ static dp__voter *dp__voter_make(const dp__launch *launch, int seat, int count)
     voter->count = voter->door.count = count;
     voter->contacts = (dp__contact *)(voter + 1);
     voter->read = (dp__seat *)(voter->contacts + contacts);
-    voter->actions.before = voter->read + count;
-    voter->door.newcomers = (dp__newcomer *)(voter->actions.before + count);
+    voter->door.newcomers = (dp__newcomer *)(voter->read + count);
     voter->members = (dp__members *)(voter->door.newcomers + count);
     voter->watch = (dp__os_watch *)((char *)voter->members + members);
     voter->absent = (unsigned char *)(voter->watch + contacts + 1);
@@ -1301,7 +1302,7 @@ static bool dp__callers_wait(const dp__voter *voter)
 /* Lets a process that waits for one that proposed, and has ended, wait for its turn. */
 static void dp__proposer_watch(dp__voter *voter)
 {
-    int proposer = (int)(voter->members->promised & 0xffff) - 1;
+    int proposer = dp__ballot_seat(voter->members->promised);
     if (voter->wait == DP__FOR_PROPOSER && proposer >= 0 && dp__contact_to(voter, proposer) == NULL)
         dp__voter_wait(voter, DP__FOR_TURN);
 }

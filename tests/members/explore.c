@@ -117,13 +117,13 @@ static int vote_of(short_vote vote)
 /* Rounds and seats of a scenario fit into four bits each. */
 static uint8_t short_ballot(uint64_t ballot)
 {
-    assert(dp__round_of(ballot) < 16 && (ballot & 0xffff) < 16);
-    return (uint8_t)(dp__round_of(ballot) << 4 | (ballot & 0xffff));
+    assert(dp__round_of(ballot) < 16 && dp__ballot_seat(ballot) < 15);
+    return (uint8_t)(dp__round_of(ballot) << 4 | (uint64_t)(dp__ballot_seat(ballot) + 1));
 }
 
 static uint64_t long_ballot(uint8_t ballot)
 {
-    return (uint64_t)(ballot >> 4) << 16 | (ballot & 15);
+    return (uint64_t)(ballot >> 4) << 32 | (ballot & 15);
 }
 
 /* ---- a state --------------------------------------------------------------------------------- */
@@ -385,8 +385,8 @@ static void claim(state *s, int p, dp__members_event *event)
 static state after(const state *s, happening h)
 {
     static dp__members *here;
-    dp__seat before[SEATS], newcomers[SEATS] = {{0}};
-    dp__actions actions = {.before = before};
+    dp__seat newcomers[SEATS] = {{0}};
+    dp__actions actions;
     dp__members_event event = {.kind = h.kind};
     state next = *s;
     int p = h.process;

@@ -22,7 +22,7 @@ PLANTS = [
     ("a proposer forgets what it has accepted itself", "m->best = m->accepted;", "m->best = 0;"),
     ("the last that was accepted is proposed", "if (vote->other > m->best) {", "if (vote->other > 0) {"),
     ("the first that was accepted is proposed", "if (vote->other > m->best) {", "if (vote->other > 0 && m->best == 0) {"),
-    ("ballots of two owners are equal", "return round << 16 | (uint64_t)(seat + 1);", "return round << 16 | (uint64_t)(seat > 9) | 1;"),
+    ("ballots of two owners are equal", "return round << 32 | (uint64_t)(seat + 1);", "return round << 32 | (uint64_t)(seat > 9) | 1;"),
     ("what was promised is forgotten", "    m->promised = ballot;\n    dp__members_wait", "    dp__members_wait"),
     ("a lower ballot is accepted", "if (vote->ballot < m->promised) {\n        dp__reject(m, out, vote);\n        return;\n    }\n    dp__promise(m, out, vote->ballot);\n    m->accepted", "dp__promise(m, out, vote->ballot);\n    m->accepted"),
     ("a promise for another ballot counts", "if (m->role != DP__ROLE_PREPARES || vote->ballot != m->ballot)", "if (m->role != DP__ROLE_PREPARES)"),

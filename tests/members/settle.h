@@ -20,7 +20,6 @@ typedef struct stage {
     actor of[PROCESSES];
     letter queue[QUEUE];
     int first, last, now;
-    dp__seat before[SEATS];
 } stage;
 
 static stage play;
@@ -81,8 +80,10 @@ static void claim_now(int p)
 
 static void happen(int p, dp__members_event event, int sender)
 {
-    dp__actions actions = {.before = play.before};
+    dp__actions actions;
+    dp__seat before[SEATS];
     actor *a = &play.of[p];
+    memcpy(before, dp__roster_of(member(p)), (size_t)seat_count() * sizeof *before);
     dp__members_step(member(p), &event, &actions);
     for (int i = 0; i < actions.count; i++) {
         const dp__action *act = &actions.list[i];
@@ -94,7 +95,7 @@ static void happen(int p, dp__members_event event, int sender)
         case DP__DO_SPREAD:
             spread(p, &act->vote, dp__roster_of(member(p)));
             if (act->vote.kind == DP__VOTE_DECIDED)
-                spread(p, &act->vote, play.before);
+                spread(p, &act->vote, before);
             break;
         case DP__DO_WAIT:
             a->timer = play.now + ticks_of(p, (dp__wait_for)act->wait);
