@@ -736,9 +736,13 @@ static int dp__left_ms(const dp__voter *voter)
     return dp__os_ms_until(voter->until_ns);
 }
 
-static void dp__member_is(dp__voter *voter, int seat, dp__absence absence)
+/* Notes what a connection tells of a member; of who had its seat before it, it tells nothing. */
+static void dp__member_is(dp__voter *voter, const dp__contact *contact, dp__absence absence)
 {
     bool before = voter->absent[seat] != DP__HERE_MAYBE, now = absence != DP__HERE_MAYBE;
+    int seat = contact->seat;
+    if (contact->holder != dp__voter_roster(voter)[seat].holder)
+        return;
     voter->absent[seat] = (unsigned char)absence;
     if (before != now)
         dp__voter_step(
@@ -775,7 +779,9 @@ static void dp__contact_dial(dp__voter *voter, int seat)
                              .holder = roster[seat].holder,
                              .since_ns = now};
     if (fd == DP__OS_REFUSED)
-        dp__member_is(voter, seat, DP__REFUSED_US);
+        dp__member_is(voter, contact, DP__REFUSED_US);
+    else if (fd == -1 && now - voter->begun_ns > dp__reach_ns(voter))
+        dp__member_is(voter, contact, DP__OUT_OF_REACH);
 }
 
 /* Returns a connection to a member over which votes can go, or NULL. */
@@ -817,7 +823,7 @@ static void dp__contact_talks(dp__voter *voter, dp__contact *contact)
     contact->stage = DP__STAGE_TALKS;
     if (contact->holder != dp__voter_roster(voter)[contact->seat].holder)
         return;
-    dp__member_is(voter, contact->seat, DP__HERE_MAYBE);
+    dp__member_is(voter, contact, DP__HERE_MAYBE);
     if (voter->asks && contact->fd >= 0)
         dp__contact_send(voter, contact, &voter->asked);
 }
@@ -849,7 +855,7 @@ static bool dp__contact_call(dp__voter *voter, dp__contact *contact)
     if (contact->stage == DP__STAGE_DIALS) {
         int how = dp__os_connection(contact->fd);
         if (how != 0) {
-            dp__member_is(voter, contact->seat,
+            dp__member_is(voter, contact,
                           how == DP__OS_REFUSED ? DP__REFUSED_US : DP__OUT_OF_REACH);
             return false;
         }
@@ -870,7 +876,7 @@ static bool dp__contact_call(dp__voter *voter, dp__contact *contact)
     uint64_t nonce = contact->challenge.nonce,
              proof = dp__proof(key, &contact->request, nonce, true);
     if (contact->challenge.proof != dp__proof(key, &contact->request, nonce, false)) {
-        dp__member_is(voter, contact->seat, DP__REFUSED_US); /* another one listens there by now */
+        dp__member_is(voter, contact, DP__REFUSED_US); /* another one listens there by now */
         return false;
     }
     if (dp__os_send(contact->fd, &proof, sizeof proof) != (ptrdiff_t)sizeof proof)
@@ -1021,7 +1027,7 @@ static void dp__contact_late(dp__voter *voter, dp__contact *contact)
     if (contact->stage != DP__STAGE_DIALS || age <= dp__reach_ns(voter))
         return;
     dp__contact_end(contact);
-    dp__member_is(voter, contact->seat, DP__OUT_OF_REACH);
+    dp__member_is(voter, contact, DP__OUT_OF_REACH);
 }
 
 /* Lists the listener and what is connected, and nothing else: poll refuses a list that is longer
