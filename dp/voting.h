@@ -739,11 +739,11 @@ static int dp__left_ms(const dp__voter *voter)
 /* Notes what a connection tells of a member; of who had its seat before it, it tells nothing. */
 static void dp__member_is(dp__voter *voter, const dp__contact *contact, dp__absence absence)
 {
-    bool before = voter->absent[seat] != DP__HERE_MAYBE, now = absence != DP__HERE_MAYBE;
     int seat = contact->seat;
     if (contact->holder != dp__voter_roster(voter)[seat].holder)
         return;
     voter->absent[seat] = (unsigned char)absence;
+    bool before = voter->absent[seat] != DP__HERE_MAYBE, now = absence != DP__HERE_MAYBE;
     if (before != now)
         dp__voter_step(
             voter, &(dp__members_event){.kind = now ? DP__ON_ABSENT : DP__ON_PRESENT, .seat = seat},
@@ -940,7 +940,8 @@ static void dp__contact_take(dp__voter *voter, dp__contact *contact, void *body)
                                         .other = head->other,
                                         .places = body}};
     if (head->kind == DP__VOTE_WHY) {
-        if (voter->why[0] == '\0')
+        if (voter->why[0] == '\0' && head->number == voter->members->number &&
+            dp__is_of_roster(voter->members, head->seat, head->holder))
             snprintf(voter->why, sizeof voter->why, "%.*s", DP__SAID_BYTES - 1, (const char *)body);
         return;
     }
