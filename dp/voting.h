@@ -174,6 +174,7 @@ static void dp__word_claim(const dp__word *word, uint64_t number, const dp__seat
     unsigned long long now = atomic_load(&page->word);
     uint32_t row = 2 * (uint32_t)word->ticket;
     row += (uint32_t)now == row;
+    atomic_thread_fence(memory_order_release); /* who reads what is written sees the word of now */
     for (size_t i = 0; i < dp__word_row_words(word); i++) {
         uint64_t part;
         memcpy(&part, (const char *)roster + i * sizeof part, sizeof part);
