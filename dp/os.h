@@ -2299,6 +2299,20 @@ static bool dp__os_shared_held(const dp__shared *shared, int place)
     return fcntl(shared->fd, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
+#if !defined(F_OFD_SETLK)
+#define F_OFD_SETLK F_SETLK /* systems without memory that has no name, which alone has owners */
+#endif
+
+/* Returns false if this place is another one's. It is held by what has opened the memory here: not
+   by the process, for which two of its contexts would be one, and which would lose all its places
+   by closing one of them. */
+static bool dp__os_shared_own(const dp__shared *shared, int place)
+{
+    struct flock lock = {
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1};
+    return fcntl(shared->fd, F_OFD_SETLK, &lock) == 0;
+}
+
 #endif /* DP__ROOMS */
 
 /* The licence is at the end of dp.h. */

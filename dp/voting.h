@@ -29,7 +29,8 @@
    its own, and then exchanges the word. It has two rows, as the word may point to one of them.
 
    Its rows are those of a ticket that it holds by a lock, which the kernel releases when it has
-   died: while it is only stopped, nobody else writes there.                                      */
+   died, with its children by fork: while it is only stopped, nobody else writes there. Contexts of
+   one process have tickets of their own.                                                         */
 
 typedef struct dp__word_page {
     uint64_t id; /* of this memory: random, not 0 */
@@ -89,8 +90,7 @@ static bool dp__word_enter(dp__word *word)
 {
     const dp__word_card *card = &word->card;
     int ticket = 0, count = (int)card->tickets;
-    while (ticket < count && (dp__os_shared_held(&word->shared, ticket) ||
-                              dp__os_shared_hold(&word->shared, ticket) != DP_OK))
+    while (ticket < count && !dp__os_shared_own(&word->shared, ticket))
         ticket++;
     word->ticket = ticket;
     return ticket < count &&
@@ -101,10 +101,10 @@ static bool dp__word_enter(dp__word *word)
 /* Closes the memory if this process cannot use it: then it votes as between machines. */
 static void dp__word_settle(dp__word *word, bool usable)
 {
+    word->card.name.process_id = dp__os_process_id();
+    word->card.name.fd = word->shared.fd;
     if (!usable)
         dp__os_shared_close(&word->shared);
-    else
-        word->card.name.process_id = dp__os_process_id(), word->card.name.fd = word->shared.fd;
 }
 
 /* Makes the memory of a machine, which begins with roster 1. */
@@ -743,8 +743,8 @@ static void dp__member_is(dp__voter *voter, const dp__contact *contact, dp__abse
     int seat = contact->seat;
     if (contact->holder != dp__voter_roster(voter)[seat].holder)
         return;
-    voter->absent[seat] = (unsigned char)absence;
     bool before = voter->absent[seat] != DP__HERE_MAYBE, now = absence != DP__HERE_MAYBE;
+    voter->absent[seat] = (unsigned char)absence;
     if (before != now)
         dp__voter_step(
             voter, &(dp__members_event){.kind = now ? DP__ON_ABSENT : DP__ON_PRESENT, .seat = seat},
@@ -1145,14 +1145,19 @@ static void dp__vote_spread(dp__voter *voter, const dp__vote *vote)
 
 static bool dp__has_proposed(const dp__voter *voter)
 {
-    return voter->members->role == DP__ROLE_PREPARES || voter->wait == DP__FOR_AGAIN;
+    int32_t role = voter->members->role;
+    return role == DP__ROLE_PREPARES || (role == DP__ROLE_WAITS && voter->wait == DP__FOR_AGAIN);
 }
 
 /* Tells the others why what this process has proposed came to nothing. */
 static void dp__why_spread(dp__voter *voter)
 {
     char why[DP__SAID_BYTES] = "";
-    dp__vote vote = {.kind = DP__VOTE_WHY, .seat = voter->members->seat};
+    const dp__members *members = voter->members;
+    dp__vote vote = {.kind = DP__VOTE_WHY,
+                     .seat = members->seat,
+                     .holder = members->holder,
+                     .number = members->number};
     dp__vote_head head = dp__vote_head_of(voter, &vote);
     snprintf(why, sizeof why, "%.*s", DP__SAID_BYTES - 1, dp_last_error());
     if (dp__has_proposed(voter))

@@ -1918,6 +1918,58 @@ TEST_SLOW(who_was_stopped_and_replaced_disturbs_nobody, 90)
     CHECK_INT(end_world(), 0);
 }
 
+static int locks_held(void)
+{
+    int count = 0;
+    for (int fd = 0; fd < 200; fd++) {
+        char path[64], line[256];
+        snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
+        FILE *file = fopen(path, "r");
+        while (file != NULL && fgets(line, sizeof line, file) != NULL)
+            count += strncmp(line, "lock:", 5) == 0;
+        if (file != NULL)
+            fclose(file);
+    }
+    return count;
+}
+
+/* Process 1 opens the job anew before it closes the context with which it was left behind. */
+static void one_opens_again(void)
+{
+    bool came = false;
+    dp_ctx *ctx = open_recovering(1, 3000), *again;
+    int locks = locks_held();
+    meet(world);
+    if (me == 1)
+        raise(SIGSTOP);
+    if (me == 0)
+        dp_abort(ctx, DP_ERR_USER, "a reason");
+    wait_for_failure(ctx);
+    if (me == 0) {
+        CHECK_OK(dp_recover(ctx));
+        atomic_fetch_add(met, 1);
+        while (!came)
+            CHECK_OK(dp_admit(ctx, &came));
+        again = ctx;
+    } else {
+        CHECK_ERROR(dp_recover(ctx), DP_ERR_TIMEOUT, "dp_recover: the others have gone on");
+        set("DP_REJOIN", "1");
+        again = open_recovering(1, TIMEOUT_MS);
+        dp_close(ctx);
+        CHECK_INT(locks_held(), locks);
+    }
+    CHECK_INT(sum_of(again, me), 1);
+    dp_close(again);
+}
+
+TEST_SLOW(who_opens_the_job_again_writes_where_nobody_else_does, 60)
+{
+    start_world(2, one_opens_again);
+    wait_for(3);
+    CHECK_INT(kill(pids[1], SIGCONT), 0);
+    CHECK_INT(end_world(), 0);
+}
+
 /* ---- more than there were ------------------------------------------------------------------*/
 
 enum { LIMIT = 5 };
