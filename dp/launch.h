@@ -495,8 +495,9 @@ enum {
     DP__JOIN_MAGIC = 0x31706b64,
     DP__CHALLENGE_MAGIC = 0x31706364,
     DP__NOTE_MAGIC = 0x31706e64,
-    DP__OFFICE_NONCE = 0, /* of a listener that is not waited for: see dp/tcp.h */
-    DP__GRACE_MS = 1000,  /* beyond the time-out: to be told why, or for an answer */
+    DP__OFFICE_NONCE = 0,    /* of a listener that is not waited for: see dp/tcp.h */
+    DP__GRACE_MS = 1000,     /* beyond the time-out: to be told why, or for an answer */
+    DP__LAST_WORDS_MS = 100, /* so that the others read why the job has failed */
     DP__STEP_MS = 300 /* by which who stands deeper in the tree waits longer: its parent may have
                          something to tell */
 };
@@ -1131,6 +1132,11 @@ static void dp__tree_close(dp__tree *tree, bool politely)
     for (int i = 0; i < tree->link_count; i++)
         if (politely && !tree->links[i].left)
             (void)dp__os_send(tree->links[i].fd, &bye, sizeof bye);
+    uint64_t until_ns = dp__os_after_ms(tree->failed != DP_OK ? DP__LAST_WORDS_MS : 0);
+    for (int i = 0; politely && i < tree->link_count; i++) {
+        dp__os_finish(tree->links[i].fd, until_ns);
+        tree->links[i].fd = -1;
+    }
     if (politely && tree->claim >= 0)
         dp__os_forget(&tree->claimed);
     dp__tree_let_go(tree);
@@ -1642,7 +1648,8 @@ static dp_status dp__server_fail(dp__server *server, dp_status status)
         dp__peer *peer = &server->peers[i];
         if (peer->fd >= 0)
             dp__note_failure(peer->fd, status, server->process, dp_last_error());
-        dp__os_drop(&peer->fd);
+        dp__os_finish(peer->fd, 0);
+        peer->fd = -1;
     }
     server->failed = status;
     server->until_ns = server->quiet_ns = dp__os_after_ms(server->launch->again ? 0 : DP__GRACE_MS);

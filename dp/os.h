@@ -1445,6 +1445,20 @@ static ptrdiff_t dp__os_receive(int fd, void *data, size_t bytes)
     return got > 0 ? got : -1;
 }
 
+/* Closes a connection on which something was sent last: what still comes is read, until then at the
+   most. Bytes that nobody has read would take back what the other side has not read yet. */
+static void dp__os_finish(int fd, uint64_t until_ns)
+{
+    enum { ROUNDS = 1000 }; /* of one that does not end to send */
+    char none[512];
+    bool more = fd >= 0 && shutdown(fd, SHUT_WR) == 0;
+    for (int i = 0; more && i < ROUNDS; i++) {
+        ptrdiff_t got = dp__os_receive(fd, none, sizeof none);
+        more = got > 0 || (got == 0 && dp__os_ready(fd, POLLIN, dp__os_ms_until(until_ns)));
+    }
+    dp__os_close(fd);
+}
+
 /* ==== >>hosts ====================================================================================
    The addresses of a host by its name, within a time limit.                                      */
 
