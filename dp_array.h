@@ -2342,7 +2342,8 @@ DP_API dp_status dp_print(dp_ctx *ctx, FILE *file, dp_value value)
     if (status == DP_OK) {
         dp__os_calm_begin(&calm);
         if (fprintf(file, "%s\n", text) < 0)
-            status = dp_error(DP_ERR_FILE, "the text cannot be written: %s", strerror(errno));
+            status = dp_error(DP_ERR_FILE, "the text cannot be written: %s",
+                              dp__os_why_text(dp__os_why()));
         dp__os_calm_end(&calm);
     }
     dp_scope_end(temp);

@@ -1486,7 +1486,7 @@ static dp_status dp__data_readers_start(dp_loader *loader)
         if (failed != 0) {
             dp__gate_fini(&reader->gate);
             return dp_error(DP_ERR_NO_MEMORY, "cannot start worker %d of %d: %s", i,
-                            loader->config.worker_count, strerror(failed));
+                            loader->config.worker_count, dp__os_why_text(failed));
         }
         loader->started++;
     }

@@ -2153,9 +2153,9 @@ static dp_status dp__nccl_join_all(dp__nccl_join *join)
     join->comm->kept = failed == 0;
     if (failed == 0)
         dp__nccl_list(join->comm, true);
-    status = failed == 0
-                 ? DP_OK
-                 : dp_error(DP_ERR_NO_MEMORY, "nccl: cannot start a thread: %s", strerror(failed));
+    status = failed == 0 ? DP_OK
+                         : dp_error(DP_ERR_NO_MEMORY, "nccl: cannot start a thread: %s",
+                                    dp__os_why_text(failed));
     DP_TRY(dp__nccl_agree(join, status));
     status = dp__nccl_init(join->comm, &join->all[0].id);
     if (status == DP_OK)

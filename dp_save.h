@@ -2567,7 +2567,7 @@ static void dp__saver_start(dp_saver *saver)
     if (saver->running)
         return;
     saver->status = DP_ERR_NO_MEMORY;
-    snprintf(saver->text, sizeof saver->text, "cannot start a thread: %s", strerror(failed));
+    snprintf(saver->text, sizeof saver->text, "cannot start a thread: %s", dp__os_why_text(failed));
     dp__saver_drop(saver);
 }
 

@@ -585,10 +585,10 @@ static dp_status dp__trace_make(int process)
                          process, 0);
     int file = dp__os_file_append(path, true);
     bool done = file >= 0 && dp__os_file_put(file, first, (size_t)bytes);
-    int why = errno;
+    int why = dp__os_why();
     dp__os_close(file);
     return done ? DP_OK
-                : dp_error(DP_ERR_FILE, "dp_open: $DP_TRACE: '%s': %s", path, strerror(why));
+                : dp_error(DP_ERR_FILE, "dp_open: $DP_TRACE: '%s': %s", path, dp__os_why_text(why));
 }
 
 /* `epoch`: when process 0 opened, by the clock on the wall. */

@@ -579,7 +579,7 @@ static dp_status dp__wire_send(int fd, const void *data, size_t bytes, uint64_t 
         if (sent == 0 && dp__os_ms_until(until_ns) == 0)
             return DP_ERR_TIMEOUT;
         if (sent == 0)
-            dp__os_ready(fd, POLLOUT, dp__os_ms_until(until_ns));
+            dp__os_ready(fd, DP__CAN_WRITE, dp__os_ms_until(until_ns));
     }
     return DP_OK;
 }
@@ -594,7 +594,7 @@ static dp_status dp__wire_receive(int fd, void *data, size_t bytes, uint64_t unt
         if (got == 0 && dp__os_ms_until(until_ns) == 0)
             return DP_ERR_TIMEOUT;
         if (got == 0)
-            dp__os_ready(fd, POLLIN, dp__os_ms_until(until_ns));
+            dp__os_ready(fd, DP__CAN_READ, dp__os_ms_until(until_ns));
     }
     return DP_OK;
 }
@@ -851,7 +851,7 @@ DP__APART static void dp__tree_post(dp__tree *tree, const dp__link *bringer, int
     const dp__envelope whole = {{DP__NOTE_MAGIC, DP__LETTER, DP_OK, from, sizeof *letter}, *letter};
     for (int i = 0; i < tree->link_count; i++) {
         dp__link *link = &tree->links[i];
-        if (link != bringer && !link->left && dp__os_ready(link->fd, POLLOUT, 0))
+        if (link != bringer && !link->left && dp__os_ready(link->fd, DP__CAN_WRITE, 0))
             link->left = dp__wire_send(link->fd, &whole, sizeof whole, dp__os_after_ms(100)) ==
                          DP_ERR_TIMEOUT;
     }
@@ -932,7 +932,7 @@ static int dp__tree_watch(const dp__tree *tree, dp__os_watch *watch)
     int count = 0;
     for (int i = 0; i < tree->link_count; i++)
         if (!tree->links[i].left && tree->links[i].got < sizeof(dp__note))
-            watch[count++] = (dp__os_watch){.fd = tree->links[i].fd, .events = POLLIN};
+            watch[count++] = (dp__os_watch){.fd = tree->links[i].fd, .events = DP__CAN_READ};
     return count;
 }
 
@@ -1023,7 +1023,7 @@ static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, vo
 /* All that was said before the connection broke, which may be why. */
 static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link)
 {
-    while (!link->left && link->got < sizeof link->note && dp__os_ready(link->fd, POLLIN, 0))
+    while (!link->left && link->got < sizeof link->note && dp__os_ready(link->fd, DP__CAN_READ, 0))
         DP_TRY(dp__tree_hear(tree, link, false));
     return DP_OK;
 }
@@ -1477,7 +1477,7 @@ static dp_status dp__server_accept(dp__server *server, int listener)
     int fd = 0;
     for (int i = 0; i < DP__ACCEPT_MAX && fd >= 0; i++) {
         fd = dp__os_accept(listener, &full);
-        if (fd >= 0 && (server->at.at.ss_family != AF_UNIX || dp__os_same_user(fd)))
+        if (fd >= 0 && (!dp__os_is_local(&server->at) || dp__os_same_user(fd)))
             dp__server_hold(server, fd);
         else
             dp__os_close(fd);
@@ -1578,7 +1578,7 @@ static int dp__server_watch(dp__server *server, dp__os_watch *watch)
     server->peers_ns = dp__os_now_ns() + (uint64_t)server->taken * DP__PEER_NS;
     for (int i = 0; i < server->peer_count; i++)
         if (server->peers[i].taken)
-            watch[count++] = (dp__os_watch){.fd = server->peers[i].fd, .events = POLLIN};
+            watch[count++] = (dp__os_watch){.fd = server->peers[i].fd, .events = DP__CAN_READ};
     return count;
 }
 
@@ -1619,11 +1619,11 @@ static dp_status dp__server_look(dp__server *server)
     int ms = dp__server_patience(server), rest_ms = dp__server_rest_ms(server);
     int peer_count = rest_ms == 0 ? dp__server_watch(server, peers) : 0;
     dp__os_watch *pending = peers + peer_count;
-    watch[0] = (dp__os_watch){.fd = server->full ? -1 : server->listener, .events = POLLIN};
+    watch[0] = (dp__os_watch){.fd = server->full ? -1 : server->listener, .events = DP__CAN_READ};
     watch[1] = (dp__os_watch){.fd = server->full || server->tree == NULL ? -1 : server->tree->claim,
-                              .events = POLLIN};
+                              .events = DP__CAN_READ};
     for (int i = 0; i < server->pending_count; i++)
-        pending[i] = (dp__os_watch){.fd = server->pending[i].fd, .events = POLLIN};
+        pending[i] = (dp__os_watch){.fd = server->pending[i].fd, .events = DP__CAN_READ};
     dp__os_poll(watch, 2 + peer_count + server->pending_count,
                 rest_ms > 0 && rest_ms < ms ? rest_ms : ms);
     DP_TRY(dp__server_receive_all(server, peers, peer_count));
@@ -1747,7 +1747,7 @@ static bool dp__listen_on(dp__server *server, const char *host, int port)
 {
     dp__os_found found = {.count = 0};
     if (dp__is_loopback(host) || strcmp(host, server->launch->own) == 0)
-        dp__os_look_up(host, port, 0, &found);
+        dp__os_look_up(host, port, false, &found);
     else
         found.count = dp__os_everywhere(port, found.list);
     for (int i = 0; i < found.count && server->listener < 0; i++) {
@@ -1905,11 +1905,12 @@ static dp_status dp__connect_at(const dp__os_address *at, dp__key key, dp__join_
         *out_why = dp__refused;
     if (fd < 0)
         return DP_PENDING;
-    int how = dp__os_ready(fd, POLLOUT, dp__os_ms_until(until_ns)) ? dp__os_connection(fd) : -1;
+    int how = dp__os_ready(fd, DP__CAN_WRITE, dp__os_ms_until(until_ns)) ? dp__os_connection(fd)
+                                                                         : -1;
     bool good = how == 0;
     if (how == DP__OS_REFUSED)
         *out_why = dp__refused;
-    if (good && at->at.ss_family == AF_UNIX && !dp__os_same_user(fd)) {
+    if (good && dp__os_is_local(at) && !dp__os_same_user(fd)) {
         *out_why = "its place is held by another user of this machine";
         good = false;
     }
@@ -2528,8 +2529,7 @@ static const char *dp__seat_host(const dp__seat *seats, int count, int own, int 
 static int dp__seat_connect(const dp__seat *seats, int count, int own, int seat)
 {
     dp__os_found found;
-    dp__os_look_up(dp__seat_host(seats, count, own, seat), (int)seats[seat].port, AI_NUMERICHOST,
-                   &found);
+    dp__os_look_up(dp__seat_host(seats, count, own, seat), (int)seats[seat].port, true, &found);
     return found.count > 0 ? dp__os_connect(&found.list[0]) : -1;
 }
 

@@ -1017,7 +1017,7 @@ DP__COLD static dp_status dp__channel_reach(dp__post *post, int process, int ms)
     dp_status status = dp__office_call(dp__channels_of(post)->office, process, &channel->fd);
     if (channel->fd < 0)
         dp__channel_fail(post, process);
-    else if (dp__os_ready(channel->fd, POLLOUT, ms))
+    else if (dp__os_ready(channel->fd, DP__CAN_WRITE, ms))
         dp__channel_ask(post, process);
     if (status != DP_OK) /* nobody has heard of it */
         channel->again_ns = 0;
@@ -1177,8 +1177,9 @@ static dp_status dp__channel_receive(dp__post *post, dp__channel *channel, int p
 static dp__os_watch dp__channel_watch(const dp__channel *channel)
 {
     bool calls = dp__channel_calls(channel), sends = calls || channel->first != NULL;
-    return (dp__os_watch){.fd = channel->fd,
-                          .events = (short)((calls ? 0 : POLLIN) | (sends ? POLLOUT : 0))};
+    return (dp__os_watch){
+        .fd = channel->fd,
+        .events = (short)((calls ? 0 : DP__CAN_READ) | (sends ? DP__CAN_WRITE : 0))};
 }
 
 /* What comes is read once the other end has proved what it is. */
@@ -1204,9 +1205,9 @@ static dp_status dp__channel_go_on(dp__post *post, int place, int events)
     bool calls = dp__channel_calls(channel);
     if (calls && events != 0)
         dp__channel_ask(post, place);
-    if ((events & POLLOUT) != 0)
+    if ((events & DP__CAN_WRITE) != 0)
         dp__channel_send(post, channel);
-    bool comes = !calls && (events & ~POLLOUT) != 0 && channel->fd >= 0;
+    bool comes = !calls && (events & ~DP__CAN_WRITE) != 0 && channel->fd >= 0;
     return comes ? dp__channel_hear(post, channel, place % post->process_count) : DP_OK;
 }
 
@@ -1264,7 +1265,7 @@ static dp_status dp__channels_look(dp__post *post, int timeout_ms)
             DP_TRY(dp__channel_again(post, p));
     int count = dp__channels_watch(channels);
     dp__os_watch *watch = channels->watch, *door = watch + count;
-    *door = (dp__os_watch){.fd = full ? -1 : server->listener, .events = POLLIN};
+    *door = (dp__os_watch){.fd = full ? -1 : server->listener, .events = DP__CAN_READ};
     if (greets && timeout_ms > DP__CHANNEL_GREET_MS)
         timeout_ms = DP__CHANNEL_GREET_MS;
     int some = dp__os_poll(watch, count + 1, timeout_ms);
@@ -1315,7 +1316,7 @@ static void dp__channel_leave(dp__post *post, dp__channel *channel, bool answers
                               const dp__slip *last, uint64_t until_ns)
 {
     while (answers && channel->first != NULL && dp__os_ms_until(until_ns) > 0) {
-        dp__os_ready(channel->fd, POLLOUT, dp__os_ms_until(until_ns));
+        dp__os_ready(channel->fd, DP__CAN_WRITE, dp__os_ms_until(until_ns));
         dp__channel_send(post, channel);
     }
     bool between = channel->first == NULL || channel->first->sent == 0;

@@ -480,6 +480,21 @@ static void dp__os_pause(void)
 }
 #endif
 
+/* ---- why ------------------------------------------------------------------------------------- */
+
+enum { DP__OS_TAKEN = EADDRINUSE }; /* another one has that address */
+
+/* Returns the system's number for why the last of its calls in this thread has failed. */
+static int dp__os_why(void)
+{
+    return errno;
+}
+
+static const char *dp__os_why_text(int why)
+{
+    return strerror(why);
+}
+
 /* ==== >>threads ================================================================================
    Threads, locks, and waiting for another thread.                                               */
 
@@ -1134,7 +1149,21 @@ typedef struct dp__os_address {
     socklen_t bytes;
 } dp__os_address;
 
-typedef struct pollfd dp__os_watch; /* fd, what to wait for, what there is */
+typedef struct pollfd dp__os_watch; /* fd, events to wait for, revents that there are */
+
+enum { DP__CAN_READ = POLLIN, DP__CAN_WRITE = POLLOUT };
+
+/* Returns true if what there is says that the connection has ended, or is none. */
+static bool dp__os_has_ended(int events)
+{
+    return (events & ~(DP__CAN_READ | DP__CAN_WRITE)) != 0;
+}
+
+/* Returns true if it is inside this machine, where the system knows whose it is. */
+static bool dp__os_is_local(const dp__os_address *address)
+{
+    return address->at.ss_family == AF_UNIX;
+}
 
 #if !defined(MSG_NOSIGNAL)
 #define MSG_NOSIGNAL 0 /* macOS: SO_NOSIGPIPE below does it */
@@ -1470,12 +1499,14 @@ typedef struct dp__os_found { /* the addresses of a host; count 0: why it has no
     const char *why;
 } dp__os_found;
 
-typedef void dp__os_looker(const char *host, int port, int flags, dp__os_found *out);
+typedef void dp__os_looker(const char *host, int port, bool number, dp__os_found *out);
 
-/* The system's look-up, for as long as it takes. */
-static void dp__os_look_up(const char *host, int port, int flags, dp__os_found *out)
+/* Asks the system, for as long as it takes; not if the host has to be a number. */
+static void dp__os_look_up(const char *host, int port, bool number, dp__os_found *out)
 {
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags};
+    struct addrinfo hints = {.ai_family = AF_UNSPEC,
+                             .ai_socktype = SOCK_STREAM,
+                             .ai_flags = number ? AI_NUMERICHOST : 0};
     struct addrinfo *found = NULL;
     char service[16];
     snprintf(service, sizeof service, "%d", port);
@@ -1505,7 +1536,7 @@ static void *dp__os_answer(void *user)
 {
     dp__os_question *question = user;
     dp__os_found found;
-    question->look_up(question->host, question->port, 0, &found);
+    question->look_up(question->host, question->port, false, &found);
     (void)dp__os_send(question->fd, &found, sizeof found);
     dp__os_close(question->fd);
     dp__os_free(question, question->bytes, NULL);
@@ -1560,7 +1591,7 @@ static int dp__os_ask(dp__os_looker *look_up, const char *host, int port)
 static void dp__os_resolve(dp__os_looker *look_up, const char *host, int port, int timeout_ms,
                            dp__os_found *out)
 {
-    dp__os_look_up(host, port, AI_NUMERICHOST, out);
+    dp__os_look_up(host, port, true, out);
     int fd = out->count == 0 ? dp__os_ask(look_up, host, port) : -1;
     if (fd < 0 && out->count == 0)
         look_up(host, port, 0, out);

@@ -463,8 +463,8 @@ static dp_status dp__tcp_look(const dp__mesh_comm *comm, int timeout_ms)
     dp__tcp *tcp = comm->carrier;
     int count = 0, processes = comm->process_count;
     for (int p = 0; p < processes; p++) {
-        int events = (tcp->out[p].load < tcp->begun ? POLLOUT : 0) |
-                     (tcp->in[p].load < tcp->begun ? POLLIN : 0);
+        int events = (tcp->out[p].load < tcp->begun ? DP__CAN_WRITE : 0) |
+                     (tcp->in[p].load < tcp->begun ? DP__CAN_READ : 0);
         if (events == 0 || p == comm->process)
             continue;
         tcp->watch[count] = (dp__os_watch){.fd = tcp->cables.fds[p], .events = (short)events};
@@ -473,10 +473,10 @@ static dp_status dp__tcp_look(const dp__mesh_comm *comm, int timeout_ms)
     count = count > 0 && dp__os_poll(tcp->watch, count, timeout_ms) > 0 ? count : 0;
     for (int i = 0; i < count; i++) {
         int events = tcp->watch[i].revents;
-        bool ends = (events & ~(POLLIN | POLLOUT)) != 0;
-        if ((events & POLLOUT) != 0 || (ends && (tcp->watch[i].events & POLLOUT) != 0))
+        bool ends = dp__os_has_ended(events);
+        if ((events & DP__CAN_WRITE) != 0 || (ends && (tcp->watch[i].events & DP__CAN_WRITE) != 0))
             DP_TRY(dp__tcp_move(comm, tcp->watched[i], true));
-        if ((events & POLLIN) != 0 || (ends && (tcp->watch[i].events & POLLIN) != 0))
+        if ((events & DP__CAN_READ) != 0 || (ends && (tcp->watch[i].events & DP__CAN_READ) != 0))
             DP_TRY(dp__tcp_move(comm, tcp->watched[i], false));
     }
     return DP_OK;

@@ -339,7 +339,7 @@ static dp_status dp__team_start(dp__team *team)
         return DP_OK;
     dp__team_stop(team, i - 1);
     return dp_error(DP_ERR_NO_MEMORY, "dp_open: cannot start worker %d of %d: %s", i - 1,
-                    team->thread_count - 1, strerror(failed));
+                    team->thread_count - 1, dp__os_why_text(failed));
 }
 
 static dp_status dp__team_open(const dp_host *host, int thread_count, int core_count,
@@ -439,7 +439,7 @@ static dp_status dp__courier_open(const dp_host *host, bool spin, void (*fn)(voi
     dp__gate_fini(&courier->work);
     dp__gate_fini(&courier->news);
     host->free(host, courier);
-    return dp_error(DP_ERR_NO_MEMORY, "cannot start a courier: %s", strerror(failed));
+    return dp_error(DP_ERR_NO_MEMORY, "cannot start a courier: %s", dp__os_why_text(failed));
 }
 
 static void dp__courier_close(const dp_host *host, dp__courier *courier)

@@ -269,7 +269,7 @@ typedef struct dp__door {
     dp__launch launch;       /* where it is; its place is "": nowhere */
     int listener;            /* of the process that is there; else -1 */
     int tries;               /* calls of dp_admit in a row that have not opened it */
-    int error;               /* why it is shut: an errno */
+    int why;                 /* it is shut: see dp__os_why */
     int count;               /* of seats, and of newcomers at most */
     dp__newcomer *newcomers; /* in no order */
     dp__stranger strangers[DP__STRANGERS];
@@ -309,8 +309,8 @@ static dp__launch dp__door_of(const dp__launch *launch)
     return door;
 }
 
-/* Returns -1 if it cannot: errno is why. */
-static int dp__door_listen(const dp__launch *door)
+/* Returns -1 if it cannot, and why. */
+static int dp__door_listen(const dp__launch *door, int *out_why)
 {
     dp__server server = {.launch = door, .listener = -1};
     dp__os_address at = dp__os_local(door->place);
@@ -319,10 +319,8 @@ static int dp__door_listen(const dp__launch *door)
         server.listener = dp__listen_at(&at, &other);
     for (int i = 0; door->host[0] != '\0' && i < door->port_count && server.listener < 0; i++)
         (void)dp__listen_on(&server, door->host, door->port + i);
-    if (other >= 0) {
-        dp__os_close(other);
-        errno = EADDRINUSE;
-    }
+    *out_why = other >= 0 ? DP__OS_TAKEN : dp__os_why();
+    dp__os_close(other);
     return server.listener;
 }
 
@@ -335,15 +333,14 @@ static void dp__door_open(dp__door *door)
 {
     if (!dp__door_is_shut(door))
         return;
-    door->listener = dp__door_listen(&door->launch);
-    door->error = errno;
+    door->listener = dp__door_listen(&door->launch, &door->why);
 }
 
 /* Writes why it is shut. */
 static const char *dp__door_text(const dp__door *door, char *text, size_t room)
 {
     const dp__launch *at = &door->launch;
-    bool taken = door->error == EADDRINUSE, named = at->host[0] == '\0';
+    bool taken = door->why == DP__OS_TAKEN, named = at->host[0] == '\0';
     const char *why = !taken  ? "cannot be opened: "
                       : named ? "is that of another process; end it"
                               : "are taken; free one, or set DP_PORTS to a range with a free one, "
@@ -352,7 +349,7 @@ static const char *dp__door_text(const dp__door *door, char *text, size_t room)
                      : snprintf(text, room, "ports %d to %d of %s", at->port,
                                 at->port + at->port_count - 1, at->host);
     snprintf(text + used, room - (size_t)used, ", where they would be awaited, %s%s", why,
-             taken ? "" : strerror(door->error));
+             taken ? "" : dp__os_why_text(door->why));
     return text;
 }
 
@@ -688,7 +685,7 @@ static void dp__stranger_look(dp__voter *voter, dp__stranger *stranger, bool *mo
     }
     if (stranger->fd < 0)
         return;
-    if (dp__os_ready(stranger->fd, POLLIN, 0))
+    if (dp__os_ready(stranger->fd, DP__CAN_READ, 0))
         dp__door_greet(voter, stranger->fd, dp__os_after_ms(DP__GREET_MS));
     else if (dp__os_ms_until(stranger->until_ns) > 0)
         return;
@@ -1037,14 +1034,14 @@ static void dp__contact_late(dp__voter *voter, dp__contact *contact)
 static int dp__contacts_list(dp__voter *voter)
 {
     int count = 0;
-    voter->watch[count++] = (dp__os_watch){.fd = voter->listener, .events = POLLIN};
+    voter->watch[count++] = (dp__os_watch){.fd = voter->listener, .events = DP__CAN_READ};
     for (int i = 0; i < dp__contacts_count(voter); i++) {
         dp__contact *contact = &voter->contacts[i];
         bool dials = contact->stage == DP__STAGE_DIALS;
         contact->watched = contact->fd >= 0 ? count : 0;
         if (contact->fd >= 0)
             voter->watch[count++] =
-                (dp__os_watch){.fd = contact->fd, .events = dials ? POLLOUT : POLLIN};
+                (dp__os_watch){.fd = contact->fd, .events = dials ? DP__CAN_WRITE : DP__CAN_READ};
     }
     return count;
 }
@@ -1359,7 +1356,7 @@ static dp_status dp__check_seated(const dp__voter *voter)
     if (!voter->whole || here >= voter->count)
         return DP_OK;
     char why[DP__DOOR_BYTES] = "";
-    bool shut = dp__door_is_shut(&voter->door) && voter->door.error != 0;
+    bool shut = dp__door_is_shut(&voter->door) && voter->door.why != 0;
     return dp_error(DP_ERR_TIMEOUT,
                     "only %d of %d processes are here: with shards each has to be replaced when it "
                     "has died (DP_REJOIN)%s%s",

@@ -174,7 +174,7 @@ TEST(addresses_that_are_taken_or_of_nobody)
     int fd = dp__os_connect(&to.list[0]);
     CHECK(fd < 0 || !dp__os_connected(fd));
     dp__os_close(fd);
-    dp__os_look_up("no.such.host.invalid", port, 0, &to);
+    dp__os_look_up("no.such.host.invalid", port, false, &to);
     CHECK_INT(to.count, 0);
     CHECK(to.why != NULL && to.why[0] != '\0');
     CHECK_INT(dp__os_port(-1), 0);
@@ -188,10 +188,10 @@ TEST(addresses_that_are_taken_or_of_nobody)
 static atomic_int lookers; /* that have come, and gone */
 static int silence_ms;
 
-static void look_slowly(const char *host, int port, int flags, dp__os_found *out)
+static void look_slowly(const char *host, int port, bool number, dp__os_found *out)
 {
     CHECK_STR(host, "a.host");
-    CHECK_INT(flags, 0);
+    CHECK(!number);
     dp__os_sleep_ms(silence_ms);
     memset(out, 0, sizeof *out);
     dp__os_everywhere(port, out->list);
