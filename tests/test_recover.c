@@ -1937,7 +1937,7 @@ static int locks_held(void)
 static void one_opens_again(void)
 {
     bool came = false;
-    dp_ctx *ctx = open_recovering(1, 3000), *again;
+    dp_ctx *ctx = open_recovering(1, 6000), *again;
     int locks = locks_held();
     meet(world);
     if (me == 1)
