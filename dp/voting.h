@@ -61,8 +61,8 @@ static size_t dp__word_row_bytes(const dp__word_card *card)
 
 static size_t dp__word_bytes(const dp__word_card *card)
 {
-    size_t rows = 2 * (size_t)card->tickets * dp__word_row_bytes(card);
-    return dp__align_up(DP__SHARED_PAGE + rows, DP__SHARED_PAGE);
+    uint64_t rows = 2 * (uint64_t)card->tickets * dp__word_row_bytes(card);
+    return rows < SIZE_MAX / 2 ? dp__align_up(DP__SHARED_PAGE + (size_t)rows, DP__SHARED_PAGE) : 0;
 }
 
 static size_t dp__word_row_at(const dp__word_card *card, uint32_t row)
@@ -115,7 +115,8 @@ static void dp__word_make(dp__word *word, int count, int processes)
                                  .count = (uint32_t)count,
                                  .tickets = 2 * (uint32_t)processes + DP__WORD_SPARE};
     size_t bytes = dp__word_bytes(&word->card);
-    bool made = dp__os_shared_make(false, bytes, &word->shared, &word->card.name) == DP_OK &&
+    bool made = bytes > 0 &&
+                dp__os_shared_make(false, bytes, &word->shared, &word->card.name) == DP_OK &&
                 dp__os_shared_reserve(&word->shared, 0, DP__SHARED_PAGE) == DP_OK;
     if (made) {
         dp__word_page_of(word)->id = dp__os_random() | 1;
