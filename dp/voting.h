@@ -944,7 +944,8 @@ static void dp__contact_take(dp__voter *voter, dp__contact *contact, void *body)
             snprintf(voter->why, sizeof voter->why, "%.*s", DP__SAID_BYTES - 1, (const char *)body);
         return;
     }
-    if (head->kind == DP__VOTE_PROMISE && voter->members->role == DP__ROLE_PREPARES) {
+    if (head->kind == DP__VOTE_PROMISE && voter->members->role == DP__ROLE_PREPARES &&
+        head->ballot == voter->members->ballot) {
         uint64_t now = dp__os_now_ns(), left = head->left_ms * (uint64_t)1000000;
         voter->others_ns = now + left < voter->others_ns ? now + left : voter->others_ns;
         voter->ends_ns = now + left / 2 < voter->ends_ns ? now + left / 2 : voter->ends_ns;
