@@ -1163,30 +1163,25 @@ static void dp__why_spread(dp__voter *voter)
         dp__head_spread(voter, &head, why);
 }
 
-static dp__vote dp__decided_of(const dp__voter *voter)
-{
-    const dp__members *members = voter->members;
-    return (dp__vote){.kind = DP__VOTE_DECIDED,
-                      .seat = members->seat,
-                      .holder = members->holder,
-                      .number = members->number,
-                      .places = dp__voter_roster(voter)};
-}
-
 /* Tells those that wait at the door, and have got a seat; with the word of a machine also the
    others, as nobody else does. */
 static void dp__decided_tell(dp__voter *voter, bool all)
 {
-    dp__vote vote = dp__decided_of(voter);
+    const dp__members *members = voter->members;
+    dp__seat *roster = dp__voter_roster(voter);
+    dp__vote vote = {.kind = DP__VOTE_DECIDED,
+                     .seat = members->seat,
+                     .holder = members->holder,
+                     .number = members->number,
+                     .places = roster};
     dp__vote_head head = dp__vote_head_of(voter, &vote);
     if (all)
-        dp__vote_spread(voter, &vote);
+        dp__head_spread(voter, &head, roster);
     for (int g = 0; g < voter->count; g++) {
         dp__newcomer *newcomer = &voter->door.newcomers[g];
-        if (newcomer->fd < 0 ||
-            dp__roster_find(dp__voter_roster(voter), voter->count, newcomer->seat.holder) < 0)
+        if (newcomer->fd < 0 || dp__roster_find(roster, voter->count, newcomer->seat.holder) < 0)
             continue; /* all seats are taken: it waits on */
-        (void)dp__vote_post(newcomer->fd, &head, vote.places);
+        (void)dp__vote_post(newcomer->fd, &head, roster);
         dp__os_drop(&newcomer->fd);
     }
 }
