@@ -866,8 +866,8 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    their state) are not valid any more: calls return STATE, and destroying them works. (A new
    optimizer loads a checkpoint, and one with `mirrored` goes on.) Groups are contexts of their own.
 
-   There is never a second job. Where all processes share a machine, any number may die. Between
-   machines only a majority of the job goes on, or the half with the process that has been in it
+   There is never a second job. Where all processes share a machine with Linux, any number may die.
+   Elsewhere only a majority of the job goes on, or the half with the process that has been in it
    longest (of those, the lowest): the others might be alive where nobody here can see them. A
    process that is left behind gets an error that says so, even if it was only stopped and wakes up
    later. One that still computes is waited for, half of timeout_ms; one that cannot be reached, for

@@ -46,8 +46,8 @@
      e. Newcomers endanger nothing: they promise nothing for the number that lets them in, and in
         the roster with them the older members are a quorum.
      f. A seat is taken once: a roster has one holder a seat, and one roster follows another.
-     g. On one machine the dead are told from the stopped by their locks; that decides how long
-        a proposer waits, never what is safe.
+     g. The dead are told from the stopped, as nobody listens at their ports any more; that decides
+        how long a proposer waits, never what is safe.
 
    CONTENTS (search for the tag)
      >>rosters   seats, holders, quorums

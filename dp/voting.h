@@ -24,9 +24,10 @@
 #else
 
 /* ==== >>word ===================================================================================
-   Memory that the processes of one machine share for as long as one of them lives, whatever becomes
-   of the job: a word {number, row}, and rows with rosters. A process writes a roster into a row of
-   its own, and then exchanges the word. It has two rows, as the word may point to one of them.
+   Memory without a name (so on Linux only; elsewhere all vote as between machines) that the
+   processes of one machine share for as long as one of them lives, whatever becomes of the job: a
+   word {number, row}, and rows with rosters. A process writes a roster into a row of its own, and
+   then exchanges the word. It has two rows, as the word may point to one of them.
 
    Its rows are those of a ticket that it holds by a lock, which the kernel releases when it has
    died, with its children by fork: while it is only stopped, nobody else writes there. Contexts of
