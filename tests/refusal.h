@@ -4,8 +4,9 @@
 #define REFUSAL_H
 
 /* The call that is named fails, at its n-th time from now on: fsync, ftruncate, flock, lstat, open,
-   rename, stat, unlink, write. With `hook` it does not fail, and that is called before it. The
-   thread that calls it has this struct until it has ended. (The calls are in test_save.c.) */
+   recv, rename, send, stat, unlink, write. With `hook` it does not fail, and that is called before
+   it. The thread that calls it has this struct until it has ended. (All calls are in
+   test_save.c.) */
 extern struct refusal {
     const char *call;
     int at, error;

@@ -881,6 +881,16 @@ int unlink(const char *path)
     return refuses("unlink") ? -1 : (int)syscall(SYS_unlinkat, AT_FDCWD, path, 0);
 }
 
+ssize_t send(int fd, const void *data, size_t bytes, int flags)
+{
+    return refuses("send") ? -1 : (ssize_t)syscall(SYS_sendto, fd, data, bytes, flags, NULL, 0);
+}
+
+ssize_t recv(int fd, void *data, size_t bytes, int flags)
+{
+    return refuses("recv") ? -1 : (ssize_t)syscall(SYS_recvfrom, fd, data, bytes, flags, NULL, 0);
+}
+
 typedef struct write_step { /* of writing a file, which fails */
     struct refusal refusal;
     dp_status status;
