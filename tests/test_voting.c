@@ -202,6 +202,7 @@ static void use_machine_of_its_own(void)
     set("DP_MACHINE", (char[]){apart[me], '\0'});
     set("DP_INTERFACE", "lo");
     set_number("DP_PROCESS_LIMIT", LIMIT);
+    set_number("DP_SECRET", (int)getppid()); /* trials may have the same port */
 }
 
 static int complete; /* so many in the end */
