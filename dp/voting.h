@@ -250,8 +250,8 @@ typedef struct dp__newcomer { /* one that waits */
     dp__seat seat;
 } dp__newcomer;
 
-typedef struct dp__stranger { /* one that has come to the door, and has sent nothing yet */
-    int fd;                   /* -1: there is none */
+typedef struct dp__stranger { /* one that has come to the door, and has proved nothing yet */
+    dp__pending pending;      /* its fd -1: there is none */
     uint64_t until_ns;
 } dp__stranger;
 
@@ -281,7 +281,7 @@ static void dp__door_close(dp__door *door)
 {
     dp__os_drop(&door->listener);
     for (int i = 0; i < DP__STRANGERS; i++)
-        dp__os_drop(&door->strangers[i].fd);
+        dp__os_drop(&door->strangers[i].pending.fd);
     for (int g = 0; g < door->count; g++)
         dp__os_drop(&door->newcomers[g].fd);
 }
@@ -355,17 +355,22 @@ static const char *dp__door_text(const dp__door *door, char *text, size_t room)
     return text;
 }
 
-/* The other side of dp__handshake; returns false if the caller is none of this job. */
-static bool dp__handshake_answer(int fd, dp__key key, dp__join_request *out, uint64_t until_ns)
+/* Reads what one that has connected sends, without waiting, and answers its request. */
+static dp__heard dp__pending_serve(dp__key key, dp__pending *pending)
 {
-    uint64_t proof;
-    dp__challenge challenge = {DP__CHALLENGE_MAGIC, DP_VERSION, dp__os_random(), 0};
-    if (dp__wire_receive(fd, out, sizeof *out, until_ns) != DP_OK || out->magic != DP__JOIN_MAGIC)
-        return false;
-    challenge.proof = dp__proof(key, out, challenge.nonce, false);
-    return dp__wire_send(fd, &challenge, sizeof challenge, until_ns) == DP_OK &&
-           dp__wire_receive(fd, &proof, sizeof proof, until_ns) == DP_OK &&
-           proof == dp__proof(key, out, challenge.nonce, true);
+    ptrdiff_t got = dp__os_receive(pending->fd, pending->said + pending->got,
+                                   dp__pending_bytes(pending) - pending->got);
+    if (got < 0)
+        return DP__NOISE;
+    pending->got += (size_t)got;
+    dp__heard heard = dp__pending_hear(key, pending);
+    if (heard != DP__REQUESTED)
+        return heard;
+    pending->nonce = dp__os_random();
+    dp__challenge challenge = {DP__CHALLENGE_MAGIC, DP_VERSION, pending->nonce,
+                               dp__proof(key, &pending->request, pending->nonce, false)};
+    ptrdiff_t sent = dp__os_send(pending->fd, &challenge, sizeof challenge);
+    return sent == (ptrdiff_t)sizeof challenge ? DP__MORE : DP__NOISE;
 }
 
 /* Answers one that is of this job with what it needs to be let in, or why it never can be. Its seat
@@ -495,7 +500,7 @@ static dp__voter *dp__voter_make(const dp__launch *launch, int seat, int count)
     for (size_t i = 0; i < contacts; i++)
         voter->contacts[i].fd = -1;
     for (int i = 0; i < DP__STRANGERS; i++)
-        voter->door.strangers[i].fd = -1;
+        voter->door.strangers[i].pending.fd = -1;
     for (int g = 0; g < count; g++)
         voter->door.newcomers[g].fd = -1;
     voter->door.launch = dp__door_of(launch);
@@ -651,20 +656,17 @@ static void dp__door_keep(dp__voter *voter)
 }
 
 /* Keeps the connection of one that is of this job, and can be let in. */
-static void dp__door_greet(dp__voter *voter, int fd, uint64_t until_ns)
+static void dp__door_greet(dp__voter *voter, const dp__pending *pending, uint64_t until_ns)
 {
     dp__door *door = &voter->door;
-    dp__join_request request;
+    int fd = pending->fd, slot = 0;
     dp__newcomer newcomer = {.fd = fd};
     const dp__seat *own = dp__voter_own(voter);
     bool reachable =
         dp__seat_address(dp__voter_roster(voter), voter->count, voter->members->seat)[0] != '\0';
-    int slot = 0;
     while (slot < voter->count && door->newcomers[slot].fd >= 0)
         slot++;
-    if (slot == voter->count || (door->launch.host[0] == '\0' && !dp__os_same_user(fd)) ||
-        !dp__handshake_answer(fd, door->launch.key, &request, until_ns) ||
-        request.version != DP_VERSION ||
+    if (slot == voter->count || pending->request.version != DP_VERSION ||
         dp__wire_receive(fd, &newcomer.seat, sizeof newcomer.seat, until_ns) != DP_OK ||
         !dp__newcomer_invite(fd, own, reachable, &voter->word, &newcomer.seat, until_ns)) {
         dp__os_close(fd);
@@ -676,36 +678,52 @@ static void dp__door_greet(dp__voter *voter, int fd, uint64_t until_ns)
     door->newcomers[slot] = newcomer;
 }
 
-/* Who sends nothing is not waited for: training would. */
-static void dp__stranger_look(dp__voter *voter, dp__stranger *stranger, bool *more)
+/* Accepts one, if `more` may wait. Another user of the machine is none of this job. */
+static void dp__stranger_accept(dp__voter *voter, dp__stranger *stranger, bool *more)
 {
     bool full;
-    if (stranger->fd < 0 && *more) {
-        *stranger = (dp__stranger){dp__os_accept(voter->door.listener, &full),
-                                   dp__os_after_ms(DP__GREET_MS)};
-        *more = stranger->fd >= 0;
-    }
-    if (stranger->fd < 0)
-        return;
-    if (dp__os_ready(stranger->fd, DP__CAN_READ, 0))
-        dp__door_greet(voter, stranger->fd, dp__os_after_ms(DP__GREET_MS));
-    else if (dp__os_ms_until(stranger->until_ns) > 0)
-        return;
-    else
-        dp__os_close(stranger->fd);
-    stranger->fd = -1;
+    int fd = dp__os_accept(voter->door.listener, &full);
+    *more = fd >= 0;
+    if (fd >= 0 && voter->door.launch.host[0] == '\0' && !dp__os_same_user(fd))
+        dp__os_drop(&fd);
+    *stranger = (dp__stranger){.pending = {.fd = fd}, .until_ns = dp__os_after_ms(DP__GREET_MS)};
 }
 
-/* Looks who has come; returns how many wait. */
+/* Serves one that has come, without waiting; training would. Returns true while its proof is to
+   come. */
+static bool dp__stranger_look(dp__voter *voter, dp__stranger *stranger, bool *more)
+{
+    dp__pending *pending = &stranger->pending;
+    if (pending->fd < 0 && *more)
+        dp__stranger_accept(voter, stranger, more);
+    if (pending->fd < 0)
+        return false;
+    dp__heard heard = dp__pending_serve(voter->door.launch.key, pending);
+    if (heard == DP__MORE && dp__os_ms_until(stranger->until_ns) > 0)
+        return pending->asked;
+    if (heard == DP__PROVED)
+        dp__door_greet(voter, pending, dp__os_after_ms(DP__GREET_MS));
+    else
+        dp__os_close(pending->fd);
+    pending->fd = -1;
+    return false;
+}
+
+/* Looks who has come, again while one is about to prove that it is of the job; returns how many
+   wait. */
 static int dp__door_attend(dp__voter *voter)
 {
+    enum { PROOF_MS = 20 };
     char none;
     int count = 0;
     dp__door *door = &voter->door;
-    bool more = door->listener >= 0;
-    uint64_t until_ns = dp__os_after_ms(DP__GREET_MS);
-    for (int i = 0; i < DP__STRANGERS && dp__os_ms_until(until_ns) > 0; i++)
-        dp__stranger_look(voter, &door->strangers[i], &more);
+    bool more = door->listener >= 0, soon = true;
+    uint64_t until_ns = dp__os_after_ms(PROOF_MS);
+    while (soon && dp__os_ms_until(until_ns) > 0) {
+        soon = false;
+        for (int i = 0; i < DP__STRANGERS; i++)
+            soon = dp__stranger_look(voter, &door->strangers[i], &more) || soon;
+    }
     for (int g = 0; g < door->count; g++) {
         dp__newcomer *newcomer = &door->newcomers[g];
         if (newcomer->fd >= 0 && dp__os_receive(newcomer->fd, &none, 1) < 0)
@@ -903,27 +921,16 @@ static void dp__contact_seat(dp__voter *voter, dp__contact *caller)
 /* The same for one that another process has begun. */
 static bool dp__contact_answer(dp__voter *voter, dp__contact *contact)
 {
-    dp__pending *pending = &contact->pending;
+    const dp__join_request *request = &contact->pending.request;
     dp__key key = dp__contact_key(voter, voter->members->holder);
-    ptrdiff_t got = dp__os_receive(contact->fd, pending->said + pending->got,
-                                   dp__pending_bytes(pending) - pending->got);
-    if (got < 0)
+    dp__heard heard = dp__pending_serve(key, &contact->pending);
+    if (heard != DP__PROVED)
+        return heard == DP__MORE;
+    if (request->version != DP_VERSION || request->process_count != voter->count ||
+        request->process < 0 || request->process >= voter->count)
         return false;
-    pending->got += (size_t)got;
-    dp__heard heard = dp__pending_hear(key, pending);
-    const dp__join_request *request = &pending->request;
-    if (heard == DP__REQUESTED && request->version == DP_VERSION &&
-        request->process_count == voter->count && request->process >= 0 &&
-        request->process < voter->count) {
-        pending->nonce = dp__os_random();
-        dp__challenge challenge = {DP__CHALLENGE_MAGIC, DP_VERSION, pending->nonce,
-                                   dp__proof(key, request, pending->nonce, false)};
-        return dp__os_send(contact->fd, &challenge, sizeof challenge) ==
-               (ptrdiff_t)sizeof challenge;
-    }
-    if (heard == DP__PROVED)
-        dp__contact_seat(voter, contact);
-    return heard == DP__MORE || heard == DP__PROVED;
+    dp__contact_seat(voter, contact);
+    return true;
 }
 
 /* Does what a member has sent. Whoever has promised is told what came of it before its time is
@@ -1205,6 +1212,8 @@ static void dp__voter_act(dp__voter *voter, const dp__action *action, dp__contac
             dp__contact_send(voter, from, &action->vote);
         break;
     case DP__DO_SPREAD:
+        if (action->vote.kind == DP__VOTE_PREPARE)
+            voter->others_ns = UINT64_MAX; /* none has promised yet */
         voter->asked = action->vote;
         voter->asks = true;
         dp__vote_spread(voter, &action->vote);
