@@ -140,7 +140,7 @@ static void dp__word_find(dp__word *word, const dp__word_card *card)
 
 static atomic_ullong *dp__word_row(const dp__word *word, uint32_t row)
 {
-    return (atomic_ullong *)((char *)word->shared.data + dp__word_row_at(&word->card, row));
+    return (void *)((char *)word->shared.data + dp__word_row_at(&word->card, row));
 }
 
 static size_t dp__word_row_words(const dp__word *word)
@@ -493,7 +493,7 @@ static dp__voter *dp__voter_make(const dp__launch *launch, int seat, int count)
     voter->read = (dp__seat *)(voter->contacts + contacts);
     voter->door.newcomers = (dp__newcomer *)(voter->read + count);
     voter->members = (dp__members *)(voter->door.newcomers + count);
-    voter->watch = (dp__os_watch *)((char *)voter->members + members);
+    voter->watch = (void *)((char *)voter->members + members);
     voter->absent = (unsigned char *)(voter->watch + contacts + 1);
     voter->listener = voter->door.listener = voter->word.shared.fd = -1;
     voter->seed = dp__os_random() | 1;
