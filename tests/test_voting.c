@@ -167,7 +167,7 @@ static void one_moment(void)
 TEST_SLOW(whoever_dies_in_a_recovery_who_was_stopped_is_left_behind, 180)
 {
     enum { CALLS = 38, AT_ONCE = 80 }; /* of each kind, from the failure to the next job */
-    static const char *const calls[] = {"send", "recv"};
+    static const char *const calls[] = {"send", "recv", NULL};
     pid_t trials[AT_ONCE];
     int count = 0;
     outcomes = memory_of_all(MOST * sizeof *outcomes);
