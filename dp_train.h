@@ -1897,8 +1897,8 @@ static bool dp__train_is_own(const dp_rule *rule)
     return rule == dp_sgd() || rule == dp_adam() || rule == dp_adamw();
 }
 
-/* Whether a step of all parameters passes over all gradients that dp_zero_grad would zero. These
-   are the first owner's: those of others are zeroed when a backward asks for them. */
+/* Returns true if a step of all parameters passes over all gradients that dp_zero_grad would zero.
+   These are the first owner's: those of others are zeroed when a backward asks for them. */
 static bool dp__train_may_zero(const dp__train_optimizer *optim)
 {
     const dp__train_views *views = &optim->views;

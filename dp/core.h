@@ -2770,7 +2770,7 @@ static bool dp__zeroes_grad(const dp_kernel_args *args)
     return dp__is_update(args) && (args->flags & DP_KERNEL_ZERO_GRAD) != 0;
 }
 
-/* Whether the kernel of a device may make gradients 0 as it steps. */
+/* Returns true if the kernel of a device can make gradients 0 as it steps. */
 static bool dp__knows_zero_grad(const dp__device *device)
 {
     const dp_device_ops *ops = device->dev->ops;
@@ -2789,8 +2789,8 @@ static bool dp__operands_aligned(const dp_kernel_args *args)
     return off == 0;
 }
 
-/* Whether a table's own kernel may be given this. A GPU faults where an operand is not aligned to
-   its element. */
+/* Returns true if a table's own kernel may be given this. A GPU faults where an operand is not
+   aligned to its element. */
 static bool dp__kernel_fits(const dp__device *device, const dp_kernel_args *args)
 {
     return DP_HAS(dp_device_ops, device->dev->ops, kernel) && dp__operands_aligned(args) &&
@@ -2830,7 +2830,7 @@ static dp_status dp__kernel_bounced(dp_ctx *ctx, dp_scope *temp, const dp__devic
     return dp__sync(stream);
 }
 
-/* What does not fit a table is for the host's own kernels, which take everything. */
+/* Runs a kernel: a table's own, or the host's, which take everything. */
 static dp_status dp__kernel_one(dp_ctx *ctx, const dp__device *device, dp_stream *stream,
                                 const dp_kernel_args *args)
 {

@@ -394,7 +394,7 @@ static dp_status dp__open_voter(dp_ctx *ctx, dp__meeting *meeting)
     return dp__agree(meeting, dp__voter_meet(boot, ctx->voter));
 }
 
-/* The same for a process that is alone, where others come later. */
+/* Makes it for a process that is alone, where others come later. */
 static dp_status dp__open_voter_alone(dp_ctx *ctx, const dp__launch *launch)
 {
     const dp_bootstrap alone = {.process_count = 1};

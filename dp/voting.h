@@ -576,7 +576,7 @@ static dp_status dp__voter_limit(const dp__launch *launch, int count, bool whole
                           count);
 }
 
-/* While a context opens. It is closed with the context, however that goes. */
+/* Makes a voter while a context opens. It is closed with the context, however that goes. */
 static dp_status dp__voter_open(const dp_bootstrap *boot, const dp__launch *launch, dp__share near,
                                 bool far, bool whole, dp__voter **out)
 {
@@ -857,8 +857,8 @@ static int dp__contact_fill(dp__contact *contact, void *to, size_t bytes)
     return 1;
 }
 
-/* A vote takes so long from one to another at the least; how long it may take on a machine that is
-   busy, or over a slow link, follows from how long a handshake took, and from the count. */
+/* Sets how long a vote may take from one process to another: it follows from how long handshakes
+   take, as a machine may be busy or a link slow, and from the count of members. */
 static void dp__step_measure(dp__voter *voter, uint64_t handshake_ns)
 {
     uint64_t step = (100 + (uint64_t)voter->count / 4) * 1000000 + 2 * handshake_ns;
@@ -867,7 +867,7 @@ static void dp__step_measure(dp__voter *voter, uint64_t handshake_ns)
     voter->step_ns = step > voter->step_ns ? step : voter->step_ns;
 }
 
-/* A connection that this process has begun comes a step further; false: it is over. */
+/* Takes a connection that this process has begun a step further; false: it is over. */
 static bool dp__contact_call(dp__voter *voter, dp__contact *contact)
 {
     if (contact->stage == DP__STAGE_DIALS) {
@@ -918,7 +918,7 @@ static void dp__contact_seat(dp__voter *voter, dp__contact *caller)
     dp__contact_talks(voter, contact);
 }
 
-/* The same for one that another process has begun. */
+/* Takes a connection that another process has begun a step further; false: it is over. */
 static bool dp__contact_answer(dp__voter *voter, dp__contact *contact)
 {
     const dp__join_request *request = &contact->pending.request;
@@ -1295,7 +1295,7 @@ static void dp__vote_begin(dp__voter *voter, uint64_t until_ns)
         dp__voter_wait(voter, DP__FOR_TURN);
 }
 
-/* A process that proposes needs all of them. */
+/* Connects a process that proposes to all members. */
 static void dp__members_dial(dp__voter *voter)
 {
     const dp__members *members = voter->members;
