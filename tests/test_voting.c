@@ -112,7 +112,9 @@ static void ends_at_the_moment(dp_ctx *ctx)
     refusal = (struct refusal){.call = moment.call, .at = moment.at, .hook = end_here};
     dp_abort(ctx, DP_ERR_USER, "again");
     dp_status status = dp_recover(ctx);
-    if (status == DP_OK && (moment.call == NULL || refusal.at > 0))
+    const bool later = moment.call == NULL || refusal.at > 0;
+    refusal = (struct refusal){.call = NULL}; /* it ends once */
+    if (status == DP_OK && later)
         end_here();
     if (status == DP_OK)
         dp_abort(ctx, DP_ERR_USER, "awake");
