@@ -367,6 +367,18 @@ static bool dp__is_decided(dp__members *m, dp__actions *out)
     return true;
 }
 
+/* Sends what a proposer asks the members: all of them, and waits, or one that was behind. */
+static void dp__ask(dp__members *m, dp__actions *out, dp__action_kind how)
+{
+    bool accept = m->role == DP__ROLE_PROPOSES;
+    dp__vote_send(m, out, how,
+                  (dp__vote){.kind = accept ? DP__VOTE_ACCEPT : DP__VOTE_PREPARE,
+                             .ballot = m->ballot,
+                             .places = accept ? dp__proposed_of(m) : NULL});
+    if (how == DP__DO_SPREAD)
+        dp__members_wait(m, out, DP__FOR_ANSWERS);
+}
+
 static void dp__ask_to_accept(dp__members *m, dp__actions *out)
 {
     m->role = DP__ROLE_PROPOSES;
@@ -375,10 +387,7 @@ static void dp__ask_to_accept(dp__members *m, dp__actions *out)
     dp__marks_of(m)[m->seat] |= DP__MARK_TOOK;
     if (dp__is_decided(m, out))
         return;
-    dp__vote_send(
-        m, out, DP__DO_SPREAD,
-        (dp__vote){.kind = DP__VOTE_ACCEPT, .ballot = m->ballot, .places = dp__proposed_of(m)});
-    dp__members_wait(m, out, DP__FOR_ANSWERS);
+    dp__ask(m, out, DP__DO_SPREAD);
 }
 
 /* Proposes what was accepted at the highest ballot of the promises, or else a new roster. */
@@ -427,8 +436,7 @@ static void dp__prepare(dp__members *m, dp__actions *out)
     dp__seats_set(m, dp__proposed_of(m), m->accepted != 0 ? dp__accepted_of(m) : NULL);
     dp__marks_clear(m, DP__MARK_SAID | DP__MARK_TOOK);
     dp__marks_of(m)[m->seat] |= DP__MARK_SAID;
-    dp__vote_send(m, out, DP__DO_SPREAD, (dp__vote){.kind = DP__VOTE_PREPARE, .ballot = m->ballot});
-    dp__members_wait(m, out, DP__FOR_ANSWERS);
+    dp__ask(m, out, DP__DO_SPREAD);
     dp__propose_soon(m, out);
 }
 
@@ -511,15 +519,9 @@ static void dp__answer_late(dp__members *m, dp__actions *out, const dp__vote *vo
 {
     dp__vote_send(m, out, DP__DO_REPLY,
                   (dp__vote){.kind = DP__VOTE_DECIDED, .places = dp__roster_of(m)});
-    if (!dp__is_of_roster(m, vote->seat, vote->holder))
-        return;
-    if (m->role == DP__ROLE_PREPARES)
-        dp__vote_send(m, out, DP__DO_REPLY,
-                      (dp__vote){.kind = DP__VOTE_PREPARE, .ballot = m->ballot});
-    else if (m->role == DP__ROLE_PROPOSES)
-        dp__vote_send(
-            m, out, DP__DO_REPLY,
-            (dp__vote){.kind = DP__VOTE_ACCEPT, .ballot = m->ballot, .places = dp__proposed_of(m)});
+    bool asks = m->role == DP__ROLE_PREPARES || m->role == DP__ROLE_PROPOSES;
+    if (asks && dp__is_of_roster(m, vote->seat, vote->holder))
+        dp__ask(m, out, DP__DO_REPLY);
 }
 
 /* Takes a vote for the number after its own from a member of its roster. */

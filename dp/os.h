@@ -33,6 +33,7 @@
      dp__wake, dp__wake_*         for a thread that waits under one
      dp__thread, dp__thread_*     threads
      dp__os_address, _watch, and the functions that take them: sockets
+     dp__os_why, _why_text        why the last of these calls has failed
      dp__os_interface_find        by a part of its name or address
      dp__os_host_usual            the address of this machine, where nothing says which
      dp__os_files_*               how many files and sockets this process may open

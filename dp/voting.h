@@ -127,12 +127,12 @@ static void dp__word_make(dp__word *word, int count, int processes)
     (void)dp__sentence_after(first, DP_OK);
 }
 
-/* Opens what another process of the machine has made. */
-static void dp__word_find(dp__word *word, const dp__word_card *card)
+/* Opens what another process of the machine has made, for so many seats. */
+static void dp__word_find(dp__word *word, const dp__word_card *card, int count)
 {
     char first = dp__sentence_hide();
     word->card = *card;
-    bool found = card->tickets > 0 &&
+    bool found = card->tickets > 0 && card->count == (uint32_t)count &&
                  dp__os_shared_find(&card->name, dp__word_bytes(card), &word->shared) == DP_OK;
     dp__word_settle(word, found && dp__word_enter(word));
     (void)dp__sentence_after(first, DP_OK);
@@ -234,6 +234,7 @@ static bool dp__vote_is_sound(const dp__vote_head *head, int count)
            head->count == (lists ? (uint32_t)count : 0);
 }
 
+/* Ends the texts of seats that have come. */
 static void dp__seats_end(dp__seat *seats, int count)
 {
     for (int s = 0; s < count; s++)
@@ -241,9 +242,9 @@ static void dp__seats_end(dp__seat *seats, int count)
 }
 
 /* ==== >>door ===================================================================================
-   From the first dp_admit or dp_recover on, process 0 listens at a place that follows
-   from what the launcher has said: the door. A process that comes later waits there until the
-   others let it in and a seat is free.                                                          */
+   From the first dp_admit or dp_recover on, process 0 listens at a place that follows from what
+   the launcher has said: the door. A process that comes later waits there until the others let it
+   in and a seat is free.                                                                        */
 
 typedef struct dp__newcomer { /* one that waits */
     int fd;                   /* -1: there is none */
@@ -475,7 +476,7 @@ static int dp__seat_number(const dp__seat *seats, int seat)
     return number;
 }
 
-/* One piece of memory: a process without any still has to find out who is left. */
+/* Makes a voter in one piece of memory: a process without any still has to find out who is left. */
 static dp__voter *dp__voter_make(const dp__launch *launch, int seat, int count)
 {
     size_t seats = (size_t)count, contacts = 2 * seats + DP__CALLERS;
@@ -528,7 +529,7 @@ static void dp__contacts_end(dp__voter *voter)
         dp__contact_end(&voter->contacts[i]);
 }
 
-/* The others go on without this process. */
+/* Closes all ports: the others go on without this process. */
 static void dp__voter_unlisten(dp__voter *voter)
 {
     if (voter == NULL)
@@ -538,7 +539,7 @@ static void dp__voter_unlisten(dp__voter *voter)
     dp__door_close(&voter->door);
 }
 
-/* `own`: not in a child of fork, which has copies. */
+/* Closes a voter; `own`: not in a child of fork, which has copies. */
 static void dp__voter_close(dp__voter *voter, bool own)
 {
     if (voter == NULL)
@@ -619,10 +620,10 @@ static void dp__voter_share(dp__voter *voter, const dp__word_card *all, int coun
     if (maker == count || maker == own)
         return;
     dp__os_shared_close(&voter->word.shared); /* two may have thought that they are the first */
-    dp__word_find(&voter->word, &all[maker]);
+    dp__word_find(&voter->word, &all[maker], voter->count);
 }
 
-/* All tell each other which memory they share, and where they listen. */
+/* Tells all which memory this process shares, and where it listens, as they do. */
 static dp_status dp__voter_meet(const dp_bootstrap *boot, dp__voter *voter)
 {
     dp__seat *roster = dp__voter_roster(voter), own = *dp__voter_own(voter);
@@ -689,8 +690,8 @@ static void dp__stranger_accept(dp__voter *voter, dp__stranger *stranger, bool *
     *stranger = (dp__stranger){.pending = {.fd = fd}, .until_ns = dp__os_after_ms(DP__GREET_MS)};
 }
 
-/* Serves one that has come, without waiting; training would. Returns true while its proof is to
-   come. */
+/* Serves one that has come, without waiting for it: training would wait, too. Returns true while
+   its proof is to come. */
 static bool dp__stranger_look(dp__voter *voter, dp__stranger *stranger, bool *more)
 {
     dp__pending *pending = &stranger->pending;
@@ -835,7 +836,7 @@ static void dp__contact_send(dp__voter *voter, dp__contact *contact, const dp__v
         dp__contact_end(contact);
 }
 
-/* The other side has proved who it is: it gets what all were asked. */
+/* Sends one that has proved who it is what all were asked. */
 static void dp__contact_talks(dp__voter *voter, dp__contact *contact)
 {
     contact->stage = DP__STAGE_TALKS;
@@ -904,7 +905,7 @@ static bool dp__contact_call(dp__voter *voter, dp__contact *contact)
     return contact->fd >= 0;
 }
 
-/* One that has proved who it is gets the place of its seat. */
+/* Gives one that has proved who it is the place of its seat. */
 static void dp__contact_seat(dp__voter *voter, dp__contact *caller)
 {
     const dp__join_request *request = &caller->pending.request;
@@ -933,19 +934,26 @@ static bool dp__contact_answer(dp__voter *voter, dp__contact *contact)
     return true;
 }
 
-/* Does what a member has sent. Whoever has promised is told what came of it before its time is
-   over, and has time to try itself. */
-static void dp__contact_take(dp__voter *voter, dp__contact *contact, void *body)
+/* Makes an event of what has come. */
+static dp__members_event dp__vote_event(const dp__vote_head *head, dp__seat *seats, int count)
 {
-    const dp__vote_head *head = &contact->head;
-    dp__members_event event = {.kind = DP__ON_VOTE,
+    if (head->count > 0)
+        dp__seats_end(seats, count);
+    return (dp__members_event){.kind = DP__ON_VOTE,
                                .vote = {.kind = head->kind,
                                         .seat = head->seat,
                                         .holder = head->holder,
                                         .number = head->number,
                                         .ballot = head->ballot,
                                         .other = head->other,
-                                        .places = body}};
+                                        .places = head->count > 0 ? seats : NULL}};
+}
+
+/* Does what a member has sent. Whoever has promised is told what came of it before its time is
+   over, and has time to try itself. */
+static void dp__contact_take(dp__voter *voter, dp__contact *contact, void *body)
+{
+    const dp__vote_head *head = &contact->head;
     if (head->kind == DP__VOTE_WHY) {
         if (voter->why[0] == '\0' && head->number == voter->members->number &&
             dp__is_of_roster(voter->members, head->seat, head->holder))
@@ -958,8 +966,7 @@ static void dp__contact_take(dp__voter *voter, dp__contact *contact, void *body)
         voter->others_ns = now + left < voter->others_ns ? now + left : voter->others_ns;
         voter->ends_ns = now + left / 2 < voter->ends_ns ? now + left / 2 : voter->ends_ns;
     }
-    if (head->count > 0)
-        dp__seats_end(body, voter->count);
+    const dp__members_event event = dp__vote_event(head, body, voter->count);
     dp__voter_step(voter, &event, contact);
 }
 
@@ -1324,7 +1331,8 @@ static void dp__proposer_watch(dp__voter *voter)
         dp__voter_wait(voter, DP__FOR_TURN);
 }
 
-/* A turn comes a step later while callers wait, and no later than that: strangers come, too. */
+/* Returns true if what is waited for has taken too long. A turn comes a step later while callers
+   wait, and no later than that: strangers come, too. */
 static bool dp__is_due(dp__voter *voter)
 {
     uint64_t now = dp__os_now_ns();
@@ -1352,8 +1360,7 @@ static bool dp__has_come(const dp__voter *voter, int seat)
     return seat == voter->members->seat || dp__contact_to(voter, seat) != NULL;
 }
 
-/* With shards nobody is offered anything before there is one for each seat: who is not there now
-   may come back to its own. */
+/* Fails with shards if there is not one for each seat: who has died may come back to its own. */
 static dp_status dp__check_seated(const dp__voter *voter)
 {
     int here = 0;
@@ -1405,7 +1412,7 @@ static bool dp__is_over(const dp__voter *voter)
            (first && dp__os_ms_until(voter->others_ns) < ANSWER_MS);
 }
 
-/* DP_PENDING: nothing is decided yet. */
+/* Returns DP_PENDING while nothing is decided. */
 static dp_status dp__vote_status(const dp__voter *voter)
 {
     if (voter->members->role == DP__ROLE_MEETS)
@@ -1474,7 +1481,7 @@ static dp_status dp__voter_launch(const dp__voter *voter, dp__launch *out)
     return DP_OK;
 }
 
-/* All of the roster have met. Returns how many rosters there were before it. */
+/* Notes that all of the roster have met. Returns how many rosters there were before it. */
 static int dp__voter_met(dp__voter *voter)
 {
     dp__voter_step(voter, &(dp__members_event){.kind = DP__ON_MET}, NULL);
@@ -1497,8 +1504,8 @@ typedef struct dp__knocking {
     uint32_t wrappers; /* of the others */
 } dp__knocking;
 
-/* Makes it a process that nobody has met yet. It may have got a seat without a word of it: so it
-   never comes a second time as the same. */
+/* Makes this one a process that nobody has met yet. It may have got a seat without a word of it: so
+   it never comes a second time as the same. */
 static dp_status dp__knock_seat(dp__knocking *knocking)
 {
     dp__server server = {.launch = &knocking->own, .listener = -1};
@@ -1525,7 +1532,7 @@ static dp_status dp__knock_enter(dp__knocking *knocking, int fd, uint64_t until_
     *out = dp__voter_make(knocking->launch, -1, (int)invitation.count);
     if (*out == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", (int)invitation.count);
-    dp__word_find(&(*out)->word, &invitation.word);
+    dp__word_find(&(*out)->word, &invitation.word, (*out)->count);
     knocking->seat.memory = dp__word_id(&(*out)->word);
     const uint64_t memory = knocking->seat.memory;
     return dp__wire_send(fd, &memory, sizeof memory, until_ns) == DP_OK ? DP_OK : DP_PENDING;
@@ -1544,13 +1551,7 @@ static dp_status dp__knock_await(dp__knocking *knocking, dp__voter *voter, int f
         !dp__vote_is_sound(&head, voter->count) || head.kind != DP__VOTE_DECIDED ||
         dp__wire_receive(fd, voter->read, bytes, until_ns) != DP_OK)
         return DP_PENDING;
-    dp__seats_end(voter->read, voter->count);
-    dp__members_event event = {.kind = DP__ON_VOTE,
-                               .vote = {.kind = head.kind,
-                                        .seat = head.seat,
-                                        .holder = head.holder,
-                                        .number = head.number,
-                                        .places = voter->read}};
+    const dp__members_event event = dp__vote_event(&head, voter->read, voter->count);
     dp__voter_step(voter, &event, NULL);
     if (members->role != DP__ROLE_MEETS)
         return DP_PENDING;
@@ -1560,7 +1561,7 @@ static dp_status dp__knock_await(dp__knocking *knocking, dp__voter *voter, int f
     return DP_OK;
 }
 
-/* DP_PENDING: the others have not let this one in now. */
+/* Returns DP_PENDING if the others have not let this process in now. */
 static dp_status dp__knock_once(dp__knocking *knocking, int round, uint64_t until_ns, bool *out_met,
                                 const char **out_why, dp__voter **out)
 {
