@@ -746,7 +746,7 @@ static bool dp__door_look(dp__voter *voter)
    is of the job, and who it is: the key is made from that of the job and the holder whom it is for,
    so that a process that has got the port of another one since does not pass for it.           */
 
-enum { DP__REDIAL_MS = 50, DP__REACH_MS = 1500, DP__CALLER_MS = 5000 };
+enum { DP__REDIAL_MS = 50, DP__REACH_MS = 1500 };
 
 static void dp__voter_step(dp__voter *voter, const dp__members_event *event, dp__contact *from);
 
@@ -1034,12 +1034,10 @@ static bool dp__contact_serve(dp__voter *voter, dp__contact *contact)
     return false;
 }
 
-/* Gives up what has taken too long: then it is tried again. */
+/* Gives up a call that takes too long to begin: then it is tried again. */
 static void dp__contact_late(dp__voter *voter, dp__contact *contact)
 {
     uint64_t age = dp__os_now_ns() - contact->since_ns;
-    if (contact->stage == DP__STAGE_ANSWERS && age > DP__CALLER_MS * (uint64_t)1000000)
-        dp__contact_end(contact);
     if (contact->stage != DP__STAGE_DIALS || age <= dp__reach_ns(voter))
         return;
     dp__contact_end(contact);

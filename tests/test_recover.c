@@ -214,6 +214,29 @@ TEST_SLOW(several_die_at_once, 60)
     CHECK_INT(end_world(), 4);
 }
 
+/* The dead take no turns: the last two do not wait for ten that may have proposed. */
+static void most_die(void)
+{
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    meet(world);
+    if (me < world - 2)
+        kill_me();
+    wait_for_failure(ctx);
+    rest(100); /* until all are dead */
+    double begun = now_ms();
+    CHECK_OK(dp_recover(ctx));
+    CHECK(now_ms() - begun < 600 * SLOWER * test_timeout_scale());
+    check_place(ctx, me - (world - 2), 2, 1, 1);
+    check_ranks(ctx);
+    dp_close(ctx);
+}
+
+TEST_SLOW(those_after_many_dead_go_on_at_once, 60)
+{
+    start_world(12, most_die);
+    CHECK_INT(end_world(), 10);
+}
+
 /* Nobody has died: all go on. */
 static void one_aborts(void)
 {
