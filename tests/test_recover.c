@@ -487,6 +487,36 @@ TEST_SLOW(a_leader_that_dies_has_another_after_it, 60)
     CHECK_INT(end_world(), 2);
 }
 
+/* Process 3 is stopped, so that process 0 proposes and waits for it; meanwhile that one dies. */
+static void who_proposes_dies(void)
+{
+    dp_ctx *ctx = open_recovering(1, 4000 * SLOWER);
+    meet(world);
+    if (me == 3)
+        raise(SIGSTOP);
+    if (me == 0)
+        dp_abort(ctx, DP_ERR_USER, "a reason");
+    wait_for_failure(ctx);
+    atomic_fetch_add(met, 1);
+    double begun = now_ms();
+    CHECK_OK(dp_recover(ctx));
+    CHECK(now_ms() - begun < 3000 * SLOWER);
+    check_place(ctx, me - 1, 2, 1, 1);
+    check_ranks(ctx);
+    dp_close(ctx);
+}
+
+TEST_SLOW(who_proposes_and_dies_is_not_waited_for, 60)
+{
+    start_world(4, who_proposes_dies);
+    wait_for(4 + 3);
+    rest(500);
+    CHECK_INT(kill(pids[0], SIGKILL), 0);
+    finish(pids[1], 1);
+    finish(pids[2], 2);
+    CHECK_INT(kill(pids[3], SIGKILL), 0);
+}
+
 /* ---- what is refused ------------------------------------------------------------------------- */
 
 static void admit_too_late(void *ctx)

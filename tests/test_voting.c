@@ -431,8 +431,8 @@ TEST_SLOW(two_of_three_recover_over_a_slow_link, 60)
     with_links_cut(0);
 }
 
-/* Who can reach nobody waits for a while before it gives up. The last one to be reached again may be
-   left behind. */
+/* Who can reach nobody waits for a while before it gives up. The last one to be reached again may
+   be left behind. */
 TEST_SLOW(links_that_heal_in_time_let_a_job_go_on, 60)
 {
     with_links_cut(3);
