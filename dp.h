@@ -34,7 +34,8 @@
      >>timeline     what happened when, as a file for Perfetto
      >>contract     for writers of backends: the two tables
    and the files that dp.h includes, in this order
-     dp/os.h           the operating system: threads, sockets, processes, shared memory
+     dp/os.h           what dp.h needs of a system: threads, sockets, processes, shared memory
+     dp/os_posix.h     POSIX, Linux and macOS, which have it
      dp/team.h         the threads of a context
      dp_cpu.h          the host as devices, and its collectives inside a process
      dp/core.h         private structs, sentences, scopes, the timeline, work on tensors
@@ -2573,6 +2574,11 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 
 #define DP__ROOMS /* none of them can be included by itself */
 #include "dp/os.h"
+#if defined(DP__SYSTEM)
+#include DP__SYSTEM
+#else
+#include "dp/os_posix.h"
+#endif
 #include "dp/team.h"
 #include "dp_cpu.h"
 #include "dp/core.h"

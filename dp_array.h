@@ -2332,20 +2332,15 @@ DP_API dp_status dp_print_text(dp_ctx *ctx, dp_scope *scope, dp_value value, con
 DP_API dp_status dp_print(dp_ctx *ctx, FILE *file, dp_value value)
 {
     const char *text = "";
-    dp__os_calm calm;
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_pointer(__func__, "file", file));
     DP_TRY(dp__check_value(__func__, "value", value));
     dp_scope *temp = dp_scope_begin(ctx);
     DP_TRY(dp_scope_check(temp));
     dp_status status = dp__print_make(ctx, temp, value, &text);
-    if (status == DP_OK) {
-        dp__os_calm_begin(&calm);
-        if (fprintf(file, "%s\n", text) < 0)
-            status = dp_error(DP_ERR_FILE, "the text cannot be written: %s",
-                              dp__os_why_text(dp__os_why()));
-        dp__os_calm_end(&calm);
-    }
+    if (status == DP_OK && !(dp__os_print(file, text) && dp__os_print(file, "\n")))
+        status =
+            dp_error(DP_ERR_FILE, "the text cannot be written: %s", dp__os_why_text(dp__os_why()));
     dp_scope_end(temp);
     return dp__named(__func__, status);
 }

@@ -427,7 +427,6 @@ DP_MUST_USE DP_API dp_status dp_stop_requested(dp_ctx *ctx, bool *out);
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ==== >>stepping ================================================================================
    Those of the library are kernels of the devices.                                              */
@@ -4002,7 +4001,7 @@ static int dp__train_how(const dp_ctx *ctx)
     if (dp_info_get(ctx, &info) != DP_OK || info.process > 0 ||
         (said != NULL && strcmp(said, "off") == 0))
         return DP__TRAIN_QUIET;
-    if (isatty(2))
+    if (dp__os_is_read())
         return DP__TRAIN_TERMINAL;
     return said != NULL && strcmp(said, "on") == 0 ? DP__TRAIN_LINES : DP__TRAIN_QUIET;
 }
@@ -4127,7 +4126,7 @@ DP_API dp_status dp_stop_requested(dp_ctx *ctx, bool *out)
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     int64_t at = atomic_load(&dp__stop_at_ns);
-    bool own = atomic_load(&dp__stop_asked) || atomic_load(&dp__os_stop) != 0 ||
+    bool own = atomic_load(&dp__stop_asked) || dp__os_asked_to_stop() != 0 ||
                (at != 0 && (int64_t)dp__os_now_ns() >= at);
     return dp__named(__func__, dp_any(ctx, own, out));
 }

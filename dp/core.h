@@ -809,12 +809,10 @@ static void dp__before_fork(void)
         if (atomic_load(&dp__live[i]) != NULL)
             dp__lock_enter(&atomic_load(&dp__live[i])->lock);
     dp__lock_enter(&dp__trace.lock);
-    dp__lock_enter(&dp__os_files.lock);
 }
 
 static void dp__after_fork(void)
 {
-    dp__lock_leave(&dp__os_files.lock);
     dp__lock_leave(&dp__trace.lock);
     for (int i = 0; i < DP__LIVE_MAX; i++)
         if (atomic_load(&dp__live[i]) != NULL)

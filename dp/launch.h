@@ -2660,9 +2660,9 @@ static void dp__spawn_wait(dp__spawned *all)
             dp__spawn_judge(all, i);
             all->left--;
         }
-        if (dp__os_signal != 0 && all->status == DP_OK) {
+        if (dp__os_asked_to_end() != 0 && all->status == DP_OK) {
             all->status = DP_ERR_ABORTED;
-            snprintf(all->text, sizeof all->text, "ended by signal %d", (int)dp__os_signal);
+            snprintf(all->text, sizeof all->text, "ended by signal %d", dp__os_asked_to_end());
             all->until_ns = dp__os_now_ns();
         }
         dp__spawn_end(all);

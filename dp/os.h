@@ -1,96 +1,41 @@
-/* dp/os.h - v0.1.0 - the operating system - MIT licence
+/* dp/os.h - v0.1.0 - what dp.h needs of an operating system - MIT licence
 
-   Part of dp.h, which includes it. It holds everything that calls the operating system, so that a
-   port to another system replaces only this file. It needs POSIX threads (link with -lpthread where
-   the C library wants it).
+   Part of dp.h, which includes it. Here is the surface: types, what needs no system, and functions
+   with their promises. A system keeps them: dp/os_posix.h, or the file that DP__SYSTEM names. No
+   other room calls the system, so a port to another one adds one file and changes none.
 
    CONTENTS (search for the tag)
-     >>os         memory, environment, cores
+     >>services   memory, environment, time, cores, the program, the log
      >>threads    threads, locks, what happens around a fork
      >>files      that are there as a whole or not at all, and as memory
      >>nodes      which cores belong together, and which of them a thread may use
      >>sockets    connections to other processes
-     >>hosts      their addresses by name
-     >>interfaces where this machine can be reached
+     >>hosts      their addresses by name, and where this machine can be reached
      >>processes  who this process is among others, and processes of our own
      >>shared     memory between processes, words to wait for in it, who is alive
 
-   WHAT dp.h NEEDS OF IT (the surface of a port)
-     dp__os_alloc, dp__os_free    the default allocator
-     dp__os_env                   the environment
-     dp__os_find                  a function of the program or its libraries, by name
-     dp__os_write                 a line of the log to stderr
-     dp__os_file_*, dp__os_wall_ns  the timeline's file, the clock on the wall
-     dp__os_part_*, dp__os_map_*  files that are written, and that are read as memory
-     dp__os_names, dp__os_remove  what is in a folder, and to have less in it
-     dp__os_now_ns, _after_ms, _ms_until  the clock that never goes back
-     dp__os_core_count            cores that this process may use
-     dp__os_node_of, dp__os_near_*  memory that is near to a device
-     dp__os_init                  says what to call around a fork
-     dp__os_yield                 lets others have the core
-     dp__os_fork_count            how many forks lie between the first process and this one
-     dp__lock, dp__lock_*         a mutex
-     dp__wake, dp__wake_*         for a thread that waits under one
-     dp__thread, dp__thread_*     threads
-     dp__os_address, _watch, and the functions that take them: sockets
-     dp__os_why, _why_text        why the last of these calls has failed
-     dp__os_interface_find        by a part of its name or address
-     dp__os_host_usual            the address of this machine, where nothing says which
-     dp__os_files_*               how many files and sockets this process may open
-     dp__os_machine, _affinity, _user, _parent   who this process is
-     dp__os_child, dp__os_common_*, and functions that take them   processes of our own
-     dp__os_let_threads_go        before a fork that would leave them behind
-     dp__os_random, dp__os_sleep_ms, dp__os_env_set
-     dp__os_shared_*              memory between them, and who of them is alive
-     dp__os_pages_*               memory that is exchanged for a part of it
-     dp__os_word_*                to wait for a word in it
-     dp__os_cores_of              which cores a thread may use; 0: the caller
-     dp__os_row, _bind, _rebind   how nodes divide them, and to keep a thread to some
-     dp__os_process_id            its number
+   PROMISES (a letter behind a declaration; none: the call neither blocks nor is interrupted)
+     B  blocks, as long as its comment says
+     I  may return early, for a signal or for nothing: the caller looks at the time, or at the word
+     S  may do less than it was asked to: the caller looks at the count
+   A descriptor is an int; all negative ones are none, and may be given to every call that takes
+   one. No descriptor outlives exec, nor is one of the numbers of stdin, stdout and stderr. No call
+   raises a signal. A call that fails sets dp__os_why, unless its comment says otherwise.
 */
 
 #ifndef DP__ROOMS
 #error "dp/os.h is a part of dp.h: include dp.h"
 #else
 
-#include <dirent.h>
-#include <dlfcn.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <ifaddrs.h>
 #include <limits.h>
 #include <math.h>
-#include <net/if.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/random.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
-#include <sys/un.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
-#if defined(__linux__)
-#include <link.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#endif
 
-/* ==== >>os =====================================================================================
-   Plain services of the system. The only state is the count of forks.                           */
+/* ==== >>services ================================================================================
+   Plain services. The system keeps no state of dp.h's, but for counts of its own.               */
 
 /* FNV-1a; begins with dp__hash_first, or goes on from an earlier hash. */
 static const uint64_t dp__hash_first = 14695981039346656037u;
@@ -103,103 +48,39 @@ static uint64_t dp__hash(uint64_t hash, const void *data, size_t bytes)
     return hash;
 }
 
-static void *dp__os_alloc(size_t bytes, size_t align, void *user)
-{
-    void *data = NULL;
-    (void)user;
-    if (align < sizeof(void *))
-        align = sizeof(void *);
-    return posix_memalign(&data, align, bytes) == 0 ? data : NULL;
-}
+/* Returns memory so aligned, a power of two; NULL: there is none. */
+static void *dp__os_alloc(size_t bytes, size_t align, void *user);
 
-static void dp__os_free(void *data, size_t bytes, void *user)
-{
-    (void)bytes;
-    (void)user;
-    free(data);
-}
+/* Takes back what dp__os_alloc has returned, or NULL. */
+static void dp__os_free(void *data, size_t bytes, void *user);
 
-static const char *dp__os_env(const char *name)
-{
-    const char *text = getenv(name);
-    return text != NULL && text[0] != '\0' ? text : NULL;
-}
-
-#if defined(__linux__)
-/* glibc before 2.34 has it in libdl, which a program need not be linked with; so do static ones. */
-extern __typeof__(dlsym) dlsym __attribute__((weak));
-
-static bool dp__os_can_find(void)
-{
-    return dlsym != NULL;
-}
-#else
-static bool dp__os_can_find(void)
-{
-    return true;
-}
-#endif
+/* Returns a variable of the environment, until one is set; NULL: it is not set, or empty. */
+static const char *dp__os_env(const char *name);
+static void dp__os_env_set(const char *name, const char *text);
+static void dp__os_env_drop(const char *name);
 
 typedef void (*dp__os_fn)(void);
 
-/* A function of the program or of a library that it has loaded; NULL: there is none. */
-static dp__os_fn dp__os_find(const char *name)
+/* Returns a function of the program or of a library that it has loaded; NULL: there is none. */
+static dp__os_fn dp__os_find(const char *name);
+
+/* Writes a text to a stream, however little room there is for it; false: not all of it. */
+static bool dp__os_print(FILE *file, const char *text);
+
+/* Writes a line of the log to stderr. */
+DP__MAYBE_UNUSED static void dp__os_write(const char *line)
 {
-    dp__os_fn fn = NULL;
-    void *found = dp__os_can_find() ? dlsym(RTLD_DEFAULT, name) : NULL;
-    memcpy(&fn, &found, sizeof fn);
-    return fn;
+    (void)dp__os_print(stderr, line);
 }
 
-/* Between these two calls a failing write returns an error and raises no signal: no SIGPIPE when
-   nobody reads any more, no SIGXFSZ beyond the file size limit. Both go to the thread that wrote,
-   which blocks them and takes those that were not pending before. */
-typedef struct dp__os_calm {
-    sigset_t mask, pending; /* before */
-} dp__os_calm;
+/* Returns true if a person reads the log. */
+DP__MAYBE_UNUSED static bool dp__os_is_read(void);
 
-static const int dp__os_of_writes[] = {SIGPIPE, SIGXFSZ};
+/* Reads the clock that never goes back. */
+static uint64_t dp__os_now_ns(void);
 
-static void dp__os_calm_begin(dp__os_calm *calm)
-{
-    sigset_t both;
-    sigemptyset(&both);
-    for (int i = 0; i < 2; i++)
-        sigaddset(&both, dp__os_of_writes[i]);
-    pthread_sigmask(SIG_BLOCK, &both, &calm->mask);
-    sigpending(&calm->pending);
-}
-
-static void dp__os_calm_end(const dp__os_calm *calm)
-{
-    int error = errno, taken;
-    sigset_t pending, one;
-    sigpending(&pending);
-    for (int i = 0; i < 2; i++) {
-        int raised = dp__os_of_writes[i];
-        sigemptyset(&one);
-        sigaddset(&one, raised);
-        if (sigismember(&pending, raised) == 1 && sigismember(&calm->pending, raised) == 0)
-            sigwait(&one, &taken);
-    }
-    pthread_sigmask(SIG_SETMASK, &calm->mask, NULL);
-    errno = error;
-}
-
-static void dp__os_write(const char *line)
-{
-    dp__os_calm calm;
-    dp__os_calm_begin(&calm);
-    fputs(line, stderr);
-    dp__os_calm_end(&calm);
-}
-
-static uint64_t dp__os_now_ns(void)
-{
-    struct timespec now = {0};
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
+/* Reads the clock on the wall, in nanoseconds since 1970. */
+static uint64_t dp__os_wall_ns(void);
 
 static uint64_t dp__os_after_ms(int64_t ms)
 {
@@ -213,415 +94,73 @@ static int dp__os_ms_until(uint64_t when_ns)
     return ms < INT_MAX ? (int)ms : INT_MAX;
 }
 
-static uint64_t dp__os_wall_ns(void)
-{
-    struct timespec now = {0};
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
+/* Waits for so long, or until a signal. B I */
+static void dp__os_sleep_ms(int ms);
 
-/* What is kept or written to goes through here. stdin, stdout and stderr may be closed; what took
-   the number of stderr would get whatever anybody writes there. */
-DP__COLD static int dp__os_above_stderr(int fd)
-{
-    if (fd < 0 || fd > STDERR_FILENO)
-        return fd;
-    int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-    int why = errno;
-    close(fd);
-    errno = why;
-    return above;
-}
+/* Slows a loop down that waits for another thread, by tens of nanoseconds. */
+static void dp__os_pause(void);
 
-/* Closed by exec. -1: errno says why not. */
-DP__COLD static int dp__os_open(const char *path, int flags, mode_t mode)
-{
-    return dp__os_above_stderr(open(path, flags | O_CLOEXEC, mode));
-}
+/* Lets another thread have the core, if one waits for it. */
+DP__MAYBE_UNUSED static void dp__os_yield(void);
 
-/* For several processes to append to; each put stays in one piece. -1: errno says why not. */
-static int dp__os_file_append(const char *path, bool anew)
-{
-    return dp__os_open(path, O_WRONLY | O_APPEND | O_CREAT | (anew ? O_TRUNC : 0), 0666);
-}
+/* Returns bits that nobody can guess; false: the system has none, and why is not set. */
+static bool dp__os_secret(void *out, size_t bytes);
 
-/* All of it, however the system cuts it; false: errno says why not. */
-static bool dp__os_file_put(int file, const void *data, size_t bytes)
-{
-    dp__os_calm calm;
-    size_t done = 0;
-    ssize_t put = 0;
-    dp__os_calm_begin(&calm);
-    while (done < bytes && (put >= 0 || errno == EINTR)) {
-        put = write(file, (const char *)data + done, bytes - done);
-        done += put > 0 ? (size_t)put : 0;
-    }
-    dp__os_calm_end(&calm);
-    return done == bytes;
-}
+/* Returns a number that is used once; it may be guessed. */
+static uint64_t dp__os_random(void);
 
-/* All of it; false: it cannot be read, or ends before. Any thread. */
-DP__MAYBE_UNUSED static bool dp__os_file_get_at(int file, void *data, size_t bytes, uint64_t at)
-{
-    size_t done = 0;
-    ssize_t got = 1;
-    while (done < bytes && (got > 0 || (got < 0 && errno == EINTR))) {
-        got = pread(file, (char *)data + done, bytes - done, (off_t)(at + done));
-        done += got > 0 ? (size_t)got : 0;
-    }
-    return done == bytes;
-}
+/* Returns the bytes of this machine's memory; 0: unknown. */
+static uint64_t dp__os_memory_bytes(void);
 
-static void dp__os_close(int fd)
-{
-    if (fd >= 0)
-        close(fd);
-}
-
-/* Nobody has it any more. */
-static void dp__os_drop(int *fd)
-{
-    dp__os_close(*fd);
-    *fd = -1;
-}
-
-static uint64_t dp__os_memory_bytes(void)
-{
-    long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
-    return pages > 0 && page_bytes > 0 ? (uint64_t)pages * (uint64_t)page_bytes : 0;
-}
-
-#if defined(__linux__)
-static int dp__os_affinity_count(void)
-{
-    cpu_set_t mask;
-    if (sched_getaffinity(0, sizeof mask, &mask) == 0)
-        return CPU_COUNT(&mask);
-    long online = sysconf(_SC_NPROCESSORS_ONLN); /* more processors than a cpu_set_t has bits */
-    return online > 0 ? (int)online : 1;
-}
-
-/* "QUOTA PERIOD" in cores; 0: no limit. Rounded up, so that a fraction of a core gets a thread. */
-static int dp__quota_cores(const char *text)
-{
-    char *end, *last;
-    long long quota = strtoll(text, &end, 10), period = strtoll(end, &last, 10);
-    if (end == text || last == end || quota <= 0 || period <= 0)
-        return 0;
-    long long cores = (quota - 1) / period + 1;
-    return cores < INT_MAX ? (int)cores : 0;
-}
-
-/* Whether a comma-separated list of words, followed by a colon, has this word. */
-static bool dp__quota_lists(const char *list, size_t bytes, const char *word)
-{
-    for (const char *at = list; at <= list + bytes; at += strcspn(at, ",:") + 1) {
-        if (strcspn(at, ",:") == strlen(word) && strncmp(at, word, strlen(word)) == 0)
-            return true;
-    }
-    return false;
-}
-
-/* The path of the group with this controller, in lines of "ID:CONTROLLER,CONTROLLER:PATH"; version
-   2 has one line with none. NULL: there is no such line. */
-static const char *dp__quota_group(const char *lines, const char *controller, int *out_bytes)
-{
-    for (const char *line = lines; *line != '\0'; line += *line == '\n') {
-        const char *list = line + strcspn(line, ":\n");
-        list += *list == ':';
-        size_t bytes = strcspn(list, ":\n");
-        line = list + strcspn(list, "\n");
-        if (list[bytes] == ':' && dp__quota_lists(list, bytes, controller)) {
-            *out_bytes = (int)(line - (list + bytes + 1));
-            return list + bytes + 1;
-        }
-    }
-    return NULL;
-}
-
-static bool dp__quota_read(const char *directory, const char *name, char *text, size_t room)
-{
-    char path[800];
-    bool fits = (size_t)snprintf(path, sizeof path, "%s/%s", directory, name) < sizeof path;
-    FILE *file = fits ? fopen(path, "re") : NULL; /* e: closed by exec */
-    size_t bytes = file != NULL ? fread(text, 1, room - 1, file) : 0;
-    text[bytes] = '\0';
-    if (file != NULL)
-        fclose(file);
-    return bytes > 0;
-}
-
-/* Version 2 has both numbers in one file, version 1 in two. */
-static int dp__quota_here(const char *directory)
-{
-    char text[128];
-    if (!dp__quota_read(directory, "cpu.max", text, sizeof text)) {
-        dp__quota_read(directory, "cpu.cfs_quota_us", text, sizeof text / 2);
-        size_t bytes = strlen(text);
-        dp__quota_read(directory, "cpu.cfs_period_us", text + bytes, sizeof text - bytes);
-    }
-    return dp__quota_cores(text);
-}
-
-/* The least quota of a group and all groups around it. A container may see its own group as the
-   root, whatever the path says: directories that are not there are skipped. */
-static int dp__quota_least(const char *lines, const char *controller, const char *mount)
-{
-    char directory[768];
-    int bytes = 0, least = 0;
-    const char *path = dp__quota_group(lines, controller, &bytes);
-    int length =
-        snprintf(directory, sizeof directory, "%s%.*s", mount, bytes, path != NULL ? path : "");
-    if (path == NULL || length < 0 || (size_t)length >= sizeof directory)
-        return 0;
-    for (char *end = directory + length; end != NULL;
-         end = strrchr(directory + strlen(mount), '/')) {
-        *end = '\0';
-        int cores = dp__quota_here(directory);
-        least = cores > 0 && (least == 0 || cores < least) ? cores : least;
-    }
-    return least;
-}
-
-/* The cores that the quotas of groups leave this process; 0: no limit. */
-static int dp__quota_count(const char *proc, const char *mount)
-{
-    char lines[3072], cpu[128];
-    dp__quota_read(proc, "cgroup", lines, sizeof lines);
-    snprintf(cpu, sizeof cpu, "%s/cpu", mount); /* where systemd and others have version 1 */
-    int one = dp__quota_least(lines, "cpu", cpu), two = dp__quota_least(lines, "", mount);
-    return two == 0 || (one > 0 && one < two) ? one : two;
-}
-
-DP__APART static int dp__os_core_count(void)
-{
-    int cores = dp__os_affinity_count(), quota = dp__quota_count("/proc/self", "/sys/fs/cgroup");
-    return quota > 0 && quota < cores ? quota : cores;
-}
-#else
-static int dp__os_core_count(void)
-{
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online > 0 ? (int)online : 1;
-}
-#endif
-
-#if defined(__linux__) && defined(SYS_set_mempolicy) && defined(SYS_get_mempolicy)
-typedef struct dp__os_near { /* of this thread, before: where its new memory went */
-    int mode;                /* -1: nothing was changed */
-    unsigned long nodes[1024 / (8 * sizeof(unsigned long))];
-} dp__os_near;
-
-/* The node of memory (NUMA) that a device on the PCI bus is near to; -1: unknown, as in most
-   virtual machines. `bus_id` is as drivers of GPUs write it, 0000:0A:00.0. */
-DP__MAYBE_UNUSED static int dp__os_node_of(const char *bus_id)
-{
-    char path[96], text[16], *end = text;
-    snprintf(path, sizeof path, "/sys/bus/pci/devices/%.40s", bus_id);
-    for (char *c = path; *c != '\0'; c++)
-        *c = (char)(*c >= 'A' && *c <= 'F' ? *c - 'A' + 'a' : *c);
-    dp__quota_read(path, "numa_node", text, sizeof text);
-    long node = strtol(text, &end, 10);
-    return end != text ? (int)node : -1;
-}
-
-/* Until the end this thread's new memory comes from that node, if possible. */
-DP__MAYBE_UNUSED static void dp__os_near_begin(int node, dp__os_near *out)
-{
-    enum { BITS = 8 * sizeof(unsigned long), PREFERRED = 1 };
-    dp__os_near near = {.mode = PREFERRED};
-    *out = (dp__os_near){.mode = -1};
-    if (node < 0 || node >= 1024)
-        return;
-    near.nodes[(unsigned)node / BITS] = 1ul << ((unsigned)node % BITS);
-    if (syscall(SYS_get_mempolicy, &out->mode, out->nodes, 1024, 0, 0) != 0 ||
-        syscall(SYS_set_mempolicy, near.mode, near.nodes, 1024) != 0)
-        out->mode = -1;
-}
-
-DP__MAYBE_UNUSED static void dp__os_near_end(const dp__os_near *before)
-{
-    if (before->mode >= 0)
-        (void)syscall(SYS_set_mempolicy, before->mode, before->mode > 0 ? before->nodes : NULL,
-                      before->mode > 0 ? 1024 : 0);
-}
-#else
-typedef int dp__os_near;
-
-DP__MAYBE_UNUSED static int dp__os_node_of(const char *bus_id)
-{
-    (void)bus_id;
-    return -1;
-}
-
-DP__MAYBE_UNUSED static void dp__os_near_begin(int node, dp__os_near *out)
-{
-    *out = node;
-}
-
-DP__MAYBE_UNUSED static void dp__os_near_end(const dp__os_near *before)
-{
-    (void)before;
-}
-#endif
-
-#if defined(__x86_64__) || defined(__i386__)
-static void dp__os_pause(void)
-{
-    __builtin_ia32_pause();
-}
-#elif defined(__aarch64__)
-static void dp__os_pause(void)
-{
-    __asm__ volatile("isb"); /* `yield` is a no-op on most cores: it would not slow the loop down */
-}
-#else
-static void dp__os_pause(void)
-{
-}
-#endif
-
-/* ---- why ------------------------------------------------------------------------------------- */
-
-enum { DP__OS_TAKEN = EADDRINUSE }; /* another one has that address */
+/* Returns the cores that this process may use, by its affinity and by quotas; at least 1. */
+static int dp__os_core_count(void);
 
 /* Returns the system's number for why the last of its calls in this thread has failed. */
-static int dp__os_why(void)
-{
-    return errno;
-}
+static int dp__os_why(void);
+static const char *dp__os_why_text(int why);
 
-static const char *dp__os_why_text(int why)
-{
-    return strerror(why);
-}
+/* Returns true if another one has the address that was asked for. */
+static bool dp__os_is_taken(int why);
 
-/* ==== >>threads ================================================================================
-   Threads, locks, and waiting for another thread.                                               */
+/* ==== >>threads =================================================================================
+   Threads, locks, and waiting for another thread. None of this can fail but a start.            */
 
-typedef pthread_mutex_t dp__lock;
-#define DP__LOCK_INITIALIZER PTHREAD_MUTEX_INITIALIZER
+typedef struct dp__lock dp__lock;     /* DP__LOCK_INITIALIZER: one that nobody has */
+typedef struct dp__wake dp__wake;     /* for one thread that waits */
+typedef struct dp__thread dp__thread; /* of the system, as all three are */
 
-static void dp__lock_init(dp__lock *lock)
-{
-    pthread_mutex_init(lock, NULL);
-}
+static void dp__lock_init(dp__lock *lock);
+static void dp__lock_fini(dp__lock *lock);
+static void dp__lock_enter(dp__lock *lock); /* B */
+static void dp__lock_leave(dp__lock *lock);
 
-static void dp__lock_fini(dp__lock *lock)
-{
-    pthread_mutex_destroy(lock);
-}
+static void dp__wake_init(dp__wake *wake);
+static void dp__wake_fini(dp__wake *wake);
 
-static void dp__lock_enter(dp__lock *lock)
-{
-    pthread_mutex_lock(lock);
-}
+/* Leaves the lock, waits to be woken, and enters it again. B I */
+static void dp__wake_wait(dp__wake *wake, dp__lock *lock);
+static void dp__wake_signal(dp__wake *wake);
 
-static void dp__lock_leave(dp__lock *lock)
-{
-    pthread_mutex_unlock(lock);
-}
+/* Starts a thread, to which the program's signals do not go; returns 0, or why it did not start. */
+static int dp__thread_start(dp__thread *out, void *(*fn)(void *user), void *user);
 
-typedef pthread_cond_t dp__wake; /* for one thread that waits */
-
-static void dp__wake_init(dp__wake *wake)
-{
-    pthread_cond_init(wake, NULL);
-}
-
-static void dp__wake_fini(dp__wake *wake)
-{
-    pthread_cond_destroy(wake);
-}
-
-/* Leaves the lock, waits, and enters it again; it may return for nothing. */
-static void dp__wake_wait(dp__wake *wake, dp__lock *lock)
-{
-    pthread_cond_wait(wake, lock);
-}
-
-static void dp__wake_signal(dp__wake *wake)
-{
-    pthread_cond_signal(wake);
-}
-
-typedef pthread_t dp__thread;
-
-/* Our threads leave signals to the program's own, except those that an instruction raises. */
-static void dp__thread_signals(sigset_t *out)
-{
-    static const int raised[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
-    sigfillset(out);
-    for (size_t i = 0; i < sizeof raised / sizeof raised[0]; i++)
-        sigdelset(out, raised[i]);
-}
-
-/* Starts a thread; returns 0, or the error code of why it did not start. */
-static int dp__thread_start(dp__thread *out, void *(*fn)(void *user), void *user)
-{
-    sigset_t mask, before;
-    dp__thread_signals(&mask);
-    pthread_sigmask(SIG_SETMASK, &mask, &before);
-    int failed = pthread_create(out, NULL, fn, user);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return failed;
-}
-
-/* Waits until a thread has ended. */
-static void dp__thread_join(dp__thread thread)
-{
-    pthread_join(thread, NULL);
-}
+/* Waits until a thread has ended. B */
+static void dp__thread_join(dp__thread thread);
 
 /* Lets a thread end by itself: nobody joins it. */
-static void dp__thread_detach(dp__thread thread)
-{
-    pthread_detach(thread);
-}
+DP__MAYBE_UNUSED static void dp__thread_detach(dp__thread thread);
 
-/* Lets a waiting thread have the core. */
-DP__MAYBE_UNUSED static void dp__os_yield(void)
-{
-    sched_yield();
-}
+/* Has `before` and `after` called around every fork, `after` on both sides, and `child` before
+   that. Only the first call counts. */
+static void dp__os_init(void (*before)(void), void (*after)(void), void (*child)(void));
 
-/* ---- forks ----------------------------------------------------------------------------------- */
+/* Returns how many forks lie between the first process and this one. It costs a read of memory:
+   every public call asks. */
+static unsigned dp__os_fork_count(void);
 
-static atomic_uint dp__os_forks;
-
-static void (*dp__os_fork_before)(void), (*dp__os_fork_after)(void), (*dp__os_fork_child)(void);
-
-static void dp__os_in_child(void)
-{
-    atomic_fetch_add(&dp__os_forks, 1);
-    dp__os_fork_child();
-    dp__os_fork_after();
-}
-
-/* A count in memory: getpid would be a system call in every public call. */
-static unsigned dp__os_fork_count(void)
-{
-    return atomic_load_explicit(&dp__os_forks, memory_order_relaxed);
-}
-
-/* Once per process: `before` and `after` are called around every fork, `after` on both sides, and
-   `child` before that. */
-static void dp__os_init(void (*before)(void), void (*after)(void), void (*child)(void))
-{
-    static dp__lock once = DP__LOCK_INITIALIZER;
-    dp__lock_enter(&once);
-    if (dp__os_fork_before == NULL) {
-        dp__os_fork_before = before;
-        dp__os_fork_after = after;
-        dp__os_fork_child = child;
-        pthread_atfork(before, after, dp__os_in_child);
-    }
-    dp__lock_leave(&once);
-}
-
-/* ==== >>files =================================================================================
-   Files that are there as a whole or not at all, and files as memory: for headers around
-   training.                                                                                     */
+/* ==== >>files ==================================================================================
+   Files that are there as a whole or not at all, and files as memory: for headers around training.
+   All of these block for as long as the disk takes.                                             */
 
 /* At the public edge: which function, and which file. */
 DP__MAYBE_UNUSED static dp_status dp__os_named(const char *fn, const char *path, dp_status status)
@@ -641,6 +180,38 @@ DP__MAYBE_UNUSED static dp_status dp__os_check_path(const char *fn, const char *
     return DP_OK;
 }
 
+/* Opens a file for several processes to append to; each put stays in one piece. -1: it cannot. */
+static int dp__os_file_append(const char *path, bool anew);
+
+/* Writes all of it, however the system cuts it; false: not all of it. */
+static bool dp__os_file_put(int file, const void *data, size_t bytes);
+
+/* Opens a file to be read: a regular one, with something in it. DP_ERR_NO_FILE: there is none. */
+DP__MAYBE_UNUSED static dp_status dp__os_file_open(const char *path, int *out_fd,
+                                                   uint64_t *out_bytes);
+
+/* Reads all of it; false: it cannot be read, or ends before. */
+DP__MAYBE_UNUSED static bool dp__os_file_get_at(int file, void *data, size_t bytes, uint64_t at);
+
+/* Closes a descriptor of any kind. */
+static void dp__os_close(int fd);
+
+/* Closes a descriptor that nobody has any more. */
+static void dp__os_drop(int *fd)
+{
+    dp__os_close(*fd);
+    *fd = -1;
+}
+
+/* Calls fn with each name in a folder; it may remove what it is called with. */
+DP__MAYBE_UNUSED static dp_status
+dp__os_names(const char *folder, void (*fn)(const char *name, void *user), void *user);
+
+/* Removes a file, which need not be there. */
+DP__MAYBE_UNUSED static dp_status dp__os_remove(const char *path);
+
+/* ---- parts: files that are being written ----------------------------------------------------- */
+
 typedef struct dp__os_file_id { /* which file has a name; zero: none */
     uint64_t device, inode, bytes, changed_ns;
 } dp__os_file_id;
@@ -652,205 +223,32 @@ typedef struct dp__os_part { /* a file that is being written */
     dp__os_file_id before; /* what the target was at first */
 } dp__os_part;
 
-/* The number of an inode is given again when its file is gone: so there is a time beside it. */
-#if defined(__APPLE__) /* whose finer field has a name for each set of macros */
-static uint64_t dp__os_changed_ns(const struct stat *file)
-{
-    return (uint64_t)file->st_mtime * 1000000000u;
-}
-#else
-static uint64_t dp__os_changed_ns(const struct stat *file)
-{
-    return (uint64_t)file->st_mtim.tv_sec * 1000000000u + (uint64_t)file->st_mtim.tv_nsec;
-}
-#endif
-
-static dp__os_file_id dp__os_file_id_of(const char *path)
-{
-    struct stat there;
-    if (lstat(path, &there) != 0)
-        return (dp__os_file_id){.device = 0};
-    return (dp__os_file_id){(uint64_t)there.st_dev, (uint64_t)there.st_ino, (uint64_t)there.st_size,
-                            dp__os_changed_ns(&there)};
-}
-
-/* Another writer has made a file of that name since the part was made. One that was only removed
-   is nobody's loss. */
-static bool dp__os_part_is_late(const dp__os_part *part)
-{
-    const dp__os_file_id none = {.device = 0}, now = dp__os_file_id_of(part->target);
-    return memcmp(&now, &none, sizeof now) != 0 && memcmp(&now, &part->before, sizeof now) != 0;
-}
-
-static dp_status dp__os_refused(const char *verb, const char *path)
-{
-    return dp_error(DP_ERR_FILE, "cannot %s '%.200s': %s", verb, path, strerror(errno));
-}
-
-/* Another process may have removed it, and have made another of the same name. */
-static bool dp__os_part_is_at(int fd, const char *path)
-{
-    struct stat own, there;
-    return fstat(fd, &own) == 0 && lstat(path, &there) == 0 && own.st_ino == there.st_ino &&
-           own.st_dev == there.st_dev;
-}
-
-/* DP_PENDING: the name got another file before this one was locked. A lock belongs to the file, so
-   it ends with a process that is killed. Some file systems have no locks, and do without. */
-static dp_status dp__os_part_try(dp__os_part *part)
-{
-    struct stat own;
-    part->fd = dp__os_open(part->path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK, 0666);
-    if (part->fd < 0)
-        return dp__os_refused("create", part->path);
-    if (flock(part->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return dp_error(DP_ERR_FILE, "another process, or thread, is writing '%.200s'", part->path);
-    if (fstat(part->fd, &own) != 0)
-        return dp__os_refused("look at", part->path);
-    if (!dp__os_part_is_at(part->fd, part->path))
-        return DP_PENDING;
-    if (!S_ISREG(own.st_mode))
-        return dp_error(DP_ERR_FILE, "'%.200s' is not a regular file", part->path);
-    return ftruncate(part->fd, 0) == 0 ? DP_OK : dp__os_refused("empty", part->path);
-}
-
-/* All memory is there before the file is; and what the target is then it must be at the end. */
+/* Takes all memory that a part needs, and notes what the target is: that it must be at the end. */
 DP__MAYBE_UNUSED static dp_status dp__os_part_make(dp_scope *scope, const char *target,
-                                                   dp__os_part *out)
-{
-    size_t room = strlen(target) + sizeof ".part";
-    char *path = dp_scope_alloc(scope, room), *spare = dp_scope_alloc(scope, room);
-    if (path == NULL || spare == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory");
-    snprintf(path, room, "%s.part", target);
-    *out = (dp__os_part){target, path, spare, -1, dp__os_file_id_of(target)};
-    return DP_OK;
-}
+                                                   dp__os_part *out);
 
-/* A target that is no regular file is refused before anything is written. */
-DP__MAYBE_UNUSED static dp_status dp__os_part_open(dp__os_part *part)
-{
-    enum { TRIES = 16 };
-    struct stat there;
-    dp_status status = DP_PENDING;
-    part->fd = -1;
-    if (stat(part->target, &there) == 0 && !S_ISREG(there.st_mode))
-        return dp_error(DP_ERR_FILE, "it is not a regular file");
-    for (int i = 0; i < TRIES && status == DP_PENDING; i++) {
-        dp__os_drop(&part->fd);
-        status = dp__os_part_try(part);
-    }
-    if (status == DP_OK)
-        return DP_OK;
-    dp__os_drop(&part->fd);
-    return status != DP_PENDING
-               ? status
-               : dp_error(DP_ERR_FILE, "other processes are writing '%.200s'", part->path);
-}
+/* Makes the part, empty and locked; nobody else has it until it ends, or its process does. Refuses
+   a target that is no regular file before anything is written. */
+DP__MAYBE_UNUSED static dp_status dp__os_part_open(dp__os_part *part);
 
 DP__MAYBE_UNUSED static dp_status dp__os_part_write(const dp__os_part *part, const char *bytes,
-                                                    size_t count)
-{
-    bool done = dp__os_file_put(part->fd, bytes, count);
-    return done ? DP_OK : dp__os_refused("write", part->path);
-}
+                                                    size_t count);
 
-/* Over bytes that were written before. */
+/* Writes over bytes that were written before. */
 DP__MAYBE_UNUSED static dp_status dp__os_part_mend(const dp__os_part *part, const char *bytes,
-                                                   size_t count, uint64_t at)
-{
-    bool done = pwrite(part->fd, bytes, count, (off_t)at) == (ssize_t)count;
-    return done ? DP_OK : dp__os_refused("write", part->path);
-}
+                                                   size_t count, uint64_t at);
 
-static bool dp__os_sync(int fd)
-{
-    while (fsync(fd) != 0)
-        if (errno != EINTR)
-            return false;
-    return true;
-}
+/* Returns when the part is on disk. */
+DP__MAYBE_UNUSED static dp_status dp__os_part_sync(const dp__os_part *part);
 
-DP__MAYBE_UNUSED static dp_status dp__os_part_sync(const dp__os_part *part)
-{
-    return dp__os_sync(part->fd) ? DP_OK : dp__os_refused("write", part->path);
-}
+/* Gives the part, which is on disk, its target's name, whole and for good; removes it if `status`
+   is an error, or if another one has written the target meanwhile. */
+DP__MAYBE_UNUSED static dp_status dp__os_part_end(dp__os_part *part, dp_status status);
 
-/* What systems and file systems say that have no such thing for a directory. */
-static bool dp__os_has_no_sync(int error)
-{
-    return error == EINVAL || error == EBADF || error == ENOSYS || error == ENOTSUP;
-}
+/* Removes what a writer that was killed has left; one that is alive has locked its own. */
+DP__MAYBE_UNUSED static void dp__os_part_clear(const char *path);
 
-/* The new name is on disk once the directory is. A directory that may not be read, or a system
-   that cannot sync one, is passed over. */
-static dp_status dp__os_directory_sync(const dp__os_part *part)
-{
-    char *room = part->room;
-    const char *slash = strrchr(part->target, '/');
-    size_t count = slash != NULL ? (size_t)(slash - part->target) + 1 : 0;
-    memcpy(room, slash != NULL ? part->target : ".", count + (slash == NULL));
-    room[count + (slash == NULL)] = '\0';
-    int fd = dp__os_open(room, O_RDONLY | O_DIRECTORY, 0);
-    int failed = fd >= 0 && !dp__os_sync(fd) && !dp__os_has_no_sync(errno) ? errno : 0;
-    dp__os_close(fd);
-    if (failed == 0)
-        return DP_OK;
-    errno = failed;
-    return dp__os_refused("make sure of the name in", room);
-}
-
-/* Renames the part, which is on disk, or removes it. Others may take its name as soon as it is
-   free, and its lock as soon as the file is closed: hence this order. While it is locked nobody who
-   writes so renames anything to the target. */
-DP__MAYBE_UNUSED static dp_status dp__os_part_end(dp__os_part *part, dp_status status)
-{
-    bool moved = false;
-    if (status == DP_OK && dp__os_part_is_late(part))
-        status = dp_error(DP_ERR_FILE,
-                          "another process, or thread, has written '%.200s' "
-                          "meanwhile, and that file stays",
-                          part->target);
-    if (status == DP_OK) {
-        moved = rename(part->path, part->target) == 0;
-        status = moved ? DP_OK : dp__os_refused("rename", part->path);
-    }
-    if (!moved && dp__os_part_is_at(part->fd, part->path))
-        (void)unlink(part->path);
-    dp__os_drop(&part->fd);
-    return status == DP_OK ? dp__os_directory_sync(part) : status;
-}
-
-/* What a writer that was killed has left; one that is alive has locked its own. Until the lock is
-   there the name may get to another writer. */
-DP__MAYBE_UNUSED static void dp__os_part_clear(const char *path)
-{
-    int fd = dp__os_open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
-    if (fd < 0)
-        return;
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0 && dp__os_part_is_at(fd, path))
-        (void)unlink(path);
-    close(fd);
-}
-
-/* Calls fn with each name in a folder; it may remove what it is called with. */
-DP__MAYBE_UNUSED static dp_status dp__os_names(const char *folder,
-                                               void (*fn)(const char *name, void *user), void *user)
-{
-    DIR *directory = opendir(folder);
-    if (directory == NULL)
-        return dp__os_refused("read the folder", folder);
-    for (const struct dirent *entry; (errno = 0, entry = readdir(directory)) != NULL;)
-        fn(entry->d_name, user);
-    dp_status status = errno == 0 ? DP_OK : dp__os_refused("read the folder", folder);
-    closedir(directory);
-    return status;
-}
-
-DP__MAYBE_UNUSED static dp_status dp__os_remove(const char *path)
-{
-    return unlink(path) == 0 || errno == ENOENT ? DP_OK : dp__os_refused("remove", path);
-}
+/* ---- files as memory ------------------------------------------------------------------------- */
 
 typedef struct dp__os_map { /* a file as memory */
     dp_ctx *ctx;
@@ -858,67 +256,14 @@ typedef struct dp__os_map { /* a file as memory */
     size_t count;
 } dp__os_map;
 
-/* After a job failure a device may still be reading it. */
-static void dp__os_unmap(void *user)
-{
-    const dp__os_map *map = user;
-    if (!dp_failure(map->ctx, NULL))
-        munmap(map->bytes, map->count);
-}
-
-/* To be read; a file of its own, with something in it. */
-static dp_status dp__os_look(int fd, uint64_t *out_bytes)
-{
-    struct stat there;
-    if (fstat(fd, &there) != 0)
-        return dp_error(DP_ERR_FILE, "it cannot be looked at: %s", strerror(errno));
-    if (!S_ISREG(there.st_mode))
-        return dp_error(DP_ERR_FILE, "it is not a regular file");
-    if (there.st_size == 0)
-        return dp_error(DP_ERR_FILE, "it is empty");
-    *out_bytes = (uint64_t)there.st_size;
-    return DP_OK;
-}
-
-static dp_status dp__os_file_open(const char *path, int *out_fd, uint64_t *out_bytes)
-{
-    int fd = dp__os_open(path, O_RDONLY | O_NONBLOCK, 0);
-    if (fd < 0)
-        return dp_error(errno == ENOENT ? DP_ERR_NO_FILE : DP_ERR_FILE, "it cannot be opened: %s",
-                        strerror(errno));
-    dp_status status = dp__os_look(fd, out_bytes);
-    if (status == DP_OK)
-        *out_fd = fd;
-    else
-        close(fd);
-    return status;
-}
-
+/* Maps a file, until the scope ends. */
 DP__MAYBE_UNUSED static dp_status dp__os_map_open(dp_ctx *ctx, dp_scope *scope, const char *path,
-                                                  dp__os_map *out)
-{
-    int fd = -1;
-    uint64_t bytes = 0;
-    dp__os_map *kept = dp_scope_alloc(scope, sizeof *kept);
-    if (kept == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory");
-    DP_TRY(dp__os_file_open(path, &fd, &bytes));
-    *out = (dp__os_map){.ctx = ctx, .count = (size_t)bytes};
-    out->bytes = mmap(NULL, out->count, PROT_READ, MAP_SHARED, fd, 0);
-    close(fd);
-    if (out->bytes == MAP_FAILED)
-        return dp_error(DP_ERR_FILE, "it cannot be mapped: %s", strerror(errno));
-    *kept = *out;
-    dp_status status = dp_scope_defer(scope, dp__os_unmap, kept);
-    if (status != DP_OK)
-        munmap(out->bytes, out->count);
-    return status;
-}
+                                                  dp__os_map *out);
 
 /* ==== >>nodes ==================================================================================
    A node (NUMA) has cores, and memory that is nearer to them than the other nodes' is. Whoever
    writes to a page first decides where it lies: near the core that he is on then. So a thread that
-   keeps to the cores of one node has its memory near.                                           */
+   keeps to the cores of one node has its memory near. A system may know nothing of this.        */
 
 enum { DP__CORE_WORDS = 16, DP__CORES_MAX = 64 * DP__CORE_WORDS, DP__NODES_MAX = 256 };
 
@@ -986,173 +331,53 @@ static int dp__number_below(const char **at, int limit)
     return *at > first && number < limit ? number : -1;
 }
 
-#if defined(__linux__)
-/* Of a thread of this process, 0: of the caller. All, where the system does not say. */
-static void dp__os_cores_of(int thread, dp__cores *out)
-{
-    cpu_set_t mask;
-    _Static_assert(sizeof mask == sizeof *out, "one bit a core");
-    if (sched_getaffinity(thread, sizeof mask, &mask) != 0)
-        memset(&mask, 0xff, sizeof mask);
-    memcpy(out, &mask, sizeof mask);
-}
+/* Finds the cores of a thread of this process, 0: of the caller. All, if they are unknown. */
+static void dp__os_cores_of(int thread, dp__cores *out);
 
-static bool dp__cores_give(int thread, const dp__cores *cores)
-{
-    cpu_set_t mask;
-    memcpy(&mask, cores, sizeof mask);
-    return sched_setaffinity(thread, sizeof mask, &mask) == 0;
-}
+/* Returns the system's number for the calling thread; 0: it has none. */
+static int dp__os_thread(void);
 
-static int dp__os_thread(void)
-{
-    return (int)syscall(SYS_gettid);
-}
+/* From here on the calling thread, and each that it starts, keeps to these cores; false: it cannot
+   be had. */
+static bool dp__os_bind(const dp__cores *cores, dp__os_bound *out);
 
-/* From here on the calling thread, and each that it starts, keeps to these cores. */
-static bool dp__os_bind(const dp__cores *cores, dp__os_bound *out)
-{
-    *out = (dp__os_bound){.thread = dp__os_thread(), .now = *cores};
-    dp__os_cores_of(0, &out->before);
-    if (dp__cores_give(0, cores))
-        return true;
-    out->thread = 0;
-    return false;
-}
+/* Gives a bound thread other cores, by whatever thread; false: that thread has ended, or has been
+   given other cores since. */
+static bool dp__os_rebind(const dp__os_bound *bound, const dp__cores *cores);
 
-/* By whatever thread. False: that one has ended, or has been given other cores since. */
-static bool dp__os_rebind(const dp__os_bound *bound, const dp__cores *cores)
-{
-    char path[48];
-    dp__cores has;
-    snprintf(path, sizeof path, "/proc/self/task/%d", bound->thread);
-    if (bound->thread == 0 || access(path, F_OK) != 0)
-        return false;
-    dp__os_cores_of(bound->thread, &has);
-    return dp__cores_equal(&has, &bound->now) && dp__cores_give(bound->thread, cores);
-}
+/* Lists all cores that are in use, of whatever process; false: unknown. */
+static bool dp__os_row(dp__row *out);
 
-/* What a list such as 0-3,8 names; false: it is no list. An empty one is: of a node of memory. */
-static bool dp__cores_listed(const char *text, dp__cores *out)
-{
-    *out = (dp__cores){{0}};
-    for (bool more = *text != '\n'; more; text += more) {
-        int first = dp__number_below(&text, DP__CORES_MAX), last = first;
-        if (*text == '-') {
-            text++;
-            last = dp__number_below(&text, DP__CORES_MAX);
-        }
-        if (first < 0 || last < first)
-            return false;
-        for (int core = first; core <= last; core++)
-            dp__cores_add(out, core);
-        more = *text == ',';
-    }
-    return strcmp(text, "\n") == 0 || *text == '\0';
-}
+/* Returns the node of memory that a device on the PCI bus is near to; -1: unknown. `bus_id` is as
+   drivers of GPUs write it, 0000:0A:00.0. */
+DP__MAYBE_UNUSED static int dp__os_node_of(const char *bus_id);
 
-/* The nodes that a folder has, one bit each, as they come in any order. */
-DP__APART static bool dp__nodes_in(const char *folder, dp__cores *out)
-{
-    DIR *directory = opendir(folder);
-    *out = (dp__cores){{0}};
-    if (directory == NULL)
-        return false;
-    for (const struct dirent *entry; (entry = readdir(directory)) != NULL;) {
-        const char *at = entry->d_name + 4;
-        int node = strncmp(entry->d_name, "node", 4) == 0 ? dp__number_below(&at, DP__NODES_MAX)
-                                                          : -1;
-        if (node >= 0 && *at == '\0')
-            dp__cores_add(out, node);
-    }
-    closedir(directory);
-    return true;
-}
+typedef struct dp__os_near dp__os_near; /* where this thread's new memory went before */
 
-/* Half of the most cores, each with a comma, have room in the text: what is longer is no list. */
-DP__APART static bool dp__node_cores(const char *folder, int node, dp__cores *out)
-{
-    char name[32], text[2560];
-    snprintf(name, sizeof name, "node%d/cpulist", node);
-    return dp__quota_read(folder, name, text, sizeof text) && strlen(text) < sizeof text - 1 &&
-           dp__cores_listed(text, out);
-}
-
-static bool dp__row_add(dp__row *row, int node, const dp__cores *cores)
-{
-    if (row->count + dp__cores_count(cores) > DP__CORES_MAX)
-        return false;
-    for (int core = 0; core < DP__CORES_MAX; core++) {
-        if (!dp__cores_have(cores, core))
-            continue;
-        row->node[row->count] = (uint8_t)node;
-        row->core[row->count++] = (uint16_t)core;
-    }
-    row->node_count += dp__cores_count(cores) > 0;
-    return true;
-}
-
-/* All cores that are in use, of whatever process; false: the system does not say. $DP_TOPOLOGY is a
-   folder in place of the system's, for tests. */
-static bool dp__os_row(dp__row *out)
-{
-    const char *folder = dp__os_env("DP_TOPOLOGY");
-    dp__cores nodes, cores;
-    out->count = out->node_count = 0;
-    folder = folder != NULL ? folder : "/sys/devices/system/node";
-    bool good = dp__nodes_in(folder, &nodes);
-    for (int node = 0; node < DP__NODES_MAX && good; node++)
-        if (dp__cores_have(&nodes, node))
-            good = dp__node_cores(folder, node, &cores) && dp__row_add(out, node, &cores);
-    return good;
-}
-#else
-static void dp__os_cores_of(int thread, dp__cores *out)
-{
-    (void)thread;
-    *out = (dp__cores){{0}};
-    for (int i = 0, count = dp__os_core_count(); i < count && i < DP__CORES_MAX; i++)
-        dp__cores_add(out, i);
-}
-
-static int dp__os_thread(void)
-{
-    return 0;
-}
-
-static bool dp__os_bind(const dp__cores *cores, dp__os_bound *out)
-{
-    (void)cores;
-    out->thread = 0;
-    return false;
-}
-
-static bool dp__os_rebind(const dp__os_bound *bound, const dp__cores *cores)
-{
-    (void)bound;
-    (void)cores;
-    return false;
-}
-
-static bool dp__os_row(dp__row *out)
-{
-    out->count = out->node_count = 0;
-    return false;
-}
-#endif
+/* Until the end this thread's new memory comes from that node, if possible. */
+DP__MAYBE_UNUSED static void dp__os_near_begin(int node, dp__os_near *out);
+DP__MAYBE_UNUSED static void dp__os_near_end(const dp__os_near *before);
 
 /* ==== >>sockets ================================================================================
-   Connections to other processes, over a network or inside this machine. Only dp__os_poll waits; no
-   other call blocks. No descriptor outlives exec, and no closed connection raises SIGPIPE.      */
+   Connections to other processes, over a network or inside this machine. Only dp__os_poll and
+   functions on it wait. Bytes come in order, each once; what was sent before an end comes before
+   it. The first 512 bytes on a connection on which nothing is under way are sent whole.         */
 
-typedef struct dp__os_address {
-    struct sockaddr_storage at;
-    socklen_t bytes;
+typedef struct dp__os_address { /* of the system; compared and copied by nobody else */
+    _Alignas(8) unsigned char at[128];
+    uint32_t bytes;
 } dp__os_address;
 
-typedef struct pollfd dp__os_watch; /* fd, events to wait for, revents that there are */
+enum { DP__CAN_READ = 1, DP__CAN_WRITE = 4 };
 
-enum { DP__CAN_READ = POLLIN, DP__CAN_WRITE = POLLOUT };
+typedef struct dp__os_watch {
+    int fd;
+    short events, revents; /* to wait for, and that there are */
+} dp__os_watch;
+
+/* Waits until one can be read or written, or has ended; returns how many. timeout_ms < 0: without
+   an end. B I */
+static int dp__os_poll(dp__os_watch *list, int count, int timeout_ms);
 
 /* Returns true if what there is says that the connection has ended, or is none. */
 static bool dp__os_has_ended(int events)
@@ -1160,28 +385,7 @@ static bool dp__os_has_ended(int events)
     return (events & ~(DP__CAN_READ | DP__CAN_WRITE)) != 0;
 }
 
-/* Returns true if it is inside this machine, where the system knows whose it is. */
-static bool dp__os_is_local(const dp__os_address *address)
-{
-    return address->at.ss_family == AF_UNIX;
-}
-
-#if !defined(MSG_NOSIGNAL)
-#define MSG_NOSIGNAL 0 /* macOS: SO_NOSIGPIPE below does it */
-#endif
-#if !defined(SOCK_CLOEXEC)
-#define SOCK_CLOEXEC                        0 /* macOS: dp__os_marked does it */
-#define accept4(listener, at, bytes, flags) accept(listener, at, bytes)
-#endif
-
-/* Waits until one can be read or written, or has ended; returns how many. */
-static int dp__os_poll(dp__os_watch *list, int count, int timeout_ms)
-{
-    int ready = poll(list, (nfds_t)count, timeout_ms);
-    return ready > 0 ? ready : 0; /* a signal counts as nothing: the caller looks at the time */
-}
-
-/* Whether this one can be, or has ended, within so long. */
+/* Waits until this one can be read or written, or has ended; false: it took longer. B */
 static bool dp__os_ready(int fd, int events, int timeout_ms)
 {
     dp__os_watch watch = {.fd = fd, .events = (short)events};
@@ -1194,48 +398,77 @@ static bool dp__os_ready(int fd, int events, int timeout_ms)
     return true;
 }
 
-static void dp__os_option(int fd, int level, int option, int value)
+/* Makes an address inside this machine, where the system knows whose it is. */
+static dp__os_address dp__os_local(const char *name);
+static bool dp__os_is_local(const dp__os_address *address);
+
+/* Makes the addresses of all interfaces: first for both families, then for machines without IPv6;
+   returns how many. */
+static int dp__os_everywhere(int port, dp__os_address out[2]);
+
+/* Makes the address of the same host at another port. */
+static dp__os_address dp__os_at_port(const dp__os_address *at, int port);
+
+/* Listens; -1: it cannot, and dp__os_why may be that the address is taken. */
+static int dp__os_listen(const dp__os_address *address);
+
+/* Removes what a listener of this address leaves behind, on systems where there is something. */
+static void dp__os_forget(const dp__os_address *address);
+
+/* Returns the port of this end; 0 inside the machine. */
+static int dp__os_port(int fd);
+
+/* Accepts a connection; -1: nobody calls, or there is no descriptor left: out_full says which. */
+static int dp__os_accept(int listener, bool *out_full);
+
+enum { DP__OS_CROWDED = -2, DP__OS_REFUSED = -3, DP__OS_FULL = -4 };
+
+/* Begins to connect; done once it can be written to and dp__os_connection returns 0. -1: it cannot;
+   DP__OS_REFUSED: nobody listens there; DP__OS_CROWDED: as many as may wait for the listener do, so
+   that it knows nothing of this one; DP__OS_FULL: this process may open no more files. */
+static int dp__os_connect(const dp__os_address *to);
+
+/* Returns 0 if it is connected, DP__OS_REFUSED if nobody listens there, else -1. */
+static int dp__os_connection(int fd);
+
+static bool dp__os_connected(int fd)
 {
-    (void)setsockopt(fd, level, option, &value, sizeof value); /* none of them is vital */
+    return dp__os_connection(fd) == 0;
 }
 
-#if defined(SO_NOSIGPIPE)
-static void dp__os_no_signal(int fd)
-{
-    dp__os_option(fd, SOL_SOCKET, SO_NOSIGPIPE, 1);
-}
-#else
-static void dp__os_no_signal(int fd)
-{
-    (void)fd;
-}
-#endif
+/* Sends; returns how many bytes: 0 when none can be sent now, -1 when none ever will. S */
+static ptrdiff_t dp__os_send(int fd, const void *data, size_t bytes);
 
-/* Exec closes a socket, from the start: another thread may call it at any time. */
-static int dp__os_marked(int fd)
+/* Receives; returns how many bytes: 0 when there are none yet, -1 at the end. S */
+static ptrdiff_t dp__os_receive(int fd, void *data, size_t bytes);
+
+/* Ends the sending side: the other side finds an end once it has read what was sent. */
+static bool dp__os_end_sending(int fd);
+
+/* Makes two descriptors, connected with each other; false: there are none. */
+static bool dp__os_pair(int ends[2]);
+
+/* Returns true if the program that listens there accepts connections: it closes one on which
+   nothing is sent. B */
+static bool dp__os_is_attended(int fd, int ms)
 {
-    if (fd >= 0)
-        (void)fcntl(fd, F_SETFD, FD_CLOEXEC); /* macOS: too late for a moment */
-    return dp__os_above_stderr(fd);
+    char none;
+    return dp__os_end_sending(fd) && dp__os_ready(fd, DP__CAN_READ, ms) &&
+           dp__os_receive(fd, &none, 1) < 0;
 }
 
-/* Small messages are sent at once, and a machine that is silently gone is noticed eventually. */
-static void dp__os_prepare(int fd, int family)
+/* Closes a connection on which something was sent last: what still comes is read, until then at the
+   most. Bytes that nobody has read would take back what the other side has not read yet. B */
+static void dp__os_finish(int fd, uint64_t until_ns)
 {
-    (void)fcntl(fd, F_SETFL, O_NONBLOCK);
-    dp__os_no_signal(fd);
-    if (family != AF_UNIX) {
-        dp__os_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-        dp__os_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    enum { ROUNDS = 1000 }; /* of one that does not end to send */
+    char none[512];
+    bool more = fd >= 0 && dp__os_end_sending(fd);
+    for (int i = 0; more && i < ROUNDS; i++) {
+        ptrdiff_t got = dp__os_receive(fd, none, sizeof none);
+        more = got > 0 || (got == 0 && dp__os_ready(fd, DP__CAN_READ, dp__os_ms_until(until_ns)));
     }
-}
-
-static int dp__os_socket(int family)
-{
-    int fd = dp__os_marked(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (fd >= 0)
-        dp__os_prepare(fd, family);
-    return fd;
+    dp__os_close(fd);
 }
 
 /* Who has made the other end of a connection inside this machine, or listened for it. */
@@ -1243,60 +476,11 @@ typedef struct dp__os_owner {
     uint64_t user, process; /* process 0: unknown */
 } dp__os_owner;
 
-#if defined(__linux__)
-/* A name that is no file: it begins behind the first zero of `path`, and goes with the last
-   descriptor. */
-static size_t dp__os_path(const char *name, char *path, size_t room)
-{
-    return 1 + (size_t)snprintf(path + 1, room - 1, "%s", name);
-}
+/* Finds the owner; false: unknown. */
+static bool dp__os_owner_of(int fd, dp__os_owner *out);
 
-static void dp__os_forget(const dp__os_address *address)
-{
-    (void)address;
-}
-
-static bool dp__os_owner_of(int fd, dp__os_owner *out)
-{
-    struct ucred peer;
-    socklen_t bytes = sizeof peer;
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0)
-        return false;
-    *out = (dp__os_owner){(uint64_t)peer.uid, (uint64_t)peer.pid};
-    return true;
-}
-#else
-static size_t dp__os_path(const char *name, char *path, size_t room)
-{
-    const char *directory = dp__os_env("TMPDIR");
-    snprintf(path, room, "%s/%s", directory != NULL ? directory : P_tmpdir, name);
-    return strlen(path) + 1;
-}
-
-static void dp__os_forget(const dp__os_address *address)
-{
-    struct sockaddr_un at;
-    if (address->at.ss_family != AF_UNIX)
-        return;
-    memcpy(&at, &address->at, sizeof at);
-    unlink(at.sun_path);
-}
-
-static bool dp__os_owner_of(int fd, dp__os_owner *out)
-{
-    uid_t user;
-    gid_t group;
-    if (getpeereid(fd, &user, &group) != 0)
-        return false;
-    *out = (dp__os_owner){(uint64_t)user, 0};
-    return true;
-}
-#endif
-
-static uint64_t dp__os_user(void)
-{
-    return (uint64_t)geteuid();
-}
+/* Returns who this process belongs to. */
+static uint64_t dp__os_user(void);
 
 static bool dp__os_same_user(int fd)
 {
@@ -1304,193 +488,17 @@ static bool dp__os_same_user(int fd)
     return dp__os_owner_of(fd, &owner) && owner.user == dp__os_user();
 }
 
-/* A meeting place inside this machine. */
-static dp__os_address dp__os_local(const char *name)
-{
-    struct sockaddr_un at = {.sun_family = AF_UNIX};
-    dp__os_address address = {.bytes = 0};
-    size_t bytes = dp__os_path(name, at.sun_path, sizeof at.sun_path);
-    memcpy(&address.at, &at, sizeof at);
-    address.bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + bytes);
-    return address;
-}
+/* Returns how many files and sockets this process may open; 0: unknown. */
+static uint64_t dp__os_files_limit(void);
 
-/* All interfaces: first for both families, then for machines without IPv6. */
-static int dp__os_everywhere(int port, dp__os_address out[2])
-{
-    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
-    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    memcpy(&out[0].at, &six, sizeof six);
-    memcpy(&out[1].at, &four, sizeof four);
-    out[0].bytes = sizeof six;
-    out[1].bytes = sizeof four;
-    return 2;
-}
+/* So many more are going to be opened, until the same number of calls of dp__os_files_lower: the
+   limit is raised as far as it can be. */
+static void dp__os_files_raise(size_t more);
+static void dp__os_files_lower(void);
 
-/* -1: the address is taken, or not on this machine, or there is no descriptor left: see errno. */
-static int dp__os_listen(const dp__os_address *address)
-{
-    int fd = dp__os_socket(address->at.ss_family);
-    if (fd < 0)
-        return -1;
-    if (address->at.ss_family != AF_UNIX) /* connections of a job before this one may linger */
-        dp__os_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
-    if (address->at.ss_family == AF_INET6)
-        dp__os_option(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
-    if (bind(fd, (const struct sockaddr *)&address->at, address->bytes) == 0 &&
-        listen(fd, SOMAXCONN) == 0)
-        return fd;
-    int why = errno;
-    dp__os_close(fd);
-    errno = why;
-    return -1;
-}
-
-static int dp__os_port(int fd)
-{
-    struct sockaddr_in6 at = {.sin6_port = 0}; /* which lies in the same place in both families */
-    socklen_t bytes = sizeof at;
-    (void)getsockname(fd, (struct sockaddr *)&at, &bytes);
-    return ntohs(at.sin6_port);
-}
-
-/* -1: nobody calls, or there is no descriptor left: out_full says which. */
-static int dp__os_accept(int listener, bool *out_full)
-{
-    struct sockaddr_storage from;
-    socklen_t bytes = sizeof from;
-    int fd = dp__os_marked(accept4(listener, (struct sockaddr *)&from, &bytes, SOCK_CLOEXEC));
-    *out_full = fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM);
-    if (fd >= 0)
-        dp__os_prepare(fd, from.ss_family);
-    return fd;
-}
-
-enum { DP__OS_CROWDED = -2, DP__OS_REFUSED = -3, DP__OS_FULL = -4 };
-
-/* Begins to connect; done once it can be written to and dp__os_connected says so. -1: it cannot;
-   DP__OS_REFUSED: nobody listens there; DP__OS_CROWDED: as many as may wait for the listener do, so
-   that nobody has heard of this one; DP__OS_FULL: this process may open no more files. */
-static int dp__os_connect(const dp__os_address *to)
-{
-    int fd = dp__os_socket(to->at.ss_family);
-    if (fd < 0)
-        return errno == EMFILE || errno == ENFILE ? DP__OS_FULL : -1;
-    if (connect(fd, (const struct sockaddr *)&to->at, to->bytes) == 0 || errno == EINPROGRESS ||
-        errno == EINTR)
-        return fd;
-    bool refused = errno == ECONNREFUSED;
-    bool crowded = errno == EAGAIN && to->at.ss_family == AF_UNIX;
-    dp__os_close(fd);
-    return crowded ? DP__OS_CROWDED : refused ? DP__OS_REFUSED : -1;
-}
-
-/* How many files a process may open is limited twice: it may raise the soft limit up to the hard
-   one. Programs that use select() need a low one, so it is raised only for as long as needed. */
-static struct {
-    dp__lock lock;
-    int users;
-    rlim_t before, raised;
-} dp__os_files = {.lock = DP__LOCK_INITIALIZER};
-
-static uint64_t dp__os_files_limit(void)
-{
-    struct rlimit limit;
-    return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? (uint64_t)limit.rlim_cur : 0;
-}
-
-/* So many more are going to be opened. Half of the limit is left to the rest of the program. */
-static void dp__os_files_raise(size_t more)
-{
-    struct rlimit limit;
-    dp__lock_enter(&dp__os_files.lock);
-    bool known = getrlimit(RLIMIT_NOFILE, &limit) == 0;
-    if (dp__os_files.users++ == 0 && known)
-        dp__os_files.before = dp__os_files.raised = limit.rlim_cur;
-    const rlim_t wanted = (rlim_t)more; /* of either sign */
-    if (known && limit.rlim_cur != RLIM_INFINITY && wanted > limit.rlim_cur / 2) {
-        const rlim_t room = limit.rlim_max - limit.rlim_cur;
-        limit.rlim_cur += wanted < room ? wanted : room;
-        if (setrlimit(RLIMIT_NOFILE, &limit) == 0)
-            dp__os_files.raised = limit.rlim_cur;
-    }
-    dp__lock_leave(&dp__os_files.lock);
-}
-
-/* When the last one has called it; unless the program has set another limit meanwhile. */
-static void dp__os_files_lower(void)
-{
-    struct rlimit limit;
-    dp__lock_enter(&dp__os_files.lock);
-    if (--dp__os_files.users == 0 && getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
-        limit.rlim_cur == dp__os_files.raised) {
-        limit.rlim_cur = dp__os_files.before;
-        (void)setrlimit(RLIMIT_NOFILE, &limit);
-    }
-    dp__lock_leave(&dp__os_files.lock);
-}
-
-/* 0: connected; DP__OS_REFUSED: nobody listens there; -1: neither. */
-static int dp__os_connection(int fd)
-{
-    int failed = 0;
-    socklen_t bytes = sizeof failed;
-    if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &failed, &bytes) != 0)
-        return -1;
-    return failed == 0 ? 0 : failed == ECONNREFUSED || failed == ECONNRESET ? DP__OS_REFUSED : -1;
-}
-
-static bool dp__os_connected(int fd)
-{
-    return dp__os_connection(fd) == 0;
-}
-
-/* Returns true if the program that listens there accepts connections: it closes one on which
-   nothing is sent. */
-static bool dp__os_is_attended(int fd, int ms)
-{
-    char none;
-    return shutdown(fd, SHUT_WR) == 0 && dp__os_ready(fd, POLLIN, ms) && recv(fd, &none, 1, 0) == 0;
-}
-
-enum { DP__OS_BYTES_MOST = 1 << 30 }; /* of one call: macOS refuses what is no int */
-
-/* How many bytes were sent: 0 when none can be now, -1 when none ever will. */
-static ptrdiff_t dp__os_send(int fd, const void *data, size_t bytes)
-{
-    size_t most = bytes < DP__OS_BYTES_MOST ? bytes : DP__OS_BYTES_MOST;
-    ssize_t sent = send(fd, data, most, MSG_NOSIGNAL);
-    if (sent < 0)
-        return errno == EAGAIN || errno == EINTR ? 0 : -1;
-    return sent;
-}
-
-/* How many bytes were received: 0 when there are none yet, -1 at the end. */
-static ptrdiff_t dp__os_receive(int fd, void *data, size_t bytes)
-{
-    size_t most = bytes < DP__OS_BYTES_MOST ? bytes : DP__OS_BYTES_MOST;
-    ssize_t got = recv(fd, data, most, 0);
-    if (got < 0)
-        return errno == EAGAIN || errno == EINTR ? 0 : -1;
-    return got > 0 ? got : -1;
-}
-
-/* Closes a connection on which something was sent last: what still comes is read, until then at the
-   most. Bytes that nobody has read would take back what the other side has not read yet. */
-static void dp__os_finish(int fd, uint64_t until_ns)
-{
-    enum { ROUNDS = 1000 }; /* of one that does not end to send */
-    char none[512];
-    bool more = fd >= 0 && shutdown(fd, SHUT_WR) == 0;
-    for (int i = 0; more && i < ROUNDS; i++) {
-        ptrdiff_t got = dp__os_receive(fd, none, sizeof none);
-        more = got > 0 || (got == 0 && dp__os_ready(fd, POLLIN, dp__os_ms_until(until_ns)));
-    }
-    dp__os_close(fd);
-}
-
-/* ==== >>hosts ====================================================================================
-   The addresses of a host by its name, within a time limit.                                      */
+/* ==== >>hosts ==================================================================================
+   The addresses of a host by its name, within a time limit; and where this machine, which may have
+   several networks, can be reached: the user decides which, where no connection shows it.       */
 
 enum { DP__OS_ADDRESSES = 8 }; /* of one host, at most */
 
@@ -1502,161 +510,25 @@ typedef struct dp__os_found { /* the addresses of a host; count 0: why it has no
 
 typedef void dp__os_looker(const char *host, int port, bool number, dp__os_found *out);
 
-/* Asks the system, for as long as it takes; not if the host has to be a number. */
-static void dp__os_look_up(const char *host, int port, bool number, dp__os_found *out)
-{
-    struct addrinfo hints = {.ai_family = AF_UNSPEC,
-                             .ai_socktype = SOCK_STREAM,
-                             .ai_flags = number ? AI_NUMERICHOST : 0};
-    struct addrinfo *found = NULL;
-    char service[16];
-    snprintf(service, sizeof service, "%d", port);
-    memset(out, 0, sizeof *out);
-    int failed = getaddrinfo(host, service, &hints, &found);
-    if (failed != 0) {
-        out->why = gai_strerror(failed);
-        return;
-    }
-    for (const struct addrinfo *at = found; at != NULL && out->count < DP__OS_ADDRESSES;
-         at = at->ai_next) {
-        memcpy(&out->list[out->count].at, at->ai_addr, at->ai_addrlen);
-        out->list[out->count++].bytes = at->ai_addrlen;
-    }
-    freeaddrinfo(found);
-}
+/* Finds the addresses of a host, for as long as that takes; not if the host has to be a number and
+   is none. B */
+static void dp__os_look_up(const char *host, int port, bool number, dp__os_found *out);
 
-typedef struct dp__os_question { /* its thread's own */
-    dp__os_looker *look_up;
-    int fd, port;
-    size_t bytes;
-    char host[];
-} dp__os_question;
-
-/* Nobody may be waiting for the answer any more. */
-static void *dp__os_answer(void *user)
-{
-    dp__os_question *question = user;
-    dp__os_found found;
-    question->look_up(question->host, question->port, false, &found);
-    (void)dp__os_send(question->fd, &found, sizeof found);
-    dp__os_close(question->fd);
-    dp__os_free(question, question->bytes, NULL);
-    return NULL;
-}
-
-/* Two descriptors, connected with each other; false: there are none. */
-static bool dp__os_pair(int ends[2])
-{
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
-        return false;
-    for (int i = 0; i < 2; i++) {
-        ends[i] = dp__os_marked(ends[i]);
-        if (ends[i] >= 0)
-            dp__os_prepare(ends[i], AF_UNIX);
-    }
-    if (ends[0] >= 0 && ends[1] >= 0)
-        return true;
-    dp__os_close(ends[0]);
-    dp__os_close(ends[1]);
-    return false;
-}
-
-/* -1: there is no thread, or no descriptor, for it; else where the answer will come. */
-static int dp__os_ask(dp__os_looker *look_up, const char *host, int port)
-{
-    int ends[2];
-    dp__thread thread;
-    size_t bytes = sizeof(dp__os_question) + strlen(host) + 1;
-    dp__os_question *question = dp__os_alloc(bytes, _Alignof(dp__os_question), NULL);
-    if (question == NULL || !dp__os_pair(ends)) {
-        dp__os_free(question, bytes, NULL);
-        return -1;
-    }
-    question->look_up = look_up;
-    question->fd = ends[1];
-    question->port = port;
-    question->bytes = bytes;
-    memcpy(question->host, host, strlen(host) + 1);
-    if (dp__thread_start(&thread, dp__os_answer, question) == 0) {
-        dp__thread_detach(thread);
-        return ends[0];
-    }
-    dp__os_close(ends[0]);
-    dp__os_close(ends[1]);
-    dp__os_free(question, bytes, NULL);
-    return -1;
-}
-
-/* The addresses of a host within timeout_ms. A name is looked up by a thread, which is left behind
-   if it takes longer, as nothing can end a look-up. */
+/* Finds the addresses of a host within timeout_ms. B */
 static void dp__os_resolve(dp__os_looker *look_up, const char *host, int port, int timeout_ms,
-                           dp__os_found *out)
-{
-    dp__os_look_up(host, port, true, out);
-    int fd = out->count == 0 ? dp__os_ask(look_up, host, port) : -1;
-    if (fd < 0 && out->count == 0)
-        look_up(host, port, 0, out);
-    if (fd < 0)
-        return;
-    uint64_t until_ns = dp__os_after_ms(timeout_ms);
-    while (!dp__os_ready(fd, POLLIN, dp__os_ms_until(until_ns)) &&
-           dp__os_ms_until(until_ns) > 0) { /* signals end it early */
-    }
-    if (dp__os_receive(fd, out, sizeof *out) != (ptrdiff_t)sizeof *out)
-        *out = (dp__os_found){.why = "the name service does not answer"};
-    dp__os_close(fd);
-}
+                           dp__os_found *out);
 
-/* The same host at another port, which lies in the same place in both families. */
-static dp__os_address dp__os_at_port(const dp__os_address *at, int port)
-{
-    dp__os_address other = *at;
-    struct sockaddr_in6 six;
-    memcpy(&six, &other.at, sizeof six);
-    six.sin6_port = htons((uint16_t)port);
-    memcpy(&other.at, &six, sizeof six);
-    return other;
-}
+/* Writes the address of one end of a connection, of this one or of the other, as text for
+   dp__os_resolve; "" inside the machine, where a third process could not use it. */
+static void dp__os_host_of(int fd, bool own, char *text, size_t room);
 
-/* The address of one end of a connection, of this one or of the other, as text for dp__os_resolve;
-   "" inside the machine, where a third process could not use it. */
-static void dp__os_host_of(int fd, bool own, char *text, size_t room)
-{
-    struct sockaddr_storage at;
-    socklen_t bytes = sizeof at;
-    int none = own ? getsockname(fd, (struct sockaddr *)&at, &bytes)
-                   : getpeername(fd, (struct sockaddr *)&at, &bytes);
-    if (none != 0 || at.ss_family == AF_UNIX ||
-        getnameinfo((struct sockaddr *)&at, bytes, text, (socklen_t)room, NULL, 0,
-                    NI_NUMERICHOST) != 0)
-        text[0] = '\0';
-    if (strncmp(text, "::ffff:", 7) == 0) /* IPv4 dressed up as IPv6 */
-        memmove(text, text + 7, strlen(text + 7) + 1);
-    if (strncmp(text, "127.", 4) == 0 || strcmp(text, "::1") == 0)
-        text[0] = '\0';
-}
-
-/* ==== >>interfaces =============================================================================
-   A machine may have several networks: which of its addresses others shall use is the user's to
-   say, where no connection shows it.                                                            */
+/* Writes the address that this machine uses for what is far away, if nothing else says which; "":
+   none. Nothing is sent. */
+static void dp__os_host_usual(char *text, size_t room);
 
 typedef struct dp__os_interface {
     char name[32], address[64]; /* as text for dp__os_resolve */
 } dp__os_interface;
-
-/* false: it is not in use, or has no address that means something elsewhere. */
-static bool dp__os_interface_of(const struct ifaddrs *at, dp__os_interface *out)
-{
-    int family = at->ifa_addr != NULL ? at->ifa_addr->sa_family : AF_UNSPEC;
-    socklen_t bytes = family == AF_INET    ? sizeof(struct sockaddr_in)
-                      : family == AF_INET6 ? sizeof(struct sockaddr_in6)
-                                           : 0;
-    snprintf(out->name, sizeof out->name, "%s", at->ifa_name);
-    return bytes > 0 && (at->ifa_flags & IFF_UP) != 0 &&
-           getnameinfo(at->ifa_addr, bytes, out->address, sizeof out->address, NULL, 0,
-                       NI_NUMERICHOST) == 0 &&
-           strchr(out->address, '%') == NULL;
-}
 
 static bool dp__begins(const char *text, const char *begin)
 {
@@ -1674,356 +546,70 @@ static int dp__os_interface_fits(const dp__os_interface *one, const char *wanted
     return fits > 0 && strchr(one->address, ':') == NULL ? fits + 1 : fits;
 }
 
-/* The interface that `wanted` means, NULL: any that is no loop; false: none, and `others` names
-   those that there are. */
+/* Finds the interface that `wanted` means, NULL: any that is no loop; false: none, and `others`
+   names those that there are. */
 static bool dp__os_interface_find(const char *wanted, dp__os_interface *out, char *others,
-                                  size_t room)
-{
-    struct ifaddrs *all = NULL;
-    dp__os_interface one;
-    int best = 0;
-    size_t used = 0;
-    others[0] = '\0';
-    if (getifaddrs(&all) != 0)
-        return false;
-    for (const struct ifaddrs *at = all; at != NULL; at = at->ifa_next) {
-        bool loops = wanted == NULL && (at->ifa_flags & IFF_LOOPBACK) != 0;
-        if (loops || !dp__os_interface_of(at, &one))
-            continue;
-        int fits = dp__os_interface_fits(&one, wanted != NULL ? wanted : "");
-        if (fits > best)
-            *out = one;
-        best = fits > best ? fits : best;
-        if (used < room)
-            used += (size_t)snprintf(others + used, room - used, "%s%s (%s)", used > 0 ? ", " : "",
-                                     one.name, one.address);
-    }
-    freeifaddrs(all);
-    return best > 0;
-}
-
-/* The address that this machine uses for what is far away, if nothing else says which; "": none.
-   Nothing is sent: the system only looks which way it would go. */
-static void dp__os_host_usual(char *text, size_t room)
-{
-    struct sockaddr_in far = {.sin_family = AF_INET, .sin_port = htons(9)};
-    dp__os_interface any;
-    char others[200];
-    int fd = dp__os_marked(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    far.sin_addr.s_addr = htonl(0xc0000201); /* 192.0.2.1, which nobody has */
-    text[0] = '\0';
-    if (fd >= 0 && connect(fd, (const struct sockaddr *)&far, sizeof far) == 0)
-        dp__os_host_of(fd, true, text, room);
-    dp__os_close(fd);
-    if (text[0] == '\0' && dp__os_interface_find(NULL, &any, others, sizeof others))
-        snprintf(text, room, "%s", any.address);
-}
+                                  size_t room);
 
 /* ==== >>processes ==============================================================================
    Who this process is among others, and children: started, ended and waited for.               */
 
-#if defined(__linux__)
-/* The cores that this process may run on, hashed into one number. */
-static uint64_t dp__os_affinity(void)
-{
-    cpu_set_t mask;
-    return sched_getaffinity(0, sizeof mask, &mask) == 0 ? dp__hash(1, &mask, sizeof mask) : 0;
-}
-#else
-static uint64_t dp__os_affinity(void)
-{
-    return 0;
-}
-#endif
+static int dp__os_process_id(void);
+static uint64_t dp__os_parent(void);
 
-/* Differs for each boot of each machine, and for each container on it. */
-#if defined(__linux__)
-static void dp__os_whereabouts(char *text, size_t room)
-{
-    dp__quota_read("/proc/sys/kernel/random", "boot_id", text, room / 2);
-    size_t used = strlen(text);
-    ssize_t bytes = readlink("/proc/self/ns/pid", text + used, room - used - 1);
-    text[used + (bytes > 0 ? (size_t)bytes : 0)] = '\0';
-}
-#else
-static void dp__os_whereabouts(char *text, size_t room)
-{
-    if (gethostname(text, room) != 0)
-        text[0] = '\0';
-    text[room - 1] = '\0';
-}
-#endif
+/* Returns a number that is equal in processes that can share memory. $DP_MACHINE makes processes
+   look apart. */
+static uint64_t dp__os_machine(void);
 
-/* Equal in processes that can share memory. $DP_MACHINE makes processes look apart. */
-static uint64_t dp__os_machine(void)
-{
-    const char *other = dp__os_env("DP_MACHINE");
-    char text[256] = "";
-    dp__os_whereabouts(text, sizeof text);
-    uint64_t hash = dp__hash(dp__hash_first, text, strlen(text));
-    return other != NULL ? dp__hash(hash, other, strlen(other)) : hash;
-}
-
-/* Bits that nobody can guess; false: the system has none. */
-static bool dp__os_secret(void *out, size_t bytes)
-{
-    if (getentropy(out, bytes) == 0)
-        return true;
-    FILE *file = fopen("/dev/urandom", "re"); /* e: closed by exec */
-    bool got = file != NULL && fread(out, bytes, 1, file) == 1;
-    if (file != NULL)
-        fclose(file);
-    return got;
-}
-
-/* A number that is used once; it may be guessed. */
-static uint64_t dp__os_random(void)
-{
-    static atomic_uint count;
-    uint64_t number = 0;
-    if (!dp__os_secret(&number, sizeof number))
-        number = (dp__os_now_ns() + atomic_fetch_add(&count, 1)) * 0x9e3779b97f4a7c15u ^
-                 (uint64_t)getpid();
-    return number;
-}
-
-static uint64_t dp__os_parent(void)
-{
-    return (uint64_t)getppid();
-}
-
-static void dp__os_sleep_ms(int ms)
-{
-    (void)poll(NULL, 0, ms);
-}
-
-static void dp__os_env_set(const char *name, const char *text)
-{
-    setenv(name, text, 1);
-}
-
-static void dp__os_env_drop(const char *name)
-{
-    unsetenv(name);
-}
+/* Returns the cores that this process may run on, hashed into one number; 0: unknown. */
+static uint64_t dp__os_affinity(void);
 
 typedef struct dp__os_child {
-    pid_t pid;           /* 0: there is none, or it was waited for */
+    int pid;             /* 0: there is none, or it was waited for */
     int code, by_signal; /* how it ended, */
     bool unknown;        /* unless somebody else has waited for it */
 } dp__os_child;
 
-/* Memory that this process has in common with children to come, all zeros; NULL: there is none. A
-   pipe to each of them would take a file of each, of which there may be few. */
-static void *dp__os_common_alloc(size_t bytes)
-{
-    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    return data != MAP_FAILED ? data : NULL;
-}
+/* Returns memory that this process has in common with children to come, all zeros; NULL: none. */
+static void *dp__os_common_alloc(size_t bytes);
+static void dp__os_common_free(void *data, size_t bytes);
 
-static void dp__os_common_free(void *data, size_t bytes)
-{
-    munmap(data, bytes);
-}
+/* Between these two calls requests to end (SIGINT, SIGTERM) are noted, and children are kept until
+   dp__os_ended has been called for them; after them dp__os_signal_again does what was noted. */
+static void dp__os_signals_take(void);
+static void dp__os_signals_give_back(void);
+static void dp__os_signal_again(void);
 
-/* While there are children, SIGINT and SIGTERM are noted here, and those children are kept until
-   this process has heard how they ended. */
-static volatile sig_atomic_t dp__os_signal;
-static struct sigaction dp__os_signal_before[2], dp__os_children_before;
-static const int dp__os_signals[2] = {SIGINT, SIGTERM};
+/* Returns the number of the request to end that was noted; 0: none. */
+static int dp__os_asked_to_end(void);
 
-static void dp__os_on_signal(int number)
-{
-    dp__os_signal = number;
-}
+/* Returns, before a fork, why its child would wait for ever for threads of its parent; NULL: it
+   would not. */
+static const char *dp__os_let_threads_go(void);
 
-/* Who ignores SIGCHLD, perhaps because what has started it did, never hears how a child ended. A
-   handler of the program stays: it may wait for other children. */
-static void dp__os_children_keep(void)
-{
-    sigaction(SIGCHLD, NULL, &dp__os_children_before);
-    struct sigaction keeps = dp__os_children_before;
-    if (keeps.sa_handler == SIG_IGN)
-        keeps.sa_handler = SIG_DFL;
-    keeps.sa_flags &= ~SA_NOCLDWAIT;
-    sigaction(SIGCHLD, &keeps, NULL);
-}
-
-/* Those that the program ignores stay ignored. */
-static void dp__os_signals_take(void)
-{
-    struct sigaction ours = {.sa_handler = dp__os_on_signal};
-    sigemptyset(&ours.sa_mask);
-    dp__os_signal = 0;
-    for (int i = 0; i < 2; i++) {
-        sigaction(dp__os_signals[i], NULL, &dp__os_signal_before[i]);
-        if (dp__os_signal_before[i].sa_handler != SIG_IGN)
-            sigaction(dp__os_signals[i], &ours, NULL);
-    }
-    dp__os_children_keep();
-}
-
-static void dp__os_signals_give_back(void)
-{
-    for (int i = 0; i < 2; i++)
-        sigaction(dp__os_signals[i], &dp__os_signal_before[i], NULL);
-    sigaction(SIGCHLD, &dp__os_children_before, NULL);
-    bool kept = dp__os_children_before.sa_handler != SIG_IGN &&
-                (dp__os_children_before.sa_flags & SA_NOCLDWAIT) == 0;
-    while (!kept && waitpid(-1, NULL, WNOHANG) > 0) { /* the program's own that have ended since */
-    }
-}
-
-/* A signal that came meanwhile goes to the program's handler, or ends this process. */
-static void dp__os_signal_again(void)
-{
-    if (dp__os_signal != 0)
-        raise((int)dp__os_signal);
-}
-
-/* Signals that ask for a stop, once each: then what the program had before is back. */
-static atomic_int dp__os_stop; /* the last of them */
-static struct sigaction dp__os_stop_before[NSIG];
-
-static void dp__os_on_stop(int number)
-{
-    atomic_store_explicit(&dp__os_stop, number, memory_order_relaxed);
-    sigaction(number, &dp__os_stop_before[number], NULL);
-}
-
-/* false: the system knows no such signal, or lets nobody have it. Twice is once. */
-DP__MAYBE_UNUSED static bool dp__os_stop_on(int number)
-{
-    struct sigaction ours = {.sa_handler = dp__os_on_stop, .sa_flags = SA_RESTART}, before;
-    sigemptyset(&ours.sa_mask);
-    if (number <= 0 || number >= NSIG || sigaction(number, NULL, &before) != 0)
-        return false;
-    if (before.sa_handler == dp__os_on_stop)
-        return true;
-    dp__os_stop_before[number] = before;
-    return sigaction(number, &ours, NULL) == 0;
-}
-
-#if defined(__linux__)
-static void dp__os_die_with(pid_t parent)
-{
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) /* it died before that */
-        _exit(EXIT_FAILURE);
-}
-#else
-static void *dp__os_watch_parent(void *user)
-{
-    pid_t parent = (pid_t)(intptr_t)user;
-    while (getppid() == parent)
-        dp__os_sleep_ms(200);
-    _exit(EXIT_FAILURE);
-}
-
-static void dp__os_die_with(pid_t parent)
-{
-    pthread_t thread;
-    if (pthread_create(&thread, NULL, dp__os_watch_parent, (void *)(intptr_t)parent) == 0)
-        pthread_detach(thread);
-}
-#endif
-
-#if defined(__linux__)
-/* Of OpenMP's runtime, where the program has one. */
-extern int dp__omp_pause(int kind) __asm__("omp_pause_resource_all") __attribute__((weak));
-extern int dp__omp_level(void) __asm__("omp_get_level") __attribute__((weak));
-
-static int dp__os_is_gomp(struct dl_phdr_info *library, size_t bytes, void *user)
-{
-    (void)bytes, (void)user;
-    return strstr(library->dlpi_name, "libgomp") != NULL;
-}
-
-static bool dp__os_has_threads(void)
-{
-    struct stat tasks; /* ".", ".." and one for each thread */
-    return stat("/proc/self/task", &tasks) == 0 && tasks.st_nlink > 3;
-}
-
-/* Before a fork: why its child would wait for ever for threads of its parent; NULL: it would not.
-   gcc's OpenMP keeps its threads, and does not notice that a fork leaves them behind. They are let
-   go here; it makes new ones when it needs them. clang's OpenMP and OpenBLAS survive a fork. */
-static const char *dp__os_let_threads_go(void)
-{
-    if (dp__omp_level != NULL && dp__omp_level() > 0)
-        return "called inside a parallel region of OpenMP, whose threads would not be in the new "
-               "processes";
-    if (dp__omp_pause != NULL)
-        (void)dp__omp_pause(1); /* omp_pause_soft */
-    else if (dp__os_has_threads() && dl_iterate_phdr(dp__os_is_gomp, NULL) != 0)
-        return "gcc's OpenMP (libgomp) is here and may have threads, which it cannot be asked to "
-               "let go: it is older than gcc 9, or dlopen brought it. Call dp_spawn before it is "
-               "used";
-    return NULL;
-}
-#else
-static const char *dp__os_let_threads_go(void)
-{
-    return NULL;
-}
-#endif
-
-/* 1 in the parent, 0 in the child, -1: there is none. A signal meanwhile reaches the child's own
-   handlers. */
-static int dp__os_fork(dp__os_child *child)
-{
-    sigset_t all, before;
-    pid_t parent = getpid();
-    fflush(NULL); /* else both would write what is in a buffer */
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    child->pid = fork();
-    if (child->pid == 0)
-        dp__os_signals_give_back();
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (child->pid == 0)
-        dp__os_die_with(parent);
-    if (child->pid < 0) {
-        child->pid = 0;
-        return -1;
-    }
-    return child->pid != 0;
-}
+/* Starts a child that goes on from here and ends with this process: 1 in the parent, 0 in the
+   child, -1: there is none. */
+static int dp__os_fork(dp__os_child *child);
 
 /* Ends a child without the exit handlers of its parent. */
-static _Noreturn void dp__os_leave(bool good)
-{
-    fflush(NULL);
-    _exit(good ? EXIT_SUCCESS : EXIT_FAILURE);
-}
+static _Noreturn void dp__os_leave(bool good);
 
-/* Whether it has ended; if so, how is there. */
-static bool dp__os_ended(dp__os_child *child)
-{
-    int status = 0;
-    pid_t ended = waitpid(child->pid, &status, WNOHANG);
-    if (ended == 0)
-        return false;
-    child->pid = 0;
-    child->unknown = ended < 0;
-    child->by_signal = ended > 0 && WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-    child->code = ended > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
-    return true;
-}
+/* Returns true if a child has ended; if so, `child` says how. */
+static bool dp__os_ended(dp__os_child *child);
 
-static void dp__os_end(const dp__os_child *child, bool at_once)
-{
-    if (child->pid > 0)
-        kill(child->pid, at_once ? SIGKILL : SIGTERM);
-}
+/* Asks a child to end, or ends it. */
+static void dp__os_end(const dp__os_child *child, bool at_once);
+
+/* Notes this signal from now on as a request to stop, once: then what the program had before is
+   back. false: there is no such signal, or nobody may have it. */
+DP__MAYBE_UNUSED static bool dp__os_stop_on(int number);
+
+/* Returns the last of these signals; 0: none has come. */
+DP__MAYBE_UNUSED static int dp__os_asked_to_stop(void);
 
 /* ==== >>shared =================================================================================
-   What the processes of one machine share: a piece of memory, words in it that can be waited for,
-   and locks on its file, which the kernel releases when a process ends, however it ends.
-
-   The memory has no name where that is possible (Linux: a memfd, which the others open through the
-   process that made it), so that nothing is left behind, whichever process dies, and the size of
-   /dev/shm does not matter. Else it has a name until the others have opened it. */
+   The processes of one machine share a piece of memory, words in it that can be waited for, and
+   places that are held until a process ends, however it ends.                                   */
 
 enum { DP__SHARED_PAGE = 64 << 10 }; /* a multiple of every system's page */
 
@@ -2039,325 +625,56 @@ typedef struct dp__shared_name { /* by which other processes find it */
     char path[40]; /* "" where it has none */
 } dp__shared_name;
 
-static int dp__os_process_id(void)
-{
-    return (int)getpid();
-}
+/* Makes it, all zeros, with the name by which others can open it: `named` on a system where memory
+   is found by names alone. */
+static dp_status dp__os_shared_make(bool named, size_t bytes, dp__shared *out,
+                                    dp__shared_name *out_name);
 
-static bool dp__shared_resize(int fd, size_t bytes)
-{
-    dp__os_calm calm;
-    dp__os_calm_begin(&calm);
-    bool done = ftruncate(fd, (off_t)bytes) == 0;
-    dp__os_calm_end(&calm);
-    return done;
-}
+/* Opens what another process has made, and nothing that has taken its place. */
+static dp_status dp__os_shared_find(const dp__shared_name *name, size_t bytes, dp__shared *out);
 
-#if defined(__linux__)
-static int dp__shared_anonymous(void)
-{
-    return dp__os_above_stderr(memfd_create("dp", MFD_CLOEXEC));
-}
+/* Removes the name, if it has one: the others have opened it. */
+static void dp__os_shared_unlink(const char *path);
 
-static int dp__shared_open(const char *path, int flags)
-{
-    char whole[64];
-    snprintf(whole, sizeof whole, "/dev/shm%s", path);
-    return dp__os_open(whole, flags | O_NOFOLLOW, 0600);
-}
+static void dp__os_shared_close(dp__shared *shared);
 
-static void dp__os_shared_unlink(const char *path)
-{
-    char whole[64];
-    snprintf(whole, sizeof whole, "/dev/shm%s", path);
-    unlink(whole);
-}
+/* Gives back all but these bytes, multiples of DP__SHARED_PAGE, which stay mapped. */
+static void dp__os_shared_trim(dp__shared *shared, size_t first, size_t bytes);
 
-static int dp__shared_of_process(const dp__shared_name *name)
-{
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)name->process_id, (int)name->fd);
-    return dp__os_open(path, O_RDWR | O_NONBLOCK, 0);
-}
+/* Makes sure of the pages of this part: to write to them cannot fail. */
+static dp_status dp__os_shared_reserve(const dp__shared *shared, size_t first, size_t bytes);
 
-/* A write to a page that cannot be allocated would raise SIGBUS. Pages come from the memory near
-   the core that asks. */
-static int dp__shared_pages(int fd, size_t first, size_t bytes)
-{
-    int failed;
-    do
-        failed = posix_fallocate(fd, (off_t)first, (off_t)bytes);
-    while (failed == EINTR);
-    return failed;
-}
+/* Decides whether these pages are part of a core dump, which would fill those that nobody uses. */
+static void dp__os_shared_dump(const dp__shared *shared, size_t first, size_t bytes, bool dump);
 
-/* Whether these pages are part of a core dump, which would fill those that nobody has used. */
-static void dp__os_shared_dump(const dp__shared *shared, size_t first, size_t bytes, bool dump)
-{
-    size_t ahead = first % (size_t)sysconf(_SC_PAGESIZE);
-    (void)madvise((char *)shared->data + first - ahead, bytes + ahead,
-                  dump ? MADV_DODUMP : MADV_DONTDUMP);
-}
+/* From here on others see that this process is alive. Each process has its own place. */
+static dp_status dp__os_shared_hold(const dp__shared *shared, int place);
 
-enum { DP__FUTEX_WAIT = 0, DP__FUTEX_WAKE = 1 }; /* musl comes without <linux/futex.h> */
+/* Returns true if the process that held the place is alive, or if the system cannot say. */
+static bool dp__os_shared_held(const dp__shared *shared, int place);
 
-/* Waits until the word has changed, a wake-up, or the time-out; the caller must look. */
-static void dp__os_word_wait(atomic_uint *word, unsigned seen, uint64_t ns)
-{
-    struct timespec most = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
-    syscall(SYS_futex, word, DP__FUTEX_WAIT, seen, &most, NULL, 0);
-}
+/* Takes a place for what has opened the memory here, not for the process; false: another one has
+   it. Two contexts of a process are two that way. */
+static bool dp__os_shared_own(const dp__shared *shared, int place);
 
-static void dp__os_word_wake(atomic_uint *word)
-{
-    syscall(SYS_futex, word, DP__FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
-#else
-static int dp__shared_anonymous(void)
-{
-    errno = ENOSYS;
-    return -1;
-}
-
-static int dp__shared_open(const char *path, int flags)
-{
-    return dp__os_above_stderr(shm_open(path, flags, 0600));
-}
-
-static void dp__os_shared_unlink(const char *path)
-{
-    shm_unlink(path);
-}
-
-static int dp__shared_of_process(const dp__shared_name *name)
-{
-    (void)name;
-    errno = ENOSYS;
-    return -1;
-}
-
-static int dp__shared_pages(int fd, size_t first, size_t bytes)
-{
-    (void)fd, (void)first, (void)bytes;
-    return 0;
-}
-
-static void dp__os_shared_dump(const dp__shared *shared, size_t first, size_t bytes, bool dump)
-{
-    (void)shared, (void)first, (void)bytes, (void)dump;
-}
-
-static void dp__os_word_wait(atomic_uint *word, unsigned seen, uint64_t ns)
-{
-    struct timespec rest = {.tv_nsec = ns < 100000 ? (long)ns : 100000};
-    if (atomic_load(word) == seen)
-        nanosleep(&rest, NULL);
-}
-
-static void dp__os_word_wake(atomic_uint *word)
-{
-    (void)word;
-}
-#endif
-
-static void dp__os_shared_close(dp__shared *shared)
-{
-    if (shared->data != NULL)
-        munmap(shared->data, shared->bytes);
-    dp__os_close(shared->fd);
-    *shared = (dp__shared){.fd = -1};
-}
-
-/* All but these bytes is given back: multiples of DP__SHARED_PAGE. */
-static void dp__os_shared_trim(dp__shared *shared, size_t first, size_t bytes)
-{
-    char *data = shared->data;
-    if (first > 0)
-        munmap(data, first);
-    if (first + bytes < shared->bytes)
-        munmap(data + first + bytes, shared->bytes - first - bytes);
-    dp__os_close(shared->fd);
-    *shared = (dp__shared){data + first, bytes, -1};
-}
-
-static dp_status dp__shared_map(dp__shared *shared, size_t bytes)
-{
-    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, shared->fd, 0);
-    if (data == MAP_FAILED)
-        return dp_error(DP_ERR_NO_MEMORY, "shared memory: %zu bytes cannot be mapped: %s", bytes,
-                        strerror(errno));
-    shared->data = data;
-    shared->bytes = bytes;
-    return DP_OK;
-}
-
-/* Makes sure of the pages of this part. */
-static dp_status dp__os_shared_reserve(const dp__shared *shared, size_t first, size_t bytes)
-{
-    struct statvfs room;
-    int failed = bytes > 0 ? dp__shared_pages(shared->fd, first, bytes) : 0;
-    if (failed == 0)
-        return DP_OK;
-    if (fstatvfs(shared->fd, &room) != 0 || room.f_blocks == 0)
-        return dp_error(DP_ERR_NO_MEMORY, "shared memory: no room for %zu KiB: %s", bytes >> 10,
-                        strerror(failed));
-    return dp_error(DP_ERR_NO_MEMORY,
-                    "shared memory: /dev/shm has %llu KiB, of which %llu are free; all processes "
-                    "together need %zu, and this one asked for %zu: %s",
-                    (unsigned long long)room.f_blocks * room.f_frsize >> 10,
-                    (unsigned long long)room.f_bavail * room.f_frsize >> 10, shared->bytes >> 10,
-                    bytes >> 10, strerror(failed));
-}
+/* Waits until the word, in whatever memory, is no longer as it was seen, or for so long. The look
+   and the sleep are one step: no wake-up is lost between them. B I */
+static void dp__os_word_wait(atomic_uint *word, unsigned seen, uint64_t ns);
+static void dp__os_word_wake(atomic_uint *word);
 
 /* ---- pages ----------------------------------------------------------------------------------- */
 
-/* Memory of this process, all zero, that can later be exchanged for a part of what processes share,
-   and back, where DP__PAGES_CHANGE says so: its address stays. */
-#if defined(__linux__)
-enum { DP__PAGES_CHANGE = 1 };
+/* Returns memory of this process, all zeros, that can later be exchanged for a part of what
+   processes share, and back, where DP__PAGES_CHANGE is 1: its address stays. NULL: none. */
+static void *dp__os_pages_make(size_t bytes);
+static void dp__os_pages_free(void *data, size_t bytes);
 
-static void *dp__os_pages_make(size_t bytes)
-{
-    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return data != MAP_FAILED ? data : NULL;
-}
-
-static void dp__os_pages_free(void *data, size_t bytes)
-{
-    munmap(data, bytes);
-}
-
-/* What was there is gone, and the part of the shared memory from `first` on in its place. */
+/* Puts the part of the shared memory from `first` on in their place; their contents are gone. */
 static dp_status dp__os_pages_share(void *data, size_t bytes, const dp__shared *shared,
-                                    size_t first)
-{
-    void *at =
-        mmap(data, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, shared->fd, (off_t)first);
-    if (at == data)
-        return DP_OK;
-    return dp_error(DP_ERR_NO_MEMORY, "shared memory: %zu bytes cannot be mapped: %s", bytes,
-                    strerror(errno));
-}
+                                    size_t first);
 
-/* The other pages, with what they hold, are in their place from now on. */
-static bool dp__os_pages_replace(void *data, void *other, size_t bytes)
-{
-    return mremap(other, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, data) == data;
-}
-#else
-enum { DP__PAGES_CHANGE = 0 };
-
-static void *dp__os_pages_make(size_t bytes)
-{
-    void *data = dp__os_alloc(bytes, DP__SHARED_PAGE, NULL);
-    return data != NULL ? memset(data, 0, bytes) : NULL;
-}
-
-static void dp__os_pages_free(void *data, size_t bytes)
-{
-    dp__os_free(data, bytes, NULL);
-}
-
-static dp_status dp__os_pages_share(void *data, size_t bytes, const dp__shared *shared,
-                                    size_t first)
-{
-    (void)data, (void)bytes, (void)shared, (void)first;
-    return dp_error(DP_ERR_UNSUPPORTED, "pages cannot be exchanged on this system");
-}
-
-static bool dp__os_pages_replace(void *data, void *other, size_t bytes)
-{
-    (void)data, (void)other, (void)bytes;
-    return false;
-}
-#endif
-
-/* ---- made and found -------------------------------------------------------------------------- */
-
-/* A name that nobody else has: O_EXCL would find out. */
-static int dp__shared_named(char *path, size_t room)
-{
-    int fd = -1;
-    for (int i = 0; i < 100 && fd < 0 && (i == 0 || errno == EEXIST); i++) {
-        unsigned long long mix = dp__os_now_ns() * 0x9e3779b97f4a7c15u ^ (unsigned)getpid();
-        snprintf(path, room, "/dp-%llx", mix);
-        fd = dp__shared_open(path, O_RDWR | O_CREAT | O_EXCL);
-    }
-    if (fd < 0)
-        path[0] = '\0';
-    return fd;
-}
-
-/* Makes it, with the name by which others can open it. */
-static dp_status dp__os_shared_make(bool named, size_t bytes, dp__shared *out,
-                                    dp__shared_name *out_name)
-{
-    struct stat file;
-    dp__shared_name name = {.process_id = (int32_t)getpid()};
-    out->fd = named ? dp__shared_named(name.path, sizeof name.path) : dp__shared_anonymous();
-    name.fd = out->fd;
-    *out_name = name;
-    if (out->fd < 0)
-        return dp_error(DP_ERR_NO_MEMORY, "shared memory: none can be made%s: %s",
-                        named ? " in /dev/shm" : "", strerror(errno));
-    if (!dp__shared_resize(out->fd, bytes) || fstat(out->fd, &file) != 0)
-        return dp_error(DP_ERR_NO_MEMORY, "shared memory: no room for %zu bytes: %s", bytes,
-                        strerror(errno));
-    out_name->device = (uint64_t)file.st_dev;
-    out_name->inode = (uint64_t)file.st_ino;
-    return dp__shared_map(out, bytes);
-}
-
-/* Opens what another process has made, and nothing that has taken its place. */
-static dp_status dp__os_shared_find(const dp__shared_name *name, size_t bytes, dp__shared *out)
-{
-    struct stat file;
-    bool named = name->path[0] != '\0';
-    out->fd = named ? dp__shared_open(name->path, O_RDWR) : dp__shared_of_process(name);
-    if (out->fd < 0 || fstat(out->fd, &file) != 0)
-        return dp_error(DP_ERR_NO_MEMORY, "shared memory of process id %d cannot be opened: %s",
-                        (int)name->process_id, strerror(errno));
-    if ((uint64_t)file.st_dev != name->device || (uint64_t)file.st_ino != name->inode ||
-        (size_t)file.st_size != bytes)
-        return dp_error(DP_ERR_NO_MEMORY,
-                        "shared memory of process id %d: another file is in its place",
-                        (int)name->process_id);
-    return dp__shared_map(out, bytes);
-}
-
-/* From here on others see that this process is alive: the kernel drops the lock when it ends. Each
-   process has its own place. */
-static dp_status dp__os_shared_hold(const dp__shared *shared, int place)
-{
-    struct flock lock = {
-        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1};
-    if (fcntl(shared->fd, F_SETLK, &lock) != 0)
-        return dp_error(DP_ERR_NO_MEMORY, "shared memory: its file cannot be locked: %s",
-                        strerror(errno));
-    return DP_OK;
-}
-
-/* Whether the process that held it is alive; if the system cannot say, it is. */
-static bool dp__os_shared_held(const dp__shared *shared, int place)
-{
-    struct flock lock = {
-        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1};
-    return fcntl(shared->fd, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
-}
-
-#if !defined(F_OFD_SETLK)
-#define F_OFD_SETLK F_SETLK /* systems without memory that has no name, which alone has owners */
-#endif
-
-/* Returns false if this place is another one's. It is held by what has opened the memory here: not
-   by the process, for which two of its contexts would be one, and which would lose all its places
-   by closing one of them. */
-static bool dp__os_shared_own(const dp__shared *shared, int place)
-{
-    struct flock lock = {
-        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1};
-    return fcntl(shared->fd, F_OFD_SETLK, &lock) == 0;
-}
+/* Puts other pages, with what they hold, in their place; false: it cannot. */
+static bool dp__os_pages_replace(void *data, void *other, size_t bytes);
 
 #endif /* DP__ROOMS */
 

@@ -269,11 +269,11 @@ _Static_assert(sizeof(dp__invitation) == 16 + sizeof(dp__word_card) + DP__SAID_B
 enum { DP__STRANGERS = 8, DP__DOOR_BYTES = DP__HOST_BYTES + 256 };
 
 typedef struct dp__door {
-    dp__launch launch;       /* where it is; its place is "": nowhere */
-    int listener;            /* of the process that is there; else -1 */
-    int tries;               /* calls of dp_admit in a row that have not opened it */
-    int why;                 /* it is shut: see dp__os_why */
-    int count;               /* of seats, and of newcomers at most */
+    dp__launch launch; /* where it is; its place is "": nowhere */
+    int listener;      /* of the process that is there; else -1 */
+    int tries;         /* calls of dp_admit in a row that have not opened it */
+    int why;   /* it is shut: see dp__os_why; < 0: another one listens there; 0: it is open */
+    int count; /* of seats, and of newcomers at most */
     dp__newcomer *newcomers; /* in no order */
     dp__stranger strangers[DP__STRANGERS];
 } dp__door;
@@ -312,7 +312,7 @@ static dp__launch dp__door_of(const dp__launch *launch)
     return door;
 }
 
-/* Returns -1 if it cannot, and why. */
+/* Returns -1 if it cannot, and why; below 0: another process listens there. */
 static int dp__door_listen(const dp__launch *door, int *out_why)
 {
     dp__server server = {.launch = door, .listener = -1};
@@ -322,7 +322,7 @@ static int dp__door_listen(const dp__launch *door, int *out_why)
         server.listener = dp__listen_at(&at, &other);
     for (int i = 0; door->host[0] != '\0' && i < door->port_count && server.listener < 0; i++)
         (void)dp__listen_on(&server, door->host, door->port + i);
-    *out_why = other >= 0 ? DP__OS_TAKEN : dp__os_why();
+    *out_why = other >= 0 ? -1 : dp__os_why();
     dp__os_close(other);
     return server.listener;
 }
@@ -343,7 +343,7 @@ static void dp__door_open(dp__door *door)
 static const char *dp__door_text(const dp__door *door, char *text, size_t room)
 {
     const dp__launch *at = &door->launch;
-    bool taken = door->why == DP__OS_TAKEN, named = at->host[0] == '\0';
+    bool named = at->host[0] == '\0', taken = door->why < 0 || dp__os_is_taken(door->why);
     const char *why = !taken  ? "cannot be opened: "
                       : named ? "is that of another process; end it"
                               : "are taken; free one, or set DP_PORTS to a range with a free one, "

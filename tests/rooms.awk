@@ -27,11 +27,12 @@ function define_in(line, pattern,    text) {
     define(substr(text, RSTART, RLENGTH))
 }
 
-# From column 0 to a ; or {, however many lines it takes: a function or a variable.
+# From column 0 to a ; or {, however many lines it takes: a function or a variable. dp/os.h declares
+# what a system defines.
 function statement_ends(text) {
     if (text ~ /^typedef/)
         define_in(text, "dp__[a-z0-9_]+(\\)? *\\(|;)")
-    else if (text ~ /\{$/ || text !~ /\(/ || text ~ /=/)
+    else if (text ~ /\{$/ || text !~ /\(/ || text ~ /=/ || FILENAME == "dp/os.h")
         define_in(text, "dp__[a-z0-9_]+ *(\\(|\\[|=|;)")
 }
 

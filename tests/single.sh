@@ -40,7 +40,7 @@ body() {
             next
         }
         /^#include "dp\.h"/ || (/^#include "dp_cuda\.h"/ && FILENAME == "dp_nccl.h") { next }
-        /^#include "dp(\/|_)[a-z]*\.h"/ {
+        /^#include "dp(\/|_)[a-z_]*\.h"/ {
             room = $2
             gsub(/"/, "", room)
             print "@" room

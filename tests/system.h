@@ -1,4 +1,4 @@
-/* system.h - tests of what dp/os.h asks of the operating system: sockets, and who this process is.
+/* system.h - tests of what dp/os_posix.h asks of the operating system: sockets, and who this process is.
    In dp.c, after the implementation. */
 
 #include <sys/resource.h>
@@ -80,8 +80,8 @@ TEST(connections_over_a_network)
     int before = open_files();
     dp__os_address all[2];
     CHECK_INT(dp__os_everywhere(0, all), 2);
-    CHECK_INT(all[0].at.ss_family, AF_INET6);
-    CHECK_INT(all[1].at.ss_family, AF_INET);
+    CHECK_INT(dp__os_at(&all[0]).ss_family, AF_INET6);
+    CHECK_INT(dp__os_at(&all[1]).ss_family, AF_INET);
     for (int i = 0; i < 2; i++) {
         int listener = dp__os_listen(&all[i]);
         if (listener < 0 && i == 0) {
@@ -134,7 +134,7 @@ TEST(connections_inside_a_machine)
     snprintf(name, sizeof name, "dp-test-%d", (int)getpid());
     dp__os_address here = dp__os_local(name);
     struct sockaddr_un at;
-    memcpy(&at, &here.at, sizeof at);
+    memcpy(&at, here.at, sizeof at);
     CHECK_INT(at.sun_path[0], '\0');
     CHECK_STR(at.sun_path + 1, name);
     CHECK_INT(here.bytes, offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name));

@@ -205,10 +205,10 @@ static void check_parts(int threads, int second, int third)
     CHECK_INT(atomic_load(&w.done), PARTS);
     CHECK(pthread_equal(w.by[0], pthread_self()));
     for (int i = 1; i < threads; i++) {
-        CHECK(pthread_equal(w.by[w.first[i]], ctx->team->workers[i].thread));
+        CHECK(pthread_equal(w.by[w.first[i]], ctx->team->workers[i].thread.id));
     }
     for (int i = w.first[threads - 1] + 1; i < PARTS; i++) {
-        CHECK(!pthread_equal(w.by[i], ctx->team->workers[threads - 1].thread));
+        CHECK(!pthread_equal(w.by[i], ctx->team->workers[threads - 1].thread.id));
     }
     dp_close(ctx);
 }

@@ -7,7 +7,7 @@
 #include <dlfcn.h>
 
 static void *fake_dlopen(const char *name, int flags);
-void *fake_dlsym(void *library, const char *name); /* dp/os.h declares it weak */
+void *fake_dlsym(void *library, const char *name); /* dp/os_posix.h declares it weak */
 static int fake_dlclose(void *library);
 static int fake_dladdr(const void *address, Dl_info *out);
 

@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-void *fake_dlsym(void *library, const char *name); /* dp/os.h declares it weak */
+void *fake_dlsym(void *library, const char *name); /* dp/os_posix.h declares it weak */
 
 static int fake_pthread_create(pthread_t *out, const pthread_attr_t *attr, void *(*fn)(void *user),
                                void *user);
