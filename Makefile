@@ -34,6 +34,8 @@
 #                   500 trials and a table, in a quarter of an hour (tests/faults/faults.mk)
 #   make members    all states of who goes on after a failure, for small jobs (tests/members); make
 #                   explore: for larger ones, and all violations that are planted
+#   make simulate   whole jobs on a made-up system, each a number: SEEDS=n SEED=first; one failing seed
+#                   alone, with its trace in words: make replay SEED=n WITHOUT='what it prints'
 #   make slurm-test examples/slurm.sbatch on a Slurm of two nodes, made for it here, as root
 #   make lint format clean
 #
@@ -204,6 +206,14 @@ explore: export EXPLORE ?= --all
 explore:
 	$(RUN) steps members
 
+SEED  ?= 1
+SEEDS ?= 10000
+simulate: build/simulated/run
+	@$< -j $$(nproc || echo 2) $(SEEDS) $(SEED)
+
+replay: build/simulated/run
+	@$< =$(SEED) $(WITHOUT)
+
 sim-selftest: build/sim/selftest
 	@$<
 
@@ -239,7 +249,7 @@ format:
 clean:
 	rm -rf build
 
-.PHONY: all demo torch-backend test check install uninstall install-test docs docs-test single asan tsan sim hip ptx mpi conform sim-selftest members explore gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
+.PHONY: all demo torch-backend test check install uninstall install-test docs docs-test single asan tsan sim hip ptx mpi conform sim-selftest simulate replay members explore gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------
@@ -405,6 +415,27 @@ build/sim/bench: tests/bench/gpu/gpu.c $(SIM) $(HEADERS)
 build/members/explore: tests/members/explore.c tests/members/settle.h dp/members.h Makefile
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O2 $(DEBUG) $(WARNINGS) $(GCC_WARNINGS) -D_POSIX_C_SOURCE=200809L $< -o $@
+
+# A made-up system, and the library of a process on it, once for each.
+SIMULATED := $(patsubst %,build/simulated/%.o,baton wire disk plan run)
+SIMULATED_PROCESSES := $(patsubst %,build/simulated/process%.so,0 1 2 3 4 5 6 7 8 9 10 11)
+SIMULATED_FLAGS := -std=gnu11 -O1 -g -fno-omit-frame-pointer
+
+build/simulated/%.o: tests/simulated/%.c $(wildcard tests/simulated/*.h) Makefile
+	@mkdir -p $(@D)
+	$(CC) $(SIMULATED_FLAGS) $(filter-out -Wframe-larger-than=4096,$(WARNINGS)) -c $< -o $@
+
+build/simulated/process.so: tests/simulated/process.c tests/simulated/system.h \
+    tests/simulated/sim.h $(HEADERS) Makefile
+	@mkdir -p $(@D)
+	$(CC) $(SIMULATED_FLAGS) -fPIC -shared -Wall -Wextra -Werror -Itests/simulated -I. \
+	    $(STB_CFLAGS) $< -o $@ -lm
+
+$(SIMULATED_PROCESSES): build/simulated/process.so
+	@cp $< $@
+
+build/simulated/run: $(SIMULATED) $(SIMULATED_PROCESSES)
+	$(CC) -rdynamic $(SIMULATED) -o $@ -ldl
 
 build/sim/selftest: build/sim/sim/selftest.o $(SIM)
 	$(CC) -g $^ -o $@ $(LIBS)

@@ -445,9 +445,6 @@ static ptrdiff_t dp__os_receive(int fd, void *data, size_t bytes);
 /* Ends the sending side: the other side finds an end once it has read what was sent. */
 static bool dp__os_end_sending(int fd);
 
-/* Makes two descriptors, connected with each other; false: there are none. */
-static bool dp__os_pair(int ends[2]);
-
 /* Returns true if the program that listens there accepts connections: it closes one on which
    nothing is sent. B */
 static bool dp__os_is_attended(int fd, int ms)

@@ -1317,6 +1317,7 @@ static void *dp__os_answer(void *user)
     return NULL;
 }
 
+/* Makes two descriptors, connected with each other; false: there are none. */
 static bool dp__os_pair(int ends[2])
 {
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)

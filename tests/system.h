@@ -1,4 +1,4 @@
-/* system.h - tests of what dp/os_posix.h asks of the operating system: sockets, and who this process is.
+/* system.h - tests of what dp/os_posix.h asks of the system: sockets, and who this process is.
    In dp.c, after the implementation. */
 
 #include <sys/resource.h>

@@ -1,0 +1,171 @@
+/* plan.c - what happens in a run: a script and its faults, drawn from a seed. See sim.h.
+
+   The moods are kinds of trouble. Short times are as likely as long ones, and a fault often follows
+   another one closely: most mistakes are made while others are mended.                          */
+
+#include "plan.h"
+#include <stdio.h>
+#include <string.h>
+
+static uint64_t dice;
+
+static uint64_t draw(uint64_t below)
+{
+    uint64_t z = (dice += 0x9e3779b97f4a7c15u);
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return below == 0 ? 0 : (z ^ z >> 31) % below;
+}
+
+/* Each power of two is as likely as each other one. */
+static uint64_t draw_long(uint64_t least, uint64_t most)
+{
+    int doublings = 0;
+    while (least << (doublings + 1) <= most)
+        doublings++;
+    uint64_t low = least << draw((uint64_t)doublings + 1);
+    return low + draw(low);
+}
+
+enum mood { CALM, KILLS, STOPS, DARK, CUTS, STARVING, BIRTHS, ALL, MOODS };
+
+static const unsigned char kinds_of[MOODS][SIM_FAULT_KINDS] = {
+    [KILLS] = {[SIM_KILL] = 1},
+    [STOPS] = {[SIM_STOP] = 3, [SIM_KILL] = 1},
+    [DARK] = {[SIM_DARK] = 2, [SIM_KILL] = 1},
+    [CUTS] = {[SIM_CUT] = 4, [SIM_RESET] = 1, [SIM_KILL] = 1},
+    [STARVING] = {[SIM_NO_MEMORY] = 2, [SIM_NO_FILE_LEFT] = 2, [SIM_KILL] = 1},
+    [BIRTHS] = {[SIM_BIRTH] = 3, [SIM_KILL] = 2},
+    [ALL] = {3, 3, 1, 2, 1, 1, 1, 3},
+};
+
+static sim_fault_kind draw_kind(enum mood mood)
+{
+    unsigned sum = 0;
+    for (int i = 0; i < SIM_FAULT_KINDS; i++)
+        sum += kinds_of[mood][i];
+    unsigned left = (unsigned)draw(sum);
+    int kind = 0;
+    while (left >= kinds_of[mood][kind])
+        left -= kinds_of[mood][kind++];
+    return (sim_fault_kind)kind;
+}
+
+/* Not about as long as a time-out: that would be a matter of luck. */
+static uint64_t draw_pause(const sim_plan *plan)
+{
+    uint64_t timeout_ns = (uint64_t)plan->timeout_ms * 1000000;
+    switch (draw(6)) {
+    case 0:
+        return 5 * timeout_ns;
+    case 1:
+    case 2:
+        return timeout_ns / 2 + draw(timeout_ns);
+    default:
+        return draw_long(1000, timeout_ns / 8);
+    }
+}
+
+static void draw_fault(sim_plan *plan, enum mood mood, int i)
+{
+    sim_fault *fault = &plan->faults[i];
+    const sim_fault *last = i > 0 ? &plan->faults[i - 1] : NULL;
+    bool of_machine;
+    fault->kind = draw_kind(mood);
+    if (fault->kind == SIM_BIRTH && !plan->recovers)
+        fault->kind = SIM_KILL;
+    if ((fault->kind == SIM_CUT || fault->kind == SIM_RESET) && plan->machine_count == 1)
+        fault->kind = SIM_STOP;
+    of_machine = fault->kind == SIM_CUT || fault->kind == SIM_DARK || fault->kind == SIM_BIRTH;
+    fault->a = (int)draw((uint64_t)(of_machine ? plan->machine_count : plan->process_count));
+    fault->b = fault->kind == SIM_NO_MEMORY ? 1 + (int)draw(3)
+               : plan->machine_count > 1
+                   ? (fault->a + 1 + (int)draw((uint64_t)plan->machine_count - 1)) %
+                         plan->machine_count
+                   : 0;
+    fault->both = draw(2) == 0;
+    fault->ns = draw_pause(plan);
+    if (fault->kind == SIM_CUT && draw(4) == 0)
+        fault->ns = SIM_NEVER;
+    if (last == NULL)
+        fault->point = draw(2) == 0 ? draw(1500 * (uint64_t)plan->process_count)
+                                    : draw_long(16, 30000);
+    else if (draw(2) == 0)
+        fault->point = last->point + draw_long(8, 8000);
+    else {
+        fault->point = last->point;
+        fault->after_ns = draw_long(1000, 8000000000);
+    }
+}
+
+static void draw_places(sim_plan *plan)
+{
+    plan->machine_count = 1 + (int)draw(SIM_MACHINES);
+    plan->process_count = 2 + (int)draw(6);
+    if (plan->machine_count > plan->process_count)
+        plan->machine_count = plan->process_count;
+    bool mixed = draw(4) == 0;
+    for (int p = 0; p < plan->process_count; p++)
+        plan->machine_of[p] = mixed && p >= plan->machine_count
+                                  ? (int)draw((uint64_t)plan->machine_count)
+                              : mixed ? p
+                                      : p * plan->machine_count / plan->process_count;
+}
+
+void sim_plan_draw(uint64_t seed, sim_plan *plan)
+{
+    static const int timeouts[] = {2000, 4000, 10000, 30000};
+    memset(plan, 0, sizeof *plan);
+    dice = seed * 0x9e3779b97f4a7c15u + 0x1234567;
+    plan->seed = seed;
+    draw_places(plan);
+    plan->device_count = draw(4) == 0 ? 2 : 1;
+    plan->timeout_ms = timeouts[draw(4)];
+    plan->recovers = draw(3) > 0;
+    plan->signals = draw(2) == 0;
+    plan->clocks_differ = draw(2) == 0;
+    plan->strangers = draw(4) == 0;
+    plan->step_count = 3 + (int)draw(18);
+    for (int i = 0; i < plan->step_count; i++) {
+        plan->steps[i].kind = (sim_step)draw(SIM_STEP_KINDS);
+        plan->steps[i].size = (uint32_t)draw_long(1, 3000);
+        plan->steps[i].salt = (uint32_t)draw(1000);
+    }
+    enum mood mood = (enum mood)draw(MOODS);
+    plan->fault_count = mood == CALM ? 0 : 1 + (int)draw(mood == ALL ? 6 : 3);
+    for (int i = 0; i < plan->fault_count; i++)
+        draw_fault(plan, mood, i);
+}
+
+void sim_plan_print(const sim_plan *plan, FILE *out)
+{
+    static const char *const steps[] = {"sum",      "agree", "gather", "spread", "barrier",
+                                        "messages", "admit", "save",   "compute"};
+    static const char *const faults[] = {
+        "kill process",       "stop process",          "machine goes dark",    "cut from machine",
+        "reset a connection", "no memory for process", "no files for process", "birth on machine"};
+    fprintf(out, "  %d processes of %d devices on machines", plan->process_count,
+            plan->device_count);
+    for (int p = 0; p < plan->process_count; p++)
+        fprintf(out, " %d", plan->machine_of[p]);
+    fprintf(out, ", a time-out of %d ms%s%s%s%s\n ", plan->timeout_ms,
+            plan->recovers ? ", recovers" : "", plan->signals ? ", signals" : "",
+            plan->clocks_differ ? ", clocks differ" : "", plan->strangers ? ", strangers" : "");
+    for (int i = 0; i < plan->step_count; i++)
+        fprintf(out, " %s", steps[plan->steps[i].kind]);
+    fputc('\n', out);
+    for (int i = 0; i < plan->fault_count; i++) {
+        const sim_fault *f = &plan->faults[i];
+        if (f->dropped)
+            continue;
+        fprintf(out, "  fault %d: %s %d", i, faults[f->kind], f->a);
+        if (f->kind == SIM_CUT)
+            fprintf(out, " to %d%s", f->b, f->both ? " and back" : "");
+        if (f->kind == SIM_NO_MEMORY)
+            fprintf(out, ", %d times", f->b);
+        if (f->kind == SIM_STOP || f->kind == SIM_CUT || f->kind == SIM_NO_FILE_LEFT)
+            fprintf(out, " for %.3f ms", f->ns == SIM_NEVER ? -1.0 : (double)f->ns * 1e-6);
+        fprintf(out, " at point %llu + %.3f ms\n", (unsigned long long)f->point,
+                (double)f->after_ns * 1e-6);
+    }
+}

@@ -1,0 +1,320 @@
+/* process.c - a process of a job: dp.h on the simulated system, and a program that does the steps
+   of a plan. It checks all that comes: a sum has one right value, a message says who sent it, when
+   and in which job. What happens to it is in its story.                                         */
+
+#define DP_IMPLEMENTATION
+#define DP__SYSTEM "tests/simulated/system.h"
+#define _Thread_local __attribute__((section("sim_locals")))
+#include "dp.h"
+
+enum { TRIES = 4, MOST = 3000, MESSAGES = 3, RANKS = 2 * SIM_PROCESSES };
+
+typedef struct task {
+    sim_story *story;
+    const sim_plan *plan;
+    dp_ctx *ctx;
+    dp_info info;
+    int step;
+    bool changed; /* who is in the job, since they told each other */
+} task;
+
+/* What a library has for each thread. */
+extern unsigned char __start_sim_locals[], __stop_sim_locals[];
+
+void sim_thread_locals(void **out_data, size_t *out_bytes);
+void sim_main(sim_story *story);
+
+void sim_thread_locals(void **out_data, size_t *out_bytes)
+{
+    *out_data = __start_sim_locals;
+    *out_bytes = (size_t)(__stop_sim_locals - __start_sim_locals);
+}
+
+static void wrong(task *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void wrong(task *t, const char *format, ...)
+{
+    va_list args;
+    if (t->story->wrong[0] != '\0')
+        return;
+    va_start(args, format);
+    vsnprintf(t->story->wrong, sizeof t->story->wrong, format, args);
+    va_end(args);
+}
+
+/* ---- calls: how long each takes -------------------------------------------------------------- */
+
+static void before(task *t, const char *call)
+{
+    t->story->where = call;
+    t->story->called_ns = sim_time();
+}
+
+static dp_status after(task *t, dp_status status)
+{
+    uint64_t took = sim_time() - t->story->called_ns;
+    if (took > t->story->longest_ns) {
+        t->story->longest_ns = took;
+        t->story->longest = t->story->where;
+    }
+    return status;
+}
+
+/* Of a call that no process can end alone. */
+static dp_status after_all(task *t, dp_status status)
+{
+    if (status == DP_OK)
+        sim_went_well(t->info.recoveries, t->story->called_ns);
+    return after(t, status);
+}
+
+#define CALL(call)     (before(t, #call), after(t, call))
+#define CALL_ALL(call) (before(t, #call), after_all(t, call))
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+/* What rank `rank` gives at place i: small whole numbers, so that every order of a sum is exact. */
+static double part_of(const task *t, int rank, size_t i)
+{
+    unsigned salt = t->plan->steps[t->step].salt + (unsigned)t->info.recoveries * 13u;
+    return (double)((salt + (unsigned)rank * 31u + (unsigned)i * 7u) % 97u);
+}
+
+static dp_status do_sum(task *t)
+{
+    static float data[SIM_PROCESSES][2][MOST]; /* each library has its own; [0] is used */
+    float(*mine)[MOST] = data[0];
+    size_t count = 1 + t->plan->steps[t->step].size % MOST;
+    dp_part parts[2];
+    for (int d = 0; d < t->info.local_count; d++) {
+        for (size_t i = 0; i < count; i++)
+            mine[d][i] = (float)part_of(t, t->info.rank_first + d, i);
+        parts[d] = (dp_part){.send = mine[d], .recv = mine[d]};
+    }
+    DP_TRY(CALL_ALL(dp_all_reduce(t->ctx, parts, count, DP_F32, DP_OP_SUM)));
+    for (int d = 0; d < t->info.local_count; d++)
+        for (size_t i = 0; i < count; i++) {
+            double sum = 0;
+            for (int r = 0; r < t->info.rank_count; r++)
+                sum += part_of(t, r, i);
+            if ((double)mine[d][i] != sum)
+                wrong(t, "step %d: a sum at %zu of %zu is %g, not %g", t->step, i, count,
+                      (double)mine[d][i], sum);
+        }
+    return DP_OK;
+}
+
+static dp_status do_agree(task *t)
+{
+    bool any = false;
+    int chosen = (int)(t->plan->steps[t->step].salt % (unsigned)t->info.process_count);
+    bool mine = t->plan->steps[t->step].size % 2 != 0 && t->info.process == chosen;
+    DP_TRY(CALL_ALL(dp_any(t->ctx, mine, &any)));
+    if (any != (t->plan->steps[t->step].size % 2 != 0))
+        wrong(t, "step %d: dp_any is wrong", t->step);
+    return DP_OK;
+}
+
+static dp_status do_gather(task *t)
+{
+    int64_t mine[3], all[3 * RANKS];
+    for (int i = 0; i < 3; i++)
+        mine[i] = (int64_t)part_of(t, t->info.process, (size_t)i);
+    DP_TRY(CALL_ALL(dp_all_gather_i64(t->ctx, mine, 3, all)));
+    for (int r = 0; r < t->info.rank_count; r++)
+        for (int i = 0; i < 3; i++)
+            if (all[3 * r + i] !=
+                (int64_t)part_of(t, r * t->info.process_count / t->info.rank_count, (size_t)i))
+                wrong(t, "step %d: what rank %d gathered is wrong", t->step, r);
+    return DP_OK;
+}
+
+static dp_status do_spread(task *t)
+{
+    int root = (int)(t->plan->steps[t->step].salt % (unsigned)t->info.rank_count);
+    double numbers[4];
+    for (size_t i = 0; i < 4; i++)
+        numbers[i] = part_of(t, t->info.rank_first, i);
+    DP_TRY(CALL_ALL(dp_broadcast_f64(t->ctx, numbers, 4, root)));
+    int first = root - root % t->info.local_count;
+    for (size_t i = 0; i < 4; i++)
+        if (numbers[i] != part_of(t, first, i))
+            wrong(t, "step %d: what rank %d spread is wrong", t->step, root);
+    return DP_OK;
+}
+
+/* A message says who sent it, to whom, in which step, as which of them, and after how many
+   recoveries; the rest follows from that. */
+static void letter(const task *t, int64_t *words, size_t count, int from, int to, int number)
+{
+    for (size_t i = 0; i < count; i++)
+        words[i] = ((int64_t)from << 48) + ((int64_t)to << 40) + ((int64_t)t->step << 24) +
+                   ((int64_t)number << 16) + ((int64_t)t->info.recoveries << 12) +
+                   (int64_t)(i % 4096);
+}
+
+/* Each rank sends some to the next but `far`. */
+static dp_status do_messages(task *t)
+{
+    static int64_t sent[MESSAGES][MOST], came[MESSAGES][MOST], right[MOST];
+    dp_message list[2 * MESSAGES] = {{.tag = 0}};
+    int rank = t->info.rank_first, count = t->info.rank_count;
+    int far = 1 + (int)(t->plan->steps[t->step].salt % 3u);
+    int to = (rank + far * t->info.local_count) % count;
+    int from = (rank + (count - far % count) * t->info.local_count) % count;
+    size_t words = 1 + t->plan->steps[t->step].size % MOST;
+    from = ((rank - far * t->info.local_count) % count + count) % count;
+    for (int i = 0; i < MESSAGES; i++) {
+        int64_t shape = (int64_t)(i == 1 ? 1 : words);
+        letter(t, sent[i], (size_t)shape, rank, to, i);
+        memset(came[i], 0xee, sizeof came[i]);
+        list[2 * i] = (dp_message){.tensor = dp_wrap(came[i], DP_I64, 1, &shape),
+                                   .peer = from,
+                                   .tag = i / 2,
+                                   .receives = true};
+        list[2 * i + 1] =
+            (dp_message){.tensor = dp_wrap(sent[i], DP_I64, 1, &shape), .peer = to, .tag = i / 2};
+    }
+    DP_TRY(CALL(dp_messages_begin(t->ctx, list, 2 * MESSAGES)));
+    DP_TRY(CALL(dp_messages_end(t->ctx, list, 2 * MESSAGES)));
+    for (int i = 0; i < MESSAGES; i++) {
+        size_t n = i == 1 ? 1 : words;
+        letter(t, right, n, from, rank, i);
+        if (memcmp(right, came[i], n * sizeof right[0]) != 0)
+            wrong(t, "step %d: message %d from %d is wrong: %llx, not %llx", t->step, i, from,
+                  (unsigned long long)came[i][0], (unsigned long long)right[0]);
+    }
+    return DP_OK;
+}
+
+/* All learn who is in the job, and go on from the step of the furthest. */
+static dp_status share(task *t)
+{
+    int64_t mine[2] = {sim_process(), t->step}, all[2 * RANKS];
+    unsigned members = 0;
+    DP_TRY(CALL_ALL(dp_all_gather_i64(t->ctx, mine, 2, all)));
+    for (int r = 0; r < t->info.rank_count; r++) {
+        members |= 1u << all[2 * r];
+        t->step = all[2 * r + 1] > t->step ? (int)all[2 * r + 1] : t->step;
+    }
+    sim_is_in(t->info.recoveries, members);
+    t->changed = false;
+    return DP_OK;
+}
+
+static dp_status look(task *t)
+{
+    DP_TRY(dp_info_get(t->ctx, &t->info));
+    t->story->recoveries = t->info.recoveries;
+    t->story->rank = t->info.process;
+    t->story->count = t->info.process_count;
+    return DP_OK;
+}
+
+static dp_status do_admit(task *t)
+{
+    bool came = false;
+    if (!t->plan->recovers)
+        return DP_OK;
+    DP_TRY(CALL(dp_admit(t->ctx, &came)));
+    if (!came)
+        return DP_OK;
+    t->changed = true;
+    return look(t);
+}
+
+static dp_status do_step(task *t)
+{
+    switch (t->plan->steps[t->step].kind) {
+    case SIM_SUM:
+        return do_sum(t);
+    case SIM_AGREE:
+        return do_agree(t);
+    case SIM_GATHER:
+        return do_gather(t);
+    case SIM_SPREAD:
+        return do_spread(t);
+    case SIM_BARRIER:
+        return CALL_ALL(dp_barrier(t->ctx));
+    case SIM_MESSAGES:
+        return do_messages(t);
+    case SIM_ADMIT:
+        return do_admit(t);
+    case SIM_SAVE:
+    case SIM_COMPUTE:
+        sim_pass((uint64_t)t->plan->steps[t->step].size * 10000);
+        return DP_OK;
+    case SIM_STEP_KINDS:
+        break;
+    }
+    return DP_OK;
+}
+
+static dp_status go_on(task *t)
+{
+    while (t->changed || t->step < t->plan->step_count) {
+        if (t->changed) {
+            DP_TRY(share(t));
+            continue;
+        }
+        DP_TRY(do_step(t));
+        t->step++;
+        t->story->steps++;
+    }
+    return CALL_ALL(dp_barrier(t->ctx));
+}
+
+static dp_status recover(task *t)
+{
+    dp_status status = DP_ERR_STATE;
+    for (int i = 0; i < TRIES && status != DP_OK; i++) {
+        t->story->tries++;
+        status = CALL(dp_recover(t->ctx));
+    }
+    if (status != DP_OK)
+        return status;
+    t->changed = true;
+    return look(t);
+}
+
+static dp_status run(task *t)
+{
+    dp_status status = go_on(t);
+    while (status != DP_OK && t->plan->recovers && dp_failure(t->ctx, NULL)) {
+        DP_TRY(recover(t));
+        status = go_on(t);
+    }
+    return status;
+}
+
+void sim_main(sim_story *story)
+{
+    int devices[2] = {0, 0};
+    task task = {.story = story, .plan = story->plan, .changed = true}, *t = &task;
+    dp_config config = {.device_count = story->plan->device_count,
+                        .devices = devices,
+                        .recovers = story->plan->recovers,
+                        .unbound = true,
+                        .thread_count = 1,
+                        .timeout_ms = story->plan->timeout_ms};
+    const dp_device_ops *backends[] = {dp_cpu(), NULL};
+    config.backends = backends;
+    dp_status status = CALL(dp_open(&config, &t->ctx));
+    if (status == DP_OK) {
+        story->opened = true;
+        status = look(t);
+    }
+    if (status == DP_OK)
+        status = run(t);
+    story->failed_ns = sim_time();
+    story->status = status;
+    story->done = status == DP_OK;
+    if (status != DP_OK) {
+        snprintf(story->text, sizeof story->text, "%s", dp_last_error());
+        sim_log(story->text);
+    }
+    const char *where = story->where;
+    (void)CALL((dp_close(t->ctx), DP_OK));
+    story->where = where;
+    story->left_over = sim_leftovers(story->left, sizeof story->left);
+}

@@ -1,0 +1,526 @@
+/* run.c - runs seeds, judges each run, and shortens what fails. See sim.h.
+
+     run SEEDS [FIRST]            so many seeds from FIRST (1) on; the last line counts them
+     run =SEED [WITHOUT...]       one seed in this process, with its trace in words
+     options before them: -j N    so many at a time
+                          -l DIR  where process0.so, process1.so ... are
+                          -t      prints the hash of each trace
+                          -2      runs each seed twice, and compares these
+
+   WITHOUT: fN without fault N, sN with N steps only, -signals, -clocks, -strangers, -devices.
+
+   A run breaks a rule if
+     a  somebody waits for ever, or a program crashes, or uses a descriptor that it has closed
+     b  a sum, a message or what is gathered is wrong
+     c  something is left when a context is closed: memory, threads, descriptors
+     d  a call takes longer than its time-out and a few seconds, not counting stops
+     e  nothing has happened to a job, and yet it fails
+     f  a process that nothing has happened to fails without recovery, and names none to whom
+        something has happened
+     g  two groups are in the job of one number; or one is in an older job while another one goes on
+     h  most processes are well, and yet not all of these go on                                  */
+
+#define _GNU_SOURCE
+#include "inside.h"
+#include "plan.h"
+#include <dlfcn.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/personality.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { REPORT = 8000, GRACE_MS = 3000, NUMBERS = 64, JOBS = 64 };
+
+typedef struct result {
+    char broken[12]; /* letters of rules */
+    char report[REPORT];
+    size_t used;
+    uint64_t hash, points, switches, time_ns;
+    bool over;
+} result;
+
+typedef struct totals {
+    uint64_t runs, bad, points, switches, time_ns;
+} totals;
+
+static sim_program *programs[SIM_PROCESSES];
+static sim_locals *locals[SIM_PROCESSES];
+static sim_story stories[SIM_PROCESSES];
+static result *found; /* shared with the child that runs */
+static totals *sums;
+
+static void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+static void report(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int more = vsnprintf(found->report + found->used, REPORT - found->used, format, args);
+    va_end(args);
+    found->used += more > 0 ? (size_t)more : 0;
+    found->used = found->used < REPORT - 1 ? found->used : REPORT - 1;
+}
+
+static void break_rule(char rule, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void break_rule(char rule, const char *format, ...)
+{
+    char text[800];
+    size_t rules = strlen(found->broken);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    report("  *%c %s\n", rule, text);
+    if (strchr(found->broken, rule) == NULL && rules < sizeof found->broken - 1)
+        found->broken[rules] = rule;
+}
+
+/* ---- what the judge hears while it goes on --------------------------------------------------- */
+
+static struct {
+    unsigned members;
+    uint64_t first_ns; /* when the first one was in it */
+} jobs[NUMBERS];
+
+void sim_is_in(int number, unsigned members)
+{
+    sim_say("-- is in job %d with members %x", number, members);
+    if (number < 0 || number >= NUMBERS)
+        return;
+    if (jobs[number].first_ns == 0) {
+        jobs[number].members = members;
+        jobs[number].first_ns = sim_time();
+    }
+    if (jobs[number].members != members)
+        break_rule('g', "job %d has the members %x, and %x", number, jobs[number].members, members);
+}
+
+/* What the others gave before may still come, if one of them is in the later job. */
+void sim_went_well(int number, uint64_t begun_ns)
+{
+    for (int later = number + 1; later < NUMBERS && number >= 0; later++)
+        if (jobs[later].first_ns != 0 && jobs[later].first_ns < begun_ns &&
+            (jobs[later].members & jobs[number].members) == 0)
+            break_rule('g', "process %d goes on in job %d, %.3f ms after job %d has begun",
+                       sim_process(), number, (double)(begun_ns - jobs[later].first_ns) * 1e-6,
+                       later);
+}
+
+/* ---- a run ----------------------------------------------------------------------------------- */
+
+static void number_of(int process, const char *name, int number)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", number);
+    sim_env_of(process, name, text);
+}
+
+static int count_on(const sim_plan *plan, int machine, int below)
+{
+    int count = 0;
+    for (int p = 0; p < below; p++)
+        count += plan->machine_of[p] == machine;
+    return count;
+}
+
+/* Begins a process with the environment that a launcher would give it. */
+static void begin(const sim_plan *plan, int machine, bool comes)
+{
+    int p = sim.proc_count, seat = comes ? 0 : p;
+    stories[p] = (sim_story){.plan = plan, .where = "nothing", .longest = "nothing"};
+    sim_process_begin(machine, programs[p], locals[p], &stories[p]);
+    sim_say("-- process %d begins on machine %d", p, machine);
+    sim_env_of(p, "DP_ADDR", plan->machine_count > 1 ? "10.0.0.1:29500" : "@sim");
+    number_of(p, "DP_PROCESS_COUNT", plan->process_count);
+    number_of(p, "DP_PROCESS", seat);
+    number_of(p, "DP_LOCAL_PROCESS", comes ? 0 : count_on(plan, machine, p));
+    number_of(p, "DP_LOCAL_PROCESS_COUNT", count_on(plan, machine, plan->process_count));
+    number_of(p, "DP_PROCESS_LIMIT", plan->process_count + 3);
+    if (comes)
+        sim_env_of(p, "DP_REJOIN", "1");
+    if (plan->machine_count == 1)
+        sim_env_of(p, "DP_INTERFACE", "eth0");
+    if (sim.verbose > 1)
+        sim_env_of(p, "DP_DEBUG", "trace");
+}
+
+static void on_birth(int machine)
+{
+    begin(&sim.plan, machine, true);
+}
+
+static bool is_well(int p)
+{
+    const sim_proc *proc = &sim.procs[p];
+    return !proc->dead && proc->hit_ns == 0;
+}
+
+/* "rank 3", "ranks 3 to 5", "processes 2 and 4", "processes 1, 2 and 4" */
+static bool names(const char *text, int p)
+{
+    const char *const words[] = {"rank ", "ranks ", "process ", "processes "};
+    for (int i = 0; i < 4; i++)
+        for (const char *at = text; (at = strstr(at, words[i])) != NULL; at++) {
+            int each = i < 2 ? sim.plan.device_count : 1, last = -1;
+            const char *number = at + strlen(words[i]);
+            for (int skip = 0; *number >= '0' && *number <= '9'; number += skip) {
+                char *end;
+                int which = (int)strtol(number, &end, 10) / each;
+                bool range = number - at > 4 && strncmp(number - 4, " to ", 4) == 0;
+                if (which == p || (range && last >= 0 && last < p && p < which))
+                    return true;
+                last = which;
+                skip = strncmp(end, " and ", 5) == 0  ? 5
+                       : strncmp(end, " to ", 4) == 0 ? 4
+                       : strncmp(end, ", ", 2) == 0   ? 2
+                                                      : 0;
+                number = end;
+            }
+        }
+    return false;
+}
+
+/* Where a link was cut, or one had no memory, nobody is at fault, and none may be named. */
+static bool names_one_who_was_hit(const char *text)
+{
+    bool somebody = false, at_fault = false;
+    for (int p = 0; p < sim.proc_count; p++) {
+        if (!is_well(p) && names(text, p))
+            return true;
+        somebody = somebody || names(text, p);
+        at_fault = at_fault || sim.procs[p].dead || sim.procs[p].was_stopped;
+    }
+    return !somebody && !at_fault;
+}
+
+static uint64_t last_hit(void)
+{
+    uint64_t last = 0;
+    for (int p = 0; p < sim.proc_count; p++)
+        last = sim.procs[p].hit_ns > last ? sim.procs[p].hit_ns : last;
+    return last;
+}
+
+static void judge_time(int p)
+{
+    const sim_story *story = &stories[p];
+    uint64_t most = (uint64_t)(sim.plan.timeout_ms + GRACE_MS) * 1000000;
+    if (!sim.procs[p].was_stopped && story->longest_ns > most)
+        break_rule('d', "%d: %.40s took %.1f ms", p, story->longest,
+                   (double)story->longest_ns * 1e-6);
+}
+
+static void judge_failure(int p, bool some_done, int well, int begun)
+{
+    const sim_story *story = &stories[p];
+    bool majority = sim.plan.machine_count == 1 || 2 * well > begun;
+    if (last_hit() == 0)
+        break_rule('e', "%d fails, and nothing has happened", p);
+    else if (!sim.plan.recovers && is_well(p) && !names_one_who_was_hit(story->text))
+        break_rule('f', "%d names none to whom something has happened", p);
+    else if (sim.plan.recovers && is_well(p) && story->opened && majority && !some_done)
+        break_rule('h', "%d is well, and does not go on", p);
+    for (int number = 1; number < NUMBERS && is_well(p) && story->opened; number++)
+        if (jobs[number].first_ns != 0 && jobs[number].first_ns < story->failed_ns &&
+            (jobs[number].members >> p & 1) == 0 && number > story->recoveries)
+            break_rule('h', "%d is well, and not in job %d", p, number);
+}
+
+static void describe(int p)
+{
+    const sim_proc *proc = &sim.procs[p];
+    const sim_story *story = &stories[p];
+    report("   %d%s%s%s%s: %s, %d steps, %d of %d in job %d, %d tries, longest %.1f ms in %.30s\n",
+           p, proc->was_stopped ? " (stopped)" : "", proc->was_cut ? " (cut)" : "",
+           proc->was_starved ? " (starved)" : "", p >= sim.plan.process_count ? " (came)" : "",
+           proc->dead    ? "killed"
+           : story->done ? "done"
+                         : "failed",
+           story->steps, story->rank, story->count, story->recoveries, story->tries,
+           (double)story->longest_ns * 1e-6, story->longest);
+    if (!proc->dead && !story->done)
+        report("      in %.40s at %.3f ms: %s\n", story->where, (double)story->failed_ns * 1e-6,
+               story->text);
+}
+
+static void judge(int verdict)
+{
+    bool some_done = false;
+    int well = 0;
+    if (verdict != SIM_DONE)
+        break_rule('a', verdict == SIM_STUCK ? "nobody can go on" : "it takes longer than an hour");
+    for (int p = 0; p < sim.proc_count; p++) {
+        some_done = some_done || stories[p].done;
+        well += is_well(p) && stories[p].opened;
+    }
+    for (int p = 0; p < sim.proc_count; p++) {
+        const sim_story *story = &stories[p];
+        describe(p);
+        if (story->wrong[0] != '\0')
+            break_rule('b', "%d: %s", p, story->wrong);
+        if (sim.procs[p].dead || verdict != SIM_DONE)
+            continue;
+        if (story->left_over)
+            break_rule('c', "%d leaves %s", p, story->left);
+        judge_time(p);
+        if (!story->done && p < sim.plan.process_count)
+            judge_failure(p, some_done, well, sim.proc_count);
+    }
+}
+
+/* Strangers hold some of the ports that a job may want. */
+static void place_strangers(const sim_plan *plan)
+{
+    for (int machine = 0; plan->strangers && machine < plan->machine_count; machine++)
+        for (int port = 29500; port < 29516; port++)
+            if (sim_one_in(4) && port != 29500)
+                sim_stranger(machine, port);
+}
+
+static void run_plan(const sim_plan *plan, int verbose)
+{
+    memset(found, 0, sizeof *found);
+    sim_begin(plan, verbose);
+    sim_on_birth = on_birth;
+    place_strangers(plan);
+    for (int p = 0; p < plan->process_count; p++)
+        begin(&sim.plan, plan->machine_of[p], false);
+    int verdict = sim_go();
+    judge(verdict);
+    if (verbose != 0 && verdict != SIM_DONE)
+        sim_show();
+    found->hash = sim.hash;
+    found->points = sim.points;
+    found->switches = sim.switches;
+    found->time_ns = sim.now;
+    found->over = true;
+}
+
+/* In a process of its own: all begins as it was, and a crash is that run's alone. */
+static void run_apart(const sim_plan *plan)
+{
+    int status = 0;
+    found->over = false;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(60);
+        if (freopen("/dev/null", "w", stderr) == NULL)
+            _exit(2);
+        run_plan(plan, 0);
+        _exit(0);
+    }
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+    }
+    if (found->over)
+        return;
+    found->used = strlen(found->report);
+    break_rule('a', "%s", WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "it has ended early");
+}
+
+/* ---- shortening ------------------------------------------------------------------------------ */
+
+static bool edit(sim_plan *plan, const char *what)
+{
+    int number = atoi(what + 1);
+    if (what[0] == 'f' && number < plan->fault_count)
+        plan->faults[number].dropped = true;
+    else if (what[0] == 's' && number <= plan->step_count)
+        plan->step_count = number;
+    else if (strcmp(what, "-signals") == 0)
+        plan->signals = false;
+    else if (strcmp(what, "-clocks") == 0)
+        plan->clocks_differ = false;
+    else if (strcmp(what, "-strangers") == 0)
+        plan->strangers = false;
+    else if (strcmp(what, "-devices") == 0)
+        plan->device_count = 1;
+    else
+        return false;
+    return true;
+}
+
+/* Keeps each edit after which the same rule is broken still. */
+static void shorten(sim_plan *plan, char *edits, size_t room)
+{
+    char list[SIM_FAULTS + 12][20], rule = found->broken[0];
+    int count = 0;
+    for (int i = 0; i < plan->fault_count; i++)
+        snprintf(list[count++], sizeof list[0], "f%d", i);
+    for (int steps = 1; steps < plan->step_count && count < SIM_FAULTS + 8; steps *= 2)
+        snprintf(list[count++], sizeof list[0], "s%d", steps);
+    for (int i = 0; i < 4; i++)
+        strcpy(list[count++], (const char *[]){"-signals", "-clocks", "-strangers", "-devices"}[i]);
+    edits[0] = '\0';
+    for (int i = 0; i < count; i++) {
+        sim_plan shorter = *plan;
+        if (!edit(&shorter, list[i]) || memcmp(&shorter, plan, sizeof shorter) == 0)
+            continue;
+        run_apart(&shorter);
+        if (strchr(found->broken, rule) == NULL)
+            continue;
+        *plan = shorter;
+        size_t used = strlen(edits);
+        snprintf(edits + used, room - used, " %.20s", list[i]);
+    }
+    run_apart(plan);
+}
+
+/* ---- the driver ------------------------------------------------------------------------------ */
+
+static void load(const char *folder)
+{
+    for (int p = 0; p < SIM_PROCESSES; p++) {
+        char path[400];
+        snprintf(path, sizeof path, "%.300s/process%d.so", folder, p);
+        void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        void *main = library != NULL ? dlsym(library, "sim_main") : NULL;
+        void *of_threads = library != NULL ? dlsym(library, "sim_thread_locals") : NULL;
+        if (main == NULL || of_threads == NULL) {
+            fprintf(stderr, "%s\n", dlerror());
+            exit(2);
+        }
+        memcpy(&programs[p], &main, sizeof main);
+        memcpy(&locals[p], &of_threads, sizeof of_threads);
+    }
+}
+
+static void *common(size_t bytes)
+{
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED)
+        exit(2);
+    return data;
+}
+
+static void print_failure(uint64_t seed)
+{
+    char edits[200];
+    sim_plan plan;
+    sim_plan_draw(seed, &plan);
+    shorten(&plan, edits, sizeof edits);
+    printf("not ok %llu - rule %s: SEED=%llu WITHOUT='%s'\n", (unsigned long long)seed,
+           found->broken, (unsigned long long)seed, edits + (edits[0] == ' '));
+    sim_plan_print(&plan, stdout);
+    fputs(found->report, stdout);
+    fflush(stdout);
+}
+
+static void run_seed(uint64_t seed, bool twice, bool traces)
+{
+    sim_plan plan;
+    sim_plan_draw(seed, &plan);
+    run_apart(&plan);
+    uint64_t hash = found->hash;
+    if (traces)
+        printf("%llu %016llx %llu\n", (unsigned long long)seed, (unsigned long long)hash,
+               (unsigned long long)found->points);
+    sums->runs++;
+    sums->points += found->points;
+    sums->switches += found->switches;
+    sums->time_ns += found->time_ns;
+    bool bad = found->broken[0] != '\0';
+    if (bad)
+        print_failure(seed);
+    if (!bad && twice) {
+        run_apart(&plan);
+        bad = found->hash != hash;
+        if (bad)
+            printf("not ok %llu - it is another run the second time\n", (unsigned long long)seed);
+    }
+    sums->bad += bad;
+}
+
+/* Each worker has every so-manyth seed. */
+static void run_seeds(uint64_t first, uint64_t count, int workers, bool twice, bool traces)
+{
+    totals *all = common(sizeof *all * JOBS), sum = {0};
+    struct timespec begun, ended;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    for (int w = 0; w < workers; w++)
+        if (fork() == 0) {
+            found = common(sizeof *found);
+            sums = &all[w];
+            for (uint64_t i = (uint64_t)w; i < count; i += (uint64_t)workers)
+                run_seed(first + i, twice, traces);
+            fflush(stdout);
+            _exit(0);
+        }
+    while (wait(NULL) > 0) {
+    }
+    for (int w = 0; w < workers; w++) {
+        sum.runs += all[w].runs;
+        sum.bad += all[w].bad;
+        sum.points += all[w].points;
+        sum.switches += all[w].switches;
+        sum.time_ns += all[w].time_ns;
+    }
+    clock_gettime(CLOCK_MONOTONIC, &ended);
+    double s = (double)(ended.tv_sec - begun.tv_sec) +
+               (double)(ended.tv_nsec - begun.tv_nsec) * 1e-9;
+    double runs = sum.runs > 0 ? (double)sum.runs : 1;
+    printf("simulated: seeds %llu to %llu, %.0f a second; each %.0f points, %.0f exchanges of "
+           "threads and %.2f s of virtual time\n",
+           (unsigned long long)first, (unsigned long long)(first + count - 1), runs / s,
+           (double)sum.points / runs, (double)sum.switches / runs,
+           (double)sum.time_ns * 1e-9 / runs - 1);
+    printf("%llu passed, %llu failed\n", (unsigned long long)(count - sum.bad),
+           (unsigned long long)sum.bad);
+    exit(sum.bad > 0 || sum.runs != count);
+}
+
+static void replay(uint64_t seed, char **edits)
+{
+    sim_plan plan;
+    sim_plan_draw(seed, &plan);
+    for (; *edits != NULL; edits++)
+        if (!edit(&plan, *edits)) {
+            fprintf(stderr, "%s is no edit of this plan\n", *edits);
+            exit(2);
+        }
+    sim_plan_print(&plan, stderr);
+    found = common(sizeof *found);
+    run_plan(&plan, getenv("QUIET") != NULL ? 0 : getenv("DEBUG") != NULL ? 2 : 1);
+    printf("seed %llu: %s%s, trace %016llx\n%s", (unsigned long long)seed,
+           found->broken[0] != '\0' ? "breaks rule " : "good", found->broken,
+           (unsigned long long)found->hash, found->report);
+    exit(found->broken[0] != '\0');
+}
+
+int main(int argc, char **argv)
+{
+    const char *folder = "build/simulated";
+    int workers = 1;
+    bool twice = false, traces = false;
+    if ((personality(0xffffffff) & ADDR_NO_RANDOMIZE) == 0 && getenv("SIM_AGAIN") == NULL) {
+        setenv("SIM_AGAIN", "1", 1);
+        if (personality(ADDR_NO_RANDOMIZE) != -1)
+            execv("/proc/self/exe", argv);
+    }
+    for (int c; (c = getopt(argc, argv, "j:l:t2")) != -1;) {
+        if (c == 'j')
+            workers = atoi(optarg) < JOBS ? atoi(optarg) : JOBS;
+        else if (c == 'l')
+            folder = optarg;
+        else if (c == 't')
+            traces = true;
+        else if (c == '2')
+            twice = true;
+        else
+            return 2;
+    }
+    if (optind >= argc)
+        return 2;
+    load(folder);
+    if (argv[optind][0] == '=')
+        replay(strtoull(argv[optind] + 1, NULL, 0), argv + optind + 1);
+    run_seeds(optind + 1 < argc ? strtoull(argv[optind + 1], NULL, 0) : 1,
+              strtoull(argv[optind], NULL, 0), workers, twice, traces);
+}
