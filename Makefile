@@ -178,7 +178,7 @@ demo: build/pictures build/blas
 	$(RUN) demo $(DEMO) $(TORCH_DEMO)
 
 test: build/tools
-	$(RUN) steps lint docs compile examples install gcc clang compilers musl mpi asan tsan sim hip ptx gpu conform fuzz faults members aarch64
+	$(RUN) steps lint docs compile examples install gcc clang compilers musl mpi asan tsan sim hip ptx gpu conform fuzz faults members simulated aarch64
 
 check:
 	$(RUN) steps lint gcc examples
@@ -186,7 +186,7 @@ check:
 lint: # shows too how many private names each room uses of each other one
 	$(RUN) steps $@ && cat build/lint/rooms
 
-asan tsan sim hip mpi fuzz compile compilers musl members:
+asan tsan sim hip mpi fuzz compile compilers musl members simulated:
 	$(RUN) steps $@
 
 compilers: export COMPILERS ?= all
@@ -249,7 +249,7 @@ format:
 clean:
 	rm -rf build
 
-.PHONY: all demo torch-backend test check install uninstall install-test docs docs-test single asan tsan sim hip ptx mpi conform sim-selftest simulate replay members explore gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
+.PHONY: all demo torch-backend test check install uninstall install-test docs docs-test single asan tsan sim hip ptx mpi conform sim-selftest simulate replay simulated members explore gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------

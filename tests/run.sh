@@ -127,6 +127,7 @@ build_ahead() {
         mpi) for mpi in $(mpis); do targets+=("build/$mpi/tests"); done ;;
         faults) targets+=(build/faults/plain/worker) ;;
         gpu) targets+=(build/sim/library.so) ;;
+        simulated) targets+=(build/simulated/run) ;;
         esac
     done
     [ ${#targets[@]} = 0 ] || build "${targets[@]}" >"$LOGS/ahead" 2>&1

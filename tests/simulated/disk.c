@@ -436,6 +436,13 @@ const char *sim_file_name(int index)
     return NULL;
 }
 
+const char *sim_disk_look(const char *path, size_t *out_bytes)
+{
+    const file *f = file_at(path);
+    *out_bytes = f != NULL ? f->bytes : 0;
+    return f != NULL ? f->data : NULL;
+}
+
 void sim_disk_begin(void)
 {
     versions = 0;

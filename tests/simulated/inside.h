@@ -104,6 +104,7 @@ enum { SIM_FD_SOCKET = 1, SIM_FD_SHARED, SIM_FD_FILE };
 /* ---- disk.c ---------------------------------------------------------------------------------- */
 void sim_disk_begin(void);
 void sim_disk_end_of(int process);
+const char *sim_disk_look(const char *path, size_t *out_bytes); /* NULL: it is not there */
 void sim_disk_close(int kind, int which, int fd);
 
 #endif

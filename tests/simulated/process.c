@@ -6,6 +6,7 @@
 #define DP__SYSTEM "tests/simulated/system.h"
 #define _Thread_local __attribute__((section("sim_locals")))
 #include "dp.h"
+#include "dp_save.h"
 
 enum { TRIES = 4, MOST = 3000, MESSAGES = 3, RANKS = 2 * SIM_PROCESSES };
 
@@ -187,6 +188,36 @@ static dp_status do_messages(task *t)
     return DP_OK;
 }
 
+/* The last word of a file says which job has saved it, and in which step. A job that has not failed
+   goes on where a file cannot be written. */
+static dp_status do_save(task *t)
+{
+    static int64_t words[MOST];
+    size_t count = 1 + t->plan->steps[t->step].size % MOST;
+    int64_t shape = (int64_t)count, stamp = (int64_t)t->info.recoveries << 32 | t->step;
+    dp_value saved = dp_none();
+    for (size_t i = 0; i < count; i++)
+        words[i] = stamp;
+    dp_scope *scope = dp_scope_begin(t->ctx);
+    DP_TRY(dp_scope_check(scope));
+    dp_value value = dp_array(scope, words, DP_I64, 1, &shape);
+    dp_status status =
+        CALL_ALL(dp_checkpoint_save(t->ctx, SIM_FILE, DP_DICT(scope, {"words", value})));
+    if (status == DP_OK)
+        sim_has_saved(stamp);
+    if (status == DP_OK && t->plan->steps[t->step].salt % 2 == 0)
+        status = CALL_ALL(dp_checkpoint_load(t->ctx, scope, SIM_FILE, &saved));
+    if (saved.kind != DP_NONE) {
+        const int64_t *came = dp_get(saved, "words").as.t->data;
+        for (size_t i = 0; i < count; i++)
+            if (came[i] != stamp)
+                wrong(t, "step %d: a file has %llx, not %llx", t->step, (unsigned long long)came[i],
+                      (unsigned long long)stamp);
+    }
+    dp_scope_end(scope);
+    return status == DP_OK || dp_failure(t->ctx, NULL) ? status : DP_OK;
+}
+
 /* All learn who is in the job, and go on from the step of the furthest. */
 static dp_status share(task *t)
 {
@@ -241,6 +272,7 @@ static dp_status do_step(task *t)
     case SIM_ADMIT:
         return do_admit(t);
     case SIM_SAVE:
+        return do_save(t);
     case SIM_COMPUTE:
         sim_pass((uint64_t)t->plan->steps[t->step].size * 10000);
         return DP_OK;

@@ -18,7 +18,8 @@
      f  a process that nothing has happened to fails without recovery, and names none to whom
         something has happened
      g  two groups are in the job of one number; or one is in an older job while another one goes on
-     h  most processes are well, and yet not all of these go on                                  */
+     h  most processes are well, and yet not all of these go on
+     i  a file that was saved is another one in the end, or part of one                            */
 
 #define _GNU_SOURCE
 #include "inside.h"
@@ -88,6 +89,13 @@ static struct {
     unsigned members;
     uint64_t first_ns; /* when the first one was in it */
 } jobs[NUMBERS];
+
+static int64_t last_saved = -1;
+
+void sim_has_saved(int64_t stamp)
+{
+    last_saved = stamp > last_saved ? stamp : last_saved;
+}
 
 void sim_is_in(int number, unsigned members)
 {
@@ -275,6 +283,19 @@ static void judge(int verdict)
     }
 }
 
+/* A save that has failed may be there all the same, if it is a later one. */
+static void judge_file(void)
+{
+    int64_t stamp = -1;
+    size_t bytes = 0;
+    const char *data = sim_disk_look(SIM_FILE, &bytes);
+    if (bytes >= sizeof stamp)
+        memcpy(&stamp, data + bytes - sizeof stamp, sizeof stamp);
+    if (stamp < last_saved)
+        break_rule('i', "the file has %llx, and %llx was saved", (unsigned long long)stamp,
+                   (unsigned long long)last_saved);
+}
+
 /* Strangers hold some of the ports that a job may want. */
 static void place_strangers(const sim_plan *plan)
 {
@@ -294,6 +315,7 @@ static void run_plan(const sim_plan *plan, int verbose)
         begin(&sim.plan, plan->machine_of[p], false);
     int verdict = sim_go();
     judge(verdict);
+    judge_file();
     if (verbose != 0 && verdict != SIM_DONE)
         sim_show();
     found->hash = sim.hash;
@@ -466,11 +488,11 @@ static void run_seeds(uint64_t first, uint64_t count, int workers, bool twice, b
     double s = (double)(ended.tv_sec - begun.tv_sec) +
                (double)(ended.tv_nsec - begun.tv_nsec) * 1e-9;
     double runs = sum.runs > 0 ? (double)sum.runs : 1;
-    printf("simulated: seeds %llu to %llu, %.0f a second; each %.0f points, %.0f exchanges of "
+    printf("%s seeds %llu to %llu, %.0f a second; each %.0f points, %.0f exchanges of "
            "threads and %.2f s of virtual time\n",
-           (unsigned long long)first, (unsigned long long)(first + count - 1), runs / s,
-           (double)sum.points / runs, (double)sum.switches / runs,
-           (double)sum.time_ns * 1e-9 / runs - 1);
+           sum.bad > 0 ? "#" : "ok -", (unsigned long long)first,
+           (unsigned long long)(first + count - 1), runs / s, (double)sum.points / runs,
+           (double)sum.switches / runs, (double)sum.time_ns * 1e-9 / runs - 1);
     printf("%llu passed, %llu failed\n", (unsigned long long)(count - sum.bad),
            (unsigned long long)sum.bad);
     exit(sum.bad > 0 || sum.runs != count);

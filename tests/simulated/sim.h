@@ -211,6 +211,11 @@ uint64_t sim_time(void); /* without a cost */
 /* The calling process is in the job of this number, with these members: a bit each. */
 void sim_is_in(int number, unsigned members);
 
+#define SIM_FILE "run.safetensors"
+
+/* All processes of a job know that SIM_FILE ends with this word. */
+void sim_has_saved(int64_t stamp);
+
 /* A collective call of that job, begun then, has gone well. */
 void sim_went_well(int number, uint64_t begun_ns);
 

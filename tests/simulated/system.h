@@ -460,6 +460,7 @@ static dp_status dp__os_map_open(dp_ctx *ctx, dp_scope *scope, const char *path,
     int fd = -1;
     uint64_t bytes = 0;
     dp__os_map *kept = dp_scope_alloc(scope, sizeof *kept);
+    *out = (dp__os_map){.ctx = ctx};
     if (kept == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory");
     DP_TRY(dp__os_file_open(path, &fd, &bytes));

@@ -22,6 +22,12 @@ step_members() {
     tests/members/plant.py build/members "$TEST_TURN" $turns "$CC" "${flags[@]}"
 }
 
+# Whole jobs on a made-up system, each a number. Some are run twice: the same number is the same run.
+step_simulated() {
+    local program=build/simulated/run
+    build "$program" && "$program" -j "$JOBS" 450 && "$program" -2 -j "$JOBS" 50 451
+}
+
 corpus_of() { echo "tests/fuzz/corpus/${1#fuzz_}"; }
 
 replay() { without_aslr timeout 120 "build/fuzz/$1" "${@:2}" >"$LOGS/$1" 2>&1; }
