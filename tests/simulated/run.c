@@ -19,7 +19,7 @@
         something has happened
      g  two groups are in the job of one number; or one is in an older job while another one goes on
      h  most processes are well, and yet not all of these go on
-     i  a file that was saved is another one in the end, or part of one                            */
+     i  a file that was saved is another one in the end, or part of one                          */
 
 #define _GNU_SOURCE
 #include "inside.h"
