@@ -2338,7 +2338,7 @@ DP_API dp_status dp_print(dp_ctx *ctx, FILE *file, dp_value value)
     dp_scope *temp = dp_scope_begin(ctx);
     DP_TRY(dp_scope_check(temp));
     dp_status status = dp__print_make(ctx, temp, value, &text);
-    if (status == DP_OK && !(dp__os_print(file, text) && dp__os_print(file, "\n")))
+    if (status == DP_OK && !dp__os_print(file, text, "\n"))
         status =
             dp_error(DP_ERR_FILE, "the text cannot be written: %s", dp__os_why_text(dp__os_why()));
     dp_scope_end(temp);

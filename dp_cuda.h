@@ -1381,7 +1381,6 @@ DP__CUDA_TEXTS(DP__CUDA_AS_C)
 #if defined(DP_DYNAMIC_LOAD)
 #include <dlfcn.h>
 #endif
-#include <sys/file.h>
 
 _Static_assert(DP_F32 == 0 && DP_BF16 == 3 && DP_I64 == 4 && DP_U8 == 8 && DP_BOOL == 9,
                "the kernels know dtypes by their numbers");
@@ -1895,7 +1894,7 @@ static void dp__cuda_kept_say(const dp__cuda_kept *kept, const char *what, const
 {
     char text[DP__TEXT_BYTES];
     snprintf(text, sizeof text, DP__CUDA_IS ": compiled kernels are not kept: %s %.300s: %s", what,
-             path, strerror(errno));
+             path, dp__os_why_text(dp__os_why()));
     kept->host->log(kept->host, DP_LOG_INFO, text);
 }
 
@@ -1949,17 +1948,13 @@ static bool dp__cuda_kept_open(const dp_host *host, const dp__cuda_target *targe
     return true;
 }
 
-/* The head says what it should, and the file is as long as it says. Only files of this user count
-   that nobody else may write to: what they hold will run. */
-static bool dp__cuda_kept_fits(const dp__cuda_kept *kept, int file, dp__cuda_kept_head *head)
+/* Returns true if the head is right, and the file as long as it says. What it holds will run. */
+static bool dp__cuda_kept_fits(const dp__cuda_kept *kept, int file, uint64_t bytes,
+                               dp__cuda_kept_head *head)
 {
-    struct stat at;
-    if (fstat(file, &at) != 0 || !S_ISREG(at.st_mode) || at.st_uid != geteuid() ||
-        (at.st_mode & (S_IWGRP | S_IWOTH)) != 0 || (size_t)at.st_size <= sizeof *head ||
-        !dp__os_file_get_at(file, head, sizeof *head, 0))
-        return false;
-    return memcmp(head->what, dp__cuda_kept_what, sizeof head->what) == 0 &&
-           head->key == kept->key && head->bytes == (size_t)at.st_size - sizeof *head;
+    return bytes > sizeof *head && dp__os_file_get_at(file, head, sizeof *head, 0) &&
+           memcmp(head->what, dp__cuda_kept_what, sizeof head->what) == 0 &&
+           head->key == kept->key && head->bytes == bytes - sizeof *head;
 }
 
 /* False: it is not there, or not good. */
@@ -1967,15 +1962,16 @@ static bool dp__cuda_kept_get(const dp__cuda_kept *kept, dp__cuda_image *out)
 {
     const dp_host *host = kept->host;
     dp__cuda_kept_head head;
-    int file = dp__os_open(kept->path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
+    uint64_t bytes = 0;
+    int file = dp__os_kept_open(kept->path, &bytes);
     *out = (dp__cuda_image){.data = NULL};
     if (file < 0)
         return false;
-    if (dp__cuda_kept_fits(kept, file, &head))
+    if (dp__cuda_kept_fits(kept, file, bytes, &head))
         out->data = host->alloc(host, head.bytes, 16);
     bool good = out->data != NULL && dp__os_file_get_at(file, out->data, head.bytes, sizeof head) &&
                 dp__hash(dp__hash_first, out->data, head.bytes) == head.checksum;
-    close(file);
+    dp__os_close(file);
     if (good) {
         out->bytes = head.bytes;
         return true;
@@ -1991,56 +1987,26 @@ static bool dp__cuda_kept_get(const dp__cuda_kept *kept, dp__cuda_image *out)
 /* The folder is there, and ours alone until dp__cuda_kept_close, if that can be had. */
 static bool dp__cuda_kept_lock(dp__cuda_kept *kept)
 {
-    char *last = strrchr(kept->folder, '/');
-    *last = '\0';
-    (void)mkdir(kept->folder, 0700); /* that of the cache may be missing as well */
-    *last = '/';
-    (void)mkdir(kept->folder, 0700);
-    kept->lock = dp__os_open(kept->folder, O_RDONLY | O_DIRECTORY, 0);
-    if (kept->lock < 0) {
+    kept->lock = dp__os_kept_lock(kept->folder, DP__CUDA_KEPT_WAIT_MS);
+    if (kept->lock < 0)
         dp__cuda_kept_say(kept, "no folder", kept->folder);
-        return false;
-    }
-    for (int ms = 0; ms < DP__CUDA_KEPT_WAIT_MS; ms += 10) {
-        if (flock(kept->lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
-            break;
-        dp__os_sleep_ms(10);
-    }
-    return true;
+    return kept->lock >= 0;
 }
 
-/* A lock would live on in children that this process has forked meanwhile. */
 static void dp__cuda_kept_close(dp__cuda_kept *kept)
 {
-    if (kept->lock < 0)
-        return;
-    (void)flock(kept->lock, LOCK_UN);
-    close(kept->lock);
+    dp__os_kept_unlock(kept->lock);
     kept->lock = -1;
 }
 
-/* Not synchronised with the disk: a file that a crash has cut off is made anew. */
 static void dp__cuda_kept_put(const dp__cuda_kept *kept, const dp__cuda_image *image)
 {
-    char path[sizeof kept->path + 8];
     dp__cuda_kept_head head = {.key = kept->key,
                                .bytes = image->bytes,
                                .checksum = dp__hash(dp__hash_first, image->data, image->bytes)};
     memcpy(head.what, dp__cuda_kept_what, sizeof head.what);
-    snprintf(path, sizeof path, "%s.new", kept->path);
-    (void)unlink(path);
-    int file = dp__os_open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
-    if (file < 0) {
-        dp__cuda_kept_say(kept, "no file in", kept->folder);
-        return;
-    }
-    bool good = dp__os_file_put(file, &head, sizeof head) &&
-                dp__os_file_put(file, image->data, image->bytes);
-    good = close(file) == 0 && good && rename(path, kept->path) == 0;
-    if (good)
-        return;
-    dp__cuda_kept_say(kept, "writing", kept->path);
-    (void)unlink(path);
+    if (!dp__os_kept_put(kept->path, &head, sizeof head, image->data, image->bytes))
+        dp__cuda_kept_say(kept, "writing", kept->path);
 }
 
 /* The kernels for this architecture, compiled now or before. */

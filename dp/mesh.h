@@ -35,12 +35,6 @@ typedef struct dp__mesh_wait {
     dp__wait look;
 } dp__mesh_wait;
 
-static void dp__mesh_nap(uint64_t ns)
-{
-    atomic_uint word = 0;
-    dp__os_word_wait(&word, 0, ns);
-}
-
 /* The longer a wait has taken, the less a longer nap matters. */
 static uint64_t dp__mesh_nap_ns(uint64_t waited)
 {
@@ -61,7 +55,7 @@ static bool dp__mesh_idle(dp__mesh_wait *wait)
     if (now - wait->begun < DP__MESH_AWAKE_NS || wait->tries % DP__MESH_BURST != 0)
         dp__os_yield();
     else
-        dp__mesh_nap(dp__mesh_nap_ns(now - wait->begun));
+        dp__os_sleep_ns(dp__mesh_nap_ns(now - wait->begun));
     return true;
 }
 

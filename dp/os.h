@@ -64,13 +64,13 @@ typedef void (*dp__os_fn)(void);
 /* Returns a function of the program or of a library that it has loaded; NULL: there is none. */
 static dp__os_fn dp__os_find(const char *name);
 
-/* Writes a text to a stream, however little room there is for it; false: not all of it. */
-static bool dp__os_print(FILE *file, const char *text);
+/* Writes a text and its end to a stream, in one piece; false: not all of it. */
+static bool dp__os_print(FILE *file, const char *text, const char *end);
 
 /* Writes a line of the log to stderr. */
 DP__MAYBE_UNUSED static void dp__os_write(const char *line)
 {
-    (void)dp__os_print(stderr, line);
+    (void)dp__os_print(stderr, line, "");
 }
 
 /* Returns true if a person reads the log. */
@@ -95,7 +95,12 @@ static int dp__os_ms_until(uint64_t when_ns)
 }
 
 /* Waits for so long, or until a signal. B I */
-static void dp__os_sleep_ms(int ms);
+static void dp__os_sleep_ns(uint64_t ns);
+
+static void dp__os_sleep_ms(int ms)
+{
+    dp__os_sleep_ns((uint64_t)ms * 1000000u);
+}
 
 /* Slows a loop down that waits for another thread, by tens of nanoseconds. */
 static void dp__os_pause(void);
@@ -247,6 +252,22 @@ DP__MAYBE_UNUSED static dp_status dp__os_part_end(dp__os_part *part, dp_status s
 
 /* Removes what a writer that was killed has left; one that is alive has locked its own. */
 DP__MAYBE_UNUSED static void dp__os_part_clear(const char *path);
+
+/* ---- kept: what can be made anew, in a folder of this user's ---------------------------------- */
+
+/* Opens a file; -1: there is none. out_bytes is 0 if others than this user may write to it. */
+DP__MAYBE_UNUSED static int dp__os_kept_open(const char *path, uint64_t *out_bytes);
+
+/* Makes the folder, and the one around it, for this user alone, and locks it; after wait_ms another
+   process may still have it. Returns what unlocks it; -1: there is no folder. B */
+DP__MAYBE_UNUSED static int dp__os_kept_lock(const char *folder, int wait_ms);
+
+/* Unlocks the folder, also for children that this process has forked meanwhile. */
+DP__MAYBE_UNUSED static void dp__os_kept_unlock(int lock);
+
+/* Writes a file that is there as a whole or not at all, unless the machine crashes. */
+DP__MAYBE_UNUSED static bool dp__os_kept_put(const char *path, const void *head, size_t head_bytes,
+                                             const void *data, size_t bytes);
 
 /* ---- files as memory ------------------------------------------------------------------------- */
 

@@ -135,11 +135,11 @@ static void dp__os_calm_end(const dp__os_calm *calm)
     errno = error;
 }
 
-static bool dp__os_print(FILE *file, const char *text)
+static bool dp__os_print(FILE *file, const char *text, const char *end)
 {
     dp__os_calm calm;
     dp__os_calm_begin(&calm);
-    bool done = fputs(text, file) >= 0;
+    bool done = fprintf(file, "%s%s", text, end) >= 0;
     dp__os_calm_end(&calm);
     return done;
 }
@@ -161,6 +161,12 @@ static uint64_t dp__os_wall_ns(void)
     struct timespec now = {0};
     clock_gettime(CLOCK_REALTIME, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void dp__os_sleep_ns(uint64_t ns)
+{
+    struct timespec rest = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    (void)nanosleep(&rest, NULL);
 }
 
 /* What is kept or written to goes through here. stdin, stdout and stderr may be closed; what took
@@ -779,6 +785,63 @@ DP__MAYBE_UNUSED static dp_status dp__os_names(const char *folder,
 DP__MAYBE_UNUSED static dp_status dp__os_remove(const char *path)
 {
     return unlink(path) == 0 || errno == ENOENT ? DP_OK : dp__os_refused("remove", path);
+}
+
+/* ---- kept ------------------------------------------------------------------------------------ */
+
+DP__MAYBE_UNUSED static int dp__os_kept_open(const char *path, uint64_t *out_bytes)
+{
+    struct stat there;
+    int fd = dp__os_open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
+    bool own = fd >= 0 && fstat(fd, &there) == 0 && S_ISREG(there.st_mode) &&
+               there.st_uid == geteuid() && (there.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+    *out_bytes = own ? (uint64_t)there.st_size : 0;
+    return fd;
+}
+
+DP__MAYBE_UNUSED static int dp__os_kept_lock(const char *folder, int wait_ms)
+{
+    char around[1100];
+    const char *last = strrchr(folder, '/');
+    if (last != NULL && (size_t)(last - folder) < sizeof around) {
+        snprintf(around, sizeof around, "%.*s", (int)(last - folder), folder);
+        (void)mkdir(around, 0700);
+    }
+    (void)mkdir(folder, 0700);
+    int lock = dp__os_open(folder, O_RDONLY | O_DIRECTORY, 0);
+    for (int ms = 0; lock >= 0 && ms < wait_ms; ms += 10) {
+        if (flock(lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
+            break;
+        dp__os_sleep_ms(10);
+    }
+    return lock;
+}
+
+/* A lock would live on in children. */
+DP__MAYBE_UNUSED static void dp__os_kept_unlock(int lock)
+{
+    if (lock >= 0)
+        (void)flock(lock, LOCK_UN);
+    dp__os_close(lock);
+}
+
+/* Not synchronised with the disk. */
+DP__MAYBE_UNUSED static bool dp__os_kept_put(const char *path, const void *head, size_t head_bytes,
+                                             const void *data, size_t bytes)
+{
+    char other[1200];
+    bool fits = (size_t)snprintf(other, sizeof other, "%s.new", path) < sizeof other;
+    (void)unlink(other);
+    int file = fits ? dp__os_open(other, O_WRONLY | O_CREAT | O_EXCL, 0600) : -1;
+    if (file < 0)
+        return false;
+    bool good = dp__os_file_put(file, head, head_bytes) && dp__os_file_put(file, data, bytes);
+    good = close(file) == 0 && good && rename(other, path) == 0;
+    int why = errno;
+    if (!good)
+        (void)unlink(other);
+    errno = why;
+    return good;
 }
 
 /* After a job failure a device may still be reading it. */
@@ -1529,11 +1592,6 @@ static uint64_t dp__os_random(void)
 static uint64_t dp__os_parent(void)
 {
     return (uint64_t)getppid();
-}
-
-static void dp__os_sleep_ms(int ms)
-{
-    (void)poll(NULL, 0, ms);
 }
 
 static void dp__os_env_set(const char *name, const char *text)

@@ -118,9 +118,9 @@ static dp__os_fn dp__os_find(const char *name)
     return NULL;
 }
 
-static bool dp__os_print(FILE *file, const char *text)
+static bool dp__os_print(FILE *file, const char *text, const char *end)
 {
-    (void)file;
+    (void)file, (void)end;
     sim_log(text);
     return true;
 }
@@ -140,10 +140,10 @@ static uint64_t dp__os_wall_ns(void)
     return sim_wall();
 }
 
-static void dp__os_sleep_ms(int ms)
+static void dp__os_sleep_ns(uint64_t ns)
 {
     if (!sim_interrupted())
-        sim_wait("sleeps", NULL, NULL, sim_now() + (uint64_t)ms * 1000000);
+        sim_wait("sleeps", NULL, NULL, sim_now() + ns);
 }
 
 static void dp__os_pause(void)
@@ -448,6 +448,31 @@ static void dp__os_part_clear(const char *path)
     if (fd >= 0 && sim_file_lock(fd) && sim_file_is_at(fd, path))
         (void)sim_file_remove(path);
     sim_close(fd);
+}
+
+static int dp__os_kept_open(const char *path, uint64_t *out_bytes)
+{
+    (void)path;
+    *out_bytes = 0;
+    return -1;
+}
+
+static int dp__os_kept_lock(const char *folder, int wait_ms)
+{
+    (void)folder, (void)wait_ms;
+    return -1;
+}
+
+static void dp__os_kept_unlock(int lock)
+{
+    (void)lock;
+}
+
+static bool dp__os_kept_put(const char *path, const void *head, size_t head_bytes, const void *data,
+                            size_t bytes)
+{
+    (void)path, (void)head, (void)head_bytes, (void)data, (void)bytes;
+    return false;
 }
 
 static void sim_unmap(void *user)
