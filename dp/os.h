@@ -253,7 +253,7 @@ DP__MAYBE_UNUSED static dp_status dp__os_part_end(dp__os_part *part, dp_status s
 /* Removes what a writer that was killed has left; one that is alive has locked its own. */
 DP__MAYBE_UNUSED static void dp__os_part_clear(const char *path);
 
-/* ---- kept: what can be made anew, in a folder of this user's ---------------------------------- */
+/* ---- kept: what can be made anew, in a folder of this user's --------------------------------- */
 
 /* Opens a file; -1: there is none. out_bytes is 0 if others than this user may write to it. */
 DP__MAYBE_UNUSED static int dp__os_kept_open(const char *path, uint64_t *out_bytes);
