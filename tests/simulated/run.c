@@ -6,6 +6,8 @@
                           -l DIR  where process0.so, process1.so ... are
                           -t      prints the hash of each trace
                           -2      runs each seed twice, and compares these
+                          -s      shortens nothing
+                          -1      the same, and stops at the first seed that fails
 
    WITHOUT: fN without fault N, sN with N steps only, -signals, -clocks, -strangers, -devices.
 
@@ -54,6 +56,7 @@ static sim_locals *locals[SIM_PROCESSES];
 static sim_story stories[SIM_PROCESSES];
 static result *found; /* shared with the child that runs */
 static totals *sums;
+static uint64_t *stops_at; /* no seed behind this one is run */
 
 static void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -400,12 +403,13 @@ static void *common(size_t bytes)
     return data;
 }
 
-static void print_failure(uint64_t seed)
+static void print_failure(uint64_t seed, bool shortens)
 {
-    char edits[200];
+    char edits[200] = "";
     sim_plan plan;
     sim_plan_draw(seed, &plan);
-    shorten(&plan, edits, sizeof edits);
+    if (shortens)
+        shorten(&plan, edits, sizeof edits);
     printf("not ok %llu - rule %s: SEED=%llu WITHOUT='%s'\n", (unsigned long long)seed,
            found->broken, (unsigned long long)seed, edits + (edits[0] == ' '));
     sim_plan_print(&plan, stdout);
@@ -413,13 +417,17 @@ static void print_failure(uint64_t seed)
     fflush(stdout);
 }
 
-static void run_seed(uint64_t seed, bool twice, bool traces)
+typedef struct options {
+    bool twice, traces, shortens, stops;
+} options;
+
+static void run_seed(uint64_t seed, const options *how)
 {
     sim_plan plan;
     sim_plan_draw(seed, &plan);
     run_apart(&plan);
     uint64_t hash = found->hash;
-    if (traces)
+    if (how->traces)
         printf("%llu %016llx %llu\n", (unsigned long long)seed, (unsigned long long)hash,
                (unsigned long long)found->points);
     sums->runs++;
@@ -428,28 +436,37 @@ static void run_seed(uint64_t seed, bool twice, bool traces)
     sums->time_ns += found->time_ns;
     bool bad = found->broken[0] != '\0';
     if (bad)
-        print_failure(seed);
-    if (!bad && twice) {
+        print_failure(seed, how->shortens);
+    if (!bad && how->twice) {
         run_apart(&plan);
         bad = found->hash != hash;
         if (bad)
             printf("not ok %llu - it is another run the second time\n", (unsigned long long)seed);
     }
     sums->bad += bad;
+    uint64_t before = __atomic_load_n(stops_at, __ATOMIC_SEQ_CST);
+    while (bad && how->stops && seed < before &&
+           !__atomic_compare_exchange_n(stops_at, &before, seed, false, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST)) {
+    }
 }
 
 /* Each worker has every so-manyth seed. */
-static void run_seeds(uint64_t first, uint64_t count, int workers, bool twice, bool traces)
+static void run_seeds(uint64_t first, uint64_t count, int workers, const options *how)
 {
     totals *all = common(sizeof *all * JOBS), sum = {0};
     struct timespec begun, ended;
+    stops_at = common(sizeof *stops_at);
+    *stops_at = UINT64_MAX;
     clock_gettime(CLOCK_MONOTONIC, &begun);
     for (int w = 0; w < workers; w++)
         if (fork() == 0) {
             found = common(sizeof *found);
             sums = &all[w];
-            for (uint64_t i = (uint64_t)w; i < count; i += (uint64_t)workers)
-                run_seed(first + i, twice, traces);
+            for (uint64_t i = (uint64_t)w;
+                 i < count && first + i < __atomic_load_n(stops_at, __ATOMIC_SEQ_CST);
+                 i += (uint64_t)workers)
+                run_seed(first + i, how);
             fflush(stdout);
             _exit(0);
         }
@@ -471,7 +488,7 @@ static void run_seeds(uint64_t first, uint64_t count, int workers, bool twice, b
            (unsigned long long)first, (unsigned long long)(first + count - 1), runs / s,
            (double)sum.points / runs, (double)sum.switches / runs,
            (double)sum.time_ns * 1e-9 / runs - 1);
-    printf("%llu passed, %llu failed\n", (unsigned long long)(count - sum.bad),
+    printf("%llu passed, %llu failed\n", (unsigned long long)(sum.runs - sum.bad),
            (unsigned long long)sum.bad);
     exit(sum.bad > 0 || sum.runs != count);
 }
@@ -498,21 +515,23 @@ int main(int argc, char **argv)
 {
     const char *folder = "build/simulated";
     int workers = 1;
-    bool twice = false, traces = false;
+    options how = {.shortens = true};
     if ((personality(0xffffffff) & ADDR_NO_RANDOMIZE) == 0 && getenv("SIM_AGAIN") == NULL) {
         setenv("SIM_AGAIN", "1", 1);
         if (personality(ADDR_NO_RANDOMIZE) != -1)
             execv("/proc/self/exe", argv);
     }
-    for (int c; (c = getopt(argc, argv, "j:l:t2")) != -1;) {
+    for (int c; (c = getopt(argc, argv, "j:l:t2s1")) != -1;) {
         if (c == 'j')
             workers = atoi(optarg) < JOBS ? atoi(optarg) : JOBS;
         else if (c == 'l')
             folder = optarg;
         else if (c == 't')
-            traces = true;
+            how.traces = true;
         else if (c == '2')
-            twice = true;
+            how.twice = true;
+        else if (c == 's' || c == '1')
+            how.shortens = false, how.stops = how.stops || c == '1';
         else
             return 2;
     }
@@ -522,5 +541,5 @@ int main(int argc, char **argv)
     if (argv[optind][0] == '=')
         replay(strtoull(argv[optind] + 1, NULL, 0), argv + optind + 1);
     run_seeds(optind + 1 < argc ? strtoull(argv[optind + 1], NULL, 0) : 1,
-              strtoull(argv[optind], NULL, 0), workers, twice, traces);
+              strtoull(argv[optind], NULL, 0), workers, &how);
 }
