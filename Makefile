@@ -425,8 +425,8 @@ build/simulated/%.o: tests/simulated/%.c $(wildcard tests/simulated/*.h) Makefil
 	@mkdir -p $(@D)
 	$(CC) $(SIMULATED_FLAGS) $(filter-out -Wframe-larger-than=4096,$(WARNINGS)) -c $< -o $@
 
-build/simulated/process.so: tests/simulated/process.c tests/simulated/system.h \
-    tests/simulated/sim.h $(HEADERS) Makefile
+build/simulated/process.so: $(addprefix tests/simulated/,process.c steps.h system.h sim.h) \
+    $(HEADERS) Makefile
 	@mkdir -p $(@D)
 	$(CC) $(SIMULATED_FLAGS) -fPIC -shared -Wall -Wextra -Werror -Itests/simulated -I. \
 	    $(STB_CFLAGS) $< -o $@ -lm

@@ -187,6 +187,8 @@ static dp_status do_messages(task *t)
     return DP_OK;
 }
 
+#include "steps.h"
+
 /* All learn who is in the job, and go on from the step of the furthest. */
 static dp_status share(task *t)
 {
@@ -244,6 +246,14 @@ static dp_status do_step(task *t)
     case SIM_COMPUTE:
         sim_pass((uint64_t)t->plan->steps[t->step].size * 10000);
         return DP_OK;
+    case SIM_LARGE:
+        return do_large(t);
+    case SIM_MAIL:
+        return do_mail(t);
+    case SIM_GROUP:
+        return do_group(t);
+    case SIM_REDUCE:
+        return do_reduce(t);
     case SIM_STEP_KINDS:
         break;
     }

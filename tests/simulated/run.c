@@ -273,6 +273,8 @@ static void judge(int verdict)
         if (story->left_over)
             break_rule('c', "%d leaves %s", p, story->left);
         judge_time(p);
+        if (story->hurt[0] != '\0' && last_hit() == 0)
+            break_rule('e', "%d: %s, and nothing has happened", p, story->hurt);
         if (!story->done && p < sim.plan.process_count)
             judge_failure(p, some_done, well, sim.proc_count);
     }
