@@ -119,6 +119,9 @@ static void draw_more(sim_plan *plan)
     for (int i = 0; i < plan->step_count && more; i++)
         if (draw(3) == 0)
             plan->steps[i].kind = (sim_step)(SIM_LARGE + draw(SIM_STEP_KINDS - SIM_LARGE));
+    plan->alien = more && plan->machine_count > 1 && draw(3) == 0
+                      ? (int)draw((uint64_t)plan->machine_count)
+                      : -1;
 }
 
 void sim_plan_draw(uint64_t seed, sim_plan *plan)
@@ -159,9 +162,10 @@ void sim_plan_print(const sim_plan *plan, FILE *out)
             plan->device_count);
     for (int p = 0; p < plan->process_count; p++)
         fprintf(out, " %d", plan->machine_of[p]);
-    fprintf(out, ", a time-out of %d ms%s%s%s%s\n ", plan->timeout_ms,
+    fprintf(out, ", a time-out of %d ms%s%s%s%s%s\n ", plan->timeout_ms,
             plan->recovers ? ", recovers" : "", plan->signals ? ", signals" : "",
-            plan->clocks_differ ? ", clocks differ" : "", plan->strangers ? ", strangers" : "");
+            plan->clocks_differ ? ", clocks differ" : "", plan->strangers ? ", strangers" : "",
+            plan->alien >= 0 ? ", an alien" : "");
     for (int i = 0; i < plan->step_count; i++)
         fprintf(out, " %s", steps[plan->steps[i].kind]);
     fputc('\n', out);

@@ -9,7 +9,8 @@
                           -s      shortens nothing
                           -1      the same, and stops at the first seed that fails
 
-   WITHOUT: fN without fault N, sN with N steps only, -signals, -clocks, -strangers, -devices.
+   WITHOUT: fN without fault N, sN with N steps only, -signals, -clocks, -strangers, -devices,
+   -alien.
 
    A run breaks a rule if
      a  somebody waits for ever, or a program crashes, or uses a descriptor that it has closed
@@ -152,6 +153,15 @@ static void begin(const sim_plan *plan, int machine, bool comes)
         sim_env_of(p, "DP_INTERFACE", "eth0");
     if (sim.verbose > 1)
         sim_env_of(p, "DP_DEBUG", "trace");
+}
+
+/* Comes to the place of this job, as one of its numbers, or as one that comes later. */
+static void begin_alien(const sim_plan *plan)
+{
+    int p = sim.proc_count;
+    begin(plan, plan->alien, sim_one_in(3));
+    number_of(p, "DP_PROCESS", (int)sim_draw((uint64_t)plan->process_count));
+    sim_env_of(p, "DP_SECRET", "another one");
 }
 
 static void on_birth(int machine)
@@ -297,6 +307,8 @@ static void run_plan(const sim_plan *plan, int verbose)
     place_strangers(plan);
     for (int p = 0; p < plan->process_count; p++)
         begin(&sim.plan, plan->machine_of[p], false);
+    if (plan->alien >= 0)
+        begin_alien(&sim.plan);
     int verdict = sim_go();
     judge(verdict);
     if (verbose != 0 && verdict != SIM_DONE)
@@ -347,6 +359,8 @@ static bool edit(sim_plan *plan, const char *what)
         plan->strangers = false;
     else if (strcmp(what, "-devices") == 0)
         plan->device_count = 1;
+    else if (strcmp(what, "-alien") == 0)
+        plan->alien = -1;
     else
         return false;
     return true;
@@ -361,8 +375,9 @@ static void shorten(sim_plan *plan, char *edits, size_t room)
         snprintf(list[count++], sizeof list[0], "f%d", i);
     for (int steps = 1; steps < plan->step_count && count < SIM_FAULTS + 8; steps *= 2)
         snprintf(list[count++], sizeof list[0], "s%d", steps);
-    for (int i = 0; i < 4; i++)
-        strcpy(list[count++], (const char *[]){"-signals", "-clocks", "-strangers", "-devices"}[i]);
+    for (int i = 0; i < 5; i++)
+        strcpy(list[count++],
+               (const char *[]){"-signals", "-clocks", "-strangers", "-devices", "-alien"}[i]);
     edits[0] = '\0';
     for (int i = 0; i < count; i++) {
         sim_plan shorter = *plan;

@@ -182,6 +182,7 @@ typedef struct sim_plan {
     int process_count, machine_count, device_count, timeout_ms;
     int machine_of[SIM_PROCESSES];
     bool recovers, signals, clocks_differ, strangers;
+    int alien; /* on which machine a process of another job comes to the same place; -1: none */
     int step_count, fault_count;
     struct {
         sim_step kind;

@@ -6,7 +6,7 @@ enum {
     TURN = 11,      /* numbers repeat after so many elements; all sums of them are bf16's, too */
     NEAR = 3,       /* ranks that each sends to */
     LETTERS = 4,    /* to each of these */
-    WORDS = 20000   /* of the longest letter */
+    WORDS = 60000   /* of the longest letter */
 };
 
 /* ---- large collectives ----------------------------------------------------------------------- */
@@ -120,7 +120,7 @@ static dp_status large_run(task *t, dp_scope *scope)
 {
     static const dp_dtype dtypes[] = {DP_F32, DP_BF16, DP_I64, DP_F32};
     size_t salt = t->plan->steps[t->step].salt, ranks = (size_t)t->info.rank_count;
-    size_t bytes = 1 + t->plan->steps[t->step].size * 137u % LARGE;
+    size_t bytes = 1 + t->plan->steps[t->step].size * 1000u % LARGE;
     large large = {.verb = (dp_verb)(salt % 5), .dtype = dtypes[salt / 5 % 4]};
     large.blocks_in = large.verb == DP_REDUCE_SCATTER || large.verb == DP_ALL_TO_ALL ? ranks : 1;
     large.blocks_out = large.verb == DP_ALL_GATHER || large.verb == DP_ALL_TO_ALL ? ranks : 1;
@@ -144,18 +144,25 @@ static dp_status do_large(task *t)
 
 /* ---- many messages --------------------------------------------------------------------------- */
 
+static int mail_near(const task *t)
+{
+    int near = 1 + (int)(t->plan->steps[t->step].salt % NEAR);
+    return near < t->info.rank_count ? near : t->info.rank_count - 1;
+}
+
 /* Letters of a step: those with even numbers are short. Two have each tag; all that have one tag are
    of one length, as a receive may be from any rank. */
 static size_t mail_words(const task *t, int number)
 {
     uint32_t size = t->plan->steps[t->step].size;
-    return 1 + (number / 2 % 2 == 0 ? size % 10 : size * 5 % (WORDS - 1));
+    uint32_t most = mail_near(t) == 1 ? WORDS : WORDS / 4;
+    return 1 + (number / 2 % 2 == 0 ? size % 10 : size * 20 % (most - 1));
 }
 
-static int mail_near(const task *t)
+/* Who is ahead begins letters of a later step, which are none that are awaited from any rank. */
+static int mail_tag(const task *t)
 {
-    int near = 1 + (int)(t->plan->steps[t->step].salt % NEAR);
-    return near < t->info.rank_count ? near : t->info.rank_count - 1;
+    return 100 + LETTERS * t->step;
 }
 
 static int64_t mail_in[2][NEAR][LETTERS][WORDS], mail_out[2][NEAR][LETTERS][WORDS];
@@ -175,7 +182,7 @@ static dp_message mail_of(const task *t, int d, int far, int number, bool receiv
     return (dp_message){.tensor = dp_wrap(data, DP_I64, 1, &words),
                         .local_rank = d,
                         .peer = receives && any ? DP_ANY_RANK : peer,
-                        .tag = number / 2,
+                        .tag = mail_tag(t) + number / 2,
                         .receives = receives};
 }
 
@@ -204,7 +211,8 @@ static void mail_check(task *t, const dp_message *list, int count)
             wrong(t, "step %d: a letter comes from rank %d", t->step, one->peer);
             continue;
         }
-        int number = 2 * one->tag + came[one->local_rank][one->peer][one->tag]++;
+        int tag = one->tag - mail_tag(t);
+        int number = 2 * tag + came[one->local_rank][one->peer][tag]++;
         size_t words = (size_t)one->tensor.shape[0];
         letter(t, right, words, one->peer, own, number);
         if (memcmp(right, one->tensor.data, words * sizeof right[0]) != 0)
