@@ -119,9 +119,10 @@ static void draw_more(sim_plan *plan)
     for (int i = 0; i < plan->step_count && more; i++)
         if (draw(3) == 0)
             plan->steps[i].kind = (sim_step)(SIM_LARGE + draw(SIM_STEP_KINDS - SIM_LARGE));
-    plan->alien = more && plan->machine_count > 1 && draw(3) == 0
+    plan->alien = more && plan->machine_count > 1 && draw(2) == 0
                       ? (int)draw((uint64_t)plan->machine_count)
                       : -1;
+    plan->forges = draw(2) == 0;
 }
 
 void sim_plan_draw(uint64_t seed, sim_plan *plan)
@@ -165,7 +166,9 @@ void sim_plan_print(const sim_plan *plan, FILE *out)
     fprintf(out, ", a time-out of %d ms%s%s%s%s%s\n ", plan->timeout_ms,
             plan->recovers ? ", recovers" : "", plan->signals ? ", signals" : "",
             plan->clocks_differ ? ", clocks differ" : "", plan->strangers ? ", strangers" : "",
-            plan->alien >= 0 ? ", an alien" : "");
+            plan->alien < 0 ? ""
+            : plan->forges  ? ", a forger"
+                            : ", an alien");
     for (int i = 0; i < plan->step_count; i++)
         fprintf(out, " %s", steps[plan->steps[i].kind]);
     fputc('\n', out);

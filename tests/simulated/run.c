@@ -159,9 +159,12 @@ static void begin(const sim_plan *plan, int machine, bool comes)
 static void begin_alien(const sim_plan *plan)
 {
     int p = sim.proc_count;
-    begin(plan, plan->alien, sim_one_in(3));
-    number_of(p, "DP_PROCESS", (int)sim_draw((uint64_t)plan->process_count));
+    bool first = plan->alien == plan->machine_of[0] && sim_one_in(2);
+    begin(plan, plan->alien, !first && sim_one_in(3));
+    number_of(p, "DP_PROCESS", first ? 0 : (int)sim_draw((uint64_t)plan->process_count));
     sim_env_of(p, "DP_SECRET", "another one");
+    if (plan->forges)
+        sim_env_of(p, "SIM_FORGES", "1");
 }
 
 static void on_birth(int machine)
@@ -213,12 +216,10 @@ static bool names_one_who_was_hit(const char *text)
     return !somebody && !at_fault;
 }
 
-static uint64_t last_hit(void)
+/* By then nothing had happened to any process. */
+static bool is_before_all(uint64_t ns)
 {
-    uint64_t last = 0;
-    for (int p = 0; p < sim.proc_count; p++)
-        last = sim.procs[p].hit_ns > last ? sim.procs[p].hit_ns : last;
-    return last;
+    return sim.hit_ns == 0 || ns < sim.hit_ns;
 }
 
 static void judge_time(int p)
@@ -234,7 +235,7 @@ static void judge_failure(int p, bool some_done, int well, int begun)
 {
     const sim_story *story = &stories[p];
     bool majority = sim.plan.machine_count == 1 || 2 * well > begun;
-    if (last_hit() == 0)
+    if (is_before_all(story->failed_ns))
         break_rule('e', "%d fails, and nothing has happened", p);
     else if (!sim.plan.recovers && is_well(p) && !names_one_who_was_hit(story->text))
         break_rule('f', "%d names none to whom something has happened", p);
@@ -283,7 +284,7 @@ static void judge(int verdict)
         if (story->left_over)
             break_rule('c', "%d leaves %s", p, story->left);
         judge_time(p);
-        if (story->hurt[0] != '\0' && last_hit() == 0)
+        if (story->hurt[0] != '\0' && is_before_all(story->hurt_ns))
             break_rule('e', "%d: %s, and nothing has happened", p, story->hurt);
         if (!story->done && p < sim.plan.process_count)
             judge_failure(p, some_done, well, sim.proc_count);

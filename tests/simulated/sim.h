@@ -182,7 +182,8 @@ typedef struct sim_plan {
     int process_count, machine_count, device_count, timeout_ms;
     int machine_of[SIM_PROCESSES];
     bool recovers, signals, clocks_differ, strangers;
-    int alien; /* on which machine a process of another job comes to the same place; -1: none */
+    int alien;   /* on which machine somebody who is not of the job comes to its place; -1: none */
+    bool forges; /* he has no key, and says that he has; else he is a process of another job */
     int step_count, fault_count;
     struct {
         sim_step kind;
@@ -201,8 +202,8 @@ typedef struct sim_story {
     char text[600], wrong[200], left[100]; /* wrong: "" if all that came was right */
     char hurt[300];                        /* what failed, and the job went on; "": nothing */
     const char *where;
-    uint64_t failed_ns, called_ns; /* on the clock of the simulator */
-    uint64_t longest_ns;           /* of a call */
+    uint64_t failed_ns, hurt_ns, called_ns; /* on the clock of the simulator */
+    uint64_t longest_ns;                    /* of a call */
     const char *longest;
 } sim_story;
 

@@ -257,8 +257,10 @@ static dp_status hurt(task *t, dp_status status)
 {
     if (status == DP_OK || dp_failure(t->ctx, NULL))
         return status;
-    if (t->story->hurt[0] == '\0')
-        snprintf(t->story->hurt, sizeof t->story->hurt, "%s: %s", t->story->where, dp_last_error());
+    if (t->story->hurt[0] != '\0')
+        return DP_OK;
+    t->story->hurt_ns = sim_time();
+    snprintf(t->story->hurt, sizeof t->story->hurt, "%s: %s", t->story->where, dp_last_error());
     return DP_OK;
 }
 
