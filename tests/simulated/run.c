@@ -162,6 +162,7 @@ static void begin_alien(const sim_plan *plan)
     bool first = plan->alien == plan->machine_of[0] && sim_one_in(2);
     begin(plan, plan->alien, !first && sim_one_in(3));
     number_of(p, "DP_PROCESS", first ? 0 : (int)sim_draw((uint64_t)plan->process_count));
+    number_of(p, "DP_LOCAL_PROCESS", 0);
     sim_env_of(p, "DP_SECRET", "another one");
     if (plan->forges)
         sim_env_of(p, "SIM_FORGES", "1");
