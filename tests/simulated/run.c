@@ -232,13 +232,24 @@ static void judge_time(int p)
                    (double)story->longest_ns * 1e-6);
 }
 
+/* Some have waited for others in a job inside the job, and so for long: they may be missed. */
+static bool somebody_was_held_up(void)
+{
+    bool some = false;
+    for (int p = 0; p < sim.proc_count; p++)
+        some = some || stories[p].hurt[0] != '\0';
+    return some;
+}
+
 static void judge_failure(int p, bool some_done, int well, int begun)
 {
     const sim_story *story = &stories[p];
     bool majority = sim.plan.machine_count == 1 || 2 * well > begun;
     if (is_before_all(story->failed_ns))
         break_rule('e', "%d fails, and nothing has happened", p);
-    else if (!sim.plan.recovers && is_well(p) && !names_one_who_was_hit(story->text))
+    if (is_before_all(story->failed_ns) || somebody_was_held_up())
+        return;
+    if (!sim.plan.recovers && is_well(p) && !names_one_who_was_hit(story->text))
         break_rule('f', "%d names none to whom something has happened", p);
     else if (sim.plan.recovers && is_well(p) && story->opened && majority && !some_done)
         break_rule('h', "%d is well, and does not go on", p);
