@@ -21,7 +21,8 @@
      f  a process that nothing has happened to fails without recovery, and names none to whom
         something has happened
      g  two groups are in the job of one number; or one is in an older job while another one goes on
-     h  most processes are well, and yet not all of these go on                                  */
+     h  most processes are well, and yet not all of these go on
+     i  processes of one machine fail without recovery, and do not say the same                  */
 
 #define _GNU_SOURCE
 #include "inside.h"
@@ -34,6 +35,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/personality.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -259,6 +261,28 @@ static void judge_failure(int p, bool some_done, int well, int begun)
             break_rule('h', "%d is well, and not in job %d", p, number);
 }
 
+/* Behind the name of the function. */
+static const char *sentence_of(int p)
+{
+    const char *colon = strstr(stories[p].text, ": ");
+    return colon != NULL ? colon : stories[p].text;
+}
+
+/* Who was stopped or starved may fail by itself; and not all are in one collective when they are in
+   messages, or open. */
+static void judge_sentences(void)
+{
+    int first = -1;
+    for (int p = 0; p < sim.plan.process_count; p++) {
+        bool counts = is_well(p) && stories[p].opened && !stories[p].done &&
+                      strstr(stories[p].text, "collective ") != NULL;
+        if (counts && first >= 0 && strcmp(sentence_of(p), sentence_of(first)) != 0)
+            break_rule('i', "%d and %d do not say the same", first, p);
+        if (counts && first < 0)
+            first = p;
+    }
+}
+
 static void describe(int p)
 {
     const sim_proc *proc = &sim.procs[p];
@@ -286,6 +310,8 @@ static void judge(int verdict)
         some_done = some_done || stories[p].done;
         well += is_well(p) && stories[p].opened;
     }
+    if (sim.plan.machine_count == 1 && !sim.plan.recovers)
+        judge_sentences();
     for (int p = 0; p < sim.proc_count; p++) {
         const sim_story *story = &stories[p];
         describe(p);
@@ -341,7 +367,7 @@ static void run_apart(const sim_plan *plan)
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) {
-        alarm(60);
+        setitimer(ITIMER_PROF, &(struct itimerval){.it_value = {.tv_sec = 60}}, NULL);
         if (freopen("/dev/null", "w", stderr) == NULL)
             _exit(2);
         run_plan(plan, 0);

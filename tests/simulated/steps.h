@@ -1,5 +1,5 @@
-/* steps.h - the steps of a plan that ask for more: large collectives, many messages, jobs inside the
-   job, gradients. A part of process.c. What a step does follows from its size and its salt.     */
+/* steps.h - the steps of a plan that ask for more: large collectives, many messages, jobs inside
+   the job, gradients. A part of process.c. What a step does follows from its size and its salt.  */
 
 enum {
     LARGE = 400000, /* bytes of a rank */
@@ -150,8 +150,8 @@ static int mail_near(const task *t)
     return near < t->info.rank_count ? near : t->info.rank_count - 1;
 }
 
-/* Letters of a step: those with even numbers are short. Two have each tag; all that have one tag are
-   of one length, as a receive may be from any rank. */
+/* Letters of a step: the first two are short. Two have each tag, and are of one length, as a
+   receive may be from any rank. */
 static size_t mail_words(const task *t, int number)
 {
     uint32_t size = t->plan->steps[t->step].size;
@@ -250,7 +250,7 @@ static dp_status do_mail(task *t)
     return DP_OK;
 }
 
-/* ---- what may fail, and the job goes on ------------------------------------------------------- */
+/* ---- what may fail, and the job goes on ------------------------------------------------------ */
 
 /* All know it, or it is that of another job. */
 static dp_status hurt(task *t, dp_status status)
@@ -287,7 +287,8 @@ static dp_status do_group(task *t)
     int number = salt % 3 == 0   ? t->info.process % 2
                  : salt % 3 == 1 ? t->info.machine
                                  : (t->info.process == 0 ? -1 : 7);
-    dp_status status = CALL(dp_open_group(t->ctx, number, NULL, &group));
+    before(t, "dp_open_group"); /* which meets, and then agrees: each takes its time */
+    dp_status status = dp_open_group(t->ctx, number, NULL, &group);
     if (status == DP_OK && group != NULL) {
         status = group_run(t, group);
         (void)CALL((dp_close(group), DP_OK));
