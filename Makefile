@@ -35,7 +35,8 @@
 #   make members    all states of who goes on after a failure, for small jobs (tests/members); make
 #                   explore: for larger ones, and all violations that are planted
 #   make simulate   whole jobs on a made-up system, each a number: SEEDS=n SEED=first; one failing seed
-#                   alone, with its trace in words: make replay SEED=n WITHOUT='what it prints'
+#                   alone, with its trace in words: make replay SEED=n WITHOUT='what it prints'; make
+#                   simulate-plants: whether it finds mistakes that are planted (PLANT=word SEEDS=n)
 #   make slurm-test examples/slurm.sbatch on a Slurm of two nodes, made for it here, as root
 #   make lint format clean
 #
@@ -214,6 +215,9 @@ simulate: build/simulated/run
 replay: build/simulated/run
 	@$< =$(SEED) $(WITHOUT)
 
+simulate-plants: build/simulated/run
+	@tests/simulated/plant.py build/simulated/plants 0 1 $(CC) -std=gnu11 -O0 $(STB_CFLAGS)
+
 sim-selftest: build/sim/selftest
 	@$<
 
@@ -249,7 +253,7 @@ format:
 clean:
 	rm -rf build
 
-.PHONY: all demo torch-backend test check install uninstall install-test docs docs-test single asan tsan sim hip ptx mpi conform sim-selftest simulate replay simulated members explore gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
+.PHONY: all demo torch-backend test check install uninstall install-test docs docs-test single asan tsan sim hip ptx mpi conform sim-selftest simulate simulate-plants replay simulated members explore gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------
@@ -425,8 +429,8 @@ build/simulated/%.o: tests/simulated/%.c $(wildcard tests/simulated/*.h) Makefil
 	@mkdir -p $(@D)
 	$(CC) $(SIMULATED_FLAGS) $(filter-out -Wframe-larger-than=4096,$(WARNINGS)) -c $< -o $@
 
-build/simulated/process.so: tests/simulated/process.c tests/simulated/system.h \
-    tests/simulated/sim.h $(HEADERS) Makefile
+build/simulated/process.so: $(addprefix tests/simulated/,process.c steps.h system.h sim.h) \
+    $(HEADERS) Makefile
 	@mkdir -p $(@D)
 	$(CC) $(SIMULATED_FLAGS) -fPIC -shared -Wall -Wextra -Werror -Itests/simulated -I. \
 	    $(STB_CFLAGS) $< -o $@ -lm

@@ -227,6 +227,7 @@ static void switch_away(void)
 void sim_hit(sim_proc *proc)
 {
     proc->hit_ns = sim.now;
+    sim.hit_ns = sim.hit_ns != 0 ? sim.hit_ns : sim.now;
 }
 
 static void end_threads_of(int process, bool but_current)

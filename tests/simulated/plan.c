@@ -112,6 +112,19 @@ static void draw_places(sim_plan *plan)
                                       : p * plan->machine_count / plan->process_count;
 }
 
+/* Drawn last, so that the rest of a plan does not depend on it. */
+static void draw_more(sim_plan *plan)
+{
+    bool more = draw(2) == 0;
+    for (int i = 0; i < plan->step_count && more; i++)
+        if (draw(3) == 0)
+            plan->steps[i].kind = (sim_step)(SIM_LARGE + draw(SIM_STEP_KINDS - SIM_LARGE));
+    plan->alien = more && plan->machine_count > 1 && draw(2) == 0
+                      ? (int)draw((uint64_t)plan->machine_count)
+                      : -1;
+    plan->forges = draw(2) == 0;
+}
+
 void sim_plan_draw(uint64_t seed, sim_plan *plan)
 {
     static const int timeouts[] = {2000, 4000, 10000, 30000};
@@ -127,7 +140,7 @@ void sim_plan_draw(uint64_t seed, sim_plan *plan)
     plan->strangers = draw(4) == 0;
     plan->step_count = 3 + (int)draw(18);
     for (int i = 0; i < plan->step_count; i++) {
-        plan->steps[i].kind = (sim_step)draw(SIM_STEP_KINDS);
+        plan->steps[i].kind = (sim_step)draw(SIM_LARGE);
         plan->steps[i].size = (uint32_t)draw_long(1, 3000);
         plan->steps[i].salt = (uint32_t)draw(1000);
     }
@@ -135,12 +148,14 @@ void sim_plan_draw(uint64_t seed, sim_plan *plan)
     plan->fault_count = mood == CALM ? 0 : 1 + (int)draw(mood == ALL ? 6 : 3);
     for (int i = 0; i < plan->fault_count; i++)
         draw_fault(plan, mood, i);
+    draw_more(plan);
 }
 
 void sim_plan_print(const sim_plan *plan, FILE *out)
 {
-    static const char *const steps[] = {"sum",      "agree", "gather", "spread", "barrier",
-                                        "messages", "admit", "save",   "compute"};
+    static const char *const steps[] = {"sum",      "agree", "gather", "spread",  "barrier",
+                                        "messages", "admit", "save",   "compute", "large",
+                                        "mail",     "group", "reduce"};
     static const char *const faults[] = {
         "kill process",       "stop process",          "machine goes dark",    "cut from machine",
         "reset a connection", "no memory for process", "no files for process", "birth on machine"};
@@ -148,9 +163,12 @@ void sim_plan_print(const sim_plan *plan, FILE *out)
             plan->device_count);
     for (int p = 0; p < plan->process_count; p++)
         fprintf(out, " %d", plan->machine_of[p]);
-    fprintf(out, ", a time-out of %d ms%s%s%s%s\n ", plan->timeout_ms,
+    fprintf(out, ", a time-out of %d ms%s%s%s%s%s\n ", plan->timeout_ms,
             plan->recovers ? ", recovers" : "", plan->signals ? ", signals" : "",
-            plan->clocks_differ ? ", clocks differ" : "", plan->strangers ? ", strangers" : "");
+            plan->clocks_differ ? ", clocks differ" : "", plan->strangers ? ", strangers" : "",
+            plan->alien < 0 ? ""
+            : plan->forges  ? ", a forger"
+                            : ", an alien");
     for (int i = 0; i < plan->step_count; i++)
         fprintf(out, " %s", steps[plan->steps[i].kind]);
     fputc('\n', out);

@@ -188,6 +188,8 @@ static dp_status do_messages(task *t)
     return DP_OK;
 }
 
+#include "steps.h"
+
 /* The last word of a file says which job has saved it, and in which step. A job that has not failed
    goes on where a file cannot be written. */
 static dp_status do_save(task *t)
@@ -276,6 +278,14 @@ static dp_status do_step(task *t)
     case SIM_COMPUTE:
         sim_pass((uint64_t)t->plan->steps[t->step].size * 10000);
         return DP_OK;
+    case SIM_LARGE:
+        return do_large(t);
+    case SIM_MAIL:
+        return do_mail(t);
+    case SIM_GROUP:
+        return do_group(t);
+    case SIM_REDUCE:
+        return do_reduce(t);
     case SIM_STEP_KINDS:
         break;
     }
@@ -319,8 +329,36 @@ static dp_status run(task *t)
     return status;
 }
 
+/* Comes to where processes of the job are met, as one of them, and proves it by a lie. */
+static void forge(const sim_plan *plan)
+{
+    for (int i = 0; i < 400; i++) {
+        dp__challenge challenge;
+        dp__os_found found;
+        uint64_t lie = sim_random(), until_ns = dp__os_after_ms(100);
+        dp__join_request request = {.magic = DP__JOIN_MAGIC,
+                                    .version = DP_VERSION,
+                                    .nonce = sim_random(),
+                                    .process = 1 + i % (plan->process_count - 1),
+                                    .process_count = plan->process_count,
+                                    .patience_ms = 1000};
+        dp__os_look_up("10.0.0.1", 29500 + i / 2 % 16, true, &found);
+        int fd = dp__os_connect(&found.list[0]);
+        bool open = fd >= 0 && dp__os_ready(fd, DP__CAN_WRITE, 20) &&
+                    dp__wire_send(fd, &request, sizeof request, until_ns) == DP_OK &&
+                    dp__wire_receive(fd, &challenge, sizeof challenge, until_ns) == DP_OK &&
+                    dp__wire_send(fd, &lie, sizeof lie, until_ns) == DP_OK;
+        dp__os_sleep_ms(open ? 100 : 1);
+        dp__os_close(fd);
+    }
+}
+
 void sim_main(sim_story *story)
 {
+    if (sim_env("SIM_FORGES") != NULL) {
+        forge(story->plan);
+        return;
+    }
     int devices[2] = {0, 0};
     task task = {.story = story, .plan = story->plan, .changed = true}, *t = &task;
     dp_config config = {.device_count = story->plan->device_count,

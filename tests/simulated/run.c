@@ -6,8 +6,11 @@
                           -l DIR  where process0.so, process1.so ... are
                           -t      prints the hash of each trace
                           -2      runs each seed twice, and compares these
+                          -s      shortens nothing
+                          -1      the same, and stops at the first seed that fails
 
-   WITHOUT: fN without fault N, sN with N steps only, -signals, -clocks, -strangers, -devices.
+   WITHOUT: fN without fault N, sN with N steps only, -signals, -clocks, -strangers, -devices,
+   -alien.
 
    A run breaks a rule if
      a  somebody waits for ever, or a program crashes, or uses a descriptor that it has closed
@@ -19,7 +22,8 @@
         something has happened
      g  two groups are in the job of one number; or one is in an older job while another one goes on
      h  most processes are well, and yet not all of these go on
-     i  a file that was saved is another one in the end, or part of one                          */
+     i  processes of one machine fail without recovery, and do not say the same
+     j  a file that was saved is another one in the end, or part of one                          */
 
 #define _GNU_SOURCE
 #include "inside.h"
@@ -32,6 +36,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/personality.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -55,6 +60,7 @@ static sim_locals *locals[SIM_PROCESSES];
 static sim_story stories[SIM_PROCESSES];
 static result *found; /* shared with the child that runs */
 static totals *sums;
+static uint64_t *stops_at; /* no seed behind this one is run */
 
 static void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -159,6 +165,19 @@ static void begin(const sim_plan *plan, int machine, bool comes)
         sim_env_of(p, "DP_DEBUG", "trace");
 }
 
+/* Comes to the place of this job, as one of its numbers, or as one that comes later. */
+static void begin_alien(const sim_plan *plan)
+{
+    int p = sim.proc_count;
+    bool first = plan->alien == plan->machine_of[0] && sim_one_in(2);
+    begin(plan, plan->alien, !first && sim_one_in(3));
+    number_of(p, "DP_PROCESS", first ? 0 : (int)sim_draw((uint64_t)plan->process_count));
+    number_of(p, "DP_LOCAL_PROCESS", 0);
+    sim_env_of(p, "DP_SECRET", "another one");
+    if (plan->forges)
+        sim_env_of(p, "SIM_FORGES", "1");
+}
+
 static void on_birth(int machine)
 {
     begin(&sim.plan, machine, true);
@@ -208,12 +227,10 @@ static bool names_one_who_was_hit(const char *text)
     return !somebody && !at_fault;
 }
 
-static uint64_t last_hit(void)
+/* By then nothing had happened to any process. */
+static bool is_before_all(uint64_t ns)
 {
-    uint64_t last = 0;
-    for (int p = 0; p < sim.proc_count; p++)
-        last = sim.procs[p].hit_ns > last ? sim.procs[p].hit_ns : last;
-    return last;
+    return sim.hit_ns == 0 || ns < sim.hit_ns;
 }
 
 static void judge_time(int p)
@@ -225,13 +242,24 @@ static void judge_time(int p)
                    (double)story->longest_ns * 1e-6);
 }
 
+/* Some have waited for others in a job inside the job, and so for long: they may be missed. */
+static bool somebody_was_held_up(void)
+{
+    bool some = false;
+    for (int p = 0; p < sim.proc_count; p++)
+        some = some || stories[p].hurt[0] != '\0';
+    return some;
+}
+
 static void judge_failure(int p, bool some_done, int well, int begun)
 {
     const sim_story *story = &stories[p];
     bool majority = sim.plan.machine_count == 1 || 2 * well > begun;
-    if (last_hit() == 0)
+    if (is_before_all(story->failed_ns))
         break_rule('e', "%d fails, and nothing has happened", p);
-    else if (!sim.plan.recovers && is_well(p) && !names_one_who_was_hit(story->text))
+    if (is_before_all(story->failed_ns) || somebody_was_held_up())
+        return;
+    if (!sim.plan.recovers && is_well(p) && !names_one_who_was_hit(story->text))
         break_rule('f', "%d names none to whom something has happened", p);
     else if (sim.plan.recovers && is_well(p) && story->opened && majority && !some_done)
         break_rule('h', "%d is well, and does not go on", p);
@@ -239,6 +267,28 @@ static void judge_failure(int p, bool some_done, int well, int begun)
         if (jobs[number].first_ns != 0 && jobs[number].first_ns < story->failed_ns &&
             (jobs[number].members >> p & 1) == 0 && number > story->recoveries)
             break_rule('h', "%d is well, and not in job %d", p, number);
+}
+
+/* Behind the name of the function. */
+static const char *sentence_of(int p)
+{
+    const char *colon = strstr(stories[p].text, ": ");
+    return colon != NULL ? colon : stories[p].text;
+}
+
+/* Who was stopped or starved may fail by itself; and not all are in one collective when they are in
+   messages, or open. */
+static void judge_sentences(void)
+{
+    int first = -1;
+    for (int p = 0; p < sim.plan.process_count; p++) {
+        bool counts = is_well(p) && stories[p].opened && !stories[p].done &&
+                      strstr(stories[p].text, "collective ") != NULL;
+        if (counts && first >= 0 && strcmp(sentence_of(p), sentence_of(first)) != 0)
+            break_rule('i', "%d and %d do not say the same", first, p);
+        if (counts && first < 0)
+            first = p;
+    }
 }
 
 static void describe(int p)
@@ -268,6 +318,8 @@ static void judge(int verdict)
         some_done = some_done || stories[p].done;
         well += is_well(p) && stories[p].opened;
     }
+    if (sim.plan.machine_count == 1 && !sim.plan.recovers)
+        judge_sentences();
     for (int p = 0; p < sim.proc_count; p++) {
         const sim_story *story = &stories[p];
         describe(p);
@@ -278,6 +330,8 @@ static void judge(int verdict)
         if (story->left_over)
             break_rule('c', "%d leaves %s", p, story->left);
         judge_time(p);
+        if (story->hurt[0] != '\0' && is_before_all(story->hurt_ns))
+            break_rule('e', "%d: %s, and nothing has happened", p, story->hurt);
         if (!story->done && p < sim.plan.process_count)
             judge_failure(p, some_done, well, sim.proc_count);
     }
@@ -292,7 +346,7 @@ static void judge_file(void)
     if (bytes >= sizeof stamp)
         memcpy(&stamp, data + bytes - sizeof stamp, sizeof stamp);
     if (stamp < last_saved)
-        break_rule('i', "the file has %llx, and %llx was saved", (unsigned long long)stamp,
+        break_rule('j', "the file has %llx, and %llx was saved", (unsigned long long)stamp,
                    (unsigned long long)last_saved);
 }
 
@@ -313,6 +367,8 @@ static void run_plan(const sim_plan *plan, int verbose)
     place_strangers(plan);
     for (int p = 0; p < plan->process_count; p++)
         begin(&sim.plan, plan->machine_of[p], false);
+    if (plan->alien >= 0)
+        begin_alien(&sim.plan);
     int verdict = sim_go();
     judge(verdict);
     judge_file();
@@ -333,7 +389,7 @@ static void run_apart(const sim_plan *plan)
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) {
-        alarm(60);
+        setitimer(ITIMER_PROF, &(struct itimerval){.it_value = {.tv_sec = 60}}, NULL);
         if (freopen("/dev/null", "w", stderr) == NULL)
             _exit(2);
         run_plan(plan, 0);
@@ -364,6 +420,8 @@ static bool edit(sim_plan *plan, const char *what)
         plan->strangers = false;
     else if (strcmp(what, "-devices") == 0)
         plan->device_count = 1;
+    else if (strcmp(what, "-alien") == 0)
+        plan->alien = -1;
     else
         return false;
     return true;
@@ -378,8 +436,9 @@ static void shorten(sim_plan *plan, char *edits, size_t room)
         snprintf(list[count++], sizeof list[0], "f%d", i);
     for (int steps = 1; steps < plan->step_count && count < SIM_FAULTS + 8; steps *= 2)
         snprintf(list[count++], sizeof list[0], "s%d", steps);
-    for (int i = 0; i < 4; i++)
-        strcpy(list[count++], (const char *[]){"-signals", "-clocks", "-strangers", "-devices"}[i]);
+    for (int i = 0; i < 5; i++)
+        strcpy(list[count++],
+               (const char *[]){"-signals", "-clocks", "-strangers", "-devices", "-alien"}[i]);
     edits[0] = '\0';
     for (int i = 0; i < count; i++) {
         sim_plan shorter = *plan;
@@ -422,12 +481,13 @@ static void *common(size_t bytes)
     return data;
 }
 
-static void print_failure(uint64_t seed)
+static void print_failure(uint64_t seed, bool shortens)
 {
-    char edits[200];
+    char edits[200] = "";
     sim_plan plan;
     sim_plan_draw(seed, &plan);
-    shorten(&plan, edits, sizeof edits);
+    if (shortens)
+        shorten(&plan, edits, sizeof edits);
     printf("not ok %llu - rule %s: SEED=%llu WITHOUT='%s'\n", (unsigned long long)seed,
            found->broken, (unsigned long long)seed, edits + (edits[0] == ' '));
     sim_plan_print(&plan, stdout);
@@ -435,13 +495,17 @@ static void print_failure(uint64_t seed)
     fflush(stdout);
 }
 
-static void run_seed(uint64_t seed, bool twice, bool traces)
+typedef struct options {
+    bool twice, traces, shortens, stops;
+} options;
+
+static void run_seed(uint64_t seed, const options *how)
 {
     sim_plan plan;
     sim_plan_draw(seed, &plan);
     run_apart(&plan);
     uint64_t hash = found->hash;
-    if (traces)
+    if (how->traces)
         printf("%llu %016llx %llu\n", (unsigned long long)seed, (unsigned long long)hash,
                (unsigned long long)found->points);
     sums->runs++;
@@ -450,28 +514,37 @@ static void run_seed(uint64_t seed, bool twice, bool traces)
     sums->time_ns += found->time_ns;
     bool bad = found->broken[0] != '\0';
     if (bad)
-        print_failure(seed);
-    if (!bad && twice) {
+        print_failure(seed, how->shortens);
+    if (!bad && how->twice) {
         run_apart(&plan);
         bad = found->hash != hash;
         if (bad)
             printf("not ok %llu - it is another run the second time\n", (unsigned long long)seed);
     }
     sums->bad += bad;
+    uint64_t before = __atomic_load_n(stops_at, __ATOMIC_SEQ_CST);
+    while (bad && how->stops && seed < before &&
+           !__atomic_compare_exchange_n(stops_at, &before, seed, false, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST)) {
+    }
 }
 
 /* Each worker has every so-manyth seed. */
-static void run_seeds(uint64_t first, uint64_t count, int workers, bool twice, bool traces)
+static void run_seeds(uint64_t first, uint64_t count, int workers, const options *how)
 {
     totals *all = common(sizeof *all * JOBS), sum = {0};
     struct timespec begun, ended;
+    stops_at = common(sizeof *stops_at);
+    *stops_at = UINT64_MAX;
     clock_gettime(CLOCK_MONOTONIC, &begun);
     for (int w = 0; w < workers; w++)
         if (fork() == 0) {
             found = common(sizeof *found);
             sums = &all[w];
-            for (uint64_t i = (uint64_t)w; i < count; i += (uint64_t)workers)
-                run_seed(first + i, twice, traces);
+            for (uint64_t i = (uint64_t)w;
+                 i < count && first + i < __atomic_load_n(stops_at, __ATOMIC_SEQ_CST);
+                 i += (uint64_t)workers)
+                run_seed(first + i, how);
             fflush(stdout);
             _exit(0);
         }
@@ -493,7 +566,7 @@ static void run_seeds(uint64_t first, uint64_t count, int workers, bool twice, b
            sum.bad > 0 ? "#" : "ok -", (unsigned long long)first,
            (unsigned long long)(first + count - 1), runs / s, (double)sum.points / runs,
            (double)sum.switches / runs, (double)sum.time_ns * 1e-9 / runs - 1);
-    printf("%llu passed, %llu failed\n", (unsigned long long)(count - sum.bad),
+    printf("%llu passed, %llu failed\n", (unsigned long long)(sum.runs - sum.bad),
            (unsigned long long)sum.bad);
     exit(sum.bad > 0 || sum.runs != count);
 }
@@ -520,21 +593,23 @@ int main(int argc, char **argv)
 {
     const char *folder = "build/simulated";
     int workers = 1;
-    bool twice = false, traces = false;
+    options how = {.shortens = true};
     if ((personality(0xffffffff) & ADDR_NO_RANDOMIZE) == 0 && getenv("SIM_AGAIN") == NULL) {
         setenv("SIM_AGAIN", "1", 1);
         if (personality(ADDR_NO_RANDOMIZE) != -1)
             execv("/proc/self/exe", argv);
     }
-    for (int c; (c = getopt(argc, argv, "j:l:t2")) != -1;) {
+    for (int c; (c = getopt(argc, argv, "j:l:t2s1")) != -1;) {
         if (c == 'j')
             workers = atoi(optarg) < JOBS ? atoi(optarg) : JOBS;
         else if (c == 'l')
             folder = optarg;
         else if (c == 't')
-            traces = true;
+            how.traces = true;
         else if (c == '2')
-            twice = true;
+            how.twice = true;
+        else if (c == 's' || c == '1')
+            how.shortens = false, how.stops = how.stops || c == '1';
         else
             return 2;
     }
@@ -544,5 +619,5 @@ int main(int argc, char **argv)
     if (argv[optind][0] == '=')
         replay(strtoull(argv[optind] + 1, NULL, 0), argv + optind + 1);
     run_seeds(optind + 1 < argc ? strtoull(argv[optind + 1], NULL, 0) : 1,
-              strtoull(argv[optind], NULL, 0), workers, twice, traces);
+              strtoull(argv[optind], NULL, 0), workers, &how);
 }

@@ -14,6 +14,7 @@
      disk.c     files, memory between processes, and who holds it
      system.h   the promises of dp/os.h, kept by these
      process.c  a process of a job, by a script
+     steps.h    those of its steps that ask for more
      plan.c     the script and its faults, drawn from a seed
      run.c      runs seeds, judges them, shortens what fails                                     */
 
@@ -148,6 +149,10 @@ typedef enum sim_step {
     SIM_ADMIT,
     SIM_SAVE,
     SIM_COMPUTE,
+    SIM_LARGE, /* this and those behind it ask for more: see steps.h */
+    SIM_MAIL,
+    SIM_GROUP,
+    SIM_REDUCE,
     SIM_STEP_KINDS
 } sim_step;
 
@@ -177,6 +182,8 @@ typedef struct sim_plan {
     int process_count, machine_count, device_count, timeout_ms;
     int machine_of[SIM_PROCESSES];
     bool recovers, signals, clocks_differ, strangers;
+    int alien;   /* on which machine somebody who is not of the job comes to its place; -1: none */
+    bool forges; /* he has no key, and says that he has; else he is a process of another job */
     int step_count, fault_count;
     struct {
         sim_step kind;
@@ -193,9 +200,10 @@ typedef struct sim_story {
     int steps;                             /* that went well */
     int status;                            /* of what went wrong */
     char text[600], wrong[200], left[100]; /* wrong: "" if all that came was right */
+    char hurt[300];                        /* what failed, and the job went on; "": nothing */
     const char *where;
-    uint64_t failed_ns, called_ns; /* on the clock of the simulator */
-    uint64_t longest_ns;           /* of a call */
+    uint64_t failed_ns, hurt_ns, called_ns; /* on the clock of the simulator */
+    uint64_t longest_ns;                    /* of a call */
     const char *longest;
 } sim_story;
 
