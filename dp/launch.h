@@ -690,11 +690,16 @@ static int dp__child_count(int process, int process_count)
 
    At the time-out, the missing process may itself be waiting for another one, and may have begun
    later. So it is asked whether it is there. A waiting process answers yes, and asks the process
-   that it waits for. In the end one does not answer, and is named.                             */
+   that it waits for. In the end one does not answer, and is named.
+
+   All waits of an opening together have one time-out, which all processes count from the first one
+   that came: what meeting has taken is not there for what follows. Time in which a process does
+   something itself, as to open its devices, is not counted.                                    */
 
 enum {
     DP__LINKS_MAX = 1 + 20,
     DP__TREE_LOOK_MS = 50, /* so often who waits looks whether this process has failed meanwhile */
+    DP__TREE_ASKS = 8,     /* after so many answers what is waited for is lost for good */
     DP__TREE_NOTES = 64 /* of each link, which one look between calls reads: others send one each */
 };
 
@@ -711,6 +716,9 @@ typedef struct dp__tree {
     const dp__job *job; /* once a context is open: where letters go */
     int calls;          /* of all_gather, so far */
     uint64_t until_ns;  /* then somebody's patience is over */
+    uint64_t spare_ns;  /* for which it may still wait for others until a context is open; */
+    uint64_t begun_ns;  /* and while it does: since when, */
+    uint64_t ends_ns;   /* and until when at most */
     int claim;          /* process 0: what no other one can have meanwhile; else -1 */
     dp__os_address claimed;
     int first_child, link_count; /* the parent's link is before, unless this is process 0 */
@@ -977,13 +985,25 @@ static dp_status dp__tree_look(dp__tree *tree, uint32_t missing, bool answered, 
     return DP_OK;
 }
 
+/* All who are missing have answered, again and again. */
+static dp_status dp__tree_give_up(dp__tree *tree, uint32_t missing)
+{
+    int first = 0;
+    while ((missing >> first & 1) == 0)
+        first++;
+    return dp__tree_lost(tree, &tree->links[first], DP_ERR_TIMEOUT,
+                         "is there, and what it was to send did not come");
+}
+
 /* Until one of those who are missing has said something; all others are heard. Who has answered is
-   asked again. That ends, as no two wait for each other: a parent waits for its children before it
-   gives them the whole, and they wait for it only after they gave their part. */
+   asked again. That ends, as no two wait for each other, unless the network has lost something: a
+   parent waits for its children before it gives them the whole, and they wait for it only after
+   they gave their part. */
 DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__link **out)
 {
     dp__os_watch watch[DP__LINKS_MAX];
     uint64_t answer_ns = 0; /* 0: nobody was asked */
+    int asks = 0;
     *out = NULL;
     for (;;) {
         int ms = dp__os_ms_until(answer_ns != 0 ? answer_ns : tree->until_ns);
@@ -991,6 +1011,8 @@ DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__l
         DP_TRY(dp__tree_look(tree, missing, answer_ns != 0 && ms == 0, out));
         if (*out != NULL)
             return DP_OK;
+        if (ms == 0 && asks++ == DP__TREE_ASKS)
+            return dp__tree_give_up(tree, missing);
         if (ms == 0) {
             dp__tree_ask(tree, missing);
             answer_ns = dp__os_after_ms(DP__GRACE_MS);
@@ -999,6 +1021,27 @@ DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__l
         dp__os_poll(watch, count, ms < DP__TREE_LOOK_MS ? ms : DP__TREE_LOOK_MS);
         DP_TRY(dp__tree_hear_all(tree, watch, count, false));
     }
+}
+
+/* Begins to wait for others while a context opens. */
+static void dp__tree_begin(dp__tree *tree)
+{
+    tree->begun_ns = dp__os_now_ns();
+    tree->ends_ns = tree->begun_ns + tree->spare_ns;
+}
+
+static void dp__tree_end(dp__tree *tree)
+{
+    uint64_t waited_ns = dp__os_now_ns() - tree->begun_ns;
+    tree->spare_ns -= waited_ns < tree->spare_ns ? waited_ns : tree->spare_ns;
+}
+
+/* When a wait is to end for one that is not asked whether it is there: it has a while, whatever is
+   left. */
+static uint64_t dp__tree_until(const dp__tree *tree)
+{
+    uint64_t least_ns = dp__os_after_ms(DP__GRACE_MS);
+    return tree->ends_ns > least_ns ? tree->ends_ns : least_ns;
 }
 
 static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, void *data,
@@ -1013,7 +1056,7 @@ static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, vo
         return dp__tree_fail(tree, NULL, DP_ERR_REMOTE, link->process);
     }
     link->got = 0;
-    dp_status status = dp__wire_receive(link->fd, data, bytes, dp__os_after_ms(tree->timeout_ms));
+    dp_status status = dp__wire_receive(link->fd, data, bytes, dp__tree_until(tree));
     return status == DP_OK ? DP_OK
                            : dp__tree_lost(tree, link, status,
                                            status == DP_ERR_TIMEOUT ? "did not send everything"
@@ -1033,7 +1076,7 @@ static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link)
 static dp_status dp__tree_give(dp__tree *tree, dp__link *link, dp__kind kind, const void *data,
                                size_t bytes)
 {
-    uint64_t until_ns = dp__os_after_ms((int64_t)tree->timeout_ms + 2 * DP__GRACE_MS);
+    uint64_t until_ns = dp__tree_until(tree) + DP__GRACE_MS * (uint64_t)1000000;
     dp__note note = {DP__NOTE_MAGIC, (uint32_t)kind, DP_OK, tree->process, bytes};
     if (link->left)
         return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has closed its context");
@@ -1070,7 +1113,8 @@ static dp_status dp__tree_gather(dp__tree *tree, const void *in, char *all, size
     DP_TRY(dp__tree_failure(tree));
     memmove(own, in, bytes_each);
     tree->calls++;
-    tree->until_ns = dp__os_after_ms(tree->timeout_ms);
+    dp__tree_begin(tree);
+    tree->until_ns = tree->ends_ns;
     DP_TRY(dp__tree_take_all(tree, all, bytes_each));
     if (tree->process != 0) {
         size_t part = (size_t)dp__behind(tree->process, tree->process_count) * bytes_each;
@@ -1081,6 +1125,7 @@ static dp_status dp__tree_gather(dp__tree *tree, const void *in, char *all, size
     }
     for (int i = tree->link_count; i-- > tree->first_child;) /* those with most behind them first */
         DP_TRY(dp__tree_give(tree, &tree->links[i], DP__SPREAD, all, bytes));
+    dp__tree_end(tree);
     return DP_OK;
 }
 
@@ -2082,6 +2127,7 @@ static void dp__welcome_all(dp__server *server)
         (void)dp__note_send(peer->fd, &note, &welcome, dp__os_after_ms(DP__GRACE_MS));
     }
     server->welcomed = true;
+    server->tree->ends_ns = dp__os_after_ms(left_ms);
     server->until_ns = dp__os_after_ms((int64_t)left_ms + dp__levels_ms(server->process_count));
 }
 
@@ -2118,6 +2164,14 @@ DP__COLD static dp_status dp__meet_first(dp__tree *tree, const dp__launch *launc
     return DP_OK;
 }
 
+/* Until when there is time for the rest. What process 0 says may have been on its way for a while:
+   `latest_ns` is when it was waited for at most. */
+static uint64_t dp__meet_ends_ns(const dp__welcome *welcome, uint64_t latest_ns)
+{
+    uint64_t ends_ns = dp__os_after_ms(welcome->patience_ms);
+    return ends_ns < latest_ns ? ends_ns : latest_ns;
+}
+
 /* Connect to the parent, unless that is process 0, with which there is a connection already. */
 static dp_status dp__meet_parent(dp__tree *tree, const dp__launch *launch, const dp__welcome *to,
                                  dp__server *server, dp__join_request *request)
@@ -2145,7 +2199,7 @@ static dp_status dp__meet_last(dp__tree *tree, const dp__server *server)
 {
     dp__link *first;
     dp__tree_say(tree, &tree->links[0], DP__READY, DP_OK);
-    tree->until_ns = server->until_ns + (uint64_t)dp__levels_ms(tree->process_count) * 1000000;
+    tree->until_ns = server->until_ns; /* process 0 answers as long as others have more time */
     DP_TRY(dp__tree_await(tree, 1, &first));
     if (first->note.kind != DP__GO)
         return dp__tree_lost(tree, first, DP_ERR_REMOTE,
@@ -2180,10 +2234,11 @@ DP__COLD static dp_status dp__meet_others(dp__tree *tree, const dp__launch *laun
     memcpy(first.place, launch->place, sizeof first.place);
     DP_TRY(dp__connect_until(&first, 0, launch->key, &request, server->until_ns, &fd));
     dp__tree_link(tree, fd, 0);
-    DP_TRY(dp__await_welcome(fd, tree->process_count,
-                             server->until_ns + DP__GRACE_MS * (uint64_t)1000000, &welcome));
+    uint64_t latest_ns = server->until_ns + DP__GRACE_MS * (uint64_t)1000000;
+    DP_TRY(dp__await_welcome(fd, tree->process_count, latest_ns, &welcome));
     server->key = dp__key_of_run(launch->key, welcome.run);
-    server->until_ns = dp__os_after_ms((int64_t)welcome.patience_ms + dp__depth_ms(tree->process));
+    tree->ends_ns = dp__meet_ends_ns(&welcome, latest_ns);
+    server->until_ns = tree->ends_ns + (uint64_t)dp__depth_ms(tree->process) * 1000000;
     DP_TRY(dp__meet_parent(tree, launch, &welcome, server, &request));
     server->until_ns += DP__STEP_MS * (uint64_t)1500000; /* a child that finds nobody knows more */
     DP_TRY(dp__server_wait(server));
@@ -2216,6 +2271,7 @@ DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms
         dp__tree_close(tree, true);
         return status;
     }
+    tree->spare_ns = (uint64_t)dp__os_ms_until(tree->ends_ns) * 1000000;
     *out = tree;
     return DP_OK;
 }
