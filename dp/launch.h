@@ -901,6 +901,19 @@ static dp_status dp__tree_letter(dp__tree *tree, dp__link *link)
     return DP_OK;
 }
 
+static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link, int wait_ms);
+
+/* While they meet, process 0 is connected to all, and says who was first to end: the neighbour that
+   this process misses may have heard it sooner. */
+DP__COLD static dp_status dp__tree_ended(dp__tree *tree, dp__link *link)
+{
+    bool meets = tree->process != 0 && tree->first_child == 0;
+    link->left = true;
+    if (meets && link != &tree->links[0])
+        DP_TRY(dp__tree_last_words(tree, &tree->links[0], DP__GRACE_MS));
+    return dp__tree_lost(tree, link, DP_ERR_REMOTE, "ended, or the connection to it broke");
+}
+
 /* As much of a note as there is. What is no part of a call is dealt with here. */
 static dp_status dp__tree_hear(dp__tree *tree, dp__link *link, bool listens)
 {
@@ -912,7 +925,7 @@ static dp_status dp__tree_hear(dp__tree *tree, dp__link *link, bool listens)
         return DP_OK;
     }
     if (got < 0)
-        return dp__tree_lost(tree, link, DP_ERR_REMOTE, "ended, or the connection to it broke");
+        return dp__tree_ended(tree, link);
     link->got += (size_t)got;
     if (link->got < sizeof *note)
         return DP_OK;
@@ -1063,10 +1076,12 @@ static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, vo
                                                                     : "ended while it was sending");
 }
 
-/* All that was said before the connection broke, which may be why. */
-static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link)
+/* All that was said before the connection broke, or is said in a while, which may be why. */
+static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link, int wait_ms)
 {
-    while (!link->left && link->got < sizeof link->note && dp__os_ready(link->fd, DP__CAN_READ, 0))
+    uint64_t until_ns = dp__os_after_ms(wait_ms);
+    while (!link->left && link->got < sizeof link->note &&
+           dp__os_ready(link->fd, DP__CAN_READ, dp__os_ms_until(until_ns)))
         DP_TRY(dp__tree_hear(tree, link, false));
     return DP_OK;
 }
@@ -1084,7 +1099,7 @@ static dp_status dp__tree_give(dp__tree *tree, dp__link *link, dp__kind kind, co
     if (status == DP_OK)
         return DP_OK;
     if (status == DP_ERR_REMOTE)
-        DP_TRY(dp__tree_last_words(tree, link));
+        DP_TRY(dp__tree_last_words(tree, link, 0));
     link->left = true;
     return dp__tree_lost(tree, link, status,
                          status == DP_ERR_TIMEOUT ? "did not receive" : "has ended");
