@@ -1277,7 +1277,8 @@ typedef struct dp__server {
     bool raised;               /* the limit of open files */
     bool full;                 /* nobody is accepted before those that are pending are gone */
     int rejected;              /* connections without the right proof */
-    dp__tree *job;             /* of cables: over which it may be heard that the job has failed */
+    dp__os_watch *more;        /* what else ends a look, of somebody who looks every so often; or */
+    int more_count, more_most; /* NULL */
     char said[DP__SAID_BYTES]; /* why the last process was refused */
 } dp__server;
 
@@ -1290,10 +1291,10 @@ static dp_status dp__server_open(dp__server *server)
                                    : dp__child_count(server->process, server->process_count);
     server->pending_capacity = DP__PENDING_MAX + server->expected;
     size_t peers = (size_t)server->peer_count, pending = (size_t)server->pending_capacity;
-    server->peers = dp__os_alloc(peers * sizeof *server->peers, 64, NULL);
+    size_t watched = 2 + peers + pending + DP__LINKS_MAX + (size_t)server->more_most;
+    server->peers = dp__os_alloc((peers + 1) * sizeof *server->peers, 64, NULL);
     server->pending = dp__os_alloc(pending * sizeof *server->pending, 64, NULL);
-    server->watch =
-        dp__os_alloc((2 + peers + pending + DP__LINKS_MAX) * sizeof *server->watch, 64, NULL);
+    server->watch = dp__os_alloc(watched * sizeof *server->watch, 64, NULL);
     for (size_t i = 0; i < peers && server->peers != NULL; i++)
         server->peers[i] = (dp__peer){.fd = -1};
     if (server->peers == NULL || server->pending == NULL || server->watch == NULL)
@@ -1662,11 +1663,11 @@ static bool dp__server_is_done(const dp__server *server)
 
 static int dp__server_patience(const dp__server *server)
 {
-    bool quiet = !server->welcomed && server->taken == server->expected;
+    bool quiet = !server->welcomed && server->taken == server->expected && server->more == NULL;
     int ms = dp__os_ms_until(quiet ? server->quiet_ns : server->until_ns);
-    int most = server->full          ? DP__QUIET_MS
-               : server->job != NULL ? DP__CALL_LOOK_MS
-                                     : DP__PENDING_MS;
+    int most = server->full           ? DP__QUIET_MS
+               : server->more != NULL ? DP__CALL_LOOK_MS
+                                      : DP__PENDING_MS;
     return ms < most ? ms : most;
 }
 
@@ -1684,8 +1685,14 @@ static dp_status dp__server_look(dp__server *server)
                               .events = DP__CAN_READ};
     for (int i = 0; i < server->pending_count; i++)
         pending[i] = (dp__os_watch){.fd = server->pending[i].fd, .events = DP__CAN_READ};
-    dp__os_poll(watch, 2 + peer_count + server->pending_count,
+    dp__os_watch *more = pending + server->pending_count;
+    size_t more_bytes = (size_t)server->more_count * sizeof *more;
+    if (more_bytes > 0)
+        memcpy(more, server->more, more_bytes);
+    dp__os_poll(watch, 2 + peer_count + server->pending_count + server->more_count,
                 rest_ms > 0 && rest_ms < ms ? rest_ms : ms);
+    if (more_bytes > 0)
+        memcpy(server->more, more, more_bytes);
     DP_TRY(dp__server_receive_all(server, peers, peer_count));
     for (int i = server->pending_count; i-- > 0;)
         if (pending[i].revents != 0 ? !dp__server_read(server, &server->pending[i])
@@ -1727,8 +1734,6 @@ DP__COLD static dp_status dp__server_wait(dp__server *server)
     while (!dp__server_is_done(server) && status == DP_OK) {
         status = dp__os_ms_until(server->until_ns) == 0 ? dp__server_timed_out(server)
                                                         : dp__server_look(server);
-        if (status == DP_OK && server->job != NULL)
-            status = dp__tree_listen(server->job);
     }
     if (status != DP_OK && !server->all)
         return dp__tree_fail(server->tree, NULL, status, server->process);
@@ -1891,10 +1896,7 @@ typedef struct dp__target { /* where somebody listens */
     char place[DP__PLACE_BYTES];
     const dp__launch *launch; /* it is process 0; else NULL */
     dp__tree *tree;           /* who may fail meanwhile; or NULL */
-    bool listens;             /* it does already: who is refused comes when it has given up */
 } dp__target;
-
-enum { DP__REFUSALS = 8 }; /* in a row, of one that listens: in 0.13 s */
 
 /* As it was when a round ended; anything else that was found stays. */
 static const char dp__refused[] = "nobody listens there";
@@ -1984,14 +1986,25 @@ static dp_status dp__connect_at(const dp__os_address *at, dp__key key, dp__join_
     return good ? DP_OK : DP_PENDING;
 }
 
-/* Try every address and port once. Whoever is silent there is given more time every round, as it
-   may be busy; but only its share of what is left to those after it and to the next round, as it
-   may be a program that knows nothing about us. */
+/* Whoever is silent is given more time every round, as it may be busy. */
+static int dp__patience_ms(int round)
+{
+    return 1000 << (round < 5 ? round : 5);
+}
+
+/* And after a round that was in vain there is a pause. */
+static int dp__pause_ms(int round)
+{
+    return round < 7 ? 1 << round : 100;
+}
+
+/* Try every address and port once. Whoever is silent there gets only its share of what is left to
+   those after it and to the next round, as it may be a program that knows nothing about us. */
 static dp_status dp__connect_once(const dp__target *target, dp__key key, dp__join_request *request,
                                   int round, uint64_t until_ns, int *out_fd, const char **out_why)
 {
     dp__os_found found;
-    int patience = 1000 << (round < 5 ? round : 5), rest = dp__os_ms_until(until_ns);
+    int patience = dp__patience_ms(round), rest = dp__os_ms_until(until_ns);
     dp_status status = DP_PENDING;
     if (target->host[0] == '\0') {
         /* One of the job listens there, or another user of the machine. */
@@ -2066,7 +2079,6 @@ DP__COLD static dp_status dp__connect_until(const dp__target *target, int proces
 {
     uint64_t begin = dp__os_now_ns();
     const char *why = NULL, *found = NULL;
-    int refusals = 0;
     for (int round = 0; dp__os_ms_until(until_ns) > 0; round++) {
         why = dp__lasting(why);
         if (target->tree != NULL)
@@ -2076,11 +2088,7 @@ DP__COLD static dp_status dp__connect_until(const dp__target *target, int proces
         if (status != DP_PENDING)
             return status;
         found = why != NULL ? why : found;
-        refusals = target->listens && why == dp__refused ? refusals + 1 : 0;
-        if (refusals == DP__REFUSALS)
-            return dp_error(DP_ERR_REMOTE, "process %d of %d has closed its port", process,
-                            (int)request->process_count);
-        int pause = round < 7 ? 1 << round : 100, rest = dp__os_ms_until(until_ns);
+        int pause = dp__pause_ms(round), rest = dp__os_ms_until(until_ns);
         dp__os_sleep_ms(pause < rest ? pause : rest);
     }
     return dp__connect_failed(target, process, request, (double)(dp__os_now_ns() - begin) * 1e-9,
