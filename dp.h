@@ -793,7 +793,10 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    keep to the nodes (NUMA) of their part: see NODES.
 
    If a process does not come within timeout_ms of the first, or ends early, the error of all others
-   names it. A process that comes within a second after that gets the same error. The tree of
+   names it. A process that comes within a second after that gets the same error. All waits of one
+   dp_open, for processes that come and for what they do until all have a context, last timeout_ms
+   together, and a few seconds in which it asks who is missing; what a process does itself, like
+   opening its devices, is no wait. Who comes last has a second, however late it is. The tree of
    connections stays until dp_close, which waits for nobody: 512 processes meet in a second or two,
    each with at most ten connections.
 

@@ -715,11 +715,13 @@ static bool dp__is_silent(const dp__job *job, int process, uint64_t since_ns)
     return atomic_load(&dp__progress_of(job, process)->looked_ns) < since_ns;
 }
 
-/* Returns the first process that is silent on the way to one that is: letters do not pass it. */
+/* Returns the first process that is silent on the way to one that is: letters do not pass it. Who
+   has left is silent rightly. */
 static int dp__first_silent(const dp__job *job, int process, uint64_t since_ns)
 {
     int on = job->process;
-    while (on != process && (on == job->process || !dp__is_silent(job, on, since_ns)))
+    while (on != process && (on == job->process || !dp__is_silent(job, on, since_ns) ||
+                             atomic_load(&dp__progress_of(job, on)->presence) == DP__LEFT))
         on = job->shared.data == NULL ? job->mail->next(job->ctx, on, process) : process;
     return on;
 }

@@ -690,11 +690,16 @@ static int dp__child_count(int process, int process_count)
 
    At the time-out, the missing process may itself be waiting for another one, and may have begun
    later. So it is asked whether it is there. A waiting process answers yes, and asks the process
-   that it waits for. In the end one does not answer, and is named.                             */
+   that it waits for. In the end one does not answer, and is named.
+
+   All waits of an opening together have one time-out, which all processes count from the first one
+   that came: what meeting has taken is not there for what follows. Time in which a process does
+   something itself, as to open its devices, is not counted.                                    */
 
 enum {
     DP__LINKS_MAX = 1 + 20,
     DP__TREE_LOOK_MS = 50, /* so often who waits looks whether this process has failed meanwhile */
+    DP__TREE_ASKS = 8,     /* after so many answers what is waited for is lost for good */
     DP__TREE_NOTES = 64 /* of each link, which one look between calls reads: others send one each */
 };
 
@@ -711,6 +716,9 @@ typedef struct dp__tree {
     const dp__job *job; /* once a context is open: where letters go */
     int calls;          /* of all_gather, so far */
     uint64_t until_ns;  /* then somebody's patience is over */
+    uint64_t spare_ns;  /* for which it may still wait for others until a context is open; */
+    uint64_t begun_ns;  /* and while it does: since when, */
+    uint64_t ends_ns;   /* and until when at most */
     int claim;          /* process 0: what no other one can have meanwhile; else -1 */
     dp__os_address claimed;
     int first_child, link_count; /* the parent's link is before, unless this is process 0 */
@@ -893,6 +901,19 @@ static dp_status dp__tree_letter(dp__tree *tree, dp__link *link)
     return DP_OK;
 }
 
+static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link, int wait_ms);
+
+/* While they meet, process 0 is connected to all, and says who was first to end: the neighbour that
+   this process misses may have heard it sooner. */
+DP__COLD static dp_status dp__tree_ended(dp__tree *tree, dp__link *link)
+{
+    bool meets = tree->process != 0 && tree->first_child == 0;
+    link->left = true;
+    if (meets && link != &tree->links[0])
+        DP_TRY(dp__tree_last_words(tree, &tree->links[0], DP__GRACE_MS));
+    return dp__tree_lost(tree, link, DP_ERR_REMOTE, "ended, or the connection to it broke");
+}
+
 /* As much of a note as there is. What is no part of a call is dealt with here. */
 static dp_status dp__tree_hear(dp__tree *tree, dp__link *link, bool listens)
 {
@@ -904,7 +925,7 @@ static dp_status dp__tree_hear(dp__tree *tree, dp__link *link, bool listens)
         return DP_OK;
     }
     if (got < 0)
-        return dp__tree_lost(tree, link, DP_ERR_REMOTE, "ended, or the connection to it broke");
+        return dp__tree_ended(tree, link);
     link->got += (size_t)got;
     if (link->got < sizeof *note)
         return DP_OK;
@@ -977,13 +998,25 @@ static dp_status dp__tree_look(dp__tree *tree, uint32_t missing, bool answered, 
     return DP_OK;
 }
 
+/* All who are missing have answered, again and again. */
+static dp_status dp__tree_give_up(dp__tree *tree, uint32_t missing)
+{
+    int first = 0;
+    while ((missing >> first & 1) == 0)
+        first++;
+    return dp__tree_lost(tree, &tree->links[first], DP_ERR_TIMEOUT,
+                         "is there, and what it was to send did not come");
+}
+
 /* Until one of those who are missing has said something; all others are heard. Who has answered is
-   asked again. That ends, as no two wait for each other: a parent waits for its children before it
-   gives them the whole, and they wait for it only after they gave their part. */
+   asked again. That ends, as no two wait for each other, unless the network has lost something: a
+   parent waits for its children before it gives them the whole, and they wait for it only after
+   they gave their part. */
 DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__link **out)
 {
     dp__os_watch watch[DP__LINKS_MAX];
     uint64_t answer_ns = 0; /* 0: nobody was asked */
+    int asks = 0;
     *out = NULL;
     for (;;) {
         int ms = dp__os_ms_until(answer_ns != 0 ? answer_ns : tree->until_ns);
@@ -991,6 +1024,8 @@ DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__l
         DP_TRY(dp__tree_look(tree, missing, answer_ns != 0 && ms == 0, out));
         if (*out != NULL)
             return DP_OK;
+        if (ms == 0 && asks++ == DP__TREE_ASKS)
+            return dp__tree_give_up(tree, missing);
         if (ms == 0) {
             dp__tree_ask(tree, missing);
             answer_ns = dp__os_after_ms(DP__GRACE_MS);
@@ -999,6 +1034,27 @@ DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__l
         dp__os_poll(watch, count, ms < DP__TREE_LOOK_MS ? ms : DP__TREE_LOOK_MS);
         DP_TRY(dp__tree_hear_all(tree, watch, count, false));
     }
+}
+
+/* Begins to wait for others while a context opens. */
+static void dp__tree_begin(dp__tree *tree)
+{
+    tree->begun_ns = dp__os_now_ns();
+    tree->ends_ns = tree->begun_ns + tree->spare_ns;
+}
+
+static void dp__tree_end(dp__tree *tree)
+{
+    uint64_t waited_ns = dp__os_now_ns() - tree->begun_ns;
+    tree->spare_ns -= waited_ns < tree->spare_ns ? waited_ns : tree->spare_ns;
+}
+
+/* When a wait is to end for one that is not asked whether it is there: it has a while, whatever is
+   left. */
+static uint64_t dp__tree_until(const dp__tree *tree)
+{
+    uint64_t least_ns = dp__os_after_ms(DP__GRACE_MS);
+    return tree->ends_ns > least_ns ? tree->ends_ns : least_ns;
 }
 
 static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, void *data,
@@ -1013,17 +1069,19 @@ static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, vo
         return dp__tree_fail(tree, NULL, DP_ERR_REMOTE, link->process);
     }
     link->got = 0;
-    dp_status status = dp__wire_receive(link->fd, data, bytes, dp__os_after_ms(tree->timeout_ms));
+    dp_status status = dp__wire_receive(link->fd, data, bytes, dp__tree_until(tree));
     return status == DP_OK ? DP_OK
                            : dp__tree_lost(tree, link, status,
                                            status == DP_ERR_TIMEOUT ? "did not send everything"
                                                                     : "ended while it was sending");
 }
 
-/* All that was said before the connection broke, which may be why. */
-static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link)
+/* All that was said before the connection broke, or is said in a while, which may be why. */
+static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link, int wait_ms)
 {
-    while (!link->left && link->got < sizeof link->note && dp__os_ready(link->fd, DP__CAN_READ, 0))
+    uint64_t until_ns = dp__os_after_ms(wait_ms);
+    while (!link->left && link->got < sizeof link->note &&
+           dp__os_ready(link->fd, DP__CAN_READ, dp__os_ms_until(until_ns)))
         DP_TRY(dp__tree_hear(tree, link, false));
     return DP_OK;
 }
@@ -1033,7 +1091,7 @@ static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link)
 static dp_status dp__tree_give(dp__tree *tree, dp__link *link, dp__kind kind, const void *data,
                                size_t bytes)
 {
-    uint64_t until_ns = dp__os_after_ms((int64_t)tree->timeout_ms + 2 * DP__GRACE_MS);
+    uint64_t until_ns = dp__tree_until(tree) + DP__GRACE_MS * (uint64_t)1000000;
     dp__note note = {DP__NOTE_MAGIC, (uint32_t)kind, DP_OK, tree->process, bytes};
     if (link->left)
         return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has closed its context");
@@ -1041,7 +1099,7 @@ static dp_status dp__tree_give(dp__tree *tree, dp__link *link, dp__kind kind, co
     if (status == DP_OK)
         return DP_OK;
     if (status == DP_ERR_REMOTE)
-        DP_TRY(dp__tree_last_words(tree, link));
+        DP_TRY(dp__tree_last_words(tree, link, 0));
     link->left = true;
     return dp__tree_lost(tree, link, status,
                          status == DP_ERR_TIMEOUT ? "did not receive" : "has ended");
@@ -1070,7 +1128,8 @@ static dp_status dp__tree_gather(dp__tree *tree, const void *in, char *all, size
     DP_TRY(dp__tree_failure(tree));
     memmove(own, in, bytes_each);
     tree->calls++;
-    tree->until_ns = dp__os_after_ms(tree->timeout_ms);
+    dp__tree_begin(tree);
+    tree->until_ns = tree->ends_ns;
     DP_TRY(dp__tree_take_all(tree, all, bytes_each));
     if (tree->process != 0) {
         size_t part = (size_t)dp__behind(tree->process, tree->process_count) * bytes_each;
@@ -1081,6 +1140,7 @@ static dp_status dp__tree_gather(dp__tree *tree, const void *in, char *all, size
     }
     for (int i = tree->link_count; i-- > tree->first_child;) /* those with most behind them first */
         DP_TRY(dp__tree_give(tree, &tree->links[i], DP__SPREAD, all, bytes));
+    dp__tree_end(tree);
     return DP_OK;
 }
 
@@ -1217,7 +1277,8 @@ typedef struct dp__server {
     bool raised;               /* the limit of open files */
     bool full;                 /* nobody is accepted before those that are pending are gone */
     int rejected;              /* connections without the right proof */
-    dp__tree *job;             /* of cables: over which it may be heard that the job has failed */
+    dp__os_watch *more;        /* what else ends a look, of somebody who looks every so often; or */
+    int more_count, more_most; /* NULL */
     char said[DP__SAID_BYTES]; /* why the last process was refused */
 } dp__server;
 
@@ -1230,10 +1291,10 @@ static dp_status dp__server_open(dp__server *server)
                                    : dp__child_count(server->process, server->process_count);
     server->pending_capacity = DP__PENDING_MAX + server->expected;
     size_t peers = (size_t)server->peer_count, pending = (size_t)server->pending_capacity;
-    server->peers = dp__os_alloc(peers * sizeof *server->peers, 64, NULL);
+    size_t watched = 2 + peers + pending + DP__LINKS_MAX + (size_t)server->more_most;
+    server->peers = dp__os_alloc((peers + 1) * sizeof *server->peers, 64, NULL);
     server->pending = dp__os_alloc(pending * sizeof *server->pending, 64, NULL);
-    server->watch =
-        dp__os_alloc((2 + peers + pending + DP__LINKS_MAX) * sizeof *server->watch, 64, NULL);
+    server->watch = dp__os_alloc(watched * sizeof *server->watch, 64, NULL);
     for (size_t i = 0; i < peers && server->peers != NULL; i++)
         server->peers[i] = (dp__peer){.fd = -1};
     if (server->peers == NULL || server->pending == NULL || server->watch == NULL)
@@ -1602,11 +1663,11 @@ static bool dp__server_is_done(const dp__server *server)
 
 static int dp__server_patience(const dp__server *server)
 {
-    bool quiet = !server->welcomed && server->taken == server->expected;
+    bool quiet = !server->welcomed && server->taken == server->expected && server->more == NULL;
     int ms = dp__os_ms_until(quiet ? server->quiet_ns : server->until_ns);
-    int most = server->full          ? DP__QUIET_MS
-               : server->job != NULL ? DP__CALL_LOOK_MS
-                                     : DP__PENDING_MS;
+    int most = server->full           ? DP__QUIET_MS
+               : server->more != NULL ? DP__CALL_LOOK_MS
+                                      : DP__PENDING_MS;
     return ms < most ? ms : most;
 }
 
@@ -1624,8 +1685,14 @@ static dp_status dp__server_look(dp__server *server)
                               .events = DP__CAN_READ};
     for (int i = 0; i < server->pending_count; i++)
         pending[i] = (dp__os_watch){.fd = server->pending[i].fd, .events = DP__CAN_READ};
-    dp__os_poll(watch, 2 + peer_count + server->pending_count,
+    dp__os_watch *more = pending + server->pending_count;
+    size_t more_bytes = (size_t)server->more_count * sizeof *more;
+    if (more_bytes > 0)
+        memcpy(more, server->more, more_bytes);
+    dp__os_poll(watch, 2 + peer_count + server->pending_count + server->more_count,
                 rest_ms > 0 && rest_ms < ms ? rest_ms : ms);
+    if (more_bytes > 0)
+        memcpy(server->more, more, more_bytes);
     DP_TRY(dp__server_receive_all(server, peers, peer_count));
     for (int i = server->pending_count; i-- > 0;)
         if (pending[i].revents != 0 ? !dp__server_read(server, &server->pending[i])
@@ -1667,8 +1734,6 @@ DP__COLD static dp_status dp__server_wait(dp__server *server)
     while (!dp__server_is_done(server) && status == DP_OK) {
         status = dp__os_ms_until(server->until_ns) == 0 ? dp__server_timed_out(server)
                                                         : dp__server_look(server);
-        if (status == DP_OK && server->job != NULL)
-            status = dp__tree_listen(server->job);
     }
     if (status != DP_OK && !server->all)
         return dp__tree_fail(server->tree, NULL, status, server->process);
@@ -1831,10 +1896,7 @@ typedef struct dp__target { /* where somebody listens */
     char place[DP__PLACE_BYTES];
     const dp__launch *launch; /* it is process 0; else NULL */
     dp__tree *tree;           /* who may fail meanwhile; or NULL */
-    bool listens;             /* it does already: who is refused comes when it has given up */
 } dp__target;
-
-enum { DP__REFUSALS = 8 }; /* in a row, of one that listens: in 0.13 s */
 
 /* As it was when a round ended; anything else that was found stays. */
 static const char dp__refused[] = "nobody listens there";
@@ -1924,14 +1986,25 @@ static dp_status dp__connect_at(const dp__os_address *at, dp__key key, dp__join_
     return good ? DP_OK : DP_PENDING;
 }
 
-/* Try every address and port once. Whoever is silent there is given more time every round, as it
-   may be busy; but only its share of what is left to those after it and to the next round, as it
-   may be a program that knows nothing about us. */
+/* Whoever is silent is given more time every round, as it may be busy. */
+static int dp__patience_ms(int round)
+{
+    return 1000 << (round < 5 ? round : 5);
+}
+
+/* And after a round that was in vain there is a pause. */
+static int dp__pause_ms(int round)
+{
+    return round < 7 ? 1 << round : 100;
+}
+
+/* Try every address and port once. Whoever is silent there gets only its share of what is left to
+   those after it and to the next round, as it may be a program that knows nothing about us. */
 static dp_status dp__connect_once(const dp__target *target, dp__key key, dp__join_request *request,
                                   int round, uint64_t until_ns, int *out_fd, const char **out_why)
 {
     dp__os_found found;
-    int patience = 1000 << (round < 5 ? round : 5), rest = dp__os_ms_until(until_ns);
+    int patience = dp__patience_ms(round), rest = dp__os_ms_until(until_ns);
     dp_status status = DP_PENDING;
     if (target->host[0] == '\0') {
         /* One of the job listens there, or another user of the machine. */
@@ -2006,7 +2079,6 @@ DP__COLD static dp_status dp__connect_until(const dp__target *target, int proces
 {
     uint64_t begin = dp__os_now_ns();
     const char *why = NULL, *found = NULL;
-    int refusals = 0;
     for (int round = 0; dp__os_ms_until(until_ns) > 0; round++) {
         why = dp__lasting(why);
         if (target->tree != NULL)
@@ -2016,11 +2088,7 @@ DP__COLD static dp_status dp__connect_until(const dp__target *target, int proces
         if (status != DP_PENDING)
             return status;
         found = why != NULL ? why : found;
-        refusals = target->listens && why == dp__refused ? refusals + 1 : 0;
-        if (refusals == DP__REFUSALS)
-            return dp_error(DP_ERR_REMOTE, "process %d of %d has closed its port", process,
-                            (int)request->process_count);
-        int pause = round < 7 ? 1 << round : 100, rest = dp__os_ms_until(until_ns);
+        int pause = dp__pause_ms(round), rest = dp__os_ms_until(until_ns);
         dp__os_sleep_ms(pause < rest ? pause : rest);
     }
     return dp__connect_failed(target, process, request, (double)(dp__os_now_ns() - begin) * 1e-9,
@@ -2082,6 +2150,7 @@ static void dp__welcome_all(dp__server *server)
         (void)dp__note_send(peer->fd, &note, &welcome, dp__os_after_ms(DP__GRACE_MS));
     }
     server->welcomed = true;
+    server->tree->ends_ns = dp__os_after_ms(left_ms);
     server->until_ns = dp__os_after_ms((int64_t)left_ms + dp__levels_ms(server->process_count));
 }
 
@@ -2118,6 +2187,14 @@ DP__COLD static dp_status dp__meet_first(dp__tree *tree, const dp__launch *launc
     return DP_OK;
 }
 
+/* Until when there is time for the rest. What process 0 says may have been on its way for a while:
+   `latest_ns` is when it was waited for at most. */
+static uint64_t dp__meet_ends_ns(const dp__welcome *welcome, uint64_t latest_ns)
+{
+    uint64_t ends_ns = dp__os_after_ms(welcome->patience_ms);
+    return ends_ns < latest_ns ? ends_ns : latest_ns;
+}
+
 /* Connect to the parent, unless that is process 0, with which there is a connection already. */
 static dp_status dp__meet_parent(dp__tree *tree, const dp__launch *launch, const dp__welcome *to,
                                  dp__server *server, dp__join_request *request)
@@ -2145,7 +2222,7 @@ static dp_status dp__meet_last(dp__tree *tree, const dp__server *server)
 {
     dp__link *first;
     dp__tree_say(tree, &tree->links[0], DP__READY, DP_OK);
-    tree->until_ns = server->until_ns + (uint64_t)dp__levels_ms(tree->process_count) * 1000000;
+    tree->until_ns = server->until_ns; /* process 0 answers as long as others have more time */
     DP_TRY(dp__tree_await(tree, 1, &first));
     if (first->note.kind != DP__GO)
         return dp__tree_lost(tree, first, DP_ERR_REMOTE,
@@ -2180,10 +2257,11 @@ DP__COLD static dp_status dp__meet_others(dp__tree *tree, const dp__launch *laun
     memcpy(first.place, launch->place, sizeof first.place);
     DP_TRY(dp__connect_until(&first, 0, launch->key, &request, server->until_ns, &fd));
     dp__tree_link(tree, fd, 0);
-    DP_TRY(dp__await_welcome(fd, tree->process_count,
-                             server->until_ns + DP__GRACE_MS * (uint64_t)1000000, &welcome));
+    uint64_t latest_ns = server->until_ns + DP__GRACE_MS * (uint64_t)1000000;
+    DP_TRY(dp__await_welcome(fd, tree->process_count, latest_ns, &welcome));
     server->key = dp__key_of_run(launch->key, welcome.run);
-    server->until_ns = dp__os_after_ms((int64_t)welcome.patience_ms + dp__depth_ms(tree->process));
+    tree->ends_ns = dp__meet_ends_ns(&welcome, latest_ns);
+    server->until_ns = tree->ends_ns + (uint64_t)dp__depth_ms(tree->process) * 1000000;
     DP_TRY(dp__meet_parent(tree, launch, &welcome, server, &request));
     server->until_ns += DP__STEP_MS * (uint64_t)1500000; /* a child that finds nobody knows more */
     DP_TRY(dp__server_wait(server));
@@ -2216,6 +2294,7 @@ DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms
         dp__tree_close(tree, true);
         return status;
     }
+    tree->spare_ns = (uint64_t)dp__os_ms_until(tree->ends_ns) * 1000000;
     *out = tree;
     return DP_OK;
 }

@@ -73,12 +73,12 @@ DP__COLD static dp_status dp__port_make(dp__port *port, dp__job *job, bool any)
                                 .all = true,
                                 .any = any,
                                 .listener = -1,
-                                .job = dp__port_tree(port)};
+                                .more_most = any ? 0 : job->process};
     port->seats = dp__os_alloc(count * sizeof *port->seats, _Alignof(dp__seat), NULL);
     if (port->seats == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu connections", count);
     memset(port->seats, 0, count * sizeof *port->seats);
-    return any || job->process + 1 < job->process_count ? dp__server_open(&port->server) : DP_OK;
+    return dp__server_open(&port->server);
 }
 
 /* For connections to all others. */
@@ -122,13 +122,31 @@ static dp__join_request dp__port_request(const dp__port *port)
 }
 
 /* ==== >>cables ==================================================================================
-   Each process connects to those before it, and waits for those behind it: process 0 only waits, so
-   that none waits in a circle. What may be lacking is there before anybody waits for anybody. Who
+   Each process connects to those before it, and those behind it connect to it: it visits all of
+   them at once, and lets others in meanwhile, so that who does not answer is who is to blame, and
+   not one that waits for him. What may be lacking is there before anybody waits for anybody. Who
    fails while they connect ends its connections, so that others do not wait for it.             */
 
+enum { DP__REFUSALS = 8 }; /* in a row: in 0.13 s. It has listened, and has given up */
+
+typedef enum dp__visiting { DP__RESTS, DP__CALLS, DP__ASKS, DP__LET_IN } dp__visiting;
+
+typedef struct dp__visit { /* to a process before this one */
+    dp__visiting stage;
+    int round, refusals;
+    int place;         /* among what is watched; -1: it is not */
+    uint64_t until_ns; /* then this stage is over */
+    const char *why;   /* the last try was in vain; NULL: not known */
+    size_t got;        /* bytes of the challenge */
+    dp__challenge challenge;
+    dp__join_request request;
+} dp__visit;
+
 typedef struct dp__cables {
-    dp__port port; /* until all have come */
-    int *fds;      /* by process; -1: its own */
+    dp__port port; /* until all have come, as are the two: */
+    dp__visit *visits;
+    dp__os_watch *watch;
+    int *fds; /* by process; -1: its own */
 } dp__cables;
 
 static void dp__cables_hang_up(dp__cables *cables)
@@ -143,51 +161,170 @@ static void dp__cables_close(dp__cables *cables)
     dp__cables_hang_up(cables);
     dp__port_close(&cables->port);
     dp__os_free(cables->fds, 0, NULL);
+    dp__os_free(cables->visits, 0, NULL);
+    dp__os_free(cables->watch, 0, NULL);
 }
 
 DP__COLD static dp_status dp__cables_prepare(dp__cables *cables, dp__job *job, bool far)
 {
     size_t count = (size_t)job->process_count;
     cables->fds = dp__os_alloc(count * sizeof *cables->fds, sizeof(int), NULL);
+    cables->visits = dp__os_alloc(count * sizeof *cables->visits, _Alignof(dp__visit), NULL);
+    cables->watch = dp__os_alloc(count * sizeof *cables->watch, _Alignof(dp__os_watch), NULL);
     for (size_t i = 0; i < count && cables->fds != NULL; i++)
         cables->fds[i] = -1;
+    for (size_t i = 0; i < count && cables->visits != NULL; i++)
+        cables->visits[i] = (dp__visit){.place = -1};
     DP_TRY(dp__port_make(&cables->port, job, false));
+    cables->port.server.more = cables->watch;
     dp__port_raise(&cables->port);
-    if (cables->fds == NULL)
+    if (cables->fds == NULL || cables->visits == NULL || cables->watch == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu connections", count);
     return dp__port_open(&cables->port, far);
 }
 
-/* To those before this process. */
-static dp_status dp__cables_call(dp__cables *cables, uint64_t until_ns)
+/* This try was in vain. */
+static void dp__visit_rest(dp__visit *visit, int *fd, const char *why)
 {
-    const dp__port *port = &cables->port;
-    dp__join_request request = dp__port_request(port);
-    for (int p = 0; p < port->job->process; p++) {
-        const dp__target target = {.host = dp__port_host(port, p),
-                                   .port = (int)port->seats[p].port,
-                                   .port_count = 1,
-                                   .tree = dp__port_tree(port),
-                                   .listens = true};
-        DP_TRY(
-            dp__connect_until(&target, p, port->launch.key, &request, until_ns, &cables->fds[p]));
-    }
+    dp__os_drop(fd);
+    visit->why = why != NULL ? why : visit->why;
+    visit->refusals = why == dp__refused ? visit->refusals + 1 : 0;
+    visit->until_ns = dp__os_after_ms(dp__pause_ms(visit->round++));
+    visit->stage = DP__RESTS;
+}
+
+static dp_status dp__visit_call(const dp__port *port, dp__visit *visit, int process, int *fd)
+{
+    dp__job *job = port->job;
+    *fd = dp__seat_connect(port->seats, job->process_count, job->process, process);
+    if (*fd == DP__OS_FULL)
+        return dp__connect_nowhere(job->process);
+    visit->until_ns = dp__os_after_ms(dp__patience_ms(visit->round));
+    visit->stage = DP__CALLS;
+    if (*fd < 0)
+        dp__visit_rest(visit, fd, *fd == DP__OS_REFUSED ? dp__refused : NULL);
     return DP_OK;
 }
 
-/* From those behind it. */
-static dp_status dp__cables_answer(dp__cables *cables, uint64_t until_ns)
+/* It is connected, or is not. */
+static void dp__visit_ask(const dp__port *port, dp__visit *visit, int *fd)
+{
+    int how = dp__os_connection(*fd);
+    visit->request = dp__port_request(port);
+    visit->request.nonce = dp__os_random();
+    visit->request.patience_ms = (uint32_t)dp__os_ms_until(port->server.until_ns);
+    visit->got = 0;
+    visit->stage = DP__ASKS;
+    if (how != 0 || dp__os_send(*fd, &visit->request, sizeof visit->request) !=
+                        (ptrdiff_t)sizeof visit->request)
+        dp__visit_rest(visit, fd, how == DP__OS_REFUSED ? dp__refused : NULL);
+}
+
+static void dp__visit_hear(const dp__port *port, dp__visit *visit, int *fd)
+{
+    dp__challenge *said = &visit->challenge;
+    ptrdiff_t got = dp__os_receive(*fd, (char *)said + visit->got, sizeof *said - visit->got);
+    visit->got += got > 0 ? (size_t)got : 0;
+    if (got >= 0 && visit->got < sizeof *said)
+        return;
+    dp__key key = port->launch.key;
+    uint64_t proof = dp__proof(key, &visit->request, said->nonce, true);
+    bool sound = got >= 0 && said->magic == DP__CHALLENGE_MAGIC &&
+                 said->proof == dp__proof(key, &visit->request, said->nonce, false) &&
+                 dp__os_send(*fd, &proof, sizeof proof) == (ptrdiff_t)sizeof proof;
+    visit->stage = DP__LET_IN;
+    if (!sound)
+        dp__visit_rest(visit, fd, dp__silent);
+}
+
+/* As far as it goes without waiting. */
+static dp_status dp__visit_look(dp__cables *cables, int process)
+{
+    const dp__port *port = &cables->port;
+    dp__visit *visit = &cables->visits[process];
+    int *fd = &cables->fds[process];
+    bool ready = visit->place >= 0 && cables->watch[visit->place].revents != 0;
+    bool late = visit->stage != DP__LET_IN && dp__os_ms_until(visit->until_ns) == 0;
+    if (ready && visit->stage == DP__CALLS)
+        dp__visit_ask(port, visit, fd);
+    else if (ready && visit->stage == DP__ASKS)
+        dp__visit_hear(port, visit, fd);
+    else if (late && visit->stage != DP__RESTS)
+        dp__visit_rest(visit, fd, visit->stage == DP__ASKS ? dp__silent : NULL);
+    else if (late)
+        return dp__visit_call(port, visit, process, fd);
+    if (visit->refusals < DP__REFUSALS)
+        return DP_OK;
+    return dp_error(DP_ERR_REMOTE, "process %d of %d has closed its port", process,
+                    port->job->process_count);
+}
+
+/* Returns the first one that has not let this process in; -1: all have. */
+static int dp__cables_watch(dp__cables *cables)
 {
     dp__server *server = &cables->port.server;
-    if (server->process + 1 == server->process_count)
-        return DP_OK;
+    int first = -1;
+    server->more_count = 0;
+    for (int p = server->process - 1; p >= 0; p--) {
+        dp__visit *visit = &cables->visits[p];
+        bool open = visit->stage == DP__CALLS || visit->stage == DP__ASKS;
+        first = visit->stage != DP__LET_IN ? p : first;
+        visit->place = open ? server->more_count++ : -1;
+        if (open)
+            cables->watch[visit->place] =
+                (dp__os_watch){.fd = cables->fds[p],
+                               .events = visit->stage == DP__CALLS ? DP__CAN_WRITE : DP__CAN_READ};
+    }
+    return first;
+}
+
+/* The time is up. */
+static dp_status dp__cables_late(const dp__cables *cables, int missing)
+{
+    const dp__port *port = &cables->port;
+    const dp__server *server = &port->server;
+    if (missing < 0)
+        return dp__server_timed_out(server);
+    const dp__join_request request = dp__port_request(port);
+    const dp__target target = {.host = dp__port_host(port, missing),
+                               .port = (int)port->seats[missing].port,
+                               .port_count = 1};
+    return dp__connect_failed(&target, missing, &request,
+                              (double)(server->until_ns - server->opened_ns) * 1e-9,
+                              cables->visits[missing].why);
+}
+
+/* Until all have let this process in, and it has let in all. */
+static dp_status dp__cables_meet(dp__cables *cables, uint64_t until_ns)
+{
+    dp__server *server = &cables->port.server;
+    dp__tree *tree = dp__port_tree(&cables->port);
+    dp_status status = DP_OK;
+    server->opened_ns = dp__os_now_ns();
     server->until_ns = until_ns;
-    DP_TRY(dp__server_wait(server));
+    while (status == DP_OK) {
+        for (int p = 0; p < server->process && status == DP_OK; p++)
+            status = dp__visit_look(cables, p);
+        int missing = dp__cables_watch(cables);
+        if (status == DP_OK && missing < 0 && server->taken == server->expected)
+            return DP_OK;
+        if (status == DP_OK && tree != NULL)
+            status = dp__tree_listen(tree);
+        if (status == DP_OK)
+            status = dp__os_ms_until(until_ns) == 0 ? dp__cables_late(cables, missing)
+                                                    : dp__server_look(server);
+    }
+    return dp__server_fail(server, status);
+}
+
+/* Who has come is connected for as long as the communicator is. */
+static void dp__cables_keep(dp__cables *cables)
+{
+    dp__server *server = &cables->port.server;
     for (int i = 0; i < server->peer_count; i++) {
         cables->fds[server->first + i] = server->peers[i].fd;
         server->peers[i].fd = -1;
     }
-    return DP_OK;
 }
 
 /* This process gives up: the others hear why. What another one has ended it may say itself. */
@@ -213,11 +350,16 @@ DP__COLD static dp_status dp__cables_connect(dp__cables *cables)
     DP_TRY(dp__port_learn(&cables->port));
     /* all know the same, and say so before one waits for another */
     DP_TRY(dp__job_agree(job, dp__seats_check(port->seats, job->process_count, job->process)));
-    uint64_t until_ns = dp__os_after_ms(job->timeout_ms);
-    dp_status status = dp__cables_call(cables, until_ns);
-    if (status == DP_OK)
-        status = dp__cables_answer(cables, until_ns);
-    if (status != DP_OK) {
+    dp__tree *tree = dp__port_tree(port);
+    if (tree != NULL)
+        dp__tree_begin(tree);
+    uint64_t until_ns = tree != NULL ? dp__tree_until(tree) : dp__os_after_ms(job->timeout_ms);
+    dp_status status = dp__cables_meet(cables, until_ns);
+    if (tree != NULL)
+        dp__tree_end(tree);
+    if (status == DP_OK) {
+        dp__cables_keep(cables);
+    } else {
         status = dp__cables_fail(cables, status);
         dp__cables_hang_up(cables);
     }

@@ -1003,6 +1003,66 @@ TEST(late_processes_are_waited_for)
     run_world(6, come_late);
 }
 
+/* dp_open takes memory from here once all have met. */
+static void *take_a_while(size_t bytes, size_t align, void *user)
+{
+    int *ms = user;
+    poll(NULL, 0, *ms);
+    *ms = 0;
+    return aligned_alloc(align, (bytes + align - 1) / align * align);
+}
+
+static void give_back(void *data, size_t bytes, void *user)
+{
+    (void)bytes, (void)user;
+    free(data);
+}
+
+static dp_status open_after(int late_ms, int busy_ms, int timeout_ms, dp_ctx **out)
+{
+    const dp_coll_ops *const colls[] = {boot_coll(), NULL};
+    int ms = busy_ms;
+    const dp_config config = {.colls = colls,
+                              .device_count = 1,
+                              .timeout_ms = timeout_ms,
+                              .allocator = {take_a_while, give_back, &ms}};
+    use_tcp();
+    poll(NULL, 0, late_ms);
+    return dp_open(&config, out);
+}
+
+static void stop_after_a_late_one(void)
+{
+    int ms = (int)(2000 * test_timeout_scale());
+    dp_ctx *ctx;
+    double start = now_ms();
+    dp_status status = open_after(me == 1 ? ms * 4 / 5 : 0, me == 2 ? 4 * ms : 0, ms, &ctx);
+    CHECK_INT(status, DP_ERR_TIMEOUT);
+    if (me == 0) {
+        CHECK_ERROR(status, DP_ERR_TIMEOUT, "process 2 of 3 did not come within ");
+        CHECK(now_ms() - start < ms + 1900); /* a second to answer, and not a time-out anew */
+    }
+}
+
+TEST(waits_of_an_opening_have_one_timeout)
+{
+    run_world(3, stop_after_a_late_one);
+}
+
+static void be_late_and_busy(void)
+{
+    int ms = (int)(2000 * test_timeout_scale());
+    dp_ctx *ctx;
+    CHECK_OK(open_after(me == 1 ? ms * 9 / 10 : 0, ms * 3 / 2, ms, &ctx));
+    check_sum(ctx);
+    dp_close(ctx);
+}
+
+TEST(work_of_an_opening_is_no_wait)
+{
+    run_world(3, be_late_and_busy);
+}
+
 static void take_all_ports(void)
 {
     int fds[8];

@@ -214,15 +214,35 @@ static bool names(const char *text, int p)
     return false;
 }
 
-/* Where a link was cut, or one had no memory, nobody is at fault, and none may be named. */
-static bool names_one_who_was_hit(const char *text)
+/* Whether what process q says does not get to p: it goes up the tree, and down again. */
+static bool cannot_hear(int p, int q)
 {
+    while (p != q) {
+        int *below = p > q ? &p : &q;
+        *below &= *below - 1;
+        if (p != q && sim.procs[*below].dead)
+            return true;
+    }
+    return sim.procs[p].dead;
+}
+
+/* Where a link was cut, or one had no memory, nobody is at fault, and none may be named; nor where
+   one that was stopped has gone on meanwhile. One may be named that has failed before because of
+   one who was hit, if it cannot be heard. */
+static bool names_one_who_was_hit(int who)
+{
+    const sim_story *story = &stories[who];
     bool somebody = false, at_fault = false;
     for (int p = 0; p < sim.proc_count; p++) {
-        if (!is_well(p) && names(text, p))
+        bool named = names(story->text, p);
+        if (named && !is_well(p))
             return true;
-        somebody = somebody || names(text, p);
-        at_fault = at_fault || sim.procs[p].dead || sim.procs[p].was_stopped;
+        if (named && p != who && stories[p].failed_ns < story->failed_ns && cannot_hear(who, p) &&
+            names_one_who_was_hit(p))
+            return true;
+        somebody = somebody || named;
+        at_fault = at_fault || sim.procs[p].dead ||
+                   sim.procs[p].stopped_until_ns > story->failed_ns;
     }
     return !somebody && !at_fault;
 }
@@ -259,7 +279,7 @@ static void judge_failure(int p, bool some_done, int well, int begun)
         break_rule('e', "%d fails, and nothing has happened", p);
     if (is_before_all(story->failed_ns) || somebody_was_held_up())
         return;
-    if (!sim.plan.recovers && is_well(p) && !names_one_who_was_hit(story->text))
+    if (!sim.plan.recovers && is_well(p) && !names_one_who_was_hit(p))
         break_rule('f', "%d names none to whom something has happened", p);
     else if (sim.plan.recovers && is_well(p) && story->opened && majority && !some_done)
         break_rule('h', "%d is well, and does not go on", p);

@@ -392,8 +392,8 @@ int sim_accept(int fd, bool *out_full)
 
 static size_t room_of(const socket_t *s, const socket_t *peer)
 {
-    size_t used = peer->count + s->unacked;
-    return peer->closed ? 1 << 16 : used < s->most ? s->most - used : 0;
+    size_t used = peer->count + s->unacked; /* that it has closed is heard by a reset only */
+    return used < s->most ? s->most - used : 0;
 }
 
 /* The first few bytes on a connection on which nothing is under way go as a whole: dp/os.h. */
