@@ -140,7 +140,7 @@ static int count_on(const sim_plan *plan, int machine, int below)
 static void begin(const sim_plan *plan, int machine, bool comes)
 {
     int p = sim.proc_count, seat = comes ? 0 : p;
-    stories[p] = (sim_story){.plan = plan, .where = "nothing", .longest = "nothing"};
+    stories[p] = (sim_story){.plan = plan, .where = "nothing", .longest = "nothing", .blamed = -1};
     sim_process_begin(machine, programs[p], locals[p], &stories[p]);
     sim_say("-- process %d begins on machine %d", p, machine);
     sim_env_of(p, "DP_ADDR", plan->machine_count > 1 ? "10.0.0.1:29500" : "@sim");
@@ -253,6 +253,9 @@ static void judge_failure(int p, bool some_done, int well, int begun)
         return;
     if (!sim.plan.recovers && is_well(p) && !names_one_who_was_hit(story->text))
         break_rule('f', "%d names none to whom something has happened", p);
+    else if (!sim.plan.recovers && is_well(p) && story->blamed >= 0 && is_well(story->blamed) &&
+             !names(story->text, story->blamed))
+        break_rule('f', "%d blames %d, which it does not name", p, story->blamed);
     else if (sim.plan.recovers && is_well(p) && story->opened && majority && !some_done)
         break_rule('h', "%d is well, and does not go on", p);
     for (int number = 1; number < NUMBERS && is_well(p) && story->opened; number++)
