@@ -17,9 +17,9 @@
      b  a sum, a message or what is gathered is wrong
      c  something is left when a context is closed: memory, threads, descriptors
      d  a call takes longer than its time-out and a few seconds, not counting stops
-     e  nothing has happened to a job, and yet it fails
+     e  nothing has happened to a job yet, and it fails
      f  a process that nothing has happened to fails without recovery, and names none to whom
-        something has happened
+        something has happened, or blames another one than it names
      g  two groups are in the job of one number; or one is in an older job while another one goes on
      h  most processes are well, and yet not all of these go on
      i  processes of one machine fail without recovery, and do not say the same                  */

@@ -16,7 +16,8 @@
      process.c  a process of a job, by a script
      steps.h    those of its steps that ask for more
      plan.c     the script and its faults, drawn from a seed
-     run.c      runs seeds, judges them, shortens what fails                                     */
+     run.c      runs seeds, judges them, shortens what fails
+     plant.py   whether all this finds mistakes that are planted                                 */
 
 #ifndef SIM_H
 #define SIM_H
