@@ -17,6 +17,8 @@ void (*sim_on_birth)(int machine);
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
+bool sim_ticks_behind;
+
 static uint64_t roll(uint64_t *dice)
 {
     uint64_t z = (*dice += 0x9e3779b97f4a7c15u);
@@ -606,6 +608,7 @@ void sim_begin(const sim_plan *plan, int verbose)
     static const unsigned hops[] = {5, 20, 100, 1000}, shorts[] = {0, 2, 4, 20},
                           stalls[] = {0, 0, 300, 3000};
     sim.plan = *plan;
+    sim_ticks_behind = plan->more;
     sim.verbose = verbose;
     sim.dice = plan->seed * 0x2545f4914f6cdd1du + 1;
     sim.user_dice = roll(&sim.dice);

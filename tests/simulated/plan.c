@@ -115,11 +115,11 @@ static void draw_places(sim_plan *plan)
 /* Drawn last, so that the rest of a plan does not depend on it. */
 static void draw_more(sim_plan *plan)
 {
-    bool more = draw(2) == 0;
-    for (int i = 0; i < plan->step_count && more; i++)
+    plan->more = draw(2) == 0;
+    for (int i = 0; i < plan->step_count && plan->more; i++)
         if (draw(3) == 0)
             plan->steps[i].kind = (sim_step)(SIM_LARGE + draw(SIM_STEP_KINDS - SIM_LARGE));
-    plan->alien = more && plan->machine_count > 1 && draw(2) == 0
+    plan->alien = plan->more && plan->machine_count > 1 && draw(2) == 0
                       ? (int)draw((uint64_t)plan->machine_count)
                       : -1;
     plan->forges = draw(2) == 0;

@@ -6,7 +6,7 @@
 Each plant changes one place of a room, as a mistake would, and jobs run with what it becomes, one
 seed after another, until one breaks a rule that it does not break without the plant. Of TURNS turns,
 each has as many plants, and all together have all. Prints TAP, with the seed that has found it.
-$PLANT: only those whose names have this in them; $SEEDS: at most so many seeds (10,000); $JOBS: so
+$PLANT: only those whose names match this; $SEEDS: at most so many seeds (10,000); $JOBS: so
 many at a time (2)."""
 
 import os
@@ -38,8 +38,8 @@ PLANTS = [
     ("a failure is not passed on", "dp/launch.h",
      "    if (dp__tree_note(tree, status, process, dp_last_error()))\n        dp__tree_pass_on(tree, teller);",
      "    (void)teller;\n    (void)dp__tree_note(tree, status, process, dp_last_error());"),
-    ("neighbours are in the order in which they came", "dp/launch.h",
-     "    for (; place > 0 && tree->links[place - 1].process > process; place--)\n        tree->links[place] = tree->links[place - 1];\n", ""),
+    ("whoever passes a failure on is to blame for it", "dp/launch.h",
+     "return dp__tree_fail(tree, link, status, note->process);", "return dp__tree_fail(tree, link, status, link->process);"),
     ("who is asked does not answer", "dp/launch.h",
      "        dp__tree_say(tree, link, DP__HERE, link->note.status);\n", ""),
     ("a connection to process 0 has two owners", "dp/launch.h",
@@ -301,7 +301,7 @@ def main():
     if why:
         sys.exit(why)
     for number, one in enumerate(PLANTS):
-        if number % turns != turn % turns or only not in one[0]:
+        if number % turns != turn % turns or not re.search(only, one[0]):
             continue
         good, text = plant(runner, folder, number, one, cc, seeds)
         print("%s - planted in %s: %s # %s" % ("ok" if good else "not ok", one[1], one[0], text),

@@ -378,6 +378,9 @@ void sim_main(sim_story *story)
         status = run(t);
     story->failed_ns = sim_time();
     story->status = status;
+    dp_failure_info failure;
+    if (story->opened && dp_failure(t->ctx, &failure) && failure.rank >= 0)
+        story->blamed = failure.rank / story->plan->device_count;
     story->done = status == DP_OK;
     if (status != DP_OK) {
         snprintf(story->text, sizeof story->text, "%s", dp_last_error());

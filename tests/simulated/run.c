@@ -17,9 +17,9 @@
      b  a sum, a message or what is gathered is wrong
      c  something is left when a context is closed: memory, threads, descriptors
      d  a call takes longer than its time-out and a few seconds, not counting stops
-     e  nothing has happened to a job, and yet it fails
+     e  nothing has happened to a job yet, and it fails
      f  a process that nothing has happened to fails without recovery, and names none to whom
-        something has happened
+        something has happened, or blames another one than it names
      g  two groups are in the job of one number; or one is in an older job while another one goes on
      h  most processes are well, and yet not all of these go on
      i  processes of one machine fail without recovery, and do not say the same
@@ -148,7 +148,7 @@ static int count_on(const sim_plan *plan, int machine, int below)
 static void begin(const sim_plan *plan, int machine, bool comes)
 {
     int p = sim.proc_count, seat = comes ? 0 : p;
-    stories[p] = (sim_story){.plan = plan, .where = "nothing", .longest = "nothing"};
+    stories[p] = (sim_story){.plan = plan, .where = "nothing", .longest = "nothing", .blamed = -1};
     sim_process_begin(machine, programs[p], locals[p], &stories[p]);
     sim_say("-- process %d begins on machine %d", p, machine);
     sim_env_of(p, "DP_ADDR", plan->machine_count > 1 ? "10.0.0.1:29500" : "@sim");
@@ -281,6 +281,9 @@ static void judge_failure(int p, bool some_done, int well, int begun)
         return;
     if (!sim.plan.recovers && is_well(p) && !names_one_who_was_hit(p))
         break_rule('f', "%d names none to whom something has happened", p);
+    else if (!sim.plan.recovers && is_well(p) && story->blamed >= 0 && is_well(story->blamed) &&
+             !names(story->text, story->blamed))
+        break_rule('f', "%d blames %d, which it does not name", p, story->blamed);
     else if (sim.plan.recovers && is_well(p) && story->opened && majority && !some_done)
         break_rule('h', "%d is well, and does not go on", p);
     for (int number = 1; number < NUMBERS && is_well(p) && story->opened; number++)

@@ -16,7 +16,8 @@
      process.c  a process of a job, by a script
      steps.h    those of its steps that ask for more
      plan.c     the script and its faults, drawn from a seed
-     run.c      runs seeds, judges them, shortens what fails                                     */
+     run.c      runs seeds, judges them, shortens what fails
+     plant.py   whether all this finds mistakes that are planted                                 */
 
 #ifndef SIM_H
 #define SIM_H
@@ -45,6 +46,15 @@ static inline void sim_tick(void)
 {
     if (--sim_budget < 0)
         sim_spent();
+}
+
+/* The same, in plans that ask for more: so what is written too late is missed by somebody. */
+extern bool sim_ticks_behind;
+
+static inline void sim_tick_behind(void)
+{
+    if (sim_ticks_behind)
+        sim_tick();
 }
 
 typedef bool sim_ready(void *arg);
@@ -182,6 +192,7 @@ typedef struct sim_plan {
     int process_count, machine_count, device_count, timeout_ms;
     int machine_of[SIM_PROCESSES];
     bool recovers, signals, clocks_differ, strangers;
+    bool more;   /* than most plans ask for */
     int alien;   /* on which machine somebody who is not of the job comes to its place; -1: none */
     bool forges; /* he has no key, and says that he has; else he is a process of another job */
     int step_count, fault_count;
@@ -197,8 +208,9 @@ typedef struct sim_story {
     const sim_plan *plan;
     bool opened, done, left_over;
     int tries, recoveries, rank, count;
-    int steps;                             /* that went well */
-    int status;                            /* of what went wrong */
+    int blamed; /* the process whose fault it is, as it is told; -1: nobody's */
+    int steps;  /* that went well */
+    int status; /* of what went wrong */
     char text[600], wrong[200], left[100]; /* wrong: "" if all that came was right */
     char hurt[300];                        /* what failed, and the job went on; "": nothing */
     const char *where;

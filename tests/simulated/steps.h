@@ -2,11 +2,13 @@
    the job, gradients. A part of process.c. What a step does follows from its size and its salt.  */
 
 enum {
-    LARGE = 400000, /* bytes of a rank */
-    TURN = 11,      /* numbers repeat after so many elements; all sums of them are bf16's, too */
-    NEAR = 3,       /* ranks that each sends to */
-    LETTERS = 4,    /* to each of these */
-    WORDS = 60000   /* of the longest letter */
+    LARGE = 400000,       /* bytes of a rank; */
+    LARGE_NEAR = 1500000, /* inside a machine; */
+    LARGE_SLOW = 2500000, /* where there is time for it */
+    TURN = 11,    /* numbers repeat after so many elements; all sums of them are bf16's, too */
+    NEAR = 3,     /* ranks that each sends to */
+    LETTERS = 4,  /* to each of these */
+    WORDS = 60000 /* of the longest letter */
 };
 
 /* ---- large collectives ----------------------------------------------------------------------- */
@@ -120,7 +122,10 @@ static dp_status large_run(task *t, dp_scope *scope)
 {
     static const dp_dtype dtypes[] = {DP_F32, DP_BF16, DP_I64, DP_F32};
     size_t salt = t->plan->steps[t->step].salt, ranks = (size_t)t->info.rank_count;
-    size_t bytes = 1 + t->plan->steps[t->step].size * 1000u % LARGE;
+    size_t most = t->plan->machine_count == 1    ? LARGE_NEAR
+                  : t->plan->timeout_ms >= 10000 ? LARGE_SLOW
+                                                 : LARGE;
+    size_t bytes = 1 + t->plan->steps[t->step].size * 1000u % most;
     large large = {.verb = (dp_verb)(salt % 5), .dtype = dtypes[salt / 5 % 4]};
     large.blocks_in = large.verb == DP_REDUCE_SCATTER || large.verb == DP_ALL_TO_ALL ? ranks : 1;
     large.blocks_out = large.verb == DP_ALL_GATHER || large.verb == DP_ALL_TO_ALL ? ranks : 1;
@@ -156,7 +161,7 @@ static size_t mail_words(const task *t, int number)
 {
     uint32_t size = t->plan->steps[t->step].size;
     uint32_t most = mail_near(t) == 1 ? WORDS : WORDS / 4;
-    return 1 + (number / 2 % 2 == 0 ? size % 10 : size * 20 % (most - 1));
+    return 1 + (number / 2 % 2 == 0 ? size % 10 : size * 50 % (most - 1));
 }
 
 /* Who is ahead begins letters of a later step, which are none that are awaited from any rank. */

@@ -43,6 +43,7 @@
         SIM_TYPE(sim_at) sim_new = (value);                                                        \
         sim_tick();                                                                                \
         __atomic_store(sim_at, &sim_new, order);                                                   \
+        sim_tick_behind();                                                                         \
     })
 #define atomic_exchange_explicit(at, value, order)                                                 \
     __extension__({                                                                                \
