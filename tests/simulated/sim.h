@@ -195,7 +195,7 @@ typedef struct sim_story {
     char text[600], wrong[200], left[100]; /* wrong: "" if all that came was right */
     const char *where;
     uint64_t failed_ns, called_ns; /* on the clock of the simulator */
-    uint64_t longest_ns;           /* of a call */
+    uint64_t longest_ns, begun_ns; /* of a call, and when it has begun */
     const char *longest;
 } sim_story;
 
