@@ -532,7 +532,7 @@ int main(int argc, char **argv)
         if (personality(ADDR_NO_RANDOMIZE) != -1)
             execv("/proc/self/exe", argv);
     }
-    for (int c; (c = getopt(argc, argv, "j:l:t2")) != -1;) {
+    for (int c; (c = getopt(argc, argv, "+j:l:t2")) != -1;) {
         if (c == 'j')
             workers = atoi(optarg) < JOBS ? atoi(optarg) : JOBS;
         else if (c == 'l')
