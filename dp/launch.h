@@ -612,6 +612,15 @@ static void dp__note_failure(int fd, dp_status status, int process, const char *
     (void)dp__note_send(fd, &note, text, dp__os_after_ms(100));
 }
 
+/* The same, and it is the end of the connection, if there is one. */
+static void dp__note_last(int *fd, dp_status status, int process, const char *text)
+{
+    if (*fd >= 0)
+        dp__note_failure(*fd, status, process, text);
+    dp__os_finish(*fd, 0);
+    *fd = -1;
+}
+
 /* Whether a note can be ours: no process of ours sends other sizes than these, and they must not
    decide how much memory is used. */
 static bool dp__note_is_sound(const dp__note *note)
@@ -1605,9 +1614,10 @@ static dp_status dp__server_receive(dp__server *server, int place)
     dp__peer *peer = &server->peers[place];
     uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS);
     bool sound = dp__wire_receive(peer->fd, &note, sizeof note, until_ns) == DP_OK &&
-                 server->welcomed && dp__note_is_sound(&note);
+                 dp__note_is_sound(&note);
     if (sound && note.kind == DP__FAILED)
         return dp__failure_shared(peer->fd, &note);
+    sound = sound && server->welcomed;
     if (sound && note.kind == DP__ASK)
         return dp__note_send(peer->fd, &here, NULL, until_ns);
     if (sound && note.kind == DP__READY && !peer->ready) {
@@ -1711,13 +1721,8 @@ static dp_status dp__server_fail(dp__server *server, dp_status status)
 {
     char why[DP__TEXT_BYTES];
     memcpy(why, dp_last_error(), sizeof why);
-    for (int i = 0; i < server->peer_count; i++) {
-        dp__peer *peer = &server->peers[i];
-        if (peer->fd >= 0)
-            dp__note_failure(peer->fd, status, server->process, dp_last_error());
-        dp__os_finish(peer->fd, 0);
-        peer->fd = -1;
-    }
+    for (int i = 0; i < server->peer_count; i++)
+        dp__note_last(&server->peers[i].fd, status, server->process, why);
     server->failed = status;
     server->until_ns = server->quiet_ns = dp__os_after_ms(server->launch->again ? 0 : DP__GRACE_MS);
     while ((server->twice || server->taken < server->expected) &&

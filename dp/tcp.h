@@ -125,7 +125,8 @@ static dp__join_request dp__port_request(const dp__port *port)
    Each process connects to those before it, and those behind it connect to it: it visits all of
    them at once, and lets others in meanwhile, so that who does not answer is who is to blame, and
    not one that waits for him. What may be lacking is there before anybody waits for anybody. Who
-   fails while they connect ends its connections, so that others do not wait for it.             */
+   fails while they connect says why over its cables, too: one that passes on words in the tree may
+   be what has failed.                                                                           */
 
 enum { DP__REFUSALS = 8 }; /* in a row: in 0.13 s. It has listened, and has given up */
 
@@ -314,7 +315,7 @@ static dp_status dp__cables_meet(dp__cables *cables, uint64_t until_ns)
             status = dp__os_ms_until(until_ns) == 0 ? dp__cables_late(cables, missing)
                                                     : dp__server_look(server);
     }
-    return dp__server_fail(server, status);
+    return status;
 }
 
 /* Who has come is connected for as long as the communicator is. */
@@ -327,6 +328,17 @@ static void dp__cables_keep(dp__cables *cables)
     }
 }
 
+/* Says why to all that are connected. */
+static dp_status dp__cables_say(dp__cables *cables, dp_status status, const char *why)
+{
+    int own = cables->port.job->process;
+    (void)dp_error(status, "%s", why);
+    for (int p = 0; p < own; p++)
+        if (cables->visits[p].stage == DP__LET_IN)
+            dp__note_last(&cables->fds[p], status, own, why);
+    return dp__server_fail(&cables->port.server, status);
+}
+
 /* This process gives up: the others hear why. What another one has ended it may say itself. */
 static dp_status dp__cables_fail(dp__cables *cables, dp_status status)
 {
@@ -334,13 +346,14 @@ static dp_status dp__cables_fail(dp__cables *cables, dp_status status)
     uint64_t until_ns = dp__os_after_ms(status == DP_ERR_REMOTE ? DP__GRACE_MS : 0);
     char why[DP__TEXT_BYTES];
     memcpy(why, dp_last_error(), sizeof why);
-    while (tree != NULL && dp__os_ms_until(until_ns) > 0) {
-        DP_TRY(dp__tree_listen(tree));
+    while (tree != NULL && dp__tree_listen(tree) == DP_OK && dp__os_ms_until(until_ns) > 0)
         dp__os_sleep_ms(1);
-    }
-    if (tree != NULL)
+    dp_status heard = tree != NULL ? dp__tree_listen(tree) : DP_OK;
+    if (heard != DP_OK)
+        memcpy(why, dp_last_error(), sizeof why);
+    else if (tree != NULL)
         dp__tree_tell(tree, status, cables->port.job->process, why);
-    return dp_error(status, "%s", why);
+    return dp__cables_say(cables, heard != DP_OK ? heard : status, why);
 }
 
 DP__COLD static dp_status dp__cables_connect(dp__cables *cables)

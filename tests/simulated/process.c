@@ -56,6 +56,7 @@ static dp_status after(task *t, dp_status status)
     uint64_t took = sim_time() - t->story->called_ns;
     if (took > t->story->longest_ns) {
         t->story->longest_ns = took;
+        t->story->begun_ns = t->story->called_ns;
         t->story->longest = t->story->where;
     }
     return status;

@@ -215,7 +215,7 @@ typedef struct sim_story {
     char hurt[300];                        /* what failed, and the job went on; "": nothing */
     const char *where;
     uint64_t failed_ns, hurt_ns, called_ns; /* on the clock of the simulator */
-    uint64_t longest_ns;                    /* of a call */
+    uint64_t longest_ns, begun_ns;          /* of a call, and when it has begun */
     const char *longest;
 } sim_story;
 
