@@ -257,6 +257,14 @@ static bool is_before_all(uint64_t ns)
     return sim.hit_ns == 0 || ns < sim.hit_ns;
 }
 
+static uint64_t last_hit(void)
+{
+    uint64_t last = 0;
+    for (int p = 0; p < sim.proc_count; p++)
+        last = sim.procs[p].hit_ns > last ? sim.procs[p].hit_ns : last;
+    return last;
+}
+
 /* What happens while it is found out who is missing may take some more time. */
 static void judge_time(int p)
 {
