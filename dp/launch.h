@@ -2318,8 +2318,6 @@ static int dp__far_next(const dp_ctx *ctx, int from, int to)
     return ctx->tree != NULL ? dp__towards(from, to, ctx->tree->process_count) : to;
 }
 
-static const dp__mail dp__far_mail = {dp__far_hear, dp__far_tell, dp__far_send, dp__far_next};
-
 static void dp__far_begin(dp_ctx *ctx, dp__tree *tree, dp__mpi_line *line)
 {
     dp__lock_enter(&ctx->far_lock);

@@ -2,7 +2,8 @@
 
    Part of dp.h, which includes it. dp/members.h decides what is sent, and what it means; this room
    sends it. A process that may recover has a port from dp_open to dp_close, where nothing happens
-   as long as the job runs. After a failure its members connect to each other there, and vote.
+   as long as the job runs. After a failure its members connect to each other there, and vote. Who
+   waits for others meanwhile looks there too: that somebody votes may be all that it hears.
 
    Who is waited for, and how long, is decided here and here alone; it never decides what is safe.
    A process that refuses a connection, or cannot be reached for a while, is not waited for. One
@@ -16,6 +17,7 @@
      >>contacts  connections to the other members
      >>acting    what dp/members.h asks for, and when it has waited long enough
      >>voting    from a failure to a roster
+     >>hearing   that others vote
      >>knocking  from outside to a seat
 */
 
@@ -447,6 +449,7 @@ typedef struct dp__voter {
     uint64_t step_ns;           /* see dp__step_measure */
     uint64_t seed;
     int again;              /* ballots that have failed */
+    uint64_t heard_ns;      /* since when another one is known to vote while this one runs; or 0 */
     bool raised;            /* the limit of open files */
     size_t bytes;           /* of all this */
     struct dp__job *before; /* the jobs that were: their memory may be in use */
@@ -1045,16 +1048,18 @@ static void dp__contact_late(dp__voter *voter, dp__contact *contact)
 }
 
 /* Lists the listener and what is connected, and nothing else: poll refuses a list that is longer
-   than the number of files that may be open. */
+   than the number of files that may be open. As long as this process runs, votes stay unread. */
 static int dp__contacts_list(dp__voter *voter)
 {
     int count = 0;
+    bool runs = voter->members->role == DP__ROLE_RUNS;
     voter->watch[count++] = (dp__os_watch){.fd = voter->listener, .events = DP__CAN_READ};
     for (int i = 0; i < dp__contacts_count(voter); i++) {
         dp__contact *contact = &voter->contacts[i];
         bool dials = contact->stage == DP__STAGE_DIALS;
-        contact->watched = contact->fd >= 0 ? count : 0;
-        if (contact->fd >= 0)
+        bool looks = contact->fd >= 0 && !(runs && contact->stage == DP__STAGE_TALKS);
+        contact->watched = looks ? count : 0;
+        if (looks)
             voter->watch[count++] =
                 (dp__os_watch){.fd = contact->fd, .events = dials ? DP__CAN_WRITE : DP__CAN_READ};
     }
@@ -1487,6 +1492,61 @@ static int dp__voter_met(dp__voter *voter)
     dp__door_keep(voter);
     return (int)(voter->members->number - 1);
 }
+
+/* ==== >>hearing ================================================================================
+   In a job that runs, a process may wait for one that is stopped, or on whose way news of a failure
+   gets no further, while others recover already. They connect to its port, as they vote.         */
+
+enum { DP__HEARD_MS = 1000 };
+
+/* How long another one may vote before that counts: in dp_admit all vote once each has heard that
+   somebody waits, one a moment later than another. An eighth of timeout_ms at most, as those that
+   vote wait for half of it. */
+static uint64_t dp__heard_ns(int timeout_ms)
+{
+    int most = timeout_ms / 8;
+    return (uint64_t)(most < DP__HEARD_MS ? most : DP__HEARD_MS) * 1000000;
+}
+
+/* Returns the seat of a member that has connected; -1: none has. */
+static int dp__caller_seat(const dp__voter *voter)
+{
+    int seat = 0;
+    while (seat < voter->count && dp__contact_to(voter, seat) == NULL)
+        seat++;
+    return seat < voter->count ? seat : -1;
+}
+
+/* Returns the process that has left the job for a vote; -1: none is known to have. */
+static int dp__voter_deserted(dp__voter *voter, int timeout_ms)
+{
+    if (voter == NULL || voter->members->role != DP__ROLE_RUNS)
+        return -1;
+    dp__contacts_look(voter, 0);
+    int seat = dp__caller_seat(voter);
+    uint64_t now = dp__os_now_ns();
+    if (seat < 0 || voter->heard_ns == 0)
+        voter->heard_ns = seat >= 0 ? now : 0;
+    bool long_ago = seat >= 0 && now - voter->heard_ns >= dp__heard_ns(timeout_ms);
+    return long_ago ? dp__seat_number(dp__voter_roster(voter), seat) : -1;
+}
+
+/* dp__mail.hear: by the connections of the job, and at the port. */
+static dp_status dp__voter_hear(dp_ctx *ctx, int *out_process)
+{
+    char who[DP__WHO_BYTES];
+    DP_TRY(dp__far_hear(ctx, out_process));
+    dp__lock_enter(&ctx->far_lock);
+    int process = dp__voter_deserted(ctx->voter, ctx->config.timeout_ms);
+    dp__lock_leave(&ctx->far_lock);
+    if (process < 0)
+        return DP_OK;
+    *out_process = process;
+    return dp_error(DP_ERR_REMOTE, "%s recovers the job, so it has failed there",
+                    dp__who(ctx->job, process, who));
+}
+
+static const dp__mail dp__voter_mail = {dp__voter_hear, dp__far_tell, dp__far_send, dp__far_next};
 
 /* ==== >>knocking ===============================================================================
    A process that comes later waits at the door until the others let it in.                       */

@@ -864,6 +864,43 @@ TEST_SLOW(between_machines_most_of_them_go_on, 90)
     CHECK_INT(end_world(), 1);
 }
 
+/* Process 2 is stopped, and process 3 waits for it alone, and hears of the others through it alone:
+   that these recover. */
+static void one_hears_of_nobody(void)
+{
+    double given = me;
+    dp_ctx *ctx = open_recovering(1, 6000 * SLOWER);
+    check_sum(ctx);
+    meet(world);
+    if (me == 2)
+        raise(SIGSTOP);
+    rest(200);
+    if (me == 0)
+        dp_abort(ctx, DP_ERR_USER, "a reason");
+    if (me == 3)
+        CHECK_ERROR(dp_broadcast_f64(ctx, &given, 1, 2), DP_ERR_REMOTE,
+                    " recovers the job, so it has failed there");
+    else
+        wait_for_failure(ctx);
+    CHECK_OK(dp_recover(ctx));
+    CHECK_INT(info_of(ctx).process, me - (me > 2));
+    CHECK_INT(info_of(ctx).process_count, world - 1);
+    check_ranks(ctx);
+    dp_close(ctx);
+}
+
+TEST_SLOW(who_waits_for_one_that_is_stopped_hears_that_others_recover, 90)
+{
+    machines = "abcde";
+    port = free_port();
+    start_world(5, one_hears_of_nobody);
+    for (int p = 0; p < world; p++)
+        if (p != 2)
+            finish(pids[p], p);
+    CHECK_INT(kill(pids[2], SIGKILL), 0);
+    CHECK_INT(waitpid(pids[2], NULL, 0), pids[2]);
+}
+
 /* Of 12 MiB, over and over, until one dies. */
 static void sums_of_many(void)
 {
