@@ -15,8 +15,8 @@
      c  something is left when a context is closed: memory, threads, descriptors
      d  a call takes longer than its time-out and a few seconds, not counting stops
      e  nothing has happened to a job, and yet it fails
-     f  a process that nothing has happened to fails without recovery, and names none to whom
-        something has happened
+     f  a process that nothing has happened to fails without recovery, or in a call that is no
+        failure of the job; and it names none to whom something has happened
      g  two groups are in the job of one number; or one is in an older job while another one goes on
      h  most processes are well, and yet not all of these go on                                  */
 
@@ -102,10 +102,13 @@ void sim_is_in(int number, unsigned members)
         break_rule('g', "job %d has the members %x, and %x", number, jobs[number].members, members);
 }
 
-/* What the others gave before may still come, if one of them is in the later job. */
+/* What the others gave before may still come, if one of them is in the later job; so it may before
+   it is known who they are. */
 void sim_went_well(int number, uint64_t begun_ns)
 {
-    for (int later = number + 1; later < NUMBERS && number >= 0; later++)
+    if (number < 0 || number >= NUMBERS || jobs[number].first_ns == 0)
+        return;
+    for (int later = number + 1; later < NUMBERS; later++)
         if (jobs[later].first_ns != 0 && jobs[later].first_ns < begun_ns &&
             (jobs[later].members & jobs[number].members) == 0)
             break_rule('g', "process %d goes on in job %d, %.3f ms after job %d has begun",
@@ -221,11 +224,12 @@ static void judge_failure(int p, bool some_done, int well, int begun)
 {
     const sim_story *story = &stories[p];
     bool majority = sim.plan.machine_count == 1 || 2 * well > begun;
+    bool recovers = sim.plan.recovers && (story->lost || !story->opened);
     if (last_hit() == 0)
         break_rule('e', "%d fails, and nothing has happened", p);
-    else if (!sim.plan.recovers && is_well(p) && !names_one_who_was_hit(story->text))
+    else if (!recovers && is_well(p) && !names_one_who_was_hit(story->text))
         break_rule('f', "%d names none to whom something has happened", p);
-    else if (sim.plan.recovers && is_well(p) && story->opened && majority && !some_done)
+    else if (recovers && is_well(p) && story->opened && majority && !some_done)
         break_rule('h', "%d is well, and does not go on", p);
     for (int number = 1; number < NUMBERS && is_well(p) && story->opened; number++)
         if (jobs[number].first_ns != 0 && jobs[number].first_ns < story->failed_ns &&
@@ -504,7 +508,7 @@ int main(int argc, char **argv)
         if (personality(ADDR_NO_RANDOMIZE) != -1)
             execv("/proc/self/exe", argv);
     }
-    for (int c; (c = getopt(argc, argv, "j:l:t2")) != -1;) {
+    for (int c; (c = getopt(argc, argv, "+j:l:t2")) != -1;) {
         if (c == 'j')
             workers = atoi(optarg) < JOBS ? atoi(optarg) : JOBS;
         else if (c == 'l')

@@ -189,6 +189,7 @@ typedef struct sim_plan {
 typedef struct sim_story {
     const sim_plan *plan;
     bool opened, done, left_over;
+    bool lost; /* its job has failed in the end */
     int tries, recoveries, rank, count;
     int steps;                             /* that went well */
     int status;                            /* of what went wrong */
