@@ -447,10 +447,12 @@ typedef struct dp__voter {
     dp__wait_for wait;
     uint64_t waits_ns, ends_ns; /* since when, and until when */
     uint64_t step_ns;           /* see dp__step_measure */
+    uint64_t full_ns;           /* when it had no room for a connection or a vote last; 0: never */
     uint64_t seed;
     int again;              /* ballots that have failed */
     uint64_t heard_ns;      /* since when another one is known to vote while this one runs; or 0 */
     bool raised;            /* the limit of open files */
+    bool full;              /* who calls could not be accepted: not the next time */
     size_t bytes;           /* of all this */
     struct dp__job *before; /* the jobs that were: their memory may be in use */
 } dp__voter;
@@ -800,7 +802,9 @@ static void dp__contact_dial(dp__voter *voter, int seat)
                              .seat = seat,
                              .holder = roster[seat].holder,
                              .since_ns = now};
-    if (fd == DP__OS_REFUSED)
+    if (fd == DP__OS_FULL)
+        voter->full_ns = now;
+    else if (fd == DP__OS_REFUSED)
         dp__member_is(voter, contact, DP__REFUSED_US);
     else if (fd == -1 && now - voter->begun_ns > dp__reach_ns(voter))
         dp__member_is(voter, contact, DP__OUT_OF_REACH);
@@ -982,8 +986,10 @@ static bool dp__contact_hear(dp__voter *voter, dp__contact *contact)
         return got == 0;
     contact->headed = true;
     size_t bytes = dp__vote_bytes(head);
-    if (bytes > 0 && contact->body == NULL)
+    if (bytes > 0 && contact->body == NULL) {
         contact->body = dp__os_alloc(bytes, _Alignof(dp__seat), NULL);
+        voter->full_ns = contact->body == NULL ? dp__os_now_ns() : voter->full_ns;
+    }
     if (bytes > 0)
         got = contact->body != NULL ? dp__contact_fill(contact, contact->body, bytes) : -1;
     if (got <= 0)
@@ -1014,13 +1020,13 @@ static void dp__caller_hold(dp__voter *voter, int fd)
 
 static void dp__callers_accept(dp__voter *voter)
 {
-    bool full;
     int fd = 0;
     for (int i = 0; i < DP__CALLERS && fd >= 0; i++) {
-        fd = dp__os_accept(voter->listener, &full);
+        fd = dp__os_accept(voter->listener, &voter->full);
         if (fd >= 0)
             dp__caller_hold(voter, fd);
     }
+    voter->full_ns = voter->full ? dp__os_now_ns() : voter->full_ns;
 }
 
 static bool dp__contact_serve(dp__voter *voter, dp__contact *contact)
@@ -1053,7 +1059,9 @@ static int dp__contacts_list(dp__voter *voter)
 {
     int count = 0;
     bool runs = voter->members->role == DP__ROLE_RUNS;
-    voter->watch[count++] = (dp__os_watch){.fd = voter->listener, .events = DP__CAN_READ};
+    voter->watch[count++] =
+        (dp__os_watch){.fd = voter->full ? -1 : voter->listener, .events = DP__CAN_READ};
+    voter->full = false;
     for (int i = 0; i < dp__contacts_count(voter); i++) {
         dp__contact *contact = &voter->contacts[i];
         bool dials = contact->stage == DP__STAGE_DIALS;
@@ -1125,7 +1133,7 @@ static uint64_t dp__wait_ns(dp__voter *voter, dp__wait_for wait)
     uint64_t quarter = (voter->until_ns - voter->begun_ns) / 4;
     switch (wait) {
     case DP__FOR_TURN:
-        return left; /* see dp__is_due */
+        return left; /* see dp__due_ns */
     case DP__FOR_PROPOSER:
         return left / 4 * 3 > quarter ? left / 4 * 3 : quarter;
     case DP__FOR_ANSWERS:
@@ -1290,19 +1298,22 @@ static void dp__vote_begin(dp__voter *voter, uint64_t until_ns)
     voter->begun_ns = dp__os_now_ns();
     voter->until_ns = until_ns;
     voter->others_ns = UINT64_MAX;
+    voter->full_ns = 0;
     voter->why[0] = '\0';
     voter->step_ns = 1;
     dp__step_measure(voter, 0);
     memset(voter->absent, DP__HERE_MAYBE, (size_t)voter->count);
     dp__marks_clear(members, DP__MARK_GONE);
+    if (members->role == DP__ROLE_MEETS) /* who had no room to meet others has none to vote */
+        dp__contacts_end(voter);
     if (!voter->raised)
         dp__os_files_raise((size_t)dp__contacts_count(voter));
     voter->raised = true;
     dp__newcomers_look(voter);
     if (in_job)
         dp__voter_step(voter, &(dp__members_event){.kind = DP__ON_FAILED}, NULL);
-    else
-        dp__voter_wait(voter, DP__FOR_TURN);
+    else /* it may have promised while it met others */
+        dp__voter_wait(voter, members->promised != 0 ? DP__FOR_PROPOSER : DP__FOR_TURN);
 }
 
 /* Connects a process that proposes to all members. */
@@ -1334,15 +1345,22 @@ static void dp__proposer_watch(dp__voter *voter)
         dp__voter_wait(voter, DP__FOR_TURN);
 }
 
-/* Returns true if what is waited for has taken too long. A turn comes a step later while callers
-   wait, and no later than that: strangers come, too. */
-static bool dp__is_due(dp__voter *voter)
+/* Returns until when a process proposes nothing since it has no room for connections: it does not
+   know who is there. The others do not wait for it any longer than for another that is silent. */
+static uint64_t dp__room_ns(const dp__voter *voter)
 {
-    uint64_t now = dp__os_now_ns();
+    bool lacks = voter->full_ns != 0 && voter->members->role == DP__ROLE_PREPARES;
+    return lacks ? voter->full_ns + 4 * voter->step_ns : 0;
+}
+
+/* Returns when what is waited for has taken too long. A turn comes a step later while callers wait,
+   and no later than that: strangers come, too. */
+static uint64_t dp__due_ns(dp__voter *voter)
+{
     if (voter->wait != DP__FOR_TURN)
-        return now >= voter->ends_ns;
+        return voter->ends_ns > dp__room_ns(voter) ? voter->ends_ns : dp__room_ns(voter);
     uint64_t turn_ns = voter->waits_ns + (uint64_t)dp__lower_await(voter) * voter->step_ns;
-    return now >= turn_ns + (dp__callers_wait(voter) ? voter->step_ns : 0);
+    return turn_ns + (dp__callers_wait(voter) ? voter->step_ns : 0);
 }
 
 /* Returns true if those that could make a quorum have died, or have been out of reach for long. */
@@ -1426,6 +1444,8 @@ static dp_status dp__vote_status(const dp__voter *voter)
         return DP_PENDING;
     if (voter->why[0] != '\0')
         return dp_error(DP_ERR_TIMEOUT, "%s", voter->why);
+    if (voter->full_ns != 0 && dp__os_now_ns() - voter->full_ns < dp__reach_ns(voter))
+        return dp__connect_nowhere(dp__seat_number(dp__voter_roster(voter), voter->members->seat));
     DP_TRY(dp__check_seated(voter));
     return dp__no_quorum(voter);
 }
@@ -1442,9 +1462,9 @@ static dp_status dp__voter_vote(dp__voter *voter, uint64_t until_ns)
         dp__door_watch(voter);
         dp__members_dial(voter);
         dp__proposer_watch(voter);
-        int ms = dp__is_due(voter) ? 0 : dp__os_ms_until(voter->ends_ns);
+        int ms = dp__os_ms_until(dp__due_ns(voter));
         dp__contacts_look(voter, claimed ? 0 : ms < LOOK_MS ? ms : LOOK_MS);
-        if (dp__is_due(voter))
+        if (dp__os_now_ns() >= dp__due_ns(voter))
             dp__voter_step(voter, &(dp__members_event){.kind = DP__ON_TIMER}, NULL);
         status = dp__vote_status(voter);
     }
@@ -1455,8 +1475,19 @@ static dp_status dp__voter_vote(dp__voter *voter, uint64_t until_ns)
     return status;
 }
 
+/* dp__launch.hear: votes are answered while this process meets the others. One that has adopted the
+   roster, and votes again, does not come; and one that has not may hear of it here. */
+static dp_status dp__voter_meets(void *user)
+{
+    dp__voter *voter = user;
+    dp__contacts_look(voter, 0);
+    return voter->members->role == DP__ROLE_MEETS
+               ? DP_OK
+               : dp_error(DP_ERR_REMOTE, "a process has failed before all had met again");
+}
+
 /* Describes how those of the roster meet: as they did at first. Their leader is process 0. */
-static dp_status dp__voter_launch(const dp__voter *voter, dp__launch *out)
+static dp_status dp__voter_launch(dp__voter *voter, dp__launch *out)
 {
     const dp__seat *roster = dp__voter_roster(voter);
     int leader = 0;
@@ -1473,6 +1504,8 @@ static dp_status dp__voter_launch(const dp__voter *voter, dp__launch *out)
         .numbered = true,
         .agreed = true,
         .again = true,
+        .hear = dp__voter_meets,
+        .user = voter,
         .where = "after a failure"};
     if (far) {
         snprintf(out->host, sizeof out->host, "%s", dp__seat_address(roster, voter->count, leader));

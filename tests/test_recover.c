@@ -817,6 +817,41 @@ TEST_SLOW(of_two_that_lead_one_goes_on, 90)
     CHECK_INT(end_world(), 0);
 }
 
+/* Process 0 may open no file more, and begins earlier than the others: it does not take those that
+   it cannot connect to for dead. */
+static void one_has_no_room(void)
+{
+    const struct rlimit none = {.rlim_cur = 3, .rlim_max = 3};
+    dp_ctx *ctx = open_recovering(1, 3000 * SLOWER);
+    meet(world);
+    if (me == 0)
+        CHECK_INT(setrlimit(RLIMIT_NOFILE, &none), 0);
+    if (me == 0 || world == 2)
+        dp_abort(ctx, DP_ERR_USER, "a reason");
+    wait_for_failure(ctx);
+    if (me == 0 && world == 2) {
+        CHECK_ERROR(dp_recover(ctx), DP_ERR_NO_MEMORY,
+                    "dp_recover: process 0 has no room for a connection");
+    } else if (me == 0) {
+        CHECK_ERROR(dp_recover(ctx), DP_ERR_TIMEOUT,
+                    "the others have gone on without this process");
+    } else if (world > 2) {
+        rest(500);
+        CHECK_OK(dp_recover(ctx));
+        check_place(ctx, me - 1, world - 1, 1, 1);
+        check_ranks(ctx);
+    }
+    dp_close(ctx);
+}
+
+TEST_SLOW(who_has_no_room_for_connections_does_not_go_on_alone, 60)
+{
+    for (int count = 2; count <= 3; count++) {
+        start_world(count, one_has_no_room);
+        CHECK_INT(end_world(), 0);
+    }
+}
+
 /* ---- several machines ------------------------------------------------------------------------ */
 
 static int far_victims;
