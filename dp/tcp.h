@@ -213,7 +213,8 @@ DP__COLD static dp_status dp__cables_connect(dp__cables *cables)
     DP_TRY(dp__port_learn(&cables->port));
     /* all know the same, and say so before one waits for another */
     DP_TRY(dp__job_agree(job, dp__seats_check(port->seats, job->process_count, job->process)));
-    uint64_t until_ns = dp__os_after_ms(job->timeout_ms);
+    const dp__tree *tree = dp__port_tree(port); /* after a failure those that meet have less time */
+    uint64_t until_ns = dp__os_after_ms(tree != NULL ? tree->timeout_ms : job->timeout_ms);
     dp_status status = dp__cables_call(cables, until_ns);
     if (status == DP_OK)
         status = dp__cables_answer(cables, until_ns);

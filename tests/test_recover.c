@@ -39,6 +39,11 @@ static void kill_me(void)
     raise(SIGKILL);
 }
 
+static void stop_me(void)
+{
+    raise(SIGSTOP);
+}
+
 static dp_info info_of(const dp_ctx *ctx)
 {
     dp_info info;
@@ -936,6 +941,48 @@ TEST_SLOW(who_waits_for_one_that_is_stopped_hears_that_others_recover, 90)
     CHECK_INT(waitpid(pids[2], NULL, 0), pids[2]);
 }
 
+static int stops_at;
+
+/* The last one stops when all have agreed that it goes on, and open the job again. The others do not
+   use up all their time for it, and go on in the same call. */
+static void one_stops_while_they_recover(void)
+{
+    dp_ctx *ctx = open_recovering(1, 6000 * SLOWER);
+    check_sum(ctx);
+    meet(world);
+    if (me == 0)
+        dp_abort(ctx, DP_ERR_USER, "a reason");
+    wait_for_failure(ctx);
+    if (me == world - 1)
+        refusal = (struct refusal){.call = "send", .at = stops_at, .hook = stop_me};
+    double begun = now_ms();
+    CHECK_OK(dp_recover(ctx));
+    CHECK(now_ms() - begun < (6000 + 3000) * SLOWER * test_timeout_scale());
+    if (me == world - 1)
+        stop_me();
+    if (info_of(ctx).process_count == world) {
+        wait_for_failure(ctx);
+        CHECK_OK(dp_recover(ctx));
+    }
+    CHECK_INT(info_of(ctx).process_count, world - 1);
+    check_ranks(ctx);
+    dp_close(ctx);
+}
+
+TEST_SLOW(one_that_stops_while_others_meet_it_takes_not_all_their_time, 90)
+{
+    machines = "abcd";
+    for (stops_at = 28; stops_at <= 46; stops_at += 6) {
+        int how;
+        port = free_port();
+        start_world(4, one_stops_while_they_recover);
+        for (int p = 0; p < world - 1; p++)
+            finish(pids[p], p);
+        CHECK_INT(kill(pids[world - 1], SIGKILL), 0);
+        CHECK_INT(waitpid(pids[world - 1], &how, 0), pids[world - 1]);
+    }
+}
+
 /* Of 12 MiB, over and over, until one dies. */
 static void sums_of_many(void)
 {
@@ -1388,11 +1435,6 @@ static const struct step_of_a_save {
 static const struct step_of_a_save *save_step;
 static how_to_save way_to_save;
 static bool saved_before, far_apart; /* far_apart: process 0 is on another machine */
-
-static void stop_me(void)
-{
-    raise(SIGSTOP);
-}
 
 /* {"n": n}, until it is on disk where `wait` is set. Where there are files of several numbers,
    the score is another one in each process. */

@@ -13,7 +13,8 @@
      a  somebody waits for ever, or a program crashes, or uses a descriptor that it has closed
      b  a sum, a message or what is gathered is wrong
      c  something is left when a context is closed: memory, threads, descriptors
-     d  a call takes longer than its time-out and a few seconds, not counting stops
+     d  a call takes longer than its time-out and three seconds, as dp_recover may, not counting
+        stops
      e  nothing has happened to a job, and yet it fails
      f  a process that nothing has happened to fails without recovery, or in a call that is no
         failure of the job; and it names none to whom something has happened
