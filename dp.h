@@ -872,8 +872,8 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    longest (of those, the lowest): the others might be alive where nobody here can see them. A
    process that is left behind gets an error that says so, even if it was only stopped and wakes up
    later. One that still computes is waited for, half of timeout_ms; one that cannot be reached, for
-   1.5 s, and if those that came are too few, a quarter of timeout_ms. One that waits in a call for a
-   process that is stopped, and hears of no failure, learns after a second, or an eighth of
+   1.5 s, and if those that came are too few, a quarter of timeout_ms. One that waits in a call for
+   a process that is stopped, and hears of no failure, learns after a second, or an eighth of
    timeout_ms, that others recover. One that may open no more files does not know who is there: it
    waits until it may, or fails (NO_MEMORY), and the others go on. If another one dies meanwhile, or
    does not come where they meet, within a second to five, recovery begins anew. Once the devices

@@ -943,8 +943,8 @@ TEST_SLOW(who_waits_for_one_that_is_stopped_hears_that_others_recover, 90)
 
 static int stops_at;
 
-/* The last one stops when all have agreed that it goes on, and open the job again. The others do not
-   use up all their time for it, and go on in the same call. */
+/* The last one stops when all have agreed that it goes on, and open the job again. The others go on
+   in the same call, and do not use up all their time for it. */
 static void one_stops_while_they_recover(void)
 {
     dp_ctx *ctx = open_recovering(1, 6000 * SLOWER);
