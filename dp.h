@@ -875,8 +875,14 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    longest (of those, the lowest): the others might be alive where nobody here can see them. A
    process that is left behind gets an error that says so, even if it was only stopped and wakes up
    later. One that still computes is waited for, half of timeout_ms; one that cannot be reached, for
-   1.5 s, and if those that came are too few, a quarter of timeout_ms. If another one dies
-   meanwhile, recovery begins anew. dp/members.h has the algorithm, and why it is safe.
+   1.5 s, and if those that came are too few, a quarter of timeout_ms. One that waits in a call for
+   a process that is stopped, and hears of no failure, learns after a second, or an eighth of
+   timeout_ms, that others recover. One that may open no more files does not know who is there: it
+   waits until it may, or fails (NO_MEMORY), and the others go on. If another one dies meanwhile, or
+   does not come where they meet, within a second to five, recovery begins anew. Once the devices
+   have ended their work dp_recover takes at most timeout_ms and three seconds, as those that agree
+   late still have to meet; NCCL may take timeout_ms more. dp/members.h has the algorithm, and why
+   it is safe.
    config.recovers costs each process an open port from dp_open to dp_close, and each machine some
    shared memory. MPI ends all processes when one has died: dp_open with both is UNSUPPORTED. So is
    dp_recover with share_params.

@@ -262,7 +262,7 @@ struct dp_ctx {
     struct dp__job *job;       /* with several processes; else NULL */
     struct dp__post *post;     /* messages; NULL before the first one */
     struct dp__office *office; /* where others connect to send; NULL: memory or MPI carries that */
-    dp__lock far_lock;         /* of the next two, while the context is open */
+    dp__lock far_lock;         /* of the next three, while the context is open */
     struct dp__tree *tree;     /* to the other processes, where a launcher named them; else NULL */
     struct dp__mpi_line *line; /* the same, where MPI has brought them together */
     struct dp__voter *voter;   /* with which those that are left agree who they are; or NULL */

@@ -118,6 +118,9 @@ typedef struct dp__launch { /* what was found */
     bool agreed;   /* the processes have told each other the key: none has another one */
     bool secret;   /* or the user has */
     bool again;    /* they have met before, and look for each other at the same time */
+    dp_status (*hear)(
+        void *user); /* asked while others are awaited: a failure ends that; or NULL */
+    void *user;
 } dp__launch;
 
 static uint64_t dp__rotated(uint64_t word, int bits)
@@ -452,6 +455,12 @@ DP__COLD static dp_status dp__launch_self(const dp__launcher *launcher, dp__laun
             DP_ERR_INVALID, "dp_open: %s is %d and %s is %d: more on this machine than in all",
             launcher->local_count, out->local_count, launcher->count, out->process_count);
     return DP_OK;
+}
+
+/* Returns why it is in vain to await others, if there is something that knows it. */
+static dp_status dp__launch_hear(const dp__launch *launch)
+{
+    return launch->hear != NULL ? launch->hear(launch->user) : DP_OK;
 }
 
 /* A world of one needs no address, unless others come later. */
@@ -1675,9 +1684,8 @@ static int dp__server_patience(const dp__server *server)
 {
     bool quiet = !server->welcomed && server->taken == server->expected && server->more == NULL;
     int ms = dp__os_ms_until(quiet ? server->quiet_ns : server->until_ns);
-    int most = server->full           ? DP__QUIET_MS
-               : server->more != NULL ? DP__CALL_LOOK_MS
-                                      : DP__PENDING_MS;
+    bool looks = server->more != NULL || server->launch->hear != NULL;
+    int most = server->full ? DP__QUIET_MS : looks ? DP__CALL_LOOK_MS : DP__PENDING_MS;
     return ms < most ? ms : most;
 }
 
@@ -1739,6 +1747,8 @@ DP__COLD static dp_status dp__server_wait(dp__server *server)
     while (!dp__server_is_done(server) && status == DP_OK) {
         status = dp__os_ms_until(server->until_ns) == 0 ? dp__server_timed_out(server)
                                                         : dp__server_look(server);
+        if (status == DP_OK)
+            status = dp__launch_hear(server->launch);
     }
     if (status != DP_OK && !server->all)
         return dp__tree_fail(server->tree, NULL, status, server->process);
@@ -2088,6 +2098,8 @@ DP__COLD static dp_status dp__connect_until(const dp__target *target, int proces
         why = dp__lasting(why);
         if (target->tree != NULL)
             DP_TRY(dp__tree_listen(target->tree));
+        if (target->launch != NULL)
+            DP_TRY(dp__launch_hear(target->launch));
         request->patience_ms = (uint32_t)dp__os_ms_until(until_ns);
         dp_status status = dp__connect_once(target, key, request, round, until_ns, out_fd, &why);
         if (status != DP_PENDING)
@@ -2401,8 +2413,6 @@ static int dp__far_next(const dp_ctx *ctx, int from, int to)
 {
     return ctx->tree != NULL ? dp__towards(from, to, ctx->tree->process_count) : to;
 }
-
-static const dp__mail dp__far_mail = {dp__far_hear, dp__far_tell, dp__far_send, dp__far_next};
 
 static void dp__far_begin(dp_ctx *ctx, dp__tree *tree, dp__mpi_line *line)
 {

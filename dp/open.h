@@ -242,7 +242,7 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
         meeting->own.staged = choice.staged;
         DP_TRY(dp__agree(meeting, status));
         const dp__desk_sizes lines = dp__desk_sizes_of(ctx->info.process_count);
-        status = dp__job_seat(job, choice.config.one_machine, &lines, &dp__far_mail);
+        status = dp__job_seat(job, choice.config.one_machine, &lines, &dp__voter_mail);
     }
     if (status == DP_OK)
         status = dp__lane_open(&ctx->lanes[DP__CALLER], &choice);

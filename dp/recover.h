@@ -166,12 +166,16 @@ static void dp__failure_clear(dp_ctx *ctx)
 }
 
 /* All are here. Who has died since does not come, which nobody else can notice before they have
-   met: so the time for that is short, and longer each time that it is tried again. */
+   met: so the time for that is short, and longer each time that it is tried again. A meeting that
+   begins late gets what is left, but enough to be of use: see >>recovery in dp.h. */
 static int dp__meet_again_ms(dp__recovering *own)
 {
     int ms = DP__MEET_LEAST_MS << (own->tries < 3 ? own->tries : 3);
+    int left = dp__os_ms_until(own->until_ns);
     own->tries++;
-    return ms < DP__MEET_MOST_MS ? ms : DP__MEET_MOST_MS;
+    ms = ms < DP__MEET_MOST_MS ? ms : DP__MEET_MOST_MS;
+    ms = ms < left ? ms : left;
+    return ms > DP__MEET_LEAST_MS ? ms : DP__MEET_LEAST_MS;
 }
 
 static void dp__recovering_of(dp__recovering *own)

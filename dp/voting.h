@@ -2,7 +2,8 @@
 
    Part of dp.h, which includes it. dp/members.h decides what is sent, and what it means; this room
    sends it. A process that may recover has a port from dp_open to dp_close, where nothing happens
-   as long as the job runs. After a failure its members connect to each other there, and vote.
+   as long as the job runs. After a failure its members connect to each other there, and vote. Who
+   waits for others meanwhile looks there too: that somebody votes may be all that it hears.
 
    Who is waited for, and how long, is decided here and here alone; it never decides what is safe.
    A process that refuses a connection, or cannot be reached for a while, is not waited for. One
@@ -16,6 +17,7 @@
      >>contacts  connections to the other members
      >>acting    what dp/members.h asks for, and when it has waited long enough
      >>voting    from a failure to a roster
+     >>hearing   that others vote
      >>knocking  from outside to a seat
 */
 
@@ -445,9 +447,12 @@ typedef struct dp__voter {
     dp__wait_for wait;
     uint64_t waits_ns, ends_ns; /* since when, and until when */
     uint64_t step_ns;           /* see dp__step_measure */
+    uint64_t full_ns;           /* when it had no room for a connection or a vote last; 0: never */
     uint64_t seed;
     int again;              /* ballots that have failed */
+    uint64_t heard_ns;      /* since when another one is known to vote while this one runs; or 0 */
     bool raised;            /* the limit of open files */
+    bool full;              /* who calls could not be accepted: not the next time */
     size_t bytes;           /* of all this */
     struct dp__job *before; /* the jobs that were: their memory may be in use */
 } dp__voter;
@@ -797,7 +802,9 @@ static void dp__contact_dial(dp__voter *voter, int seat)
                              .seat = seat,
                              .holder = roster[seat].holder,
                              .since_ns = now};
-    if (fd == DP__OS_REFUSED)
+    if (fd == DP__OS_FULL)
+        voter->full_ns = now;
+    else if (fd == DP__OS_REFUSED)
         dp__member_is(voter, contact, DP__REFUSED_US);
     else if (fd == -1 && now - voter->begun_ns > dp__reach_ns(voter))
         dp__member_is(voter, contact, DP__OUT_OF_REACH);
@@ -979,8 +986,10 @@ static bool dp__contact_hear(dp__voter *voter, dp__contact *contact)
         return got == 0;
     contact->headed = true;
     size_t bytes = dp__vote_bytes(head);
-    if (bytes > 0 && contact->body == NULL)
+    if (bytes > 0 && contact->body == NULL) {
         contact->body = dp__os_alloc(bytes, _Alignof(dp__seat), NULL);
+        voter->full_ns = contact->body == NULL ? dp__os_now_ns() : voter->full_ns;
+    }
     if (bytes > 0)
         got = contact->body != NULL ? dp__contact_fill(contact, contact->body, bytes) : -1;
     if (got <= 0)
@@ -1011,13 +1020,13 @@ static void dp__caller_hold(dp__voter *voter, int fd)
 
 static void dp__callers_accept(dp__voter *voter)
 {
-    bool full;
     int fd = 0;
     for (int i = 0; i < DP__CALLERS && fd >= 0; i++) {
-        fd = dp__os_accept(voter->listener, &full);
+        fd = dp__os_accept(voter->listener, &voter->full);
         if (fd >= 0)
             dp__caller_hold(voter, fd);
     }
+    voter->full_ns = voter->full ? dp__os_now_ns() : voter->full_ns;
 }
 
 static bool dp__contact_serve(dp__voter *voter, dp__contact *contact)
@@ -1045,16 +1054,20 @@ static void dp__contact_late(dp__voter *voter, dp__contact *contact)
 }
 
 /* Lists the listener and what is connected, and nothing else: poll refuses a list that is longer
-   than the number of files that may be open. */
+   than the number of files that may be open. As long as this process runs, votes stay unread. */
 static int dp__contacts_list(dp__voter *voter)
 {
     int count = 0;
-    voter->watch[count++] = (dp__os_watch){.fd = voter->listener, .events = DP__CAN_READ};
+    bool runs = voter->members->role == DP__ROLE_RUNS;
+    voter->watch[count++] =
+        (dp__os_watch){.fd = voter->full ? -1 : voter->listener, .events = DP__CAN_READ};
+    voter->full = false;
     for (int i = 0; i < dp__contacts_count(voter); i++) {
         dp__contact *contact = &voter->contacts[i];
         bool dials = contact->stage == DP__STAGE_DIALS;
-        contact->watched = contact->fd >= 0 ? count : 0;
-        if (contact->fd >= 0)
+        bool looks = contact->fd >= 0 && !(runs && contact->stage == DP__STAGE_TALKS);
+        contact->watched = looks ? count : 0;
+        if (looks)
             voter->watch[count++] =
                 (dp__os_watch){.fd = contact->fd, .events = dials ? DP__CAN_WRITE : DP__CAN_READ};
     }
@@ -1120,7 +1133,7 @@ static uint64_t dp__wait_ns(dp__voter *voter, dp__wait_for wait)
     uint64_t quarter = (voter->until_ns - voter->begun_ns) / 4;
     switch (wait) {
     case DP__FOR_TURN:
-        return left; /* see dp__is_due */
+        return left; /* see dp__due_ns */
     case DP__FOR_PROPOSER:
         return left / 4 * 3 > quarter ? left / 4 * 3 : quarter;
     case DP__FOR_ANSWERS:
@@ -1285,19 +1298,22 @@ static void dp__vote_begin(dp__voter *voter, uint64_t until_ns)
     voter->begun_ns = dp__os_now_ns();
     voter->until_ns = until_ns;
     voter->others_ns = UINT64_MAX;
+    voter->full_ns = 0;
     voter->why[0] = '\0';
     voter->step_ns = 1;
     dp__step_measure(voter, 0);
     memset(voter->absent, DP__HERE_MAYBE, (size_t)voter->count);
     dp__marks_clear(members, DP__MARK_GONE);
+    if (members->role == DP__ROLE_MEETS) /* who had no room to meet others has none to vote */
+        dp__contacts_end(voter);
     if (!voter->raised)
         dp__os_files_raise((size_t)dp__contacts_count(voter));
     voter->raised = true;
     dp__newcomers_look(voter);
     if (in_job)
         dp__voter_step(voter, &(dp__members_event){.kind = DP__ON_FAILED}, NULL);
-    else
-        dp__voter_wait(voter, DP__FOR_TURN);
+    else /* it may have promised while it met others */
+        dp__voter_wait(voter, members->promised != 0 ? DP__FOR_PROPOSER : DP__FOR_TURN);
 }
 
 /* Connects a process that proposes to all members. */
@@ -1329,15 +1345,22 @@ static void dp__proposer_watch(dp__voter *voter)
         dp__voter_wait(voter, DP__FOR_TURN);
 }
 
-/* Returns true if what is waited for has taken too long. A turn comes a step later while callers
-   wait, and no later than that: strangers come, too. */
-static bool dp__is_due(dp__voter *voter)
+/* Returns until when a process proposes nothing since it has no room for connections: it does not
+   know who is there. The others do not wait for it any longer than for another that is silent. */
+static uint64_t dp__room_ns(const dp__voter *voter)
 {
-    uint64_t now = dp__os_now_ns();
+    bool lacks = voter->full_ns != 0 && voter->members->role == DP__ROLE_PREPARES;
+    return lacks ? voter->full_ns + 4 * voter->step_ns : 0;
+}
+
+/* Returns when what is waited for has taken too long. A turn comes a step later while callers wait,
+   and no later than that: strangers come, too. */
+static uint64_t dp__due_ns(dp__voter *voter)
+{
     if (voter->wait != DP__FOR_TURN)
-        return now >= voter->ends_ns;
+        return voter->ends_ns > dp__room_ns(voter) ? voter->ends_ns : dp__room_ns(voter);
     uint64_t turn_ns = voter->waits_ns + (uint64_t)dp__lower_await(voter) * voter->step_ns;
-    return now >= turn_ns + (dp__callers_wait(voter) ? voter->step_ns : 0);
+    return turn_ns + (dp__callers_wait(voter) ? voter->step_ns : 0);
 }
 
 /* Returns true if those that could make a quorum have died, or have been out of reach for long. */
@@ -1421,6 +1444,8 @@ static dp_status dp__vote_status(const dp__voter *voter)
         return DP_PENDING;
     if (voter->why[0] != '\0')
         return dp_error(DP_ERR_TIMEOUT, "%s", voter->why);
+    if (voter->full_ns != 0 && dp__os_now_ns() - voter->full_ns < dp__reach_ns(voter))
+        return dp__connect_nowhere(dp__seat_number(dp__voter_roster(voter), voter->members->seat));
     DP_TRY(dp__check_seated(voter));
     return dp__no_quorum(voter);
 }
@@ -1437,9 +1462,9 @@ static dp_status dp__voter_vote(dp__voter *voter, uint64_t until_ns)
         dp__door_watch(voter);
         dp__members_dial(voter);
         dp__proposer_watch(voter);
-        int ms = dp__is_due(voter) ? 0 : dp__os_ms_until(voter->ends_ns);
+        int ms = dp__os_ms_until(dp__due_ns(voter));
         dp__contacts_look(voter, claimed ? 0 : ms < LOOK_MS ? ms : LOOK_MS);
-        if (dp__is_due(voter))
+        if (dp__os_now_ns() >= dp__due_ns(voter))
             dp__voter_step(voter, &(dp__members_event){.kind = DP__ON_TIMER}, NULL);
         status = dp__vote_status(voter);
     }
@@ -1450,8 +1475,19 @@ static dp_status dp__voter_vote(dp__voter *voter, uint64_t until_ns)
     return status;
 }
 
+/* dp__launch.hear: votes are answered while this process meets the others. One that has adopted the
+   roster, and votes again, does not come; and one that has not may hear of it here. */
+static dp_status dp__voter_meets(void *user)
+{
+    dp__voter *voter = user;
+    dp__contacts_look(voter, 0);
+    return voter->members->role == DP__ROLE_MEETS
+               ? DP_OK
+               : dp_error(DP_ERR_REMOTE, "a process has failed before all had met again");
+}
+
 /* Describes how those of the roster meet: as they did at first. Their leader is process 0. */
-static dp_status dp__voter_launch(const dp__voter *voter, dp__launch *out)
+static dp_status dp__voter_launch(dp__voter *voter, dp__launch *out)
 {
     const dp__seat *roster = dp__voter_roster(voter);
     int leader = 0;
@@ -1468,6 +1504,8 @@ static dp_status dp__voter_launch(const dp__voter *voter, dp__launch *out)
         .numbered = true,
         .agreed = true,
         .again = true,
+        .hear = dp__voter_meets,
+        .user = voter,
         .where = "after a failure"};
     if (far) {
         snprintf(out->host, sizeof out->host, "%s", dp__seat_address(roster, voter->count, leader));
@@ -1487,6 +1525,61 @@ static int dp__voter_met(dp__voter *voter)
     dp__door_keep(voter);
     return (int)(voter->members->number - 1);
 }
+
+/* ==== >>hearing ================================================================================
+   In a job that runs, a process may wait for one that is stopped, or on whose way news of a failure
+   gets no further, while others recover already. They connect to its port, as they vote.         */
+
+enum { DP__HEARD_MS = 1000 };
+
+/* How long another one may vote before that counts: in dp_admit all vote once each has heard that
+   somebody waits, one a moment later than another. An eighth of timeout_ms at most, as those that
+   vote wait for half of it. */
+static uint64_t dp__heard_ns(int timeout_ms)
+{
+    int most = timeout_ms / 8;
+    return (uint64_t)(most < DP__HEARD_MS ? most : DP__HEARD_MS) * 1000000;
+}
+
+/* Returns the seat of a member that has connected; -1: none has. */
+static int dp__caller_seat(const dp__voter *voter)
+{
+    int seat = 0;
+    while (seat < voter->count && dp__contact_to(voter, seat) == NULL)
+        seat++;
+    return seat < voter->count ? seat : -1;
+}
+
+/* Returns the process that has left the job for a vote; -1: none is known to have. */
+static int dp__voter_deserted(dp__voter *voter, int timeout_ms)
+{
+    if (voter == NULL || voter->members->role != DP__ROLE_RUNS)
+        return -1;
+    dp__contacts_look(voter, 0);
+    int seat = dp__caller_seat(voter);
+    uint64_t now = dp__os_now_ns();
+    if (seat < 0 || voter->heard_ns == 0)
+        voter->heard_ns = seat >= 0 ? now : 0;
+    bool long_ago = seat >= 0 && now - voter->heard_ns >= dp__heard_ns(timeout_ms);
+    return long_ago ? dp__seat_number(dp__voter_roster(voter), seat) : -1;
+}
+
+/* dp__mail.hear: by the connections of the job, and at the port. */
+static dp_status dp__voter_hear(dp_ctx *ctx, int *out_process)
+{
+    char who[DP__WHO_BYTES];
+    DP_TRY(dp__far_hear(ctx, out_process));
+    dp__lock_enter(&ctx->far_lock);
+    int process = dp__voter_deserted(ctx->voter, ctx->config.timeout_ms);
+    dp__lock_leave(&ctx->far_lock);
+    if (process < 0)
+        return DP_OK;
+    *out_process = process;
+    return dp_error(DP_ERR_REMOTE, "%s recovers the job, so it has failed there",
+                    dp__who(ctx->job, process, who));
+}
+
+static const dp__mail dp__voter_mail = {dp__voter_hear, dp__far_tell, dp__far_send, dp__far_next};
 
 /* ==== >>knocking ===============================================================================
    A process that comes later waits at the door until the others let it in.                       */

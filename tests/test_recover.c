@@ -39,6 +39,11 @@ static void kill_me(void)
     raise(SIGKILL);
 }
 
+static void stop_me(void)
+{
+    raise(SIGSTOP);
+}
+
 static dp_info info_of(const dp_ctx *ctx)
 {
     dp_info info;
@@ -817,6 +822,41 @@ TEST_SLOW(of_two_that_lead_one_goes_on, 90)
     CHECK_INT(end_world(), 0);
 }
 
+/* Process 0 may open no file more, and begins earlier than the others: it does not take those that
+   it cannot connect to for dead. */
+static void one_has_no_room(void)
+{
+    const struct rlimit none = {.rlim_cur = 3, .rlim_max = 3};
+    dp_ctx *ctx = open_recovering(1, 3000 * SLOWER);
+    meet(world);
+    if (me == 0)
+        CHECK_INT(setrlimit(RLIMIT_NOFILE, &none), 0);
+    if (me == 0 || world == 2)
+        dp_abort(ctx, DP_ERR_USER, "a reason");
+    wait_for_failure(ctx);
+    if (me == 0 && world == 2) {
+        CHECK_ERROR(dp_recover(ctx), DP_ERR_NO_MEMORY,
+                    "dp_recover: process 0 has no room for a connection");
+    } else if (me == 0) {
+        CHECK_ERROR(dp_recover(ctx), DP_ERR_TIMEOUT,
+                    "the others have gone on without this process");
+    } else if (world > 2) {
+        rest(500);
+        CHECK_OK(dp_recover(ctx));
+        check_place(ctx, me - 1, world - 1, 1, 1);
+        check_ranks(ctx);
+    }
+    dp_close(ctx);
+}
+
+TEST_SLOW(who_has_no_room_for_connections_does_not_go_on_alone, 60)
+{
+    for (int count = 2; count <= 3; count++) {
+        start_world(count, one_has_no_room);
+        CHECK_INT(end_world(), 0);
+    }
+}
+
 /* ---- several machines ------------------------------------------------------------------------ */
 
 static int far_victims;
@@ -862,6 +902,85 @@ TEST_SLOW(between_machines_most_of_them_go_on, 90)
     port = free_port();
     start_world(2, on_two_machines);
     CHECK_INT(end_world(), 1);
+}
+
+/* Process 2 is stopped, and process 3 waits for it alone, and hears of the others through it alone:
+   that these recover. */
+static void one_hears_of_nobody(void)
+{
+    double given = me;
+    dp_ctx *ctx = open_recovering(1, 6000 * SLOWER);
+    check_sum(ctx);
+    meet(world);
+    if (me == 2)
+        raise(SIGSTOP);
+    rest(200);
+    if (me == 0)
+        dp_abort(ctx, DP_ERR_USER, "a reason");
+    if (me == 3)
+        CHECK_ERROR(dp_broadcast_f64(ctx, &given, 1, 2), DP_ERR_REMOTE,
+                    " recovers the job, so it has failed there");
+    else
+        wait_for_failure(ctx);
+    CHECK_OK(dp_recover(ctx));
+    CHECK_INT(info_of(ctx).process, me - (me > 2));
+    CHECK_INT(info_of(ctx).process_count, world - 1);
+    check_ranks(ctx);
+    dp_close(ctx);
+}
+
+TEST_SLOW(who_waits_for_one_that_is_stopped_hears_that_others_recover, 90)
+{
+    machines = "abcde";
+    port = free_port();
+    start_world(5, one_hears_of_nobody);
+    for (int p = 0; p < world; p++)
+        if (p != 2)
+            finish(pids[p], p);
+    CHECK_INT(kill(pids[2], SIGKILL), 0);
+    CHECK_INT(waitpid(pids[2], NULL, 0), pids[2]);
+}
+
+static int stops_at;
+
+/* The last one stops when all have agreed that it goes on, and open the job again. The others go on
+   in the same call, and do not use up all their time for it. */
+static void one_stops_while_they_recover(void)
+{
+    dp_ctx *ctx = open_recovering(1, 6000 * SLOWER);
+    check_sum(ctx);
+    meet(world);
+    if (me == 0)
+        dp_abort(ctx, DP_ERR_USER, "a reason");
+    wait_for_failure(ctx);
+    if (me == world - 1)
+        refusal = (struct refusal){.call = "send", .at = stops_at, .hook = stop_me};
+    double begun = now_ms();
+    CHECK_OK(dp_recover(ctx));
+    CHECK(now_ms() - begun < (6000 + 3000) * SLOWER * test_timeout_scale());
+    if (me == world - 1)
+        stop_me();
+    if (info_of(ctx).process_count == world) {
+        wait_for_failure(ctx);
+        CHECK_OK(dp_recover(ctx));
+    }
+    CHECK_INT(info_of(ctx).process_count, world - 1);
+    check_ranks(ctx);
+    dp_close(ctx);
+}
+
+TEST_SLOW(one_that_stops_while_others_meet_it_takes_not_all_their_time, 90)
+{
+    machines = "abcd";
+    for (stops_at = 28; stops_at <= 46; stops_at += 6) {
+        int how;
+        port = free_port();
+        start_world(4, one_stops_while_they_recover);
+        for (int p = 0; p < world - 1; p++)
+            finish(pids[p], p);
+        CHECK_INT(kill(pids[world - 1], SIGKILL), 0);
+        CHECK_INT(waitpid(pids[world - 1], &how, 0), pids[world - 1]);
+    }
 }
 
 /* Of 12 MiB, over and over, until one dies. */
@@ -1316,11 +1435,6 @@ static const struct step_of_a_save {
 static const struct step_of_a_save *save_step;
 static how_to_save way_to_save;
 static bool saved_before, far_apart; /* far_apart: process 0 is on another machine */
-
-static void stop_me(void)
-{
-    raise(SIGSTOP);
-}
 
 /* {"n": n}, until it is on disk where `wait` is set. Where there are files of several numbers,
    the score is another one in each process. */

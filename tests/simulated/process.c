@@ -385,6 +385,7 @@ void sim_main(sim_story *story)
     story->done = status == DP_OK;
     if (status != DP_OK) {
         snprintf(story->text, sizeof story->text, "%s", dp_last_error());
+        story->lost = t->ctx != NULL && dp_failure(t->ctx, NULL);
         sim_log(story->text);
     }
     const char *where = story->where;

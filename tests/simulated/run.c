@@ -16,10 +16,12 @@
      a  somebody waits for ever, or a program crashes, or uses a descriptor that it has closed
      b  a sum, a message or what is gathered is wrong
      c  something is left when a context is closed: memory, threads, descriptors
-     d  a call takes longer than its time-out and a few seconds, not counting stops
+     d  a call takes longer than its time-out and three seconds, as dp_recover may, not counting
+        stops
      e  nothing has happened to a job yet, and it fails
-     f  a process that nothing has happened to fails without recovery, and names none to whom
-        something has happened, or blames another one than it names
+     f  a process that nothing has happened to fails without recovery, or in a call that is no
+        failure of the job; and it names none to whom something has happened, or blames another
+        one than it names
      g  two groups are in the job of one number; or one is in an older job while another one goes on
      h  most processes are well, and yet not all of these go on
      i  processes of one machine fail without recovery, and do not say the same
@@ -116,10 +118,13 @@ void sim_is_in(int number, unsigned members)
         break_rule('g', "job %d has the members %x, and %x", number, jobs[number].members, members);
 }
 
-/* What the others gave before may still come, if one of them is in the later job. */
+/* What the others gave before may still come, if one of them is in the later job; so it may before
+   it is known who they are. */
 void sim_went_well(int number, uint64_t begun_ns)
 {
-    for (int later = number + 1; later < NUMBERS && number >= 0; later++)
+    if (number < 0 || number >= NUMBERS || jobs[number].first_ns == 0)
+        return;
+    for (int later = number + 1; later < NUMBERS; later++)
         if (jobs[later].first_ns != 0 && jobs[later].first_ns < begun_ns &&
             (jobs[later].members & jobs[number].members) == 0)
             break_rule('g', "process %d goes on in job %d, %.3f ms after job %d has begun",
@@ -291,16 +296,17 @@ static void judge_failure(int p, bool some_done, int well, int begun)
 {
     const sim_story *story = &stories[p];
     bool majority = sim.plan.machine_count == 1 || 2 * well > begun;
+    bool recovers = sim.plan.recovers && (story->lost || !story->opened);
     if (is_before_all(story->failed_ns))
         break_rule('e', "%d fails, and nothing has happened", p);
     if (is_before_all(story->failed_ns) || somebody_was_held_up())
         return;
-    if (!sim.plan.recovers && is_well(p) && !names_one_who_was_hit(p))
+    if (!recovers && is_well(p) && !names_one_who_was_hit(p))
         break_rule('f', "%d names none to whom something has happened", p);
-    else if (!sim.plan.recovers && is_well(p) && story->blamed >= 0 && is_well(story->blamed) &&
+    else if (!recovers && is_well(p) && story->blamed >= 0 && is_well(story->blamed) &&
              !names(story->text, story->blamed))
         break_rule('f', "%d blames %d, which it does not name", p, story->blamed);
-    else if (sim.plan.recovers && is_well(p) && story->opened && majority && !some_done)
+    else if (recovers && is_well(p) && story->opened && majority && !some_done)
         break_rule('h', "%d is well, and does not go on", p);
     for (int number = 1; number < NUMBERS && is_well(p) && story->opened; number++)
         if (jobs[number].first_ns != 0 && jobs[number].first_ns < story->failed_ns &&

@@ -207,6 +207,7 @@ typedef struct sim_plan {
 typedef struct sim_story {
     const sim_plan *plan;
     bool opened, done, left_over;
+    bool lost; /* its job has failed in the end */
     int tries, recoveries, rank, count;
     int blamed; /* the process whose fault it is, as it is told; -1: nobody's */
     int steps;  /* that went well */

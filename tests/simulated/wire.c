@@ -226,6 +226,14 @@ static void on_data(sim_event *event)
 
 /* ---- listening and connecting ---------------------------------------------------------------- */
 
+/* Returns one that a system gives away, in turn. */
+static int another_port(void)
+{
+    int port = next_port;
+    next_port = port < 65535 ? port + 1 : 32768;
+    return port;
+}
+
 static int listener_at(const sim_place *at)
 {
     for (int i = 0; i < socket_count; i++) {
@@ -249,7 +257,7 @@ int sim_listen(const sim_place *at)
     own.machine = sim_machine();
     sim_point("listens");
     while (!own.inside && own.port == 0) {
-        own.port = next_port++;
+        own.port = another_port();
         own.port = listener_at(&own) >= 0 ? 0 : own.port;
     }
     if (listener_at(&own) >= 0) {
@@ -332,7 +340,7 @@ static int connect_inside(int client)
 
 int sim_connect(const sim_place *to)
 {
-    sim_place own = {.inside = to->inside, .machine = sim_machine(), .port = next_port++};
+    sim_place own = {.inside = to->inside, .machine = sim_machine(), .port = another_port()};
     sim_point("connects");
     int s = socket_new(sim_process(), &own), fd = sim_descriptor(sim_process(), SIM_FD_SOCKET, s);
     if (fd < 0) {
