@@ -266,7 +266,7 @@ void sim_word_wake(const void *word)
 
 static file *file_at(const char *path)
 {
-    for (int i = 0; i < file_count; i++)
+    for (int i = 0; i < file_count && path != NULL; i++)
         if (files[i].path != NULL && strcmp(files[i].path, path) == 0)
             return &files[i];
     return NULL;

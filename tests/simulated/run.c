@@ -303,8 +303,8 @@ static void judge_failure(int p, bool some_done, int well, int begun)
         return;
     if (!recovers && is_well(p) && !names_one_who_was_hit(p))
         break_rule('f', "%d names none to whom something has happened", p);
-    else if (!recovers && is_well(p) && story->blamed >= 0 && is_well(story->blamed) &&
-             !names(story->text, story->blamed))
+    else if (!recovers && is_well(p) && story->blamed >= 0 && story->blamed != p &&
+             is_well(story->blamed) && !names(story->text, story->blamed))
         break_rule('f', "%d blames %d, which it does not name", p, story->blamed);
     else if (recovers && is_well(p) && story->opened && majority && !some_done)
         break_rule('h', "%d is well, and does not go on", p);
@@ -314,11 +314,11 @@ static void judge_failure(int p, bool some_done, int well, int begun)
             break_rule('h', "%d is well, and not in job %d", p, number);
 }
 
-/* Behind the name of the function. */
+/* Behind the name of the function, and of the file. */
 static const char *sentence_of(int p)
 {
-    const char *colon = strstr(stories[p].text, ": ");
-    return colon != NULL ? colon : stories[p].text;
+    const char *colon = strstr(stories[p].text, ": "), *file = strstr(stories[p].text, "': ");
+    return file != NULL ? file + 1 : colon != NULL ? colon : stories[p].text;
 }
 
 /* Who was stopped or starved may fail by itself; and not all are in one collective when they are in
