@@ -138,17 +138,35 @@ static void dp__group_resolve(dp__group *group)
     config->unbound = true;
 }
 
-/* A wrong one is found later, when all have met. */
+/* Returns how long its processes may take to meet: a meeting that fails is over before those that
+   wait for its end in ctx give up, and name one of them. A wrong one is found later. */
 static int dp__group_timeout_ms(const dp__group *group)
 {
-    int own = group->config.timeout_ms;
-    return own > 0 ? own : group->ctx->config.timeout_ms;
+    int own = group->config.timeout_ms, all = group->ctx->config.timeout_ms, most = all - all / 4;
+    return own > 0 && own < most ? own : most;
+}
+
+/* dp__launch.hear: the job of all has failed, or one of the group has died before all have met. */
+static dp_status dp__group_hears(void *user)
+{
+    const dp__group *group = user;
+    dp__job *job = group->ctx->job;
+    char who[DP__WHO_BYTES];
+    DP_TRY(dp__job_heard(job));
+    for (int p = 0; p < job->process_count; p++)
+        if (dp__group_card_of(group, p)->group == group->number && p != job->process &&
+            !dp__is_alive(job, p))
+            return dp__job_fail(job, DP_ERR_REMOTE, p, "%s: %s has died", group->fn,
+                                dp__who(job, p, who));
+    return DP_OK;
 }
 
 /* As if a launcher had said it. */
-static dp_status dp__group_launch(const dp__group *group, const dp__group_card *first, bool far,
+static dp_status dp__group_launch(dp__group *group, const dp__group_card *first, bool far,
                                   dp__launch *out)
 {
+    out->hear = dp__group_hears;
+    out->user = group;
     out->key = first->secret;
     out->numbered = out->agreed = true;
     snprintf(out->where, sizeof out->where, "in group %d", group->number);

@@ -53,12 +53,10 @@ static void before(task *t, const char *call)
 
 static dp_status after(task *t, dp_status status)
 {
+    sim_call *longest = &t->story->longest[status != DP_OK];
     uint64_t took = sim_time() - t->story->called_ns;
-    if (took > t->story->longest_ns) {
-        t->story->longest_ns = took;
-        t->story->begun_ns = t->story->called_ns;
-        t->story->longest = t->story->where;
-    }
+    if (took > longest->ns)
+        *longest = (sim_call){t->story->where, t->story->called_ns, took};
     return status;
 }
 

@@ -203,6 +203,11 @@ typedef struct sim_plan {
     sim_fault faults[SIM_FAULTS];
 } sim_plan;
 
+typedef struct sim_call {
+    const char *name;
+    uint64_t begun_ns, ns; /* on the clock of the simulator, as all that is of a story */
+} sim_call;
+
 /* What one process has done, for the judge. */
 typedef struct sim_story {
     const sim_plan *plan;
@@ -215,9 +220,8 @@ typedef struct sim_story {
     char text[600], wrong[200], left[100]; /* wrong: "" if all that came was right */
     char hurt[300];                        /* what failed, and the job went on; "": nothing */
     const char *where;
-    uint64_t failed_ns, hurt_ns, called_ns; /* on the clock of the simulator */
-    uint64_t longest_ns, begun_ns;          /* of a call, and when it has begun */
-    const char *longest;
+    uint64_t failed_ns, hurt_ns, called_ns;
+    sim_call longest[2]; /* of those that have gone well, and that have failed */
 } sim_story;
 
 typedef void sim_program(sim_story *story); /* "sim_main" of a process' library */
