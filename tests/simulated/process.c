@@ -255,6 +255,16 @@ static dp_status do_admit(task *t)
     return look(t);
 }
 
+/* A while; where more is asked for, one of them for a part of the time-out. */
+static void compute(const task *t)
+{
+    unsigned salt = t->plan->steps[t->step].salt;
+    int ms = t->plan->timeout_ms < 4000 ? t->plan->timeout_ms : 4000;
+    sim_pass((uint64_t)t->plan->steps[t->step].size * 10000);
+    if (t->plan->more && (int)salt % t->info.process_count == t->info.process && salt % 4 == 0)
+        sim_pass((uint64_t)ms * 1000000 / 10 * (salt / 4 % 8));
+}
+
 static dp_status do_step(task *t)
 {
     switch (t->plan->steps[t->step].kind) {
@@ -275,7 +285,7 @@ static dp_status do_step(task *t)
     case SIM_SAVE:
         return do_save(t);
     case SIM_COMPUTE:
-        sim_pass((uint64_t)t->plan->steps[t->step].size * 10000);
+        compute(t);
         return DP_OK;
     case SIM_LARGE:
         return do_large(t);
