@@ -302,6 +302,22 @@ static bool somebody_was_held_up(void)
     return some;
 }
 
+/* A link between two machines does not heal: they reach others, and no job can be made of them. */
+static bool is_divided(uint64_t ns)
+{
+    bool any = false;
+    for (int from = 0; from < sim.plan.machine_count; from++)
+        for (int to = 0; to < sim.plan.machine_count; to++)
+            any = any || (from != to && sim.cut_until[from][to] >= ns);
+    return any;
+}
+
+/* One that waits for others in a job inside the job is not waited for so long. */
+static bool was_apart(int p)
+{
+    return stories[p].apart_ns > (uint64_t)sim.plan.timeout_ms * 250000;
+}
+
 static void judge_failure(int p, bool some_done, int well, int begun)
 {
     const sim_story *story = &stories[p];
@@ -317,9 +333,10 @@ static void judge_failure(int p, bool some_done, int well, int begun)
              is_well(story->blamed) && names_anybody(story->text) &&
              !names(story->text, story->blamed))
         break_rule('f', "%d blames %d, which it does not name", p, story->blamed);
-    else if (recovers && is_well(p) && story->opened && majority && !some_done)
+    else if (recovers && is_well(p) && story->opened && majority && !some_done && !was_apart(p) &&
+             !is_divided(story->failed_ns))
         break_rule('h', "%d is well, and does not go on", p);
-    for (int number = 1; number < NUMBERS && is_well(p) && story->opened; number++)
+    for (int number = 1; number < NUMBERS && is_well(p) && story->opened && !was_apart(p); number++)
         if (jobs[number].first_ns != 0 && jobs[number].first_ns < story->failed_ns &&
             (jobs[number].members >> p & 1) == 0 && number > story->recoveries)
             break_rule('h', "%d is well, and not in job %d", p, number);

@@ -289,6 +289,7 @@ static dp_status do_group(task *t)
 {
     dp_ctx *group = NULL;
     unsigned salt = t->plan->steps[t->step].salt;
+    uint64_t begun_ns = sim_time();
     int number = salt % 3 == 0   ? t->info.process % 2
                  : salt % 3 == 1 ? t->info.machine
                                  : (t->info.process == 0 ? -1 : 7);
@@ -298,6 +299,8 @@ static dp_status do_group(task *t)
         status = group_run(t, group);
         (void)CALL((dp_close(group), DP_OK));
     }
+    uint64_t apart_ns = sim_time() - begun_ns;
+    t->story->apart_ns = apart_ns > t->story->apart_ns ? apart_ns : t->story->apart_ns;
     return hurt(t, status);
 }
 
