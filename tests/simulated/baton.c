@@ -330,6 +330,8 @@ static void on_fault(sim_event *event)
     sim.next_fault = event->a + 1;
     sim.armed = false;
     sim.fault_ns = sim.now;
+    sim.moments[sim.moment_count++] = sim.now;
+    sim.moments[sim.moment_count++] = later(fault->ns);
     happen(fault);
 }
 

@@ -386,6 +386,7 @@ void sim_main(sim_story *story)
     if (status == DP_OK)
         status = run(t);
     story->failed_ns = sim_time();
+    story->tried_ns = story->called_ns;
     story->status = status;
     dp_failure_info failure;
     if (story->opened && dp_failure(t->ctx, &failure) && failure.rank >= 0)

@@ -262,21 +262,16 @@ static bool is_before_all(uint64_t ns)
     return sim.hit_ns == 0 || ns < sim.hit_ns;
 }
 
-static uint64_t last_hit(void)
-{
-    uint64_t last = 0;
-    for (int p = 0; p < sim.proc_count; p++)
-        last = sim.procs[p].hit_ns > last ? sim.procs[p].hit_ns : last;
-    return last;
-}
-
 /* A call that fails does so in time, counted from what has happened last in it. One that goes well
    may have waited anew after each thing that has happened. */
 static void judge_time(int p)
 {
     const sim_call *good = &stories[p].longest[0], *bad = &stories[p].longest[1];
     uint64_t timeout = (uint64_t)sim.plan.timeout_ms * 1000000, grace = GRACE_MS * 1000000ull;
-    uint64_t hit = last_hit() > bad->begun_ns ? last_hit() - bad->begun_ns : 0;
+    uint64_t hit = 0; /* the last one in it, so long after its begin */
+    for (int i = 0; i < sim.moment_count; i++)
+        if (sim.moments[i] > bad->begun_ns + hit && sim.moments[i] < bad->begun_ns + bad->ns)
+            hit = sim.moments[i] - bad->begun_ns;
     if (sim.procs[p].was_stopped)
         return;
     if (bad->ns > hit + timeout + grace)
@@ -334,7 +329,7 @@ static void judge_failure(int p, bool some_done, int well, int begun)
              !names(story->text, story->blamed))
         break_rule('f', "%d blames %d, which it does not name", p, story->blamed);
     else if (recovers && is_well(p) && story->opened && majority && !some_done && !was_apart(p) &&
-             !is_divided(story->failed_ns))
+             !is_divided(story->tried_ns))
         break_rule('h', "%d is well, and does not go on", p);
     for (int number = 1; number < NUMBERS && is_well(p) && story->opened && !was_apart(p); number++)
         if (jobs[number].first_ns != 0 && jobs[number].first_ns < story->failed_ns &&

@@ -220,8 +220,8 @@ typedef struct sim_story {
     char text[600], wrong[200], left[100]; /* wrong: "" if all that came was right */
     char hurt[300];                        /* what failed, and the job went on; "": nothing */
     const char *where;
-    uint64_t failed_ns, hurt_ns, called_ns;
-    uint64_t apart_ns;   /* the longest stay in a job inside the job */
+    uint64_t failed_ns, tried_ns, hurt_ns, called_ns; /* tried: when the call began that failed */
+    uint64_t apart_ns;                                /* the longest stay in a job inside the job */
     sim_call longest[2]; /* of those that have gone well, and that have failed */
 } sim_story;
 
