@@ -69,7 +69,7 @@ typedef struct sim_world {
     int next_fault;
     bool armed;
     uint64_t fault_ns; /* when the last one happened */
-    uint64_t hit_ns;   /* when the first process was hit; 0: none was */
+    uint64_t hit_ns;   /* when the first one was hit by more than a short pause; 0: none was */
 } sim_world;
 
 extern sim_world sim;

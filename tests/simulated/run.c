@@ -17,7 +17,7 @@
      b  a sum, a message or what is gathered is wrong
      c  something is left when a context is closed: memory, threads, descriptors
      d  a call takes longer than its time-out and a few seconds, not counting stops
-     e  nothing has happened to a job yet, and it fails
+     e  nothing has happened to a job yet but short pauses, and it fails
      f  a process that nothing has happened to fails without recovery, and names none to whom
         something has happened, or blames another one than it names
      g  two groups are in the job of one number; or one is in an older job while another one goes on
@@ -219,7 +219,7 @@ static bool names_one_who_was_hit(const char *text)
     return !somebody && !at_fault;
 }
 
-/* By then nothing had happened to any process. */
+/* By then nothing had happened to any process but short pauses. */
 static bool is_before_all(uint64_t ns)
 {
     return sim.hit_ns == 0 || ns < sim.hit_ns;
