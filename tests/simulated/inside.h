@@ -71,7 +71,7 @@ typedef struct sim_world {
     uint64_t fault_ns;                /* when the last one happened */
     uint64_t moments[4 * SIM_FAULTS]; /* when a fault happened, or ended */
     int moment_count;
-    uint64_t hit_ns; /* when the first process was hit; 0: none was */
+    uint64_t hit_ns; /* when the first one was hit by more than a short pause; 0: none was */
 } sim_world;
 
 extern sim_world sim;

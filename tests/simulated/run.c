@@ -18,7 +18,7 @@
      c  something is left when a context is closed: memory, threads, descriptors
      d  a call takes longer than its time-out and three seconds, as dp_recover may, not counting
         stops
-     e  nothing has happened to a job yet, and it fails
+     e  nothing has happened to a job yet but short pauses, and it fails
      f  a process that nothing has happened to fails without recovery, or in a call that is no
         failure of the job; and it names none to whom something has happened, or blames another
         one than it names
@@ -256,7 +256,7 @@ static bool names_one_who_was_hit(int who)
     return !somebody && !at_fault;
 }
 
-/* By then nothing had happened to any process. */
+/* By then nothing had happened to any process but short pauses. */
 static bool is_before_all(uint64_t ns)
 {
     return sim.hit_ns == 0 || ns < sim.hit_ns;
