@@ -147,7 +147,7 @@ static int dp__group_timeout_ms(const dp__group *group)
 }
 
 /* dp__launch.hear: the job of all has failed, or one of the group has died before all have met. */
-static dp_status dp__group_hears(void *user)
+DP__COLD static dp_status dp__group_hears(void *user)
 {
     const dp__group *group = user;
     dp__job *job = group->ctx->job;

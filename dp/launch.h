@@ -1017,7 +1017,7 @@ static dp_status dp__tree_look(dp__tree *tree, uint32_t missing, bool answered, 
 }
 
 /* All who are missing have answered, again and again. */
-static dp_status dp__tree_give_up(dp__tree *tree, uint32_t missing)
+DP__COLD static dp_status dp__tree_give_up(dp__tree *tree, uint32_t missing)
 {
     int first = 0;
     while ((missing >> first & 1) == 0)

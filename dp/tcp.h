@@ -194,7 +194,8 @@ static void dp__visit_rest(dp__visit *visit, int *fd, const char *why)
     visit->stage = DP__RESTS;
 }
 
-static dp_status dp__visit_call(const dp__port *port, dp__visit *visit, int process, int *fd)
+DP__COLD static dp_status dp__visit_call(const dp__port *port, dp__visit *visit, int process,
+                                         int *fd)
 {
     dp__job *job = port->job;
     *fd = dp__seat_connect(port->seats, job->process_count, job->process, process);
@@ -208,7 +209,7 @@ static dp_status dp__visit_call(const dp__port *port, dp__visit *visit, int proc
 }
 
 /* It is connected, or is not. */
-static void dp__visit_ask(const dp__port *port, dp__visit *visit, int *fd)
+DP__COLD static void dp__visit_ask(const dp__port *port, dp__visit *visit, int *fd)
 {
     int how = dp__os_connection(*fd);
     visit->request = dp__port_request(port);
@@ -221,7 +222,7 @@ static void dp__visit_ask(const dp__port *port, dp__visit *visit, int *fd)
         dp__visit_rest(visit, fd, how == DP__OS_REFUSED ? dp__refused : NULL);
 }
 
-static void dp__visit_hear(const dp__port *port, dp__visit *visit, int *fd)
+DP__COLD static void dp__visit_hear(const dp__port *port, dp__visit *visit, int *fd)
 {
     dp__challenge *said = &visit->challenge;
     ptrdiff_t got = dp__os_receive(*fd, (char *)said + visit->got, sizeof *said - visit->got);
@@ -239,7 +240,7 @@ static void dp__visit_hear(const dp__port *port, dp__visit *visit, int *fd)
 }
 
 /* As far as it goes without waiting. */
-static dp_status dp__visit_look(dp__cables *cables, int process)
+DP__COLD static dp_status dp__visit_look(dp__cables *cables, int process)
 {
     const dp__port *port = &cables->port;
     dp__visit *visit = &cables->visits[process];
@@ -261,7 +262,7 @@ static dp_status dp__visit_look(dp__cables *cables, int process)
 }
 
 /* Returns the first one that has not let this process in; -1: all have. */
-static int dp__cables_watch(dp__cables *cables)
+DP__COLD static int dp__cables_watch(dp__cables *cables)
 {
     dp__server *server = &cables->port.server;
     int first = -1;
@@ -280,7 +281,7 @@ static int dp__cables_watch(dp__cables *cables)
 }
 
 /* The time is up. */
-static dp_status dp__cables_late(const dp__cables *cables, int missing)
+DP__COLD static dp_status dp__cables_late(const dp__cables *cables, int missing)
 {
     const dp__port *port = &cables->port;
     const dp__server *server = &port->server;
@@ -296,7 +297,7 @@ static dp_status dp__cables_late(const dp__cables *cables, int missing)
 }
 
 /* Until all have let this process in, and it has let in all. */
-static dp_status dp__cables_meet(dp__cables *cables, uint64_t until_ns)
+DP__COLD static dp_status dp__cables_meet(dp__cables *cables, uint64_t until_ns)
 {
     dp__server *server = &cables->port.server;
     dp__tree *tree = dp__port_tree(&cables->port);
@@ -329,7 +330,7 @@ static void dp__cables_keep(dp__cables *cables)
 }
 
 /* Says why to all that are connected. */
-static dp_status dp__cables_say(dp__cables *cables, dp_status status, const char *why)
+DP__COLD static dp_status dp__cables_say(dp__cables *cables, dp_status status, const char *why)
 {
     int own = cables->port.job->process;
     (void)dp_error(status, "%s", why);
@@ -340,7 +341,7 @@ static dp_status dp__cables_say(dp__cables *cables, dp_status status, const char
 }
 
 /* This process gives up: the others hear why. What another one has ended it may say itself. */
-static dp_status dp__cables_fail(dp__cables *cables, dp_status status)
+DP__COLD static dp_status dp__cables_fail(dp__cables *cables, dp_status status)
 {
     dp__tree *tree = dp__port_tree(&cables->port);
     uint64_t until_ns = dp__os_after_ms(status == DP_ERR_REMOTE ? DP__GRACE_MS : 0);

@@ -1477,7 +1477,7 @@ static dp_status dp__voter_vote(dp__voter *voter, uint64_t until_ns)
 
 /* dp__launch.hear: votes are answered while this process meets the others. One that has adopted the
    roster, and votes again, does not come; and one that has not may hear of it here. */
-static dp_status dp__voter_meets(void *user)
+DP__COLD static dp_status dp__voter_meets(void *user)
 {
     dp__voter *voter = user;
     dp__contacts_look(voter, 0);

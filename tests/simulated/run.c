@@ -262,9 +262,9 @@ static bool is_before_all(uint64_t ns)
     return sim.hit_ns == 0 || ns < sim.hit_ns;
 }
 
-/* A call that fails does so in time, counted from what has happened last in it; collectives also from
-   when the last one has begun them. One that goes well may have waited anew after each thing that
-   has happened. */
+/* A call that fails does so in time, counted from what has happened last in it; collectives also
+   from when the last one has begun them. One that goes well may have waited anew after each thing
+   that has happened. */
 static void judge_time(int p)
 {
     const sim_call *good = &stories[p].longest[0], *bad = &stories[p].longest[1];
