@@ -73,7 +73,7 @@
        dp_ctx *ctx;
        dp_open(NULL, &ctx);                                  one device per core, at most 8
        my_model_create(ctx, &net);                           methods and parameters by name
-       dp_data_parallel(net, NULL, &par);                    a wrapper is a module too
+       dp_everywhere(net, &par);                             a wrapper is a module too
        dp_scope *step = dp_scope_begin(ctx);                 holds what this step makes
        dp_train_step(par, step, batch, optim, &log);         forward, backward, sum, update
        dp_scope_end(step);                                   frees it; blocks are reused
