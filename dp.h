@@ -73,7 +73,7 @@
        dp_ctx *ctx;
        dp_open(NULL, &ctx);                                  one device per core, at most 8
        my_model_create(ctx, &net);                           methods and parameters by name
-       dp_data_parallel(net, NULL, &par);                    a wrapper is a module too
+       dp_everywhere(net, &par);                             a wrapper is a module too
        dp_scope *step = dp_scope_begin(ctx);                 holds what this step makes
        dp_train_step(par, step, batch, optim, &log);         forward, backward, sum, update
        dp_scope_end(step);                                   frees it; blocks are reused
@@ -716,6 +716,12 @@ DP_MUST_USE DP_API dp_status dp_threads_limit(dp_ctx *ctx);
    count % D of D devices get one more. Returns how many; out_first gets the first one. -1: see
    dp_last_error. [any] */
 DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, int64_t *out_first);
+
+/* Which of the `total` rows of a batch of the whole job are this process': together the processes
+   have each row once. They are divided over all ranks, as dp_split_rows divides them; of fewer rows
+   than ranks some processes have none. Alone a process has all. [any] */
+DP_MUST_USE DP_API dp_status dp_my_rows(const dp_ctx *ctx, int64_t total, int64_t *out_first,
+                                        int64_t *out_count);
 
 /* ==== >>launch =================================================================================
    Several processes, on one machine or many, are one job: its ranks are the devices of all. The
@@ -1954,9 +1960,14 @@ typedef struct dp_distributed_config {
     bool share_params;
 } dp_distributed_config;
 
+/* A module that learns the same wherever it runs: in this process alone or in all of a job, on one
+   device or many. It is dp_distributed with DP_MEAN_SAMPLES and buffers of rank 0: each process
+   gives the rows that dp_my_rows says, or any others. */
+DP_MUST_USE DP_API dp_status dp_everywhere(dp_module *module, dp_module **out);
+
 /* The module on every rank of the job. Each process cuts its own batch over its devices, and leaves
    outputs where they are, as dp_model_parallel does: with one device or several, that of device i
-   is `info.local_count > 1 ? dp_at(out, i) : out`. dp_backward returns when the gradients of all
+   is dp_part_of(ctx, out, i). dp_backward returns when the gradients of all
    ranks are reduced, into the module of each process. You may scale or zero them there by hand; the
    next backward adds to them. Buckets travel while backward goes on: see dp_grad_ready.
    dp_distributed compares the modules of all ranks, and gives all of them the numbers of rank 0.
@@ -2012,6 +2023,10 @@ typedef struct dp_distributed_config {
    nothing. */
 DP_MUST_USE DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
                                             dp_module **out);
+
+/* The part of an output that a wrapper left on this device; all of it where there is one device,
+   none if this one had no rows. [any] */
+DP_API dp_value dp_part_of(const dp_ctx *ctx, dp_value out, int local_rank);
 /* A module whose methods train its children one by one, as in a GAN. Each child that has parameters
    with a gradient is on every rank, as dp_distributed would have it with this config, under its own
    name. Other children, and the module's own parameters, stay with their process. dp_invoke of the

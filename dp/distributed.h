@@ -1815,6 +1815,9 @@ static dp_status dp__distribute(const char *fn, dp_module *module,
                                 const dp_distributed_config *config, dp_module **out)
 {
     dp_module *wrapper = NULL;
+    DP_TRY(dp__check_module(fn, module));
+    DP_TRY(dp__check_alone(fn, module->ctx));
+    DP_TRY(dp__check_pointer(fn, "out", out));
     dp_status status = dp__distributed_make(fn, module, config, &wrapper);
     status = dp__distributed_meet(fn, module, wrapper, status);
     if (status == DP_OK) {
@@ -1830,17 +1833,13 @@ DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *
                                 dp_module **out)
 {
     static const dp_distributed_config zero;
-    DP_TRY(dp__check_module(__func__, module));
-    DP_TRY(dp__check_alone(__func__, module->ctx));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
     return dp__distribute(__func__, module, config != NULL ? config : &zero, out);
 }
 
-DP_API const dp_reducer *dp_wrapper_reducer(const dp_module *wrapper)
+DP_API dp_status dp_everywhere(dp_module *module, dp_module **out)
 {
-    if (dp__check_module(__func__, wrapper) != DP_OK || !dp__is_over_ranks(wrapper->face))
-        return NULL;
-    return wrapper->face->ranks->reducer;
+    static const dp_distributed_config config = {.reduction = DP_MEAN_SAMPLES};
+    return dp__distribute(__func__, module, &config, out);
 }
 
 /* The replica that has the memory of the owner; where there are fewer, face->count. */
@@ -2432,6 +2431,13 @@ DP_API dp_status dp_separate_distributed(dp_module *module, const dp_distributed
 
 /* ==== >>report =================================================================================
    What is known of a wrapper in one struct, and as a table for people.                          */
+
+DP_API const dp_reducer *dp_wrapper_reducer(const dp_module *wrapper)
+{
+    if (dp__check_module(__func__, wrapper) != DP_OK || !dp__is_over_ranks(wrapper->face))
+        return NULL;
+    return wrapper->face->ranks->reducer;
+}
 
 static const dp__distributed *dp__ranks_of(const dp_module *module)
 {

@@ -192,6 +192,13 @@ DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user)
     return status;
 }
 
+/* Rows of the ranks before this one, where the first total % rank_count have one more. */
+static int64_t dp__rows_before(int64_t total, int rank, int rank_count)
+{
+    int64_t more = total % rank_count;
+    return total / rank_count * rank + (rank < more ? rank : more);
+}
+
 DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, int64_t *out_first)
 {
     if (dp__check_open(__func__, ctx) != DP_OK ||
@@ -202,9 +209,31 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
         dp_error(DP_ERR_INVALID, "%s: count is %lld", __func__, (long long)count);
         return -1;
     }
-    int64_t each = count / ctx->info.local_count, more = count % ctx->info.local_count;
-    *out_first = local_rank * each + (local_rank < more ? local_rank : more);
-    return each + (local_rank < more);
+    *out_first = dp__rows_before(count, local_rank, ctx->info.local_count);
+    return dp__rows_before(count, local_rank + 1, ctx->info.local_count) - *out_first;
+}
+
+DP_API dp_status dp_my_rows(const dp_ctx *ctx, int64_t total, int64_t *out_first,
+                            int64_t *out_count)
+{
+    DP_TRY(dp__check_open(__func__, ctx));
+    DP_TRY(dp__check_pointer(__func__, "out_first", out_first));
+    DP_TRY(dp__check_pointer(__func__, "out_count", out_count));
+    if (total < 0)
+        return dp_error(DP_ERR_INVALID, "%s: total is %lld", __func__, (long long)total);
+    const dp_info *info = &ctx->info;
+    *out_first = dp__rows_before(total, info->rank_first, info->rank_count);
+    *out_count = dp__rows_before(total, info->rank_first + info->local_count, info->rank_count) -
+                 *out_first;
+    return DP_OK;
+}
+
+DP_API dp_value dp_part_of(const dp_ctx *ctx, dp_value out, int local_rank)
+{
+    if (dp__check_open(__func__, ctx) != DP_OK ||
+        dp__check_rank(__func__, ctx, "local_rank", local_rank) != DP_OK)
+        return dp__error_value(NULL, DP_ERR_INVALID, "dp_part_of: ctx or local_rank is wrong");
+    return ctx->info.local_count > 1 ? dp_at(out, (size_t)local_rank) : out;
 }
 
 #endif /* DP__ROOMS */

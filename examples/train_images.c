@@ -122,9 +122,11 @@ static double percent_right(void)
     dp_value image = dp_array(scope, pictures[first], DP_F32, DP_SHAPE(count, PIXELS)), out;
     dp_value label = dp_array(scope, &labels[first], DP_I64, DP_SHAPE(count));
     DP_CHECK(dp_predict_step(par, scope, DP_DICT(scope, {"image", image}, {"label", label}), &out));
-    for (size_t i = 0; i < (out.kind == DP_LIST ? dp_count(out) : 1); i++) {
+    for (int i = 0; i < info.local_count; i++) {
         const dp_tensor *own;
-        dp_value part = out.kind == DP_LIST ? dp_at(out, i) : out; /* of one device */
+        dp_value part = dp_part_of(ctx, out, i);
+        if (part.kind == DP_NONE) /* there are fewer pictures than devices */
+            continue;
         DP_CHECK(dp_as_tensor(dp_get(part, "right"), "right", DP_F32, 1, &own));
         for (int64_t k = 0; k < own->shape[0]; k++)
             seen[0] += ((const float *)own->data)[k] > 0;

@@ -2,6 +2,7 @@
    or more. */
 
 #include <stdlib.h>
+#include "../dp_train.h"
 #include "../examples/custom_device.h"
 #include "decorator.h"
 #include "ranked.h"
@@ -803,6 +804,118 @@ TEST_SLOW(ranks_train_as_one_device_does, 30)
         CHECK_F64(train_line(open_here(4), 0, all_processes, &updates), alone_got, 1e-6);
         in_processes(all_processes, train_in_process);
     }
+}
+
+/* ---- one program everywhere ------------------------------------------------------------------ */
+
+enum { ALL_ROWS = 7 };
+
+/* Returns the weight; out_loss gets the loss of the last step, of all processes. */
+static float train_everywhere(dp_ctx *ctx, double *out_loss)
+{
+    static const dp_method methods[] = {{"forward", line_forward}, {"backward", line_backward}};
+    static const dp_param_config w = {.name = "w", .dtype = DP_F32, .ndim = 1, .shape = {1}};
+    static const dp_module_config line = {
+        .name = "line", .methods = methods, .method_count = 2, .params = &w, .param_count = 1};
+    dp_module *net, *par;
+    dp_optim *sgd;
+    int64_t first = -1, rows = -1;
+    CHECK_OK(dp_module_create(ctx, &line, &net));
+    CHECK_OK(dp_everywhere(net, &par));
+    CHECK_OK(dp_optim_create(par, &(dp_optim_config){.hyper = {.lr = 0.1}}, &sgd));
+    CHECK_OK(dp_my_rows(ctx, ALL_ROWS, &first, &rows));
+    for (int step = 0; step < STEPS; step++) {
+        float x[ALL_ROWS], t[ALL_ROWS];
+        dp_scope *scope = dp_scope_begin(ctx);
+        for (int i = 0; i < ALL_ROWS; i++) {
+            x[i] = x_of(step, 0, i);
+            t[i] = 3 * x[i] + (float)i / 8;
+        }
+        dp_value log, batch = DP_DICT(scope, {"x", dp_array(scope, x + first, DP_F32, 1, &rows)},
+                                      {"t", dp_array(scope, t + first, DP_F32, 1, &rows)});
+        CHECK_OK(dp_train_step(par, scope, batch, sgd, &log));
+        CHECK_OK(dp_log_mean(ctx, scope, log, rows, &log));
+        CHECK_OK(dp_item(ctx, dp_get(log, "loss"), out_loss));
+        dp_scope_end(scope);
+    }
+    float got = element(net, 0, false, 0);
+    dp_close(ctx);
+    return got;
+}
+
+static double alone_loss;
+
+static void train_a_part(meeting *m)
+{
+    double loss = -1;
+    CHECK_F64(train_everywhere(open_over_shm(m, devices_each, 0), &loss), alone_got, 1e-6);
+    CHECK_F64(loss, alone_loss, 1e-6);
+}
+
+/* Seven rows do not divide among them, and eight ranks are more than rows. */
+TEST_SLOW(one_program_learns_the_same_everywhere, 30)
+{
+    static const int jobs[][2] = {{2, 1}, {3, 1}, {2, 3}, {4, 2}};
+    double loss = -1;
+    alone_got = train_everywhere(open_here(1), &alone_loss);
+    CHECK(alone_got > 0.1f && alone_loss > 0);
+    for (int devices = 2; devices <= 3; devices++) {
+        CHECK_F64(train_everywhere(open_here(devices), &loss), alone_got, 1e-6);
+        CHECK_F64(loss, alone_loss, 1e-6);
+    }
+    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
+        devices_each = jobs[i][1];
+        in_processes(jobs[i][0], train_a_part);
+    }
+}
+
+static void rows_and_parts(meeting *m)
+{
+    dp_ctx *ctx = open_over_shm(m, 1 + m->process, 0); /* 1, 2 and 3 of 6 ranks */
+    static const int64_t totals[] = {0, 1, 4, 6, 13};
+    for (size_t i = 0; i < sizeof totals / sizeof *totals; i++) {
+        int64_t first = -1, count = -1, sum = 0, by_rank[6];
+        size_t parts = 0;
+        dp_info info = info_here(ctx);
+        CHECK_OK(dp_my_rows(ctx, totals[i], &first, &count));
+        CHECK_OK(dp_split_rows(totals[i], 6, NULL, by_rank, &parts));
+        for (int rank = 0; rank < info.rank_first; rank++)
+            sum += by_rank[rank];
+        CHECK_INT(first, sum);
+        for (int rank = 0; rank < info.local_count; rank++)
+            sum += by_rank[info.rank_first + rank];
+        CHECK_INT(first + count, sum);
+    }
+    dp_close(ctx);
+}
+
+TEST(rows_are_divided_over_all_ranks)
+{
+    int64_t first = -1, count = -1;
+    in_processes(3, rows_and_parts);
+    dp_ctx *ctx = open_here(2);
+    CHECK_OK(dp_my_rows(ctx, 5, &first, &count));
+    CHECK_INT(first, 0);
+    CHECK_INT(count, 5);
+    CHECK_ERROR(dp_my_rows(ctx, -1, &first, &count), DP_ERR_INVALID, "dp_my_rows: total is -1");
+    CHECK_ERROR(dp_my_rows(ctx, 1, NULL, &count), DP_ERR_INVALID, "out_first is NULL");
+    CHECK_ERROR(dp_my_rows(ctx, 1, &first, NULL), DP_ERR_INVALID, "out_count is NULL");
+    dp_close(ctx);
+}
+
+/* A list of the model's own is a part, too, where there is one device. */
+TEST(a_part_is_that_of_a_device)
+{
+    dp_ctx *one = open_here(1), *two = open_here(2);
+    dp_scope *scope = dp_scope_begin(two);
+    dp_value list = DP_LIST_OF(scope, dp_int(7));
+    CHECK_INT(dp_part_of(one, list, 0).kind, DP_LIST);
+    CHECK_INT(dp_part_of(two, list, 0).as.i, 7);
+    CHECK_INT(dp_part_of(two, list, 1).kind, DP_NONE); /* it had no rows */
+    CHECK_INT(dp_part_of(two, list, 2).kind, DP_ERROR);
+    CHECK_INT(dp_part_of(NULL, list, 0).kind, DP_ERROR);
+    dp_close(one);
+    dp_close(two);
 }
 
 /* ---- who has data left ----------------------------------------------------------------------- */

@@ -609,6 +609,7 @@ CALL(dp_wait, a->ctx)
 CALL(dp_run, a->ctx, a->scope, run_nothing, NULL)
 CALL(dp_threads_limit, a->ctx)
 FAILS(dp_local_share, dp_local_share(a->ctx, a->rank, ROWS, OUT(first)) < 0)
+CALL(dp_my_rows, a->ctx, ROWS, OUT(first), OUT(first))
 FAILS(dp_scope_begin, dp_scope_begin(a->ctx) == NULL)
 CALL(dp_scope_check, a->scope)
 FAILS(dp_scope_child, dp_scope_child(a->scope) == NULL)
@@ -651,6 +652,7 @@ MAKES(dp_list_make, a->scope, DP_LIST, &a->value, a->count)
 MAKES(dp_dict_make, a->scope, &(dp_pair){"x", a->value}, a->count)
 MAKES(dp_get, a->dict, "x")
 MAKES(dp_at, a->list, 0)
+MAKES(dp_part_of, a->ctx, a->list, a->rank)
 FAILS(dp_count, dp_count(a->list) > 4)
 FAILS(dp_key_at, dp_key_at(a->dict, 0) == NULL)
 FAILS(dp_text, dp_text(a->value) == NULL)
@@ -758,6 +760,7 @@ CALL(dp_container_parallel, a->module, a->parallel, OUT(module))
 CALL(dp_model_parallel, a->module, a->parallel, OUT(module))
 CALL(dp_criterion_parallel, a->module, a->parallel, OUT(module))
 CALL(dp_meta_test_parallel, a->module, OUT(module))
+CALL(dp_everywhere, a->module, OUT(module))
 CALL(dp_distributed, a->module, NULL, OUT(module))
 CALL(dp_separate_distributed, a->module, NULL, OUT(module))
 FAILS(dp_wrapper_reducer, dp_wrapper_reducer(a->wrapper) == NULL)
@@ -815,7 +818,8 @@ static const row table[] = {
     ROW(dp_config_get, "cO", GOES_ON), ROW(dp_device_info_get, "crO", 0),
     ROW(dp_local_device, "cr", GOES_ON), ROW(dp_local_stream, "cr", GOES_ON),
     ROW(dp_use_stream, "cr", GOES_ON), ROW(dp_wait, "c", 0), ROW(dp_run, "cx", 0),
-    ROW(dp_threads_limit, "c", 0), ROW(dp_local_share, "cr", GOES_ON), ROW(dp_scope_begin, "c", 0),
+    ROW(dp_threads_limit, "c", 0), ROW(dp_local_share, "cr", GOES_ON),
+    ROW(dp_my_rows, "cO", GOES_ON), ROW(dp_scope_begin, "c", 0),
     ROW(dp_scope_check, "T", GOES_ON),
     ROW(dp_scope_child, "T", GOES_ON), ROW(dp_scope_end, "S", NOT_RIGHTLY),
     ROW(dp_scope_alloc, "Tz", GOES_ON), ROW(dp_shared_alloc, "Tz", GOES_ON),
@@ -831,7 +835,8 @@ static const row table[] = {
     ROW(dp_of, "TA", GOES_ON), ROW(dp_array, "TeHh", GOES_ON), ROW(dp_contain, "Tv", GOES_ON),
     ROW(dp_stacked, "Tv", GOES_ON), ROW(dp_cpu_only, "Tv", GOES_ON),
     ROW(dp_list_make, "Tvz", GOES_ON), ROW(dp_dict_make, "Tvz", GOES_ON), ROW(dp_get, "d", 0),
-    ROW(dp_at, "l", 0), ROW(dp_count, "", 0), ROW(dp_key_at, "d", 0),
+    ROW(dp_at, "l", 0), ROW(dp_part_of, "cr", GOES_ON),
+    ROW(dp_count, "", 0), ROW(dp_key_at, "d", 0),
     ROW(dp_text, "v", NEUTRAL | NOT_RIGHTLY), ROW(dp_as_tensor, "vEO", 0),
     ROW(dp_collate, "TvzZO", 0), ROW(dp_split_rows, "wzZO", 0), ROW(dp_scatter, "csvWO", 0),
     ROW(dp_scatter_kwargs, "cstdWO", 0), ROW(dp_gather, "cslgO", 0), ROW(dp_replicate, "csvuO", 0),
@@ -879,7 +884,7 @@ static const row table[] = {
     ROW(dp_backward, "pn", 0), ROW(dp_data_parallel, "mqO", 0),
     ROW(dp_data_parallel_once, "msNtdqO", 0), ROW(dp_container_parallel, "mqO", 0),
     ROW(dp_model_parallel, "mqO", 0), ROW(dp_criterion_parallel, "mqO", 0),
-    ROW(dp_meta_test_parallel, "mO", 0), ROW(dp_distributed, "mO", 0),
+    ROW(dp_meta_test_parallel, "mO", 0), ROW(dp_everywhere, "mO", 0), ROW(dp_distributed, "mO", 0),
     ROW(dp_owner_count, "m", 0), ROW(dp_owner_edit, "miO", 0),
     ROW(dp_owner_param, "miO", 0), ROW(dp_owner_grad, "miO", 0), ROW(dp_grads_used, "mO", 0),
     ROW(dp_grads_scatter_set, "m", 0), ROW(dp_grads_are_scattered, "m", NOT_RIGHTLY),

@@ -44,6 +44,7 @@ as_torchrun() {
 
 as_one() { "$@"; }
 as_dprun() { build/examples/dprun -n 2 "$@" | sed 's/^\[0\] //'; }
+as_dprun_on_3() { build/examples/dprun -n 3 "$@" | sed 's/^\[0\] //'; }
 as_dprun_on_4() { build/examples/dprun -n 4 "$@" | sed 's/^\[0\] //'; }
 
 # As on two machines.
@@ -72,6 +73,23 @@ launchers_agree() {
             echo "ok - $name $by"
         else
             echo "not ok - $name $by"
+            printf '%s\n' "$want" "$got" | sed 's/^/#   /'
+        fi
+    done
+}
+
+# The README's program prints the same on any number of devices and processes.
+learns_the_same() {
+    local name=examples/train.c program=build/examples/train how want got
+    want=$(DP_DEVICES=1 "$program")
+    for how in "DP_DEVICES=2 as_one" "DP_DEVICES=3 as_one" "DP_DEVICES=1 as_dprun" \
+        "DP_DEVICES=2 as_dprun" "DP_DEVICES=1 as_dprun_on_3"; do
+        got=$(unset DP_LAUNCH; export -f as_one as_dprun as_dprun_on_3
+            timeout 120 env "${how% *}" bash -c "${how#* } $program" 2>&1)
+        if [ -n "$want" ] && [ "$got" = "$want" ]; then
+            echo "ok - $name $how"
+        else
+            echo "not ok - $name $how"
             printf '%s\n' "$want" "$got" | sed 's/^/#   /'
         fi
     done
@@ -640,6 +658,7 @@ step_examples() {
     torch_does_it
     c10d_does_it
     launchers_agree
+    learns_the_same
     timeline_shows
     timeline_drawn
     goes_on as_one
