@@ -150,7 +150,7 @@ static void letter(const task *t, int64_t *words, size_t count, int from, int to
     for (size_t i = 0; i < count; i++)
         words[i] = ((int64_t)from << 48) + ((int64_t)to << 40) + ((int64_t)t->step << 24) +
                    ((int64_t)number << 16) + ((int64_t)t->info.recoveries << 12) +
-                   (int64_t)(i % 4096);
+                   (int64_t)(i % 4093); /* no piece has the words of another one */
 }
 
 /* Each rank sends some to the next but `far`. */

@@ -270,6 +270,7 @@ static bool sim_is_woken(void *arg)
 
 static void dp__wake_wait(dp__wake *wake, dp__lock *lock)
 {
+    sim_tick_behind(); /* who has not the lock may signal now */
     sim_sleeper sleeper = {wake, wake->count};
     lock->taken = false;
     if (!sim_interrupted())
