@@ -60,7 +60,7 @@ PLANTS = [
     ("the neighbour on the way is off by one step", "dp/launch.h",
      "while (process + 2 * step <= to)", "while (process + 2 * step < to)"),
     ("the time of a call is that of the call before", "dp/launch.h",
-     "    tree->until_ns = dp__os_after_ms(tree->timeout_ms);\n    DP_TRY(dp__tree_take_all",
+     "    tree->until_ns = tree->ends_ns;\n    DP_TRY(dp__tree_take_all",
      "    DP_TRY(dp__tree_take_all"),
     ("process 0 is looked for at one port", "dp/launch.h",
      "int count = target->port_count * found.count, refused = 0;", "int count = found.count, refused = 0;"),
@@ -219,6 +219,24 @@ PLANTS = [
     ("a courier looks for news after its work", "dp/team.h",
      "        unsigned seen = dp__gate_word(&courier->work);\n        if (atomic_load_explicit(&courier->closing, memory_order_acquire))\n            return NULL;\n        courier->fn(courier->user);",
      "        if (atomic_load_explicit(&courier->closing, memory_order_acquire))\n            return NULL;\n        courier->fn(courier->user);\n        unsigned seen = dp__gate_word(&courier->work);"),
+
+    # ---- found here, and mended: each comes back
+    ("found: who waits does not hear that others recover", "dp/voting.h",
+     "    if (process < 0)\n        return DP_OK;\n    *out_process = process;\n    return dp_error(DP_ERR_REMOTE, \"%s recovers",
+     "    if (process < 0 || process >= 0)\n        return DP_OK;\n    *out_process = process;\n    return dp_error(DP_ERR_REMOTE, \"%s recovers"),
+    ("found: who meets does not hear of votes", "dp/voting.h",
+     "        .hear = dp__voter_meets,\n", ""),
+    ("found: who has no room for connections goes on alone", "dp/voting.h",
+     "return lacks ? voter->full_ns + 4 * voter->step_ns : 0;", "return lacks ? 0 : 0;"),
+    ("found: cables have a time-out of their own", "dp/tcp.h",
+     "uint64_t until_ns = tree != NULL ? dp__tree_until(tree) : dp__os_after_ms(job->timeout_ms);",
+     "uint64_t until_ns = dp__os_after_ms(job->timeout_ms);"),
+    ("found: who ended first is not asked for", "dp/launch.h",
+     "    if (meets && link != &tree->links[0])", "    if (meets && link == NULL)"),
+    ("found: who meets in a group does not hear of the job", "dp/group.h",
+     "    out->hear = dp__group_hears;\n", ""),
+    ("found: a group has all the time of those that wait for it", "dp/group.h",
+     "most = all - all / 4;", "most = all;"),
 ]
 
 
