@@ -887,8 +887,11 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
    waits until it may, or fails (NO_MEMORY), and the others go on. If another one dies meanwhile, or
    does not come where they meet, within a second to five, recovery begins anew. Once the devices
    have ended their work dp_recover takes at most timeout_ms and three seconds, as those that agree
-   late still have to meet; NCCL may take timeout_ms more. dp/members.h has the algorithm, and why
-   it is safe.
+   late still have to meet; NCCL may take timeout_ms more. Where two cannot reach each other, though
+   others reach both, no job can be made of them: each try fails until they can, or one has ended.
+   One that waits in a group is missed if that takes longer than those times. dp/members.h has the
+   algorithm, and why it is safe.
+
    config.recovers costs each process an open port from dp_open to dp_close, and each machine some
    shared memory. MPI ends all processes when one has died: dp_open with both is UNSUPPORTED. So is
    dp_recover with share_params.
