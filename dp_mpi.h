@@ -428,7 +428,7 @@ static dp_status dp__mpi_ask(dp__mpi_line *line)
     uint64_t until = dp__os_after_ms(DP__MPI_GRACE_MS);
     dp__mpi_tell(line, DP__MPI_ASKS, -1, NULL);
     do {
-        dp__mesh_nap(DP__MESH_NAP_NS);
+        dp__os_sleep_ns(DP__MESH_NAP_NS);
         DP_TRY(dp__mpi_hear(line, NULL));
     } while (dp__mpi_missing(line, -1, &first) > 0 && dp__os_ms_until(until) > 0);
     return DP_OK;

@@ -4,7 +4,11 @@
    Build: cc -std=c11 -O2 examples/train.c -o train -lpthread -lm
    Run:   ./train, or mpirun -np 2 ./train, or dprun -n 2 ./train
    Prints:
-   step 0: loss 2.318, 8 % right ... */
+   step 0: loss 2.3..., ... % right
+   step 32: loss ..., ... % right
+   step 64: loss ..., ... % right
+   step 96: loss ..., ... % right
+   step 127: loss ..., ... % right */
 
 /* [readme */
 #define DP_IMPLEMENTATION
