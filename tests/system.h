@@ -186,7 +186,7 @@ TEST(addresses_that_are_taken_or_of_nobody)
 /* ---- who looks up a name --------------------------------------------------------------------- */
 
 static atomic_int lookers; /* that have come, and gone */
-static int silence_ms;
+static atomic_int silence_ms;
 
 static void look_slowly(const char *host, int port, bool number, dp__os_found *out)
 {
