@@ -389,6 +389,7 @@ typedef struct dp__os_address { /* of the system; compared and copied by nobody 
     uint32_t bytes;
 } dp__os_address;
 
+/* It can be written to once a KiB can be sent without waiting. */
 enum { DP__CAN_READ = 1, DP__CAN_WRITE = 4 };
 
 typedef struct dp__os_watch {

@@ -481,8 +481,8 @@ int sim_events(int fd, int wanted)
         events |= SIM_ENDED;
     if (s->count > 0 || s->ended || s->reset || s->failed)
         events |= SIM_READ;
-    if (!s->connecting && (peer == NULL || s->reset || room_of(s, peer) > 0))
-        events |= SIM_WRITE;
+    if (!s->connecting && (peer == NULL || s->reset || room_of(s, peer) >= s->most / 3))
+        events |= SIM_WRITE; /* as Linux has it: a part of the room has to be free */
     return events & (wanted | SIM_ENDED);
 }
 
