@@ -334,7 +334,8 @@ static void judge_failure(int p, bool some_done, int well, int begun)
     else if (recovers && is_well(p) && story->opened && majority && !some_done && !was_apart(p) &&
              !is_divided(story->tried_ns))
         break_rule('h', "%d is well, and does not go on", p);
-    for (int number = 1; number < NUMBERS && is_well(p) && story->opened && !was_apart(p); number++)
+    bool missed = is_well(p) && story->opened && !was_apart(p) && !is_divided(story->tried_ns);
+    for (int number = 1; number < NUMBERS && missed; number++)
         if (jobs[number].first_ns != 0 && jobs[number].first_ns < story->failed_ns &&
             (jobs[number].members >> p & 1) == 0 && number > story->recoveries)
             break_rule('h', "%d is well, and not in job %d", p, number);
