@@ -621,7 +621,7 @@ static void dp__note_failure(int fd, dp_status status, int process, const char *
     (void)dp__note_send(fd, &note, text, dp__os_after_ms(100));
 }
 
-/* The same, and it is the end of the connection, if there is one. */
+/* Ends the connection, if there is one, and does the same. */
 static void dp__note_last(int *fd, dp_status status, int process, const char *text)
 {
     if (*fd >= 0)

@@ -254,7 +254,7 @@ static int dp__quota_cores(const char *text)
     return cores < INT_MAX ? (int)cores : 0;
 }
 
-/* Whether a comma-separated list of words, followed by a colon, has this word. */
+/* Returns true if a comma-separated list of words, followed by a colon, has this word. */
 static bool dp__quota_lists(const char *list, size_t bytes, const char *word)
 {
     for (const char *at = list; at <= list + bytes; at += strcspn(at, ",:") + 1) {

@@ -319,7 +319,7 @@ DP__COLD static dp_status dp__cables_meet(dp__cables *cables, uint64_t until_ns)
     return status;
 }
 
-/* Who has come is connected for as long as the communicator is. */
+/* Keeps the connections of those that have come for as long as the communicator is there. */
 static void dp__cables_keep(dp__cables *cables)
 {
     dp__server *server = &cables->port.server;

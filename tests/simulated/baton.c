@@ -191,7 +191,7 @@ static sim_thread *pick(void)
     }
 }
 
-/* What is a thread's own in its process' library is where that thread left it. */
+/* Puts the thread's own part of its library where the library expects it. */
 static void bring_locals(sim_thread *to)
 {
     sim_proc *proc = &sim.procs[to->process];

@@ -19,7 +19,7 @@ typedef struct task {
     bool changed; /* who is in the job, since they told each other */
 } task;
 
-/* What a library has for each thread. */
+/* Finds the part of a library that each thread has. */
 extern unsigned char __start_sim_locals[], __stop_sim_locals[];
 
 void sim_thread_locals(void **out_data, size_t *out_bytes);
@@ -60,7 +60,7 @@ static dp_status after(task *t, dp_status status)
     return status;
 }
 
-/* Of a call that no process can end alone. */
+/* Notes how long a call took that no process can end alone. */
 static dp_status after_all(task *t, dp_status status)
 {
     if (status == DP_OK)
@@ -73,7 +73,7 @@ static dp_status after_all(task *t, dp_status status)
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* What rank `rank` gives at place i: small whole numbers, so that every order of a sum is exact. */
+/* Returns a rank's number at place i: small and whole, so that every order of a sum is exact. */
 static double part_of(const task *t, int rank, size_t i)
 {
     unsigned salt = t->plan->steps[t->step].salt + (unsigned)t->info.recoveries * 13u;

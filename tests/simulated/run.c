@@ -224,7 +224,7 @@ static bool is_mute(int p, uint64_t at_ns)
     return sim.procs[p].dead || sim.procs[p].stopped_until_ns > at_ns;
 }
 
-/* Whether what process q says does not get to p: it goes up the tree, and down again. */
+/* Returns true if words of process q do not get to p: they go up the tree, and down again. */
 static bool cannot_hear(int p, int q, uint64_t at_ns)
 {
     while (p != q) {

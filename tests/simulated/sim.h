@@ -48,7 +48,7 @@ static inline void sim_tick(void)
         sim_spent();
 }
 
-/* The same, in plans that ask for more: so what is written too late is missed by somebody. */
+/* A point in plans that ask for more: a late write is missed by somebody then. */
 extern bool sim_ticks_behind;
 
 static inline void sim_tick_behind(void)
@@ -208,7 +208,7 @@ typedef struct sim_call {
     uint64_t begun_ns, ns; /* on the clock of the simulator, as all that is of a story */
 } sim_call;
 
-/* What one process has done, for the judge. */
+/* One process' story, for the judge. */
 typedef struct sim_story {
     const sim_plan *plan;
     bool opened, done, left_over;
@@ -227,7 +227,7 @@ typedef struct sim_story {
 
 typedef void sim_program(sim_story *story); /* "sim_main" of a process' library */
 
-/* What a library has for each thread. */
+/* Finds the part of a library that each thread has. */
 typedef void sim_locals(void **out_data, size_t *out_bytes); /* "sim_thread_locals" */
 
 uint64_t sim_time(void); /* without a cost */

@@ -50,7 +50,7 @@ static double get(dp_dtype dtype, const void *data, size_t i)
                               : (double)((const int64_t *)data)[i];
 }
 
-/* What is right at place i of what a rank receives. */
+/* Returns the right number at place i of a rank's part. */
 static double large_right(const task *t, const large *large, int rank, size_t i)
 {
     size_t block = i / large->each, at = i % large->each;
