@@ -490,7 +490,7 @@ static void dp__os_finish(int fd, uint64_t until_ns)
     dp__os_close(fd);
 }
 
-/* The process that has made the other end of a connection inside this machine, or listened there. */
+/* The process that has made the other end of a connection inside this machine, or listened. */
 typedef struct dp__os_owner {
     uint64_t user, process; /* process 0: unknown */
 } dp__os_owner;
