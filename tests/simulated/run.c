@@ -310,10 +310,15 @@ static bool is_divided(uint64_t ns)
     return any;
 }
 
-/* One that waits for others in a job inside the job is not waited for so long. */
+/* Returns true for one that others need not wait for: it has waited for long in a job inside the
+   job, for one that was silent. A death is known at once. */
 static bool was_apart(int p)
 {
-    return stories[p].apart_ns > (uint64_t)sim.plan.timeout_ms * 250000;
+    bool silence = false;
+    for (int q = 0; q < sim.proc_count; q++)
+        silence = silence || sim.procs[q].was_stopped || sim.procs[q].was_cut ||
+                  sim.machines[sim.procs[q].machine].dark;
+    return silence && stories[p].apart_ns > (uint64_t)sim.plan.timeout_ms * 250000;
 }
 
 static void judge_failure(int p, bool some_done, int well, int begun)
