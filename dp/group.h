@@ -218,6 +218,7 @@ static dp_status dp__group_open(dp__group *group)
     } else if (group->number >= 0 && group->process_count > 1) {
         DP_TRY(dp__group_launch(group, first, far, &launch));
         DP_TRY(dp__join_tree(&group->config, &launch, dp__group_timeout_ms(group), &tree));
+        launch.hear = NULL; /* all have met; what the context keeps of this outlives the group */
     }
     if (group->number < 0)
         return DP_OK;

@@ -621,7 +621,7 @@ static void dp__note_failure(int fd, dp_status status, int process, const char *
     (void)dp__note_send(fd, &note, text, dp__os_after_ms(100));
 }
 
-/* Ends the connection, if there is one, and does the same. */
+/* Sends a failure over a connection, if there is one, and ends it. */
 static void dp__note_last(int *fd, dp_status status, int process, const char *text)
 {
     if (*fd >= 0)
@@ -1016,7 +1016,7 @@ static dp_status dp__tree_look(dp__tree *tree, uint32_t missing, bool answered, 
     return DP_OK;
 }
 
-/* All who are missing have answered, again and again. */
+/* Fails where all who are missing have answered, again and again. */
 DP__COLD static dp_status dp__tree_give_up(dp__tree *tree, uint32_t missing)
 {
     int first = 0;
@@ -1054,7 +1054,7 @@ DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__l
     }
 }
 
-/* Begins to wait for others while a context opens. */
+/* Begins to wait for others while a context opens: what it takes is not there for the next wait. */
 static void dp__tree_begin(dp__tree *tree)
 {
     tree->begun_ns = dp__os_now_ns();
@@ -1067,8 +1067,8 @@ static void dp__tree_end(dp__tree *tree)
     tree->spare_ns -= waited_ns < tree->spare_ns ? waited_ns : tree->spare_ns;
 }
 
-/* When a wait is to end for one that is not asked whether it is there: it has a while, whatever is
-   left. */
+/* Returns when a wait ends for one that is not asked whether it is there: it has a while, whatever
+   is left. */
 static uint64_t dp__tree_until(const dp__tree *tree)
 {
     uint64_t least_ns = dp__os_after_ms(DP__GRACE_MS);
@@ -1094,7 +1094,7 @@ static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, vo
                                                                     : "ended while it was sending");
 }
 
-/* All that was said before the connection broke, or is said in a while, which may be why. */
+/* Reads all that was said before the connection broke, or is said in a while: it may be why. */
 static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link, int wait_ms)
 {
     uint64_t until_ns = dp__os_after_ms(wait_ms);
@@ -2001,13 +2001,13 @@ static dp_status dp__connect_at(const dp__os_address *at, dp__key key, dp__join_
     return good ? DP_OK : DP_PENDING;
 }
 
-/* Whoever is silent is given more time every round, as it may be busy. */
+/* Returns how long a silent one is waited for: longer every round, as it may be busy. */
 static int dp__patience_ms(int round)
 {
     return 1000 << (round < 5 ? round : 5);
 }
 
-/* And after a round that was in vain there is a pause. */
+/* Returns how long to rest after a round that was in vain. */
 static int dp__pause_ms(int round)
 {
     return round < 7 ? 1 << round : 100;
@@ -2204,8 +2204,8 @@ DP__COLD static dp_status dp__meet_first(dp__tree *tree, const dp__launch *launc
     return DP_OK;
 }
 
-/* Until when there is time for the rest. What process 0 says may have been on its way for a while:
-   `latest_ns` is when it was waited for at most. */
+/* Returns until when there is time for the rest. What process 0 says may have been on its way for a
+   while: `latest_ns` is when it was waited for at most. */
 static uint64_t dp__meet_ends_ns(const dp__welcome *welcome, uint64_t latest_ns)
 {
     uint64_t ends_ns = dp__os_after_ms(welcome->patience_ms);

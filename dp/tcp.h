@@ -184,7 +184,7 @@ DP__COLD static dp_status dp__cables_prepare(dp__cables *cables, dp__job *job, b
     return dp__port_open(&cables->port, far);
 }
 
-/* This try was in vain. */
+/* Gives up a try, and rests before the next one. */
 static void dp__visit_rest(dp__visit *visit, int *fd, const char *why)
 {
     dp__os_drop(fd);
@@ -208,7 +208,7 @@ DP__COLD static dp_status dp__visit_call(const dp__port *port, dp__visit *visit,
     return DP_OK;
 }
 
-/* It is connected, or is not. */
+/* Sends the request over a connection that is there, or is not to be had. */
 DP__COLD static void dp__visit_ask(const dp__port *port, dp__visit *visit, int *fd)
 {
     int how = dp__os_connection(*fd);
@@ -239,7 +239,7 @@ DP__COLD static void dp__visit_hear(const dp__port *port, dp__visit *visit, int 
         dp__visit_rest(visit, fd, dp__silent);
 }
 
-/* As far as it goes without waiting. */
+/* Goes on with a visit as far as that needs no waiting. */
 DP__COLD static dp_status dp__visit_look(dp__cables *cables, int process)
 {
     const dp__port *port = &cables->port;
@@ -280,7 +280,7 @@ DP__COLD static int dp__cables_watch(dp__cables *cables)
     return first;
 }
 
-/* The time is up. */
+/* Fails as the time is up: who is missing is named. */
 DP__COLD static dp_status dp__cables_late(const dp__cables *cables, int missing)
 {
     const dp__port *port = &cables->port;
@@ -296,7 +296,7 @@ DP__COLD static dp_status dp__cables_late(const dp__cables *cables, int missing)
                               cables->visits[missing].why);
 }
 
-/* Until all have let this process in, and it has let in all. */
+/* Visits all before this process and lets in all behind it, until each has met each. */
 DP__COLD static dp_status dp__cables_meet(dp__cables *cables, uint64_t until_ns)
 {
     dp__server *server = &cables->port.server;

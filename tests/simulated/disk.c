@@ -116,11 +116,6 @@ void sim_shared_trim(void *data, size_t bytes, size_t first, size_t left)
         *found = (map){at + first, left, found->first + first, found->object};
 }
 
-int sim_shared_real(int fd)
-{
-    return objects[sim_object(fd, SIM_FD_SHARED)].real;
-}
-
 /* ---- places ---------------------------------------------------------------------------------- */
 
 static hold *holder_of(int number, int place)

@@ -101,7 +101,6 @@ void sim_wire_reset(void);
 void sim_stranger(int machine, int port);
 int sim_descriptor(int process, int kind, int object); /* -1: there is none left */
 int sim_object(int fd, int kind);                      /* -1: it is none of them */
-void sim_descriptor_close(int fd);
 enum { SIM_FD_SOCKET = 1, SIM_FD_SHARED, SIM_FD_FILE };
 
 /* ---- disk.c ---------------------------------------------------------------------------------- */

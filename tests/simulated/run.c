@@ -16,8 +16,8 @@
      a  somebody waits for ever, or a program crashes, or uses a descriptor that it has closed
      b  a sum, a message or what is gathered is wrong
      c  something is left when a context is closed: memory, threads, descriptors
-     d  a call takes longer than its time-out and three seconds, as dp_recover may, not counting
-        stops
+     d  a call fails later than its time-out and three seconds after the last thing that happened
+        in it (collectives: than two time-outs), or takes a time-out more than there are faults
      e  nothing has happened to a job yet but short pauses, and it fails
      f  a process that nothing has happened to fails without recovery, or in a call that is no
         failure of the job; and it names none to whom something has happened, or blames another

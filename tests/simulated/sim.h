@@ -128,7 +128,6 @@ void sim_shared_trim(void *data, size_t bytes, size_t first, size_t left);
 bool sim_hold(int fd, int place); /* until the process ends, or closes one of its descriptors */
 bool sim_held(int fd, int place);
 bool sim_own(int fd, int place); /* until this descriptor is closed */
-int sim_shared_real(int fd);     /* of the real system */
 void sim_word_wait(const void *word, unsigned seen, uint64_t ns);
 void sim_word_wake(const void *word);
 

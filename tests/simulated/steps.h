@@ -172,7 +172,7 @@ static int mail_tag(const task *t)
 
 static int64_t mail_in[2][NEAR][LETTERS][WORDS], mail_out[2][NEAR][LETTERS][WORDS];
 
-/* Of letter `number` of local rank d to or from the rank `far` further on. */
+/* Returns letter `number` of local rank d to or from the rank `far` further on. */
 static dp_message mail_of(const task *t, int d, int far, int number, bool receives)
 {
     int own = t->info.rank_first + d, count = t->info.rank_count;

@@ -59,6 +59,16 @@ as_dprun_twice() {
 as_openmpi() { mpirun.openmpi --allow-run-as-root --oversubscribe -np 2 "$@"; }
 as_mpich() { mpirun.mpich -np 4 "$@"; }
 
+# is_the_same NAME WANTED GOT
+is_the_same() {
+    if [ -n "$2" ] && [ "$3" = "$2" ]; then
+        echo "ok - $1"
+    else
+        echo "not ok - $1"
+        printf '%s\n' "$2" "$3" | sed 's/^/#   /'
+    fi
+}
+
 # Each launcher's processes learn the same, and one of them says so.
 launchers_agree() {
     local by want got name=examples/train_anywhere.c program=build/examples/train_anywhere
@@ -69,12 +79,7 @@ launchers_agree() {
             continue
         fi
         got=$(unset DP_LAUNCH; export -f $by; timeout 120 bash -c "$by $program" 2>&1)
-        if [ -n "$want" ] && [ "$got" = "$want" ]; then
-            echo "ok - $name $by"
-        else
-            echo "not ok - $name $by"
-            printf '%s\n' "$want" "$got" | sed 's/^/#   /'
-        fi
+        is_the_same "$name $by" "$want" "$got"
     done
 }
 
@@ -86,12 +91,7 @@ learns_the_same() {
         "DP_DEVICES=2 as_dprun" "DP_DEVICES=1 as_dprun_on_3"; do
         got=$(unset DP_LAUNCH; export -f as_one as_dprun as_dprun_on_3
             timeout 120 env "${how% *}" bash -c "${how#* } $program" 2>&1)
-        if [ -n "$want" ] && [ "$got" = "$want" ]; then
-            echo "ok - $name $how"
-        else
-            echo "not ok - $name $how"
-            printf '%s\n' "$want" "$got" | sed 's/^/#   /'
-        fi
+        is_the_same "$name $how" "$want" "$got"
     done
 }
 
