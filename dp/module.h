@@ -3130,7 +3130,7 @@ static dp_status dp__meet_wait(dp__record *record, unsigned round)
         dp__lock_leave(&meet->lock);
         if (over || status != DP_OK)
             return status;
-        dp__team_sleep(pass->ctx->team, thread, seen);
+        dp__team_sleep(pass->ctx->team, thread, seen, UINT64_MAX);
     }
 }
 
