@@ -52,10 +52,12 @@
      dp/tcp.h          connections between all processes, and collectives over them
      dp/messages.h     messages from one rank to another
      dp/config.h       what a config means
+     dp/meet.h         where ranks come together on their threads
      dp/open.h         from a config to a context, and back
      dp/run.h          what a context is asked, and functions on its devices
      dp/group.h        some processes of a job as a job of their own
      dp/module.h       modules: parameters, replicas, passes
+     dp/spmd.h         collectives that each rank calls for itself
      dp/parallel.h     wrappers of one process, dp_train_step
      dp/distributed.h  the wrapper for all ranks of a job
      dp/recover.h      a job goes on without those that have died
@@ -154,9 +156,9 @@
                                                                   alone     together
      values, views, scopes of its own; what reads names;          yes       yes
      dp_param and its like, dp_call_child, dp_call_all_reduce,
-     dp_call_sum_ranks, dp_grad_ready, dp_reducer_ready,
-     dp_reducer_absent, dp_module_param, dp_owner_param,
-     dp_owner_grad
+     dp_grad_ready, dp_reducer_ready, dp_reducer_absent,
+     dp_module_param, dp_owner_param, dp_owner_grad
+     dp_rank_all_reduce and its like                              (3)       (3)
      dp_backward of what dp_call_child made                       yes       in its own backward
      dp_tensor_new, dp_copy, dp_fill and other work on tensors;   yes       on its own device
      dp_scatter, dp_replicate, dp_gather, dp_reduce_add
@@ -176,6 +178,8 @@
      (2) except on what the function depends on: the scope that it was called for and the scopes
          around it; the module that runs and the modules that contain it. A function under dp_run
          may end its own scope, or hand it over
+     (3) under dp_run, in methods that dp_distributed runs, and in a process of one rank; not in
+         hooks
 
    A call with a "no" in the table fails with DP_ERR_STATE and changes nothing. The log function may
    be called anywhere and at any time. It may call only dp_error and dp_last_error.
@@ -199,9 +203,9 @@
      - Under dp_distributed a rank without rows counts for nothing: it adds nothing to gradients and
        samples, and its buffers stay as they were. If its process has no other rows and gets a batch
        of no rows, the rank's methods run all the same, so that they take part in
-       dp_call_sum_ranks. Without arguments the methods of every rank run.
-     - Results made inside one process belong to that process only: dp_call_all_reduce (but not
-       dp_call_sum_ranks), the losses in a log, a criterion.
+       dp_call_all_reduce. Without arguments the methods of every rank run.
+     - Results made inside one process belong to that process only: the losses in a log, a
+       criterion.
      - A hook, a wire of halves and no_sync are fine: each rank rounds and keeps back its own.
 
    It costs as much as 8 devices: gradients, states of replicas and a thread for each, and parts so
@@ -232,7 +236,8 @@
             process cannot make a wrapper, a reducer or a sharded optimizer, all have its status;
             dp_open_group: some of the processes as a job of their own; dp_stop_requested;
             messages from one rank to another; dp_local.h: training over slow links;
-            dp_saver: checkpoints beside training; dp_recover, dp_admit, dp_checkpoint_share
+            dp_saver: checkpoints beside training; dp_recover, dp_admit, dp_checkpoint_share;
+            dp_rank_all_reduce and its like: each rank calls for itself, under dp_run
      names that have changed: dp_scope_open(ctx, &scope) is dp_scope_begin(ctx), and dp_scope_check
             says why there is none; DP_SUM is DP_SUM_RANKS, as DP_OP_SUM is another enum's;
             dp_grads_scatter is dp_grads_scatter_set; first_bucket_bytes and bucket_bytes are
@@ -241,7 +246,8 @@
             dp_gather_config; dp_coll_ops has verbs and run for its collectives, and say is
             gone; the size of dp_device_ops, dp_coll_ops, dp_optim_ops and dp_rule is in
             .head = DP_TABLE(type); share of dp_param_info is a dp_stretch's, unseen is
-            dp_grads_are_unseen
+            dp_grads_are_unseen; dp_call_sum_ranks is dp_call_all_reduce, which goes over the
+            ranks of all processes where dp_distributed runs the pass
      orders: module, scope, method in dp_invoke and dp_data_parallel_once; rows, parts, cut in
             dp_split_rows; data, device, config in dp_image_batch and dp_image_preprocess */
 
@@ -1296,6 +1302,36 @@ DP_MUST_USE DP_API dp_status dp_scatter_from(dp_ctx *ctx, const dp_part *local, 
 /* Return when every rank has entered. [host] */
 DP_MUST_USE DP_API dp_status dp_barrier(dp_ctx *ctx);
 
+/* The same as MPI's processes do it: each rank calls for itself, in a function under dp_run, and
+   all ranks of the job meet. The thread says which rank it is. A process of one rank may call these
+   anywhere, where it may call dp_all_reduce.
+
+       dp_status step(int local_rank, dp_scope *scope, void *user)      dp_run calls it
+       {
+           ...                                                          forward, backward
+           DP_TRY(dp_rank_all_reduce(ctx, grads, grads, count, DP_F32, DP_OP_MEAN));
+           ...                                                          step
+       }
+
+   All ranks make the same calls in the same order, with memory of their own devices in which
+   nothing overlaps that two of them use; in place as above. All of a process get the same status.
+   If one of them returns or fails instead, or asks for something else, the others get an error that
+   names it, and there are no more such calls before dp_run has returned. If one does not come
+   within timeout_ms, the job fails, and the sentence names it.
+
+   Methods that dp_distributed runs may call them, too. Where a rank has no replica, or with shards
+   no rows, it counts for nothing in what is reduced, as in dp_call_all_reduce; all_gather and
+   broadcast send zeros for it. In passes of other wrappers they are UNSUPPORTED. [host] */
+DP_MUST_USE DP_API dp_status dp_rank_all_reduce(dp_ctx *ctx, const void *send, void *recv,
+                                                size_t count, dp_dtype dtype, dp_op op);
+DP_MUST_USE DP_API dp_status dp_rank_broadcast(dp_ctx *ctx, void *buffer, size_t count,
+                                               dp_dtype dtype, int root); /* a rank of the job */
+DP_MUST_USE DP_API dp_status dp_rank_all_gather(dp_ctx *ctx, const void *send, void *recv,
+                                                size_t count_each, dp_dtype dtype);
+DP_MUST_USE DP_API dp_status dp_rank_reduce_scatter(dp_ctx *ctx, const void *send, void *recv,
+                                                    size_t count_each, dp_dtype dtype, dp_op op);
+DP_MUST_USE DP_API dp_status dp_rank_barrier(dp_ctx *ctx);
+
 /* ==== >>agreement ==============================================================================
    What the processes of a job tell each other on the host: counts, losses, how it went. Each
    process has one set of numbers, however many devices it has, and no memory is asked for. All
@@ -1808,23 +1844,24 @@ DP_MUST_USE DP_API dp_status dp_call_child(dp_call *call, const char *child, con
                                            dp_value args, dp_value kwargs, dp_value *out,
                                            dp_pass **out_pass);
 
-/* recv[i] = op over the replicas of this pass of send[i]. Every replica enters, with the same
-   count, dtype and op, and gets the same status. If one fails or returns instead, the others get an
-   error. send and recv lie in memory of call->device: a host array is fine on a CPU device, but not
-   on a device with memory of its own. In place: send == recv. Otherwise the memory that a replica
-   receives into must not overlap any other that is sent or received. [host] */
+/* recv[i] = op over the replicas of this pass of send[i]; where dp_distributed runs it, over those
+   of all processes, in the tree of >>collectives. Every replica enters, with the same count, dtype
+   and op, and gets the same status. If one fails or returns instead, the others get an error; if
+   one does not come within timeout_ms, the job fails. send and recv lie in memory of call->device:
+   a host array is fine on a CPU device, but not on a device with memory of its own. In place: send
+   == recv. Otherwise the memory that a replica receives into must not overlap any other that is
+   sent or received.
+
+   Under dp_distributed a rank without a replica counts for nothing, and with shards so does a
+   replica without rows: it adds nothing to a sum, and a mean is divided by the number of the
+   others. All processes enter equally often, so one that has run out of data needs a batch of no
+   rows: dp_none() would leave the others waiting. If one process enters and another does something
+   else, the job fails. dp_norm.h shows how to use it. [host] */
 DP_MUST_USE DP_API dp_status dp_call_all_reduce(dp_call *call, const void *send, void *recv,
                                                 size_t count, dp_dtype dtype, dp_op op);
 /* The same for dense tensors of one shape and dtype; where they lie is checked. */
 DP_MUST_USE DP_API dp_status dp_call_all_reduce_tensor(dp_call *call, const dp_tensor *send,
                                                        const dp_tensor *recv, dp_op op);
-/* The sum. Where dp_distributed runs the pass, it goes over the replicas of all processes, in the
-   tree of >>collectives; a rank without a replica counts as zeros, and with shards so does a
-   replica without rows. Then all processes enter equally often, so a process that has run out of
-   data needs a batch of no rows: dp_none() would leave the others waiting. If one process enters
-   and another does something else, the job fails. dp_norm.h shows how to use it. */
-DP_MUST_USE DP_API dp_status dp_call_sum_ranks(dp_call *call, const void *send, void *recv,
-                                               size_t count, dp_dtype dtype);
 
 /* ==== >>pass ===================================================================================
    One forward, and its backward. A pass lives as long as the scope given to dp_invoke, and so do
@@ -2622,10 +2659,12 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #include "dp/tcp.h"
 #include "dp/messages.h"
 #include "dp/config.h"
+#include "dp/meet.h"
 #include "dp/open.h"
 #include "dp/run.h"
 #include "dp/group.h"
 #include "dp/module.h"
+#include "dp/spmd.h"
 #include "dp/parallel.h"
 #include "dp/distributed.h"
 #include "dp/recover.h"

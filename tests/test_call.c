@@ -966,7 +966,8 @@ static void check_who_asks(const char *text)
     const char *at = strstr(text, "all_reduce: replica ");
     CHECK(at != NULL);
     CHECK_INT(sscanf(at,
-                     "all_reduce: replica %zu asks for %zu f32 and dp_op 0, replica %zu for %zu",
+                     "all_reduce: replica %zu asks for all_reduce of %zu f32 (sum), replica %zu "
+                     "for all_reduce of %zu",
                      &who[0], &count[0], &who[1], &count[1]),
               4);
     CHECK(who[0] < 4 && who[1] < 4 && who[0] != who[1]);
@@ -992,10 +993,10 @@ TEST_BACKENDS(replicas_that_do_not_come)
         CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "returned without calling it");
         par = on_devices(module_of(ctx, count_one_more, NULL), 4);
         atomic_store(&others, 0);
-        CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "4 f32 and dp_op 0");
+        CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "all_reduce of 4 f32 (sum)");
         check_who_asks(dp_last_error());
         par = on_devices(module_of(ctx, another_op, NULL), 4);
-        CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "and dp_op 4");
+        CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "all_reduce of 4 f32 (max)");
         plan.odd_one = 9; /* all is well again */
         CHECK_OK(run_on(par, scope, 4, NULL));
     }

@@ -83,9 +83,9 @@ launchers_agree() {
     done
 }
 
-# The README's program prints the same on any number of devices and processes.
+# A program prints the same on any number of devices and processes.
 learns_the_same() {
-    local name=examples/train.c program=build/examples/train how want got
+    local name=examples/$1.c program=build/examples/$1 how want got
     want=$(DP_DEVICES=1 "$program")
     for how in "DP_DEVICES=2 as_one" "DP_DEVICES=3 as_one" "DP_DEVICES=1 as_dprun" \
         "DP_DEVICES=2 as_dprun" "DP_DEVICES=1 as_dprun_on_3"; do
@@ -658,7 +658,8 @@ step_examples() {
     torch_does_it
     c10d_does_it
     launchers_agree
-    learns_the_same
+    learns_the_same train
+    learns_the_same train_spmd
     timeline_shows
     timeline_drawn
     goes_on as_one
