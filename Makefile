@@ -120,7 +120,7 @@ TESTS_aarch64 := $(call of,aarch64)
 TESTS_musl    := $(call of,musl)
 TESTS_mpi     := $(call of,mpi)
 
-EXAMPLES := $(patsubst %.c,build/%,$(sort $(wildcard examples/*.c))) \
+EXAMPLES := $(patsubst %.c,build/%,$(filter-out examples/dp.c,$(sort $(wildcard examples/*.c)))) \
     $(if $(shell command -v $(CXX) 2>/dev/null),$(patsubst %.cpp,build/%_cpp,$(sort $(wildcard examples/*.cpp))))
 CUDA_HOME ?= /usr/local/cuda
 CUDA_EXAMPLES := build/examples/train_cuda# where there is cuBLAS
@@ -387,13 +387,13 @@ build/gpu/few/tests: $(patsubst %,build/gpu/%.o,test_main test_cuda_kernels test
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_gpu) $^ -o $@ $(LIBS) -ldl
 
-# What stands behind DP_IMPLEMENTATION comes from the tests' object, which has tests in it.
+# The library comes from the tests' object, which has tests in it.
 build/gpu/doctor: examples/doctor.c build/gpu/dp.o build/gpu/test_main.o Makefile build/config.mk
 	@mkdir -p $(@D)
 	objcopy --redefine-sym main=main_of_tests build/gpu/test_main.o $@.tests.o
 	$(CC) -std=c11 -O2 -D_GNU_SOURCE -DDP_USE_CUDA -include dp_cuda.h \
 	    $(if $(findstring TEST_NCCL,$(CFLAGS_gpu)),-DDP_USE_NCCL -include dp_nccl.h) \
-	    $(EXAMPLES_DONE) -I. $(STB_CFLAGS) $< build/gpu/dp.o $@.tests.o -o $@ $(LIBS) -ldl
+	    -I. $(STB_CFLAGS) $< build/gpu/dp.o $@.tests.o -o $@ $(LIBS) -ldl
 
 build/gpu/hold: tests/gpu/hold.c Makefile
 	@mkdir -p $(@D)
@@ -486,26 +486,34 @@ build/ptx/%/tests: build/ptx/%.o $(TESTS_sim:%=build/sim/%.o) $(SIM)
 
 .PRECIOUS: build/ptx/sm_%.ptx build/ptx/%.c build/ptx/%.o
 
-# With EXAMPLES_DP=build/alone/dp.o what stands behind DP_IMPLEMENTATION comes from there, and the
-# compiler is told that it has seen it.
-EXAMPLES_DP   ?=
-EXAMPLES_DONE := $(shell sed -nE 's/^\#define (DP_[A-Z_]*IMPLEMENTED)$$/-D\1/p' dp.h dp_*.h)
-build/examples/%: examples/%.c $(EXAMPLES_DP) Makefile build/config.mk
+# The library as a user's compiler makes it, and the examples, which are linked with it.
+build/examples/dp.o: examples/dp.c Makefile build/config.mk
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O2 $(STB_CFLAGS) -MMD -MP -c $< -o $@
+
+build/examples/dp_cuda.o: examples/dp.c Makefile build/config.mk
+	@mkdir -p $(@D)
+	$(CC) -std=c11 $(or $(CUDA_OPTIMIZE),-O2) -DDP_USE_CUDA -isystem $(CUDA_HOME)/include $(STB_CFLAGS) \
+	    -MMD -MP -c $< -o $@
+
+build/examples/%: examples/%.c Makefile build/config.mk
 	@mkdir -p $(@D)
 	@echo "$(CC) $<"
-	@$(CC) -std=c11 $(CFLAGS_gcc) $(EXAMPLES_EXTRA) $(if $(EXAMPLES_DP),$(EXAMPLES_DONE)) -I. $(STB_CFLAGS) \
-	    -MMD -MP -MT $@ -MF $@.d $< $(EXAMPLES_DP) -o $@ $(LIBS)
+	@$(CC) -std=c11 $(CFLAGS_gcc) -I. $(STB_CFLAGS) -MMD -MP -MT $@ -MF $@.d $< $(filter %.o,$^) -o $@ $(LIBS)
+
+ALONE := build/examples/dprun build/examples/timeline
+$(filter-out $(ALONE) $(CUDA_EXAMPLES) %_cpp,$(EXAMPLES)): build/examples/dp.o
 
 # What is installed is made as the library is, and no warning of its compiler stops that.
 build/lib/dprun: examples/dprun.c Makefile build/lib/flags
 	$(CC) -std=c11 -O2 $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $< -o $@ $(LIBS)
 
 # C++ links what is compiled once.
-build/examples/%_cpp: examples/%.cpp $(or $(EXAMPLES_DP),build/lib/libdp.a) Makefile
+build/examples/%_cpp: examples/%.cpp build/examples/dp.o Makefile
 	@mkdir -p $(@D)
 	@echo "$(CXX) $<"
 	@$(CXX) -std=c++17 -O2 -Wall -Wextra -Wconversion -Wold-style-cast -Werror -I. \
-	    -MMD -MP -MT $@ -MF $@.d $< $(or $(EXAMPLES_DP),build/lib/libdp.a) -o $@ $(LIB_LIBS)
+	    -MMD -MP -MT $@ -MF $@.d $< build/examples/dp.o -o $@ $(LIBS)
 
 # Newer ones than Debian's are C++20. Their headers are for other warnings.
 TORCH_CXX = $(CXX) -std=$(if $(LIBTORCH),c++20,c++17) -Wall -Wextra -Wconversion -Wold-style-cast -Werror \
@@ -513,12 +521,12 @@ TORCH_CXX = $(CXX) -std=$(if $(LIBTORCH),c++20,c++17) -Wall -Wextra -Wconversion
     -isystem $(or $(LIBTORCH),/usr)/include/torch/csrc/api/include -MMD -MP -MT $@ -MF $@.d
 build/examples/torch_ddp: examples/torch/torch_ddp.cpp
 build/examples/test_torch: tests/torch/test_torch.cpp
-build/examples/torch_ddp build/examples/test_torch: $(or $(EXAMPLES_DP),build/lib/libdp.a) Makefile
+build/examples/torch_ddp build/examples/test_torch: build/examples/dp.o Makefile
 	@mkdir -p $(@D)
 	@echo "$(CXX) $(filter %.cpp,$^)"
-	@$(TORCH_CXX) -O2 $(filter %.cpp,$^) $(or $(EXAMPLES_DP),build/lib/libdp.a) -o $@ \
+	@$(TORCH_CXX) -O2 $(filter %.cpp %.o,$^) -o $@ \
 	    $(if $(LIBTORCH),-L$(LIBTORCH)/lib -Wl$(comma)-rpath$(comma)$(LIBTORCH)/lib) \
-	    -ltorch_cpu -lc10 $(LIB_LIBS)
+	    -ltorch_cpu -lc10 $(LIBS)
 
 # What it has for GPUs, compiled alone. A libtorch without GPUs lacks one header, in which it would
 # say how it was made.
@@ -546,13 +554,8 @@ build/torch/dp_c10d.so: examples/torch/c10d.cpp build/lib/libdp.a build/torch/py
 	    -MMD -MP -MT $@ -MF $@.d $< build/lib/libdp.a -o $@ -L$$torch/lib \
 	    -ltorch_python -ltorch_cpu -lc10 $(if $(filter Linux,$(SYSTEM)),-Wl$(comma)--exclude-libs$(comma)libdp.a) $(LIB_LIBS)
 
-# All headers for the CPU and nothing else, as a user's compiler makes them: their size, and examples.
-build/alone/dp.o: tests/dp.c Makefile build/config.mk
-	@mkdir -p $(@D)
-	$(CC) -std=c11 -O2 -DTEST_ALONE -DTEST_TRAIN $(STB_CFLAGS) -MMD -MP -c $< -o $@
-
-$(CUDA_EXAMPLES) build/examples/dprun build/examples/timeline: override EXAMPLES_DP :=
-$(CUDA_EXAMPLES): CFLAGS_gcc += -isystem $(CUDA_HOME)/include
+$(CUDA_EXAMPLES): build/examples/dp_cuda.o
+$(CUDA_EXAMPLES): CFLAGS_gcc += -DDP_USE_CUDA -isystem $(CUDA_HOME)/include
 $(CUDA_EXAMPLES): LIBS += -L$(CUDA_HOME)/lib64 -Wl,--disable-new-dtags,-rpath,$(CUDA_HOME)/lib64 \
     -lcublas -lcudart -lnvrtc
 

@@ -6,7 +6,7 @@ set -u
 cd "$(dirname "$0")/.." || exit
 CC=${CC:-gcc}
 BUILD=build/lint
-OBJECT=build/alone/dp.o
+OBJECT=build/examples/dp.o
 mkdir -p $BUILD
 
 shopt -s nullglob globstar

@@ -117,7 +117,7 @@ build_ahead() {
     local name mpi targets=()
     for name; do
         case $name in
-        lint | examples) targets+=(build/alone/dp.o) ;;
+        lint | examples) targets+=(build/examples/dp.o) ;;
         compile) targets+=(build/wheels) ;; # comes while others compile
         install) targets+=(build/whole/dp.h) ;; # which others want at the same time
         gcc | asan | tsan | sim | aarch64 | musl) targets+=("build/$name/tests") ;;

@@ -6,7 +6,7 @@
 
    Build: make torch-backend TORCH_PYTHON=python3, where python3 has torch; or by hand, with T its
           folder (python3 -c "import torch; print(torch.__path__[0])"):
-          cc -std=c11 -O2 -fPIC -DDP_IMPLEMENTATION -x c -c dp.h -o dp.o
+          cc -std=c11 -O2 -fPIC -c examples/dp.c
           c++ -std=c++20 -O2 -fPIC -shared examples/torch/c10d.cpp dp.o -o dp_c10d.so \
               -I$T/include -I$T/include/torch/csrc/api/include $(python3-config --includes) \
               -L$T/lib -ltorch_python -ltorch_cpu -lc10 -lpthread -lm
