@@ -391,8 +391,7 @@ build/gpu/few/tests: $(patsubst %,build/gpu/%.o,test_main test_cuda_kernels test
 build/gpu/doctor: examples/doctor.c build/gpu/dp.o build/gpu/test_main.o Makefile build/config.mk
 	@mkdir -p $(@D)
 	objcopy --redefine-sym main=main_of_tests build/gpu/test_main.o $@.tests.o
-	$(CC) -std=c11 -O2 -D_GNU_SOURCE -DDP_USE_CUDA -include dp_cuda.h \
-	    $(if $(findstring TEST_NCCL,$(CFLAGS_gpu)),-DDP_USE_NCCL -include dp_nccl.h) \
+	$(CC) -std=c11 -O2 -DDP_USE_CUDA $(if $(findstring TEST_NCCL,$(CFLAGS_gpu)),-DDP_USE_NCCL) \
 	    -I. $(STB_CFLAGS) $< build/gpu/dp.o $@.tests.o -o $@ $(LIBS) -ldl
 
 build/gpu/hold: tests/gpu/hold.c Makefile
