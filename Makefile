@@ -11,6 +11,8 @@
 #                   static site, with a search that needs no server
 #   make single     build/single/dp.h: dp.h and its rooms as one file; WITH="cuda nccl train": with
 #                   these headers too
+#   make dist       build/dist/dp-VERSION.tar.gz, with the single header, and its checksum; made of the same
+#                   files it has the same bytes. make abi: install/abi.txt, which lint compares
 #   make check      while developing: lint, and the tests with one compiler
 #   make asan tsan  the tests under AddressSanitizer + UBSan, under ThreadSanitizer
 #   make conform    BACKEND=path/to/its.h TABLE=function [COLL=function]: whether a table of yours keeps
@@ -231,6 +233,12 @@ single:
 	@mkdir -p build/single
 	@tests/single.sh build/single/dp.h $(WITH)
 
+dist: build/whole/dp.h
+	@install/dist.sh build/dist
+
+abi:
+	@install/abi.sh list >install/abi.txt
+
 GPU_PACKED := $(addprefix build/gpu/,tests bench doctor hold)
 gpu-pack: $(GPU_PACKED)
 	@tests/gpu/gpu.sh pack build/pack $^
@@ -253,7 +261,7 @@ format:
 clean:
 	rm -rf build
 
-.PHONY: all demo torch-backend test check install uninstall install-test docs docs-test single asan tsan sim hip ptx mpi conform sim-selftest simulate simulate-plants replay simulated members explore gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
+.PHONY: all demo torch-backend test check install uninstall install-test docs docs-test single dist abi asan tsan sim hip ptx mpi conform sim-selftest simulate simulate-plants replay simulated members explore gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------

@@ -1,4 +1,4 @@
-/* dp.h - v0.1.0 - data parallelism for C11: one model on every device there is - MIT licence
+/* dp.h - v0.2.0 - data parallelism for C11: one model on every device there is - MIT licence
 
    Copy dp.h, dp_cpu.h and the folder dp/ into your project, or the one file that `make single`
    writes of them. One C file, dp.c, says
@@ -218,33 +218,7 @@
    log that nobody reads any more is ignored. Your signal handlers and masks stay as they are. After
    a failure of the JOB class (>>status) only dp_close works, and dp_recover where the config asks
    for it. Until one of them has returned nothing is waited for, no memory is reused, and a device
-   may use your memory.
-
-   CHANGES
-     0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract;
-            modules, passes, wrappers for the devices of one process, dp_train_step;
-            dp_cuda.h: GPUs as devices; several processes, dp_spawn; the reducer;
-            several machines, over TCP or MPI (dp_mpi.h); dp_nccl.h: GPUs of several processes;
-            dp_train.h: optimizers; dp_data.h: samplers, a loader;
-            dp_hip.h: AMD's GPUs; dp_save.h: checkpoints; dp_norm.h: batch statistics;
-            dp_average.h: averaged models; dp_check.h: wrong gradients;
-            dp_array.h: DLPack, .npy, .npz, printing; dp_idx_open: files of MNIST;
-            a timeline: $DP_TRACE; dp_agree, and numbers of all processes (>>agreement): where one
-            process cannot make a wrapper, a reducer or a sharded optimizer, all have its status;
-            dp_open_group: some of the processes as a job of their own; dp_stop_requested;
-            messages from one rank to another; dp_local.h: training over slow links;
-            dp_saver: checkpoints beside training; dp_recover, dp_admit, dp_checkpoint_share
-     names that have changed: dp_scope_open(ctx, &scope) is dp_scope_begin(ctx), and dp_scope_check
-            says why there is none; DP_SUM is DP_SUM_RANKS, as DP_OP_SUM is another enum's;
-            dp_grads_scatter is dp_grads_scatter_set; first_bucket_bytes and bucket_bytes are
-            first_bytes and bytes of buckets, which has wire, hook and hook_user, too; has_hook is
-            buckets.hook; dim, split, sizes, weights and split_count are in cut, but for
-            dp_gather_config; dp_coll_ops has verbs and run for its collectives, and say is
-            gone; the size of dp_device_ops, dp_coll_ops, dp_optim_ops and dp_rule is in
-            .head = DP_TABLE(type); share of dp_param_info is a dp_stretch's, unseen is
-            dp_grads_are_unseen
-     orders: module, scope, method in dp_invoke and dp_data_parallel_once; rows, parts, cut in
-            dp_split_rows; data, device, config in dp_image_batch and dp_image_preprocess */
+   may use your memory. */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -318,7 +292,7 @@
 /* ==== >>basics ================================================================================
    For preprocessors and compilers.                                                              */
 
-#define DP_VERSION   100 /* 0.1.0 */
+#define DP_VERSION   200 /* 0.2.0 */
 #define DP_LAYOUT    1   /* of tables of functions: see >>contract */
 #define DP_MAX_DIMS  8   /* of a tensor */
 #define DP_MAX_DEPTH 64  /* of a value: a list in a list in a list ... */
@@ -2242,8 +2216,8 @@ DP_API void dp_trace_end(void);
    changes in tables, or in what is passed to their methods, gets another DP_LAYOUT. dp_open refuses
    tables of another layout, and tables that are longer than the implementation's, which would not
    call all of their methods. So do dp_train_step with a dp_optim_ops and dp_optim_create with a
-   dp_rule. The caller of dp_open has to have the implementation's DP_VERSION and size of dp_config:
-   a change that leaves that size gets another DP_VERSION.
+   dp_rule. The caller of dp_open has to have the implementation's 0.N of DP_VERSION, within which
+   no declaration changes (CHANGES.md).
 
    What is optional. A method behind the bar may be NULL, or past `size`. The core does without:
      host_alloc, host_free   host memory is the allocator's, and may be slower to copy

@@ -1,4 +1,4 @@
-/* dp_train.h - v0.1.0 - what stands around the wrappers of dp.h in a training program - MIT licence
+/* dp_train.h - v0.2.0 - what stands around the wrappers of dp.h in a training program - MIT licence
 
    Include it after dp.h, or instead. But for errors, names, copies of tensors and gradients that
    kernels zero it uses only the public API of dp.h, and functions of dp/os.h (lines, signals), so

@@ -1,4 +1,4 @@
-/* dp/distributed.h - v0.1.0 - a module on all ranks of a job - MIT licence
+/* dp/distributed.h - v0.2.0 - a module on all ranks of a job - MIT licence
 
    Part of dp.h, which includes it.
 

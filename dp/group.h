@@ -1,4 +1,4 @@
-/* dp/group.h - v0.1.0 - some processes of a job as a job of their own - MIT licence
+/* dp/group.h - v0.2.0 - some processes of a job as a job of their own - MIT licence
 
    Part of dp.h, which includes it. A group is a context like any other. Only the way in which its
    processes meet is different: not by what a launcher says, but by what they tell each other in the

@@ -1,4 +1,4 @@
-/* dp/job.h - v0.1.0 - the processes of a job: what each has begun, who failed first - MIT licence
+/* dp/job.h - v0.2.0 - the processes of a job: what each has begun, who failed first - MIT licence
 
    Part of dp.h, which includes it. It knows no table of functions: those that carry collectives
    between processes use it. They carry bytes, and have one wait loop each, which looks here every

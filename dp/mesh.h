@@ -1,4 +1,4 @@
-/* dp/mesh.h - v0.1.0 - collectives of processes that share no memory - MIT licence
+/* dp/mesh.h - v0.2.0 - collectives of processes that share no memory - MIT licence
 
    Part of dp.h, which includes it. How processes on several machines add up, and move data,
    whatever carries their bytes: see dp__mesh_ops. MPI does (dp_mpi.h), and so do connections over

@@ -1,4 +1,4 @@
-/* dp/messages.h - v0.1.0 - messages from one rank to another - MIT licence
+/* dp/messages.h - v0.2.0 - messages from one rank to another - MIT licence
 
    Part of dp.h, which includes it. It holds what a process knows of its messages and of those that
    others offer, which of them belong together, and two ways for their bytes: shared memory, and

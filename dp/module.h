@@ -1,4 +1,4 @@
-/* dp/module.h - v0.1.0 - modules: parameters, replicas, passes - MIT licence
+/* dp/module.h - v0.2.0 - modules: parameters, replicas, passes - MIT licence
 
    Part of dp.h, which includes it. Trees of modules, what a wrapper keeps for each device, and one
    record of a pass: a method, its call, its backward.

@@ -1,4 +1,4 @@
-/* dp/parallel.h - v0.1.0 - one model on many devices - MIT licence
+/* dp/parallel.h - v0.2.0 - one model on many devices - MIT licence
 
    Part of dp.h, which includes it. A batch is cut, replicas run, outputs are gathered; backward
    goes the other way. The wrappers of one process, losses where the outputs are, and dp_train_step.

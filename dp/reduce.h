@@ -1,4 +1,4 @@
-/* dp/reduce.h - v0.1.0 - gradients equal on all ranks: buckets, courier, reducer - MIT licence
+/* dp/reduce.h - v0.2.0 - gradients equal on all ranks: buckets, courier, reducer - MIT licence
 
    Part of dp.h, which includes it.
 

@@ -1,4 +1,4 @@
-/* dp/tcp.h - v0.1.0 - connections between all processes, and collectives over them - MIT licence
+/* dp/tcp.h - v0.2.0 - connections between all processes, and collectives over them - MIT licence
 
    Part of dp.h, which includes it. CPU devices on several machines need nothing but a network:
    every process is connected to every other one, and collectives (dp/mesh.h) travel there. Messages

@@ -1,4 +1,4 @@
-/* dp/value.h - v0.1.0 - trees that are cut, joined and copied - MIT licence
+/* dp/value.h - v0.2.0 - trees that are cut, joined and copied - MIT licence
 
    Part of dp.h, which includes it. It holds the work on whole trees of tensors: they are made,
    looked at, kept, collated from samples, scattered over devices, gathered, replicated and added

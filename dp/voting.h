@@ -1,4 +1,4 @@
-/* dp/voting.h - v0.1.0 - how the processes of a job agree on who goes on - MIT licence
+/* dp/voting.h - v0.2.0 - how the processes of a job agree on who goes on - MIT licence
 
    Part of dp.h, which includes it. dp/members.h decides what is sent, and what it means; this room
    sends it. A process that may recover has a port from dp_open to dp_close, where nothing happens

@@ -10,7 +10,7 @@
    MPI:   add -DDP_USE_MPI, and compile with mpicc
    Run:   ./doctor, and then as what is off was run: mpirun -n 4 ./doctor
    Prints:
-   ok    compiled   dp.h 0.1.0 for CPUs
+   ok    compiled   dp.h 0.2.0 for CPUs
    ok    launcher   none: process 0 of 1, 0 of 1 on this machine
    ... nodes      threads ...
    ok    transport  ...

@@ -211,11 +211,23 @@ check_top_level() {
         dp.h | dp) ;;
         dp_cpu.h | dp_cuda.h | dp_nccl.h | dp_hip.h | dp_mpi.h | dp_train.h | dp_data.h | dp_save.h) ;;
         dp_norm.h | dp_average.h | dp_check.h | dp_array.h | dp_local.h) ;;
-        tests | examples | install | Makefile | CMakeLists.txt | README.md | LICENSE | CHANGES.md | build) ;;
+        tests | examples | install | Makefile | CMakeLists.txt | build) ;;
+        README.md | LICENSE | CHANGES.md | CONTRIBUTING.md | SECURITY.md) ;;
         *) extra+="$file"$'\n' ;;
         esac
     done
     check "the top level holds nothing else" "$extra"
+}
+
+# A program that was compiled with the last release of this 0.N runs with this one.
+check_abi() {
+    check "what the last release declared is as it was (install/abi.sh)" "$(
+        CC=$CC install/abi.sh check install/abi.txt
+        sed "s/^dp\.h .*/dp.h $(sed -n '1s/.* v\([0-9.]*\) .*/\1/p' dp.h)/; s/int dp_version(/long dp_version(/" \
+            install/abi.txt >$BUILD/abi.txt
+        CC=$CC install/abi.sh check $BUILD/abi.txt | grep -q '^extern long dp_version(void);$' ||
+            echo "and a change would not be seen"
+    )"
 }
 
 words_of() { tr -s ' \n*/' ' ' <"$1"; }
@@ -369,6 +381,7 @@ check_sections
 check_rooms
 check_environment
 check_top_level
+check_abi
 check_licence
 check_readme
 check_readme_form

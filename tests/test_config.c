@@ -337,7 +337,7 @@ static void check_other_header(const dp_config *config, size_t bytes, int versio
 TEST(another_header_than_the_implementations_is_rejected)
 {
     dp_config config = {0};
-    const int versions[] = {0, -1, DP_VERSION - 1, DP_VERSION + 1, INT_MAX};
+    const int versions[] = {0, -1, DP_VERSION - 100, DP_VERSION + 100, INT_MAX, INT_MIN};
     for (size_t i = 0; i < sizeof versions / sizeof versions[0]; i++) {
         check_other_header(&config, sizeof config, versions[i]);
         check_other_header(NULL, sizeof config, versions[i]);
@@ -347,6 +347,14 @@ TEST(another_header_than_the_implementations_is_rejected)
         check_other_header(&config, sizes[i], DP_VERSION);
         check_other_header(NULL, sizes[i], DP_VERSION);
     }
+}
+
+TEST(a_program_runs_with_another_patch_of_its_release)
+{
+    dp_ctx *ctx;
+    const dp_config config = {.device_count = 1};
+    CHECK_OK(dp__open(&config, sizeof config, DP_VERSION / 100 * 100 + 99, &ctx));
+    dp_close(ctx);
 }
 
 /* An allocator that never gives anything: nothing is made behind its back, nothing is kept. */
