@@ -3,7 +3,10 @@
 #   make demo       build and run the examples; LIBTORCH=folder: examples/torch with this libtorch
 #   make torch-backend  build/torch/dp_c10d.so: the backend "dp" of Python's torch.distributed;
 #                   TORCH_PYTHON=python3: the Python that has torch (examples/torch/c10d.cpp)
-#   make test       everything below; ends with "N passed, N failed"
+#   make test       whether the library works here: one compiler, all suites once, simulated GPUs, the
+#                   examples, an installation; five minutes; ends with "N passed, N failed"
+#   make test-all   everything below: other compilers, C libraries and processors, sanitizers, fuzzers,
+#                   MPI, HIP (tests/README.md says what each is for); an hour's quarter, and packages
 #   make install    headers, libdp, files for pkg-config and CMake, manual pages, into PREFIX=/usr/local;
 #                   WITH="cuda nccl mpi": the library with these; DESTDIR= LIBDIR=lib MPICC= AR= CFLAGS=
 #                   LDFLAGS=. make uninstall takes them away, make install-test tries both
@@ -180,7 +183,11 @@ demo: build/pictures build/blas
 	    $(TORCH_DEMO)
 	$(RUN) demo $(DEMO) $(TORCH_DEMO)
 
+test: export QUICK ?= 1
 test: build/tools
+	$(RUN) steps gcc sim examples install lint docs simulated
+
+test-all: build/all-tools
 	$(RUN) steps lint docs compile examples install gcc clang compilers musl mpi asan tsan sim hip ptx gpu conform fuzz faults members simulated aarch64
 
 check:
@@ -261,7 +268,7 @@ format:
 clean:
 	rm -rf build
 
-.PHONY: all demo torch-backend test check install uninstall install-test docs docs-test single dist abi asan tsan sim hip ptx mpi conform sim-selftest simulate simulate-plants replay simulated members explore gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
+.PHONY: all demo torch-backend test test-all check install uninstall install-test docs docs-test single dist abi asan tsan sim hip ptx mpi conform sim-selftest simulate simulate-plants replay simulated members explore gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------
@@ -275,6 +282,9 @@ build/config.mk: tests/get.sh
 
 build/tools: tests/get.sh
 	@tests/get.sh tools $@
+
+build/all-tools: tests/get.sh
+	@tests/get.sh all-tools $@
 
 build/wheels: tests/get.sh
 	@tests/get.sh wheels $@
