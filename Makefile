@@ -1,8 +1,8 @@
 # dp.h is a header: nothing has to be built to use it. This file runs its examples and tests.
 #
 #   make demo       build and run the examples; LIBTORCH=folder: examples/torch with this libtorch
-#   make torch-backend  build/torch/dp_c10d.so: the backend "dp" of Python's torch.distributed;
-#                   TORCH_PYTHON=python3: the Python that has torch (examples/torch/c10d.cpp)
+#   make torch-backend  build/torch/dp_c10d: the backend "dp" of Python's torch.distributed, where pip
+#                   install examples/torch is not wanted; TORCH_PYTHON=python3: the Python that has torch
 #   make test       whether the library works here: one compiler, all suites once, simulated GPUs, the
 #                   examples, an installation; five minutes; ends with "N passed, N failed"
 #   make test-all   everything below: other compilers, C libraries and processors, sanitizers, fuzzers,
@@ -552,24 +552,16 @@ build/examples/torch_cuda.o: examples/torch/torch_ddp.cpp Makefile
 	@touch $(@D)/torch/c10/cuda/impl/cuda_cmake_macros.h
 	@$(TORCH_CXX) -DDP_USE_CUDA -isystem $(CUDA_HOME)/include -idirafter $(@D)/torch -c $< -o $@
 
-# For the Python that will load it. What it takes from the library stays its own. Types of an older
-# torch (2.8) are known only to who seems to have its compiler.
-torch-backend: build/torch/dp_c10d.so
+# For the Python that will load it.
+torch-backend: build/torch/dp_c10d/_built.py
 build/torch/python: FORCE
 	@mkdir -p $(@D)
 	@echo '$(TORCH_PYTHON)' >$@.new
 	@cmp -s $@.new $@ || mv -f $@.new $@
 
-build/torch/dp_c10d.so: examples/torch/c10d.cpp build/lib/libdp.a build/torch/python Makefile
-	@echo "$(CXX) $<"
-	@set -e; torch=$$($(TORCH_PYTHON) -c 'import torch; print(torch.__path__[0])'); \
-	python=$$($(TORCH_PYTHON) -c 'import sysconfig; print(sysconfig.get_paths()["include"])'); \
-	pybind=$$($(TORCH_PYTHON) -c 'import torch; print(*["-DPYBIND11_%s=\"%s\"" % (n, getattr(torch._C, "_PYBIND11_" + n)) \
-	    for n in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI") if getattr(torch._C, "_PYBIND11_" + n, None)])'); \
-	$(CXX) -std=c++20 -O2 -Wall -Wextra -Wconversion -Wold-style-cast -Werror -fPIC -shared \
-	    $$pybind -isystem $$torch/include -isystem $$torch/include/torch/csrc/api/include -isystem $$python \
-	    -MMD -MP -MT $@ -MF $@.d $< build/lib/libdp.a -o $@ -L$$torch/lib \
-	    -ltorch_python -ltorch_cpu -lc10 $(if $(filter Linux,$(SYSTEM)),-Wl$(comma)--exclude-libs$(comma)libdp.a) $(LIB_LIBS)
+build/torch/dp_c10d/_built.py: $(wildcard examples/torch/*.py examples/torch/dp_c10d/*.py) \
+    examples/torch/c10d.cpp examples/torch/pyproject.toml $(HEADERS) build/torch/python
+	$(TORCH_PYTHON) -m pip install -q --no-deps --upgrade --target build/torch ./examples/torch
 
 $(CUDA_EXAMPLES): build/examples/dp_cuda.o
 $(CUDA_EXAMPLES): CFLAGS_gcc += -DDP_USE_CUDA -isystem $(CUDA_HOME)/include
