@@ -1,7 +1,7 @@
 """Builds the package dp_c10d for the torch of this Python:  pip install examples/torch
 
-$CC, $CXX and $STB_CFLAGS are as in the Makefile. pip builds in a place without torch, so that is asked
-for in a Python of its own.
+$CC, $CXX and $STB_CFLAGS are as in the Makefile. pip builds in a place without torch, so that is
+asked for in a Python of its own.
 """
 
 import json
@@ -18,7 +18,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 ASK = """
 import json, torch
-pybind = {n: getattr(torch._C, "_PYBIND11_" + n, None) for n in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")}
+names = "COMPILER_TYPE", "STDLIB", "BUILD_ABI"
+pybind = {name: getattr(torch._C, "_PYBIND11_" + name, None) for name in names}
 print(json.dumps([torch.__version__, torch.__path__[0], pybind]))
 """
 
@@ -47,12 +48,14 @@ class Build(build_ext):
         os.makedirs(self.build_temp, exist_ok=True)
         self.run_one(os.environ.get("CC", "cc"), "-std=c11", "-O2", "-fPIC", "-fvisibility=hidden",
                      *os.environ.get("STB_CFLAGS", "-isystem /usr/include/stb").split(),
-                     "-DDP_IMPLEMENTATION", "-x", "c", "-c", os.path.join(ROOT, "dp.h"), "-o", library)
+                     "-DDP_IMPLEMENTATION", "-x", "c", "-c", os.path.join(ROOT, "dp.h"),
+                     "-o", library)
         self.run_one(os.environ.get("CXX", "c++"), "-std=c++20", "-O2", "-fPIC", "-shared",
                      *(f'-DPYBIND11_{name}="{value}"' for name, value in pybind.items() if value),
                      "-isystem", include, "-isystem", os.path.join(include, "torch/csrc/api/include"),
                      "-isystem", sysconfig.get_paths()["include"],
-                     os.path.join(HERE, "c10d.cpp"), library, "-o", out, "-L" + os.path.join(folder, "lib"),
+                     os.path.join(HERE, "c10d.cpp"), library, "-o", out,
+                     "-L" + os.path.join(folder, "lib"),
                      "-Wl,-rpath,$ORIGIN/../torch/lib",
                      "-ltorch_python", "-ltorch_cpu", "-lc10", "-lpthread", "-lm")
         with open(os.path.join(os.path.dirname(out), "_built.py"), "w", encoding="utf-8") as built:

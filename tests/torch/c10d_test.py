@@ -1191,7 +1191,8 @@ def parameters_in_shards(rank, size, start):
     for kind in ("ZeroRedundancyOptimizer", "FullyShardedDataParallel", "fully_shard"):
         for mesh in meshes:
             torch.manual_seed(1)
-            net = torch.nn.Sequential(torch.nn.Linear(17, 33), torch.nn.ReLU(), torch.nn.Linear(33, 4))
+            net = torch.nn.Sequential(torch.nn.Linear(17, 33), torch.nn.ReLU(),
+                                      torch.nn.Linear(33, 4))
             model, optimizer = sharded(kind, net, mesh)
             torch.manual_seed(10 + rank)
             x, y = torch.randn(9, 17), torch.randint(4, (9,))

@@ -3,8 +3,8 @@
     import dp_c10d, torch
     torch.distributed.init_process_group("dp")
 
-Importing this package imports torch first, whose libraries the compiled part needs. That part is for
-the torch that it was built with: another one has other types under the same names.
+Importing this package imports torch first, whose libraries the compiled part needs. That part is
+for the torch that it was built with: another one has other types under the same names.
 """
 
 import torch
@@ -18,8 +18,8 @@ def _series(version):
 
 if _series(torch.__version__) != _series(TORCH):
     raise ImportError(
-        f"dp_c10d was built with torch {TORCH}, and this is torch {torch.__version__}: build it again, "
-        "pip install --force-reinstall --no-deps FOLDER_OF_DP/examples/torch"
+        f"dp_c10d was built with torch {TORCH}, and this is torch {torch.__version__}: "
+        "build it again, pip install --force-reinstall --no-deps FOLDER_OF_DP/examples/torch"
     )
 
 from . import _c10d  # noqa: E402,F401  registers the backend
