@@ -32,7 +32,7 @@
    It is not for sparse tensors or PREMUL_SUM. A process has at most 512 groups at a time, and each
    takes about six of its open files (ulimit -n); on several machines also six for each other
    process. The time-out is that of the group; of single calls only monitored_barrier has one, which
-   torch gives to backends other than gloo from 2.15 on. Tested with torch 2.11 and 2.15 on Linux. */
+   torch gives to backends other than gloo from 2.15 on. Tested with torch 2.11 and 2.15. */
 
 #include "../../dp.h"
 #include <condition_variable>

@@ -27,8 +27,7 @@ print(json.dumps([torch.__version__, torch.__path__[0], pybind]))
 def torch_here():
     """The version and the folder of torch, and what its pybind11 was told (until 2.8)."""
     try:
-        asked = subprocess.run([sys.executable, "-I", "-c", ASK], check=True, stdout=subprocess.PIPE)
-        return json.loads(asked.stdout)
+        return json.loads(subprocess.check_output([sys.executable, "-I", "-c", ASK]))
     except subprocess.CalledProcessError:
         sys.exit(f"dp_c10d: {sys.executable} has no torch: pip install torch, and then this")
 
@@ -54,7 +53,8 @@ class Build(build_ext):
                      *(f'-DPYBIND11_{name}="{value}"' for name, value in pybind.items() if value),
                      "-isystem", include, "-isystem", os.path.join(include, "torch/csrc/api/include"),
                      "-isystem", sysconfig.get_paths()["include"],
-                     os.path.join(HERE, "c10d.cpp"), library, "-o", out,
+                     os.path.join(HERE, "c10d.cpp"), library,
+                     "-o", out,
                      "-L" + os.path.join(folder, "lib"),
                      "-Wl,-rpath,$ORIGIN/../torch/lib",
                      "-ltorch_python", "-ltorch_cpu", "-lc10", "-lpthread", "-lm")
