@@ -13,6 +13,7 @@
 #   end_header()
 #
 # `empty` says that an empty line came before; `verbatim_text` that a line of code() is part of text.
+# What is private is left out of code, and so are the bodies of functions and macros.
 
 # Of text, what is indented is a table or code, and a blank line ends a paragraph.
 function show(line, is_code) {
@@ -36,6 +37,37 @@ function declares(line,    name) {
     return name ~ /^dp__/ ? "" : name
 }
 
+# Whether a line of code is left out. `hiding`: what goes on from the line before is left out, too.
+function hidden(line) {
+    if (hiding == "macro") { if (line !~ /\\$/) hiding = "" }
+    else if (hiding == "body") { if (line ~ /^}/) hiding = "" }
+    else if (hiding == "fields") { if (line ~ /^ *}/) hiding = "" }
+    else if (hiding == "declaration") {
+        if (line ~ /^[{]/) hiding = "body"
+        else if (line ~ /;/) hiding = ""
+    } else if (line ~ /^# *(define|undef) DP__/) { if (line ~ /\\$/) hiding = "macro" }
+    else if (line ~ /(DP_API|static inline) .*[ *]dp__[a-z0-9_]+\(/) { if (line !~ /;/) hiding = "declaration" }
+    else if (line ~ /^[{]/) hiding = "body"
+    else if (line ~ /^ +struct dp__[a-z_]+ [{]/) hiding = "fields"
+    else return line ~ /struct dp__[a-z_]+( \*[a-z_]+)?;/
+    return 1
+}
+
+# A line of code as it is shown: a prototype of what is inline, a macro without what it stands for, but
+# for lists.
+function public_form(line) {
+    if (line ~ /static inline /) inline = 1
+    if (inline && sub(/\)$/, ");", line)) inline = 0
+    else if (inline && sub(/\) +\/\*/, "); /*", line)) inline = 0
+    if (match(line, /^# *define DP_[A-Z_]+\([^X)][^)]*\)/)) {
+        if (line ~ /\\$/) hiding = "macro"
+        line = substr(line, 1, RLENGTH)
+    }
+    gsub(/ DP__[A-Z_]+/, "", line)
+    sub(/\(DP__[A-Z_]+\)/, "(...)", line)
+    return line
+}
+
 FNR == 1 {
     line = $0
     if (line !~ / - MIT licence/ && (getline more) > 0) line = line substr(more, 3)
@@ -45,7 +77,7 @@ FNR == 1 {
     where = "manual"
     next
 }
-/^#if defined\(DP_IMPLEMENTATION\) && !defined\(DP_([A-Z]+_)?IMPLEMENTED\)/ { exit }
+/^#if.*defined\(DP_IMPLEMENTATION\).*!defined\(DP_([A-Z]+_)?IMPLEMENTED\)/ { exit }
 where == "manual" && /^   CONTENTS/ { where = "contents"; next }
 where == "contents" && /^   [a-z]/ { where = "private contents" }
 where == "contents" && /^ +>>/ {
@@ -76,5 +108,5 @@ where == "code" && /^#ifdef __cplusplus/ { where = "c++"; next }
 where == "c++" && /^#(else|endif)/ { of_c = /else/; where = "code"; next }
 of_c && /^#endif/ { of_c = 0; next }
 where == "code" && /^#endif \/\* DP/ { where = "" }
-where == "code" && !/clang-format (on|off)/ { show($0, 1) }
+where == "code" && !/clang-format (on|off)/ && !hidden($0) { show(public_form($0), 1) }
 END { end_header() }
