@@ -9,7 +9,7 @@
 #   begin_section(name)               >>name, of which about[name] says what it holds
 #   begin_declarations()              what follows is code, after a section's own words
 #   fill(line)                        of text
-#   code(line)                        of code, a table, anything that stands as it is
+#   code(line)                        of code, a table, anything that stands as it is; see declares()
 #   end_header()
 #
 # `empty` says that an empty line came before; `verbatim_text` that a line of code() is part of text.
@@ -25,8 +25,9 @@ function show(line, is_code) {
     empty = first = 0
 }
 
-# The public function that a line of code declares, or that lines before it began to declare.
-function declares(line,    name) {
+# The public function that this line of the header declares, or that lines before it began to declare.
+function declares(    line, name) {
+    line = $0
     if (line ~ /^ *#/) return ""
     if (line ~ /DP_API |static inline /) declaration = " "
     if (declaration == "") return ""
@@ -53,12 +54,19 @@ function hidden(line) {
     return 1
 }
 
-# A line of code as it is shown: a prototype of what is inline, a macro without what it stands for, but
-# for lists.
+# A line of code as it is shown: a prototype, without words for compilers, and a macro without what it
+# stands for, but for lists.
 function public_form(line) {
-    if (line ~ /static inline /) inline = 1
-    if (inline && sub(/\)$/, ");", line)) inline = 0
-    else if (inline && sub(/\) +\/\*/, "); /*", line)) inline = 0
+    if (match(line, /^(DP_MUST_USE )?(DP_API|static inline) /)) {
+        inline = line ~ /static inline /
+        indented = RLENGTH
+        line = substr(line, RLENGTH + 1)
+        prototype = 1
+    } else if (prototype && match(line, /^ +/)) {
+        line = substr(line, 1 + (RLENGTH < indented ? RLENGTH : indented))
+    }
+    if (inline && (sub(/\)$/, ");", line) || sub(/\) +\/\*/, "); /*", line))) inline = 0
+    if (line ~ /;/) prototype = 0
     if (match(line, /^# *define DP_[A-Z_]+\([^X)][^)]*\)/)) {
         if (line ~ /\\$/) hiding = "macro"
         line = substr(line, 1, RLENGTH)

@@ -13,15 +13,22 @@ BEGIN {
             pages++
             page_url[$2] = $3
             page_title[$3] = $4
+            page_group[$3] = $5
             page_at[pages] = $3
-        } else if ($1 == "file") source_url[$2] = "source/" $2 ".html"
+        } else if ($1 == "part") part_url[$2, $3] = $4
+        else if ($1 == "file") source_url[$2] = "source/" $2 ".html"
         else if ($1 == "defined") defined_at[$2] = "source/" $3 ".html#L" $4
         else if ($1 == "section") section_of[$3, $2] = 1
+        else if ($1 == "related") related[$2] = related[$2] " " $3
+        else if ($1 == "use") { use_at[$2] = $3 " " $4; use_of[$2] = $5 }
+        else if ($1 == "errors") errors_of[$2] = $3
+        else if ($1 == "says") says[$2] = says[$2] $3 "\n"
         else if (!($2 in kind_of)) {
             name_of[++names] = $2
             kind_of[$2] = $1
             header_of[$2] = $3
             line_of[$2] = $4
+            section_with[$2] = $5
         }
     }
     close(table)
@@ -48,15 +55,20 @@ function slug(text) {
     return text
 }
 
+# The page that has a section of a header; "" is the manual before all sections.
+function page_of(header, section) {
+    return (header, section) in part_url ? part_url[header, section] : page_url[header]
+}
+
 # Where a name, >>tag or file leads; "" if nowhere.
 function href(word,    tag) {
-    if (word in kind_of) return root page_url[header_of[word]] "#" word
+    if (word in kind_of) return root page_of(header_of[word], section_with[word]) "#" word
     if (word in page_url) return root page_url[word]
     if (word in source_url) return root source_url[word]
     if (word !~ /^>>/) return ""
     tag = substr(word, 3)
-    if ((FILENAME, tag) in section_of) return root page_url[FILENAME] "#" tag
-    if (("dp.h", tag) in section_of) return root page_url["dp.h"] "#" tag
+    if ((FILENAME, tag) in section_of) return root page_of(FILENAME, tag) "#" tag
+    if (("dp.h", tag) in section_of) return root page_of("dp.h", tag) "#" tag
     return ""
 }
 
@@ -133,7 +145,7 @@ function script(text) {
 }
 
 # The page up to its own text.
-function top(title,    i, url) {
+function top(title,    i, url, group) {
     print "<!DOCTYPE html>"
     print "<html xmlns=\"http://www.w3.org/1999/xhtml\" lang=\"en\">"
     print "<head>"
@@ -149,9 +161,14 @@ function top(title,    i, url) {
     print "<input id=\"search\" type=\"search\" placeholder=\"Search: press /\" aria-label=\"Search\" autocomplete=\"off\"/>"
     print "</header>"
     print "<ol id=\"found\" hidden=\"hidden\"></ol>"
-    print "<nav aria-label=\"Pages\"><details open=\"open\"><summary>Pages</summary><ul>"
+    print "<nav aria-label=\"Pages\"><details open=\"open\"><summary>Pages</summary>"
     for (i = 1; i <= pages; i++) {
         url = page_at[i]
+        if (page_group[url] != group) {
+            if (group != "") print "</ul>"
+            group = page_group[url]
+            print "<h2>" escape(group) "</h2><ul>"
+        }
         print "<li><a" (url == here ? " class=\"here\"" : "") " href=\"" root url "\">" \
             escape(page_title[url]) "</a></li>"
     }
