@@ -34,6 +34,7 @@
      >>wrappers     one model on many devices
      >>timeline     what happened when, as a file for Perfetto
      >>contract     for writers of backends: the two tables
+     >>literals     shapes, dicts, lists and tuples, written in place
    and the files that dp.h includes, in this order
      dp/os.h           what dp.h needs of a system: threads, sockets, processes, shared memory
      dp/os_posix.h     POSIX, Linux and macOS, which have it
@@ -2519,8 +2520,10 @@ DP_API const dp_coll_ops *dp_tcp_coll(void); /* dp/tcp.h: the same, of processes
 } /* extern "C" */
 #endif
 
-/* DP_SHAPE(64, 784) gives the two arguments ndim and shape; DP_DICT, DP_LIST_OF and DP_TUPLE_OF
-   build values; DP_LOCAL_RANKS(0, 2) in a config names two devices (C only). */
+/* ==== >>literals ===============================================================================
+   DP_SHAPE(64, 784) gives the two arguments ndim and shape; DP_DICT, DP_LIST_OF and DP_TUPLE_OF
+   build values; DP_LOCAL_RANKS(0, 2) in a config names two devices (C only).                    */
+
 #ifdef __cplusplus
 static inline dp_value dp__dict(dp_scope *scope, std::initializer_list<dp_pair> pairs)
 {

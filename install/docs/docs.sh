@@ -66,7 +66,19 @@ all_names() {
         "$work/table" | sort -fu
 }
 
+# topic NAME HEADING: which part of "Which call do I want?" has it
+topics() {
+    awk '/^## / { heading = substr($0, 4) }
+        /^\|/ {
+            for (; match($0, /`dp_[a-z0-9_]+/); $0 = substr($0, RSTART + RLENGTH)) {
+                name = substr($0, RSTART + 1, RLENGTH - 1)
+                if (!seen[name, heading]++) print "topic\t" name "\t" heading
+            }
+        }' $here/calls.md
+}
+
 pages >"$work/table"
+topics >>"$work/table"
 for header in $headers; do
     awk -f install/manual.awk -f $here/names.awk "$header" >>"$work/table"
 done
@@ -89,12 +101,13 @@ cat "$work/definitions" >>"$work/table"
 # shellcheck disable=SC2046
 awk -v "list=$here/examples" -f $here/examples.awk $(examples) >"$work/examples"
 all_names >"$work/names"
-awk -v "table=$work/table" -f $here/cheat.awk >"$work/cheat"
+for header in $headers; do awk -f install/manual.awk -f $here/cheat.awk "$header"; done >"$work/cheat"
 : >"$work/entries"
 while IFS='	' read -r kind path url _; do
     case $kind,$path in
     page,*.md) page "$url" $here/drawing.awk $here/markdown.awk "$path" ;;
     page,*.h*) page "$url" install/manual.awk $here/page.awk "${path%%>>*}" ;;
+    page,cheat) page "$url" $here/sheet.awk "$work/$path" ;;
     page,*) page "$url" $here/drawing.awk $here/markdown.awk "$work/$path" ;;
     esac
 done <"$work/table"
@@ -102,6 +115,9 @@ done <"$work/table"
     echo '"use strict";'
     echo 'const dp_entries = ['
     cat "$work/entries"
+    echo '];'
+    echo 'const dp_said = ['
+    sed -n 's/^\([^#|][^|]*\)|\(.*\)/["\1","\2"],/p' $here/words
     echo '];'
 } >"$folder/entries.js"
 cp $here/style.css $here/search.js "$folder"

@@ -20,6 +20,7 @@ BEGIN {
         else if ($1 == "defined") defined_at[$2] = "source/" $3 ".html#L" $4
         else if ($1 == "section") section_of[$3, $2] = 1
         else if ($1 == "related") related[$2] = related[$2] " " $3
+        else if ($1 == "topic") topics[$2] = topics[$2] $3 "\n"
         else if ($1 == "use") { use_at[$2] = $3 " " $4; use_of[$2] = $5 }
         else if ($1 == "errors") errors_of[$2] = $3
         else if ($1 == "says") says[$2] = says[$2] $3 "\n"
@@ -133,7 +134,7 @@ function colour(line,    out, at, word) {
 
 # What the search finds: kind, name, where it is, words.
 function entry(kind, name, url, text) {
-    gsub(/[\t ]+/, " ", text)
+    gsub(/[\t\n ]+/, " ", text)
     text = "[\"" kind "\",\"" name "\",\"" url "\",\"" script(text) "\"],"
     print text >>entries
 }
@@ -144,8 +145,8 @@ function script(text) {
     return text
 }
 
-# The page up to its own text.
-function top(title,    i, url, group) {
+# The page up to its own text; `class` is for style.css.
+function top(title, class,    i, url, group) {
     print "<!DOCTYPE html>"
     print "<html xmlns=\"http://www.w3.org/1999/xhtml\" lang=\"en\">"
     print "<head>"
@@ -155,7 +156,7 @@ function top(title,    i, url, group) {
     print "<title>" escape(title) "</title>"
     print "<link rel=\"stylesheet\" href=\"" root "style.css\"/>"
     print "</head>"
-    print "<body>"
+    print "<body" (class == "" ? "" : " class=\"" class "\"") ">"
     print "<header>"
     print "<a class=\"home\" href=\"" root "index.html\">dp.h</a>"
     print "<input id=\"search\" type=\"search\" placeholder=\"Search: press /\" aria-label=\"Search\" autocomplete=\"off\"/>"

@@ -80,30 +80,31 @@ function cells(line, tag,    i, n, cell, row, of) {
 
 # Without what marks it.
 function plain(text) {
-    gsub(/`|\*\*/, "", text)
+    gsub(/`|\*\*|\|/, "", text)
     gsub(/\]\([^)]*\)/, "", text)
     gsub(/\[/, "", text)
     return text
 }
 
 function end_words() {
-    if (id != "") entry("text", title ": " name, here "#" id, plain(words))
+    if (id != "") entry(FILENAME ~ /^tests/ ? "rule" : "text", title ": " name, here "#" id, plain(words))
     else if (title != "") entry("page", title, here, plain(words))
     words = ""
 }
 
-function heading(level, text) {
+function heading(level, text,    shown) {
     layout("")
     end_words()
+    shown = inline_code(text)
     gsub(/`/, "", text)
     name = script(text)
     if (level == 1) {
         title = name
-        print "<h1>" escape(text) "</h1>"
+        print "<h1>" shown "</h1>"
         return
     }
     id = slug(text)
-    print "<h" level " id=\"" id "\">" escape(text) "</h" level ">"
+    print "<h" level " id=\"" id "\">" shown "</h" level ">"
 }
 
 FNR == 1 { top(page_title[here]) }

@@ -79,11 +79,13 @@ function begin_words(kind, name, id) {
 
 function begin_header(name, description) {
     page_name = page_title[here]
+    is_part = page_of(FILENAME, "") != here
     out("<h1>" escape(page_name) "</h1>")
-    out("<p class=\"lead\">" escape(description) ". <a class=\"source\" href=\"" source_here(1) \
-        "\">source</a></p>")
-    entry("header", page_name, here, description)
-    elsewhere = page_of(FILENAME, "") != here
+    out("<p class=\"lead\">" (is_part ? "A part of " anchor(FILENAME) ": " escape(description) \
+        : "<code>" FILENAME "</code>: " escape(description)) ". <a class=\"source\" href=\"" \
+        source_here(1) "\">source</a></p>")
+    entry("header", is_part || page_name == FILENAME ? page_name : FILENAME ": " page_name, here, description)
+    elsewhere = is_part
 }
 
 function heading(text,    id) {
@@ -120,20 +122,29 @@ function flush(    i, n, name, label) {
     end_words()
     out("<div class=\"item\">")
     words = label = ""
+    functions = 0
     for (i = item_from; i <= item_to; i++)
-        for (n = 1; n <= names_at[i]; n++) name_at(names_of[i, n])
+        for (n = 1; n <= names_at[i]; n++) {
+            name_at(names_of[i, n])
+            functions += kind_of[names_of[i, n]] == "function"
+        }
     for (i = 1; i <= item_lines && is_comment(i); i++) comment_line(item[i])
     layout("")
     if (i <= item_lines) {
         in_comment = 0
         label = "<pre class=\"code\">"
-        for (; i <= item_lines; i++) { out(label colour(item[i])); label = "" }
+        for (; i <= item_lines; i++) {
+            if (in_comment || item[i] ~ /\/\*/) words = words " " item[i]
+            out(label colour(item[i]))
+            label = ""
+        }
         out("</pre>")
     }
+    gsub(/\/\*|\*\//, "", words)
     for (i = item_from; i <= item_to; i++)
         for (n = 1; n <= names_at[i]; n++) {
             name = names_of[i, n]
-            if (kind_of[name] == "function") beside(name)
+            if (kind_of[name] == "function") beside(name, functions > 1)
             found(kind_of[name], name, name, words " " says[name])
         }
     out("</div>")
@@ -141,9 +152,9 @@ function flush(    i, n, name, label) {
     words = ""
 }
 
-# What is known of a function beside its declaration.
-function beside(name,    i, n, text, place, list) {
-    out("<dl class=\"more\"><dt class=\"of\">" name "</dt>")
+# What is known of a function beside its declaration; its name, where there are several.
+function beside(name, named,    text, place) {
+    out("<dl class=\"more\">" (named ? "<dt class=\"of\">" name "</dt>" : ""))
     text = status_links(name)
     if (text != "") out("<dt>errors</dt><dd>" text sentences(name) "</dd>")
     if (name in use_at) {
@@ -152,9 +163,7 @@ function beside(name,    i, n, text, place, list) {
             escape(use_of[name]) "</code> <a class=\"source\" href=\"" root source_url[place[1]] "#L" place[2] "\">" \
             place[1] ":" place[2] "</a></dd>")
     }
-    n = split(see_also(name), list, " ")
-    text = ""
-    for (i = 1; i <= n; i++) text = text (i > 1 ? ", " : "") "<code>" anchor(list[i]) "</code>"
+    text = see_also(name)
     if (text != "") out("<dt>see also</dt><dd>" text "</dd>")
     out("</dl>")
 }
@@ -180,19 +189,20 @@ function sentences(name,    list, n, i, text) {
     return text == "" ? "" : " <details><summary>sentences</summary><ul>" text "</ul></details>"
 }
 
-# What the comment names, whose comment names this, and then neighbours: at most six.
-function see_also(name,    list, n, i, text) {
-    n = split(related[name] back[name] near[name], list, " ")
-    split(name, taken, " ")
-    split("", taken)
+# What the comment names, whose comment names this, and then neighbours, at most six; and the part of
+# "Which call do I want?" that has it.
+function see_also(name,    list, n, i, text, taken, count) {
     taken[name] = 1
-    count = 0
+    n = split(related[name] back[name] near[name], list, " ")
     for (i = 1; i <= n && count < 6; i++)
         if (kind_of[list[i]] == "function" && !(list[i] in taken)) {
             taken[list[i]] = 1
-            text = text " " list[i]
-            count++
+            text = text (count++ ? ", " : "") "<code>" anchor(list[i]) "</code>"
         }
+    n = split(topics[name], list, "\n")
+    for (i = 1; i < n; i++)
+        text = text (count++ ? ", " : "") "<a href=\"" root page_url["install/docs/calls.md"] "#" \
+            slug(list[i]) "\">" escape(list[i]) "</a>"
     return text
 }
 
@@ -238,10 +248,15 @@ function end_header(    i) {
     bottom()
 }
 
+# Whether it is the only function of its section.
+function alone(name) { return functions_of[header_of[name], section_with[name]] == 1 }
+
 # The page of the header lists all sections, others list their own.
 function whole_contents(name) { return page_of(FILENAME, "") == here || page_of(FILENAME, name) == here }
 
 BEGIN {
+    for (i = 1; i <= names; i++)
+        functions_of[header_of[name_of[i]], section_with[name_of[i]]] += kind_of[name_of[i]] == "function"
     for (i = 1; i <= names; i++) {
         name = name_of[i]
         n = split(related[name], list, " ")
@@ -251,7 +266,7 @@ BEGIN {
         names_at[line]++
         names_of[line, names_at[line]] = name
         if (kind_of[name] != "function") continue
-        if (section_with[name] == section_with[before]) {
+        if (section_with[name] == section_with[before] || alone(name) || alone(before)) {
             near[name] = " " before near[name]
             near[before] = near[before] " " name
         }

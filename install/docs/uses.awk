@@ -5,7 +5,7 @@
 #   use  NAME  FILE  LINE  STATEMENT
 #
 # The first call in examples/ counts, in the order of the files; for what no example calls, the first one
-# in the file of tests/ that calls it most. Calls that are meant to fail are passed over.
+# in the file of tests/ that calls it most. Calls that are meant to fail count where there are no others.
 
 BEGIN {
     FS = "\t"
@@ -17,6 +17,7 @@ BEGIN {
 
 function called(name) {
     if (!(name in known) || name in example) return
+    if (fails) { if (!(name in spare)) spare[name] = FILENAME "\t" FNR; return }
     if (FILENAME ~ /^examples\//) { example[name] = FILENAME "\t" FNR; return }
     calls[name, FILENAME]++
     if (!((name, FILENAME) in first)) first[name, FILENAME] = FILENAME "\t" FNR
@@ -27,7 +28,8 @@ function called(name) {
 }
 
 { line = text[FILENAME, FNR] = without_comments($0) }
-line ~ /^ / && line !~ /DP_ERR|FAIL|REFUSE/ {
+{ fails = line !~ /^ / || line ~ /DP_ERR|FAIL|REFUSE/ }
+line ~ /^ / || line ~ /^FAILS/ {
     for (; match(line, /dp_[a-z0-9_]+\(/); line = substr(line, RSTART + RLENGTH))
         if (substr(line, RSTART - 1, 1) !~ /[A-Za-z0-9_"]/) called(substr(line, RSTART, RLENGTH - 1))
 }
@@ -58,8 +60,8 @@ function statement(file, at,    whole, i) {
 
 END {
     for (name in known) {
-        if (!(name in example) && !(name in test)) continue
-        place = name in example ? example[name] : test[name]
+        place = name in example ? example[name] : name in test ? test[name] : spare[name]
+        if (place == "") continue
         split(place, at, "\t")
         print "use\t" name "\t" place "\t" statement(at[1], at[2])
     }
