@@ -10,7 +10,7 @@
 #   make install    headers, libdp, files for pkg-config and CMake, manual pages, into PREFIX=/usr/local;
 #                   WITH="cuda nccl mpi": the library with these; DESTDIR= LIBDIR=lib MPICC= AR= CFLAGS=
 #                   LDFLAGS=. make uninstall takes them away, make install-test tries both
-#   make docs       build/docs/index.html: the manuals of the headers, README.md and the examples as one
+#   make docs       build/docs/index.html: introductions, manuals of the headers and the examples as one
 #                   static site, with a search that needs no server
 #   make single     build/single/dp.h: dp.h and its rooms as one file; WITH="cuda nccl train": with
 #                   these headers too

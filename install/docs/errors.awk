@@ -27,7 +27,8 @@ BEGIN {
 body != "" { line = $0; sub(/^ +/, " ", line); code = code line }
 /;$/ && body == "" { head = "" }
 
-function read_body(code,    rest, word, name) {
+function read_body(code,    rest, word, name, holds) {
+    holds = code ~ /([{] ?|\.fn = )__func__|^ return dp__/ # in a struct that all get; or nothing else is done
     for (rest = code; match(rest, /(dp_error\( ?|return )DP_ERR_[A-Z_]+/); ) {
         word = substr(rest, RSTART, RLENGTH)
         rest = substr(rest, RSTART + RLENGTH)
@@ -44,7 +45,7 @@ function read_body(code,    rest, word, name) {
         rest = substr(rest, RSTART + RLENGTH)
         if (word == body || word == "dp_error") continue
         deeper[body] = deeper[body] " " word
-        if (rest ~ /^ ?(__func__|fn|[a-z]+->fn|"dp_[a-z_]+"|&?(plan|holder|walk|reader|writer|own|lines))[,)]/)
+        if (holds || rest ~ /^ ?(__func__|fn|[a-z]+->fn|"dp_[a-z_]+"|&?(plan|holder|walk|reader|writer|own|lines))[,)]/)
             named[body] = named[body] " " word
     }
 }
@@ -67,11 +68,12 @@ function sentence(text,    whole) {
 function walk(name, by_name,    list, i, n) {
     if (name in seen) return
     seen[name] = 1
+    in_order[++walked] = name
     n = split(by_name ? named[name] : deeper[name], list, " ")
     for (i = 1; i <= n; i++) walk(list[i], by_name)
 }
 
-function forget() { split("", seen); split("", got) }
+function forget() { split("", seen); walked = 0 }
 
 function add(name, which,    list, i, n) {
     n = split(fails[name], list, " ")
@@ -82,20 +84,20 @@ END {
     for (i = 1; i <= publics; i++) { # who is called for how many
         forget()
         walk(public[i], 1)
-        if (public[i] ~ /^dp_(open|open_group)$/) walk("dp__" substr(public[i], 4), 1)
         for (name in seen) callers[name]++
     }
     all = split("INVALID STATE UNSUPPORTED MISMATCH NO_MEMORY NO_DEVICE USER FILE NO_FILE JOB", order, " ")
     for (i = 1; i <= publics; i++) {
         forget()
+        split("", got)
         walk(public[i], 1)
-        if (public[i] ~ /^dp_(open|open_group)$/) walk("dp__" substr(public[i], 4), 1)
-        for (name in seen) {
+        for (w = 1; w <= walked; w++) {
+            name = in_order[w]
             add(name)
             if (name == "dp__check_ctx") got["JOB"] = 1
             if (callers[name] <= 4) print_sentences(public[i], says[name])
         }
-        split("", seen)
+        forget()
         walk(public[i], 0)
         for (name in seen) add(name, "^(FILE|NO_FILE|MISMATCH|USER)$")
         if (home[public[i]] ~ /^dp_/ && "dp__check_ctx" in seen) got["JOB"] = 1

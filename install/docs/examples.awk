@@ -17,7 +17,7 @@ FNR == 1 {
     open = 1
     next
 }
-open && (/^$/ || /^   (Build|Run|Prints):/) {
+open && (/^$/ || /^#/ || /^   (Build|Run|Prints):/) {
     gsub(/\|/, "/", text)
     if (!(FILENAME in group_of)) group_of[FILENAME] = "Others"
     if (group_of[FILENAME] != group) {

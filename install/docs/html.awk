@@ -73,8 +73,10 @@ function href(word,    tag) {
     return ""
 }
 
+# Where text is shown as it is, so is the mark of a tag.
 function anchor(word,    url) {
     url = href(word)
+    if (url != "" && !as_in_source) sub(/^>>/, "", word)
     return url == "" ? escape(word) : "<a href=\"" url "\">" escape(word) "</a>"
 }
 
@@ -139,9 +141,14 @@ function entry(kind, name, url, text) {
     print text >>entries
 }
 
-function script(text) {
-    gsub(/\\/, "\\\\", text)
-    gsub(/"/, "\\\"", text)
+# As a string of JavaScript; backslashes mean different things to gsub in different awks.
+function script(text,    part, n, i) {
+    n = split(text, part, /\\/)
+    text = part[1]
+    for (i = 2; i <= n; i++) text = text "\\\\" part[i]
+    n = split(text, part, /"/)
+    text = part[1]
+    for (i = 2; i <= n; i++) text = text "\\\"" part[i]
     return text
 }
 

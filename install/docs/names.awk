@@ -64,7 +64,8 @@ function type(line,    name) {
     else if (line ~ /^typedef .* dp_[a-z0-9_]+;/) {
         sub(/;.*/, "", name)
         sub(/^.* /, "", name)
-        opaque[name] = FNR # unless it is defined later
+        opaque[++opaques] = name # unless it is defined later
+        opaque_at[name] = FNR
         opaque_in[name] = section
         return
     } else return
@@ -92,7 +93,7 @@ function constants(line,    name, rest) {
 
 function code(line,    name) {
     if (verbatim_text) table(line)
-    else if (empty && line !~ /^[ }]/) end_item()
+    else if ((empty && line !~ /^[ }]/) || (line ~ /^\/\*/ && declared)) end_item()
     if (verbatim_text || in_comment || line ~ /^\/\*/) { # prose
         in_comment = !verbatim_text && line !~ /\*\/$/
         if (!verbatim_text) mentioned(line)
@@ -108,8 +109,10 @@ function code(line,    name) {
     if (line ~ /}/) enumerators = 0
 }
 
-function end_header(    name) {
+function end_header(    i, name) {
     end_item()
-    for (name in opaque)
-        if (!((0, name) in seen)) print "type\t" name "\t" FILENAME "\t" opaque[name] "\t" opaque_in[name]
+    for (i = 1; i <= opaques; i++) {
+        name = opaque[i]
+        if (!((0, name) in seen)) print "type\t" name "\t" FILENAME "\t" opaque_at[name] "\t" opaque_in[name]
+    }
 }

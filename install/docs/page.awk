@@ -3,7 +3,7 @@
 #
 #   awk ... -f html.awk -f ../manual.awk -f page.awk dp.h
 #
-# An item is a comment and the declarations below it, up to an empty line. Its functions are its
+# An item is a comment and the declarations below it, up to an empty line or another comment. Its functions are its
 # headings; other names have their anchors there too. Below it stands how each function fails, where it
 # is called, and what is near it. What is on another page of the header is passed over.
 
@@ -82,7 +82,7 @@ function begin_header(name, description) {
     is_part = page_of(FILENAME, "") != here
     out("<h1>" escape(page_name) "</h1>")
     out("<p class=\"lead\">" (is_part ? "A part of " anchor(FILENAME) ": " escape(description) \
-        : "<code>" FILENAME "</code>: " escape(description)) ". <a class=\"source\" href=\"" \
+        : (page_name == FILENAME ? "" : "<code>" FILENAME "</code>: ") escape(description)) ". <a class=\"source\" href=\"" \
         source_here(1) "\">source</a></p>")
     entry("header", is_part || page_name == FILENAME ? page_name : FILENAME ": " page_name, here, description)
     elsewhere = is_part
@@ -102,7 +102,7 @@ function begin_section(name) {
     words = about[name]
     out("<h2 id=\"" name "\">" name " <a class=\"source\" href=\"" source_here(FNR) "\">source</a></h2>")
     out("<p class=\"lead\">" linked(about[name]) "</p>")
-    item_lines = 0
+    item_lines = has_code = 0
 }
 
 function begin_declarations() { end_words() }
@@ -110,11 +110,14 @@ function begin_declarations() { end_words() }
 # Code is kept until its item is complete.
 function code(line) {
     if (verbatim_text) { as_it_is(line); return }
-    if (empty && line !~ /^[ }]/) flush()
+    if ((empty && line !~ /^[ }]/) || (line ~ /^\/\*/ && has_code)) flush()
     else if (empty) item[++item_lines] = ""
     item[++item_lines] = line
     if (item_lines == 1) item_from = FNR
     item_to = FNR
+    commenting = commenting || line ~ /^\/\*/
+    if (!commenting) has_code = 1
+    if (line ~ /\*\/$/) commenting = 0
 }
 
 function flush(    i, n, name, label) {
@@ -148,7 +151,7 @@ function flush(    i, n, name, label) {
             found(kind_of[name], name, name, words " " says[name])
         }
     out("</div>")
-    item_lines = 0
+    item_lines = has_code = 0
     words = ""
 }
 
