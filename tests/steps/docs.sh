@@ -230,7 +230,7 @@ python_reads() { python3 -c 'import numpy, safetensors' 2>/dev/null; }
 compiler_for_pages() {
     cat <<END
 #!/bin/bash
-compile() { $CC ${STB_CFLAGS:+-isystem $PWD/build/stb $STB_CFLAGS} "\$@"; }
+compile() { ${CC:-cc} ${STB_CFLAGS:+-isystem $PWD/build/stb $STB_CFLAGS} "\$@"; }
 case "\$*" in
 "-std=c11 -O2 -c examples/dp.c")
     [ -e $PWD/$LOGS/docs.dp.o ] || compile -O0 -c examples/dp.c -o $PWD/$LOGS/docs.dp.o
