@@ -1993,6 +1993,14 @@ DP_MUST_USE DP_API dp_status dp_everywhere(dp_module *module, dp_module **out);
    dp_train_step with data dp_none() is an empty step, for a process that has run out of data. It
    adds nothing, and has no weight in DP_MEAN_SAMPLES. Losses in the log are those of this process.
 
+   A module without parameters, or without any that ranks reduce, is for a trainer that has its
+   numbers elsewhere. Its batches are cut, its methods run on all devices, the table below holds,
+   and it goes on after dp_recover. The trainer makes its numbers equal at first (dp_broadcast) and
+   after dp_recover (dp_checkpoint_share), and sums its own gradients: with dp_call_sum_ranks in a
+   method, or dp_all_reduce after the step. What asks for parameters finds none: dp_params_compare
+   compares nothing, dp_module_save gives an empty dict, and an optimizer only counts steps, so that
+   dp_optim_lr tells the rate of a schedule.
+
    With several processes:
      what fails                           who gets the error       after that
      a reduced dp_backward or             all ranks: status,       gradients are void until
@@ -2022,8 +2030,8 @@ DP_MUST_USE DP_API dp_status dp_everywhere(dp_module *module, dp_module **out);
    nothing carries messages (>>messages) parameters are broadcast, and all processes receive
    them. Machines may have different numbers of processes.
    Devices other than CPU devices, `ignored` parameters, memory of yours, a module in a tree with
-   other parameters, and a second wrapper are UNSUPPORTED. With one process the switch changes
-   nothing. */
+   other parameters, and a second wrapper are UNSUPPORTED. With one process, or without parameters,
+   the switch changes nothing. */
 DP_MUST_USE DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
                                             dp_module **out);
 
@@ -2164,7 +2172,8 @@ struct dp_optim {
    It returns a loss (a tensor or a number), or a dict of tensors, numbers and lists of them. `loss`
    is the sum of the means of all entries whose key contains "loss", each device weighted by its
    samples. Then come backward and optim->update. The log has "loss", then the mean of every entry.
-   optim NULL: gradients only. */
+   optim NULL: gradients only. A module that has nothing to learn, as no parameter has a gradient,
+   needs no "backward". */
 DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data,
                                            dp_optim *optim, dp_value *out_log);
 

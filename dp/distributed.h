@@ -151,8 +151,6 @@ static dp_status dp__units_number(dp__face *face)
     size_t units = 0;
     for (size_t home = 0; home < inner->listed_count; home++)
         units += dp__is_unit(face, home);
-    if (units == 0)
-        return dp_error(DP_ERR_INVALID, "'%s' has no parameter with a gradient", inner->name);
     DP_TRY(dp__ranks_room(face, units));
     for (size_t slot = 0; slot < inner->slot_count; slot++)
         ranks->units[slot] = DP__NO_UNIT;
@@ -1291,7 +1289,8 @@ static dp_status dp__ranks_zeroed(const dp__face *face)
 {
     dp__distributed *ranks = face->ranks;
     bool zeroed = face->runs->zeroed != ranks->zeroed;
-    bool counted = !zeroed && ranks->reduced && ranks->config.reduction != DP_MEAN_RANKS;
+    bool reduced = ranks->reduced && ranks->unit_count > 0;
+    bool counted = !zeroed && reduced && ranks->config.reduction != DP_MEAN_RANKS;
     if (counted || dp__units_hold_shares(face))
         return dp_error(DP_ERR_STATE,
                         "gradients of '%s' are already reduced: call dp_zero_grad before the next "
@@ -1765,9 +1764,9 @@ static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module 
     if (status == DP_OK && spreads && face->ctx->info.process_count > 1)
         status = dp__ranks_start(fn, face, temp);
     DP_TRY(dp__distributed_reducer(fn, face, &reducer, &wrapped, status));
-    return face->ranks->config.share_params && face->ctx->info.process_count > 1
-               ? dp__params_share(fn, temp, wrapper)
-               : DP_OK;
+    bool shares = face->ranks->config.share_params && face->ctx->info.process_count > 1 &&
+                  face->layouts[DP__PARAMS].range_count > 0;
+    return shares ? dp__params_share(fn, temp, wrapper) : DP_OK;
 }
 
 /* For a job that was made anew: as if it had just been made, but that each process has the numbers
@@ -2247,16 +2246,24 @@ static void dp__buffers_changed(dp__face *face)
     face->version = current ? dp__version(inner) + 1 : 0;
 }
 
+/* Returns true if a wrapper by dp_distributed, which may have no parameters, is in a tree. */
+static bool dp__has_ranks(const dp_module *module)
+{
+    bool found = module->separate != NULL || dp__is_over_ranks(module->face);
+    for (size_t i = 0; i < module->child_count && !found; i++)
+        found = dp__has_ranks(module->children[i].module);
+    return found;
+}
+
 DP_API dp_status dp_buffers_sync(dp_module *module)
 {
     dp__face *face, *last = NULL;
-    size_t slot = 0;
     DP_TRY(dp__check_module(__func__, module));
     DP_TRY(dp__check_alone(__func__, module->ctx));
-    if (module->ctx->info.process_count > 1 && dp__next_face(module, &slot) == NULL)
+    if (module->ctx->info.process_count > 1 && !dp__has_ranks(module))
         return dp_error(DP_ERR_INVALID, "%s: no wrapper by dp_distributed is in the tree of '%s'",
                         __func__, module->name);
-    for (slot = 0; (face = dp__next_face(module, &slot)) != NULL; last = face) {
+    for (size_t slot = 0; (face = dp__next_face(module, &slot)) != NULL; last = face) {
         if (face == last || face->ranks->config.buffers == DP_BUFFERS_LOCAL)
             continue;
         DP_TRY(dp__buffers_spread(__func__, face));

@@ -1909,8 +1909,27 @@ static dp_status dp__step_log(const dp_pass *pass, dp_value *out)
 /* ==== >>stepping =================================================================================
    The two steps, and the optimizer's part in one.                                               */
 
+/* Returns true if a backward would have no gradient to add to. */
+static bool dp__learns_nothing(const dp_module *module)
+{
+    bool learns = false;
+    for (size_t home = 0; home < module->listed_count && !learns; home++)
+        learns = dp__is_of_sort(dp__param_at(module, home), DP__GRADS);
+    return !learns;
+}
+
+/* Takes the place of a "backward" that a module need not have. */
+static dp_status dp__no_backward(dp_call *call)
+{
+    (void)call;
+    return DP_OK;
+}
+
 static dp_status dp__step_backward(dp_pass *pass, double factor)
 {
+    static const dp_method none = {"backward", dp__no_backward};
+    if (pass->backward == NULL && dp__learns_nothing(pass->runs))
+        pass->backward = &none;
     DP_TRY(dp__check_pass("dp_train_step", pass));
     DP_TRY(dp__backward_begin(pass, dp_float(factor)));
     for (size_t r = 0; r < pass->count; r++)

@@ -1763,6 +1763,93 @@ TEST_SLOW(each_sample_counts_once, 90)
     CHECK_INT(end_world(), 2);
 }
 
+/* ---- a trainer whose module has no parameters ------------------------------------------------ */
+
+enum { OWN_STEPS = 12 };
+
+/* Its numbers are in `own`: `done` steps, each of which has added the sum of all rows. */
+typedef struct owner {
+    dp_ctx *ctx;
+    dp_module *par;
+    int64_t done, total, found;
+} owner;
+
+static dp_status find_rows(dp_call *call)
+{
+    owner *own = (owner *)(uintptr_t)call->state;
+    const dp_tensor *x;
+    int64_t rows[8];
+    DP_TRY(dp_call_tensor(call, "x", DP_I64, 1, &x));
+    DP_TRY(dp_read(call->ctx, x, rows, (size_t)x->shape[0] * sizeof *rows));
+    for (int64_t i = 0; i < x->shape[0]; i++)
+        own->found += rows[i];
+    if (atomic_fetch_sub(&die_in_backward, 1) == 0)
+        kill_me();
+    call->out = dp_float(1);
+    return DP_OK;
+}
+
+static dp_status owner_step(owner *own, dp_scope *scope)
+{
+    static const int64_t all[] = {1, 2, 3, 4, 5, 6, 7};
+    int64_t first, count;
+    dp_value log;
+    own->found = 0;
+    DP_TRY(dp_my_rows(own->ctx, 7, &first, &count));
+    dp_value rows = dp_array(scope, all + first, DP_I64, DP_SHAPE(count));
+    DP_TRY(dp_train_step(own->par, scope, DP_DICT(scope, {"x", rows}), NULL, &log));
+    DP_TRY(dp_all_reduce_i64(own->ctx, &own->found, 1, DP_OP_SUM));
+    own->total += own->found;
+    own->done++;
+    return DP_OK;
+}
+
+static dp_status owner_share(owner *own, dp_scope *scope)
+{
+    dp_value kept,
+        mine = DP_DICT(scope, {"done", dp_int(own->done)}, {"total", dp_int(own->total)});
+    DP_TRY(dp_checkpoint_share(own->ctx, scope, own->done, mine, &kept));
+    own->done = dp_get(kept, "done").as.i;
+    own->total = dp_get(kept, "total").as.i;
+    return dp_params_compare(own->par); /* there is nothing to compare */
+}
+
+static void train_own_numbers(void)
+{
+    static const dp_method methods[] = {{"forward", find_rows}};
+    owner own = {.ctx = open_recovering(1, TIMEOUT_MS)};
+    dp_module *net = NULL;
+    dp_status status = DP_OK;
+    die_in_backward = victims[me];
+    CHECK_OK(dp_module_create(
+        own.ctx, &(dp_module_config){.methods = methods, .method_count = 1, .state = &own}, &net));
+    CHECK_OK(dp_everywhere(net, &own.par));
+    for (bool changed = false; own.done < OWN_STEPS; changed = status != DP_OK) {
+        dp_scope *scope = dp_scope_begin(own.ctx);
+        status = changed ? owner_share(&own, scope) : DP_OK;
+        if (status == DP_OK)
+            status = owner_step(&own, scope);
+        dp_scope_end(scope);
+        CHECK(status == DP_OK || dp_failure(own.ctx, NULL));
+        if (status != DP_OK)
+            CHECK_OK(dp_recover(own.ctx));
+    }
+    CHECK_INT(own.total, OWN_STEPS * 28);
+    dp_close(own.ctx);
+}
+
+TEST_SLOW(trainer_without_parameters_goes_on, 60)
+{
+    for (int p = 0; p < MOST; p++)
+        victims[p] = -1;
+    victims[0] = 4;
+    start_world(3, train_own_numbers);
+    CHECK_INT(end_world(), 1);
+    victims[1] = 7;
+    start_world(3, train_own_numbers);
+    CHECK_INT(end_world(), 2);
+}
+
 /* ---- who comes back -------------------------------------------------------------------------- */
 
 static void come_back(void)
