@@ -133,9 +133,9 @@
    context, and is valid until that ends. Values and views may point into memory of their own scope
    or of an outer one, so the batch must live as long as its parts. dp_keep copies what must live
    longer. Modules belong to their context. Parameters and gradients belong to their module, which
-   never moves them; memory that you provide stays yours. dp_close ends all scopes and modules; no
-   pointer to or into them is valid after it. Before dlclose unloads the library that contains dp.h,
-   close all contexts: their threads run its code.
+   never moves them; memory that you provide stays yours, and moves if you say so: dp_params_move.
+   dp_close ends all scopes and modules; no pointer to or into them is valid after it. Before
+   dlclose unloads the library that contains dp.h, close all contexts: their threads run its code.
 
    THREADS
    One thread at a time calls into a context. Functions marked [any] are exceptions: reading names
@@ -164,6 +164,7 @@
      dp_zero_grad,                                                yes       (1)
      dp_params_edit, _write, _changed, dp_owner_edit,
      dp_module_train
+     dp_params_move, dp_params_move_block                         yes (2)   (1)
      making, copying, wrapping and destroying modules; dp_run,    yes (2)   no
      collectives, messages, dp_buffers_sync, dp_open_group,
      dp_use_stream, dp_threads_limit, dp_data_parallel_once,
@@ -1637,6 +1638,7 @@ typedef struct dp_module_config {
     void (*replica_destroy)(void *own);
     int local_rank;           /* the device */
     bool announces_changes;   /* the owner of `data` calls dp_params_changed after writing to it */
+    bool moves;               /* memory of yours may get other addresses: see dp_params_move */
     bool packed;              /* parameters are one block, in their order: dp_param_block */
     void *block, *block_grad; /* packed: memory of yours for it; NULL = the library's, all zero */
     bool mean_grads;          /* backward divides by its own number of rows; see dp_backward */
@@ -1700,6 +1702,24 @@ DP_MUST_USE DP_API dp_status dp_params_edit(dp_module *module, size_t param, dp_
 DP_MUST_USE DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *host,
                                              size_t bytes);
 DP_MUST_USE DP_API dp_status dp_params_changed(dp_module *module);
+/* Tells the module that memory of yours has moved: from now on the numbers of this parameter or
+   buffer are at `data`, and its gradient is at `grad` (NULL: where it was). Shape, dtype and device
+   stay. The old memory is not used again, and may be gone already, if devices have no work left
+   that uses it (dp_wait). Wrappers, reducers, optimizers, averages, files and recovery find the new
+   place. Each process moves its own memory when it likes, between two steps:
+
+       for (size_t i = 0; i < count; i++)
+           DP_TRY(dp_params_move(net, i, tensors[i]->data, tensors[i]->grad->data));
+
+   Tensors that you got before point to the old place, and so does a value of dp_module_save. A new
+   `data` counts as an edit: the numbers may be others, and a forward before it has no backward. A
+   gradient that waits for more passes (no_sync) moves with its numbers. STATE: this memory is the
+   library's, or dp_module_config.moves is not set; or this was called by a function of yours that
+   runs for the module, or for one that contains it. */
+DP_MUST_USE DP_API dp_status dp_params_move(dp_module *module, size_t param, void *data,
+                                            void *grad);
+/* Tells a packed module that its block has moved, or that of its gradients. */
+DP_MUST_USE DP_API dp_status dp_params_move_block(dp_module *module, void *block, void *block_grad);
 /* With share_params, parameters are written only between these two, which all processes call: after
    the first nobody reads them, after the second all have written. In between each may write the
    same numbers, or its own part; passes are refused (STATE), as are writes outside. `status` is how

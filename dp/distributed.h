@@ -195,6 +195,20 @@ static size_t dp__units_place(const dp__face *face, void **local, dp_block *bloc
     return count;
 }
 
+/* Tells the reducer where gradients are that lie in memory of the user's: that may have moved since
+   the last pass. They are the first local rank's. */
+static void dp__units_move(const dp__face *face)
+{
+    const dp__layout *layout = &face->layouts[DP__GRADS];
+    for (size_t i = 0, block = 0; i < layout->range_count; i++) {
+        if (layout->ranges[i].ignored)
+            continue;
+        if (layout->regions[layout->ranges[i].first].foreign)
+            dp__block_move(face->ranks->reducer, block, dp__range_of(face, DP__GRADS, i, 0).data);
+        block++;
+    }
+}
+
 /* ---- shares ---------------------------------------------------------------------------------- */
 
 /* Fewer elements are not worth a collective of their own. */
@@ -1329,6 +1343,7 @@ static dp_status dp__ranks_begin(const char *fn, const dp__face *face, bool sync
     dp__distributed *ranks = face->ranks;
     const dp_reduce_pass pass = {.no_sync = !synced, .samples = ranks->samples};
     ranks->met = DP__MET_FOR_GRADS;
+    dp__units_move(face);
     memset(ranks->said, 0, face->count * ranks->unit_count * sizeof *ranks->said);
     for (size_t r = 0; r < face->count; r++)
         memset(face->replicas[r].touched, 0, face->inner->slot_count * sizeof(bool));
@@ -1866,11 +1881,11 @@ static void dp__owner_view(const dp__face *face, size_t r, size_t slot, dp_tenso
                            dp_tensor *grad)
 {
     data->device = dp__replica_device(face, r)->id;
-    data->data = face->replicas[r].data[slot];
+    data->data = *face->replicas[r].data[slot];
     if (grad == NULL)
         return;
     grad->device = data->device;
-    grad->data = grad->data != NULL ? face->replicas[r].grad[slot] : NULL;
+    grad->data = grad->data != NULL ? *face->replicas[r].grad[slot] : NULL;
 }
 
 /* Which replica's memory an owner has, and of which face; *out_face NULL: the module's own. */
@@ -1965,7 +1980,7 @@ static dp_status dp__numbers_line(const dp_module *module, size_t home, const dp
     *out_apart = false;
     bool settled = face != NULL && (root->buffer || !dp__replicas_differ(face));
     for (size_t r = 1; settled && r < face->count && !*out_apart; r++) {
-        data.data = face->replicas[r].data[slot];
+        data.data = *face->replicas[r].data[slot];
         data.device = face->ctx->devices[r].id;
         if (data.data == root->data.data)
             continue;
@@ -2054,19 +2069,20 @@ static dp_stretch dp__stretch_of(const dp_module *module, size_t home, size_t *p
                         .after = SIZE_MAX};
 }
 
-/* Whether a parameter and its gradient begin where those of a region end, for each owner that ranks
-   reduce both for; for the first one in any case. */
+/* Whether a parameter and its gradient begin where those of a region end, and stay there, for each
+   owner that ranks reduce both for; for the first one in any case. */
 static bool dp__home_follows(dp_module *module, const dp__region *before, size_t home, bool owned)
 {
     const dp__face *face = dp__is_over_ranks(module->face) ? module->face : NULL;
     const dp__memory *memory = face != NULL ? face->replicas : &dp__runs_of(module)->memory;
     size_t count = face != NULL && owned ? face->count : 1;
     size_t last = module->listed[before->home], slot = module->listed[home];
-    bool follows = true;
+    const dp__param *a = dp__param_at(module, before->home), *b = dp__param_at(module, home);
+    bool follows = dp__param_key(a, a->foreign) == dp__param_key(b, b->foreign);
     for (size_t r = 0; r < count && follows; r++)
         follows = (r > 0 && dp__replica_sees(face, r)) ||
-                  ((char *)memory[r].data[last] + before->bytes == memory[r].data[slot] &&
-                   (char *)memory[r].grad[last] + before->bytes == memory[r].grad[slot]);
+                  ((char *)*memory[r].data[last] + before->bytes == *memory[r].data[slot] &&
+                   (char *)*memory[r].grad[last] + before->bytes == *memory[r].grad[slot]);
     return follows;
 }
 

@@ -1240,6 +1240,61 @@ TEST_SLOW(nothing_is_left_of_a_failure, 60)
     CHECK_INT(end_world(), 0);
 }
 
+/* Parameters in memory of the test's, which moves before a failure, and after it. */
+static void moving_memory(void)
+{
+    static float data[3][WIDE], grad[3][WIDE];
+    static const dp_method methods[] = {{"forward", adder_forward}, {"backward", adder_backward}};
+    const dp_param_config params[] = {
+        {.name = "w", .ndim = 1, .shape = {WIDE}, .data = data[0], .grad = grad[0]},
+        {.name = "v", .ndim = 1, .shape = {1}}};
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    dp_module *net, *par;
+    dp_optim *optim;
+    float x = 1;
+    dp_scope *scope = dp_scope_begin(ctx);
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.methods = methods,
+                                                  .method_count = 2,
+                                                  .params = params,
+                                                  .param_count = 2,
+                                                  .moves = true},
+                              &net));
+    CHECK_OK(dp_distributed(net, &sums, &par));
+    CHECK_OK(dp_optim_create(par, &(dp_optim_config){.hyper = {.lr = 1}}, &optim));
+    CHECK_OK(adder_step(par, optim, scope, &x, 1));
+    memcpy(data[1], data[0], sizeof data[0]);
+    CHECK_OK(dp_params_move(par, 0, data[1], grad[1]));
+    for (int i = 0; i < WIDE; i++) /* nobody looks there any more */
+        data[0][i] = grad[0][i] = 7;
+    CHECK_OK(adder_step(par, optim, scope, &x, 1));
+    CHECK_F64(data[1][WIDE - 1], -6, 0);
+    meet(world);
+    if (me == 1)
+        kill_me();
+    wait_for_failure(ctx);
+    CHECK_STATUS(dp_params_move(par, 0, data[2], NULL), DP_ERR_REMOTE);
+    CHECK_OK(dp_recover(ctx));
+    CHECK_OK(adder_step(par, optim, scope, &x, 1));
+    CHECK_F64(data[1][0], -8, 0);
+    memcpy(data[2], data[1], sizeof data[1]);
+    CHECK_OK(dp_params_move(par, 0, data[2], grad[2]));
+    CHECK_OK(adder_step(par, optim, scope, &x, 1));
+    CHECK_F64(data[2][0], -10, 0);
+    CHECK_F64(param_of(par, 1, 0), -10, 0);
+    for (int i = 0; i < WIDE; i++)
+        CHECK(data[0][i] > 6 && grad[0][i] > 6 && data[1][i] < -7 && data[1][i] > -9);
+    CHECK_OK(dp_params_compare(par));
+    dp_scope_end(scope);
+    dp_close(ctx);
+}
+
+TEST_SLOW(memory_that_moves_is_found_after_a_failure, 60)
+{
+    start_world(3, moving_memory);
+    CHECK_INT(end_world(), 1);
+}
+
 /* ---- a value of the process that is furthest ------------------------------------------------- */
 
 static void share(void)
