@@ -194,9 +194,9 @@
        replicas. Take a seed from dp_info.rank_first + the replica, or from the sample.
      - With several processes, each cuts a batch of its own. Give it the rows of its ranks, as
        dp_split_rows divides all rows over rank_count ranks: dp_none() or a batch of no rows, if it
-       has none. A loader does (dp_data.h, SHARDS). dp_distributed cuts by DP_SPLIT_BALANCED or
-       _SIZES: by the other two, a rank's rows would depend on the number of processes
-       (UNSUPPORTED).
+       has none. A loader does (dp_data.h, SHARDS). dp_distributed refuses to cut by
+       DP_SPLIT_CHUNK or _WEIGHTS (UNSUPPORTED): a rank's rows would depend on the number of
+       processes; and by _PADDED without part_rows, as the size of its part would.
      - Under dp_distributed a rank without rows counts for nothing: it adds nothing to gradients and
        samples, and its buffers stay as they were. If its process has no other rows and gets a batch
        of no rows, the rank's methods run all the same, so that they take part in
@@ -1134,7 +1134,9 @@ typedef enum dp_split {
     DP_SPLIT_BALANCED, /* n/d rows each and one more for the first n%d; always d parts */
     DP_SPLIT_CHUNK,    /* torch.chunk: ceil(n/d) rows until none are left; may give fewer parts */
     DP_SPLIT_SIZES,    /* as given */
-    DP_SPLIT_WEIGHTS   /* in proportion, rounded by largest remainder */
+    DP_SPLIT_WEIGHTS,  /* in proportion, rounded by largest remainder */
+    DP_SPLIT_EQUAL,    /* n/d rows each, or an error; always d parts. See ONE SIZE */
+    DP_SPLIT_PADDED    /* as BALANCED, but filled up to one size; always d parts */
 } dp_split;
 
 typedef struct dp_cut { /* how rows become parts */
@@ -1143,7 +1145,34 @@ typedef struct dp_cut { /* how rows become parts */
     const int64_t *sizes;  /* DP_SPLIT_SIZES: rows of each part */
     const double *weights; /* DP_SPLIT_WEIGHTS: one for each part */
     size_t split_count;    /* entries of sizes or weights: as many as there are devices */
+    /* DP_SPLIT_EQUAL, _PADDED: how many rows each part has, also on a single device. 0: as many as
+       the largest part of the batch, so that a single device gets all as it is. */
+    int64_t part_rows;
 } dp_cut;
+
+/* ONE SIZE. A compiled graph accepts one number of rows. DP_SPLIT_EQUAL refuses a batch that makes
+   parts of another size. DP_SPLIT_PADDED fills parts up to part_rows, and refuses more rows than
+   that. A filled part is a copy: its real rows come first, as BALANCED deals them out, and then its
+   last row again and again, because a row of zeros may make no sense. (A part without real rows,
+   which only dp_scatter makes, repeats the last row of the batch; if the batch has none, there are
+   zeros.) dp_split_rows tells how many rows of each part are real.
+
+   In a wrapper, padding does not count:
+     - call->row_count is the number of real rows, and so is the weight of the replica at first.
+     - A tensor of an output that has as many rows along `dim` as the part loses those of padding:
+       before it is gathered or returned, and in the log. Its gradient is zero there; therefore ask
+       dp_call_out_grad for it, as it is a tensor even if dp_backward was given a number.
+     - Gradients of inputs lose these rows, too.
+     - What a method adds up itself it has to add up over row_count rows: a loss that it returns as
+       one number, the mean of mean_grads, sums over the batch (dp_norm.h).
+
+   Each process of a job cuts its own batch: set part_rows, so that all parts of the job have the
+   same size. A batch of no rows makes one part of zeros; EQUAL refuses it if part_rows is set. Data
+   dp_none() is a step in which no method runs.
+
+   Where containers have groups, these are the parts. EQUAL refuses groups of different sizes.
+   PADDED repeats the last sample of a group, in a stacked tensor and in a list; empty lists and
+   what is cpu_only stay as they are.                                                            */
 
 typedef struct dp_scatter_config {
     const int *local_ranks; /* NULL = all */
@@ -1773,7 +1802,8 @@ struct dp_call {
     bool input_grad_wanted;
     dp_dtype compute_dtype; /* from dp_pass_config; DP_F32 = the parameters' own */
     size_t replica, replica_count;
-    int64_t row_first, row_count, row_total; /* of the whole batch: seeds; 0 when nothing was cut */
+    int64_t row_first, row_count, row_total; /* of the whole batch: seeds; 0 when nothing was cut.
+                                                Real rows: see ONE SIZE */
     double weight; /* samples in this replica's part, row_count at first; a forward may set it to
                       any number that is finite and not negative */
     struct dp__record *record;
@@ -1925,10 +1955,10 @@ typedef struct
     bool mean_of_samples; /* dp_criterion_parallel: losses are weighted by replicas' samples */
 } dp_parallel_config;
 
-/* With DP_SPLIT_BALANCED and _WEIGHTS trailing parts without rows get no replica, but the first one
-   always does. With _SIZES, and where containers have groups, every part gets one, and so do those
-   that _CHUNK makes: all of them, empty, if the batch has no rows. Without arguments there is one
-   replica. dp_distributed does the same, but for shards: see THE SAME BITS. */
+/* With DP_SPLIT_BALANCED, _WEIGHTS, _EQUAL and _PADDED trailing parts without rows get no replica,
+   but the first one always does. With _SIZES, and where containers have groups, every part gets
+   one, and so do those that _CHUNK makes: all, empty, if the batch has no rows. Without arguments
+   there is one replica. dp_distributed does the same, but for shards: see THE SAME BITS. */
 DP_MUST_USE DP_API dp_status dp_data_parallel(dp_module *module, const dp_parallel_config *config,
                                               dp_module **out);
 /* The same for one pass, without a lasting wrapper; arguments as for dp_invoke. */

@@ -1610,11 +1610,16 @@ static dp_status dp__check_distributed(const char *fn, const dp_ctx *ctx,
                                        const dp_distributed_config *config)
 {
     dp_split split = config->cut.split;
+    if (ctx->config.shards > 0 && split == DP_SPLIT_PADDED && config->cut.part_rows == 0)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "%s: with shards, DP_SPLIT_PADDED needs part_rows: else the size of a part "
+                        "would depend on the number of processes",
+                        fn);
     if (ctx->config.shards > 0 && (split == DP_SPLIT_CHUNK || split == DP_SPLIT_WEIGHTS))
         return dp_error(DP_ERR_UNSUPPORTED,
                         "%s: %s cuts the batch of each process by itself, so with shards the rows "
                         "of a rank would depend on the number of processes: use "
-                        "DP_SPLIT_BALANCED or DP_SPLIT_SIZES",
+                        "DP_SPLIT_BALANCED, _SIZES, _EQUAL or _PADDED",
                         fn, split == DP_SPLIT_CHUNK ? "DP_SPLIT_CHUNK" : "DP_SPLIT_WEIGHTS");
     DP_TRY(dp__check_unused(fn, "unused_params", config->unused_params));
     DP_TRY(dp__check_wire(fn, config->buckets.wire));

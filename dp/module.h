@@ -2109,6 +2109,7 @@ struct dp__face {
 struct dp__face_ops {
     bool output_on_one;                  /* of its own devices: output_rank is one of them */
     const char *no_step, *no_prediction; /* why this module by itself has none; NULL: it has */
+    const char *no_padding;              /* why its parts are not filled up; NULL: they may be */
     /* May this method run? NULL: all may. */
     dp_status (*allows)(const dp__face *face, const char *method);
     dp_status (*cut)(const dp__request *request, dp__face *face, dp_pass **out);
@@ -2532,8 +2533,9 @@ struct dp_pass {
     double factor;        /* mean_grads: multiplies the gradients, since backward does not */
     size_t count;
     dp__record *records;
-    dp__meet *meet; /* NULL: one record */
-    int64_t *rows;  /* of each replica's part; NULL: nothing was cut */
+    dp__meet *meet;    /* NULL: one record */
+    int64_t *rows;     /* of each replica's part; NULL: nothing was cut */
+    int64_t part_rows; /* that each part was filled up to; 0: none was */
     dp_value args, kwargs;
 };
 

@@ -272,7 +272,10 @@ static bool spoil_split(const dp_scatter_config **how, int n)
         {.cut = {.split = DP_SPLIT_WEIGHTS, .weights = weights, .split_count = NOBODY}},
         {.cut = {.sizes = sizes, .split_count = 1}},
         {.cut = {.weights = weights, .split_count = 1}},
-        {.cut.split_count = 1}};
+        {.cut.split_count = 1},
+        {.cut.part_rows = 1},
+        {.cut = {.split = DP_SPLIT_PADDED, .part_rows = -1}},
+        {.cut = {.split = DP_SPLIT_EQUAL, .split_count = 1}}};
     const int count = sizeof wrong / sizeof wrong[0];
     *how = &wrong[n % count];
     return n < count;
@@ -302,6 +305,7 @@ static bool spoil_parallel(const dp_parallel_config **config, int n)
     wrong.cut.sizes = how->cut.sizes;
     wrong.cut.weights = how->cut.weights;
     wrong.cut.split_count = how->cut.split_count;
+    wrong.cut.part_rows = how->cut.part_rows;
     return true;
 }
 
