@@ -879,6 +879,17 @@ static dp_status dp__train_edit(const dp__train_views *views, bool all)
     return DP_OK;
 }
 
+/* Memory of the user's may have moved since the last step. */
+static dp_status dp__train_find_grads(const dp__train_views *views)
+{
+    for (size_t owner = 0; owner < views->owner_count; owner++)
+        for (size_t i = 0; i < views->count; i++)
+            if (dp__train_has(views, owner, i))
+                DP_TRY(dp_owner_grad(views->module, owner, views->listed[i].param,
+                                     &views->grad[owner * views->count + i]));
+    return DP_OK;
+}
+
 /* Replicas that ask at the same time are refused before anything is written. */
 static dp_status dp__train_ask(const dp__train_views *views)
 {
@@ -886,12 +897,7 @@ static dp_status dp__train_ask(const dp__train_views *views)
     size_t count;
     DP_TRY(dp_module_stretches(views->module, &stretches, &count));
     DP_TRY(dp__train_edit(views, false));
-    for (size_t owner = 0; owner < views->owner_count; owner++)
-        for (size_t i = 0; i < views->count; i++)
-            if (dp__train_has(views, owner, i))
-                DP_TRY(dp_owner_grad(views->module, owner, views->listed[i].param,
-                                     &views->grad[owner * views->count + i]));
-    return DP_OK;
+    return dp__train_find_grads(views);
 }
 
 /* The first that ranks reduce, or as many as there are. */
@@ -2142,6 +2148,7 @@ static dp_status dp__train_optim_edit(dp__train_optimizer *optim)
     DP_TRY(dp__train_edit(&optim->views, true));
     DP_TRY(dp_edit_shares(optim->views.module));
     DP_TRY(dp__train_look(&optim->views));
+    DP_TRY(dp__train_find_grads(&optim->views));
     DP_TRY(dp__train_optim_clip(optim, &factor, &skips));
     optim->zeroes = optim->may_zero && optim->views.all_used && !skips;
     if (!skips) {

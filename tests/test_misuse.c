@@ -926,6 +926,13 @@ static const dp_scatter_config *wrong_cuts(size_t *out_count)
         {.cut = {.split = DP_SPLIT_WEIGHTS, .weights = below, .split_count = 3}},
         {.cut = {.split = DP_SPLIT_WEIGHTS, .weights = nan_weight, .split_count = 3}},
         {.cut = {.split = DP_SPLIT_WEIGHTS, .weights = infinite, .split_count = 3}},
+        {.cut.split = DP_SPLIT_EQUAL},
+        {.cut = {.split = DP_SPLIT_EQUAL, .part_rows = 1}},
+        {.cut = {.split = DP_SPLIT_PADDED, .part_rows = 1}},
+        {.cut = {.split = DP_SPLIT_PADDED, .part_rows = -1}},
+        {.cut = {.split = DP_SPLIT_PADDED, .part_rows = INT64_MIN}},
+        {.cut = {.split = DP_SPLIT_PADDED, .sizes = minus, .split_count = 3}},
+        {.cut.part_rows = 2},
     };
     *out_count = sizeof cuts / sizeof cuts[0];
     return cuts;

@@ -1240,6 +1240,61 @@ TEST_SLOW(nothing_is_left_of_a_failure, 60)
     CHECK_INT(end_world(), 0);
 }
 
+/* Parameters in memory of the test's, which moves before a failure, and after it. */
+static void moving_memory(void)
+{
+    static float data[3][WIDE], grad[3][WIDE];
+    static const dp_method methods[] = {{"forward", adder_forward}, {"backward", adder_backward}};
+    const dp_param_config params[] = {
+        {.name = "w", .ndim = 1, .shape = {WIDE}, .data = data[0], .grad = grad[0]},
+        {.name = "v", .ndim = 1, .shape = {1}}};
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    dp_module *net, *par;
+    dp_optim *optim;
+    float x = 1;
+    dp_scope *scope = dp_scope_begin(ctx);
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.methods = methods,
+                                                  .method_count = 2,
+                                                  .params = params,
+                                                  .param_count = 2,
+                                                  .moves = true},
+                              &net));
+    CHECK_OK(dp_distributed(net, &sums, &par));
+    CHECK_OK(dp_optim_create(par, &(dp_optim_config){.hyper = {.lr = 1}}, &optim));
+    CHECK_OK(adder_step(par, optim, scope, &x, 1));
+    memcpy(data[1], data[0], sizeof data[0]);
+    CHECK_OK(dp_params_move(par, 0, data[1], grad[1]));
+    for (int i = 0; i < WIDE; i++) /* nobody looks there any more */
+        data[0][i] = grad[0][i] = 7;
+    CHECK_OK(adder_step(par, optim, scope, &x, 1));
+    CHECK_F64(data[1][WIDE - 1], -6, 0);
+    meet(world);
+    if (me == 1)
+        kill_me();
+    wait_for_failure(ctx);
+    CHECK_STATUS(dp_params_move(par, 0, data[2], NULL), DP_ERR_REMOTE);
+    CHECK_OK(dp_recover(ctx));
+    CHECK_OK(adder_step(par, optim, scope, &x, 1));
+    CHECK_F64(data[1][0], -8, 0);
+    memcpy(data[2], data[1], sizeof data[1]);
+    CHECK_OK(dp_params_move(par, 0, data[2], grad[2]));
+    CHECK_OK(adder_step(par, optim, scope, &x, 1));
+    CHECK_F64(data[2][0], -10, 0);
+    CHECK_F64(param_of(par, 1, 0), -10, 0);
+    for (int i = 0; i < WIDE; i++)
+        CHECK(data[0][i] > 6 && grad[0][i] > 6 && data[1][i] < -7 && data[1][i] > -9);
+    CHECK_OK(dp_params_compare(par));
+    dp_scope_end(scope);
+    dp_close(ctx);
+}
+
+TEST_SLOW(memory_that_moves_is_found_after_a_failure, 60)
+{
+    start_world(3, moving_memory);
+    CHECK_INT(end_world(), 1);
+}
+
 /* ---- a value of the process that is furthest ------------------------------------------------- */
 
 static void share(void)
@@ -1760,6 +1815,93 @@ TEST_SLOW(each_sample_counts_once, 90)
     victims[0] = 7;
     victims[2] = 40;
     start_world(4, train_and_die);
+    CHECK_INT(end_world(), 2);
+}
+
+/* ---- a trainer whose module has no parameters ------------------------------------------------ */
+
+enum { OWN_STEPS = 12 };
+
+/* Its numbers are in `own`: `done` steps, each of which has added the sum of all rows. */
+typedef struct owner {
+    dp_ctx *ctx;
+    dp_module *par;
+    int64_t done, total, found;
+} owner;
+
+static dp_status find_rows(dp_call *call)
+{
+    owner *own = (owner *)(uintptr_t)call->state;
+    const dp_tensor *x;
+    int64_t rows[8];
+    DP_TRY(dp_call_tensor(call, "x", DP_I64, 1, &x));
+    DP_TRY(dp_read(call->ctx, x, rows, (size_t)x->shape[0] * sizeof *rows));
+    for (int64_t i = 0; i < x->shape[0]; i++)
+        own->found += rows[i];
+    if (atomic_fetch_sub(&die_in_backward, 1) == 0)
+        kill_me();
+    call->out = dp_float(1);
+    return DP_OK;
+}
+
+static dp_status owner_step(owner *own, dp_scope *scope)
+{
+    static const int64_t all[] = {1, 2, 3, 4, 5, 6, 7};
+    int64_t first, count;
+    dp_value log;
+    own->found = 0;
+    DP_TRY(dp_my_rows(own->ctx, 7, &first, &count));
+    dp_value rows = dp_array(scope, all + first, DP_I64, DP_SHAPE(count));
+    DP_TRY(dp_train_step(own->par, scope, DP_DICT(scope, {"x", rows}), NULL, &log));
+    DP_TRY(dp_all_reduce_i64(own->ctx, &own->found, 1, DP_OP_SUM));
+    own->total += own->found;
+    own->done++;
+    return DP_OK;
+}
+
+static dp_status owner_share(owner *own, dp_scope *scope)
+{
+    dp_value kept,
+        mine = DP_DICT(scope, {"done", dp_int(own->done)}, {"total", dp_int(own->total)});
+    DP_TRY(dp_checkpoint_share(own->ctx, scope, own->done, mine, &kept));
+    own->done = dp_get(kept, "done").as.i;
+    own->total = dp_get(kept, "total").as.i;
+    return dp_params_compare(own->par); /* there is nothing to compare */
+}
+
+static void train_own_numbers(void)
+{
+    static const dp_method methods[] = {{"forward", find_rows}};
+    owner own = {.ctx = open_recovering(1, TIMEOUT_MS)};
+    dp_module *net = NULL;
+    dp_status status = DP_OK;
+    die_in_backward = victims[me];
+    CHECK_OK(dp_module_create(
+        own.ctx, &(dp_module_config){.methods = methods, .method_count = 1, .state = &own}, &net));
+    CHECK_OK(dp_everywhere(net, &own.par));
+    for (bool changed = false; own.done < OWN_STEPS; changed = status != DP_OK) {
+        dp_scope *scope = dp_scope_begin(own.ctx);
+        status = changed ? owner_share(&own, scope) : DP_OK;
+        if (status == DP_OK)
+            status = owner_step(&own, scope);
+        dp_scope_end(scope);
+        CHECK(status == DP_OK || dp_failure(own.ctx, NULL));
+        if (status != DP_OK)
+            CHECK_OK(dp_recover(own.ctx));
+    }
+    CHECK_INT(own.total, OWN_STEPS * 28);
+    dp_close(own.ctx);
+}
+
+TEST_SLOW(trainer_without_parameters_goes_on, 60)
+{
+    for (int p = 0; p < MOST; p++)
+        victims[p] = -1;
+    victims[0] = 4;
+    start_world(3, train_own_numbers);
+    CHECK_INT(end_world(), 1);
+    victims[1] = 7;
+    start_world(3, train_own_numbers);
     CHECK_INT(end_world(), 2);
 }
 

@@ -143,6 +143,14 @@ static dp_status act_train(stage *s, int rank)
     return dp_module_train(s->net, true);
 }
 
+/* Of what the function stands on: it may have a pointer to where that was. */
+static dp_status act_move(stage *s, int rank)
+{
+    static float memory[NET_PARAMS];
+    (void)rank;
+    return dp_params_move(s->held, NET_W, memory, NULL);
+}
+
 static dp_status act_create(stage *s, int rank)
 {
     (void)rank;
@@ -376,6 +384,7 @@ static const deed deeds[] = {
     {"dp_params_write", act_write, DP_OK, STATE, false, false, true},
     {"dp_params_changed", act_changed, DP_OK, STATE, false, false, true},
     {"dp_module_train", act_train, DP_OK, STATE, false, false, true},
+    {"dp_params_move", act_move, STATE, STATE, false, true, false},
     {"dp_module_create", act_create, DP_OK, STATE, false, false, false},
     {"dp_module_copy", act_copy, DP_OK, STATE, false, false, false},
     {"dp_data_parallel", act_wrap, DP_OK, STATE, false, false, false},

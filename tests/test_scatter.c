@@ -1050,3 +1050,179 @@ TEST_BACKENDS(wrong_scatter_into)
     outs[1] = bad;
     CHECK_OK(dp_scatter_into(ctx, &source, 0, outs, 2));
 }
+
+/* ---- parts of one size ----------------------------------------------------------------------- */
+
+enum { EQUAL = DP_SPLIT_EQUAL, PADDED = DP_SPLIT_PADDED };
+
+/* Every small case: real rows are those of BALANCED, whenever there is room for them. */
+TEST(rows_of_parts_of_one_size)
+{
+    for (int64_t rows = 0; rows <= 24; rows++)
+        for (size_t parts = 1; parts <= 5; parts++)
+            for (int64_t size = 0; size <= 9; size++) {
+                const dp_cut equal = {.split = DP_SPLIT_EQUAL, .part_rows = size},
+                             padded = {.split = DP_SPLIT_PADDED, .part_rows = size};
+                int64_t want[5], got[5], count = (int64_t)parts, most = (rows + count - 1) / count;
+                size_t made = 0;
+                bool even = rows % count == 0 && (size == 0 || rows / count == size);
+                CHECK_OK(dp_split_rows(rows, parts, NULL, want, &made));
+                dp_status status = dp_split_rows(rows, parts, &equal, got, &made);
+                CHECK_INT(status, even ? DP_OK : DP_ERR_INVALID);
+                for (size_t i = 0; even && i < parts; i++)
+                    CHECK_INT(got[i], rows / count);
+                made = 0;
+                status = dp_split_rows(rows, parts, &padded, got, &made);
+                bool fits = size == 0 || most <= size;
+                CHECK_INT(status, fits ? DP_OK : DP_ERR_INVALID);
+                CHECK_INT(made, fits ? parts : 0);
+                if (fits)
+                    CHECK_BYTES(got, want, parts * sizeof *got);
+            }
+}
+
+TEST(sentences_of_parts_that_cannot_be)
+{
+    int64_t rows[4];
+    size_t made;
+    CHECK_ERROR(dp_split_rows(10, 4, &(dp_cut){.split = DP_SPLIT_EQUAL}, rows, &made),
+                DP_ERR_INVALID, "dp_split_rows: 10 rows cannot be cut into 4 equal parts");
+    CHECK_ERROR(
+        dp_split_rows(8, 4, &(dp_cut){.split = DP_SPLIT_EQUAL, .part_rows = 3}, rows, &made),
+        DP_ERR_INVALID, "8 rows cannot be cut into 4 parts of 3");
+    CHECK_ERROR(
+        dp_split_rows(1, 1, &(dp_cut){.split = DP_SPLIT_EQUAL, .part_rows = 3}, rows, &made),
+        DP_ERR_INVALID, "1 row cannot be cut into 1 part of 3");
+    CHECK_ERROR(
+        dp_split_rows(9, 4, &(dp_cut){.split = DP_SPLIT_PADDED, .part_rows = 2}, rows, &made),
+        DP_ERR_INVALID, "9 rows do not fit into 4 parts of 2");
+    CHECK_ERROR(
+        dp_split_rows(9, 4, &(dp_cut){.split = DP_SPLIT_PADDED, .part_rows = -2}, rows, &made),
+        DP_ERR_INVALID, "part_rows is -2");
+    CHECK_ERROR(dp_split_rows(9, 4, &(dp_cut){.part_rows = 2}, rows, &made), DP_ERR_INVALID,
+                "part_rows is 2, and split is not DP_SPLIT_EQUAL or DP_SPLIT_PADDED");
+    CHECK_ERROR(dp_split_rows(9, 4, &(dp_cut){.split = (dp_split)(PADDED + 1)}, rows, &made),
+                DP_ERR_INVALID, "is not a split");
+    CHECK_OK(dp_split_rows(INT64_MAX, 2, &(dp_cut){.split = DP_SPLIT_PADDED}, rows, &made));
+    CHECK_INT(rows[0] - rows[1], 1);
+}
+
+typedef struct one_size {
+    const char *in;
+    size_t devices;
+    int split, dim;
+    int64_t part_rows;
+    const char *want; /* the list, or a part of the sentence */
+    dp_status status;
+} one_size;
+
+TEST_BACKENDS(each_kind_in_parts_of_one_size)
+{
+    static const one_size table[] = {
+        {"f32[4]", 2, EQUAL, 0, 0, "[f32[2]=0 1, f32[2]=2 3]", DP_OK},
+        {"f32[4]", 2, EQUAL, 0, 2, "[f32[2]=0 1, f32[2]=2 3]", DP_OK},
+        {"f32[5]", 1, EQUAL, 0, 0, "[f32[5]=0 1 2 3 4]", DP_OK},
+        {"f32[0]", 3, EQUAL, 0, 0, "[f32[0]=, f32[0]=, f32[0]=]", DP_OK},
+        {"f32[5]", 2, EQUAL, 0, 0, "5 rows cannot be cut into 2 equal parts", DP_ERR_INVALID},
+        {"f32[4]", 2, EQUAL, 0, 3, "4 rows cannot be cut into 2 parts of 3", DP_ERR_INVALID},
+        {"f32[5]", 1, EQUAL, 0, 4, "5 rows cannot be cut into 1 part of 4", DP_ERR_INVALID},
+        {"f32[0]", 2, EQUAL, 0, 1, "0 rows cannot be cut into 2 parts of 1", DP_ERR_INVALID},
+        {"f32[4]", 2, PADDED, 0, 0, "[f32[2]=0 1, f32[2]=2 3]", DP_OK},
+        {"f32[5]", 2, PADDED, 0, 0, "[f32[3]=0 1 2, f32[3]=3 4 4]", DP_OK},
+        {"f32[5]", 3, PADDED, 0, 0, "[f32[2]=0 1, f32[2]=2 3, f32[2]=4 4]", DP_OK},
+        {"f32[1]", 3, PADDED, 0, 2, "[f32[2]=0 0, f32[2]=0 0, f32[2]=0 0]", DP_OK},
+        {"f32[2]=7 8", 3, PADDED, 0, 2, "[f32[2]=7 7, f32[2]=8 8, f32[2]=8 8]", DP_OK},
+        {"f32[0]", 2, PADDED, 0, 2, "[f32[2]=0 0, f32[2]=0 0]", DP_OK},
+        {"f32[0]", 2, PADDED, 0, 0, "[f32[0]=, f32[0]=]", DP_OK},
+        {"f32[0,2]", 1, PADDED, 0, 1, "[f32[1,2]=0 0]", DP_OK},
+        {"f32[3]", 1, PADDED, 0, 0, "[f32[3]=0 1 2]", DP_OK},
+        {"f32[3]", 1, PADDED, 0, 5, "[f32[5]=0 1 2 2 2]", DP_OK},
+        {"i64[3,2]", 2, PADDED, 0, 3, "[i64[3,2]=0 1 2 3 2 3, i64[3,2]=4 5 4 5 4 5]", DP_OK},
+        {"bool[3]=1 0 1", 2, PADDED, 0, 2, "[bool[2]=1 0, bool[2]=1 1]", DP_OK},
+        {"f32[2,3]", 2, PADDED, 1, 0, "[f32[2,2]=0 1 3 4, f32[2,2]=2 2 5 5]", DP_OK},
+        {"f32[2,3]", 2, PADDED, -1, 3, "[f32[2,3]=0 1 1 3 4 4, f32[2,3]=2 2 2 5 5 5]", DP_OK},
+        {"f32[3,0]", 2, PADDED, 0, 2, "[f32[2,0]=, f32[2,0]=]", DP_OK},
+        {"f32[7]", 2, PADDED, 0, 3, "7 rows do not fit into 2 parts of 3", DP_ERR_INVALID},
+        {"{'x': f32[3], 'y': i64[3], 'n': 5, 's': 'a'}", 2, PADDED, 0, 0,
+         "[{'x': f32[2]=0 1, 'y': i64[2]=0 1, 'n': 5, 's': 'a'}, "
+         "{'x': f32[2]=2 2, 'y': i64[2]=2 2, 'n': 5, 's': 'a'}]",
+         DP_OK},
+        {"{'x': f32[3], 'y': i64[4]}", 2, PADDED, 0, 0, "['y'] has 4 rows and ['x'] has 3",
+         DP_ERR_MISMATCH},
+        {"{'x': f32[3], 'y': i64[4]}", 1, PADDED, 0, 4, "['y'] has 4 rows and ['x'] has 3",
+         DP_ERR_MISMATCH},
+        {"f32[]", 1, PADDED, 0, 4, "has 0 dims and cannot be cut", DP_ERR_INVALID},
+        {"f32[2]", 1, PADDED, 0, INT64_MAX,
+         "a part: the shape has more elements than can be counted", DP_ERR_INVALID}};
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        const one_size *row = &table[i];
+        const dp_scatter_config how = {
+            .local_ranks = first_ranks,
+            .local_rank_count = row->devices,
+            .cut = {.split = (dp_split)row->split, .dim = row->dim, .part_rows = row->part_rows}};
+        dp_value out = dp_none();
+        dp_status got = dp_scatter(ctx, scope, tree_of(scope, row->in), &how, &out);
+        tree_check_row(ctx, row->in, got, out, row->status, row->want);
+    }
+}
+
+/* Groups are the parts, and have samples enough. */
+TEST_BACKENDS(groups_in_parts_of_one_size)
+{
+    static const one_size table[] = {
+        {"<stack: [f32[2], f32[1]=7]>", 2, PADDED, 0, 0, "[f32[2]=0 1, f32[2]=7 7]", DP_OK},
+        {"<stack: [f32[2], f32[1]=7]>", 2, PADDED, 0, 3, "[f32[3]=0 1 1, f32[3]=7 7 7]", DP_OK},
+        {"<stack: [f32[2], f32[0]]>", 2, PADDED, 0, 0, "[f32[2]=0 1, f32[2]=0 0]", DP_OK},
+        {"<stack: [f32[2]]>", 1, PADDED, 0, 3, "[f32[3]=0 1 1]", DP_OK},
+        {"<stack: [f32[2]]>", 1, PADDED, 0, 0, "[f32[2]=0 1]", DP_OK},
+        {"<stack: [f32[1]]>", 3, PADDED, 0, 2, "[f32[2]=0 0]", DP_OK},
+        {"<: [[f32[1], f32[2]], [f32[3]]]>", 2, PADDED, 0, 0,
+         "[[f32[1]=0, f32[2]=0 1], [f32[3]=0 1 2, f32[3]=0 1 2]]", DP_OK},
+        {"<: [[f32[1]], []]>", 2, PADDED, 0, 2, "[[f32[1]=0, f32[1]=0], []]", DP_OK},
+        {"<cpu: [[1, 2], [3]]>", 2, PADDED, 0, 3, "[[1, 2], [3]]", DP_OK},
+        {"{'x': <stack: [f32[2], f32[1]]>, 'y': i64[3], 'm': <cpu: [['a', 'b'], ['c']]>}", 2,
+         PADDED, 0, 0,
+         "[{'x': f32[2]=0 1, 'y': i64[2]=0 1, 'm': ['a', 'b']}, {'x': f32[2]=0 0, 'y': i64[2]=2 2, "
+         "'m': ['c']}]",
+         DP_OK},
+        {"<stack: [f32[2], f32[2]]>", 2, EQUAL, 0, 2, "[f32[2]=0 1, f32[2]=0 1]", DP_OK},
+        {"<stack: [f32[2]]>", 2, EQUAL, 0, 0, "[f32[2]=0 1]", DP_OK},
+        {"{'x': <stack: [f32[2], f32[1]]>}", 2, EQUAL, 0, 0,
+         "['x'] has 1 sample in group 1: each part is to have 2", DP_ERR_MISMATCH},
+        {"{'x': <stack: [f32[1]]>}", 1, EQUAL, 0, 2,
+         "['x'] has 1 sample in group 0: each part is to have 2", DP_ERR_MISMATCH},
+        {"{'x': <stack: [f32[2], f32[3]]>}", 2, PADDED, 0, 2,
+         "['x'] has 3 samples in group 1: part_rows is 2", DP_ERR_MISMATCH},
+        {"{'x': <stack: [f32[2]]>, 'y': <stack: [f32[1]]>}", 1, PADDED, 0, 2,
+         "['y'] has 1 sample in group 0 and ['x'] has 2", DP_ERR_MISMATCH}};
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        const one_size *row = &table[i];
+        const dp_scatter_config how = {
+            .local_ranks = first_ranks,
+            .local_rank_count = row->devices,
+            .cut = {.split = (dp_split)row->split, .part_rows = row->part_rows}};
+        dp_value out = dp_none();
+        dp_status got = dp_scatter(ctx, scope, tree_of(scope, row->in), &how, &out);
+        tree_check_row(ctx, row->in, got, out, row->status, row->want);
+    }
+}
+
+/* What is full is where it was, and channels-last stays so. */
+TEST(parts_that_are_full_are_views)
+{
+    static float numbers[5 * 2 * 2 * 2];
+    dp_ctx *ctx = open_cpus(2);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value list;
+    dp_tensor images = dp_wrap(numbers, DP_F32, DP_SHAPE(5, 2, 2, 2));
+    images.stride[1] = 1;
+    images.stride[2] = 4;
+    images.stride[3] = 2;
+    const dp_scatter_config how = {.cut.split = DP_SPLIT_PADDED};
+    CHECK_OK(dp_scatter(ctx, scope, dp_of(scope, &images), &how, &list));
+    CHECK(dp_at(list, 0).as.t->data == numbers);
+    CHECK((const float *)dp_at(list, 1).as.t->data != numbers + 24);
+    CHECK_INT(dp_at(list, 1).as.t->stride[1], 1);
+    CHECK_INT(dp_at(list, 1).as.t->shape[0], 3);
+    dp_close(ctx);
+}

@@ -362,7 +362,18 @@ static void refuse_cuts(meeting *m)
         dp_distributed(net, &(dp_distributed_config){.cut.split = DP_SPLIT_CHUNK}, &par),
         DP_ERR_UNSUPPORTED,
         "DP_SPLIT_CHUNK cuts the batch of each process by itself, so with shards the rows of a "
-        "rank would depend on the number of processes: use DP_SPLIT_BALANCED or DP_SPLIT_SIZES");
+        "rank would depend on the number of processes: use DP_SPLIT_BALANCED, _SIZES, _EQUAL or "
+        "_PADDED");
+    CHECK_ERROR(dp_distributed(net, &(dp_distributed_config){.cut.split = DP_SPLIT_PADDED}, &par),
+                DP_ERR_UNSUPPORTED, "with shards, DP_SPLIT_PADDED needs part_rows");
+    for (int equal = 0; equal < 2; equal++) {
+        CHECK_OK(dp_distributed(
+            net,
+            &(dp_distributed_config){
+                .cut = {.split = equal ? DP_SPLIT_EQUAL : DP_SPLIT_PADDED, .part_rows = 2}},
+            &par));
+        CHECK_OK(dp_module_destroy(par));
+    }
     CHECK_ERROR(
         dp_distributed(
             net, &(dp_distributed_config){.cut = {.split = DP_SPLIT_WEIGHTS, .weights = weights}},

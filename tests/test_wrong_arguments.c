@@ -272,7 +272,10 @@ static bool spoil_split(const dp_scatter_config **how, int n)
         {.cut = {.split = DP_SPLIT_WEIGHTS, .weights = weights, .split_count = NOBODY}},
         {.cut = {.sizes = sizes, .split_count = 1}},
         {.cut = {.weights = weights, .split_count = 1}},
-        {.cut.split_count = 1}};
+        {.cut.split_count = 1},
+        {.cut.part_rows = 1},
+        {.cut = {.split = DP_SPLIT_PADDED, .part_rows = -1}},
+        {.cut = {.split = DP_SPLIT_EQUAL, .split_count = 1}}};
     const int count = sizeof wrong / sizeof wrong[0];
     *how = &wrong[n % count];
     return n < count;
@@ -302,6 +305,7 @@ static bool spoil_parallel(const dp_parallel_config **config, int n)
     wrong.cut.sizes = how->cut.sizes;
     wrong.cut.weights = how->cut.weights;
     wrong.cut.split_count = how->cut.split_count;
+    wrong.cut.part_rows = how->cut.part_rows;
     return true;
 }
 
@@ -729,6 +733,8 @@ CALL(dp_module_stretches, a->module, OUT(stretches), OUT(count))
 CALL(dp_params_edit, a->module, a->index, OUT(tensor), OUT(grad))
 CALL(dp_params_write, a->module, a->index, a->memory, sizeof(float[ROWS]))
 CALL(dp_params_changed, a->module)
+CALL(dp_params_move, a->module, a->index, a->memory, NULL)
+CALL(dp_params_move_block, a->module, a->memory, NULL)
 CALL(dp_edit_begin, a->module, DP_OK)
 CALL(dp_edit_end, a->module, DP_OK)
 CALL(dp_edit_shares, a->module)
@@ -869,6 +875,7 @@ static const row table[] = {
     ROW(dp_module_find, "mKO", 0), ROW(dp_module_stretches, "mO", 0),
     ROW(dp_params_edit, "miO", 0), ROW(dp_params_write, "miH", 0),
     ROW(dp_params_changed, "m", 0), ROW(dp_edit_begin, "m", 0), ROW(dp_edit_end, "m", 0),
+    ROW(dp_params_move, "miH", NOT_RIGHTLY), ROW(dp_params_move_block, "mH", NOT_RIGHTLY),
     ROW(dp_edit_shares, "m", 0),
     ROW(dp_zero_grad, "m", 0), ROW(dp_param, "ki", INSIDE),
     ROW(dp_buffer, "ki", INSIDE), ROW(dp_grad, "ki", INSIDE), ROW(dp_param_tensor, "ki", INSIDE),
