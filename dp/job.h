@@ -204,6 +204,7 @@ typedef struct dp__ring {
     bool ends_later;     /* the table says what has ended */
     bool compared;       /* and whether all have begun the same */
     uint64_t begun_ns;   /* where it says neither, and may end its wait by itself */
+    int patience_ms;     /* beyond the time-out */
     atomic_uint done;    /* calls that have returned */
     atomic_uint odd;     /* in which others seemed to differ */
     atomic_uint asked;   /* and in which they were asked */
@@ -781,6 +782,11 @@ static int dp__first_silent(const dp__job *job, int process, uint64_t since_ns)
     return process;
 }
 
+static int dp__ring_timeout_ms(const dp__ring *ring)
+{
+    return ring->job->timeout_ms + ring->patience_ms;
+}
+
 /* Returns the process for which all wait in a collective: it has not begun this one, or has and
    does not go on, and is not seen to wait since then. -1: all are in it, and wait. */
 static int dp__ring_missing(const dp__ring *ring, unsigned seq, uint64_t since_ns)
@@ -910,7 +916,7 @@ static dp_status dp__ring_late(dp__ring *ring, unsigned seq)
     dp__job *job = ring->job;
     char doing[DP__DOING_BYTES], last[DP__LAST_BYTES], who[DP__WHO_BYTES], what[DP__LATE_BYTES];
     uint64_t since_ns;
-    int ms = ring->job->timeout_ms;
+    int ms = dp__ring_timeout_ms(ring);
     (void)dp__doing(ring, seq, doing);
     DP_TRY(dp__job_call(job, &since_ns));
     if (since_ns == 0)
@@ -1051,7 +1057,7 @@ static dp_status dp__ring_look(dp__ring *ring, unsigned seq, uint64_t waited_ns)
     bool clashes = dp__ring_clashes(ring, seq);
     if (clashes && atomic_exchange(&ring->odd, seq) == seq)
         return dp__ring_differs(ring, seq, NULL);
-    bool late = waited_ns >= (uint64_t)ring->job->timeout_ms * 1000000;
+    bool late = waited_ns >= (uint64_t)dp__ring_timeout_ms(ring) * 1000000;
     return late ? dp__ring_late(ring, seq) : DP_OK;
 }
 
