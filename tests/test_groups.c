@@ -526,6 +526,40 @@ TEST(a_process_that_dies_fails_what_it_was_in)
     in_processes_but(4, 2, one_dies);
 }
 
+static void *stop_instead(size_t bytes, size_t alignment, void *user)
+{
+    (void)bytes, (void)alignment, (void)user;
+    raise(SIGSTOP);
+    return NULL;
+}
+
+static void never_free(void *data, size_t bytes, void *user)
+{
+    (void)data, (void)bytes, (void)user;
+}
+
+/* Process 1 stops when it has met 0, for which process 2 waits in the job of all. */
+static void one_stops(meeting *m)
+{
+    dp_config config = config_of(m, 1);
+    dp_failure_info failure;
+    dp_ctx *ctx, *group = NULL;
+    config.timeout_ms = 2000;
+    CHECK_OK(dp_open(&config, &ctx));
+    config = (dp_config){.allocator = {stop_instead, never_free, NULL}};
+    CHECK_ERROR(
+        dp_open_group(ctx, m->process < 2 ? 0 : -1, m->process == 1 ? &config : NULL, &group),
+        DP_ERR_TIMEOUT, "rank 1 (process 1, pid ");
+    CHECK(dp_failure(ctx, &failure));
+    CHECK_INT(failure.rank, 1);
+    dp_close(ctx);
+}
+
+TEST_SLOW(a_process_that_stops_while_its_group_opens_is_named, 60)
+{
+    in_processes_but(3, 1, one_stops);
+}
+
 /* ---- again and again ------------------------------------------------------------------------- */
 
 #if defined(__linux__)

@@ -808,7 +808,8 @@ static void one_is_late(meeting *m)
         CHECK_STATUS(status, DP_ERR_TIMEOUT);
         CHECK_SAYS(dp_last_error(),
                    any_rank && !late_sends ? "dp_recv: 50 u8 from any rank to rank 0 with tag -7: "
-                                             "whoever sends it did not come within 300 ms"
+                                             "whoever sends it did not come within 300 ms, as rank "
+                                             "1 (process 1, pid "
                    : late_sends            ? "dp_send: 50 u8 from rank 0 to rank 1 with tag -7: "
                                              "rank 1 (process 1, pid "
                                            : "dp_recv: 50 u8 from rank 1 to rank 0 with tag "
@@ -828,6 +829,33 @@ TEST(who_waits_too_long_fails)
         any_rank = i == 2;
         in_processes(2, one_is_late);
     }
+}
+
+/* Process 0 waits for 1, which waits for 2, which takes part in nothing. */
+static void wait_in_a_row(meeting *m)
+{
+    enum { ROW_MS = 1000 };
+    dp_ctx *ctx = open_near(m, 1, ROW_MS);
+    dp_tensor tensor = some_bytes(50);
+    dp_failure_info failure;
+    wait_for_all(m);
+    if (m->process == 1)
+        rest(ROW_MS / 2);
+    if (m->process < 2) {
+        CHECK_ERROR(dp_recv(ctx, &tensor, m->process + 1, 0), DP_ERR_TIMEOUT,
+                    "50 u8 from rank 1 to rank 0 with tag 0: rank 1 (process 1, pid ");
+        CHECK_SAYS(dp_last_error(), ") did not come within 1000 ms, as rank 2 (process 2, pid ");
+        CHECK_SAYS(dp_last_error(), ") does not answer");
+        CHECK(dp_failure(ctx, &failure));
+        CHECK_INT(failure.rank, 2);
+    }
+    wait_for_all(m);
+    dp_close(ctx);
+}
+
+TEST_SLOW(who_is_waited_for_in_the_end_is_named, 30)
+{
+    in_processes(3, wait_in_a_row);
 }
 
 /* ---- a server that takes what comes; a child of fork; the timeline --------------------------- */

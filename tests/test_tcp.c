@@ -358,6 +358,67 @@ TEST_SLOW(who_stops_between_others_is_named, 60)
     in_processes_but(4, 2, one_between_stops);
 }
 
+/* Process 2 stops for a little longer than the others wait for it. */
+static void one_wakes_too_late(meeting *m)
+{
+    double start = now_ms();
+    dp_status status = DP_OK;
+    dp_ctx *ctx = open_for_an_end(m);
+    float data[100] = {0};
+    const dp_part part = {.send = data, .recv = data};
+    wait_for_all(m);
+    for (int i = 0; status == DP_OK; i++) {
+        if (m->process == 2 && i == 5 && fork() == 0) {
+            rest(END_TIMEOUT_MS + 500);
+            kill(getppid(), SIGCONT);
+            _exit(EXIT_SUCCESS);
+        }
+        if (m->process == 2 && i == 5)
+            raise(SIGSTOP);
+        start = now_ms();
+        status = dp_all_reduce(ctx, &part, 100, DP_F32, DP_OP_SUM);
+    }
+    check_named(ctx, status, start, LATE_MS, 2, "did not answer for ");
+    leave_with_the_others(ctx);
+}
+
+TEST_SLOW(who_wakes_up_too_late_is_named, 60)
+{
+    through = shared_memory(sizeof *through);
+    meeting_machines = "abc";
+    launched = true;
+    in_processes(3, one_wakes_too_late);
+}
+
+/* Process 0 waits for a message of 1, which waits for one of 2, which takes part in nothing. */
+static void wait_in_a_row(meeting *m)
+{
+    dp_ctx *ctx = open_for_an_end(m);
+    int32_t word = 7;
+    const dp_tensor tensor = dp_wrap(&word, DP_I32, 0, NULL);
+    wait_for_all(m);
+    if (m->process == 1)
+        rest(500);
+    double start = now_ms();
+    if (m->process < 2) {
+        dp_status status = dp_recv(ctx, &tensor, m->process + 1, 0);
+        check_named(ctx, status, start, LATE_MS, 2, " did not come within 2000 ms, as rank 2 (");
+        CHECK_SAYS(dp_last_error(), ") does not answer");
+        atomic_fetch_add(through, 1);
+    }
+    while (atomic_load(through) < 2)
+        rest(10);
+    dp_close(ctx);
+}
+
+TEST_SLOW(who_is_waited_for_in_the_end_is_named, 60)
+{
+    through = shared_memory(sizeof *through);
+    meeting_machines = "abc";
+    launched = true;
+    in_processes(3, wait_in_a_row);
+}
+
 /* ---- who does something else ----------------------------------------------------------------- */
 
 static void each_other_call(meeting *m)
@@ -1454,7 +1515,7 @@ static void have_no_file_to_be_called(meeting *m)
         }
         if (comes_too_late)
             CHECK_ERROR(dp_messages_end(ctx, &one, 1), DP_ERR_TIMEOUT,
-                        "did not come within 2000 ms; this process may open no more files than");
+                        "did not come within 2000 ms; rank 0 (process 0, pid ");
         close(spent);
     } else {
         wait_for_all(m);
