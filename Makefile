@@ -64,14 +64,14 @@ GCC_WARNINGS := $(if $(findstring clang,$(CC)),,\
 
 # dp.c stands for a user's file: it gets no more flags than theirs would. The tests use POSIX, and
 # test_device.c includes an example.
-TEST_DEFINES := -D_POSIX_C_SOURCE=200809L -I.
+TEST_DEFINES := -D_POSIX_C_SOURCE=200809L -I. -iquote tests
 LIBS         := -lpthread -lm
 
 # One binary a variant: build/VARIANT/tests. The sanitizers change what the compiler can prove, and
 # the stack's size, so the warnings are for the plain builds alone. What is tested is optimized, the
 # tests themselves compile fast; for a debugger, make with DEBUG=-g. With ASan and UBSan, which is for
 # the library alone, it takes a compiler three times as long to optimize, and runs as fast without.
-PLAIN_TEST  = $(filter test_%,$*)
+PLAIN_TEST  = $(filter test_%,$(notdir $*))
 DEBUG      ?= -g1
 VARIANTS   := gcc asan tsan aarch64 musl sim hip gpu conform
 CC_gcc     := $(CC)
@@ -80,10 +80,10 @@ CC_tsan    := $(CC)
 CC_aarch64 := aarch64-linux-gnu-gcc
 CC_musl    := musl-gcc
 CFLAGS_gcc     = $(if $(PLAIN_TEST),-Og,-O2) $(DEBUG) $(WARNINGS) $(GCC_WARNINGS)
-CFLAGS_checked = $(if $(filter test_%,$*),-O0,-O1) $(DEBUG)
-CFLAGS_asan    = -O0 $(DEBUG) -fsanitize=address $(if $(filter test_%,$*),,-fsanitize=undefined) \
+CFLAGS_checked = $(if $(PLAIN_TEST),-O0,-O1) $(DEBUG)
+CFLAGS_asan    = -O0 $(DEBUG) -fsanitize=address $(if $(PLAIN_TEST),,-fsanitize=undefined) \
     -fno-sanitize-recover=all -fno-omit-frame-pointer
-# What is not relocated is not written to: tests/test_leaks.c.
+# What is not relocated is not written to: tests/contexts/test_leaks.c.
 LINK_asan      = $(if $(filter Linux,$(SYSTEM)),-no-pie)
 CFLAGS_tsan    = $(if $(PLAIN_TEST),-O0,-O1) $(DEBUG) -fsanitize=thread
 CFLAGS_aarch64 = $(CFLAGS_checked) -static
@@ -384,6 +384,7 @@ build/clang/silent: $(patsubst %,build/clang/%.silent,$(filter-out dp,$(TESTS_gc
 
 build/clang/%.silent: tests/%.c Makefile build/config.mk
 	@mkdir -p $(@D)
+	@mkdir -p $(@D)
 	$(CLANG) -std=c11 -fsyntax-only $(WARNINGS) $(TEST_DEFINES) $(STB_CFLAGS) \
 	    -MMD -MP -MT $@ -MF $@.d $<
 	@touch $@
@@ -401,7 +402,7 @@ FORCE:
 build/gpu/tests: LIBS += -ldl
 
 # Few of the suites, to see that what is packed runs: tests/gpu/proof.sh.
-build/gpu/few/tests: $(patsubst %,build/gpu/%.o,test_main test_cuda_kernels test_device dp cuda_calls)
+build/gpu/few/tests: $(patsubst %,build/gpu/%.o,test_main gpus/test_cuda_kernels contexts/test_device dp cuda_calls)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_gpu) $^ -o $@ $(LIBS) -ldl
 
@@ -426,7 +427,7 @@ build/gpu/bench build/gpu/few/bench: tests/bench/gpu/gpu.c build/gpu/cuda_calls.
 SIM := build/sim/sim/sim_cuda.o build/sim/sim/kernels.o
 SIM_PARTS := $(patsubst %,build/sim/sim/parts/%.o,sim_cuda sim_nccl sim_world)
 build/sim/tests: $(SIM)
-build/hip/tests: $(patsubst %,build/sim/%.o,$(filter-out dp test_cuda_load,$(TESTS_sim))) \
+build/hip/tests: $(patsubst %,build/sim/%.o,$(filter-out dp gpus/test_cuda_load,$(TESTS_sim))) \
     build/sim/sim/sim_hip.o $(SIM)
 
 build/sim/bench: tests/bench/gpu/gpu.c $(SIM) $(HEADERS)

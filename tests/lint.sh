@@ -269,18 +269,20 @@ check_readme() {
 # A test that is in no binary would pass for ever: so each file is in the list, and what is written
 # for GPUs where there are some.
 check_files() {
-    local file bad=
+    local file name bad=
     awk '!/^#/ && NF { print $1 }' tests/files >$BUILD/listed
-    for file in tests/test_*.c; do
-        grep -qx "$(basename "$file" .c)" $BUILD/listed || bad+="$file is not in tests/files"$'\n'
+    for file in tests/*/test_*.c; do
+        name=${file#tests/}
+        name=${name%.c}
+        grep -qx "$name" $BUILD/listed || bad+="$file is not in tests/files"$'\n'
         ! grep -qE '^#if.*TEST_(CUDA|SIM)\>' "$file" ||
-            grep -qE "^$(basename "$file" .c) .*\<sim\>" tests/files ||
+            grep -qE "^$name .*\<sim\>" tests/files ||
             bad+="$file has tests for GPUs, and is not in the binary sim"$'\n'
-        ! grep -qE 'TEST_OF_TABLE|TEST_BACKENDS' "$file" ||
-            grep -qE "^$(basename "$file" .c) .*\<conform gpu sim\>" tests/files ||
+        ! grep -qE 'TEST_OF_TABLE|TEST_BACKENDS' "$file" || [[ $name == mpi/* ]] ||
+            grep -qE "^$name .*\<conform gpu sim\>" tests/files ||
             bad+="$file has tests for all tables, and is not in conform, gpu and sim"$'\n'
         ! grep -q 'on_gpus' "$file" ||
-            grep -qE "^$(basename "$file" .c) .*\<sim\>" tests/files ||
+            grep -qE "^$name .*\<sim\>" tests/files ||
             bad+="$file has jobs on GPUs, and is not in the binary sim"$'\n'
     done
     while read -r file; do
@@ -319,10 +321,10 @@ public_functions() {
 }
 
 check_tested() {
-    local tests=(tests/*.[ch] tests/fuzz/*.[ch])
+    local tests=(tests/*.[ch] tests/*/test_*.c tests/fuzz/*.[ch])
     grep -ohwE 'dp_[a-z0-9_]+' "${tests[@]}" /dev/null | sort -u >$BUILD/used
     check "every public function is named in a test" "$(comm -23 <(public_functions) $BUILD/used)"
-    grep -ohwE 'dp_[a-z0-9_]+' tests/test_wrong_arguments.c | sort -u >$BUILD/swept
+    grep -ohwE 'dp_[a-z0-9_]+' tests/contexts/test_wrong_arguments.c | sort -u >$BUILD/swept
     check "every public function is fed wrong arguments by test_wrong_arguments.c" \
         "$(comm -23 <(public_functions) $BUILD/swept)"
 }
@@ -333,8 +335,7 @@ check_semantics() {
     while IFS=/ read -r file name; do
         ends='[,)]'
         [[ $name == *'_*' ]] && ends='[,)_]'
-        grep -qsE "^[A-Z_]*(TEST|MPI_)[A-Z_]*\\(${name%_\*}$ends" "tests/test_$file.c" "tests/$file.h" \
-            "tests/$file/test_$file.c" ||
+        grep -qsE "^[A-Z_]*(TEST|MPI_)[A-Z_]*\\(${name%_\*}$ends" tests/*/"test_$file.c" "tests/$file.h" ||
             missing+="$file/$name "
     done < <(grep -oE '`[a-z_]+/[a-z0-9_]+(_\*)?`' tests/SEMANTICS.md | tr -d '`' | sort -u)
     check "tests/SEMANTICS.md names tests that there are" "$missing"
