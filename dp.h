@@ -1270,9 +1270,9 @@ DP_MUST_USE DP_API dp_status dp_all_reduce(dp_ctx *ctx, const dp_part *local, si
 /* The same times `scale`, in the same pass; floating dtypes. */
 DP_MUST_USE DP_API dp_status dp_all_reduce_scaled(dp_ctx *ctx, const dp_part *local, size_t count,
                                                   dp_dtype dtype, dp_op op, double scale);
-/* The mean, with each rank weighted (by its rows, say): the sum of weight * send divided by the sum
-   of the weights of all ranks. weights: one per local rank, finite and not negative, not all 0.
-   Each product is rounded to `dtype`. */
+/* The mean, with each rank weighted (by its rows or tokens, say): the sum of weight * send divided
+   by the sum of the weights of all ranks. weights: one per local rank, finite and not negative, not
+   all 0. Each product is rounded to `dtype`. */
 DP_MUST_USE DP_API dp_status dp_all_reduce_weighted(dp_ctx *ctx, const dp_part *local,
                                                     const double *weights, size_t count,
                                                     dp_dtype dtype);
@@ -1419,7 +1419,7 @@ typedef enum dp_reduction {
     DP_SUM_RANKS = 1, /* the sum over ranks */
     DP_MEAN_RANKS,    /* the sum over ranks, divided by their number */
     DP_MEAN_SAMPLES   /* divided by the samples of all ranks since the last reduction: for gradients
-                       that are sums over samples */
+                       that are sums over samples. See TOKENS */
 } dp_reduction;
 
 typedef struct dp_block { /* memory on every rank */
@@ -1781,7 +1781,7 @@ struct dp_call {
     int64_t row_first, row_count, row_total; /* of the whole batch: seeds; 0 when nothing was cut.
                                                 Real rows: see ONE SIZE */
     double weight; /* samples in this replica's part, row_count at first; a forward may set it to
-                      any number that is finite and not negative */
+                      any number that is finite and not negative, its tokens, say: see TOKENS */
     struct dp__record *record;
 };
 
@@ -2013,6 +2013,17 @@ DP_MUST_USE DP_API dp_status dp_everywhere(dp_module *module, dp_module **out);
    before the next backward. Call it also between the backwards of two wrappers of the same
    parameters, and of a wrapper and the module by itself, whatever the reduction: one does not know
    what the other has reduced (STATE).
+
+   TOKENS. If rows are sequences of different lengths, a mean over samples of means over tokens is
+   not the mean over tokens: one token of a short sequence counts more than one of a long sequence.
+   The same goes for means of devices, of processes, and of passes whose gradients are added up,
+   because each has another number of tokens. Let a forward return the mean over all tokens of its
+   part as its loss (0 if there are none), and set call->weight to their number. In dp_train_step of
+   DP_MEAN_SAMPLES (dp_everywhere) the gradient then is that of the mean over all tokens of a step:
+   of all ranks, and of all passes, with no_sync or dp_optim_config.accumulate. Give dp_log_mean
+   their number in this process. If you call dp_backward yourself, give it 1, and let the loss be
+   the sum over tokens. DP_MEAN_RANKS does not weight ranks, and other wrappers weight devices but
+   not passes (examples/tokens.c).
 
    For children that are trained separately, as in a GAN, see dp_separate_distributed.
 

@@ -184,10 +184,10 @@ typedef struct dp_optim_config {
     size_t group_count;
     dp_schedule schedule;
     /* Gradients of so many dp_train_steps make one step, by their mean: over steps, or with
-       DP_MEAN_SAMPLES over the samples of all of them; 0 = 1. A dp_train_step that fails does not
-       count. If its backward has failed, the gradients of those before are lost with its own:
-       after dp_zero_grad the step is made from those that follow, and a mean over steps is divided
-       as if none was missing.
+       DP_MEAN_SAMPLES over the samples (or tokens) of all of them; 0 = 1. A dp_train_step that
+       fails does not count. If its backward has failed, the gradients of those before are lost with
+       its own: after dp_zero_grad the step is made from those that follow, and a mean over steps is
+       divided as if none was missing.
        With several processes, one that is not the last of a step fails on its rank alone, and the
        others go on. Repeat it on that rank, with the same data or dp_none(); other data is refused
        (STATE), as the ranks would come apart. */
@@ -350,7 +350,8 @@ DP_MUST_USE DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t 
    they are read, so that a step does not wait.                                                 */
 
 /* The mean over all processes of each entry of a log, or another dict of numbers and tensors of one
-   element, as floats. Processes are weighted by `samples`; if all are 0, means are NaN.
+   element, as floats. Processes are weighted by `samples`, which are tokens where these are the
+   weights of the step (dp.h, TOKENS); if all are 0, means are NaN.
    All processes call it, with the same keys; one without a batch gives and gets dp_none().
    [host] */
 DP_MUST_USE DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log,
