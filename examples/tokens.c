@@ -5,7 +5,8 @@
    means is not that over tokens, nor is the mean of two passes' means. A forward that says how many
    tokens its mean is over mends both: call->weight. The log wants to know it, too.
 
-   Build: cc -std=c11 -O2 examples/tokens.c -o tokens -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 -O2 examples/tokens.c dp.o -o tokens -lpthread -lm
    Run:   ./tokens
           DP_DEVICES=3 ./tokens
           dprun -n 2 ./tokens
@@ -14,7 +15,6 @@
    means weighted by tokens:  loss 0.5893, the same table
    means weighted by rows:    loss ..., another table: off by up to ... */
 
-#define DP_IMPLEMENTATION
 #include "../dp_train.h"
 #include <math.h>
 #include <stdio.h>
