@@ -1,4 +1,4 @@
-/* dp/meet.h - v0.1.0 - where ranks come together on their threads - MIT licence
+/* dp/meet.h - v0.2.0 - where ranks come together on their threads - MIT licence
 
    Part of dp.h, which includes it. Functions under dp_run, and the replicas of a pass, run on
    threads of their own. In a meeting each brings its part of a collective. The last to arrive does
@@ -479,7 +479,8 @@ static uint64_t dp__meet_see(const dp_ctx *ctx, unsigned round, uint64_t until_n
     return meet->status != DP_OK ? 0 : until_ns;
 }
 
-/* The others are woken by who closes the meeting, or by the failure of the job that this returns. */
+/* Waits until a round is over. The others are woken by the one that closes the meeting, or by the
+   failure of the job that this returns. */
 static dp_status dp__meet_wait(dp_ctx *ctx, size_t i, unsigned round)
 {
     dp__meet *meet = ctx->meet;

@@ -1,4 +1,4 @@
-/* dp/spmd.h - v0.1.0 - collectives that each rank calls for itself - MIT licence
+/* dp/spmd.h - v0.2.0 - collectives that each rank calls for itself - MIT licence
 
    Part of dp.h, which includes it. Who calls is known by what runs on the thread: a function under
    dp_run, or a method of a replica. What they bring comes together in dp/meet.h.

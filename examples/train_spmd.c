@@ -5,7 +5,8 @@
    rows, so the mean over ranks is that over rows, and what is learned does not depend on how many
    ranks there are.
 
-   Build: cc -std=c11 -O2 examples/train_spmd.c -o train_spmd -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 -O2 examples/train_spmd.c dp.o -o train_spmd -lpthread -lm
    Run:   ./train_spmd, or mpirun -np 2 ./train_spmd, or dprun -n 2 ./train_spmd
    Prints:
    step 0: loss 2.303, ... % right
@@ -14,7 +15,6 @@
    step 48: loss ..., ... % right
    step 64: loss ..., ... % right */
 
-#define DP_IMPLEMENTATION
 #include "../dp.h"
 #include "pictures.h"
 #include <math.h>
