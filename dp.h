@@ -181,8 +181,8 @@
      (2) except on what the function depends on: the scope that it was called for and the scopes
          around it; the module that runs and the modules that contain it. A function under dp_run
          may end its own scope, or hand it over
-     (3) under dp_run, in methods that dp_distributed runs, and in a process of one rank; not in
-         hooks
+     (3) under dp_run, in methods that dp_distributed runs, and wherever "alone" may call
+         collectives if the process has one local rank; not in hooks
 
    A call with a "no" in the table fails with DP_ERR_STATE and changes nothing. The log function may
    be called anywhere and at any time. It may call only dp_error and dp_last_error.
