@@ -181,8 +181,8 @@
      (2) except on what the function depends on: the scope that it was called for and the scopes
          around it; the module that runs and the modules that contain it. A function under dp_run
          may end its own scope, or hand it over
-     (3) under dp_run, in methods that dp_distributed runs, and in a process of one rank; not in
-         hooks
+     (3) under dp_run, in methods that dp_distributed runs, and wherever "alone" may call
+         collectives if the process has one local rank; not in hooks
 
    A call with a "no" in the table fails with DP_ERR_STATE and changes nothing. The log function may
    be called anywhere and at any time. It may call only dp_error and dp_last_error.
@@ -672,7 +672,8 @@ DP_MUST_USE DP_API dp_status dp_wait(dp_ctx *ctx);
 
 /* Run `fn` once for every local device, each on its own thread, the first on the caller's; return
    when all have. Each gets a scope that ends with `scope` (NULL: when this returns). All run even
-   if one fails; the first failure in rank order is returned, with its rank in it. [host]
+   if one fails; the first failure in rank order is returned, with its rank in it. A collective that
+   failed because another rank did (dp_rank_all_reduce) counts only if there is no other. [host]
 
    While functions or methods of yours run on several devices of a machine, in one process or in
    several, OpenMP, OpenBLAS, BLIS and MKL use threads_per_device threads on each, or as many as the
@@ -1306,9 +1307,9 @@ DP_MUST_USE DP_API dp_status dp_scatter_from(dp_ctx *ctx, const dp_part *local, 
 /* Return when every rank has entered. [host] */
 DP_MUST_USE DP_API dp_status dp_barrier(dp_ctx *ctx);
 
-/* The same as MPI's processes do it: each rank calls for itself, in a function under dp_run, and
-   all ranks of the job meet. The thread says which rank it is. A process of one rank may call these
-   anywhere, where it may call dp_all_reduce.
+/* Collectives that each rank calls for itself, as under MPI, in a function under dp_run. The thread
+   tells which rank it is; all ranks of the job take part. A process that has one local rank may
+   also call these wherever it may call dp_all_reduce.
 
        dp_status step(int local_rank, dp_scope *scope, void *user)      dp_run calls it
        {
@@ -1317,15 +1318,25 @@ DP_MUST_USE DP_API dp_status dp_barrier(dp_ctx *ctx);
            ...                                                          step
        }
 
-   All ranks make the same calls in the same order, with memory of their own devices in which
-   nothing overlaps that two of them use; in place as above. All of a process get the same status.
-   If one of them returns or fails instead, or asks for something else, the others get an error that
-   names it, and there are no more such calls before dp_run has returned. If one does not come
-   within timeout_ms, the job fails, and the sentence names it.
+   All ranks make the same calls in the same order, each with memory of its own device; in place as
+   above. What a rank receives into must not overlap what another one uses. Ranks that wait sleep,
+   so there may be more of them than cores. The ranks of a process get the same status:
+     what happens                        what follows
+     a rank gives a wrong argument       its call is refused at once, and it can correct itself, as
+                                         the others wait for it
+     a rank of this process returns,     the others get an error that names it, from each such call
+     fails or asks for something else    until dp_run has returned. Other processes wait: dp_abort
+                                         ends that
+     a rank does not call within         the job fails, and the sentence names the rank
+     timeout_ms
+     a process dies, or asks for         the job fails, as after any collective
+     something else
 
-   Methods that dp_distributed runs may call them, too. Where a rank has no replica, or with shards
-   no rows, it counts for nothing in what is reduced, as in dp_call_all_reduce; all_gather and
-   broadcast send zeros for it. In passes of other wrappers they are UNSUPPORTED. [host] */
+   A group's context is for a dp_run of the group; after dp_recover all ranks are those that are
+   left. Methods that dp_distributed runs may call these functions, too. A rank without a replica,
+   or with shards without rows, counts for nothing in what is reduced, as in dp_call_all_reduce;
+   all_gather and broadcast send zeros for it. In passes of other wrappers they are UNSUPPORTED.
+   [host] */
 DP_MUST_USE DP_API dp_status dp_rank_all_reduce(dp_ctx *ctx, const void *send, void *recv,
                                                 size_t count, dp_dtype dtype, dp_op op);
 DP_MUST_USE DP_API dp_status dp_rank_broadcast(dp_ctx *ctx, void *buffer, size_t count,

@@ -1028,8 +1028,8 @@ static void dp__own_collect(const dp_module *module, void **own)
    together, wherever memory of the user's moves: a range is zeroed, sent or summed as a whole, with
    the padding that it has. What lies together in the original lies so in every replica.        */
 
-/* What has different keys may come apart: memory of the user's that moves does so parameter by
-   parameter, and the block of a packed module as a whole. */
+/* Returns a key that differs where parameters may come apart: memory of the user's moves parameter
+   by parameter, and the block of a packed module as a whole. */
 static const void *dp__param_key(const dp__param *root, bool foreign)
 {
     if (!foreign || !root->owner->moves)

@@ -71,7 +71,7 @@ static dp_status dp__real_leaf(dp__mapper *mapper, dp_value value, dp_value *out
     return dp__of(mapper->scope, &part, out);
 }
 
-/* What replica r has made, without padding. */
+/* Makes of what replica r has returned a value without padding. */
 static dp_status dp__real_value(const dp_pass *pass, size_t r, dp_value value, dp_value *out)
 {
     dp__unpadder own = {{.scope = pass->scope, .leaf = dp__real_leaf}, pass, r, 0, false};
@@ -118,7 +118,8 @@ static dp_status dp__padded_leaf(dp__mapper *mapper, dp_value value, dp_value *o
     return DP_OK;
 }
 
-/* The same for a whole output; *out stays a number if nothing in it has padding. */
+/* Spreads the gradient of a number over a whole output; *out stays a number if nothing in it has
+   padding. */
 static dp_status dp__number_grads(const dp_pass *pass, size_t r, dp_value output, double number,
                                   dp_value *out)
 {

@@ -113,21 +113,27 @@ static dp_status dp__check_part(const dp__coll *coll, int local_rank)
     return DP_OK;
 }
 
+/* Checks what a call asks for, whatever memory it brings. */
+static dp_status dp__check_asked(const char *fn, const dp_ctx *ctx, const dp_coll_call *call)
+{
+    size_t bytes = 0;
+    DP_TRY(dp__check_dtype(fn, call->dtype));
+    if (dp__rules[call->verb].reduces && (unsigned)call->op > DP_OP_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %d is not a dp_op", fn, (int)call->op);
+    if (call->root < 0 || call->root >= ctx->info.rank_count)
+        return dp_error(DP_ERR_INVALID, "%s: root %d, there are %d ranks", fn, call->root,
+                        ctx->info.rank_count);
+    if (!dp__mul(call->count, dp__dtype_sizes[call->dtype], &bytes) ||
+        !dp__mul(bytes, (size_t)ctx->info.rank_count, &bytes) || bytes > INT64_MAX / 2)
+        return dp_error(DP_ERR_INVALID, "%s: more elements than can be counted", fn);
+    return DP_OK;
+}
+
 static dp_status dp__check_coll(const dp__coll *coll)
 {
     const dp_ctx *ctx = coll->lane->ctx;
-    const dp__rule *rule = &dp__rules[coll->call.verb];
-    size_t bytes = 0;
     DP_TRY(dp__check_pointer(coll->fn, "local", coll->call.local));
-    DP_TRY(dp__check_dtype(coll->fn, coll->call.dtype));
-    if (rule->reduces && (unsigned)coll->call.op > DP_OP_MAX)
-        return dp_error(DP_ERR_INVALID, "%s: %d is not a dp_op", coll->fn, (int)coll->call.op);
-    if (coll->call.root < 0 || coll->call.root >= ctx->info.rank_count)
-        return dp_error(DP_ERR_INVALID, "%s: root %d, there are %d ranks", coll->fn,
-                        coll->call.root, ctx->info.rank_count);
-    if (!dp__mul(coll->call.count, dp__dtype_sizes[coll->call.dtype], &bytes) ||
-        !dp__mul(bytes, (size_t)ctx->info.rank_count, &bytes) || bytes > INT64_MAX / 2)
-        return dp_error(DP_ERR_INVALID, "%s: more elements than can be counted", coll->fn);
+    DP_TRY(dp__check_asked(coll->fn, ctx, &coll->call));
     for (int i = 0; i < ctx->info.local_count; i++)
         DP_TRY(dp__check_part(coll, i));
     for (int i = 0; i < ctx->info.local_count; i++)

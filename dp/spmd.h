@@ -16,28 +16,14 @@
 /* ==== >>bringing ===============================================================================
    Each checks what it brings before the others see it: a call that is wrong is its own.         */
 
-static dp_status dp__check_brought_sizes(const char *fn, const dp_ctx *ctx,
-                                         const dp_coll_call *want)
-{
-    size_t bytes = 0;
-    DP_TRY(dp__check_dtype(fn, want->dtype));
-    if ((unsigned)want->op > DP_OP_MAX)
-        return dp_error(DP_ERR_INVALID, "%s: %d is not a dp_op", fn, (int)want->op);
-    if (want->root < 0 || want->root >= ctx->info.rank_count)
-        return dp_error(DP_ERR_INVALID, "%s: root %d, there are %d ranks", fn, want->root,
-                        ctx->info.rank_count);
-    if (!dp__mul(want->count, dp__dtype_sizes[want->dtype], &bytes) ||
-        !dp__mul(bytes, (size_t)ctx->info.rank_count, &bytes) || bytes > INT64_MAX / 2)
-        return dp_error(DP_ERR_INVALID, "%s: count %zu is more than can be counted", fn,
-                        want->count);
-    return DP_OK;
-}
-
-/* Only the table could say where a pointer lies: that it is on the rank's device is not checked. */
+/* Checks what a rank asks for and its memory, of which a barrier has none. That it lies on the
+   rank's device is not checked: only the table could tell. */
 static dp_status dp__check_brought(const char *fn, const dp_ctx *ctx, int local_rank,
                                    const dp_coll_call *want)
 {
-    DP_TRY(dp__check_brought_sizes(fn, ctx, want));
+    if (want->local == NULL)
+        return DP_OK;
+    DP_TRY(dp__check_asked(fn, ctx, want));
     const dp__rule *rule = &dp__rules[want->verb];
     const dp__device *device = &ctx->devices[local_rank];
     const char *send = want->local[0].send, *recv = want->local[0].recv;
@@ -175,16 +161,14 @@ static dp_status dp__rank_in_method(dp__record *record, const dp__coll *want)
                         "%s: this pass of '%s' is not over all ranks, as one by dp_distributed is: "
                         "dp_call_all_reduce goes over its replicas",
                         want->fn, pass->runs->name);
-    if (want->call.local != NULL)
-        DP_TRY(dp__check_brought(want->fn, pass->ctx, record->call.local_rank, &want->call));
+    DP_TRY(dp__check_brought(want->fn, pass->ctx, record->call.local_rank, &want->call));
     return dp__replica_meets(record, want);
 }
 
 /* Brings what a function under dp_run asks for. */
 static dp_status dp__rank_in_run(dp_ctx *ctx, int local_rank, const dp__coll *want)
 {
-    if (want->call.local != NULL)
-        DP_TRY(dp__check_brought(want->fn, ctx, local_rank, &want->call));
+    DP_TRY(dp__check_brought(want->fn, ctx, local_rank, &want->call));
     return dp__leave(want->fn, ctx, dp__meet_enter(ctx, (size_t)local_rank, want));
 }
 

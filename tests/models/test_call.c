@@ -1232,9 +1232,9 @@ static dp_status meet_with_wrong_buffers(dp_call *call)
     TRY(dp_fill(call->ctx, &part, dp_int(1)));
     double *data = part.data;
     CHECK_ERROR(dp_call_all_reduce(call, data, data, SIZE_MAX / 8 + 2, DP_F64, DP_OP_SUM),
-                DP_ERR_INVALID, "count 2305843009213693953 is more than can be counted");
+                DP_ERR_INVALID, "dp_call_all_reduce: more elements than can be counted");
     CHECK_ERROR(dp_call_all_reduce(call, data, data, (size_t)INT64_MAX / 16 + 1, DP_F64, DP_OP_SUM),
-                DP_ERR_INVALID, "is more than can be counted");
+                DP_ERR_INVALID, "more elements than can be counted");
     CHECK_ERROR(dp_call_all_reduce(call, data, data + 3, 4, DP_F64, DP_OP_SUM), DP_ERR_INVALID,
                 "dp_call_all_reduce: send and recv overlap");
     CHECK_ERROR(dp_call_all_reduce(call, data + 3, data, 4, DP_F64, DP_OP_SUM), DP_ERR_INVALID,

@@ -909,6 +909,35 @@ TEST(who_does_not_come_is_named_in_all_processes)
     in_processes(2, one_of_a_process_is_missing);
 }
 
+/* One rank of a process waits for the other, which ends both. */
+static dp_status die_in_the_second(int local_rank, dp_scope *scope, void *user)
+{
+    dp_ctx *ctx = user;
+    DP_TRY(sum_of_ones(local_rank, scope, ctx));
+    if (about(ctx).process == 1 && local_rank == 1) {
+        rest(20);
+        raise(SIGKILL);
+    }
+    return sum_of_ones(local_rank, scope, ctx);
+}
+
+static void one_of_a_process_dies(meeting *m)
+{
+    devices_each = 2;
+    dp_ctx *ctx = open_process(m);
+    double start = now_ms();
+    CHECK_INT(dp_status_class(in_run(ctx, die_in_the_second, ctx)), DP_CLASS_JOB);
+    CHECK(now_ms() - start < SOON_MS * test_timeout_scale());
+    CHECK_SAYS(dp_last_error(), "ranks 2 to 3 (process 1, pid ");
+    CHECK_SAYS(dp_last_error(), "all_reduce of 1 f32 (sum), in dp_rank_all_reduce");
+    dp_close(ctx);
+}
+
+TEST(process_that_dies_is_named)
+{
+    in_processes_but(2, 1, one_of_a_process_dies);
+}
+
 /* What fails here is not known elsewhere, unless it is said. */
 static dp_status fail_in_the_second(int local_rank, dp_scope *scope, void *user)
 {
@@ -1145,7 +1174,7 @@ static dp_status correct_oneself(int local_rank, dp_scope *scope, void *user)
         CHECK_ERROR(dp_rank_all_reduce(ctx, own, own, 1, DP_F32, (dp_op)77), bad,
                     "77 is not a dp_op");
         CHECK_ERROR(dp_rank_all_reduce(ctx, own, own, many, DP_F32, DP_OP_SUM), bad,
-                    "is more than can be counted");
+                    "more elements than can be counted");
         CHECK_ERROR(dp_rank_all_reduce(ctx, own, own + 1, 4, DP_F32, DP_OP_SUM), bad,
                     "send and recv overlap, but are not in place");
         CHECK_ERROR(dp_rank_all_gather(ctx, own, own, 2, DP_F32), bad, "overlap");
@@ -1255,6 +1284,33 @@ TEST(ranks_receive_in_places_of_their_own)
     CHECK_OK(in_run(ctx, meet_apart, ctx));
     CHECK_F64(everybodys[0], 2, 0);
     CHECK_F64(everybodys[3], 4, 0);
+    dp_close(ctx);
+}
+
+/* Memory of the user's may begin anywhere. */
+static dp_status meet_at_odd_addresses(int local_rank, dp_scope *scope, void *user)
+{
+    char send[3 * 8 + 1], recv[3 * 8 + 3];
+    double own[3] = {local_rank, 1, 2}, got[3];
+    (void)scope;
+    memcpy(send + 1, own, sizeof own);
+    DP_TRY(dp_rank_all_reduce(user, send + 1, recv + 3, 3, DP_F64, DP_OP_SUM));
+    memcpy(got, recv + 3, sizeof got);
+    CHECK_F64(got[0], 3, 0);
+    CHECK_F64(got[2], 6, 0);
+    DP_TRY(dp_rank_reduce_scatter(user, send + 1, recv + 1, 1, DP_F64, DP_OP_MAX));
+    DP_TRY(dp_rank_broadcast(user, recv + 1, 1, DP_F64, 2));
+    DP_TRY(dp_rank_all_gather(user, send + 1, recv + 3, 1, DP_F64));
+    memcpy(got, recv + 3, sizeof got);
+    CHECK_F64(got[1], 1, 0);
+    CHECK_F64(got[2], 2, 0);
+    return DP_OK;
+}
+
+TEST(odd_addresses)
+{
+    dp_ctx *ctx = open_cpus(THREE);
+    CHECK_OK(in_run(ctx, meet_at_odd_addresses, ctx));
     dp_close(ctx);
 }
 
