@@ -799,12 +799,13 @@ DP_MUST_USE DP_API dp_status dp_my_rows(const dp_ctx *ctx, int64_t total, int64_
    keep to the nodes (NUMA) of their part: see NODES.
 
    If a process does not come within timeout_ms of the first, or ends early, the error of all others
-   names it. A process that comes within a second after that gets the same error. All waits of one
-   dp_open, for processes that come and for what they do until all have a context, last timeout_ms
-   together, and a few seconds in which it asks who is missing; what a process does itself, like
-   opening its devices, is no wait. Who comes last has a second, however late it is. The tree of
-   connections stays until dp_close, which waits for nobody: 512 processes meet in a second or two,
-   each with at most ten connections.
+   names it. A process that comes within a second after that gets the same error. If the process
+   that waited for it was held up itself for an eighth of that time, by a debugger or as its machine
+   slept, the error says that, too. All waits of one dp_open, for processes that come and for what
+   they do until all have a context, last timeout_ms together, and a few seconds in which it asks
+   who is missing; what a process does itself, like opening its devices, is no wait. Who comes last
+   has a second, however late it is. The tree of connections stays until dp_close, which waits for
+   nobody: 512 processes meet in a second or two, each with at most ten connections.
 
    Later, too, the error of all others names a process that is killed, stops, leaves out a
    collective or issues a different one. Every process returns within the time-out plus a few

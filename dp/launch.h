@@ -506,6 +506,8 @@ enum {
     DP__NOTE_MAGIC = 0x31706e64,
     DP__OFFICE_NONCE = 0,    /* of a listener that is not waited for: see dp/tcp.h */
     DP__GRACE_MS = 1000,     /* beyond the time-out: to be told why, or for an answer */
+    DP__HELD_UP_MS = 5,      /* who goes on so much later than it wanted to was held up, */
+    DP__AGAIN_MS = 100,      /* and has so long to read what came meanwhile */
     DP__LAST_WORDS_MS = 100, /* so that the others read why the job has failed */
     DP__STEP_MS = 300 /* by which who stands deeper in the tree waits longer: its parent may have
                          something to tell */
@@ -548,7 +550,8 @@ typedef enum dp__kind {
 
 typedef struct dp__note { /* precedes everything that travels between processes of a job */
     uint32_t magic, kind;
-    int32_t status, process; /* what failed, and where; of a question: the call, and who asks */
+    int32_t status, process; /* what failed, and where; of a question: the call, and who asks; of an
+                                answer while they meet: for how many ms process 0 was held up */
     uint64_t bytes;          /* that follow */
 } dp__note;
 
@@ -577,33 +580,56 @@ static uint64_t dp__proof(dp__key key, const dp__join_request *request, uint64_t
     return dp__sip(key, &input, sizeof input);
 }
 
+/* Returns true if this process wanted to go on at that time, and was held up: by a signal, a
+   debugger, or as its machine slept. */
+static bool dp__was_held_up(uint64_t due_ns, uint64_t now)
+{
+    return due_ns != 0 && now > due_ns + DP__HELD_UP_MS * (uint64_t)1000000;
+}
+
+/* Returns for how much longer this process waits; 0: the time is up. If it was held up until then,
+   it has a while more, once: what it waits for may have come. */
+static int dp__ms_left(uint64_t *until_ns, bool *again)
+{
+    int ms = dp__os_ms_until(*until_ns);
+    if (ms > 0 || *again || !dp__was_held_up(*until_ns, dp__os_now_ns()))
+        return ms;
+    *again = true;
+    *until_ns = dp__os_after_ms(DP__AGAIN_MS);
+    return DP__AGAIN_MS;
+}
+
 /* TIMEOUT: not in time. REMOTE: the connection has ended. Neither leaves a sentence. */
 static dp_status dp__wire_send(int fd, const void *data, size_t bytes, uint64_t until_ns)
 {
+    bool again = false;
     for (size_t done = 0; done < bytes;) {
         ptrdiff_t sent = dp__os_send(fd, (const char *)data + done, bytes - done);
         if (sent < 0)
             return DP_ERR_REMOTE;
         done += (size_t)sent;
-        if (sent == 0 && dp__os_ms_until(until_ns) == 0)
+        int ms = sent == 0 ? dp__ms_left(&until_ns, &again) : 0;
+        if (sent == 0 && ms == 0)
             return DP_ERR_TIMEOUT;
         if (sent == 0)
-            dp__os_ready(fd, DP__CAN_WRITE, dp__os_ms_until(until_ns));
+            dp__os_ready(fd, DP__CAN_WRITE, ms);
     }
     return DP_OK;
 }
 
 static dp_status dp__wire_receive(int fd, void *data, size_t bytes, uint64_t until_ns)
 {
+    bool again = false;
     for (size_t done = 0; done < bytes;) {
         ptrdiff_t got = dp__os_receive(fd, (char *)data + done, bytes - done);
         if (got < 0)
             return DP_ERR_REMOTE;
         done += (size_t)got;
-        if (got == 0 && dp__os_ms_until(until_ns) == 0)
+        int ms = got == 0 ? dp__ms_left(&until_ns, &again) : 0;
+        if (got == 0 && ms == 0)
             return DP_ERR_TIMEOUT;
         if (got == 0)
-            dp__os_ready(fd, DP__CAN_READ, dp__os_ms_until(until_ns));
+            dp__os_ready(fd, DP__CAN_READ, ms);
     }
     return DP_OK;
 }
@@ -1026,18 +1052,27 @@ DP__COLD static dp_status dp__tree_give_up(dp__tree *tree, uint32_t missing)
                          "is there, and what it was to send did not come");
 }
 
+/* Waits for something new, at most so long, and hears it. */
+static dp_status dp__tree_rest(dp__tree *tree, int ms)
+{
+    dp__os_watch watch[DP__LINKS_MAX];
+    int count = dp__tree_watch(tree, watch);
+    dp__os_poll(watch, count, ms < DP__TREE_LOOK_MS ? ms : DP__TREE_LOOK_MS);
+    return dp__tree_hear_all(tree, watch, count, false);
+}
+
 /* Until one of those who are missing has said something; all others are heard. Who has answered is
    asked again. That ends, as no two wait for each other, unless the network has lost something: a
    parent waits for its children before it gives them the whole, and they wait for it only after
    they gave their part. */
 DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__link **out)
 {
-    dp__os_watch watch[DP__LINKS_MAX];
     uint64_t answer_ns = 0; /* 0: nobody was asked */
     int asks = 0;
+    bool again = false;
     *out = NULL;
     for (;;) {
-        int ms = dp__os_ms_until(answer_ns != 0 ? answer_ns : tree->until_ns);
+        int ms = answer_ns != 0 ? dp__ms_left(&answer_ns, &again) : dp__os_ms_until(tree->until_ns);
         DP_TRY(dp__tree_failure(tree));
         DP_TRY(dp__tree_look(tree, missing, answer_ns != 0 && ms == 0, out));
         if (*out != NULL)
@@ -1047,11 +1082,28 @@ DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__l
         if (ms == 0) {
             dp__tree_ask(tree, missing);
             answer_ns = dp__os_after_ms(DP__GRACE_MS);
+            again = false;
         }
-        int count = dp__tree_watch(tree, watch);
-        dp__os_poll(watch, count, ms < DP__TREE_LOOK_MS ? ms : DP__TREE_LOOK_MS);
-        DP_TRY(dp__tree_hear_all(tree, watch, count, false));
+        DP_TRY(dp__tree_rest(tree, ms));
     }
+}
+
+/* Asks process 0, to which the first link leads, whether it is there; fails if it does not answer.
+   *out_held_ms: for how long it was held up. */
+DP__COLD static dp_status dp__tree_probe(dp__tree *tree, int *out_held_ms)
+{
+    dp__link *first = &tree->links[0], *some = NULL;
+    uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS);
+    bool again = false;
+    dp__tree_ask(tree, 1);
+    while (!first->here && some == NULL) {
+        int ms = dp__ms_left(&until_ns, &again);
+        DP_TRY(dp__tree_failure(tree));
+        DP_TRY(dp__tree_look(tree, 1, ms == 0, &some));
+        DP_TRY(dp__tree_rest(tree, ms));
+    }
+    *out_held_ms = (int)first->note.status;
+    return DP_OK;
 }
 
 /* Begins to wait for others while a context opens: what it takes is not there for the next wait. */
@@ -1069,12 +1121,14 @@ static void dp__tree_end(dp__tree *tree)
 
 /* Returns when a wait ends for one that is not asked whether it is there: it has a while, whatever
    is left. */
-static uint64_t dp__tree_until(const dp__tree *tree)
+static uint64_t dp__tree_until(const dp__tree *tree, int least_ms)
 {
-    uint64_t least_ns = dp__os_after_ms(DP__GRACE_MS);
+    uint64_t least_ns = dp__os_after_ms(least_ms);
     return tree->ends_ns > least_ns ? tree->ends_ns : least_ns;
 }
 
+/* Who waits for the rest of what has begun to come answers nobody: it gives up before those who ask
+   it do. */
 static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, void *data,
                                size_t bytes)
 {
@@ -1087,7 +1141,8 @@ static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, vo
         return dp__tree_fail(tree, NULL, DP_ERR_REMOTE, link->process);
     }
     link->got = 0;
-    dp_status status = dp__wire_receive(link->fd, data, bytes, dp__tree_until(tree));
+    uint64_t until_ns = dp__tree_until(tree, DP__GRACE_MS / 2);
+    dp_status status = dp__wire_receive(link->fd, data, bytes, until_ns);
     return status == DP_OK ? DP_OK
                            : dp__tree_lost(tree, link, status,
                                            status == DP_ERR_TIMEOUT ? "did not send everything"
@@ -1109,7 +1164,7 @@ static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link, int wait_ms
 static dp_status dp__tree_give(dp__tree *tree, dp__link *link, dp__kind kind, const void *data,
                                size_t bytes)
 {
-    uint64_t until_ns = dp__tree_until(tree) + DP__GRACE_MS * (uint64_t)1000000;
+    uint64_t until_ns = dp__tree_until(tree, DP__GRACE_MS) + DP__GRACE_MS * (uint64_t)1000000;
     dp__note note = {DP__NOTE_MAGIC, (uint32_t)kind, DP_OK, tree->process, bytes};
     if (link->left)
         return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has closed its context");
@@ -1188,6 +1243,24 @@ static dp_status dp__tree_listen(dp__tree *tree)
         dp__tree_leave(tree);
     }
     return dp__tree_failure(tree);
+}
+
+/* Passes over what they have given to a call that is not to be: they may have said more. */
+DP__COLD static void dp__tree_skip(dp__tree *tree)
+{
+    char some[256];
+    for (int i = 0; i < tree->link_count; i++) {
+        dp__link *link = &tree->links[i];
+        uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS), bytes = link->note.bytes;
+        if (link->left || link->got < sizeof link->note)
+            continue;
+        link->got = 0;
+        while (!link->left && bytes > 0) {
+            size_t part = bytes < sizeof some ? (size_t)bytes : sizeof some;
+            link->left = dp__wire_receive(link->fd, some, part, until_ns) != DP_OK;
+            bytes -= part;
+        }
+    }
 }
 
 /* Closes without a word. So does a child of fork with its copies: it may outlive its parent, whose
@@ -1290,6 +1363,8 @@ typedef struct dp__server {
     int pending_count, pending_capacity;
     dp__os_watch *watch;
     uint64_t opened_ns, until_ns;
+    uint64_t due_ns, held_ns;  /* when it is to look again; for how long it was held up so far */
+    bool again;                /* it was held up for long, and has had more time than others */
     uint64_t quiet_ns;         /* until then a number may come twice */
     uint64_t peers_ns;         /* not before then are the peers looked at again */
     bool raised;               /* the limit of open files */
@@ -1497,10 +1572,13 @@ static bool dp__server_read(dp__server *server, dp__pending *pending)
     return heard == DP__MORE || dp__server_answer(server, pending, heard);
 }
 
+/* Closes a connection on which nothing has come for long. One that has asked may be of this job,
+   and held up: it believes that it is let in once it has sent its proof. */
 static bool dp__server_keeps(const dp__server *server, const dp__pending *pending)
 {
     uint64_t most_ms = server->full ? DP__QUIET_MS : DP__PENDING_MS;
-    if (dp__os_now_ns() - pending->came_ns < most_ms * 1000000)
+    bool stays = pending->asked && !server->any && !server->full;
+    if (stays || dp__os_now_ns() - pending->came_ns < most_ms * 1000000)
         return true;
     dp__os_close(pending->fd);
     return false;
@@ -1616,10 +1694,28 @@ static dp_status dp__server_timed_out(const dp__server *server)
                     server->said, server->said[0] != '\0' ? ", and was refused)" : "");
 }
 
+/* Returns for how long this process was held up; 0: not for much of the time. */
+static int dp__server_held_ms(const dp__server *server)
+{
+    uint64_t most_ns = (server->until_ns - server->opened_ns) / 8;
+    return server->held_ns >= most_ns ? (int)(server->held_ns / 1000000) : 0;
+}
+
+/* Adds to a sentence that a process was held up, if it was. */
+static dp_status dp__add_held_up(dp_status status, int process, int held_ms)
+{
+    char why[DP__TEXT_BYTES];
+    if (held_ms <= 0)
+        return status;
+    memcpy(why, dp_last_error(), sizeof why);
+    return dp_error(status, "%s; process %d was held up for %.3g s or longer", why, process,
+                    held_ms * 1e-3);
+}
+
 /* A peer sends nothing until it has connected to its neighbours, or has failed. */
 static dp_status dp__server_receive(dp__server *server, int place)
 {
-    dp__note note, here = {DP__NOTE_MAGIC, DP__HERE, DP_OK, 0, 0};
+    dp__note note, here = {DP__NOTE_MAGIC, DP__HERE, dp__server_held_ms(server), 0, 0};
     dp__peer *peer = &server->peers[place];
     uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS);
     bool sound = dp__wire_receive(peer->fd, &note, sizeof note, until_ns) == DP_OK &&
@@ -1685,8 +1781,18 @@ static int dp__server_patience(const dp__server *server)
     bool quiet = !server->welcomed && server->taken == server->expected && server->more == NULL;
     int ms = dp__os_ms_until(quiet ? server->quiet_ns : server->until_ns);
     bool looks = server->more != NULL || server->launch->hear != NULL;
-    int most = server->full ? DP__QUIET_MS : looks ? DP__CALL_LOOK_MS : DP__PENDING_MS;
+    int most = looks && !server->full ? DP__CALL_LOOK_MS : DP__QUIET_MS;
     return ms < most ? ms : most;
+}
+
+/* Notes for how long this process was held up, if it was; returns the time. */
+static uint64_t dp__server_note_time(dp__server *server)
+{
+    uint64_t now = dp__os_now_ns();
+    if (dp__was_held_up(server->due_ns, now))
+        server->held_ns += now - server->due_ns;
+    server->due_ns = now;
+    return now;
 }
 
 /* Look once at everything that has happened. Pending connections are served backwards, because the
@@ -1707,8 +1813,10 @@ static dp_status dp__server_look(dp__server *server)
     size_t more_bytes = (size_t)server->more_count * sizeof *more;
     if (more_bytes > 0)
         memcpy(more, server->more, more_bytes);
+    server->due_ns += (uint64_t)ms * 1000000;
     dp__os_poll(watch, 2 + peer_count + server->pending_count + server->more_count,
                 rest_ms > 0 && rest_ms < ms ? rest_ms : ms);
+    dp__server_note_time(server);
     if (more_bytes > 0)
         memcpy(server->more, more, more_bytes);
     DP_TRY(dp__server_receive_all(server, peers, peer_count));
@@ -1739,20 +1847,45 @@ static dp_status dp__server_fail(dp__server *server, dp_status status)
     return dp_error(status, "%s", why);
 }
 
+/* Begins to wait until server->until_ns. */
+static void dp__server_begin(dp__server *server)
+{
+    server->opened_ns = dp__os_now_ns();
+    if (server->opened_ns > server->until_ns) /* it was held up before this */
+        server->opened_ns = server->until_ns;
+    if (server->due_ns == 0 || !server->all)
+        server->due_ns = server->opened_ns;
+    server->again = false;
+}
+
+/* Returns true once the time is up; to be asked before each look. */
+static bool dp__server_is_over(dp__server *server)
+{
+    if (dp__server_note_time(server) < server->until_ns)
+        return false;
+    bool last = server->again || dp__server_held_ms(server) == 0;
+    return last || dp__ms_left(&server->until_ns, &server->again) == 0;
+}
+
+/* Adds to why others did not come that this process was held up, if it was. */
+static dp_status dp__server_held_up(const dp__server *server, dp_status status)
+{
+    return dp__add_held_up(status, server->process, dp__server_held_ms(server));
+}
+
 /* Wait until all are here, or, once they are, until they have met each other. */
 DP__COLD static dp_status dp__server_wait(dp__server *server)
 {
     dp_status status = DP_OK;
-    server->opened_ns = dp__os_now_ns();
+    dp__server_begin(server);
     while (!dp__server_is_done(server) && status == DP_OK) {
-        status = dp__os_ms_until(server->until_ns) == 0 ? dp__server_timed_out(server)
-                                                        : dp__server_look(server);
+        status = dp__server_is_over(server)
+                     ? dp__server_held_up(server, dp__server_timed_out(server))
+                     : dp__server_look(server);
         if (status == DP_OK)
             status = dp__launch_hear(server->launch);
     }
-    if (status != DP_OK && !server->all)
-        return dp__tree_fail(server->tree, NULL, status, server->process);
-    return status == DP_OK ? DP_OK : dp__server_fail(server, status);
+    return status == DP_OK || !server->all ? status : dp__server_fail(server, status);
 }
 
 /* ==== >>address ================================================================================
@@ -2001,10 +2134,12 @@ static dp_status dp__connect_at(const dp__os_address *at, dp__key key, dp__join_
     return good ? DP_OK : DP_PENDING;
 }
 
-/* Returns how long a silent one is waited for: longer every round, as it may be busy. */
-static int dp__patience_ms(int round)
+/* Returns how long a silent one is waited for: longer every round, as it may be busy. Process 0
+   takes the first port that it finds free: behind one where nobody listens a silent one is rather
+   another program, and process 0 may come to that one at any moment. */
+static int dp__patience_ms(int round, bool behind_a_free_one)
 {
-    return 1000 << (round < 5 ? round : 5);
+    return (behind_a_free_one ? 100 : 1000) << (round < 5 ? round : 5);
 }
 
 /* Returns how long to rest after a round that was in vain. */
@@ -2019,11 +2154,12 @@ static dp_status dp__connect_once(const dp__target *target, dp__key key, dp__joi
                                   int round, uint64_t until_ns, int *out_fd, const char **out_why)
 {
     dp__os_found found;
-    int patience = dp__patience_ms(round), rest = dp__os_ms_until(until_ns);
+    int rest = dp__os_ms_until(until_ns);
     dp_status status = DP_PENDING;
     if (target->host[0] == '\0') {
         /* One of the job listens there, or another user of the machine. */
         dp__os_address here = dp__os_local(target->place);
+        int patience = dp__patience_ms(round, false);
         uint64_t until = dp__os_after_ms(patience < rest ? patience : rest);
         until = target->tree == NULL ? until_ns : until;
         return dp__connect_at(&here, key, request, until, out_fd, out_why);
@@ -2035,6 +2171,7 @@ static dp_status dp__connect_once(const dp__target *target, dp__key key, dp__joi
         dp__os_address at =
             dp__os_at_port(&found.list[i % found.count], target->port + i / found.count);
         int share = dp__os_ms_until(until_ns) / (count - i + 1);
+        int patience = dp__patience_ms(round, refused >= found.count);
         uint64_t until = dp__os_after_ms(patience < share ? patience : share);
         const char *why = NULL;
         status = dp__connect_at(&at, key, request, until, out_fd, &why);
@@ -2094,7 +2231,8 @@ DP__COLD static dp_status dp__connect_until(const dp__target *target, int proces
 {
     uint64_t begin = dp__os_now_ns();
     const char *why = NULL, *found = NULL;
-    for (int round = 0; dp__os_ms_until(until_ns) > 0; round++) {
+    bool again = false;
+    for (int round = 0; dp__ms_left(&until_ns, &again) > 0; round++) {
         why = dp__lasting(why);
         if (target->tree != NULL)
             DP_TRY(dp__tree_listen(target->tree));
@@ -2115,7 +2253,13 @@ DP__COLD static dp_status dp__connect_until(const dp__target *target, int proces
 /* ==== >>meeting ================================================================================
    Each process connects to process 0, tells it where it listens, and learns its parent when all are
    there. Then the tree is connected from the top. When all processes are in it, they close the
-   connections to process 0 that are not part of it.                                            */
+   connections to process 0 that are not part of it.
+
+   A process may miss a neighbour that still waits for process 0 to say where to go. So it asks
+   process 0 whether it is there before it names that neighbour, and a process that has waited for
+   process 0 in vain tells it so. Process 0, and whoever waits for its children, says in that case
+   whether it was held up itself for much of the time, by a signal, by a debugger, or as its machine
+   slept: then others may have given up because of it.                                           */
 
 /* Process 0 says when all are here, or why not. */
 static dp_status dp__await_welcome(int fd, int process_count, uint64_t until_ns, dp__welcome *out)
@@ -2212,6 +2356,18 @@ static uint64_t dp__meet_ends_ns(const dp__welcome *welcome, uint64_t latest_ns)
     return ends_ns < latest_ns ? ends_ns : latest_ns;
 }
 
+/* Fails as a neighbour did not come, or because of process 0, if that does not answer now. */
+DP__COLD static dp_status dp__meet_missed(dp__tree *tree, dp_status status, int culprit)
+{
+    char why[DP__TEXT_BYTES];
+    int held_ms = 0;
+    memcpy(why, dp_last_error(), sizeof why);
+    if (status == DP_ERR_TIMEOUT)
+        DP_TRY(dp__tree_probe(tree, &held_ms));
+    (void)dp_error(status, "%s", why);
+    return dp__tree_fail(tree, NULL, dp__add_held_up(status, 0, held_ms), culprit);
+}
+
 /* Connect to the parent, unless that is process 0, with which there is a connection already. */
 static dp_status dp__meet_parent(dp__tree *tree, const dp__launch *launch, const dp__welcome *to,
                                  dp__server *server, dp__join_request *request)
@@ -2228,7 +2384,7 @@ static dp_status dp__meet_parent(dp__tree *tree, const dp__launch *launch, const
     dp_status status =
         dp__connect_until(&target, parent, server->key, request, server->until_ns, &fd);
     if (status != DP_OK)
-        return dp__tree_fail(tree, NULL, status, parent);
+        return dp__meet_missed(tree, status, parent);
     dp__tree_link(tree, fd, parent);
     return DP_OK;
 }
@@ -2275,14 +2431,18 @@ DP__COLD static dp_status dp__meet_others(dp__tree *tree, const dp__launch *laun
     DP_TRY(dp__connect_until(&first, 0, launch->key, &request, server->until_ns, &fd));
     dp__tree_link(tree, fd, 0);
     uint64_t latest_ns = server->until_ns + DP__GRACE_MS * (uint64_t)1000000;
-    DP_TRY(dp__await_welcome(fd, tree->process_count, latest_ns, &welcome));
+    dp_status status = dp__await_welcome(fd, tree->process_count, latest_ns, &welcome);
+    if (status == DP_ERR_TIMEOUT) /* process 0 may go on, and miss this one */
+        return dp__tree_fail(tree, NULL, status, 0);
+    DP_TRY(status);
     server->key = dp__key_of_run(launch->key, welcome.run);
     tree->ends_ns = dp__meet_ends_ns(&welcome, latest_ns);
     server->until_ns = tree->ends_ns + (uint64_t)dp__depth_ms(tree->process) * 1000000;
     DP_TRY(dp__meet_parent(tree, launch, &welcome, server, &request));
     server->until_ns += DP__STEP_MS * (uint64_t)1500000; /* a child that finds nobody knows more */
-    DP_TRY(dp__server_wait(server));
-    return dp__meet_last(tree, server);
+    status = dp__server_wait(server);
+    return status == DP_OK ? dp__meet_last(tree, server)
+                           : dp__meet_missed(tree, status, tree->process);
 }
 
 DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms, dp__tree **out)
@@ -2293,7 +2453,8 @@ DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms
                          .process_count = launch->process_count,
                          .key = launch->key,
                          .listener = -1,
-                         .until_ns = dp__os_after_ms(timeout_ms)};
+                         .until_ns = dp__os_after_ms(timeout_ms),
+                         .due_ns = dp__os_now_ns()};
     if (tree == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", launch->process_count);
     server.tree = tree;

@@ -201,7 +201,7 @@ DP__COLD static dp_status dp__visit_call(const dp__port *port, dp__visit *visit,
     *fd = dp__seat_connect(port->seats, job->process_count, job->process, process);
     if (*fd == DP__OS_FULL)
         return dp__connect_nowhere(job->process);
-    visit->until_ns = dp__os_after_ms(dp__patience_ms(visit->round));
+    visit->until_ns = dp__os_after_ms(dp__patience_ms(visit->round, false));
     visit->stage = DP__CALLS;
     if (*fd < 0)
         dp__visit_rest(visit, fd, *fd == DP__OS_REFUSED ? dp__refused : NULL);
@@ -302,8 +302,8 @@ DP__COLD static dp_status dp__cables_meet(dp__cables *cables, uint64_t until_ns)
     dp__server *server = &cables->port.server;
     dp__tree *tree = dp__port_tree(&cables->port);
     dp_status status = DP_OK;
-    server->opened_ns = dp__os_now_ns();
     server->until_ns = until_ns;
+    dp__server_begin(server);
     while (status == DP_OK) {
         for (int p = 0; p < server->process && status == DP_OK; p++)
             status = dp__visit_look(cables, p);
@@ -313,8 +313,9 @@ DP__COLD static dp_status dp__cables_meet(dp__cables *cables, uint64_t until_ns)
         if (status == DP_OK && tree != NULL)
             status = dp__tree_listen(tree);
         if (status == DP_OK)
-            status = dp__os_ms_until(until_ns) == 0 ? dp__cables_late(cables, missing)
-                                                    : dp__server_look(server);
+            status = dp__server_is_over(server)
+                         ? dp__server_held_up(server, dp__cables_late(cables, missing))
+                         : dp__server_look(server);
     }
     return status;
 }
@@ -347,8 +348,12 @@ DP__COLD static dp_status dp__cables_fail(dp__cables *cables, dp_status status)
     uint64_t until_ns = dp__os_after_ms(status == DP_ERR_REMOTE ? DP__GRACE_MS : 0);
     char why[DP__TEXT_BYTES];
     memcpy(why, dp_last_error(), sizeof why);
-    while (tree != NULL && dp__tree_listen(tree) == DP_OK && dp__os_ms_until(until_ns) > 0)
-        dp__os_sleep_ms(1);
+    for (bool more = tree != NULL; more;) {
+        dp__tree_skip(tree);
+        more = dp__tree_listen(tree) == DP_OK && dp__os_ms_until(until_ns) > 0;
+        if (more)
+            dp__os_sleep_ms(1);
+    }
     dp_status heard = tree != NULL ? dp__tree_listen(tree) : DP_OK;
     if (heard != DP_OK)
         memcpy(why, dp_last_error(), sizeof why);
@@ -367,7 +372,8 @@ DP__COLD static dp_status dp__cables_connect(dp__cables *cables)
     dp__tree *tree = dp__port_tree(port);
     if (tree != NULL)
         dp__tree_begin(tree);
-    uint64_t until_ns = tree != NULL ? dp__tree_until(tree) : dp__os_after_ms(job->timeout_ms);
+    uint64_t until_ns = tree != NULL ? dp__tree_until(tree, DP__GRACE_MS)
+                                     : dp__os_after_ms(job->timeout_ms);
     dp_status status = dp__cables_meet(cables, until_ns);
     if (tree != NULL)
         dp__tree_end(tree);
