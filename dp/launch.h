@@ -1245,6 +1245,15 @@ static dp_status dp__tree_listen(dp__tree *tree)
     return dp__tree_failure(tree);
 }
 
+/* Says to those that have gone on to the next call that this process is there: their questions
+   stand behind what that call is to read. */
+static void dp__tree_stay(const dp__tree *tree)
+{
+    for (int i = 0; i < tree->link_count; i++)
+        if (!tree->links[i].left && tree->links[i].got == sizeof(dp__note))
+            dp__tree_say(tree, &tree->links[i], DP__HERE, tree->calls + 1);
+}
+
 /* Passes over what they have given to a call that is not to be: they may have said more. */
 DP__COLD static void dp__tree_skip(dp__tree *tree)
 {

@@ -296,12 +296,23 @@ DP__COLD static dp_status dp__cables_late(const dp__cables *cables, int missing)
                               cables->visits[missing].why);
 }
 
+/* Hears over the tree why the others fail, if they do, and says that this process goes on. */
+static dp_status dp__cables_listen(dp__tree *tree, uint64_t *says_ns)
+{
+    if (dp__os_ms_until(*says_ns) == 0) {
+        dp__tree_stay(tree);
+        *says_ns = dp__os_after_ms(DP__GRACE_MS / 4);
+    }
+    return dp__tree_listen(tree);
+}
+
 /* Visits all before this process and lets in all behind it, until each has met each. */
 DP__COLD static dp_status dp__cables_meet(dp__cables *cables, uint64_t until_ns)
 {
     dp__server *server = &cables->port.server;
     dp__tree *tree = dp__port_tree(&cables->port);
     dp_status status = DP_OK;
+    uint64_t says_ns = 0;
     server->until_ns = until_ns;
     dp__server_begin(server);
     while (status == DP_OK) {
@@ -311,7 +322,7 @@ DP__COLD static dp_status dp__cables_meet(dp__cables *cables, uint64_t until_ns)
         if (status == DP_OK && missing < 0 && server->taken == server->expected)
             return DP_OK;
         if (status == DP_OK && tree != NULL)
-            status = dp__tree_listen(tree);
+            status = dp__cables_listen(tree, &says_ns);
         if (status == DP_OK)
             status = dp__server_is_over(server)
                          ? dp__server_held_up(server, dp__cables_late(cables, missing))
