@@ -1,16 +1,21 @@
 # dp.h is a header: nothing has to be built to use it. This file runs its examples and tests.
 #
 #   make demo       build and run the examples; LIBTORCH=folder: examples/torch with this libtorch
-#   make torch-backend  build/torch/dp_c10d.so: the backend "dp" of Python's torch.distributed;
-#                   TORCH_PYTHON=python3: the Python that has torch (examples/torch/c10d.cpp)
-#   make test       everything below; ends with "N passed, N failed"
+#   make torch-backend  build/torch/dp_c10d: the backend "dp" of Python's torch.distributed, where pip
+#                   install examples/torch is not wanted; TORCH_PYTHON=python3: the Python that has torch
+#   make test       whether the library works here: one compiler, all suites once, simulated GPUs, the
+#                   examples, an installation; five minutes; ends with "N passed, N failed"
+#   make test-all   everything below: other compilers, C libraries and processors, sanitizers, fuzzers,
+#                   MPI, HIP (tests/README.md says what each is for); an hour's quarter, and packages
 #   make install    headers, libdp, files for pkg-config and CMake, manual pages, into PREFIX=/usr/local;
 #                   WITH="cuda nccl mpi": the library with these; DESTDIR= LIBDIR=lib MPICC= AR= CFLAGS=
 #                   LDFLAGS=. make uninstall takes them away, make install-test tries both
-#   make docs       build/docs/index.html: the manuals of the headers, README.md and the examples as one
+#   make docs       build/docs/index.html: introductions, manuals of the headers and the examples as one
 #                   static site, with a search that needs no server
 #   make single     build/single/dp.h: dp.h and its rooms as one file; WITH="cuda nccl train": with
 #                   these headers too
+#   make dist       build/dist/dp-VERSION.tar.gz, with the single header, and its checksum; made of the same
+#                   files it has the same bytes. make abi: install/abi.txt, which lint compares
 #   make check      while developing: lint, and the tests with one compiler
 #   make asan tsan  the tests under AddressSanitizer + UBSan, under ThreadSanitizer
 #   make conform    BACKEND=path/to/its.h TABLE=function [COLL=function]: whether a table of yours keeps
@@ -59,14 +64,14 @@ GCC_WARNINGS := $(if $(findstring clang,$(CC)),,\
 
 # dp.c stands for a user's file: it gets no more flags than theirs would. The tests use POSIX, and
 # test_device.c includes an example.
-TEST_DEFINES := -D_POSIX_C_SOURCE=200809L -I.
+TEST_DEFINES := -D_POSIX_C_SOURCE=200809L -I. -iquote tests
 LIBS         := -lpthread -lm
 
 # One binary a variant: build/VARIANT/tests. The sanitizers change what the compiler can prove, and
 # the stack's size, so the warnings are for the plain builds alone. What is tested is optimized, the
 # tests themselves compile fast; for a debugger, make with DEBUG=-g. With ASan and UBSan, which is for
 # the library alone, it takes a compiler three times as long to optimize, and runs as fast without.
-PLAIN_TEST  = $(filter test_%,$*)
+PLAIN_TEST  = $(filter test_%,$(notdir $*))
 DEBUG      ?= -g1
 VARIANTS   := gcc asan tsan aarch64 musl sim hip gpu conform
 CC_gcc     := $(CC)
@@ -75,10 +80,10 @@ CC_tsan    := $(CC)
 CC_aarch64 := aarch64-linux-gnu-gcc
 CC_musl    := musl-gcc
 CFLAGS_gcc     = $(if $(PLAIN_TEST),-Og,-O2) $(DEBUG) $(WARNINGS) $(GCC_WARNINGS)
-CFLAGS_checked = $(if $(filter test_%,$*),-O0,-O1) $(DEBUG)
-CFLAGS_asan    = -O0 $(DEBUG) -fsanitize=address $(if $(filter test_%,$*),,-fsanitize=undefined) \
+CFLAGS_checked = $(if $(PLAIN_TEST),-O0,-O1) $(DEBUG)
+CFLAGS_asan    = -O0 $(DEBUG) -fsanitize=address $(if $(PLAIN_TEST),,-fsanitize=undefined) \
     -fno-sanitize-recover=all -fno-omit-frame-pointer
-# What is not relocated is not written to: tests/test_leaks.c.
+# What is not relocated is not written to: tests/contexts/test_leaks.c.
 LINK_asan      = $(if $(filter Linux,$(SYSTEM)),-no-pie)
 CFLAGS_tsan    = $(if $(PLAIN_TEST),-O0,-O1) $(DEBUG) -fsanitize=thread
 CFLAGS_aarch64 = $(CFLAGS_checked) -static
@@ -120,7 +125,7 @@ TESTS_aarch64 := $(call of,aarch64)
 TESTS_musl    := $(call of,musl)
 TESTS_mpi     := $(call of,mpi)
 
-EXAMPLES := $(patsubst %.c,build/%,$(sort $(wildcard examples/*.c))) \
+EXAMPLES := $(patsubst %.c,build/%,$(filter-out examples/dp.c,$(sort $(wildcard examples/*.c)))) \
     $(if $(shell command -v $(CXX) 2>/dev/null),$(patsubst %.cpp,build/%_cpp,$(sort $(wildcard examples/*.cpp))))
 CUDA_HOME ?= /usr/local/cuda
 CUDA_EXAMPLES := build/examples/train_cuda# where there is cuBLAS
@@ -178,7 +183,11 @@ demo: build/pictures build/blas
 	    $(TORCH_DEMO)
 	$(RUN) demo $(DEMO) $(TORCH_DEMO)
 
+test: export QUICK ?= 1
 test: build/tools
+	$(RUN) steps gcc sim examples install lint docs simulated
+
+test-all: build/all-tools
 	$(RUN) steps lint docs compile examples install gcc clang compilers musl mpi asan tsan sim hip ptx gpu conform fuzz faults members simulated aarch64
 
 check:
@@ -231,6 +240,12 @@ single:
 	@mkdir -p build/single
 	@tests/single.sh build/single/dp.h $(WITH)
 
+dist: build/whole/dp.h
+	@install/dist.sh build/dist
+
+abi:
+	@install/abi.sh list >install/abi.txt
+
 GPU_PACKED := $(addprefix build/gpu/,tests bench doctor hold)
 gpu-pack: $(GPU_PACKED)
 	@tests/gpu/gpu.sh pack build/pack $^
@@ -253,7 +268,7 @@ format:
 clean:
 	rm -rf build
 
-.PHONY: all demo torch-backend test check install uninstall install-test docs docs-test single asan tsan sim hip ptx mpi conform sim-selftest simulate simulate-plants replay simulated members explore gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
+.PHONY: all demo torch-backend test test-all check install uninstall install-test docs docs-test single dist abi asan tsan sim hip ptx mpi conform sim-selftest simulate simulate-plants replay simulated members explore gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------
@@ -267,6 +282,9 @@ build/config.mk: tests/get.sh
 
 build/tools: tests/get.sh
 	@tests/get.sh tools $@
+
+build/all-tools: tests/get.sh
+	@tests/get.sh all-tools $@
 
 build/wheels: tests/get.sh
 	@tests/get.sh wheels $@
@@ -366,6 +384,7 @@ build/clang/silent: $(patsubst %,build/clang/%.silent,$(filter-out dp,$(TESTS_gc
 
 build/clang/%.silent: tests/%.c Makefile build/config.mk
 	@mkdir -p $(@D)
+	@mkdir -p $(@D)
 	$(CLANG) -std=c11 -fsyntax-only $(WARNINGS) $(TEST_DEFINES) $(STB_CFLAGS) \
 	    -MMD -MP -MT $@ -MF $@.d $<
 	@touch $@
@@ -383,17 +402,16 @@ FORCE:
 build/gpu/tests: LIBS += -ldl
 
 # Few of the suites, to see that what is packed runs: tests/gpu/proof.sh.
-build/gpu/few/tests: $(patsubst %,build/gpu/%.o,test_main test_cuda_kernels test_device dp cuda_calls)
+build/gpu/few/tests: $(patsubst %,build/gpu/%.o,test_main gpus/test_cuda_kernels contexts/test_device dp cuda_calls)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_gpu) $^ -o $@ $(LIBS) -ldl
 
-# What stands behind DP_IMPLEMENTATION comes from the tests' object, which has tests in it.
+# The library comes from the tests' object, which has tests in it.
 build/gpu/doctor: examples/doctor.c build/gpu/dp.o build/gpu/test_main.o Makefile build/config.mk
 	@mkdir -p $(@D)
 	objcopy --redefine-sym main=main_of_tests build/gpu/test_main.o $@.tests.o
-	$(CC) -std=c11 -O2 -D_GNU_SOURCE -DDP_USE_CUDA -include dp_cuda.h \
-	    $(if $(findstring TEST_NCCL,$(CFLAGS_gpu)),-DDP_USE_NCCL -include dp_nccl.h) \
-	    $(EXAMPLES_DONE) -I. $(STB_CFLAGS) $< build/gpu/dp.o $@.tests.o -o $@ $(LIBS) -ldl
+	$(CC) -std=c11 -O2 -DDP_USE_CUDA $(if $(findstring TEST_NCCL,$(CFLAGS_gpu)),-DDP_USE_NCCL) \
+	    -I. $(STB_CFLAGS) $< build/gpu/dp.o $@.tests.o -o $@ $(LIBS) -ldl
 
 build/gpu/hold: tests/gpu/hold.c Makefile
 	@mkdir -p $(@D)
@@ -409,7 +427,7 @@ build/gpu/bench build/gpu/few/bench: tests/bench/gpu/gpu.c build/gpu/cuda_calls.
 SIM := build/sim/sim/sim_cuda.o build/sim/sim/kernels.o
 SIM_PARTS := $(patsubst %,build/sim/sim/parts/%.o,sim_cuda sim_nccl sim_world)
 build/sim/tests: $(SIM)
-build/hip/tests: $(patsubst %,build/sim/%.o,$(filter-out dp test_cuda_load,$(TESTS_sim))) \
+build/hip/tests: $(patsubst %,build/sim/%.o,$(filter-out dp gpus/test_cuda_load,$(TESTS_sim))) \
     build/sim/sim/sim_hip.o $(SIM)
 
 build/sim/bench: tests/bench/gpu/gpu.c $(SIM) $(HEADERS)
@@ -486,26 +504,34 @@ build/ptx/%/tests: build/ptx/%.o $(TESTS_sim:%=build/sim/%.o) $(SIM)
 
 .PRECIOUS: build/ptx/sm_%.ptx build/ptx/%.c build/ptx/%.o
 
-# With EXAMPLES_DP=build/alone/dp.o what stands behind DP_IMPLEMENTATION comes from there, and the
-# compiler is told that it has seen it.
-EXAMPLES_DP   ?=
-EXAMPLES_DONE := $(shell sed -nE 's/^\#define (DP_[A-Z_]*IMPLEMENTED)$$/-D\1/p' dp.h dp_*.h)
-build/examples/%: examples/%.c $(EXAMPLES_DP) Makefile build/config.mk
+# The library as a user's compiler makes it, and the examples, which are linked with it.
+build/examples/dp.o: examples/dp.c Makefile build/config.mk
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O2 $(STB_CFLAGS) -MMD -MP -c $< -o $@
+
+build/examples/dp_cuda.o: examples/dp.c Makefile build/config.mk
+	@mkdir -p $(@D)
+	$(CC) -std=c11 $(or $(CUDA_OPTIMIZE),-O2) -DDP_USE_CUDA -isystem $(CUDA_HOME)/include $(STB_CFLAGS) \
+	    -MMD -MP -c $< -o $@
+
+build/examples/%: examples/%.c Makefile build/config.mk
 	@mkdir -p $(@D)
 	@echo "$(CC) $<"
-	@$(CC) -std=c11 $(CFLAGS_gcc) $(EXAMPLES_EXTRA) $(if $(EXAMPLES_DP),$(EXAMPLES_DONE)) -I. $(STB_CFLAGS) \
-	    -MMD -MP -MT $@ -MF $@.d $< $(EXAMPLES_DP) -o $@ $(LIBS)
+	@$(CC) -std=c11 $(CFLAGS_gcc) -I. $(STB_CFLAGS) -MMD -MP -MT $@ -MF $@.d $< $(filter %.o,$^) -o $@ $(LIBS)
+
+ALONE := build/examples/dprun build/examples/timeline
+$(filter-out $(ALONE) $(CUDA_EXAMPLES) %_cpp,$(EXAMPLES)): build/examples/dp.o
 
 # What is installed is made as the library is, and no warning of its compiler stops that.
 build/lib/dprun: examples/dprun.c Makefile build/lib/flags
 	$(CC) -std=c11 -O2 $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $< -o $@ $(LIBS)
 
 # C++ links what is compiled once.
-build/examples/%_cpp: examples/%.cpp $(or $(EXAMPLES_DP),build/lib/libdp.a) Makefile
+build/examples/%_cpp: examples/%.cpp build/examples/dp.o Makefile
 	@mkdir -p $(@D)
 	@echo "$(CXX) $<"
 	@$(CXX) -std=c++17 -O2 -Wall -Wextra -Wconversion -Wold-style-cast -Werror -I. \
-	    -MMD -MP -MT $@ -MF $@.d $< $(or $(EXAMPLES_DP),build/lib/libdp.a) -o $@ $(LIB_LIBS)
+	    -MMD -MP -MT $@ -MF $@.d $< build/examples/dp.o -o $@ $(LIBS)
 
 # Newer ones than Debian's are C++20. Their headers are for other warnings.
 TORCH_CXX = $(CXX) -std=$(if $(LIBTORCH),c++20,c++17) -Wall -Wextra -Wconversion -Wold-style-cast -Werror \
@@ -513,12 +539,12 @@ TORCH_CXX = $(CXX) -std=$(if $(LIBTORCH),c++20,c++17) -Wall -Wextra -Wconversion
     -isystem $(or $(LIBTORCH),/usr)/include/torch/csrc/api/include -MMD -MP -MT $@ -MF $@.d
 build/examples/torch_ddp: examples/torch/torch_ddp.cpp
 build/examples/test_torch: tests/torch/test_torch.cpp
-build/examples/torch_ddp build/examples/test_torch: $(or $(EXAMPLES_DP),build/lib/libdp.a) Makefile
+build/examples/torch_ddp build/examples/test_torch: build/examples/dp.o Makefile
 	@mkdir -p $(@D)
 	@echo "$(CXX) $(filter %.cpp,$^)"
-	@$(TORCH_CXX) -O2 $(filter %.cpp,$^) $(or $(EXAMPLES_DP),build/lib/libdp.a) -o $@ \
+	@$(TORCH_CXX) -O2 $(filter %.cpp %.o,$^) -o $@ \
 	    $(if $(LIBTORCH),-L$(LIBTORCH)/lib -Wl$(comma)-rpath$(comma)$(LIBTORCH)/lib) \
-	    -ltorch_cpu -lc10 $(LIB_LIBS)
+	    -ltorch_cpu -lc10 $(LIBS)
 
 # What it has for GPUs, compiled alone. A libtorch without GPUs lacks one header, in which it would
 # say how it was made.
@@ -527,32 +553,19 @@ build/examples/torch_cuda.o: examples/torch/torch_ddp.cpp Makefile
 	@touch $(@D)/torch/c10/cuda/impl/cuda_cmake_macros.h
 	@$(TORCH_CXX) -DDP_USE_CUDA -isystem $(CUDA_HOME)/include -idirafter $(@D)/torch -c $< -o $@
 
-# For the Python that will load it. What it takes from the library stays its own. Types of an older
-# torch (2.8) are known only to who seems to have its compiler.
-torch-backend: build/torch/dp_c10d.so
+# For the Python that will load it.
+torch-backend: build/torch/dp_c10d/_built.py
 build/torch/python: FORCE
 	@mkdir -p $(@D)
 	@echo '$(TORCH_PYTHON)' >$@.new
 	@cmp -s $@.new $@ || mv -f $@.new $@
 
-build/torch/dp_c10d.so: examples/torch/c10d.cpp build/lib/libdp.a build/torch/python Makefile
-	@echo "$(CXX) $<"
-	@set -e; torch=$$($(TORCH_PYTHON) -c 'import torch; print(torch.__path__[0])'); \
-	python=$$($(TORCH_PYTHON) -c 'import sysconfig; print(sysconfig.get_paths()["include"])'); \
-	pybind=$$($(TORCH_PYTHON) -c 'import torch; print(*["-DPYBIND11_%s=\"%s\"" % (n, getattr(torch._C, "_PYBIND11_" + n)) \
-	    for n in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI") if getattr(torch._C, "_PYBIND11_" + n, None)])'); \
-	$(CXX) -std=c++20 -O2 -Wall -Wextra -Wconversion -Wold-style-cast -Werror -fPIC -shared \
-	    $$pybind -isystem $$torch/include -isystem $$torch/include/torch/csrc/api/include -isystem $$python \
-	    -MMD -MP -MT $@ -MF $@.d $< build/lib/libdp.a -o $@ -L$$torch/lib \
-	    -ltorch_python -ltorch_cpu -lc10 $(if $(filter Linux,$(SYSTEM)),-Wl$(comma)--exclude-libs$(comma)libdp.a) $(LIB_LIBS)
+build/torch/dp_c10d/_built.py: $(wildcard examples/torch/*.py examples/torch/dp_c10d/*.py) \
+    examples/torch/c10d.cpp examples/torch/pyproject.toml $(HEADERS) build/torch/python
+	$(TORCH_PYTHON) -m pip install -q --no-deps --upgrade --target build/torch ./examples/torch
 
-# All headers for the CPU and nothing else, as a user's compiler makes them: their size, and examples.
-build/alone/dp.o: tests/dp.c Makefile build/config.mk
-	@mkdir -p $(@D)
-	$(CC) -std=c11 -O2 -DTEST_ALONE -DTEST_TRAIN $(STB_CFLAGS) -MMD -MP -c $< -o $@
-
-$(CUDA_EXAMPLES) build/examples/dprun build/examples/timeline: override EXAMPLES_DP :=
-$(CUDA_EXAMPLES): CFLAGS_gcc += -isystem $(CUDA_HOME)/include
+$(CUDA_EXAMPLES): build/examples/dp_cuda.o
+$(CUDA_EXAMPLES): CFLAGS_gcc += -DDP_USE_CUDA -isystem $(CUDA_HOME)/include
 $(CUDA_EXAMPLES): LIBS += -L$(CUDA_HOME)/lib64 -Wl,--disable-new-dtags,-rpath,$(CUDA_HOME)/lib64 \
     -lcublas -lcudart -lnvrtc
 

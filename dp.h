@@ -1,14 +1,15 @@
-/* dp.h - v0.1.0 - data parallelism for C11: one model on every device there is - MIT licence
+/* dp.h - v0.2.0 - data parallelism for C11: one model on every device there is - MIT licence
 
    Copy dp.h, dp_cpu.h and the folder dp/ into your project, or the one file that `make single`
-   writes of them. In one C file, before any other header:
+   writes of them. One C file, dp.c, says
 
        #define DP_IMPLEMENTATION
        #include "dp.h"
 
-   and the other headers you use. Other files, C or C++, just include them. dp.h needs stb_ds.h
-   (Debian: libstb-dev, or copy it beside dp.h). Link with -lpthread -lm. Do not compile that C file
-   with -ffast-math: it loses NaN.
+   and includes the other headers that you use. cc -std=c11 -O2 -c dp.c takes 20 seconds, once.
+   Other files, C or C++, just include them. dp.h needs stb_ds.h (Debian: libstb-dev, or copy it
+   beside dp.h). Link with dp.o and -lpthread -lm. Do not compile dp.c with -ffast-math: it loses
+   NaN.
 
    CONTENTS (search for the tag)
      >>basics       the version, limits, and macros of declarations
@@ -33,6 +34,7 @@
      >>wrappers     one model on many devices
      >>timeline     what happened when, as a file for Perfetto
      >>contract     for writers of backends: the two tables
+     >>literals     shapes, dicts, lists and tuples, written in place
    and the files that dp.h includes, in this order
      dp/os.h           what dp.h needs of a system: threads, sockets, processes, shared memory
      dp/os_posix.h     POSIX, Linux and macOS, which have it
@@ -133,9 +135,9 @@
    context, and is valid until that ends. Values and views may point into memory of their own scope
    or of an outer one, so the batch must live as long as its parts. dp_keep copies what must live
    longer. Modules belong to their context. Parameters and gradients belong to their module, which
-   never moves them; memory that you provide stays yours. dp_close ends all scopes and modules; no
-   pointer to or into them is valid after it. Before dlclose unloads the library that contains dp.h,
-   close all contexts: their threads run its code.
+   never moves them; memory that you provide stays yours, and moves if you say so: dp_params_move.
+   dp_close ends all scopes and modules; no pointer to or into them is valid after it. Before
+   dlclose unloads the library that contains dp.h, close all contexts: their threads run its code.
 
    THREADS
    One thread at a time calls into a context. Functions marked [any] are exceptions: reading names
@@ -164,6 +166,7 @@
      dp_zero_grad,                                                yes       (1)
      dp_params_edit, _write, _changed, dp_owner_edit,
      dp_module_train
+     dp_params_move, dp_params_move_block                         yes (2)   (1)
      making, copying, wrapping and destroying modules; dp_run,    yes (2)   no
      collectives, messages, dp_buffers_sync, dp_open_group,
      dp_use_stream, dp_threads_limit, dp_data_parallel_once,
@@ -193,9 +196,9 @@
        replicas. Take a seed from dp_info.rank_first + the replica, or from the sample.
      - With several processes, each cuts a batch of its own. Give it the rows of its ranks, as
        dp_split_rows divides all rows over rank_count ranks: dp_none() or a batch of no rows, if it
-       has none. A loader does (dp_data.h, SHARDS). dp_distributed cuts by DP_SPLIT_BALANCED or
-       _SIZES: by the other two, a rank's rows would depend on the number of processes
-       (UNSUPPORTED).
+       has none. A loader does (dp_data.h, SHARDS). dp_distributed refuses to cut by
+       DP_SPLIT_CHUNK or _WEIGHTS (UNSUPPORTED): a rank's rows would depend on the number of
+       processes; and by _PADDED without part_rows, as the size of its part would.
      - Under dp_distributed a rank without rows counts for nothing: it adds nothing to gradients and
        samples, and its buffers stay as they were. If its process has no other rows and gets a batch
        of no rows, the rank's methods run all the same, so that they take part in
@@ -217,33 +220,7 @@
    log that nobody reads any more is ignored. Your signal handlers and masks stay as they are. After
    a failure of the JOB class (>>status) only dp_close works, and dp_recover where the config asks
    for it. Until one of them has returned nothing is waited for, no memory is reused, and a device
-   may use your memory.
-
-   CHANGES
-     0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract;
-            modules, passes, wrappers for the devices of one process, dp_train_step;
-            dp_cuda.h: GPUs as devices; several processes, dp_spawn; the reducer;
-            several machines, over TCP or MPI (dp_mpi.h); dp_nccl.h: GPUs of several processes;
-            dp_train.h: optimizers; dp_data.h: samplers, a loader;
-            dp_hip.h: AMD's GPUs; dp_save.h: checkpoints; dp_norm.h: batch statistics;
-            dp_average.h: averaged models; dp_check.h: wrong gradients;
-            dp_array.h: DLPack, .npy, .npz, printing; dp_idx_open: files of MNIST;
-            a timeline: $DP_TRACE; dp_agree, and numbers of all processes (>>agreement): where one
-            process cannot make a wrapper, a reducer or a sharded optimizer, all have its status;
-            dp_open_group: some of the processes as a job of their own; dp_stop_requested;
-            messages from one rank to another; dp_local.h: training over slow links;
-            dp_saver: checkpoints beside training; dp_recover, dp_admit, dp_checkpoint_share
-     names that have changed: dp_scope_open(ctx, &scope) is dp_scope_begin(ctx), and dp_scope_check
-            says why there is none; DP_SUM is DP_SUM_RANKS, as DP_OP_SUM is another enum's;
-            dp_grads_scatter is dp_grads_scatter_set; first_bucket_bytes and bucket_bytes are
-            first_bytes and bytes of buckets, which has wire, hook and hook_user, too; has_hook is
-            buckets.hook; dim, split, sizes, weights and split_count are in cut, but for
-            dp_gather_config; dp_coll_ops has verbs and run for its collectives, and say is
-            gone; the size of dp_device_ops, dp_coll_ops, dp_optim_ops and dp_rule is in
-            .head = DP_TABLE(type); share of dp_param_info is a dp_stretch's, unseen is
-            dp_grads_are_unseen
-     orders: module, scope, method in dp_invoke and dp_data_parallel_once; rows, parts, cut in
-            dp_split_rows; data, device, config in dp_image_batch and dp_image_preprocess */
+   may use your memory. */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -317,7 +294,7 @@
 /* ==== >>basics ================================================================================
    For preprocessors and compilers.                                                              */
 
-#define DP_VERSION   100 /* 0.1.0 */
+#define DP_VERSION   200 /* 0.2.0 */
 #define DP_LAYOUT    1   /* of tables of functions: see >>contract */
 #define DP_MAX_DIMS  8   /* of a tensor */
 #define DP_MAX_DEPTH 64  /* of a value: a list in a list in a list ... */
@@ -1134,7 +1111,9 @@ typedef enum dp_split {
     DP_SPLIT_BALANCED, /* n/d rows each and one more for the first n%d; always d parts */
     DP_SPLIT_CHUNK,    /* torch.chunk: ceil(n/d) rows until none are left; may give fewer parts */
     DP_SPLIT_SIZES,    /* as given */
-    DP_SPLIT_WEIGHTS   /* in proportion, rounded by largest remainder */
+    DP_SPLIT_WEIGHTS,  /* in proportion, rounded by largest remainder */
+    DP_SPLIT_EQUAL,    /* n/d rows each, or an error; always d parts. See ONE SIZE */
+    DP_SPLIT_PADDED    /* as BALANCED, but filled up to one size; always d parts */
 } dp_split;
 
 typedef struct dp_cut { /* how rows become parts */
@@ -1143,7 +1122,34 @@ typedef struct dp_cut { /* how rows become parts */
     const int64_t *sizes;  /* DP_SPLIT_SIZES: rows of each part */
     const double *weights; /* DP_SPLIT_WEIGHTS: one for each part */
     size_t split_count;    /* entries of sizes or weights: as many as there are devices */
+    /* DP_SPLIT_EQUAL, _PADDED: how many rows each part has, also on a single device. 0: as many as
+       the largest part of the batch, so that a single device gets all as it is. */
+    int64_t part_rows;
 } dp_cut;
+
+/* ONE SIZE. A compiled graph accepts one number of rows. DP_SPLIT_EQUAL refuses a batch that makes
+   parts of another size. DP_SPLIT_PADDED fills parts up to part_rows, and refuses more rows than
+   that. A filled part is a copy: its real rows come first, as BALANCED deals them out, and then its
+   last row again and again, because a row of zeros may make no sense. (A part without real rows,
+   which only dp_scatter makes, repeats the last row of the batch; if the batch has none, there are
+   zeros.) dp_split_rows tells how many rows of each part are real.
+
+   In a wrapper, padding does not count:
+     - call->row_count is the number of real rows, and so is the weight of the replica at first.
+     - A tensor of an output that has as many rows along `dim` as the part loses those of padding:
+       before it is gathered or returned, and in the log. Its gradient is zero there; therefore ask
+       dp_call_out_grad for it, as it is a tensor even if dp_backward was given a number.
+     - Gradients of inputs lose these rows, too.
+     - What a method adds up itself it has to add up over row_count rows: a loss that it returns as
+       one number, the mean of mean_grads, sums over the batch (dp_norm.h).
+
+   Each process of a job cuts its own batch: set part_rows, so that all parts of the job have the
+   same size. A batch of no rows makes one part of zeros; EQUAL refuses it if part_rows is set. Data
+   dp_none() is a step in which no method runs.
+
+   Where containers have groups, these are the parts. EQUAL refuses groups of different sizes.
+   PADDED repeats the last sample of a group, in a stacked tensor and in a list; empty lists and
+   what is cpu_only stay as they are.                                                            */
 
 typedef struct dp_scatter_config {
     const int *local_ranks; /* NULL = all */
@@ -1265,9 +1271,9 @@ DP_MUST_USE DP_API dp_status dp_all_reduce(dp_ctx *ctx, const dp_part *local, si
 /* The same times `scale`, in the same pass; floating dtypes. */
 DP_MUST_USE DP_API dp_status dp_all_reduce_scaled(dp_ctx *ctx, const dp_part *local, size_t count,
                                                   dp_dtype dtype, dp_op op, double scale);
-/* The mean, with each rank weighted (by its rows, say): the sum of weight * send divided by the sum
-   of the weights of all ranks. weights: one per local rank, finite and not negative, not all 0.
-   Each product is rounded to `dtype`. */
+/* The mean, with each rank weighted (by its rows or tokens, say): the sum of weight * send divided
+   by the sum of the weights of all ranks. weights: one per local rank, finite and not negative, not
+   all 0. Each product is rounded to `dtype`. */
 DP_MUST_USE DP_API dp_status dp_all_reduce_weighted(dp_ctx *ctx, const dp_part *local,
                                                     const double *weights, size_t count,
                                                     dp_dtype dtype);
@@ -1414,7 +1420,7 @@ typedef enum dp_reduction {
     DP_SUM_RANKS = 1, /* the sum over ranks */
     DP_MEAN_RANKS,    /* the sum over ranks, divided by their number */
     DP_MEAN_SAMPLES   /* divided by the samples of all ranks since the last reduction: for gradients
-                       that are sums over samples */
+                       that are sums over samples. See TOKENS */
 } dp_reduction;
 
 typedef struct dp_block { /* memory on every rank */
@@ -1638,6 +1644,7 @@ typedef struct dp_module_config {
     void (*replica_destroy)(void *own);
     int local_rank;           /* the device */
     bool announces_changes;   /* the owner of `data` calls dp_params_changed after writing to it */
+    bool moves;               /* memory of yours may get other addresses: see dp_params_move */
     bool packed;              /* parameters are one block, in their order: dp_param_block */
     void *block, *block_grad; /* packed: memory of yours for it; NULL = the library's, all zero */
     bool mean_grads;          /* backward divides by its own number of rows; see dp_backward */
@@ -1701,6 +1708,24 @@ DP_MUST_USE DP_API dp_status dp_params_edit(dp_module *module, size_t param, dp_
 DP_MUST_USE DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *host,
                                              size_t bytes);
 DP_MUST_USE DP_API dp_status dp_params_changed(dp_module *module);
+/* Tells the module that memory of yours has moved: from now on the numbers of this parameter or
+   buffer are at `data`, and its gradient is at `grad` (NULL: where it was). Shape, dtype and device
+   stay. The old memory is not used again, and may be gone already, if devices have no work left
+   that uses it (dp_wait). Wrappers, reducers, optimizers, averages, files and recovery find the new
+   place. Each process moves its own memory when it likes, between two steps:
+
+       for (size_t i = 0; i < count; i++)
+           DP_TRY(dp_params_move(net, i, tensors[i]->data, tensors[i]->grad->data));
+
+   Tensors that you got before point to the old place, and so does a value of dp_module_save. A new
+   `data` counts as an edit: the numbers may be others, and a forward before it has no backward. A
+   gradient that waits for more passes (no_sync) moves with its numbers. STATE: this memory is the
+   library's, or dp_module_config.moves is not set; or this was called by a function of yours that
+   runs for the module, or for one that contains it. */
+DP_MUST_USE DP_API dp_status dp_params_move(dp_module *module, size_t param, void *data,
+                                            void *grad);
+/* Tells a packed module that its block has moved, or that of its gradients. */
+DP_MUST_USE DP_API dp_status dp_params_move_block(dp_module *module, void *block, void *block_grad);
 /* With share_params, parameters are written only between these two, which all processes call: after
    the first nobody reads them, after the second all have written. In between each may write the
    same numbers, or its own part; passes are refused (STATE), as are writes outside. `status` is how
@@ -1754,9 +1779,10 @@ struct dp_call {
     bool input_grad_wanted;
     dp_dtype compute_dtype; /* from dp_pass_config; DP_F32 = the parameters' own */
     size_t replica, replica_count;
-    int64_t row_first, row_count, row_total; /* of the whole batch: seeds; 0 when nothing was cut */
+    int64_t row_first, row_count, row_total; /* of the whole batch: seeds; 0 when nothing was cut.
+                                                Real rows: see ONE SIZE */
     double weight; /* samples in this replica's part, row_count at first; a forward may set it to
-                      any number that is finite and not negative */
+                      any number that is finite and not negative, its tokens, say: see TOKENS */
     struct dp__record *record;
 };
 
@@ -1906,10 +1932,10 @@ typedef struct
     bool mean_of_samples; /* dp_criterion_parallel: losses are weighted by replicas' samples */
 } dp_parallel_config;
 
-/* With DP_SPLIT_BALANCED and _WEIGHTS trailing parts without rows get no replica, but the first one
-   always does. With _SIZES, and where containers have groups, every part gets one, and so do those
-   that _CHUNK makes: all of them, empty, if the batch has no rows. Without arguments there is one
-   replica. dp_distributed does the same, but for shards: see THE SAME BITS. */
+/* With DP_SPLIT_BALANCED, _WEIGHTS, _EQUAL and _PADDED trailing parts without rows get no replica,
+   but the first one always does. With _SIZES, and where containers have groups, every part gets
+   one, and so do those that _CHUNK makes: all, empty, if the batch has no rows. Without arguments
+   there is one replica. dp_distributed does the same, but for shards: see THE SAME BITS. */
 DP_MUST_USE DP_API dp_status dp_data_parallel(dp_module *module, const dp_parallel_config *config,
                                               dp_module **out);
 /* The same for one pass, without a lasting wrapper; arguments as for dp_invoke. */
@@ -1989,10 +2015,29 @@ DP_MUST_USE DP_API dp_status dp_everywhere(dp_module *module, dp_module **out);
    parameters, and of a wrapper and the module by itself, whatever the reduction: one does not know
    what the other has reduced (STATE).
 
+   TOKENS. If rows are sequences of different lengths, a mean over samples of means over tokens is
+   not the mean over tokens: one token of a short sequence counts more than one of a long sequence.
+   The same goes for means of devices, of processes, and of passes whose gradients are added up,
+   because each has another number of tokens. Let a forward return the mean over all tokens of its
+   part as its loss (0 if there are none), and set call->weight to their number. In dp_train_step of
+   DP_MEAN_SAMPLES (dp_everywhere) the gradient then is that of the mean over all tokens of a step:
+   of all ranks, and of all passes, with no_sync or dp_optim_config.accumulate. Give dp_log_mean
+   their number in this process. If you call dp_backward yourself, give it 1, and let the loss be
+   the sum over tokens. DP_MEAN_RANKS does not weight ranks, and other wrappers weight devices but
+   not passes (examples/tokens.c).
+
    For children that are trained separately, as in a GAN, see dp_separate_distributed.
 
    dp_train_step with data dp_none() is an empty step, for a process that has run out of data. It
    adds nothing, and has no weight in DP_MEAN_SAMPLES. Losses in the log are those of this process.
+
+   A module without parameters, or without any that ranks reduce, is for a trainer that has its
+   numbers elsewhere. Its batches are cut, its methods run on all devices, the table below holds,
+   and it goes on after dp_recover. The trainer makes its numbers equal at first (dp_broadcast) and
+   after dp_recover (dp_checkpoint_share), and sums its own gradients: with dp_call_sum_ranks in a
+   method, or dp_all_reduce after the step. What asks for parameters finds none: dp_params_compare
+   compares nothing, dp_module_save gives an empty dict, and an optimizer only counts steps, so that
+   dp_optim_lr tells the rate of a schedule.
 
    With several processes:
      what fails                           who gets the error       after that
@@ -2023,8 +2068,8 @@ DP_MUST_USE DP_API dp_status dp_everywhere(dp_module *module, dp_module **out);
    nothing carries messages (>>messages) parameters are broadcast, and all processes receive
    them. Machines may have different numbers of processes.
    Devices other than CPU devices, `ignored` parameters, memory of yours, a module in a tree with
-   other parameters, and a second wrapper are UNSUPPORTED. With one process the switch changes
-   nothing. */
+   other parameters, and a second wrapper are UNSUPPORTED. With one process, or without parameters,
+   the switch changes nothing. */
 DP_MUST_USE DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
                                             dp_module **out);
 
@@ -2165,7 +2210,8 @@ struct dp_optim {
    It returns a loss (a tensor or a number), or a dict of tensors, numbers and lists of them. `loss`
    is the sum of the means of all entries whose key contains "loss", each device weighted by its
    samples. Then come backward and optim->update. The log has "loss", then the mean of every entry.
-   optim NULL: gradients only. */
+   optim NULL: gradients only. A module that has nothing to learn, as no parameter has a gradient,
+   needs no "backward". */
 DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data,
                                            dp_optim *optim, dp_value *out_log);
 
@@ -2242,8 +2288,8 @@ DP_API void dp_trace_end(void);
    changes in tables, or in what is passed to their methods, gets another DP_LAYOUT. dp_open refuses
    tables of another layout, and tables that are longer than the implementation's, which would not
    call all of their methods. So do dp_train_step with a dp_optim_ops and dp_optim_create with a
-   dp_rule. The caller of dp_open has to have the implementation's DP_VERSION and size of dp_config:
-   a change that leaves that size gets another DP_VERSION.
+   dp_rule. The caller of dp_open has to have the implementation's 0.N of DP_VERSION, within which
+   no declaration changes (CHANGES.md).
 
    What is optional. A method behind the bar may be NULL, or past `size`. The core does without:
      host_alloc, host_free   host memory is the allocator's, and may be slower to copy
@@ -2545,8 +2591,10 @@ DP_API const dp_coll_ops *dp_tcp_coll(void); /* dp/tcp.h: the same, of processes
 } /* extern "C" */
 #endif
 
-/* DP_SHAPE(64, 784) gives the two arguments ndim and shape; DP_DICT, DP_LIST_OF and DP_TUPLE_OF
-   build values; DP_LOCAL_RANKS(0, 2) in a config names two devices (C only). */
+/* ==== >>literals ===============================================================================
+   DP_SHAPE(64, 784) gives the two arguments ndim and shape; DP_DICT, DP_LIST_OF and DP_TUPLE_OF
+   build values; DP_LOCAL_RANKS(0, 2) in a config names two devices (C only).                    */
+
 #ifdef __cplusplus
 static inline dp_value dp__dict(dp_scope *scope, std::initializer_list<dp_pair> pairs)
 {

@@ -1,4 +1,4 @@
-/* dp_array.h - v0.1.0 - arrays of others: DLPack, .npy, .npz, and text - MIT licence
+/* dp_array.h - v0.2.0 - arrays of others: DLPack, .npy, .npz, and text - MIT licence
 
    Include it after dp.h, or instead. Of what is private it uses files (dp/os.h), pieces of tensors,
    and what errors are worded with. It needs no other package.

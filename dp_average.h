@@ -1,4 +1,4 @@
-/* dp_average.h - v0.1.0 - averages of a model's parameters over its training - MIT licence
+/* dp_average.h - v0.2.0 - averages of a model's parameters over its training - MIT licence
 
    Include it after dp.h, or instead. But for errors and copies of tensors it uses only the
    public API of dp.h.

@@ -1,4 +1,4 @@
-/* dp_check.h - v0.1.0 - is the model what one believes it to be? - MIT licence
+/* dp_check.h - v0.2.0 - is the model what one believes it to be? - MIT licence
 
    Include it after dp.h, or instead. But for the wording of errors it uses only the public API of
    dp.h.

@@ -1,4 +1,4 @@
-/* dp_cpu.h - v0.1.0 - the host as a backend of dp.h: kernels, collectives - MIT licence
+/* dp_cpu.h - v0.2.0 - the host as a backend of dp.h: kernels, collectives - MIT licence
 
    dp.h includes this file itself; there is nothing to set and nothing to call. It holds two tables:
    the devices of the host, and the collectives among those of one process. Its calls to the system

@@ -1,4 +1,4 @@
-/* dp_cuda.h - v0.1.0 - NVIDIA GPUs as devices of dp.h - MIT licence
+/* dp_cuda.h - v0.2.0 - NVIDIA GPUs as devices of dp.h - MIT licence
 
    Include it instead of dp.h, or after; or define DP_USE_CUDA, and dp.h includes it. Link with
    -lcudart -lnvrtc; or define DP_DYNAMIC_LOAD together with DP_IMPLEMENTATION, and the libraries

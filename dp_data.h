@@ -1,4 +1,4 @@
-/* dp_data.h - v0.1.0 - what brings data to the wrappers of dp.h in a training program - MIT licence
+/* dp_data.h - v0.2.0 - what brings data to the wrappers of dp.h in a training program - MIT licence
 
    Include it after dp.h, or instead. It works with every device and any number of processes. Beside
    the public API it uses some of dp.h: walks over trees (dp/value.h); threads and files (dp/os.h),

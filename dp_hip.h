@@ -1,4 +1,4 @@
-/* dp_hip.h - v0.1.0 - AMD GPUs as devices of dp.h - MIT licence
+/* dp_hip.h - v0.2.0 - AMD GPUs as devices of dp.h - MIT licence
 
    This has never met a GPU. What has been seen: it compiles with the headers of HIP 5.2 and 6.3,
    and of RCCL 2.21; the compiler of HIP 5.2 makes code of the kernels for gfx906, gfx90a and

@@ -1,4 +1,4 @@
-/* dp_local.h - v0.1.0 - training over slow links: smaller sums, and fewer of them - MIT licence
+/* dp_local.h - v0.2.0 - training over slow links: smaller sums, and fewer of them - MIT licence
 
    Include it after dp.h, or instead. But for errors, a lock and copies of tensors it uses only the
    public API of dp.h.

@@ -1,4 +1,4 @@
-/* dp_mpi.h - v0.1.0 - MPI: how processes of many machines meet, and collectives between them, for
+/* dp_mpi.h - v0.2.0 - MPI: how processes of many machines meet, and collectives between them, for
    dp.h - MIT licence
 
    Define DP_USE_MPI, and dp.h includes it; or include it instead of dp.h, or after. Compile the

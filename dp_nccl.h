@@ -1,4 +1,4 @@
-/* dp_nccl.h - v0.1.0 - collectives among GPUs by NCCL, for dp.h - MIT licence
+/* dp_nccl.h - v0.2.0 - collectives among GPUs by NCCL, for dp.h - MIT licence
 
    Include it after dp_cuda.h, or instead of dp.h; or define DP_USE_NCCL, and dp.h includes it. Link
    with -lnccl beside what dp_cuda.h needs; or define DP_DYNAMIC_LOAD together with

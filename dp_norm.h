@@ -1,4 +1,4 @@
-/* dp_norm.h - v0.1.0 - batch statistics of all devices and ranks, for layers in dp.h - MIT licence
+/* dp_norm.h - v0.2.0 - batch statistics of all devices and ranks, for layers in dp.h - MIT licence
 
    Include it after dp.h, or instead. But for errors and copies of tensors it uses only the public
    API of dp.h. A layer that normalises by the batch, spread over devices and processes, is two

@@ -1,4 +1,4 @@
-/* dp_save.h - v0.1.0 - what a training program keeps in files - MIT licence
+/* dp_save.h - v0.2.0 - what a training program keeps in files - MIT licence
 
    Include it after dp.h, or instead. Beside the public API of dp.h it uses what words errors, joins
    names, and cuts and copies tensors, and what dp/os.h has for files and threads. Files are

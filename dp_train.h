@@ -1,4 +1,4 @@
-/* dp_train.h - v0.1.0 - what stands around the wrappers of dp.h in a training program - MIT licence
+/* dp_train.h - v0.2.0 - what stands around the wrappers of dp.h in a training program - MIT licence
 
    Include it after dp.h, or instead. But for errors, names, copies of tensors and gradients that
    kernels zero it uses only the public API of dp.h, and functions of dp/os.h (lines, signals), so
@@ -184,10 +184,10 @@ typedef struct dp_optim_config {
     size_t group_count;
     dp_schedule schedule;
     /* Gradients of so many dp_train_steps make one step, by their mean: over steps, or with
-       DP_MEAN_SAMPLES over the samples of all of them; 0 = 1. A dp_train_step that fails does not
-       count. If its backward has failed, the gradients of those before are lost with its own:
-       after dp_zero_grad the step is made from those that follow, and a mean over steps is divided
-       as if none was missing.
+       DP_MEAN_SAMPLES over the samples (or tokens) of all of them; 0 = 1. A dp_train_step that
+       fails does not count. If its backward has failed, the gradients of those before are lost with
+       its own: after dp_zero_grad the step is made from those that follow, and a mean over steps is
+       divided as if none was missing.
        With several processes, one that is not the last of a step fails on its rank alone, and the
        others go on. Repeat it on that rank, with the same data or dp_none(); other data is refused
        (STATE), as the ranks would come apart. */
@@ -350,7 +350,8 @@ DP_MUST_USE DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t 
    they are read, so that a step does not wait.                                                 */
 
 /* The mean over all processes of each entry of a log, or another dict of numbers and tensors of one
-   element, as floats. Processes are weighted by `samples`; if all are 0, means are NaN.
+   element, as floats. Processes are weighted by `samples`, which are tokens where these are the
+   weights of the step (dp.h, TOKENS); if all are 0, means are NaN.
    All processes call it, with the same keys; one without a batch gives and gets dp_none().
    [host] */
 DP_MUST_USE DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log,
@@ -879,6 +880,17 @@ static dp_status dp__train_edit(const dp__train_views *views, bool all)
     return DP_OK;
 }
 
+/* Memory of the user's may have moved since the last step. */
+static dp_status dp__train_find_grads(const dp__train_views *views)
+{
+    for (size_t owner = 0; owner < views->owner_count; owner++)
+        for (size_t i = 0; i < views->count; i++)
+            if (dp__train_has(views, owner, i))
+                DP_TRY(dp_owner_grad(views->module, owner, views->listed[i].param,
+                                     &views->grad[owner * views->count + i]));
+    return DP_OK;
+}
+
 /* Replicas that ask at the same time are refused before anything is written. */
 static dp_status dp__train_ask(const dp__train_views *views)
 {
@@ -886,12 +898,7 @@ static dp_status dp__train_ask(const dp__train_views *views)
     size_t count;
     DP_TRY(dp_module_stretches(views->module, &stretches, &count));
     DP_TRY(dp__train_edit(views, false));
-    for (size_t owner = 0; owner < views->owner_count; owner++)
-        for (size_t i = 0; i < views->count; i++)
-            if (dp__train_has(views, owner, i))
-                DP_TRY(dp_owner_grad(views->module, owner, views->listed[i].param,
-                                     &views->grad[owner * views->count + i]));
-    return DP_OK;
+    return dp__train_find_grads(views);
 }
 
 /* The first that ranks reduce, or as many as there are. */
@@ -2142,6 +2149,7 @@ static dp_status dp__train_optim_edit(dp__train_optimizer *optim)
     DP_TRY(dp__train_edit(&optim->views, true));
     DP_TRY(dp_edit_shares(optim->views.module));
     DP_TRY(dp__train_look(&optim->views));
+    DP_TRY(dp__train_find_grads(&optim->views));
     DP_TRY(dp__train_optim_clip(optim, &factor, &skips));
     optim->zeroes = optim->may_zero && optim->views.all_used && !skips;
     if (!skips) {

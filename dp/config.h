@@ -1,4 +1,4 @@
-/* dp/config.h - v0.1.0 - what a config means - MIT licence
+/* dp/config.h - v0.2.0 - what a config means - MIT licence
 
    Part of dp.h, which includes it: from what a program has set, or has not, to what is opened.
 

@@ -1,4 +1,4 @@
-/* dp/core.h - v0.1.0 - what everything stands on - MIT licence
+/* dp/core.h - v0.2.0 - what everything stands on - MIT licence
 
    Part of dp.h, which includes it. All private structs, sentences, the log, the timeline, memory
    that goes with scopes, and the work on tensors.

@@ -1,4 +1,4 @@
-/* dp/distributed.h - v0.1.0 - a module on all ranks of a job - MIT licence
+/* dp/distributed.h - v0.2.0 - a module on all ranks of a job - MIT licence
 
    Part of dp.h, which includes it.
 
@@ -151,8 +151,6 @@ static dp_status dp__units_number(dp__face *face)
     size_t units = 0;
     for (size_t home = 0; home < inner->listed_count; home++)
         units += dp__is_unit(face, home);
-    if (units == 0)
-        return dp_error(DP_ERR_INVALID, "'%s' has no parameter with a gradient", inner->name);
     DP_TRY(dp__ranks_room(face, units));
     for (size_t slot = 0; slot < inner->slot_count; slot++)
         ranks->units[slot] = DP__NO_UNIT;
@@ -195,6 +193,20 @@ static size_t dp__units_place(const dp__face *face, void **local, dp_block *bloc
         count++;
     }
     return count;
+}
+
+/* Tells the reducer where gradients are that lie in memory of the user's: that may have moved since
+   the last pass. They are the first local rank's. */
+static void dp__units_move(const dp__face *face)
+{
+    const dp__layout *layout = &face->layouts[DP__GRADS];
+    for (size_t i = 0, block = 0; i < layout->range_count; i++) {
+        if (layout->ranges[i].ignored)
+            continue;
+        if (layout->regions[layout->ranges[i].first].foreign)
+            dp__block_move(face->ranks->reducer, block, dp__range_of(face, DP__GRADS, i, 0).data);
+        block++;
+    }
 }
 
 /* ---- shares ---------------------------------------------------------------------------------- */
@@ -1291,7 +1303,8 @@ static dp_status dp__ranks_zeroed(const dp__face *face)
 {
     dp__distributed *ranks = face->ranks;
     bool zeroed = face->runs->zeroed != ranks->zeroed;
-    bool counted = !zeroed && ranks->reduced && ranks->config.reduction != DP_MEAN_RANKS;
+    bool reduced = ranks->reduced && ranks->unit_count > 0;
+    bool counted = !zeroed && reduced && ranks->config.reduction != DP_MEAN_RANKS;
     if (counted || dp__units_hold_shares(face))
         return dp_error(DP_ERR_STATE,
                         "gradients of '%s' are already reduced: call dp_zero_grad before the next "
@@ -1330,6 +1343,7 @@ static dp_status dp__ranks_begin(const char *fn, const dp__face *face, bool sync
     dp__distributed *ranks = face->ranks;
     const dp_reduce_pass pass = {.no_sync = !synced, .samples = ranks->samples};
     ranks->met = DP__MET_FOR_GRADS;
+    dp__units_move(face);
     memset(ranks->said, 0, face->count * ranks->unit_count * sizeof *ranks->said);
     for (size_t r = 0; r < face->count; r++)
         memset(face->replicas[r].touched, 0, face->inner->slot_count * sizeof(bool));
@@ -1596,11 +1610,16 @@ static dp_status dp__check_distributed(const char *fn, const dp_ctx *ctx,
                                        const dp_distributed_config *config)
 {
     dp_split split = config->cut.split;
+    if (ctx->config.shards > 0 && split == DP_SPLIT_PADDED && config->cut.part_rows == 0)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "%s: with shards, DP_SPLIT_PADDED needs part_rows: else the size of a part "
+                        "would depend on the number of processes",
+                        fn);
     if (ctx->config.shards > 0 && (split == DP_SPLIT_CHUNK || split == DP_SPLIT_WEIGHTS))
         return dp_error(DP_ERR_UNSUPPORTED,
                         "%s: %s cuts the batch of each process by itself, so with shards the rows "
                         "of a rank would depend on the number of processes: use "
-                        "DP_SPLIT_BALANCED or DP_SPLIT_SIZES",
+                        "DP_SPLIT_BALANCED, _SIZES, _EQUAL or _PADDED",
                         fn, split == DP_SPLIT_CHUNK ? "DP_SPLIT_CHUNK" : "DP_SPLIT_WEIGHTS");
     DP_TRY(dp__check_unused(fn, "unused_params", config->unused_params));
     DP_TRY(dp__check_wire(fn, config->buckets.wire));
@@ -1765,9 +1784,9 @@ static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module 
     if (status == DP_OK && spreads && face->ctx->info.process_count > 1)
         status = dp__ranks_start(fn, face, temp);
     DP_TRY(dp__distributed_reducer(fn, face, &reducer, &wrapped, status));
-    return face->ranks->config.share_params && face->ctx->info.process_count > 1
-               ? dp__params_share(fn, temp, wrapper)
-               : DP_OK;
+    bool shares = face->ranks->config.share_params && face->ctx->info.process_count > 1 &&
+                  face->layouts[DP__PARAMS].range_count > 0;
+    return shares ? dp__params_share(fn, temp, wrapper) : DP_OK;
 }
 
 /* For a job that was made anew: as if it had just been made, but that each process has the numbers
@@ -1867,11 +1886,11 @@ static void dp__owner_view(const dp__face *face, size_t r, size_t slot, dp_tenso
                            dp_tensor *grad)
 {
     data->device = dp__replica_device(face, r)->id;
-    data->data = face->replicas[r].data[slot];
+    data->data = *face->replicas[r].data[slot];
     if (grad == NULL)
         return;
     grad->device = data->device;
-    grad->data = grad->data != NULL ? face->replicas[r].grad[slot] : NULL;
+    grad->data = grad->data != NULL ? *face->replicas[r].grad[slot] : NULL;
 }
 
 /* Which replica's memory an owner has, and of which face; *out_face NULL: the module's own. */
@@ -1966,7 +1985,7 @@ static dp_status dp__numbers_line(const dp_module *module, size_t home, const dp
     *out_apart = false;
     bool settled = face != NULL && (root->buffer || !dp__replicas_differ(face));
     for (size_t r = 1; settled && r < face->count && !*out_apart; r++) {
-        data.data = face->replicas[r].data[slot];
+        data.data = *face->replicas[r].data[slot];
         data.device = face->ctx->devices[r].id;
         if (data.data == root->data.data)
             continue;
@@ -2055,19 +2074,20 @@ static dp_stretch dp__stretch_of(const dp_module *module, size_t home, size_t *p
                         .after = SIZE_MAX};
 }
 
-/* Whether a parameter and its gradient begin where those of a region end, for each owner that ranks
-   reduce both for; for the first one in any case. */
+/* Whether a parameter and its gradient begin where those of a region end, and stay there, for each
+   owner that ranks reduce both for; for the first one in any case. */
 static bool dp__home_follows(dp_module *module, const dp__region *before, size_t home, bool owned)
 {
     const dp__face *face = dp__is_over_ranks(module->face) ? module->face : NULL;
     const dp__memory *memory = face != NULL ? face->replicas : &dp__runs_of(module)->memory;
     size_t count = face != NULL && owned ? face->count : 1;
     size_t last = module->listed[before->home], slot = module->listed[home];
-    bool follows = true;
+    const dp__param *a = dp__param_at(module, before->home), *b = dp__param_at(module, home);
+    bool follows = dp__param_key(a, a->foreign) == dp__param_key(b, b->foreign);
     for (size_t r = 0; r < count && follows; r++)
         follows = (r > 0 && dp__replica_sees(face, r)) ||
-                  ((char *)memory[r].data[last] + before->bytes == memory[r].data[slot] &&
-                   (char *)memory[r].grad[last] + before->bytes == memory[r].grad[slot]);
+                  ((char *)*memory[r].data[last] + before->bytes == *memory[r].data[slot] &&
+                   (char *)*memory[r].grad[last] + before->bytes == *memory[r].grad[slot]);
     return follows;
 }
 
@@ -2247,16 +2267,24 @@ static void dp__buffers_changed(dp__face *face)
     face->version = current ? dp__version(inner) + 1 : 0;
 }
 
+/* Returns true if a wrapper by dp_distributed, which may have no parameters, is in a tree. */
+static bool dp__has_ranks(const dp_module *module)
+{
+    bool found = module->separate != NULL || dp__is_over_ranks(module->face);
+    for (size_t i = 0; i < module->child_count && !found; i++)
+        found = dp__has_ranks(module->children[i].module);
+    return found;
+}
+
 DP_API dp_status dp_buffers_sync(dp_module *module)
 {
     dp__face *face, *last = NULL;
-    size_t slot = 0;
     DP_TRY(dp__check_module(__func__, module));
     DP_TRY(dp__check_alone(__func__, module->ctx));
-    if (module->ctx->info.process_count > 1 && dp__next_face(module, &slot) == NULL)
+    if (module->ctx->info.process_count > 1 && !dp__has_ranks(module))
         return dp_error(DP_ERR_INVALID, "%s: no wrapper by dp_distributed is in the tree of '%s'",
                         __func__, module->name);
-    for (slot = 0; (face = dp__next_face(module, &slot)) != NULL; last = face) {
+    for (size_t slot = 0; (face = dp__next_face(module, &slot)) != NULL; last = face) {
         if (face == last || face->ranks->config.buffers == DP_BUFFERS_LOCAL)
             continue;
         DP_TRY(dp__buffers_spread(__func__, face));

@@ -1,4 +1,4 @@
-/* dp/group.h - v0.1.0 - some processes of a job as a job of their own - MIT licence
+/* dp/group.h - v0.2.0 - some processes of a job as a job of their own - MIT licence
 
    Part of dp.h, which includes it. A group is a context like any other. Only the way in which its
    processes meet is different: not by what a launcher says, but by what they tell each other in the
@@ -139,7 +139,8 @@ static void dp__group_resolve(dp__group *group)
 }
 
 /* Returns how long its processes may take to meet: a meeting that fails is over before those that
-   wait for its end in ctx give up, and name one of them. A wrong one is found later. */
+   wait for its end in ctx give up, and name one of them: see dp__group_opened. A wrong one is found
+   later. */
 static int dp__group_timeout_ms(const dp__group *group)
 {
     int own = group->config.timeout_ms, all = group->ctx->config.timeout_ms, most = all - all / 4;
@@ -168,7 +169,7 @@ static dp_status dp__group_launch(dp__group *group, const dp__group_card *first,
     out->hear = dp__group_hears;
     out->user = group;
     out->key = first->secret;
-    out->numbered = out->agreed = true;
+    out->numbered = out->agreed = out->again = true;
     snprintf(out->where, sizeof out->where, "in group %d", group->number);
     if (far) {
         const char *host = dp__group_address(group, first);
@@ -244,13 +245,25 @@ static dp_status dp__group_agree(const dp__group *group, dp_status own)
     return dp_error(status, "%s: %s", group->fn, dp__unnamed("dp_agree", dp_last_error()));
 }
 
+/* Tells all whether it was opened. One that waits here has more patience than the time-out, as the
+   last step of a meeting may begin late, and ask who is missing, whatever time is left. */
+static dp_status dp__group_opened(const dp__group *group, dp_status own)
+{
+    dp__ring *ring = group->ctx->lanes[DP__CALLER].ring;
+    if (ring != NULL)
+        ring->patience_ms = 2 * DP__GRACE_MS;
+    dp_status status = dp__group_agree(group, own);
+    if (ring != NULL)
+        ring->patience_ms = 0;
+    return status;
+}
+
 static dp_status dp__group_run(dp__group *group, const dp__group_card *own, dp__group_card *cards)
 {
     const dp_coll_call call = {.verb = DP_ALL_GATHER, .count = DP__CARD_WORDS, .dtype = DP_I64};
     DP_TRY(dp__numbers(group->fn, group->ctx, call, own, cards));
     group->cards = cards;
-    dp_status status = dp__group_open(group);
-    return dp__group_agree(group, status);
+    return dp__group_opened(group, dp__group_open(group));
 }
 
 DP_API dp_status dp__open_group(dp_ctx *ctx, int number, const dp_config *config,

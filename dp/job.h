@@ -1,4 +1,4 @@
-/* dp/job.h - v0.1.0 - the processes of a job: what each has begun, who failed first - MIT licence
+/* dp/job.h - v0.2.0 - the processes of a job: what each has begun, who failed first - MIT licence
 
    Part of dp.h, which includes it. It knows no table of functions: those that carry collectives
    between processes use it. They carry bytes, and have one wait loop each, which looks here every
@@ -8,6 +8,7 @@
      >>entries  what a collective is, to compare, and in words
      >>members  what each process says of itself
      >>failing  the first failure, in words, for all
+     >>blaming  for whom all wait in the end
      >>looking  whether it makes sense to wait for others
      >>watching a word in shared memory, until it changes
      >>journal  what this process begins
@@ -152,7 +153,9 @@ enum {
     DP__COMPLAINT_BYTES = 160,
     DP__WHO_BYTES = 96,
     DP__DOING_BYTES = DP__WORDS_BYTES + 32,
-    DP__LAST_BYTES = DP__WORDS_BYTES + 384
+    DP__LAST_BYTES = DP__WORDS_BYTES + 384,
+    DP__FAULT_BYTES = 64,
+    DP__LATE_BYTES = DP__WHO_BYTES + 2 * DP__FAULT_BYTES
 };
 
 typedef enum dp__presence {
@@ -165,13 +168,17 @@ typedef enum dp__presence {
 typedef struct dp__track {                       /* of a lane */
     _Alignas(128) atomic_uint begun;             /* neighbours of a line are fetched with it */
     _Alignas(128) atomic_uint ended, said_after; /* said_after: begun last when it said something */
+    atomic_uint awaits; /* in a wait: for which process' part, from 1; 0: that is not known */
 } dp__track;
 
 typedef struct dp__progress {
     dp__track tracks[DP__LANES];
     atomic_int presence;
-    atomic_uint held;               /* its threads that wait for another context's collectives */
-    _Atomic uint64_t looked_ns;     /* when it last looked around while it waited */
+    atomic_uint held;           /* its threads that wait for another context's collectives */
+    _Atomic uint64_t looked_ns; /* when it last looked around while it waited */
+    /* Where there is no board: since when a question is unanswered, or 0; how long the last answer
+       took, and when it came. */
+    _Atomic uint64_t asked_ns, away_ns, back_ns;
     char said[DP__COMPLAINT_BYTES]; /* of a call that failed; "": none did */
 } dp__progress;
 
@@ -184,6 +191,7 @@ typedef struct dp__board {
 
 typedef struct dp__wait { /* for others, of any thread */
     _Atomic uint64_t looked_ns, waited_ns;
+    unsigned awaits; /* for which process' part, from 1; 0: that is not known */
 } dp__wait;
 
 typedef struct dp__ring {
@@ -196,6 +204,7 @@ typedef struct dp__ring {
     bool ends_later;     /* the table says what has ended */
     bool compared;       /* and whether all have begun the same */
     uint64_t begun_ns;   /* where it says neither, and may end its wait by itself */
+    int patience_ms;     /* beyond the time-out */
     atomic_uint done;    /* calls that have returned */
     atomic_uint odd;     /* in which others seemed to differ */
     atomic_uint asked;   /* and in which they were asked */
@@ -215,7 +224,7 @@ typedef struct dp__card { /* what a process tells the others while it opens */
 
 typedef struct dp__letter { /* a process' record as it travels where there is no board */
     int32_t presence, asks; /* asks: whoever gets it answers with his own */
-    uint32_t ended[DP__LANES], said_after[DP__LANES];
+    uint32_t ended[DP__LANES], said_after[DP__LANES], awaits[DP__LANES];
     uint32_t held, reserved;
     dp__entry last[DP__LANES];
     char said[DP__COMPLAINT_BYTES];
@@ -517,6 +526,7 @@ static dp__letter dp__letter_of(const dp__job *job)
         (void)dp__entry_get(&job->rings[i], job->process, begun, &letter.last[i]);
         letter.ended[i] = atomic_load(&own->tracks[i].ended);
         letter.said_after[i] = atomic_load(&own->tracks[i].said_after);
+        letter.awaits[i] = atomic_load(&own->tracks[i].awaits);
     }
     memcpy(letter.said, own->said, sizeof letter.said);
     return letter;
@@ -541,17 +551,24 @@ static bool dp__letter_is_sound(const dp__letter *letter)
 static bool dp__letter_read(const dp__job *job, int process, const dp__letter *letter)
 {
     dp__progress *other = dp__progress_of(job, process);
+    uint64_t now = dp__os_now_ns(), asked_ns = atomic_exchange(&other->asked_ns, 0);
+    if (asked_ns != 0) {
+        atomic_store(&other->away_ns, now - asked_ns);
+        atomic_store(&other->back_ns, now);
+    }
     memcpy(other->said, letter->said, sizeof other->said);
     other->said[sizeof other->said - 1] = '\0';
     for (int i = 0; i < DP__LANES; i++) {
         const dp__entry *last = &letter->last[i];
         dp__words_store(dp__entry_of(&job->rings[i], process, 0), last, DP__ENTRY_WORDS);
+        bool sound = letter->awaits[i] <= (uint32_t)job->process_count;
+        atomic_store(&other->tracks[i].awaits, sound ? letter->awaits[i] : 0);
         atomic_store(&other->tracks[i].said_after, letter->said_after[i]);
         atomic_store(&other->tracks[i].ended, letter->ended[i]);
         atomic_store(&other->tracks[i].begun, (unsigned)last->seq);
     }
     atomic_store(&other->held, letter->held);
-    atomic_store(&other->looked_ns, dp__os_now_ns());
+    atomic_store(&other->looked_ns, now);
     atomic_store(&other->presence, letter->presence);
     return letter->asks != 0;
 }
@@ -611,44 +628,84 @@ static void dp__job_leave(const dp_ctx *ctx)
     dp__letter_send(job);
 }
 
-/* ==== >>looking ================================================================================
-   Who waits looks here every few milliseconds whether another process has failed, has closed its
-   context, has died, or does something else; and who is missing when the time is up. Time for which
-   this process itself was stopped does not count.                                               */
+/* ==== >>blaming ================================================================================
+   When a wait has taken too long, one process is to blame. Each says whom it waits for. That leads
+   from one to the next, until one does not wait: it has died, computes, or was stopped. A process
+   is silent if it has not looked around for a while, as processes do while they wait. Time for
+   which this process itself was stopped does not count.                                         */
 
 enum {
     DP__LOOK_NS = 4000000,
-    DP__LOOKERS = 16,           /* to a core; if there are more each looks less often */
-    DP__LATE_NS = 100000000,    /* the most that goes by between two looks */
-    DP__SILENT_NS = 1000000000, /* who waits has looked since, and answers within */
-    DP__SEEN_LOOKS = 3,         /* who waits has looked since so many should have been */
-    DP__PROBES = 64, /* locks that all who wait ask the kernel for, together, between two looks */
-    DP__SLICE = 64   /* processes that a look is about, where all share memory */
+    DP__LATE_NS = 100000000,   /* the most that goes by between two looks */
+    DP__SILENT_NS = 1000000000 /* who waits has looked since, and answers within */
 };
 
-/* Where there is no board: what have the others begun? Who is silent computes, sleeps, or is
-   gone. */
-static dp_status dp__ring_ask(dp__ring *ring, unsigned seq, bool waits)
+/* Every few milliseconds of a wait: true, and how long it has taken. */
+static bool dp__wait_looks(dp__wait *wait, uint64_t look_ns, uint64_t *out_waited_ns)
 {
-    char doing[DP__DOING_BYTES];
-    dp__job *job = ring->job;
+    uint64_t now = dp__os_now_ns(), before = atomic_load(&wait->looked_ns), since = now - before;
+    if ((before != 0 && since < look_ns) ||
+        !atomic_compare_exchange_strong(&wait->looked_ns, &before, now) || before == 0)
+        return false;
+    since = since < DP__LATE_NS ? since : DP__LATE_NS;
+    *out_waited_ns = atomic_fetch_add(&wait->waited_ns, since) + since;
+    return true;
+}
+
+/* Notes that this process is there, and waits. What it asked before it was stopped, or did
+   something else, says nothing about those that have not answered. */
+static void dp__job_looks(const dp__job *job)
+{
+    uint64_t now = dp__os_now_ns();
+    uint64_t before = atomic_exchange(&dp__progress_of(job, job->process)->looked_ns, now);
+    bool late = job->shared.data == NULL && now - before > DP__LATE_NS;
+    for (int p = 0; p < job->process_count && late; p++)
+        atomic_store(&dp__progress_of(job, p)->asked_ns, 0);
+}
+
+/* Asks those that have no board what they have begun; returns false if there is no way to them. One
+   that has just said so does not say it again. */
+static bool dp__job_ask(const dp__job *job)
+{
     dp__letter letter = dp__letter_of(job);
-    uint64_t asked_ns = dp__os_now_ns(), news_ns = asked_ns - dp__news_ns(job->timeout_ms);
-    bool silent = waits;
-    atomic_store(&ring->asked, seq);
+    uint64_t now = dp__os_now_ns(), news_ns = now - dp__news_ns(job->timeout_ms);
+    for (int p = 0; p < job->process_count; p++) {
+        dp__progress *other = dp__progress_of(job, p);
+        uint64_t none = 0;
+        if (p != job->process && atomic_load(&other->looked_ns) < news_ns)
+            (void)atomic_compare_exchange_strong(&other->asked_ns, &none, now);
+    }
     letter.asks = 1;
-    if (!job->mail->send(job->ctx, &letter))
-        return waits ? dp__job_fail(job, DP_ERR_TIMEOUT, job->process,
-                                    "%s: others did not come within %d ms",
-                                    dp__doing(ring, seq, doing), job->timeout_ms)
-                     : DP_OK;
-    while (silent && dp__os_now_ns() - asked_ns < DP__SILENT_NS) {
+    return job->mail->send(job->ctx, &letter);
+}
+
+static bool dp__is_silent(const dp__job *job, int process, uint64_t since_ns)
+{
+    return process != job->process &&
+           atomic_load(&dp__progress_of(job, process)->looked_ns) < since_ns;
+}
+
+/* Asks all whether they are there, and waits for their answers. Returns since when each may be
+   expected to have been seen: who was not computes, sleeps, or is gone; 0: none can be asked. */
+static dp_status dp__job_call(dp__job *job, uint64_t *out_since_ns)
+{
+    uint64_t now = dp__os_now_ns(), half = (uint64_t)job->timeout_ms * 500000;
+    uint64_t waited_ns = 0;
+    bool silent = job->shared.data == NULL;
+    dp__wait wait = {0};
+    *out_since_ns = now - (silent                 ? dp__news_ns(job->timeout_ms)
+                           : half < DP__SILENT_NS ? half
+                                                  : DP__SILENT_NS);
+    if (silent && !dp__job_ask(job))
+        *out_since_ns = 0;
+    while (silent && *out_since_ns != 0 && waited_ns < DP__SILENT_NS) {
         dp__os_sleep_ms(1);
+        (void)dp__wait_looks(&wait, DP__LOOK_NS, &waited_ns);
+        dp__job_looks(job);
         DP_TRY(dp__job_heard(job));
         silent = false;
         for (int p = 0; p < job->process_count; p++)
-            silent = silent || (p != job->process && dp__is_alive(job, p) &&
-                                atomic_load(&dp__progress_of(job, p)->looked_ns) < news_ns);
+            silent = silent || (dp__is_alive(job, p) && dp__is_silent(job, p, *out_since_ns));
     }
     return DP_OK;
 }
@@ -710,64 +767,187 @@ static dp_status dp__ring_differs(const dp__ring *ring, unsigned seq, const unsi
     return status;
 }
 
-static bool dp__is_silent(const dp__job *job, int process, uint64_t since_ns)
-{
-    return atomic_load(&dp__progress_of(job, process)->looked_ns) < since_ns;
-}
-
-/* Returns the first process that is silent on the way to one that is: letters do not pass it. Who
-   has left is silent rightly. */
+/* Returns the first process that is silent on the way to one that is: letters do not pass it, nor
+   one that has left, behind which nobody is known to be silent. */
 static int dp__first_silent(const dp__job *job, int process, uint64_t since_ns)
 {
     int on = job->process;
-    while (on != process && (on == job->process || !dp__is_silent(job, on, since_ns) ||
-                             atomic_load(&dp__progress_of(job, on)->presence) == DP__LEFT))
-        on = job->shared.data == NULL ? job->mail->next(job->ctx, on, process) : process;
-    return on;
+    while (job->shared.data == NULL && on != process) {
+        on = job->mail->next(job->ctx, on, process);
+        if (atomic_load(&dp__progress_of(job, on)->presence) == DP__LEFT)
+            return process;
+        if (dp__is_silent(job, on, since_ns))
+            return on;
+    }
+    return process;
 }
 
-/* Returns the process for which all wait in the end: it has not begun this one, or has and does not
-   go on, and is not seen to wait since then. -1: all are in it, and wait. */
+static int dp__ring_timeout_ms(const dp__ring *ring)
+{
+    return ring->job->timeout_ms + ring->patience_ms;
+}
+
+/* Returns the process for which all wait in a collective: it has not begun this one, or has and
+   does not go on, and is not seen to wait since then. -1: all are in it, and wait. */
 static int dp__ring_missing(const dp__ring *ring, unsigned seq, uint64_t since_ns)
 {
     const dp__job *job = ring->job;
     int missing[3] = {-1, -1, -1};
     for (int p = job->process_count - 1; p >= 0; p--) {
         bool begun = dp__has_begun(ring, p, seq), silent = dp__is_silent(job, p, since_ns);
-        if (p != job->process && !dp__has_ended(ring, p, seq) && (silent || !begun))
+        if (!dp__has_ended(ring, p, seq) && (silent || !begun))
             missing[silent ? begun : 2] = p;
     }
     int first = missing[0] >= 0 ? missing[0] : missing[1];
     return first >= 0 ? dp__first_silent(job, first, since_ns) : missing[2];
 }
 
-/* Asks those that have no board whether they are there; returns since when each may be expected to
-   have been seen. */
-static dp_status dp__ring_call(dp__ring *ring, unsigned seq, uint64_t *out_since_ns)
+/* Returns whom a process waits for, on this lane or another one: as it says, or as what all have
+   begun says; -1: that is not known. */
+static int dp__awaited_by(const dp__job *job, int lane, int process, uint64_t since_ns)
 {
-    uint64_t now = dp__os_now_ns(), half = (uint64_t)ring->job->timeout_ms * 500000;
-    bool far = ring->job->shared.data == NULL;
-    uint64_t seen = half < DP__SILENT_NS ? half : DP__SILENT_NS;
-    *out_since_ns = now - (far ? dp__news_ns(ring->job->timeout_ms) : seen);
-    return far ? dp__ring_ask(ring, seq, true) : DP_OK;
+    const dp__progress *member = dp__progress_of(job, process);
+    int awaited = -1;
+    for (int i = 0; i < DP__LANES && awaited < 0; i++)
+        awaited = (int)atomic_load(&member->tracks[(lane + i) % DP__LANES].awaits) - 1;
+    for (int i = 0; i < DP__LANES && awaited < 0; i++) {
+        const dp__ring *ring = &job->rings[(lane + i) % DP__LANES];
+        unsigned begun = atomic_load(&member->tracks[ring->place].begun);
+        if (!dp__has_ended(ring, process, begun))
+            awaited = dp__ring_missing(ring, begun, since_ns);
+    }
+    return awaited;
+}
+
+enum { DP__UNKNOWN = -1, DP__CIRCLE = -2 };
+
+/* Returns for whom a process waits in the end, if it waits for one that waits for a third, and so
+   on: itself, if it does not wait. DP__CIRCLE: they wait for each other, or for this process. */
+static int dp__wait_root(const dp__job *job, int lane, int process, uint64_t since_ns)
+{
+    for (int i = 0; i < job->process_count && process >= 0; i++) {
+        if (process == job->process)
+            return DP__CIRCLE;
+        if (!dp__is_alive(job, process))
+            return process;
+        if (dp__is_silent(job, process, since_ns))
+            return dp__first_silent(job, process, since_ns);
+        process = dp__awaited_by(job, lane, process, since_ns);
+    }
+    return process < 0 ? DP__UNKNOWN : DP__CIRCLE;
+}
+
+/* Returns true if a process answers again, but did not for most of the time for which others wait:
+   until then they all waited for it. */
+static bool dp__was_away(const dp__job *job, int process, uint64_t now)
+{
+    const dp__progress *other = dp__progress_of(job, process);
+    uint64_t timeout_ns = (uint64_t)job->timeout_ms * 1000000;
+    return atomic_load(&other->away_ns) > timeout_ns / 2 &&
+           atomic_load(&other->back_ns) + timeout_ns / 4 > now;
+}
+
+/* Returns the one that was away for longest, or the first on the way to it that was away as well;
+   -1: none was. */
+static int dp__longest_away(const dp__job *job)
+{
+    uint64_t now = dp__os_now_ns(), most = 0;
+    int away = -1, on = job->process;
+    for (int p = 0; p < job->process_count; p++) {
+        uint64_t ns = atomic_load(&dp__progress_of(job, p)->away_ns);
+        if (dp__was_away(job, p, now) && ns > most) {
+            most = ns;
+            away = p;
+        }
+    }
+    while (away >= 0 && on != away) {
+        on = job->mail->next(job->ctx, on, away);
+        away = dp__was_away(job, on, now) ? on : away;
+    }
+    return away;
+}
+
+static const char dp__no_answer[] = "does not answer";
+
+/* Says what is wrong with one that is to blame for a wait. */
+static const char *dp__fault_text(const dp__job *job, int process, uint64_t since_ns, char *text)
+{
+    const dp__progress *other = dp__progress_of(job, process);
+    if (atomic_load(&other->presence) == DP__LEFT)
+        return "has closed its context";
+    if (!dp__is_alive(job, process))
+        return "has died";
+    if (dp__is_silent(job, process, since_ns) || atomic_load(&other->away_ns) == 0)
+        return dp__no_answer;
+    snprintf(text, DP__FAULT_BYTES, "did not answer for %llu ms",
+             (unsigned long long)atomic_load(&other->away_ns) / 1000000);
+    return text;
+}
+
+/* "did not come within 4000 ms", "did not come within 4000 ms, as rank 1 (process 1, pid 4242) has
+   died": of one that is waited for; root: whose fault that is, -1: that is not known. */
+static const char *dp__late_text(const dp__job *job, int ms, int named, int root, uint64_t since_ns,
+                                 char *text)
+{
+    char who[DP__WHO_BYTES], words[DP__FAULT_BYTES];
+    const char *why = root >= 0 ? dp__fault_text(job, root, since_ns, words) : "";
+    size_t used = dp__append(text, DP__LATE_BYTES, 0, "did not come within %d ms", ms);
+    if (root >= 0 && root != named)
+        (void)dp__append(text, DP__LATE_BYTES, used, ", as %s %s", dp__who(job, root, who), why);
+    else if (root >= 0 && why != dp__no_answer)
+        strcpy(text, why);
+    return text;
+}
+
+/* Returns for whom all wait in the end; -1: that is not known. What this process lacks says so
+   first, then what all have begun, and then who was away. */
+static int dp__ring_root(const dp__ring *ring, int missing, uint64_t since_ns)
+{
+    int lane = ring->place, awaited = (int)atomic_load(&dp__own_track(ring)->awaits) - 1;
+    int root = dp__wait_root(ring->job, lane, awaited, since_ns);
+    if (root < 0)
+        root = dp__wait_root(ring->job, lane, missing, since_ns);
+    return root >= 0 ? root : dp__longest_away(ring->job);
 }
 
 /* The time is up. */
 static dp_status dp__ring_late(dp__ring *ring, unsigned seq)
 {
-    char doing[DP__DOING_BYTES], text[64];
+    dp__job *job = ring->job;
+    char doing[DP__DOING_BYTES], last[DP__LAST_BYTES], who[DP__WHO_BYTES], what[DP__LATE_BYTES];
     uint64_t since_ns;
-    DP_TRY(dp__ring_call(ring, seq, &since_ns));
-    int missing = dp__ring_missing(ring, seq, since_ns), ms = ring->job->timeout_ms;
-    snprintf(text, sizeof text, "did not come within %d ms", ms);
+    int ms = dp__ring_timeout_ms(ring);
+    (void)dp__doing(ring, seq, doing);
+    DP_TRY(dp__job_call(job, &since_ns));
+    if (since_ns == 0)
+        return dp__job_fail(job, DP_ERR_TIMEOUT, job->process,
+                            "%s: others did not come within %d ms", doing, ms);
     if (dp__ring_clashes(ring, seq))
         return dp__ring_differs(ring, seq, NULL);
-    if (missing >= 0)
-        return dp__job_blame(ring, seq, DP_ERR_TIMEOUT, missing, text);
-    return dp__job_fail(ring->job, DP_ERR_TIMEOUT, ring->job->process,
-                        "%s: all processes have begun it, and it did not end within %d ms",
-                        dp__doing(ring, seq, doing), ms);
+    int missing = dp__ring_missing(ring, seq, since_ns);
+    int root = dp__ring_root(ring, missing, since_ns);
+    if (root < 0 && missing < 0)
+        return dp__job_fail(job, DP_ERR_TIMEOUT, job->process,
+                            "%s: all processes have begun it, and it did not end within %d ms",
+                            doing, ms);
+    bool lacks = root >= 0 && (missing < 0 || !dp__has_ended(ring, root, seq));
+    int named = lacks ? root : missing;
+    return dp__job_fail(job, DP_ERR_TIMEOUT, root >= 0 ? root : named, "%s: %s %s; %s", doing,
+                        dp__who(job, named, who),
+                        dp__late_text(job, ms, named, root, since_ns, what),
+                        dp__last_text(ring, seq, named, last));
 }
+
+/* ==== >>looking ================================================================================
+   Who waits looks here every few milliseconds whether another process has failed, has closed its
+   context, has died, or does something else; and who is missing when the time is up.            */
+
+enum {
+    DP__LOOKERS = 16,   /* to a core; if there are more each looks less often */
+    DP__SEEN_LOOKS = 3, /* who waits has looked since so many should have been */
+    DP__PROBES = 64, /* locks that all who wait ask the kernel for, together, between two looks */
+    DP__SLICE = 64   /* processes that a look is about, where all share memory */
+};
 
 /* If many shared a core, and all looked often, they would keep those that they wait for from it. */
 static uint64_t dp__look_ns(int process_count, int core_count)
@@ -857,12 +1037,13 @@ static int dp__ring_dead(dp__ring *ring, const dp__slice *slice, unsigned seq)
 static dp_status dp__ring_look(dp__ring *ring, unsigned seq, uint64_t waited_ns)
 {
     dp__job *job = ring->job;
-    atomic_store(&dp__progress_of(job, job->process)->looked_ns, dp__os_now_ns());
+    dp__job_looks(job);
     DP_TRY(dp__job_heard(job));
     for (int p = 0; p < job->process_count && job->shared.data == NULL; p++)
         dp__track_guess(ring, p);
-    if (job->shared.data == NULL && waited_ns > DP__ASK_NS && atomic_load(&ring->asked) != seq)
-        DP_TRY(dp__ring_ask(ring, seq, false));
+    if (job->shared.data == NULL && waited_ns > DP__ASK_NS &&
+        atomic_exchange(&ring->asked, seq) != seq)
+        (void)dp__job_ask(job);
     const dp__slice slice = dp__slice_of(ring);
     for (int i = 0; i < slice.count; i++) {
         int p = dp__slice_at(job, &slice, i);
@@ -876,19 +1057,8 @@ static dp_status dp__ring_look(dp__ring *ring, unsigned seq, uint64_t waited_ns)
     bool clashes = dp__ring_clashes(ring, seq);
     if (clashes && atomic_exchange(&ring->odd, seq) == seq)
         return dp__ring_differs(ring, seq, NULL);
-    return waited_ns < (uint64_t)job->timeout_ms * 1000000 ? DP_OK : dp__ring_late(ring, seq);
-}
-
-/* Every few milliseconds of a wait: true, and how long it has taken. */
-static bool dp__wait_looks(dp__wait *wait, uint64_t look_ns, uint64_t *out_waited_ns)
-{
-    uint64_t now = dp__os_now_ns(), before = atomic_load(&wait->looked_ns), since = now - before;
-    if ((before != 0 && since < look_ns) ||
-        !atomic_compare_exchange_strong(&wait->looked_ns, &before, now) || before == 0)
-        return false;
-    since = since < DP__LATE_NS ? since : DP__LATE_NS;
-    *out_waited_ns = atomic_fetch_add(&wait->waited_ns, since) + since;
-    return true;
+    bool late = waited_ns >= (uint64_t)dp__ring_timeout_ms(ring) * 1000000;
+    return late ? dp__ring_late(ring, seq) : DP_OK;
 }
 
 /* In a loop that waits for the end of what was begun last. */
@@ -897,7 +1067,15 @@ static dp_status dp__ring_rest(dp__ring *ring, dp__wait *wait)
     uint64_t waited_ns;
     if (!dp__wait_looks(wait, ring->job->look_ns, &waited_ns))
         return DP_OK;
+    atomic_store(&dp__own_track(ring)->awaits, wait->awaits);
     return dp__ring_look(ring, atomic_load(&dp__own_track(ring)->begun), waited_ns);
+}
+
+/* Ends a wait that has said for whom it was. */
+static void dp__ring_rested(const dp__ring *ring, const dp__wait *wait)
+{
+    if (wait->awaits != 0)
+        atomic_store(&dp__own_track(ring)->awaits, 0);
 }
 
 /* Whether there are cores for so many threads of all processes. If a quota leaves this process

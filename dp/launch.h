@@ -1,4 +1,4 @@
-/* dp/launch.h - v0.1.0 - how the processes of a job find each other - MIT licence
+/* dp/launch.h - v0.2.0 - how the processes of a job find each other - MIT licence
 
    Part of dp.h, which includes it. A launcher says in the environment which process this is and how
    many there are; process 0 listens, the others come to it, and all end up as a tree of connections

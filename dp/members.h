@@ -1,4 +1,4 @@
-/* dp/members.h - v0.1.0 - which processes are the job after a failure - MIT licence
+/* dp/members.h - v0.2.0 - which processes are the job after a failure - MIT licence
 
    Part of dp.h, which includes it. A pure state machine: events go in, actions come out. It has no
    clock, socket, lock or memory of its own, so that a test can visit its states one by one.

@@ -1,4 +1,4 @@
-/* dp/mesh.h - v0.1.0 - collectives of processes that share no memory - MIT licence
+/* dp/mesh.h - v0.2.0 - collectives of processes that share no memory - MIT licence
 
    Part of dp.h, which includes it. How processes on several machines add up, and move data,
    whatever carries their bytes: see dp__mesh_ops. MPI does (dp_mpi.h), and so do connections over
@@ -237,14 +237,17 @@ static size_t dp__mesh_input_at(const dp__mesh_comm *comm, int place)
            (size_t)place * DP__MESH_SLOTS * comm->group.bytes;
 }
 
-/* Until another process of the group has got so far. It needs nothing that this one has still to
+/* Until that process of the group has got so far. It needs nothing that this one has still to
    send: it waits for pieces before those that are under way here. */
-static dp_status dp__mesh_await_mark(dp__mesh_comm *comm, const atomic_uint *word, unsigned value)
+static dp_status dp__mesh_await_mark(dp__mesh_comm *comm, int process, const atomic_uint *word,
+                                     unsigned value)
 {
-    dp__mesh_wait wait = {0};
+    dp__mesh_wait wait = {.look = {.awaits = (unsigned)process + 1}};
     while ((int)(atomic_load_explicit(word, memory_order_acquire) - value) < 0)
         if (dp__mesh_idle(&wait))
             DP_TRY(dp__ring_rest(comm->ring, &wait.look));
+    if (wait.begun != 0)
+        dp__ring_rested(comm->ring, &wait.look);
     return DP_OK;
 }
 
@@ -320,12 +323,12 @@ static dp_status dp__mesh_hear_group(dp__mesh_comm *comm)
     dp__mesh_slot *slot = &comm->slots[DP__MESH_MEETING];
     dp__mesh_mark *mark = dp__mesh_mark_of(comm, first);
     for (int p = first; p < end && comm->process == first; p++)
-        DP_TRY(dp__mesh_await_mark(comm, &dp__mesh_mark_of(comm, p)->said, group->meetings));
+        DP_TRY(dp__mesh_await_mark(comm, p, &dp__mesh_mark_of(comm, p)->said, group->meetings));
     DP_TRY(comm->ops->begin(comm, slot, false, comm->heads + (size_t)first * comm->head_bytes,
                             comm->heads + (size_t)dp__mesh_first_heard(comm) * comm->head_bytes));
     DP_TRY(comm->ops->await(comm, slot));
     if (comm->process != first)
-        return dp__mesh_await_mark(comm, &mark->heard, group->meetings);
+        return dp__mesh_await_mark(comm, first, &mark->heard, group->meetings);
     atomic_store_explicit(&mark->heard, group->meetings, memory_order_release);
     return DP_OK;
 }
@@ -690,7 +693,7 @@ static dp_status dp__mesh_await_group(const dp__mesh_call *call, bool landed, si
     int end = dp__mesh_group_first(comm, group->own + 1);
     for (int p = first; p < end; p++) {
         dp__mesh_mark *mark = dp__mesh_mark_of(comm, p);
-        DP_TRY(dp__mesh_await_mark(comm, landed ? &mark->landed : &mark->put, value));
+        DP_TRY(dp__mesh_await_mark(comm, p, landed ? &mark->landed : &mark->put, value));
     }
     return DP_OK;
 }

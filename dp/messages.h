@@ -1,4 +1,4 @@
-/* dp/messages.h - v0.1.0 - messages from one rank to another - MIT licence
+/* dp/messages.h - v0.2.0 - messages from one rank to another - MIT licence
 
    Part of dp.h, which includes it. It holds what a process knows of its messages and of those that
    others offer, which of them belong together, and two ways for their bytes: shared memory, and
@@ -35,7 +35,8 @@ enum {
     DP__PARCEL_BLOCKS = 32,
     DP__PARCELS_LOOKED_AT = 16, /* by one look */
     DP__PARCEL_DOUBTS = 2, /* looks after which a process that is gone has nothing more to say */
-    DP__PARCEL_TEXT = 128
+    DP__PARCEL_TEXT = 128,
+    DP__EXCUSE_BYTES = DP__HOST_BYTES + DP__WHO_BYTES
 };
 
 typedef struct dp__offer { /* what is sent, or expected */
@@ -128,8 +129,9 @@ typedef struct dp__carrier {
     /* DP__LEFT, DP__DEAD: the process has ended, and all that it had said has been heard; `known`:
        as the job knows it. */
     int (*presence)(const dp__post *post, int process, int known);
-    /* Why nothing has moved, as far as it is known: "; ..." */
-    void (*excuse)(const dp__post *post, const dp__parcel *parcel, char *text, size_t room);
+    /* Why nothing has moved, as far as it is known: "; ...". Returns whose fault that is; -1: that
+       is not known. */
+    int (*excuse)(const dp__post *post, const dp__parcel *parcel, char *text, size_t room);
 } dp__carrier;
 
 /* Of messages of all contexts so far: no two have the same number. */
@@ -1365,20 +1367,22 @@ static int dp__channel_presence(const dp__post *post, int process, int known)
     return left ? DP__LEFT : broke ? DP__DEAD : known;
 }
 
-static void dp__channel_excuse(const dp__post *post, const dp__parcel *parcel, char *text,
-                               size_t room)
+static int dp__channel_excuse(const dp__post *post, const dp__parcel *parcel, char *text,
+                              size_t room)
 {
     const dp__port *port = &dp__channels_of(post)->office->port;
     int process = parcel->process;
+    char who[DP__WHO_BYTES];
     if (parcel->receives && port->server.full)
-        snprintf(text, room, "; this process may open no more files than %llu",
-                 (unsigned long long)dp__os_files_limit());
+        snprintf(text, room, "; %s may open no more files than %llu",
+                 dp__who(post->job, post->process, who), (unsigned long long)dp__os_files_limit());
     if (parcel->receives)
-        return;
+        return port->server.full ? post->process : -1;
     const dp__channel *own = dp__channel_to(post, process, false);
     if (own->call != NULL || own->again_ns != 0)
         snprintf(text, room, "; nobody has answered at %s, port %d", dp__port_host(port, process),
                  (int)port->seats[process].port);
+    return -1;
 }
 
 DP__COLD static dp_status dp__channels_open(dp__post *post, dp__office *office)
@@ -1420,14 +1424,14 @@ DP__COLD static dp_status dp__channels_open(dp__post *post, dp__office *office)
    had said before it went may be on its way: so it is looked at more than once.                 */
 
 /* "25 f32 from rank 1 to rank 0 with tag 5: rank 1 (process 1, pid 4242) has died"; process -1: it
-   may be anybody. */
+   may be anybody; culprit -1: nobody is known to be to blame. */
 static dp_status dp__parcel_blame(const dp__post *post, const dp__parcel *parcel, dp_status status,
-                                  int process, const char *what)
+                                  int process, int culprit, const char *what)
 {
     char text[DP__PARCEL_TEXT], who[DP__WHO_BYTES] = "whoever sends it";
     if (process >= 0)
         (void)dp__who(post->job, process, who);
-    return dp__job_fail(post->job, status, process >= 0 ? process : post->process, "%s: %s %s",
+    return dp__job_fail(post->job, status, culprit >= 0 ? culprit : post->process, "%s: %s %s",
                         dp__parcel_text(parcel, text), who, what);
 }
 
@@ -1448,41 +1452,93 @@ static dp_status dp__parcel_look(dp__post *post, dp__parcel *parcel)
         return DP_OK;
     if (parcel->doubts++ < DP__PARCEL_DOUBTS)
         return DP_OK;
-    return dp__parcel_blame(post, parcel, DP_ERR_REMOTE,
-                            dead || parcel->process >= 0 ? process : -1,
+    int named = dead || parcel->process >= 0 ? process : -1;
+    return dp__parcel_blame(post, parcel, DP_ERR_REMOTE, named, named,
                             died                   ? "has died"
                             : dead                 ? "is gone: the connection to it has ended"
                             : parcel->process >= 0 ? "has closed its context"
                                                    : "is not among those that are left");
 }
 
+/* Returns a process that has died, or is silent; -1: there is none. */
+static int dp__post_silent(const dp__post *post, uint64_t since_ns)
+{
+    int silent = -1;
+    for (int p = post->process_count - 1; p >= 0; p--) {
+        if (dp__has_died(post, p))
+            return p;
+        if (dp__is_silent(post->job, p, since_ns) && !dp__has_left(post, p))
+            silent = p;
+    }
+    return silent >= 0 ? dp__first_silent(post->job, silent, since_ns) : -1;
+}
+
+/* The time is up: for whom do all wait in the end? Where that is not known, and the other end does
+   not wait for this process, one that is silent is to blame. */
+static dp_status dp__parcel_late(const dp__post *post, const dp__parcel *parcel)
+{
+    char excuse[DP__EXCUSE_BYTES] = "", what[DP__LATE_BYTES + DP__EXCUSE_BYTES];
+    int named = parcel->process, lacks = -1;
+    uint64_t since_ns;
+    DP_TRY(dp__job_call(post->job, &since_ns));
+    if (post->carrier->excuse != NULL)
+        lacks = post->carrier->excuse(post, parcel, excuse, sizeof excuse);
+    int root = dp__wait_root(post->job, DP__CALLER, named, since_ns);
+    if (root == DP__UNKNOWN)
+        root = dp__post_silent(post, since_ns);
+    if (root < 0)
+        root = dp__longest_away(post->job);
+    (void)dp__late_text(post->job, post->job->timeout_ms, named, lacks < 0 ? root : -1, since_ns,
+                        what);
+    (void)dp__append(what, sizeof what, strlen(what), "%s", excuse);
+    return dp__parcel_blame(post, parcel, DP_ERR_TIMEOUT, named,
+                            lacks >= 0  ? lacks
+                            : root >= 0 ? root
+                                        : named,
+                            what);
+}
+
 static dp_status dp__post_late(const dp__post *post)
 {
-    char what[64 + DP__HOST_BYTES];
-    int used = snprintf(what, sizeof what, "did not come within %d ms", post->job->timeout_ms);
     for (size_t i = 0; i < post->awaited_count; i++) {
         const dp__parcel *parcel = dp__parcel_of(post, &post->awaited[i]);
-        if (parcel == NULL || parcel->status != DP_PENDING)
-            continue;
-        if (post->carrier->excuse != NULL)
-            post->carrier->excuse(post, parcel, what + used, sizeof what - (size_t)used);
-        return dp__parcel_blame(post, parcel, DP_ERR_TIMEOUT, parcel->process, what);
+        if (parcel != NULL && parcel->status == DP_PENDING)
+            return dp__parcel_late(post, parcel);
     }
     return DP_OK;
+}
+
+/* Says for whom this process waits; -1: for none any more, or for any. */
+static void dp__post_awaits(const dp__post *post, int process)
+{
+    atomic_uint *awaits = &dp__progress_of(post->job, post->process)->tracks[DP__CALLER].awaits;
+    if (atomic_load_explicit(awaits, memory_order_relaxed) != (unsigned)(process + 1))
+        atomic_store(awaits, (unsigned)(process + 1));
+}
+
+/* Returns one of the messages that are awaited, with each look another one if there are many; NULL:
+   it is done. */
+static dp__parcel *dp__post_turn(dp__post *post)
+{
+    dp__parcel *parcel = dp__parcel_of(post, &post->awaited[post->looks++ % post->awaited_count]);
+    return parcel != NULL && parcel->status == DP_PENDING ? parcel : NULL;
 }
 
 static dp_status dp__post_look(dp__post *post)
 {
     size_t count = post->awaited_count < DP__PARCELS_LOOKED_AT ? post->awaited_count
                                                                : DP__PARCELS_LOOKED_AT;
-    atomic_store(&dp__progress_of(post->job, post->process)->looked_ns, dp__os_now_ns());
-    DP_TRY(dp__job_heard(post->job));
+    dp__parcel *some[DP__PARCELS_LOOKED_AT];
     for (size_t i = 0; i < count; i++) {
-        const dp_message *message = &post->awaited[post->looks++ % post->awaited_count];
-        dp__parcel *parcel = dp__parcel_of(post, message);
-        if (parcel != NULL && parcel->status == DP_PENDING)
-            DP_TRY(dp__parcel_look(post, parcel));
+        some[i] = dp__post_turn(post);
+        if (some[i] != NULL && some[i]->process >= 0 && some[i]->process != post->process)
+            dp__post_awaits(post, some[i]->process);
     }
+    dp__job_looks(post->job);
+    DP_TRY(dp__job_heard(post->job));
+    for (size_t i = 0; i < count; i++)
+        if (some[i] != NULL)
+            DP_TRY(dp__parcel_look(post, some[i]));
     return DP_OK;
 }
 
@@ -1826,6 +1882,8 @@ static dp_status dp__messages_wait(dp__post *post, dp_message *messages, size_t 
     }
     post->awaited = NULL;
     post->awaited_count = 0;
+    if (post->job != NULL)
+        dp__post_awaits(post, -1);
     return status;
 }
 
@@ -1872,6 +1930,8 @@ static dp_status dp__messages_test(const char *fn, dp_ctx *ctx, dp_message *mess
         return DP_OK;
     DP_TRY(dp__post_advance(post));
     dp_status status = dp__messages_collect(post, messages, count);
+    if (status != DP_PENDING && post->job != NULL)
+        dp__post_awaits(post, -1);
     if (status != DP_PENDING || post->job == NULL ||
         !dp__wait_looks(&post->wait, post->job->look_ns, &waited_ns))
         return status;

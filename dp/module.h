@@ -1,4 +1,4 @@
-/* dp/module.h - v0.1.0 - modules: parameters, replicas, passes - MIT licence
+/* dp/module.h - v0.2.0 - modules: parameters, replicas, passes - MIT licence
 
    Part of dp.h, which includes it. Trees of modules, what a wrapper keeps for each device, and one
    record of a pass: a method, its call, its backward.
@@ -10,6 +10,7 @@
      >>layout    which parameters lie together
      >>keeping   what a user asks of a module, and does to it; what may prevent that
      >>editing   parameters that are written to, gradients that are zeroed; copies
+     >>moving    memory of the user's that gets another address
      >>sharing   edits of parameters that processes share
      >>kinds     what a wrapper keeps, and what kinds of wrappers there are
      >>replicas  the memory of a wrapper's devices
@@ -66,8 +67,10 @@ typedef struct dp__grad_group { /* gradients of a replica, side by side, zeroed 
 } dp__grad_group;
 
 typedef struct dp__memory { /* what one replica of a tree has of its own */
-    void **data, **grad;    /* by slot */
-    void **own;             /* by place: replica_create's results */
+    /* By slot: where the pointer to its memory is. Slots, modules and replicas that have the same
+       memory have the same pointer, so that memory of the user's can move. */
+    void ***data, ***grad;
+    void **own;    /* by place: replica_create's results */
     bool *touched; /* by slot: backward asked for its gradient; NULL: nobody wants to know */
     dp__grad_group **grad_groups; /* by slot; NULL for the original, which is never zeroed here */
     dp__grad_group *grad_group_list;
@@ -83,9 +86,9 @@ typedef struct dp__region { /* one parameter in a layout */
     dp_dtype dtype;
     int32_t local_rank; /* of its device */
     size_t bytes, home;
-    char *at;        /* in the original */
-    bool foreign;    /* that is the user's memory: what lies in a gap is not ours */
-    const void *key; /* regions of one range have the same; see dp__lay_ranks */
+    char *at;        /* in the original, when it was laid out */
+    bool foreign;    /* that is, or was, the user's memory: what lies in a gap is not ours */
+    const void *key; /* regions of one range have the same; see dp__param_key */
     size_t range;
     size_t first;  /* where it begins in its range, in elements */
     size_t offset; /* in a replica's block of its dtype, in bytes */
@@ -173,7 +176,7 @@ struct dp_module {
     uint64_t intact;  /* none of its gradients is torn by the first so many in dp_ctx.torn */
     bool partial;     /* mean_grads: a pass with no_sync has left gradients, to be added to */
     int local_rank;
-    bool training, ready, announces_changes, packed, mean_grads;
+    bool training, ready, announces_changes, moves, packed, mean_grads;
     dp__face *face;             /* of the library's wrappers */
     dp_module *next_over_ranks; /* see dp_ctx */
     dp__sharing *sharing;       /* of a wrapper; NULL: it shares nothing */
@@ -805,6 +808,7 @@ static dp_status dp__module_make(dp_ctx *ctx, const dp_module_config *config, dp
     module->replica_create = config->replica_create;
     module->replica_destroy = config->replica_destroy;
     module->announces_changes = config->announces_changes;
+    module->moves = config->moves;
     module->mean_grads = config->mean_grads;
     module->training = true;
     dp_status status = module->scope != NULL ? dp__module_fill(module, config)
@@ -1033,9 +1037,18 @@ static void dp__own_collect(const dp_module *module, void **own)
 }
 
 /* ==== >>layout ===================================================================================
-   Where the parameters of a module lie, sort by sort, once they have memory, which never moves. A
-   range is what lies together: a range is zeroed, sent or summed as a whole, with the padding that
-   it has. What lies together in the original lies so in every replica.                         */
+   Where the parameters of a module lie, sort by sort, once they have memory. A range is what lies
+   together, wherever memory of the user's moves: a range is zeroed, sent or summed as a whole, with
+   the padding that it has. What lies together in the original lies so in every replica.        */
+
+/* What has different keys may come apart: memory of the user's that moves does so parameter by
+   parameter, and the block of a packed module as a whole. */
+static const void *dp__param_key(const dp__param *root, bool foreign)
+{
+    if (!foreign || !root->owner->moves)
+        return NULL;
+    return root->owner->packed ? (const void *)root->owner : root;
+}
 
 /* Whether only padding, or nothing, lies between a region and the one before. */
 static bool dp__region_follows(const dp__region *region, const dp__region *before)
@@ -1126,15 +1139,16 @@ static dp_status dp__layout_make(dp_module *module, dp__sort sort)
     for (size_t home = module->listed_count; home-- > 0;) {
         dp__param *root = dp__param_at(module, home);
         const dp_tensor *view = &root->data;
+        bool foreign = sort == DP__GRADS ? root->foreign_grad : root->foreign;
         if (!dp__is_of_sort(root, sort) || dp__count(view) == 0)
             continue;
-        layout->regions[layout->region_count++] =
-            (dp__region){.dtype = (dp_dtype)view->dtype,
-                         .local_rank = view->device.index,
-                         .bytes = dp__bytes(view),
-                         .home = home,
-                         .at = *dp__start_of(root, sort),
-                         .foreign = sort == DP__GRADS ? root->foreign_grad : root->foreign};
+        layout->regions[layout->region_count++] = (dp__region){.dtype = (dp_dtype)view->dtype,
+                                                               .local_rank = view->device.index,
+                                                               .bytes = dp__bytes(view),
+                                                               .home = home,
+                                                               .at = *dp__start_of(root, sort),
+                                                               .foreign = foreign,
+                                                               .key = dp__param_key(root, foreign)};
     }
     dp__regions_sort(layout);
     return dp__layout_cut(module->scope, layout);
@@ -1146,8 +1160,8 @@ static dp_tensor dp__range_in(const dp_module *module, const dp__layout *layout,
 {
     const dp__range *range = &layout->ranges[i];
     const dp__region *first = &layout->regions[range->first];
-    void *const *by_slot = layout->sort == DP__GRADS ? memory->grad : memory->data;
-    return dp__flat(by_slot[module->listed[first->home]],
+    void **const *by_slot = layout->sort == DP__GRADS ? memory->grad : memory->data;
+    return dp__flat(*by_slot[module->listed[first->home]],
                     module->ctx->devices[first->local_rank].id, range->dtype,
                     (int64_t)range->count);
 }
@@ -1160,9 +1174,9 @@ static dp_status dp__module_ready(dp_module *module)
     DP_TRY(dp__settle(dp__top(module)));
     DP_TRY(dp__memory_make(module->scope, module, &module->memory));
     for (size_t i = 0; i < module->slot_count; i++) {
-        const dp__param *root = dp__root(module->slots[i]);
-        module->memory.data[i] = root->data.data;
-        module->memory.grad[i] = root->grad;
+        dp__param *root = dp__root(module->slots[i]);
+        module->memory.data[i] = &root->data.data;
+        module->memory.grad[i] = &root->grad;
     }
     dp__own_collect(module, module->memory.own);
     for (int sort = 0; sort < DP__SORT_COUNT; sort++)
@@ -1920,6 +1934,96 @@ DP_API dp_status dp_module_copy(dp_module *module, int local_rank, dp_module **o
     return dp__leave(__func__, module->ctx, status);
 }
 
+/* ==== >>moving =================================================================================
+   Memory of the user's gets another address. A parameter's root has the only pointers to it; a
+   reducer is told of the gradient's when its next pass begins.                                  */
+
+/* Fails if a function that this thread is in may have a pointer to the parameter. */
+static dp_status dp__check_param_idle(const char *fn, const dp__param *root)
+{
+    char text[160];
+    for (const dp__frame *frame = dp__of_thread.frames; frame != NULL; frame = frame->outer) {
+        const dp_module *module = frame->module;
+        for (size_t i = 0; module != NULL && i < module->slot_count; i++)
+            if (dp__root(module->slots[i]) == root)
+                return dp_error(DP_ERR_STATE, "%s: '%s' of '%s' is in use by %s, which called this",
+                                fn, root->name, root->owner->name,
+                                dp__frame_text(frame, text, sizeof text));
+    }
+    return DP_OK;
+}
+
+/* Checks whether the numbers of a parameter, or its gradient, may lie at `to`; NULL: they stay. */
+static dp_status dp__check_move(const char *fn, const dp__param *root, dp__sort sort,
+                                const void *to)
+{
+    bool grad = sort == DP__GRADS, foreign = grad ? root->foreign_grad : root->foreign;
+    const char *what = grad ? "grad" : "data";
+    if (to == NULL)
+        return DP_OK;
+    if (grad && !dp__is_of_sort(root, DP__GRADS))
+        return dp_error(DP_ERR_INVALID, "%s: '%s' of '%s' is frozen, or a buffer: it has no grad",
+                        fn, root->name, root->owner->name);
+    if (!foreign)
+        return dp_error(DP_ERR_STATE,
+                        "%s: %s of '%s' of '%s' is memory of the library's, which does not move",
+                        fn, what, root->name, root->owner->name);
+    return dp__check_owned(fn, what, &root->owner->ctx->devices[root->data.device.index], to);
+}
+
+static dp_status dp__check_moves(const char *fn, const dp__param *root, const void *data,
+                                 const void *grad)
+{
+    if (data == NULL && grad == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: both addresses are NULL", fn);
+    DP_TRY(dp__check_param_idle(fn, root));
+    if (!root->owner->moves)
+        return dp_error(DP_ERR_STATE, "%s: '%s' was made to stay: dp_module_config.moves is false",
+                        fn, root->owner->name);
+    DP_TRY(dp__check_move(fn, root, DP__PARAMS, data));
+    return dp__check_move(fn, root, DP__GRADS, grad);
+}
+
+/* Sets the pointers, which are all that there are. A new place of the numbers is an edit. */
+static void dp__param_move(dp_module *module, size_t param, void *data, void *grad)
+{
+    dp__param *root = dp__param_at(module, param);
+    if (data != NULL && data != root->data.data) {
+        root->data.data = data;
+        dp__param_changed(module, param);
+    }
+    root->grad = grad != NULL ? grad : root->grad;
+}
+
+DP_API dp_status dp_params_move(dp_module *module, size_t param, void *data, void *grad)
+{
+    DP_TRY(dp__check_param(__func__, module, param));
+    DP_TRY(dp__check_unshared(__func__, module));
+    const dp__param *root = dp__param_at(module, param);
+    if (root->owner->packed)
+        return dp_error(DP_ERR_STATE, "%s: '%s' lies in the block of '%s': dp_params_move_block",
+                        __func__, root->name, root->owner->name);
+    DP_TRY(dp__check_moves(__func__, root, data, grad));
+    dp__param_move(module, param, data, grad);
+    return DP_OK;
+}
+
+DP_API dp_status dp_params_move_block(dp_module *module, void *block, void *block_grad)
+{
+    size_t offset = 0;
+    DP_TRY(dp__check_unshared(__func__, module));
+    if (!module->packed || module->param_count == 0)
+        return dp_error(DP_ERR_INVALID, "%s: the parameters of '%s' are not packed", __func__,
+                        module->name);
+    DP_TRY(dp__check_moves(__func__, &module->params[0], block, block_grad));
+    for (size_t i = 0; i < module->param_count; i++) {
+        dp__param_move(module, module->homes[i], block != NULL ? (char *)block + offset : NULL,
+                       block_grad != NULL ? (char *)block_grad + offset : NULL);
+        offset += dp__bytes(&module->params[i].data);
+    }
+    return DP_OK;
+}
+
 /* ==== >>sharing ================================================================================
    Edits of parameters that processes share. When all have come to begin one, none is in a pass;
    when all have come to its end, all have written: see >>edits of dp/distributed.h.             */
@@ -2005,6 +2109,7 @@ struct dp__face {
 struct dp__face_ops {
     bool output_on_one;                  /* of its own devices: output_rank is one of them */
     const char *no_step, *no_prediction; /* why this module by itself has none; NULL: it has */
+    const char *no_padding;              /* why its parts are not filled up; NULL: they may be */
     /* May this method run? NULL: all may. */
     dp_status (*allows)(const dp__face *face, const char *method);
     dp_status (*cut)(const dp__request *request, dp__face *face, dp_pass **out);
@@ -2123,12 +2228,12 @@ static bool dp__replica_sees(const dp__face *face, size_t r)
     return dp__replica_home(face, r) != r;
 }
 
-/* Set the memory of a region in one replica, by slot. */
+/* Set the pointer to the memory of a region in one replica, by slot. */
 static void dp__replica_assign(const dp__face *face, dp__sort sort, size_t r,
-                               const dp__region *region, void *at)
+                               const dp__region *region, void **at)
 {
     const dp_module *inner = face->inner;
-    void **by_slot = sort == DP__GRADS ? face->replicas[r].grad : face->replicas[r].data;
+    void ***by_slot = sort == DP__GRADS ? face->replicas[r].grad : face->replicas[r].data;
     for (size_t slot = inner->listed[region->home]; slot != DP__NO_SLOT;
          slot = inner->next_tied[slot])
         by_slot[slot] = at;
@@ -2168,19 +2273,26 @@ static dp_status dp__replica_block(const dp__face *face, dp__sort sort, size_t r
 {
     const dp__device *device = dp__replica_device(face, r);
     size_t bytes = regions[count - 1].offset + regions[count - 1].bytes;
-    bool sees = sort == DP__PARAMS && dp__replica_sees(face, r);
-    void *const *seen = face->replicas[dp__replica_home(face, r)].data;
-    dp_tensor block = {.data = NULL};
-    if (!sees)
-        DP_TRY(dp__block_zero(face->scope, device, sort, bytes, &block));
-    for (size_t i = 0; i < count; i++)
-        dp__replica_assign(face, sort, r, &regions[i],
-                           sees ? seen[face->inner->listed[regions[i].home]]
-                                : (char *)block.data + regions[i].offset);
+    dp_tensor block;
+    if (sort == DP__PARAMS && dp__replica_sees(face, r)) {
+        void **const *seen = face->replicas[dp__replica_home(face, r)].data;
+        for (size_t i = 0; i < count; i++)
+            dp__replica_assign(face, sort, r, &regions[i],
+                               seen[face->inner->listed[regions[i].home]]);
+        return DP_OK;
+    }
+    void **own = dp__array(face->scope, count, sizeof *own);
+    if (own == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", count);
+    DP_TRY(dp__block_zero(face->scope, device, sort, bytes, &block));
+    for (size_t i = 0; i < count; i++) {
+        own[i] = (char *)block.data + regions[i].offset;
+        dp__replica_assign(face, sort, r, &regions[i], &own[i]);
+    }
     return sort == DP__GRADS ? dp__replica_grad_groups(face, r, regions, count, block.data) : DP_OK;
 }
 
-/* Ranks have to make the same ranges: memory of the user's makes one in a packed module only, if
+/* Ranks have to make the same ranges. Memory of the user's makes one in a packed module only, if
    nothing is ignored. What is the user's on some ranks only makes others; that is compared. */
 static dp_status dp__lay_ranks(const dp__face *face, dp__layout *layout)
 {
@@ -2421,8 +2533,9 @@ struct dp_pass {
     double factor;        /* mean_grads: multiplies the gradients, since backward does not */
     size_t count;
     dp__record *records;
-    dp__meet *meet; /* NULL: one record */
-    int64_t *rows;  /* of each replica's part; NULL: nothing was cut */
+    dp__meet *meet;    /* NULL: one record */
+    int64_t *rows;     /* of each replica's part; NULL: nothing was cut */
+    int64_t part_rows; /* that each part was filled up to; 0: none was */
     dp_value args, kwargs;
 };
 
@@ -2633,7 +2746,7 @@ static bool dp__call_data(const char *fn, const dp_call *call, size_t param, voi
     size_t slot = 0;
     if (!dp__call_param(fn, call, param, &slot))
         return false;
-    *out = call->record->memory->data[slot];
+    *out = *call->record->memory->data[slot];
     return true;
 }
 
@@ -2688,7 +2801,7 @@ static bool dp__call_grad(const char *fn, const dp_call *call, size_t param, voi
         memory->touched[slot] = !record->leaves_nothing;
     dp__grad_group *group = memory->grad_groups != NULL ? memory->grad_groups[slot] : NULL;
     dp_status status = group != NULL ? dp__grad_group_zero(call->ctx, memory, group) : DP_OK;
-    *out = memory->grad[slot];
+    *out = *memory->grad[slot];
     return status == DP_OK || dp__leave(fn, call->ctx, status) == DP_OK;
 }
 

@@ -1,4 +1,4 @@
-/* dp/os.h - v0.1.0 - what dp.h needs of an operating system - MIT licence
+/* dp/os.h - v0.2.0 - what dp.h needs of an operating system - MIT licence
 
    Part of dp.h, which includes it. Here is the surface: types, what needs no system, and functions
    with their promises. A system keeps them: dp/os_posix.h, or the file that DP__SYSTEM names. No

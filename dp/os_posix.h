@@ -1,4 +1,4 @@
-/* dp/os_posix.h - v0.1.0 - POSIX, Linux and macOS - MIT licence
+/* dp/os_posix.h - v0.2.0 - POSIX, Linux and macOS - MIT licence
 
    Part of dp.h, which includes it. It keeps the promises of dp/os.h, whose comments say what each
    function does; here are reasons. It needs POSIX threads (link with -lpthread where the C library

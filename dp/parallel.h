@@ -1,9 +1,10 @@
-/* dp/parallel.h - v0.1.0 - one model on many devices - MIT licence
+/* dp/parallel.h - v0.2.0 - one model on many devices - MIT licence
 
    Part of dp.h, which includes it. A batch is cut, replicas run, outputs are gathered; backward
    goes the other way. The wrappers of one process, losses where the outputs are, and dp_train_step.
 
    CONTENTS (search for the tag)
+     >>padding    rows that parts were filled up with, and that do not count
      >>parallel   arguments are cut, replicas run, outputs are gathered
      >>invoking   a module behind its face or by itself; children of a call
      >>outgrads   gradients of outputs: each replica gets its own
@@ -17,6 +18,118 @@
 #ifndef DP__ROOMS
 #error "dp/parallel.h is a part of dp.h: include dp.h"
 #else
+
+/* ==== >>padding ==================================================================================
+   Of a part that was filled up to some size the first rows are real. A tensor that a replica makes
+   has as many rows as its part, or is not cut by rows: so its size along the dim of the cut tells
+   whether padding is in it.                                                                     */
+
+static bool dp__has_padding(const dp_pass *pass, size_t r)
+{
+    return pass->part_rows > 0 && pass->rows[r] < pass->part_rows;
+}
+
+/* Returns the real rows of a tensor of replica r, along *out_dim; -1: it has no padding. */
+static int64_t dp__real_rows(const dp_pass *pass, size_t r, const dp_tensor *tensor, int *out_dim)
+{
+    if (!dp__has_padding(pass, r))
+        return -1;
+    int dim = pass->face->how.cut.dim;
+    dim = dim < 0 ? dim + tensor->ndim : dim;
+    if (dim < 0 || dim >= tensor->ndim || tensor->shape[dim] != pass->part_rows)
+        return -1;
+    *out_dim = dim;
+    return pass->rows[r];
+}
+
+/* Returns the tensor without padding. */
+static dp_tensor dp__real_part(const dp_pass *pass, size_t r, const dp_tensor *tensor)
+{
+    int dim = 0;
+    int64_t rows = dp__real_rows(pass, r, tensor, &dim);
+    dp_tensor part = *tensor;
+    if (rows >= 0)
+        dp__narrow_here(&part, dim, 0, rows);
+    return part;
+}
+
+typedef struct dp__unpadder { /* maps a value of a replica */
+    dp__mapper mapper;
+    const dp_pass *pass;
+    size_t r;
+    double number; /* of dp__padded_leaf */
+    bool found;    /* some tensor has padding */
+} dp__unpadder;
+
+static dp_status dp__real_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    const dp__unpadder *own = (const dp__unpadder *)mapper;
+    *out = value;
+    if (value.kind != DP_TENSOR)
+        return DP_OK;
+    const dp_tensor part = dp__real_part(own->pass, own->r, value.as.t);
+    return dp__of(mapper->scope, &part, out);
+}
+
+/* What replica r has made, without padding. */
+static dp_status dp__real_value(const dp_pass *pass, size_t r, dp_value value, dp_value *out)
+{
+    dp__unpadder own = {{.scope = pass->scope, .leaf = dp__real_leaf}, pass, r, 0, false};
+    *out = value;
+    return dp__has_padding(pass, r) ? dp__map(&own.mapper, value, out) : DP_OK;
+}
+
+/* Makes a gradient of `like`, all zero; *rows are its real rows. */
+static dp_status dp__padded_grad(const dp_pass *pass, size_t r, const dp_tensor *like,
+                                 dp_tensor *out, dp_tensor *rows)
+{
+    const dp_call *call = &pass->records[r].call;
+    DP_TRY(dp__tensor_as(pass->scope, dp__call_device(call), like, out));
+    DP_TRY(dp__fill_tensor(pass->ctx, dp__call_device(call), out, 0));
+    *rows = dp__real_part(pass, r, out);
+    return DP_OK;
+}
+
+/* A gradient that is `number` in each element; where `like` has padding, in real rows only. */
+static dp_status dp__number_grad(const dp_pass *pass, size_t r, const dp_tensor *like,
+                                 double number, dp_value *out)
+{
+    int dim = 0;
+    uint64_t bits = 0;
+    dp_tensor grad, rows;
+    *out = dp_float(number);
+    if (dp__real_rows(pass, r, like, &dim) < 0 || !dp__is_float((dp_dtype)like->dtype))
+        return DP_OK;
+    DP_TRY(dp__number_bits(pass->ctx, "the gradient", *out, (dp_dtype)like->dtype, &bits));
+    DP_TRY(dp__padded_grad(pass, r, like, &grad, &rows));
+    DP_TRY(dp__fill_tensor(pass->ctx, dp__call_device(&pass->records[r].call), &rows, bits));
+    return dp__of(pass->scope, &grad, out);
+}
+
+static dp_status dp__padded_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    dp__unpadder *own = (dp__unpadder *)mapper;
+    bool number = value.kind == DP_INT || value.kind == DP_FLOAT;
+    *out = number ? dp_float(own->number) : dp_none();
+    if (value.kind != DP_TENSOR)
+        return DP_OK;
+    DP_TRY(dp__number_grad(own->pass, own->r, value.as.t, own->number, out));
+    own->found = own->found || out->kind == DP_TENSOR;
+    return DP_OK;
+}
+
+/* The same for a whole output; *out stays a number if nothing in it has padding. */
+static dp_status dp__number_grads(const dp_pass *pass, size_t r, dp_value output, double number,
+                                  dp_value *out)
+{
+    dp__unpadder own = {
+        {.scope = pass->scope, .leaf = dp__padded_leaf, .plain = true}, pass, r, number, false};
+    dp_value all = dp_none();
+    if (dp__has_padding(pass, r))
+        DP_TRY(dp__map(&own.mapper, output, &all));
+    *out = own.found ? all : dp_float(number);
+    return DP_OK;
+}
 
 /* ==== >>parallel =================================================================================
    Several records at once: arguments are cut, every replica's thread runs its record, outputs are
@@ -285,7 +398,7 @@ static dp_status dp__cut_make(dp__plan *plan, const dp__request *request, const 
                               const dp_scatter_config *how)
 {
     char where[160];
-    bool even = how->cut.split == DP_SPLIT_BALANCED || how->cut.split == DP_SPLIT_WEIGHTS;
+    bool even = how->cut.split != DP_SPLIT_CHUNK && how->cut.split != DP_SPLIT_SIZES;
     *plan = (dp__plan){.fn = request->fn,
                        .ctx = face->ctx,
                        .scope = request->scope,
@@ -356,6 +469,7 @@ static dp_status dp__pass_cut(const dp__request *request, dp__face *face, dp_pas
         dp__pass_record(*out, request, r, args, kwargs);
     }
     DP_TRY(dp__plan_sizes(&plan, &rows));
+    (*out)->part_rows = rows != NULL ? dp__plan_fills(&plan) : 0;
     dp__pass_rows(*out, rows);
     return DP_OK;
 }
@@ -373,7 +487,7 @@ static dp_status dp__pass_outputs(const dp_pass *pass, dp_value *out)
     if (items == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu outputs", pass->count);
     for (size_t r = 0; r < pass->count; r++)
-        items[r] = pass->records[r].call.out;
+        DP_TRY(dp__real_value(pass, r, pass->records[r].call.out, &items[r]));
     items[pass->count] = dp_opaque(pass->rows); /* for a criterion: how the batch was cut */
     DP_TRY(dp__list_out("the outputs", DP_LIST, items, pass->count, out));
     *out = dp__marked(*out, DP__LIST_OF_OUTPUTS);
@@ -388,10 +502,8 @@ static dp_status dp__pass_gather(const dp_pass *pass, dp_value list, dp_value *o
 static dp_status dp__pass_out(const dp_pass *pass, dp_value *out)
 {
     dp_value list = dp_none();
-    if (pass->alone) {
-        *out = pass->records[0].call.out;
-        return DP_OK;
-    }
+    if (pass->alone)
+        return dp__real_value(pass, 0, pass->records[0].call.out, out);
     DP_TRY(dp__pass_outputs(pass, &list));
     if (pass->keeps) {
         *out = list;
@@ -587,12 +699,20 @@ DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *met
 
 /* How a gradient is compared with what forward returned, and cut as that was gathered. */
 typedef struct dp__grad_cut {
+    const dp_pass *pass;
     dp_scope *scope;
     dp__device *device;  /* of the replica that gets it */
+    size_t first;        /* the replica that the first output is of */
     size_t count, index; /* among the outputs that were gathered; else 1 and 0 */
     bool gathered;
     int dim;
 } dp__grad_cut;
+
+/* An output without its padding. */
+static dp_tensor dp__grad_seen(const dp__grad_cut *cut, const dp_value *outs, size_t i)
+{
+    return dp__real_part(cut->pass, cut->first + i, outs[i].as.t);
+}
 
 /* The gathered tensor that replica `index` put rows into; *out_first: the first of its rows. */
 static dp_tensor dp__grad_whole(const dp__grad_cut *cut, const dp_value *outs, int dim,
@@ -601,7 +721,7 @@ static dp_tensor dp__grad_whole(const dp__grad_cut *cut, const dp_value *outs, i
     int64_t first = 0, total = 0;
     dp_tensor whole = *outs[cut->index].as.t;
     for (size_t i = 0; i < cut->count; i++) {
-        int64_t rows = whole.ndim > 0 ? outs[i].as.t->shape[dim] : 1;
+        int64_t rows = whole.ndim > 0 ? dp__grad_seen(cut, outs, i).shape[dim] : 1;
         first += i < cut->index ? rows : 0;
         total += rows;
     }
@@ -616,7 +736,8 @@ static dp_status dp__grad_tensor(const dp__grad_cut *cut, const dp_tensor *grad,
 {
     char a[96], b[96];
     int64_t first = 0;
-    const dp_tensor *own = outs[cut->index].as.t;
+    const dp_tensor *made = outs[cut->index].as.t;
+    const dp_tensor seen = dp__grad_seen(cut, outs, cut->index), *own = &seen;
     int dim = cut->dim < 0 ? cut->dim + (own->ndim > 0 ? own->ndim : 1) : cut->dim;
     dp_tensor part = *grad, whole = cut->gathered ? dp__grad_whole(cut, outs, dim, &first) : *own;
     if (grad->dtype != own->dtype || !dp__same_shape(grad, &whole))
@@ -632,6 +753,11 @@ static dp_status dp__grad_tensor(const dp__grad_cut *cut, const dp_tensor *grad,
     if (cut->gathered)
         dp__narrow_here(&part, dim, first, own->ndim > 0 ? own->shape[dim] : 1);
     part.ndim = own->ndim;
+    if (!dp__same_shape(own, made)) {
+        dp_tensor rows, from = part;
+        DP_TRY(dp__padded_grad(cut->pass, cut->first + cut->index, made, &part, &rows));
+        DP_TRY(dp__copy_tensor(cut->pass->ctx, &rows, &from, NULL));
+    }
     DP_TRY(dp__place(cut->scope, &part, cut->device));
     return dp__of(cut->scope, &part, out);
 }
@@ -700,9 +826,13 @@ static dp_status dp__grad_part(const dp__grad_cut *cut, dp_value grad, const dp_
     *out = grad;
     switch ((dp_kind)grad.kind) {
     case DP_NONE:
+        return DP_OK;
     case DP_INT:
     case DP_FLOAT:
-        return DP_OK;
+        return dp__has_padding(cut->pass, cut->first + cut->index)
+                   ? dp__number_grads(cut->pass, cut->first + cut->index, outs[cut->index],
+                                      grad.kind == DP_INT ? (double)grad.as.i : grad.as.f, out)
+                   : DP_OK;
     case DP_TENSOR:
         if (outs[cut->index].kind == DP_TENSOR)
             return dp__grad_tensor(cut, grad.as.t, outs, path, out);
@@ -735,8 +865,10 @@ static dp_status dp__grad_give(const dp_pass *pass, size_t r, dp_value grad, con
     dp_call *call = &pass->records[r].call;
     const dp__face_ops *ops = pass->alone ? NULL : pass->face->ops;
     bool gathered = ops != NULL && !pass->keeps && ops->out_grad == NULL;
-    const dp__grad_cut cut = {.scope = pass->scope,
+    const dp__grad_cut cut = {.pass = pass,
+                              .scope = pass->scope,
                               .device = dp__call_device(call),
+                              .first = gathered ? 0 : r,
                               .count = gathered ? pass->count : 1,
                               .index = gathered ? r : 0,
                               .gathered = gathered,
@@ -749,19 +881,27 @@ static dp_status dp__grad_give(const dp_pass *pass, size_t r, dp_value grad, con
 /* Of the mean over what a method returned: each element has its share of 1. */
 static dp_status dp__mean_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
 {
-    bool number = value.kind == DP_INT || value.kind == DP_FLOAT;
-    int64_t count = value.kind == DP_TENSOR ? dp__count(value.as.t) : number;
-    (void)mapper;
+    const dp__unpadder *own = (const dp__unpadder *)mapper;
+    bool tensor = value.kind == DP_TENSOR, number = value.kind == DP_INT || value.kind == DP_FLOAT;
+    int64_t count = number;
+    if (tensor) {
+        const dp_tensor rows = dp__real_part(own->pass, own->r, value.as.t);
+        count = dp__count(&rows);
+    }
     *out = count > 0 ? dp_float(1 / (double)count) : dp_none();
-    return DP_OK;
+    return tensor && count > 0
+               ? dp__number_grad(own->pass, own->r, value.as.t, 1 / (double)count, out)
+               : DP_OK;
 }
 
 /* With mean_grads the number is for the library. */
 static dp_status dp__means_give(const dp_pass *pass)
 {
-    dp__mapper mapper = {.scope = pass->scope, .leaf = dp__mean_leaf, .plain = true};
-    for (size_t r = 0; r < pass->count; r++)
-        DP_TRY(dp__map(&mapper, pass->records[r].call.out, &pass->records[r].call.grad));
+    for (size_t r = 0; r < pass->count; r++) {
+        dp__unpadder own = {
+            {.scope = pass->scope, .leaf = dp__mean_leaf, .plain = true}, pass, r, 0, false};
+        DP_TRY(dp__map(&own.mapper, pass->records[r].call.out, &pass->records[r].call.grad));
+    }
     return DP_OK;
 }
 
@@ -809,9 +949,14 @@ static dp_status dp__back_leaf(dp__zipper *zipper, const dp_value *values, const
     back->gatherer.target = input.kind == DP_TENSOR
                                 ? dp__device_of(back->gatherer.ctx, input.as.t->device)
                                 : dp__call_device(&back->pass->records[0].call);
+    dp_value *real = dp__values(zipper->scope, zipper->count);
+    if (real == NULL)
+        return DP_ERR_NO_MEMORY;
+    for (size_t r = 0; r < zipper->count; r++)
+        DP_TRY(dp__real_value(back->pass, r, values[r], &real[r]));
     if (zipper->count > 1 || values[0].kind != DP_TENSOR)
-        return dp__gather_leaf(zipper, values, path, out);
-    dp_tensor moved = *values[0].as.t;
+        return dp__gather_leaf(zipper, real, path, out);
+    dp_tensor moved = *real[0].as.t;
     DP_TRY(dp__place(zipper->scope, &moved, back->gatherer.target));
     return dp__of(zipper->scope, &moved, out);
 }
@@ -1129,6 +1274,7 @@ static dp_status dp__criterion_plan(dp__plan *plan, const dp__request *targets,
         how->cut.split = DP_SPLIT_SIZES;
         how->cut.sizes = rows;
         how->cut.weights = NULL;
+        how->cut.part_rows = 0;
     }
     dp_status status = dp__cut_make(plan, targets, face, how);
     if ((status == DP_ERR_INVALID || status == DP_ERR_MISMATCH) && rows != NULL)
@@ -1349,6 +1495,7 @@ static const dp__face_ops dp__criterion_face = {
     .output_on_one = true,
     .no_step = "a criterion alone cannot be trained",
     .no_prediction = "a criterion alone predicts nothing",
+    .no_padding = "a criterion gets outputs and targets without padding",
     .cut = dp__criterion_cut,
     .join = dp__criterion_mean,
     .out_grad = dp__criterion_grad,
@@ -1385,6 +1532,8 @@ static dp_status dp__face_ranks(const char *fn, dp__face *face, const dp_paralle
     DP_TRY(dp__check_ranks(fn, face->ctx, &how));
     face->count = dp__rank_count(face->ctx, &how);
     DP_TRY(dp__check_split(fn, &how.cut, face->count));
+    if (how.cut.split == DP_SPLIT_PADDED && face->ops->no_padding != NULL)
+        return dp_error(DP_ERR_UNSUPPORTED, "%s: %s", fn, face->ops->no_padding);
     if (how.cut.dim < -DP_MAX_DIMS || how.cut.dim >= DP_MAX_DIMS)
         return dp_error(DP_ERR_INVALID, "%s: dim is %d, a tensor has at most %d dims", fn,
                         how.cut.dim, DP_MAX_DIMS);
@@ -1765,11 +1914,12 @@ static dp_status dp__check_losses(const dp_pass *pass)
     return dp__no_such(DP_ERR_INVALID, &names, "no key of what forward returned holds 'loss'");
 }
 
-/* The weight of each element of a tensor of replica r in the mean over all. */
+/* The weight of each element of a tensor of replica r, without padding, in the mean over all. */
 static double dp__element_share(const dp_pass *pass, size_t r, const dp_tensor *tensor,
                                 double total)
 {
-    double count = (double)dp__count(tensor), weight = pass->records[r].call.weight;
+    const dp_tensor rows = dp__real_part(pass, r, tensor);
+    double count = (double)dp__count(&rows), weight = pass->records[r].call.weight;
     return weight > 0 && count > 0 ? weight / total / count : 0;
 }
 
@@ -1796,10 +1946,13 @@ static dp_status dp__step_grad(const dp_pass *pass, size_t r, double factor, dp_
         dp_value *items = dp__scope_bytes(pass->scope, count * sizeof *items, 8);
         if (items == NULL)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for %u gradients", (unsigned)count);
-        for (uint32_t k = 0; k < count; k++)
-            items[k] = dp__is_loss(entry->key)
-                           ? dp_float(factor * dp__element_share(pass, r, tensors[k].as.t, total))
-                           : dp_none();
+        for (uint32_t k = 0; k < count; k++) {
+            const dp_tensor *loss = tensors[k].as.t;
+            items[k] = dp_none();
+            if (dp__is_loss(entry->key))
+                DP_TRY(dp__number_grad(
+                    pass, r, loss, factor * dp__element_share(pass, r, loss, total), &items[k]));
+        }
         bool list = dp__is_sequence(entry->value);
         pairs[i].key = entry->key;
         pairs[i].value = list ? dp__sequence((dp_kind)entry->value.kind, items, count, 1)
@@ -1818,10 +1971,11 @@ static dp_status dp__log_share(const dp_pass *pass, size_t r, const dp_tensor *t
 {
     dp_ctx *ctx = pass->ctx;
     const dp__device *device = dp__device_of(ctx, tensor->device);
+    const dp_tensor rows = dp__real_part(pass, r, tensor);
     dp_tensor dense, wide;
     if (device == NULL)
         return dp_error(DP_ERR_INVALID, "a loss of replica %zu is on no device of this context", r);
-    DP_TRY(dp__contiguous(pass->scope, tensor, &dense));
+    DP_TRY(dp__contiguous(pass->scope, &rows, &dense));
     DP_TRY(dp__tensor_make(pass->scope, device, DP_F64, dense.ndim, dense.shape, &wide));
     DP_TRY(dp__tensor_make(pass->scope, device, DP_F64, 0, NULL, out));
     DP_TRY(dp__cast_flat(ctx, device, wide.data, DP_F64, dense.data, (dp_dtype)dense.dtype,
@@ -1909,8 +2063,27 @@ static dp_status dp__step_log(const dp_pass *pass, dp_value *out)
 /* ==== >>stepping =================================================================================
    The two steps, and the optimizer's part in one.                                               */
 
+/* Returns true if a backward would have no gradient to add to. */
+static bool dp__learns_nothing(const dp_module *module)
+{
+    bool learns = false;
+    for (size_t home = 0; home < module->listed_count && !learns; home++)
+        learns = dp__is_of_sort(dp__param_at(module, home), DP__GRADS);
+    return !learns;
+}
+
+/* Takes the place of a "backward" that a module need not have. */
+static dp_status dp__no_backward(dp_call *call)
+{
+    (void)call;
+    return DP_OK;
+}
+
 static dp_status dp__step_backward(dp_pass *pass, double factor)
 {
+    static const dp_method none = {"backward", dp__no_backward};
+    if (pass->backward == NULL && dp__learns_nothing(pass->runs))
+        pass->backward = &none;
     DP_TRY(dp__check_pass("dp_train_step", pass));
     DP_TRY(dp__backward_begin(pass, dp_float(factor)));
     for (size_t r = 0; r < pass->count; r++)

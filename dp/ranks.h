@@ -1,4 +1,4 @@
-/* dp/ranks.h - v0.1.0 - collectives of the ranks of a job - MIT licence
+/* dp/ranks.h - v0.2.0 - collectives of the ranks of a job - MIT licence
 
    Part of dp.h, which includes it. It holds what comes between a collective that a user asks for
    and the table of functions that carries it out: checks, what a table may lack, and the way

@@ -1,4 +1,4 @@
-/* dp/recover.h - v0.1.0 - a job goes on without those that have died - MIT licence
+/* dp/recover.h - v0.2.0 - a job goes on without those that have died - MIT licence
 
    Part of dp.h, which includes it. What a context has of its own stays: devices, memory, modules.
    What it has of the job is given up and made anew with the processes that are left, by the

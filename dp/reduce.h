@@ -1,4 +1,4 @@
-/* dp/reduce.h - v0.1.0 - gradients equal on all ranks: buckets, courier, reducer - MIT licence
+/* dp/reduce.h - v0.2.0 - gradients equal on all ranks: buckets, courier, reducer - MIT licence
 
    Part of dp.h, which includes it.
 
@@ -101,6 +101,7 @@ struct dp_reducer {
     dp_buckets rules;             /* defaults put in */
     void *hook_kept;
     dp_block *blocks;
+    void **memory;            /* of block after block, by local rank */
     dp_range *ranges;         /* in the order of memory */
     uint32_t *range_pieces;   /* the piece that each of them is part of */
     dp__stretch *stretches;   /* in the order of memory; each unit of theirs has one range */
@@ -404,12 +405,19 @@ static void dp__blocks_copy(dp_reducer *reducer, const dp_reducer_config *config
     size_t locals = (size_t)reducer->ctx->info.local_count;
     reducer->block_count = config->block_count;
     reducer->blocks = dp__room(reducer, config->block_count, sizeof *reducer->blocks);
+    reducer->memory = dp__room(reducer, config->block_count * locals, sizeof *reducer->memory);
     for (size_t i = 0; i < config->block_count && !reducer->full; i++) {
-        void **local = dp__room(reducer, locals, sizeof *local);
-        if (local != NULL && config->blocks[i].count > 0)
+        void **local = reducer->memory + i * locals;
+        if (config->blocks[i].count > 0)
             memcpy(local, config->blocks[i].local, locals * sizeof *local);
         reducer->blocks[i] = (dp_block){config->blocks[i].dtype, config->blocks[i].count, local};
     }
+}
+
+/* Between two passes: the first local rank has a block there now. */
+static void dp__block_move(dp_reducer *reducer, size_t block, void *data)
+{
+    reducer->memory[block * (size_t)reducer->ctx->info.local_count] = data;
 }
 
 /* Room for what a pass keeps, so that a pass needs none. */

@@ -1,4 +1,4 @@
-/* dp/run.h - v0.1.0 - asking a context, and running on its devices - MIT licence
+/* dp/run.h - v0.2.0 - asking a context, and running on its devices - MIT licence
 
    Part of dp.h, which includes it.
 

@@ -1,4 +1,4 @@
-/* dp/shm.h - v0.1.0 - collectives between processes of one machine - MIT licence
+/* dp/shm.h - v0.2.0 - collectives between processes of one machine - MIT licence
 
    Part of dp.h, which includes it. It holds the table dp_shm_coll(), for jobs in which all ranks
    are CPU devices of processes of one machine. Its calls to the system are in dp/os.h.

@@ -1,4 +1,4 @@
-/* dp/tcp.h - v0.1.0 - connections between all processes, and collectives over them - MIT licence
+/* dp/tcp.h - v0.2.0 - connections between all processes, and collectives over them - MIT licence
 
    Part of dp.h, which includes it. CPU devices on several machines need nothing but a network:
    every process is connected to every other one, and collectives (dp/mesh.h) travel there. Messages
@@ -686,6 +686,21 @@ static dp_status dp__tcp_begin(dp__mesh_comm *comm, dp__mesh_slot *slot, bool sa
     return DP_OK;
 }
 
+/* Returns a process of which a part of that is missing, or which does not take its own: from 1. */
+static unsigned dp__tcp_lacks(const dp__mesh_comm *comm, const dp__mesh_slot *slot)
+{
+    const dp__tcp *tcp = comm->carrier;
+    uint64_t load = tcp->in_slot[slot->place];
+    unsigned sender = 0, receiver = 0;
+    for (int p = comm->process_count - 1; p >= 0; p--) {
+        if (p != comm->process && tcp->in[p].load <= load)
+            sender = (unsigned)p + 1;
+        if (p != comm->process && tcp->out[p].load <= load)
+            receiver = (unsigned)p + 1;
+    }
+    return sender != 0 ? sender : receiver;
+}
+
 static dp_status dp__tcp_await(dp__mesh_comm *comm, dp__mesh_slot *slot)
 {
     dp__tcp *tcp = comm->carrier;
@@ -695,9 +710,12 @@ static dp_status dp__tcp_await(dp__mesh_comm *comm, dp__mesh_slot *slot)
         bool ended = dp__tcp_has_ended(tcp, slot);
         DP_TRY(dp__tcp_look(comm, ended ? 0 : dp__cable_rest_ms(begun_ns)));
         if (dp__tcp_has_ended(tcp, slot))
-            return DP_OK;
+            break;
+        wait.awaits = dp__tcp_lacks(comm, slot);
         DP_TRY(dp__ring_rest(comm->ring, &wait));
     }
+    dp__ring_rested(comm->ring, &wait);
+    return DP_OK;
 }
 
 /* ==== >>table ==================================================================================

@@ -1,4 +1,4 @@
-/* dp/team.h - v0.1.0 - the threads of a context - MIT licence
+/* dp/team.h - v0.2.0 - the threads of a context - MIT licence
 
    Part of dp.h, which includes it. It asks the system for threads and locks, by dp/os.h.
 

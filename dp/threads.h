@@ -1,4 +1,4 @@
-/* dp/threads.h - v0.1.0 - the threads of other libraries - MIT licence
+/* dp/threads.h - v0.2.0 - the threads of other libraries - MIT licence
 
    Part of dp.h, which includes it. Functions of the user's run on several devices of a machine at
    the same time, and may call libraries that start threads of their own: each for all cores, as if

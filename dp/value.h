@@ -1,4 +1,4 @@
-/* dp/value.h - v0.1.0 - trees that are cut, joined and copied - MIT licence
+/* dp/value.h - v0.2.0 - trees that are cut, joined and copied - MIT licence
 
    Part of dp.h, which includes it. It holds the work on whole trees of tensors: they are made,
    looked at, kept, collated from samples, scattered over devices, gathered, replicated and added
@@ -1055,8 +1055,12 @@ static dp_status dp__check_weights(const char *fn, const double *weights, size_t
 static dp_status dp__check_split(const char *fn, const dp_cut *cut, size_t count)
 {
     bool sizes = cut->split == DP_SPLIT_SIZES, weights = cut->split == DP_SPLIT_WEIGHTS;
-    if ((unsigned)cut->split > DP_SPLIT_WEIGHTS)
+    bool alike = cut->split == DP_SPLIT_EQUAL || cut->split == DP_SPLIT_PADDED;
+    if ((unsigned)cut->split > DP_SPLIT_PADDED)
         return dp_error(DP_ERR_INVALID, "%s: %d is not a split", fn, (int)cut->split);
+    if (cut->part_rows < 0 || (cut->part_rows > 0 && !alike))
+        return dp_error(DP_ERR_INVALID, "%s: part_rows is %lld%s", fn, (long long)cut->part_rows,
+                        alike ? "" : ", and split is not DP_SPLIT_EQUAL or DP_SPLIT_PADDED");
     if ((cut->sizes != NULL && !sizes) || (cut->weights != NULL && !weights))
         return dp_error(DP_ERR_INVALID, "%s: %s is given, and split is not DP_SPLIT_%s", fn,
                         sizes || cut->sizes == NULL ? "weights" : "sizes",
@@ -1096,6 +1100,21 @@ static dp_status dp__check_sizes(const char *fn, const int64_t *sizes, int64_t r
                     dp__s((size_t)rows));
 }
 
+/* Checks whether parts can have the size that a cut wants all of them to have. */
+static dp_status dp__check_part_rows(const char *fn, const dp_cut *cut, int64_t rows, size_t count)
+{
+    int64_t each = rows / (int64_t)count, rest = rows % (int64_t)count, wanted = cut->part_rows;
+    bool equal = cut->split == DP_SPLIT_EQUAL;
+    if (equal && rest > 0 && wanted == 0)
+        return dp_error(DP_ERR_INVALID, "%s: %lld row%s cannot be cut into %zu equal parts", fn,
+                        (long long)rows, dp__s((size_t)rows), count);
+    if (wanted == 0 || (equal ? rest == 0 && each == wanted : each + (rest > 0) <= wanted))
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID, "%s: %lld row%s %s %zu part%s of %lld", fn, (long long)rows,
+                    dp__s((size_t)rows), equal ? "cannot be cut into" : "do not fit into", count,
+                    dp__s(count), (long long)wanted);
+}
+
 /* `cut` was checked for `count` parts. */
 static dp_status dp__split(const char *fn, const dp_cut *cut, int64_t rows, size_t count,
                            int64_t *out, size_t *out_made)
@@ -1103,10 +1122,6 @@ static dp_status dp__split(const char *fn, const dp_cut *cut, int64_t rows, size
     int64_t parts = (int64_t)count, chunk = rows / parts + (rows % parts != 0), left = rows;
     *out_made = count;
     switch (cut->split) {
-    case DP_SPLIT_BALANCED:
-        for (int64_t i = 0; i < parts; i++)
-            out[i] = rows / parts + (i < rows % parts);
-        return DP_OK;
     case DP_SPLIT_CHUNK:
         for (int64_t i = 0; i < parts; left -= out[i++])
             out[i] = left < chunk ? left : chunk;
@@ -1118,8 +1133,16 @@ static dp_status dp__split(const char *fn, const dp_cut *cut, int64_t rows, size
         return DP_OK;
     case DP_SPLIT_WEIGHTS:
         dp__split_weights(cut->weights, rows, count, out);
+        return DP_OK;
+    case DP_SPLIT_EQUAL:
+    case DP_SPLIT_PADDED:
+        DP_TRY(dp__check_part_rows(fn, cut, rows, count));
+        break;
+    case DP_SPLIT_BALANCED:
         break;
     }
+    for (int64_t i = 0; i < parts; i++)
+        out[i] = rows / parts + (i < rows % parts);
     return DP_OK;
 }
 
@@ -1252,6 +1275,32 @@ static int64_t dp__group_rows(const dp_container *container, size_t i)
     return group.kind == DP_LIST ? (int64_t)group.count : -1;
 }
 
+/* One device takes all as it is, unless every part is to have some size. */
+static bool dp__plan_is_whole(const dp__plan *plan)
+{
+    return plan->device_count == 1 && plan->most == 1 && plan->how->cut.part_rows == 0;
+}
+
+/* Checks whether parts can have one size, if the cut wants that. */
+static dp_status dp__plan_check_groups(const dp__plan *plan, const dp__path *path)
+{
+    const dp_cut *cut = &plan->how->cut;
+    bool equal = cut->split == DP_SPLIT_EQUAL && !dp__plan_is_whole(plan);
+    for (size_t i = 0; i < plan->most; i++) {
+        int64_t rows = plan->sizes[i],
+                wanted = cut->part_rows > 0 ? cut->part_rows : plan->sizes[0];
+        if (equal && rows != wanted)
+            return dp__path_error(DP_ERR_MISMATCH, path,
+                                  " has %lld sample%s in group %zu: each part is to have %lld",
+                                  (long long)rows, dp__s((size_t)rows), i, (long long)wanted);
+        if (cut->part_rows > 0 && rows > wanted)
+            return dp__path_error(DP_ERR_MISMATCH, path,
+                                  " has %lld samples in group %zu: part_rows is %lld",
+                                  (long long)rows, i, (long long)wanted);
+    }
+    return DP_OK;
+}
+
 /* What a group may hold: tensors, and lists of them. */
 static dp_status dp__plan_group(const dp__plan *plan, dp_value value, const dp__path *path)
 {
@@ -1286,7 +1335,7 @@ static dp_status dp__plan_decide(dp__plan *plan, const dp_container *container,
     plan->rows = plan->total;
     plan->made = plan->most;
     plan->fixed = true;
-    return DP_OK;
+    return dp__plan_check_groups(plan, path);
 }
 
 /* On one device nothing has to agree. */
@@ -1299,7 +1348,7 @@ static dp_status dp__plan_samples(dp__plan *plan, const dp_container *container,
             return DP_OK;
     if (!plan->fixed)
         return dp__plan_decide(plan, container, path);
-    for (size_t i = 0; i < plan->most && plan->device_count > 1; i++) {
+    for (size_t i = 0; i < plan->most && !dp__plan_is_whole(plan); i++) {
         int64_t rows = dp__group_rows(container, i);
         if (rows != plan->sizes[i])
             return dp__path_error(DP_ERR_MISMATCH, path,
@@ -1349,12 +1398,6 @@ static dp_status dp__plan_rows(dp__plan *plan, int64_t rows)
         dp__split(plan->fn, &plan->how->cut, rows, plan->device_count, plan->sizes, &plan->made));
     plan->rows = rows;
     return DP_OK;
-}
-
-/* One device takes all as it is. */
-static bool dp__plan_is_whole(const dp__plan *plan)
-{
-    return plan->device_count == 1 && plan->most == 1;
 }
 
 static dp_status dp__plan_tensor(dp__plan *plan, const dp_tensor *tensor, const dp__path *path)
@@ -1434,6 +1477,17 @@ static dp_status dp__plan_sizes(dp__plan *plan, int64_t **out)
     return DP_OK;
 }
 
+/* How many rows each part is filled up to, once `sizes` is known; 0: as many as it has. */
+static int64_t dp__plan_fills(const dp__plan *plan)
+{
+    int64_t rows = plan->how->cut.part_rows;
+    if (plan->how->cut.split != DP_SPLIT_PADDED)
+        return 0;
+    for (size_t i = 0; i < plan->device_count && plan->how->cut.part_rows == 0; i++)
+        rows = plan->sizes[i] > rows ? plan->sizes[i] : rows;
+    return rows;
+}
+
 static dp_status dp__plan_begin(dp__plan *plan)
 {
     DP_TRY(dp__check_ranks(plan->fn, plan->ctx, plan->how));
@@ -1480,6 +1534,30 @@ typedef struct dp__parter { /* maps a tree to its part `index` */
     dp__device *device;
 } dp__parter;
 
+/* Copies a part of `whole` to its device, with its last row repeated until it has so many. */
+static dp_status dp__part_fill(const dp__parter *parter, const dp_tensor *whole, int dim,
+                               int64_t rows, dp_tensor *part)
+{
+    dp_scope *scope = parter->plan->scope;
+    dp_tensor filled = *part, last = part->shape[dim] > 0 ? *part : *whole;
+    int64_t own = part->shape[dim], unused = 0;
+    filled.shape[dim] = rows;
+    DP_TRY(dp__check_shape("a part", (dp_dtype)filled.dtype, filled.ndim, filled.shape, &unused));
+    DP_TRY(dp__tensor_as(scope, parter->device, &filled, &filled));
+    if (dp__is_channels_last(part))
+        dp__make_channels_last(&filled);
+    dp_tensor real = dp__narrow(&filled, dim, 0, own),
+              rest = dp__narrow(&filled, dim, own, rows - own);
+    DP_TRY(dp__copy_tensor(scope->ctx, &real, part, NULL));
+    *part = filled;
+    if (last.shape[dim] == 0)
+        return dp__fill_tensor(scope->ctx, parter->device, &rest, 0);
+    dp__narrow_here(&last, dim, last.shape[dim] - 1, 1);
+    last.shape[dim] = rows - own;
+    last.stride[dim] = 0;
+    return dp__copy_tensor(scope->ctx, &rest, &last, NULL);
+}
+
 static dp_status dp__part_tensor(dp__parter *parter, const dp_tensor *tensor, dp_value *out)
 {
     dp__plan *plan = parter->plan;
@@ -1488,13 +1566,34 @@ static dp_status dp__part_tensor(dp__parter *parter, const dp_tensor *tensor, dp
     dp_tensor *part = dp__of_copy(plan->scope, tensor, out);
     if (part == NULL)
         return dp__full(plan->fn);
-    if (!dp__plan_is_whole(plan)) {
-        DP_TRY(dp__plan_rows(plan, tensor->shape[dim]));
-        for (size_t i = 0; i < parter->index; i++)
-            first += plan->sizes[i];
-        dp__narrow_here(part, dim, first, plan->sizes[parter->index]);
+    if (dp__plan_is_whole(plan))
+        return dp__place(plan->scope, part, parter->device);
+    DP_TRY(dp__plan_rows(plan, tensor->shape[dim]));
+    for (size_t i = 0; i < parter->index; i++)
+        first += plan->sizes[i];
+    dp__narrow_here(part, dim, first, plan->sizes[parter->index]);
+    return part->shape[dim] < dp__plan_fills(plan)
+               ? dp__part_fill(parter, tensor, dim, dp__plan_fills(plan), part)
+               : dp__place(plan->scope, part, parter->device);
+}
+
+/* Repeats the last sample of a group, stacked or in a list, until there are so many. */
+static dp_status dp__group_fill(const dp__parter *parter, int64_t rows, dp_value *group)
+{
+    dp_scope *scope = parter->plan->scope;
+    if (group->kind == DP_TENSOR) {
+        dp_tensor *part = dp__of_copy(scope, group->as.t, group);
+        return part != NULL ? dp__part_fill(parter, part, 0, rows, part)
+                            : dp__full(parter->plan->fn);
     }
-    return dp__place(plan->scope, part, parter->device);
+    if (group->count == 0)
+        return DP_OK;
+    dp_value *items = dp__scope_bytes(scope, (size_t)rows * sizeof *items, _Alignof(dp_value));
+    if (items == NULL || rows > UINT32_MAX)
+        return dp__full(parter->plan->fn);
+    for (int64_t i = 0; i < rows; i++)
+        items[i] = group->as.items[i < group->count ? i : group->count - 1];
+    return dp__list_out(parter->plan->fn, DP_LIST, items, (size_t)rows, group);
 }
 
 /* Inside a group: tensors go to the device whole, lists of them too. */
@@ -1526,6 +1625,9 @@ static dp_status dp__part_leaf(dp__mapper *mapper, dp_value value, dp_value *out
     }
     dp__parter inner = *parter;
     inner.mapper.leaf = dp__part_group_leaf;
+    int64_t rows = dp__group_rows(value.as.c, parter->index), fills = dp__plan_fills(parter->plan);
+    if (parter->plan->fixed && rows >= 0 && rows < fills)
+        DP_TRY(dp__group_fill(parter, fills, &group));
     return dp__map(&inner.mapper, group, out);
 }
 

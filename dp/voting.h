@@ -1,4 +1,4 @@
-/* dp/voting.h - v0.1.0 - how the processes of a job agree on who goes on - MIT licence
+/* dp/voting.h - v0.2.0 - how the processes of a job agree on who goes on - MIT licence
 
    Part of dp.h, which includes it. dp/members.h decides what is sent, and what it means; this room
    sends it. A process that may recover has a port from dp_open to dp_close, where nothing happens
@@ -1295,6 +1295,7 @@ static void dp__vote_begin(dp__voter *voter, uint64_t until_ns)
 {
     dp__members *members = voter->members;
     bool in_job = members->role == DP__ROLE_RUNS || members->role == DP__ROLE_MEETS;
+    bool asks = members->role == DP__ROLE_PREPARES || members->role == DP__ROLE_PROPOSES;
     voter->begun_ns = dp__os_now_ns();
     voter->until_ns = until_ns;
     voter->others_ns = UINT64_MAX;
@@ -1312,8 +1313,10 @@ static void dp__vote_begin(dp__voter *voter, uint64_t until_ns)
     dp__newcomers_look(voter);
     if (in_job)
         dp__voter_step(voter, &(dp__members_event){.kind = DP__ON_FAILED}, NULL);
-    else /* it may have promised while it met others */
-        dp__voter_wait(voter, members->promised != 0 ? DP__FOR_PROPOSER : DP__FOR_TURN);
+    else /* it may have promised while it met others; a ballot of the last vote goes on */
+        dp__voter_wait(voter, asks                     ? DP__FOR_ANSWERS
+                              : members->promised != 0 ? DP__FOR_PROPOSER
+                                                       : DP__FOR_TURN);
 }
 
 /* Connects a process that proposes to all members. */

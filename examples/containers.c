@@ -4,7 +4,8 @@
    stacked in groups of two, each group padded to its own largest image; notes stay on the host, as
    they are. Every device gets one group; the last batch of an epoch is cut where its groups end.
 
-   Build: cc -std=c11 examples/containers.c -o containers -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 examples/containers.c dp.o -o containers -lpthread -lm
    Prints:
    batch of 4
    device 0: 2 x 3 x 30 x 40, of a (20 x 40) and b (30 x 25)
@@ -15,7 +16,6 @@
    device 1: 1 x 3 x 24 x 20, of g (24 x 20)
    brightness: e 0.50, f 0.60, g 0.70 */
 
-#define DP_IMPLEMENTATION
 #include "../dp.h"
 #include <stdio.h>
 

@@ -1,6 +1,7 @@
 /* The devices of custom_device.h at work: a sum over two of them, a batch out and back.
 
-   Build: cc -std=c11 examples/custom_device.c -o custom_device -pthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 examples/custom_device.c dp.o -o custom_device -pthread -lm
    Prints:
    all_reduce: 11 22 33 44 on rank 0
    all_reduce: 11 22 33 44 on rank 1
@@ -8,7 +9,6 @@
    scatter: 2 rows on rank 1
    gather: rows in order */
 
-#define DP_IMPLEMENTATION
 #include "custom_device.h"
 #include <stdlib.h>
 

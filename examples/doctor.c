@@ -4,13 +4,13 @@
    with what to do about it. The exit status is 0 unless something is BAD. Under a launcher all
    processes meet and add up; process 0 writes for all, others what is BAD with them.
 
-   Build: cc -std=c11 -O2 examples/doctor.c -o doctor -lpthread -lm
+   Build: cc -std=c11 -O2 examples/doctor.c examples/dp.c -o doctor -lpthread -lm
    GPUs:  add -DDP_USE_CUDA -DDP_DYNAMIC_LOAD -I/usr/local/cuda/include -ldl, and where there is an
           nccl.h -DDP_USE_NCCL; for AMD's -DDP_USE_HIP -DDP_DYNAMIC_LOAD -ldl, and -DDP_USE_RCCL
    MPI:   add -DDP_USE_MPI, and compile with mpicc
    Run:   ./doctor, and then as what is off was run: mpirun -n 4 ./doctor
    Prints:
-   ok    compiled   dp.h 0.1.0 for CPUs
+   ok    compiled   dp.h 0.2.0 for CPUs
    ok    launcher   none: process 0 of 1, 0 of 1 on this machine
    ... nodes      threads ...
    ok    transport  ...
@@ -23,7 +23,7 @@
    ok    copies     GB/s to        0 (0: the host)
    ok    copies     from   0... */
 
-#define DP_IMPLEMENTATION
+#define _DEFAULT_SOURCE /* for clock_gettime, gethostname */
 #include "../dp.h"
 #include <stdarg.h>
 #include <stdio.h>
@@ -33,6 +33,8 @@
 #include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
+
+extern char **environ;
 
 enum { ELEMENTS = 4 << 20, ROUNDS = 3 };
 

@@ -1,14 +1,14 @@
 /* elastic.c - two of four processes are killed while they train. The others go on, dprun starts
    them again, and they join. Each picture of an epoch counts once.
 
-   Build: cc -std=c11 -O2 examples/elastic.c -o elastic -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 -O2 examples/elastic.c dp.o -o elastic -lpthread -lm
    Run:   ./dprun -n 4 --respawn 8 ./elastic
    Prints:
    [0] epoch 0: 4096 pictures, each once; all have the same parameters; loss ...
    [0] epoch 1: 4096 pictures, each once; all have the same parameters; loss ...
    [0] epoch 2: 4096 pictures, each once; all have the same parameters; loss ... */
 
-#define DP_IMPLEMENTATION
 #include "training.h" /* ctx, par, optim, loader, done; create_training, step, share */
 #include <signal.h>
 #include <stdlib.h>

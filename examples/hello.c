@@ -1,6 +1,7 @@
 /* hello.c - a batch over several devices: cut it, work on the parts, add up the results.
 
-   Build: cc -std=c11 examples/hello.c -o hello -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 examples/hello.c dp.o -o hello -lpthread -lm
    Prints:
    device 0 has rows 0 to 2
    device 1 has rows 3 to 5
@@ -8,7 +9,6 @@
    device 3 has rows 8 to 9
    sums of the columns: 145 155 165, the same on every device */
 
-#define DP_IMPLEMENTATION
 #include "../dp.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* hello.cpp - the library from C++: what is opened ends by itself, errors are exceptions, a model's
    methods are lambdas. The library itself is C, compiled once: by make install, or as here.
-   Build: cc -std=c11 -O2 -DDP_IMPLEMENTATION -x c -c dp_train.h -o dp.o
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
           c++ -std=c++17 examples/hello.cpp dp.o -o hello_cpp -lpthread -lm
    Prints:
    step 0: loss 5.625

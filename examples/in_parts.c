@@ -4,13 +4,13 @@
 
    A scope of its own for each part is all it takes: what the child makes ends with it.
 
-   Build: cc -std=c11 -O2 examples/in_parts.c -o in_parts -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 -O2 examples/in_parts.c dp.o -o in_parts -lpthread -lm
    Prints:
    1 part: loss 2.3... to ..., at most ... KiB in use
    8 parts: loss 2.3... to ..., at most ... KiB in use
    largest difference of a weight: 0.0e+00 */
 
-#define DP_IMPLEMENTATION
 #include "../dp.h"
 #include "../dp_train.h"
 #include "mlp.h"

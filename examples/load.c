@@ -4,7 +4,8 @@
    threads read, straight into the batches; the last batch of an epoch is shorter. Half-way through
    the second epoch the place is kept, and another loader goes on from there.
 
-   Build: cc -std=c11 -O2 examples/load.c -o load -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 -O2 examples/load.c dp.o -o load -lpthread -lm
    Run:   ./load [train-images-idx3-ubyte train-labels-idx1-ubyte]
    Prints:
    1000 pictures of 28 x 28, 16 batches an epoch
@@ -12,7 +13,6 @@
    epoch 1: on from batch 8
    epoch 1: 488 samples in 8 batches, the last one has 40 */
 
-#define DP_IMPLEMENTATION
 #include "../dp_data.h"
 #include <stdio.h>
 #include <stdlib.h>

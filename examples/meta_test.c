@@ -4,12 +4,12 @@
    Every device has a copy of the model behind dp_meta_test_parallel and takes every DEVICES-th
    task: it forgets, learns, and is tested. Nothing is shared, nothing is summed.
 
-   Build: cc -std=c11 -O2 examples/meta_test.c -o meta_test -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 -O2 examples/meta_test.c dp.o -o meta_test -lpthread -lm
    Prints:
    device 0 had tasks 0 2 4 ... 38, device 1 tasks 1 3 5 ... 39
    40 tasks: ... % right, +- ... (95 %) */
 
-#define DP_IMPLEMENTATION
 #include "fewshot.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -10,6 +10,7 @@
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 #include <nvrtc.h>
+#include <stdio.h>
 #include <stdlib.h>
 /* clang-format on */
 

@@ -8,6 +8,9 @@
 #include <stdint.h>
 #include <stdio.h>
 
+FILE *popen(const char *command, const char *mode); /* POSIX has them, and -std=c11 hides them */
+int pclose(FILE *stream);
+
 enum { PICTURES = 4096, PIXELS = 784, CLASSES = 10 };
 static float pictures[PICTURES][PIXELS];
 static int64_t labels[PICTURES];

@@ -7,14 +7,14 @@
    program with one device per process has to add; with several processes the buckets travel while
    backward goes on.
 
-   Build: cc -std=c11 -O2 examples/reduce_gpt.c -o reduce_gpt -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 -O2 examples/reduce_gpt.c dp.o -o reduce_gpt -lpthread -lm
    Prints:
    as it was:      loss ... -> ...
    with a reducer: loss ... -> ..., 2 devices
    buckets: 3 2 | 1 0 | 4
    largest difference of a parameter: ... */
 
-#define DP_IMPLEMENTATION
 #include "../dp.h"
 #include "gpt.h"
 #include <stdio.h>

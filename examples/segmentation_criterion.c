@@ -4,13 +4,13 @@
    first one, beside its own; with dp_model_parallel and dp_criterion_parallel the loss is worked
    out where each part is, and only one number per device travels. Both give the same gradient.
 
-   Build: cc -std=c11 -O2 examples/segmentation_criterion.c -o segmentation -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 -O2 examples/segmentation_criterion.c dp.o -o segmentation -lpthread -lm
    Prints:
    gathered:      loss 0.125, outputs on each device: 32.0 8.0 8.0 MiB, memory at most ... MiB
    left in place: loss 0.125, outputs on each device: 8.0 8.0 8.0 MiB, memory at most ... MiB
    largest difference of a gradient: ... */
 
-#define DP_IMPLEMENTATION
 #include "segmenter.h"
 #include <stdio.h>
 #include <stdlib.h>

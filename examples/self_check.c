@@ -1,12 +1,12 @@
 /* self_check.c - is a model's backward right, and is it the same on any number of devices?
    First of a model as it is (mlp.h), then with a mistake that only several devices show.
 
-   Build: cc -std=c11 examples/self_check.c -o self_check -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 examples/self_check.c dp.o -o self_check -lpthread -lm
    Prints:
    as it is: nothing found, ... gradients are what the loss does
    mistaken: dp_self_check: gradient of 'fc1.weight' differs at [0, 0]: ... 4 times as large */
 
-#define DP_IMPLEMENTATION
 #include "../dp.h"
 #include "../dp_check.h"
 #include "mlp.h"

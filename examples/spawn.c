@@ -3,12 +3,12 @@
    The same `work` runs on many machines if a launcher starts the program there, and main calls it
    instead: mpirun, srun, torchrun --no_python.
 
-   Build: cc -std=c11 examples/spawn.c -o spawn -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 examples/spawn.c dp.o -o spawn -lpthread -lm
    Prints:
    rank 0 of 4: the sum over all processes is 10
    one that fails: dp_spawn: process 2 of 4: no more paper */
 
-#define DP_IMPLEMENTATION
 #include "../dp.h"
 #include <stdio.h>
 #include <stdlib.h>

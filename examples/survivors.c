@@ -4,18 +4,20 @@
    Whoever starts the processes must not end the rest when one dies: main and srun
    --kill-on-bad-exit=0 do not; dp_spawn, mpirun and torchrun do.
 
-   Build: cc -std=c11 -O2 examples/survivors.c -o survivors -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 -O2 examples/survivors.c dp.o -o survivors -lpthread -lm
    Prints:
    without process 0: 3 go on, 1024 pictures are done
    without process 1: 2 go on, 2560 pictures are done
    after 4096 pictures, each once, all have the same parameters; loss ...
    2 of 4 processes came to the end */
 
-#define DP_IMPLEMENTATION
-#include "training.h" /* ctx, par, optim, loader, done; create_training, step, share */
+#define _DEFAULT_SOURCE /* for fork, setenv */
+#include "training.h"   /* ctx, par, optim, loader, done; create_training, step, share */
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 enum { PROCESSES = 4 };
 

@@ -1,7 +1,8 @@
 /* train.c - a model of one device on every core, and on every process of a job: what it learns is
    the same.
 
-   Build: cc -std=c11 -O2 examples/train.c -o train -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 -O2 examples/train.c dp.o -o train -lpthread -lm
    Run:   ./train, or mpirun -np 2 ./train, or dprun -n 2 ./train
    Prints:
    step 0: loss 2.3..., ... % right
@@ -11,7 +12,6 @@
    step 127: loss ..., ... % right */
 
 /* [readme */
-#define DP_IMPLEMENTATION
 #include "../dp_train.h"
 #include "mlp.h"      /* the model: a forward, a backward, four parameters; plain C */
 #include "pictures.h" /* the data: pictures[4096][784], labels[4096] */

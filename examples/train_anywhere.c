@@ -3,7 +3,8 @@
    Whoever starts it decides: nobody, mpirun, srun, torchrun. With config.shards all of them learn
    the same, to the last bit: the number at the end is always this one, on the same data.
 
-   Build: cc -std=c11 -O2 examples/train_anywhere.c -o train_anywhere -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 -O2 examples/train_anywhere.c dp.o -o train_anywhere -lpthread -lm
    Run:   ./train_anywhere
           mpirun -np 2 ./train_anywhere
           srun -n 2 ./train_anywhere
@@ -13,7 +14,6 @@
    Prints:
    parameters after 64 steps add up to ... */
 
-#define DP_IMPLEMENTATION
 #include "../dp.h"
 #include "mlp.h"
 #include "pictures.h"

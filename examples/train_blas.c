@@ -2,7 +2,8 @@
    nowhere how many threads they may use: while its methods run, each device has its share of the
    cores, and main has the numbers that it had. One device with one thread learns the same.
 
-   Build: cc -std=c11 -O2 -fopenmp examples/train_blas.c -o train_blas -lopenblas -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 -O2 -fopenmp examples/train_blas.c dp.o -o train_blas -lopenblas -lpthread -lm
    Prints:
    main: OpenMP ..., OpenBLAS ...
    device 0: OpenMP ..., OpenBLAS ...
@@ -11,7 +12,6 @@
    1 device, 1 thread: loss ... to ..., ... steps a second
    main: OpenMP ..., OpenBLAS ... */
 
-#define DP_IMPLEMENTATION
 #include "../dp_train.h"
 #include "im2col.h"
 #include "pictures.h" /* pictures[4096][784], labels[4096] */

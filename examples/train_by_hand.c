@@ -5,14 +5,14 @@
    same step. The output shows who got which rows, how long a step took, and that N devices learned
    what one did.
 
-   Build: cc -std=c11 -O2 examples/train_by_hand.c -o train_by_hand -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 -O2 examples/train_by_hand.c dp.o -o train_by_hand -lpthread -lm
    Prints:
    batch of 1003 rows, 64 weights, cut at row ...
    ... loss ... to ..., ... us a step
    ... loss ... to ..., ... us a step
    largest difference of a weight: ... (single precision rounds at ...) */
 
-#define DP_IMPLEMENTATION
 #include "../dp.h"
 #include <math.h>
 #include <stdio.h>

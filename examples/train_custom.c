@@ -3,13 +3,14 @@
    The host does not reach their memory, and no table of collectives knows them: so gradients go
    through the host. The parameters get the same bits as on CPU devices.
 
-   Build: cc -std=c11 -O2 examples/train_custom.c -o train_custom -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 -O2 examples/train_custom.c dp.o -o train_custom -lpthread -lm
    Prints:
    cpu: 2 processes, shared memory, ...% right
    toy: 2 processes, shared memory, through the host, ...% right
    the same bits */
 
-#define DP_IMPLEMENTATION
+#define _DEFAULT_SOURCE /* for MAP_ANONYMOUS */
 #include "custom_device.h"
 #include "../dp_train.h"
 #include "pictures.h"

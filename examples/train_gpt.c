@@ -7,7 +7,8 @@
    "as a module": two methods of a few lines call the same functions, and dp_train_step does the
    rest. This way also works on GPUs and in any wrapper.
 
-   Build: cc -std=c11 -O2 examples/train_gpt.c -o train_gpt -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 -O2 examples/train_gpt.c dp.o -o train_gpt -lpthread -lm
    Prints:
    ... parameters, batches of 9 rows of 32 tokens
    as it was:   loss ... -> ... -> ..., ... ms a step
@@ -15,7 +16,6 @@
    as a module: loss ... -> ... -> ..., ... ms a step, ... devices
    largest difference of a parameter: ... */
 
-#define DP_IMPLEMENTATION
 #include "../dp.h"
 #include "gpt.h"
 #include <stdio.h>

@@ -2,12 +2,12 @@
    all processes. Killed and started again, it ends with the same bytes as if it had not been. What
    it keeps is written while it goes on.
 
-   Build: cc -std=c11 -O2 examples/train_images.c -o train_images -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 -O2 examples/train_images.c dp.o -o train_images -lpthread -lm
    Run:   ./train_images [FILE], mpirun -np 2 ./train_images FILE; to go on, the same again
    Prints:
    64 steps: ... % right, ... % by the averaged parameters */
 
-#define DP_IMPLEMENTATION
 #include "../dp_average.h"
 #include "../dp_data.h"
 #include "../dp_save.h"

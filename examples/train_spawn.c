@@ -3,7 +3,8 @@
    The same `train` runs on many machines if a launcher starts the program there, and main calls it
    instead: mpirun, srun, torchrun --no_python.
 
-   Build: cc -std=c11 -O2 examples/train_spawn.c -o train_spawn -lpthread -lm
+   Build: cc -std=c11 -O2 -c examples/dp.c   once, for all examples
+          cc -std=c11 -O2 examples/train_spawn.c dp.o -o train_spawn -lpthread -lm
    Prints:
    2 processes, each with 64 pictures a step
    after 64 steps process 0 is ...% right; all have the same parameters
@@ -22,7 +23,6 @@
      travelled  ...
      hidden     ... */
 
-#define DP_IMPLEMENTATION
 #include "../dp.h"
 #include "mlp.h"
 #include "pictures.h"

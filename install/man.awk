@@ -34,7 +34,7 @@ function link(name) {
 }
 
 function code(line) {
-    if (!verbatim_text) link(declares(line))
+    if (!verbatim_text) link(declares())
     layout(1)
     if (empty && !first) put("")
     put(escape(line))

@@ -9,10 +9,11 @@
 #   begin_section(name)               >>name, of which about[name] says what it holds
 #   begin_declarations()              what follows is code, after a section's own words
 #   fill(line)                        of text
-#   code(line)                        of code, a table, anything that stands as it is
+#   code(line)                        of code, a table, anything that stands as it is; see declares()
 #   end_header()
 #
 # `empty` says that an empty line came before; `verbatim_text` that a line of code() is part of text.
+# What is private is left out of code, and so are the bodies of functions and macros.
 
 # Of text, what is indented is a table or code, and a blank line ends a paragraph.
 function show(line, is_code) {
@@ -24,8 +25,9 @@ function show(line, is_code) {
     empty = first = 0
 }
 
-# The public function that a line of code declares, or that lines before it began to declare.
-function declares(line,    name) {
+# The public function that this line of the header declares, or that lines before it began to declare.
+function declares(    line, name) {
+    line = $0
     if (line ~ /^ *#/) return ""
     if (line ~ /DP_API |static inline /) declaration = " "
     if (declaration == "") return ""
@@ -34,6 +36,44 @@ function declares(line,    name) {
     else if (line !~ /[;{}]/) return ""
     declaration = ""
     return name ~ /^dp__/ ? "" : name
+}
+
+# Whether a line of code is left out. `hiding`: what goes on from the line before is left out, too.
+function hidden(line) {
+    if (hiding == "macro") { if (line !~ /\\$/) hiding = "" }
+    else if (hiding == "body") { if (line ~ /^}/) hiding = "" }
+    else if (hiding == "fields") { if (line ~ /^ *}/) hiding = "" }
+    else if (hiding == "declaration") {
+        if (line ~ /^[{]/) hiding = "body"
+        else if (line ~ /;/) hiding = ""
+    } else if (line ~ /^# *(define|undef) DP__/) { if (line ~ /\\$/) hiding = "macro" }
+    else if (line ~ /(DP_API|static inline) .*[ *]dp__[a-z0-9_]+\(/) { if (line !~ /;/) hiding = "declaration" }
+    else if (line ~ /^[{]/) hiding = "body"
+    else if (line ~ /^ +struct dp__[a-z_]+ [{]/) hiding = "fields"
+    else return line ~ /struct dp__[a-z_]+( \*[a-z_]+)?;/
+    return 1
+}
+
+# A line of code as it is shown: a prototype, without words for compilers, and a macro without what it
+# stands for, but for lists.
+function public_form(line) {
+    if (match(line, /^(DP_MUST_USE )?(DP_API|static inline) /)) {
+        inline = line ~ /static inline /
+        indented = RLENGTH
+        line = substr(line, RLENGTH + 1)
+        prototype = 1
+    } else if (prototype && match(line, /^ +/)) {
+        line = substr(line, 1 + (RLENGTH < indented ? RLENGTH : indented))
+    }
+    if (inline && (sub(/\)$/, ");", line) || sub(/\) +\/\*/, "); /*", line))) inline = 0
+    if (line ~ /;/) prototype = 0
+    if (match(line, /^# *define DP_[A-Z_]+\([^X)][^)]*\)/)) {
+        if (line ~ /\\$/) hiding = "macro"
+        line = substr(line, 1, RLENGTH)
+    }
+    gsub(/ DP__[A-Z_]+/, "", line)
+    sub(/\(DP__[A-Z_]+\)/, "(...)", line)
+    return line
 }
 
 FNR == 1 {
@@ -45,7 +85,7 @@ FNR == 1 {
     where = "manual"
     next
 }
-/^#if defined\(DP_IMPLEMENTATION\) && !defined\(DP_([A-Z]+_)?IMPLEMENTED\)/ { exit }
+/^#if.*defined\(DP_IMPLEMENTATION\).*!defined\(DP_([A-Z]+_)?IMPLEMENTED\)/ { exit }
 where == "manual" && /^   CONTENTS/ { where = "contents"; next }
 where == "contents" && /^   [a-z]/ { where = "private contents" }
 where == "contents" && /^ +>>/ {
@@ -76,5 +116,5 @@ where == "code" && /^#ifdef __cplusplus/ { where = "c++"; next }
 where == "c++" && /^#(else|endif)/ { of_c = /else/; where = "code"; next }
 of_c && /^#endif/ { of_c = 0; next }
 where == "code" && /^#endif \/\* DP/ { where = "" }
-where == "code" && !/clang-format (on|off)/ { show($0, 1) }
+where == "code" && !/clang-format (on|off)/ && !hidden($0) { show(public_form($0), 1) }
 END { end_header() }

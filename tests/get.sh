@@ -3,6 +3,7 @@
 #
 #   get.sh config FILE   where stb_ds.h is, as a make variable; installs it when it is nowhere
 #   get.sh tools FILE    install what `make test` uses when it is there, once: FILE marks it as done
+#   get.sh all-tools FILE  the same of make test-all
 #   get.sh wheels FILE   the same, of what Python's packages hold
 #   get.sh pictures FILE install the pictures that two examples learn to tell, where that can be done
 #   get.sh blas FILE     the same of OpenBLAS, which one example uses
@@ -94,8 +95,9 @@ TEXT
 }
 
 # command or file that shows that it is there : package
-TOOLS="g++:g++ clang:clang clang-format:clang-format tcc:tcc busybox:busybox musl-gcc:musl-tools
-    cmake:cmake pkg-config:pkg-config meson:meson mandoc:mandoc
+TOOLS="g++:g++ cmake:cmake pkg-config:pkg-config mandoc:mandoc"
+MORE_TOOLS="clang:clang clang-format:clang-format tcc:tcc busybox:busybox musl-gcc:musl-tools
+    meson:meson
     qemu-aarch64:qemu-user
     aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu
     /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross
@@ -113,16 +115,24 @@ compilers() {
     done
 }
 
+# missing ENTRY...: packages of what is not here
 missing() {
     local entry
-    for entry in $TOOLS $(compilers); do
+    for entry; do
         if ! has "${entry%%:*}" && ! [ -e "${entry%%:*}" ]; then echo "${entry##*:}"; fi
     done
 }
 
-install_packages_of_tools() {
+# tools few|all: packages that are missing
+tools() {
+    # shellcheck disable=SC2086 # several words
+    missing $TOOLS $([ "$1" != all ] || { echo "$MORE_TOOLS"; compilers; })
+}
+
+install_tools() {
     local packages
-    mapfile -t packages < <(missing)
+    mkdir -p build/log
+    mapfile -t packages < <(tools "$1")
     [ ${#packages[@]} -gt 0 ] || return 0
     if ! can_install; then
         echo "not here, and no right to install: ${packages[*]}"
@@ -132,7 +142,7 @@ install_packages_of_tools() {
     {
         update_unless_known "${packages[0]}"
         local known=() package
-        for package in $(missing); do # with fresh lists
+        for package in $(tools "$1"); do # with fresh lists
             if apt_lists_know "$package"; then known+=("$package"); fi
         done
         if [ ${#known[@]} -gt 0 ]; then install_packages "${known[@]}"; fi
@@ -156,11 +166,6 @@ install_nvdisasm() {
             timeout 240 build/nvdisasm/bin/pip -q --no-cache-dir --retries 1 --timeout 10 install \
                 nvidia-cuda-nvdisasm
     } >build/log/nvdisasm.log 2>&1 || rm -rf build/nvdisasm
-}
-
-install_tools() {
-    mkdir -p build/log
-    install_packages_of_tools
 }
 
 install_wheels() {
@@ -196,7 +201,8 @@ install_slurm() {
 
 case ${1:-} in
 config) write_config "$2" ;;
-tools) mkdir -p "$(dirname "$2")" && install_tools && touch "$2" ;;
+tools) mkdir -p "$(dirname "$2")" && install_tools few && touch "$2" ;;
+all-tools) mkdir -p "$(dirname "$2")" && install_tools all && touch "$2" ;;
 wheels) mkdir -p "$(dirname "$2")" && install_wheels && touch "$2" ;;
 pictures) mkdir -p "$(dirname "$2")" && install_pictures && touch "$2" ;;
 blas) mkdir -p "$(dirname "$2")" && install_blas && touch "$2" ;;

@@ -6,7 +6,7 @@ set -u
 cd "$(dirname "$0")/.." || exit
 CC=${CC:-gcc}
 BUILD=build/lint
-OBJECT=build/alone/dp.o
+OBJECT=build/examples/dp.o
 mkdir -p $BUILD
 
 shopt -s nullglob globstar
@@ -20,7 +20,7 @@ MAX_FRONT=2900 # dp.h: the manual, what is public, and the front door
 MAX_SECTION=450
 MAX_FUNCTION=60
 MAX_NESTING=4
-MAX_OBJECT_KIB=1408
+MAX_OBJECT_KIB=1424
 MAX_README_WORDS=1900
 
 failed=0
@@ -211,11 +211,23 @@ check_top_level() {
         dp.h | dp) ;;
         dp_cpu.h | dp_cuda.h | dp_nccl.h | dp_hip.h | dp_mpi.h | dp_train.h | dp_data.h | dp_save.h) ;;
         dp_norm.h | dp_average.h | dp_check.h | dp_array.h | dp_local.h) ;;
-        tests | examples | install | Makefile | CMakeLists.txt | README.md | LICENSE | CHANGES.md | build) ;;
+        tests | examples | install | Makefile | CMakeLists.txt | build) ;;
+        README.md | LICENSE | CHANGES.md | CONTRIBUTING.md | SECURITY.md) ;;
         *) extra+="$file"$'\n' ;;
         esac
     done
     check "the top level holds nothing else" "$extra"
+}
+
+# A program that was compiled with the last release of this 0.N runs with this one.
+check_abi() {
+    check "what the last release declared is as it was (install/abi.sh)" "$(
+        CC=$CC install/abi.sh check install/abi.txt
+        sed "s/^dp\.h .*/dp.h $(sed -n '1s/.* v\([0-9.]*\) .*/\1/p' dp.h)/; s/int dp_version(/long dp_version(/" \
+            install/abi.txt >$BUILD/abi.txt
+        CC=$CC install/abi.sh check $BUILD/abi.txt | grep -q '^extern long dp_version(void);$' ||
+            echo "and a change would not be seen"
+    )"
 }
 
 words_of() { tr -s ' \n*/' ' ' <"$1"; }
@@ -257,18 +269,20 @@ check_readme() {
 # A test that is in no binary would pass for ever: so each file is in the list, and what is written
 # for GPUs where there are some.
 check_files() {
-    local file bad=
+    local file name bad=
     awk '!/^#/ && NF { print $1 }' tests/files >$BUILD/listed
-    for file in tests/test_*.c; do
-        grep -qx "$(basename "$file" .c)" $BUILD/listed || bad+="$file is not in tests/files"$'\n'
+    for file in tests/*/test_*.c; do
+        name=${file#tests/}
+        name=${name%.c}
+        grep -qx "$name" $BUILD/listed || bad+="$file is not in tests/files"$'\n'
         ! grep -qE '^#if.*TEST_(CUDA|SIM)\>' "$file" ||
-            grep -qE "^$(basename "$file" .c) .*\<sim\>" tests/files ||
+            grep -qE "^$name .*\<sim\>" tests/files ||
             bad+="$file has tests for GPUs, and is not in the binary sim"$'\n'
-        ! grep -qE 'TEST_OF_TABLE|TEST_BACKENDS' "$file" ||
-            grep -qE "^$(basename "$file" .c) .*\<conform gpu sim\>" tests/files ||
+        ! grep -qE 'TEST_OF_TABLE|TEST_BACKENDS' "$file" || [[ $name == mpi/* ]] ||
+            grep -qE "^$name .*\<conform gpu sim\>" tests/files ||
             bad+="$file has tests for all tables, and is not in conform, gpu and sim"$'\n'
         ! grep -q 'on_gpus' "$file" ||
-            grep -qE "^$(basename "$file" .c) .*\<sim\>" tests/files ||
+            grep -qE "^$name .*\<sim\>" tests/files ||
             bad+="$file has jobs on GPUs, and is not in the binary sim"$'\n'
     done
     while read -r file; do
@@ -307,10 +321,10 @@ public_functions() {
 }
 
 check_tested() {
-    local tests=(tests/*.[ch] tests/fuzz/*.[ch])
+    local tests=(tests/*.[ch] tests/*/test_*.c tests/fuzz/*.[ch])
     grep -ohwE 'dp_[a-z0-9_]+' "${tests[@]}" /dev/null | sort -u >$BUILD/used
     check "every public function is named in a test" "$(comm -23 <(public_functions) $BUILD/used)"
-    grep -ohwE 'dp_[a-z0-9_]+' tests/test_wrong_arguments.c | sort -u >$BUILD/swept
+    grep -ohwE 'dp_[a-z0-9_]+' tests/contexts/test_wrong_arguments.c | sort -u >$BUILD/swept
     check "every public function is fed wrong arguments by test_wrong_arguments.c" \
         "$(comm -23 <(public_functions) $BUILD/swept)"
 }
@@ -321,8 +335,7 @@ check_semantics() {
     while IFS=/ read -r file name; do
         ends='[,)]'
         [[ $name == *'_*' ]] && ends='[,)_]'
-        grep -qsE "^[A-Z_]*(TEST|MPI_)[A-Z_]*\\(${name%_\*}$ends" "tests/test_$file.c" "tests/$file.h" \
-            "tests/$file/test_$file.c" ||
+        grep -qsE "^[A-Z_]*(TEST|MPI_)[A-Z_]*\\(${name%_\*}$ends" tests/*/"test_$file.c" "tests/$file.h" ||
             missing+="$file/$name "
     done < <(grep -oE '`[a-z_]+/[a-z0-9_]+(_\*)?`' tests/SEMANTICS.md | tr -d '`' | sort -u)
     check "tests/SEMANTICS.md names tests that there are" "$missing"
@@ -369,6 +382,7 @@ check_sections
 check_rooms
 check_environment
 check_top_level
+check_abi
 check_licence
 check_readme
 check_readme_form

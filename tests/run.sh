@@ -34,14 +34,21 @@ build() {
     }
 }
 
-# in_browser URL: the page as it is after its scripts have run; fails without a browser that starts
-in_browser() {
-    local program page own=$PWD/build/browser-$BASHPID
+# browser FLAG... URL: fails without a browser that starts
+browser() {
+    local program status own=$PWD/build/browser-$BASHPID
     program=$(command -v chromium || command -v chromium-browser) || return
-    page=$(timeout -k 10 150 "$program" --headless --no-sandbox --disable-gpu --no-first-run \
-        "--user-data-dir=$own" --dump-dom "$1" 2>/dev/null)
+    timeout -k 10 150 "$program" --headless --no-sandbox --disable-gpu --no-first-run \
+        "--user-data-dir=$own" "$@" 2>/dev/null
+    status=$?
     rm -rf "$own"
-    [[ $page == *'</html>'* ]] && echo "$page"
+    return $status
+}
+
+# in_browser FLAG... URL: the page as it is after its scripts have run
+in_browser() {
+    local page
+    page=$(browser --dump-dom "$@") && [[ $page == *'</html>'* ]] && echo "$page"
 }
 
 # Sanitizers of older compilers cannot live with much address space randomization.
@@ -117,7 +124,7 @@ build_ahead() {
     local name mpi targets=()
     for name; do
         case $name in
-        lint | examples) targets+=(build/alone/dp.o) ;;
+        lint | examples) targets+=(build/examples/dp.o) ;;
         compile) targets+=(build/wheels) ;; # comes while others compile
         install) targets+=(build/whole/dp.h) ;; # which others want at the same time
         gcc | asan | tsan | sim | aarch64 | musl) targets+=("build/$name/tests") ;;

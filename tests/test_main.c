@@ -388,7 +388,7 @@ typedef struct job {
 static size_t pass_count, fail_count, skip_count;
 static bool show_times;
 
-/* tests/test_scatter.c -> scatter, and how many characters that is */
+/* tests/values/test_scatter.c -> scatter, and how many characters that is */
 static const char *file_label(const char *file, int *out_count)
 {
     const char *slash = strrchr(file, '/');

@@ -1,16 +1,12 @@
 /* c10d.cpp - PyTorch's torch.distributed over dp.h: the backend "dp", for tensors on the CPU.
 
-       import torch.distributed as dist, dp_c10d
+       import dp_c10d, torch.distributed as dist
        dist.init_process_group("dp")                torchrun, mp.spawn, file://: as with gloo
        net = torch.nn.parallel.DistributedDataParallel(net)
 
-   Build: make torch-backend TORCH_PYTHON=python3, where python3 has torch; or by hand, with T its
-          folder (python3 -c "import torch; print(torch.__path__[0])"):
-          cc -std=c11 -O2 -fPIC -DDP_IMPLEMENTATION -x c -c dp.h -o dp.o
-          c++ -std=c++20 -O2 -fPIC -shared examples/torch/c10d.cpp dp.o -o dp_c10d.so \
-              -I$T/include -I$T/include/torch/csrc/api/include $(python3-config --includes) \
-              -L$T/lib -ltorch_python -ltorch_cpu -lc10 -lpthread -lm
-   Run: PYTHONPATH=build/torch torchrun --nproc-per-node 2 train.py
+   Build: pip install examples/torch, in a Python that has torch, with gcc or clang, and stb_ds.h
+          (Debian: libstb-dev). Or make torch-backend TORCH_PYTHON=python3, which writes build/torch
+   Run: torchrun --nproc-per-node 2 train.py
 
    All collectives of c10d, and messages (send, recv, isend, irecv, from any rank, with tags), on
    tensors of any strides. What is contiguous is not copied here. f32, f64, f16, bf16, integers and
@@ -36,8 +32,7 @@
    It is not for sparse tensors or PREMUL_SUM. A process has at most 512 groups at a time, and each
    takes about six of its open files (ulimit -n); on several machines also six for each other
    process. The time-out is that of the group; of single calls only monitored_barrier has one, which
-   torch gives to backends other than gloo from 2.15 on. Tested with torch 2.11 and 2.15, on Linux.
-   With 2.8 it works if the compiler is told what the Makefile tells it about pybind11. */
+   torch gives to backends other than gloo from 2.15 on. Tested with torch 2.11 and 2.15. */
 
 #include "../../dp.h"
 #include <condition_variable>
@@ -987,7 +982,7 @@ c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store> &
 
 } // namespace
 
-PYBIND11_MODULE(dp_c10d, module)
+PYBIND11_MODULE(_c10d, module)
 {
     module.doc() = "The backend \"dp\" of torch.distributed: dp.h for tensors on the CPU";
     module.def("create", &create, pybind11::call_guard<pybind11::gil_scoped_release>());

@@ -1,7 +1,7 @@
 /* torch_ddp.cpp - a libtorch program on as many processes as a launcher starts: dp_torch.hpp is
    what DistributedDataParallel is in Python. Lines with "+" are what the program needs for it.
 
-   Build: cc -std=c11 -O2 -DDP_IMPLEMENTATION -x c -c dp_save.h -o dp.o
+   Build: cc -std=c11 -O2 -c examples/dp.c
           c++ -std=c++17 -O2 -isystem /usr/include/torch/csrc/api/include
               examples/torch/torch_ddp.cpp dp.o -o torch_ddp -ltorch -ltorch_cpu -lc10 -lpthread -lm
    Run: ./torch_ddp, dprun -n 2 ./torch_ddp, mpirun -np 2 ./torch_ddp, or torchrun --no-python

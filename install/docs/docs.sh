@@ -1,9 +1,10 @@
 #!/bin/sh
-# docs.sh - makes one static site of the headers' manuals, README.md and the examples. Called by make.
+# docs.sh - makes one static site of the headers' manuals, of texts in Markdown and of the examples.
+# Called by make.
 #
 #   docs.sh FOLDER
 #
-# No page needs a server: open FOLDER/index.html. A page whose text is in Markdown is a line of `texts`.
+# No page needs a server: open FOLDER/index.html. Which pages there are is in the file menu.
 
 set -eu
 cd "$(dirname "$0")/../.."
@@ -20,23 +21,28 @@ for header in dp_*.h; do
     [ "$header" = dp_cpu.h ] || headers="$headers $header" # of which all is private
 done
 
-# FILE URL TITLE, in the order of the menu
-texts() {
-    printf 'page\t%s\t%s\t%s\n' \
-        README.md index.html "Start" \
-        $here/calls.md calls.html "Which call do I want?" \
-        $here/cluster.md cluster.html "On a cluster"
-    for header in $headers; do
-        printf 'page\t%s\t%s\t%s\n' "$header" "${header%.h}.html" "$header"
-    done
-    printf 'page\t%s\t%s\t%s\n' \
-        examples examples.html "Examples" \
-        names names.html "All names" \
-        tests/SEMANTICS.md semantics.html "What other systems do" \
-        tests/faults/RESULTS.md faults.html "When something fails"
+# What the menu says, for the table: page FILE URL TITLE GROUP, and part HEADER SECTION URL
+pages() {
+    awk -F '|' '
+        /^#/ { next }
+        /:$/ { group = substr($0, 1, length($0) - 1) }
+        NF < 3 { next }
+        { print "page\t" $1 "\t" $2 "\t" $3 "\t" group }
+        $1 ~ />>/ {
+            at = index($1, ">>")
+            count = split(substr($1, at + 2), section, ",")
+            for (i = 1; i <= count; i++)
+                print "part\t" substr($1, 1, at - 1) "\t" section[i] "\t" $2
+        }' $here/menu
 }
 
-sources() { ls dp.h dp_*.h dp/*.h examples/*.c examples/*.h examples/*.cpp; }
+# Examples in the order in which one learns from them: those of the list, then others.
+examples() {
+    sed -n 's/^\(examples\/[^ ]*\).*/\1/p' $here/examples
+    for file in examples/*.c examples/*.h examples/*.cpp examples/torch/*.?pp; do
+        grep -q "^$file" $here/examples || echo "$file"
+    done
+}
 
 # page URL AWK_FILE... SOURCE: with the way back to the first page as root
 page() {
@@ -60,31 +66,58 @@ all_names() {
         "$work/table" | sort -fu
 }
 
-texts >"$work/table"
-sources | sed 's/^/file\t/' >>"$work/table"
+# topic NAME HEADING: which part of "Which call do I want?" has it
+topics() {
+    awk '/^## / { heading = substr($0, 4) }
+        /^\|/ {
+            for (; match($0, /`dp_[a-z0-9_]+/); $0 = substr($0, RSTART + RLENGTH)) {
+                name = substr($0, RSTART + 1, RLENGTH - 1)
+                if (!seen[name, heading]++) print "topic\t" name "\t" heading
+            }
+        }' $here/calls.md
+}
+
+pages >"$work/table"
+topics >>"$work/table"
 for header in $headers; do
     awk -f install/manual.awk -f $here/names.awk "$header" >>"$work/table"
 done
+# shellcheck disable=SC2046 # many files
+awk -v "table=$work/table" -f $here/uses.awk $(examples) tests/*.[ch] tests/*/*.[ch] | sort >"$work/uses"
+awk -v "table=$work/table" -f $here/errors.awk dp.h dp/*.h dp_*.h >"$work/errors"
+cat "$work/uses" "$work/errors" >>"$work/table"
+
+# All that is shown as it is: headers, examples, and tests where only those call a function.
+{
+    ls dp.h dp_*.h dp/*.h
+    examples
+    cut -f 3 "$work/uses"
+} | sort -u >"$work/sources"
+sed 's/^/file	/' "$work/sources" >>"$work/table"
 : >"$work/definitions"
-for source in $(sources); do page "source/$source.html" $here/source.awk "$source"; done
+while read -r source; do page "source/$source.html" $here/source.awk "$source"; done <"$work/sources"
 cat "$work/definitions" >>"$work/table"
 
-: >"$work/entries"
-texts >"$work/texts"
-while IFS='	' read -r _ path url _; do
-    case $path in
-    *.md) page "$url" $here/markdown.awk "$path" ;;
-    *.h) page "$url" install/manual.awk $here/page.awk "$path" ;;
-    esac
-done <"$work/texts"
-awk -f $here/examples.awk examples/*.c examples/*.cpp examples/*.h >"$work/examples"
-page examples.html $here/markdown.awk "$work/examples"
+# shellcheck disable=SC2046
+awk -v "list=$here/examples" -f $here/examples.awk $(examples) >"$work/examples"
 all_names >"$work/names"
-page names.html $here/markdown.awk "$work/names"
+for header in $headers; do awk -f install/manual.awk -f $here/cheat.awk "$header"; done >"$work/cheat"
+: >"$work/entries"
+while IFS='	' read -r kind path url _; do
+    case $kind,$path in
+    page,*.md) page "$url" $here/drawing.awk $here/markdown.awk "$path" ;;
+    page,*.h*) page "$url" install/manual.awk $here/page.awk "${path%%>>*}" ;;
+    page,cheat) page "$url" $here/sheet.awk "$work/$path" ;;
+    page,*) page "$url" $here/drawing.awk $here/markdown.awk "$work/$path" ;;
+    esac
+done <"$work/table"
 {
     echo '"use strict";'
     echo 'const dp_entries = ['
     cat "$work/entries"
+    echo '];'
+    echo 'const dp_said = ['
+    sed -n 's/^\([^#|][^|]*\)|\(.*\)/["\1","\2"],/p' $here/words
     echo '];'
 } >"$folder/entries.js"
 cp $here/style.css $here/search.js "$folder"

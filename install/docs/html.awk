@@ -13,15 +13,23 @@ BEGIN {
             pages++
             page_url[$2] = $3
             page_title[$3] = $4
+            page_group[$3] = $5
             page_at[pages] = $3
-        } else if ($1 == "file") source_url[$2] = "source/" $2 ".html"
+        } else if ($1 == "part") part_url[$2, $3] = $4
+        else if ($1 == "file") source_url[$2] = "source/" $2 ".html"
         else if ($1 == "defined") defined_at[$2] = "source/" $3 ".html#L" $4
         else if ($1 == "section") section_of[$3, $2] = 1
+        else if ($1 == "related") related[$2] = related[$2] " " $3
+        else if ($1 == "topic") topics[$2] = topics[$2] $3 "\n"
+        else if ($1 == "use") { use_at[$2] = $3 " " $4; use_of[$2] = $5 }
+        else if ($1 == "errors") errors_of[$2] = $3
+        else if ($1 == "says") says[$2] = says[$2] $3 "\n"
         else if (!($2 in kind_of)) {
             name_of[++names] = $2
             kind_of[$2] = $1
             header_of[$2] = $3
             line_of[$2] = $4
+            section_with[$2] = $5
         }
     }
     close(table)
@@ -48,20 +56,27 @@ function slug(text) {
     return text
 }
 
+# The page that has a section of a header; "" is the manual before all sections.
+function page_of(header, section) {
+    return (header, section) in part_url ? part_url[header, section] : page_url[header]
+}
+
 # Where a name, >>tag or file leads; "" if nowhere.
 function href(word,    tag) {
-    if (word in kind_of) return root page_url[header_of[word]] "#" word
+    if (word in kind_of) return root page_of(header_of[word], section_with[word]) "#" word
     if (word in page_url) return root page_url[word]
     if (word in source_url) return root source_url[word]
     if (word !~ /^>>/) return ""
     tag = substr(word, 3)
-    if ((FILENAME, tag) in section_of) return root page_url[FILENAME] "#" tag
-    if (("dp.h", tag) in section_of) return root page_url["dp.h"] "#" tag
+    if ((FILENAME, tag) in section_of) return root page_of(FILENAME, tag) "#" tag
+    if (("dp.h", tag) in section_of) return root page_of("dp.h", tag) "#" tag
     return ""
 }
 
+# Where text is shown as it is, so is the mark of a tag.
 function anchor(word,    url) {
     url = href(word)
+    if (url != "" && !as_in_source) sub(/^>>/, "", word)
     return url == "" ? escape(word) : "<a href=\"" url "\">" escape(word) "</a>"
 }
 
@@ -121,19 +136,24 @@ function colour(line,    out, at, word) {
 
 # What the search finds: kind, name, where it is, words.
 function entry(kind, name, url, text) {
-    gsub(/[\t ]+/, " ", text)
+    gsub(/[\t\n ]+/, " ", text)
     text = "[\"" kind "\",\"" name "\",\"" url "\",\"" script(text) "\"],"
     print text >>entries
 }
 
-function script(text) {
-    gsub(/\\/, "\\\\", text)
-    gsub(/"/, "\\\"", text)
+# As a string of JavaScript; backslashes mean different things to gsub in different awks.
+function script(text,    part, n, i) {
+    n = split(text, part, /\\/)
+    text = part[1]
+    for (i = 2; i <= n; i++) text = text "\\\\" part[i]
+    n = split(text, part, /"/)
+    text = part[1]
+    for (i = 2; i <= n; i++) text = text "\\\"" part[i]
     return text
 }
 
-# The page up to its own text.
-function top(title,    i, url) {
+# The page up to its own text; `class` is for style.css.
+function top(title, class,    i, url, group) {
     print "<!DOCTYPE html>"
     print "<html xmlns=\"http://www.w3.org/1999/xhtml\" lang=\"en\">"
     print "<head>"
@@ -143,15 +163,20 @@ function top(title,    i, url) {
     print "<title>" escape(title) "</title>"
     print "<link rel=\"stylesheet\" href=\"" root "style.css\"/>"
     print "</head>"
-    print "<body>"
+    print "<body" (class == "" ? "" : " class=\"" class "\"") ">"
     print "<header>"
     print "<a class=\"home\" href=\"" root "index.html\">dp.h</a>"
     print "<input id=\"search\" type=\"search\" placeholder=\"Search: press /\" aria-label=\"Search\" autocomplete=\"off\"/>"
     print "</header>"
     print "<ol id=\"found\" hidden=\"hidden\"></ol>"
-    print "<nav aria-label=\"Pages\"><details open=\"open\"><summary>Pages</summary><ul>"
+    print "<nav aria-label=\"Pages\"><details open=\"open\"><summary>Pages</summary>"
     for (i = 1; i <= pages; i++) {
         url = page_at[i]
+        if (page_group[url] != group) {
+            if (group != "") print "</ul>"
+            group = page_group[url]
+            print "<h2>" escape(group) "</h2><ul>"
+        }
         print "<li><a" (url == here ? " class=\"here\"" : "") " href=\"" root url "\">" \
             escape(page_title[url]) "</a></li>"
     }

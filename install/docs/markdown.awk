@@ -1,7 +1,10 @@
 # markdown.awk - a page from Markdown, as much of it as these texts use: headings, paragraphs, tables,
 # lists, code, links, strong words.
 #
-#   awk ... -f html.awk -f markdown.awk README.md
+#   awk ... -f html.awk -f drawing.awk -f markdown.awk README.md
+#
+# Comments that are lines of their own: <!-- NAME.c --> above code is its name; <!-- drawing NAME --> is
+# a drawing; after <!-- answers --> each row of a table can be found by itself.
 
 # Of a paragraph: `code`, [text](where), **strong**.
 function inline(text,    out, word, cut) {
@@ -26,14 +29,23 @@ function inline_code(text) {
     return escape(text)
 }
 
-# Where a link leads: a file of the repository, with or without a part of it, or elsewhere.
-function target(path,    part, url) {
+# Where a link leads: a file of the repository or a page, with or without a part of it, or elsewhere.
+function target(path,    part, url, folder) {
     if (path ~ /^(https?:|#)/) return escape(path)
     part = ""
     if (match(path, /#/)) { part = substr(path, RSTART); path = substr(path, 1, RSTART - 1) }
-    sub(/^(\.\.\/)+/, "", path) # from the folder of the text to the top
-    url = href(path)
-    return (url == "" ? "missing/" path : url) part
+    if (path in page_title) return root path part
+    folder = FILENAME
+    sub(/[^\/]*$/, "", folder)
+    while (sub(/^\.\.\//, "", path)) sub(/[^\/]*\/$/, "", folder)
+    url = href(folder path)
+    return (url == "" ? "missing/" folder path : url) part
+}
+
+# A line of a terminal: what is typed stands out, and its prompt is not copied with it.
+function command(line) {
+    if (line !~ /^\$ /) return escape(line)
+    return "<span class=\"prompt\">$ </span><b>" escape(substr(line, 3)) "</b>"
 }
 
 function end_paragraph() {
@@ -54,31 +66,45 @@ function layout(tag) {
     else if (tag != "" && tag != "pre") print "<" tag ">"
 }
 
-function cells(line, tag,    i, n, cell, row) {
+function cells(line, tag,    i, n, cell, row, of) {
     gsub(/^\| *| *\|$/, "", line)
     n = split(line, cell, / *\| */)
     for (i = 1; i <= n; i++) row = row "<" tag ">" inline(cell[i]) "</" tag ">"
+    if (answers && tag == "td") {
+        of = slug(cell[1])
+        entry("answer", script(plain(cell[1])), here "#" of, plain(cell[2]))
+        return "<tr id=\"" of "\">" row "</tr>"
+    }
     return "<tr>" row "</tr>"
 }
 
+# Without what marks it.
+function plain(text) {
+    gsub(/`|\*\*|\|/, "", text)
+    gsub(/\]\([^)]*\)/, "", text)
+    gsub(/\[/, "", text)
+    return text
+}
+
 function end_words() {
-    if (id != "") entry("text", title ": " name, here "#" id, substr(words, 1, 400))
+    if (id != "") entry(FILENAME ~ /^tests/ ? "rule" : "text", title ": " name, here "#" id, plain(words))
+    else if (title != "") entry("page", title, here, plain(words))
     words = ""
 }
 
-function heading(level, text) {
+function heading(level, text,    shown) {
     layout("")
     end_words()
+    shown = inline_code(text)
     gsub(/`/, "", text)
     name = script(text)
     if (level == 1) {
         title = name
-        entry("page", name, here, "")
-        print "<h1>" escape(text) "</h1>"
+        print "<h1>" shown "</h1>"
         return
     }
     id = slug(text)
-    print "<h" level " id=\"" id "\">" escape(text) "</h" level ">"
+    print "<h" level " id=\"" id "\">" shown "</h" level ">"
 }
 
 FNR == 1 { top(page_title[here]) }
@@ -88,18 +114,26 @@ FNR == 1 { top(page_title[here]) }
     else layout("")
     fenced = !fenced
     language = substr($0, 4)
+    if (fenced && file_name != "") print "<p class=\"file\">" file_name "</p>"
     if (fenced) printf "<pre class=\"code\">"
     in_comment = 0
     next
 }
 fenced { print (language ~ /^c(pp)?$/ ? colour($0) : escape($0)); next }
-/^<!--.*-->$/ { layout(""); next }
+/^<!--.*-->$/ {
+    layout("")
+    file_name = $2 ~ /\.[a-z]+$/ ? $2 : ""
+    if ($2 == "drawing") draw("install/docs/drawings/" $3)
+    if ($2 == "answers") answers = 1
+    next
+}
+{ file_name = "" }
 /^#+ / { match($0, /^#+/); heading(RLENGTH, substr($0, RLENGTH + 2)); next }
 /^$/ { gap = 1; next }
 /^    / && (open_tag == "pre" || (gap && open_tag !~ /^[uo]l$/)) {
     if (open_tag == "pre" && gap) print ""
     if (open_tag != "pre") { layout("pre"); printf "<pre class=\"code\">" }
-    print escape(substr($0, 5))
+    print command(substr($0, 5))
     gap = 0
     next
 }

@@ -2,19 +2,38 @@
 #
 #   awk -f ../manual.awk -f names.awk dp.h
 #
-#   function|type|macro|constant|option|variable|section  NAME  HEADER  LINE
+#   function|type|macro|constant|option|variable|section  NAME  HEADER  LINE  SECTION
+#   related  FUNCTION  FUNCTION     the comment above the first one names the second one
 #
 # An option is a macro of the user's, a variable one of the environment: the manual names them.
 
 function found(kind, name) {
-    if (!((kind == "section") SUBSEP name in seen)) print kind "\t" name "\t" FILENAME "\t" FNR
+    if (!((kind == "section") SUBSEP name in seen)) print kind "\t" name "\t" FILENAME "\t" FNR "\t" section
     seen[(kind == "section"), name] = 1
 }
 
 function begin_header(name, description) {}
 function heading(text) { options = text ~ /^OPTIONS/ }
-function begin_section(name) { found("section", name); options = 0 }
+function begin_section(name) {
+    end_item()
+    section = name
+    found("section", name)
+    options = 0
+}
 function begin_declarations() {}
+
+# An item is a comment and what is declared below it: page.awk.
+function end_item(    i, k) {
+    for (i = 1; i <= declared; i++)
+        for (k = 1; k <= mentions; k++)
+            if (own[i] != mention[k]) print "related\t" own[i] "\t" mention[k]
+    declared = mentions = 0
+}
+
+function mentioned(line) {
+    for (; match(line, /dp_[a-z0-9_]+/); line = substr(line, RSTART + RLENGTH))
+        mention[++mentions] = substr(line, RSTART, RLENGTH)
+}
 
 # $DP_NAME, where it is named first.
 function fill(line) {
@@ -45,7 +64,9 @@ function type(line,    name) {
     else if (line ~ /^typedef .* dp_[a-z0-9_]+;/) {
         sub(/;.*/, "", name)
         sub(/^.* /, "", name)
-        opaque[name] = FNR # unless it is defined later
+        opaque[++opaques] = name # unless it is defined later
+        opaque_at[name] = FNR
+        opaque_in[name] = section
         return
     } else return
     sub(/^.* /, "", name)
@@ -72,18 +93,26 @@ function constants(line,    name, rest) {
 
 function code(line,    name) {
     if (verbatim_text) table(line)
+    else if ((empty && line !~ /^[ }]/) || (line ~ /^\/\*/ && declared)) end_item()
     if (verbatim_text || in_comment || line ~ /^\/\*/) { # prose
         in_comment = !verbatim_text && line !~ /\*\/$/
+        if (!verbatim_text) mentioned(line)
         return
     }
-    name = declares(line)
-    if (name != "") found("function", name)
+    name = declares()
+    if (name != "") {
+        found("function", name)
+        own[++declared] = name
+    }
     type(line)
     constants(line)
     if (line ~ /}/) enumerators = 0
 }
 
-function end_header(    name) {
-    for (name in opaque)
-        if (!((0, name) in seen)) print "type\t" name "\t" FILENAME "\t" opaque[name]
+function end_header(    i, name) {
+    end_item()
+    for (i = 1; i <= opaques; i++) {
+        name = opaque[i]
+        if (!((0, name) in seen)) print "type\t" name "\t" FILENAME "\t" opaque_at[name] "\t" opaque_in[name]
+    }
 }

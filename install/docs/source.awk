@@ -16,6 +16,7 @@ function definition(    name) {
 }
 
 FNR == 1 {
+    as_in_source = 1
     top(FILENAME)
     print "<h1>" anchor_of_page() "</h1>"
     printf "<pre class=\"source\">"

@@ -199,6 +199,23 @@ with_mpi() {
     export DP_LAUNCH=none
 }
 
+# An archive of what is in the repository; what it holds makes the same again, and compiles.
+dist() {
+    local out=$INSTALL/dist name
+    rm -rf "$out"
+    alone "${MAKE:-make}" -s dist >/dev/null && install/dist.sh "$out" >/dev/null || return
+    name=$(basename "$out"/*.tar.gz .tar.gz)
+    cmp "$out/$name.tar.gz" "build/dist/$name.tar.gz" && (cd "$out" && sha256sum -c --quiet ./*.sha256) &&
+        tar -C "$out" -xzf "$out/$name.tar.gz" && mkdir -p "$out/$name/build/whole" || return
+    cp "$out/$name/single/dp.h" "$out/$name/build/whole"
+    "$out/$name/install/dist.sh" "$out/again" >/dev/null && cmp "$out/again/$name.tar.gz" "$out/$name.tar.gz" ||
+        return
+    # shellcheck disable=SC2086 # several words
+    "$CC" -std=c11 -O0 ${STB_CFLAGS:-} "-I$out/$name/single" -DDP_IMPLEMENTATION -x c -c \
+        "$out/$name/single/dp.h" -o "$out/dp.o" &&
+        "$CC" "$out/$name/examples/hello.c" "$out/dp.o" -o "$out/hello" -lpthread -lm && "$out/hello"
+}
+
 step_install() {
     local PREFIX=$INSTALL/usr MPICC='' WITH="cuda nccl"
     has "${CXX:-g++}" || { skip "make install" "no C++ compiler"; return; }
@@ -248,6 +265,7 @@ step_install() {
     refused "make single WITH=what is not known" "WITH=tpu: is none of array" \
         alone "${MAKE:-make}" -s single WITH=tpu
     tried "make single WITH=the same twice" same single
+    tried "make dist" "sums of the columns: 145 155 165, *" dist
     ! has pkg-config || tried "make install in an awkward place" "$SAYS - - -" awkward
     tried "make uninstall leaves nothing" nothing left
 }

@@ -1163,9 +1163,68 @@ def beside_gloo(rank, size, start):
     same(x, y)
 
 
+def sharded(kind, net, mesh):
+    """The parameters, or the optimizer's state, of a model cut over the ranks."""
+    adam = functools.partial(torch.optim.AdamW, lr=0.01)
+    if kind == "ZeroRedundancyOptimizer":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+        model = DDP(net, process_group=mesh.get_group())
+        return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW,
+                                              process_group=mesh.get_group(), lr=0.01)
+    if kind == "FullyShardedDataParallel":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        model = FullyShardedDataParallel(net, mesh.get_group(), device_id=torch.device("cpu"))
+        return model, adam(model.parameters())
+    from torch.distributed.fsdp import fully_shard
+    for layer in (net[0], net[2]):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(net, mesh=mesh), adam(net.parameters())
+
+
+@world(2)
+def parameters_in_shards(rank, size, start):
+    """Over gloo and over dp the same numbers, to the last bit: two ranks' sums have no order."""
+    from torch.distributed.device_mesh import DeviceMesh
+    start()
+    gloo, found = dist.new_group(backend="gloo"), []
+    meshes = [DeviceMesh.from_group(group, "cpu") for group in (gloo, dist.group.WORLD)]
+    for kind in ("ZeroRedundancyOptimizer", "FullyShardedDataParallel", "fully_shard"):
+        for mesh in meshes:
+            torch.manual_seed(1)
+            net = torch.nn.Sequential(torch.nn.Linear(17, 33), torch.nn.ReLU(),
+                                      torch.nn.Linear(33, 4))
+            model, optimizer = sharded(kind, net, mesh)
+            torch.manual_seed(10 + rank)
+            x, y = torch.randn(9, 17), torch.randint(4, (9,))
+            losses = []
+            for _ in range(5):
+                optimizer.zero_grad()
+                loss = torch.nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+            found.append(losses)
+        assert found[-2] == found[-1], (kind, found[-2:])
+
+
+def another_torch():
+    """Who loads it into another torch than it was built for is told of both."""
+    import dp_c10d
+    program = ("import sys, types\n"
+               "built = types.ModuleType('dp_c10d._built')\n"
+               "built.TORCH = '2.1.0'\n"
+               "sys.modules['dp_c10d._built'] = built\n"
+               "import dp_c10d\n")
+    failed = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True,
+                            check=False)
+    said = f"dp_c10d was built with torch 2.1.0, and this is torch {torch.__version__}: "
+    assert failed.returncode == 1 and said in failed.stderr, failed.stderr
+    assert dp_c10d.TORCH == torch.__version__
+
+
 def by_torchrun():
     """env://, and what a user's program looks like."""
-    program = ("import torch, dp_c10d, torch.distributed as dist\n"
+    program = ("import dp_c10d, torch, torch.distributed as dist\n"
                "dist.init_process_group('dp')\n"
                "x = torch.ones(3) * (dist.get_rank() + 1)\n"
                "dist.all_reduce(x)\n"
@@ -1327,7 +1386,7 @@ def main():
         for size in (2, 3, 4):
             all_cases(size, word, folder, report)
         all_worlds(word, folder, report)
-        for fn in (by_torchrun, by_store):
+        for fn in (another_torch, by_torchrun, by_store):
             if word in fn.__name__:
                 try:
                     fn()

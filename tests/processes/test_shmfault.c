@@ -1,0 +1,1176 @@
+/* test_shmfault.c - opening shared memory while the system says no: every call that it makes fails
+   once, in every process; all processes come through, or fail together and leave nothing behind.
+   The implementation is in this file once more, static, with system calls that can be made to
+   fail; so what proofs between processes are made of is looked at here too. */
+
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <link.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#if defined(__linux__)
+
+typedef struct fault {
+    int at; /* this call fails, the first is 1; 0: none does */
+    int count;
+    int error;
+    int no_memfd; /* the system has none */
+    int no_secrets;
+    int no_entropy; /* secrets are in a file alone */
+    int old_gomp;   /* there is one */
+} fault;
+static fault trouble;
+
+static int fails(void)
+{
+    trouble.count++;
+    if (trouble.at == 0 || trouble.count != trouble.at)
+        return 0;
+    errno = trouble.error;
+    return 1;
+}
+
+/* Another thread may exec at any time: what the system gives is closed by exec from the start. */
+static int left_to_exec;
+
+static int watched(int fd)
+{
+    left_to_exec += fd >= 0 && (fcntl(fd, F_GETFD) & FD_CLOEXEC) == 0;
+    return fd;
+}
+
+static int faulty_memfd_create(const char *name, unsigned flags)
+{
+    if (trouble.no_memfd) {
+        errno = ENOSYS;
+        return -1;
+    }
+    return fails() ? -1 : watched(memfd_create(name, flags));
+}
+
+static int faulty_getentropy(void *out, size_t bytes)
+{
+    errno = ENOSYS;
+    return trouble.no_secrets || trouble.no_entropy ? -1 : getentropy(out, bytes);
+}
+
+static int faulty_dl_iterate_phdr(int (*fn)(struct dl_phdr_info *, size_t, void *), void *user)
+{
+    struct dl_phdr_info old = {.dlpi_name = "/usr/lib/libgomp.so.1"};
+    return trouble.old_gomp ? fn(&old, sizeof old, user) : dl_iterate_phdr(fn, user);
+}
+
+static FILE *faulty_fopen(const char *path, const char *mode)
+{
+    FILE *file = trouble.no_secrets && strcmp(path, "/dev/urandom") == 0 ? NULL : fopen(path, mode);
+    watched(file != NULL ? fileno(file) : -1);
+    return file;
+}
+
+static int faulty_open(const char *path, int flags, ...)
+{
+    va_list args;
+    va_start(args, flags);
+    unsigned mode = (flags & O_CREAT) != 0 ? va_arg(args, unsigned) : 0;
+    va_end(args);
+    return fails() ? -1 : watched(open(path, flags, mode));
+}
+
+static int faulty_ftruncate(int fd, off_t bytes)
+{
+    return fails() ? -1 : ftruncate(fd, bytes);
+}
+
+static int faulty_posix_fallocate(int fd, off_t first, off_t bytes)
+{
+    return fails() ? trouble.error : posix_fallocate(fd, first, bytes);
+}
+
+static int faulty_fstat(int fd, struct stat *out)
+{
+    return fails() ? -1 : fstat(fd, out);
+}
+
+static void *faulty_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t first)
+{
+    return fails() ? MAP_FAILED : mmap(at, bytes, protection, flags, fd, first);
+}
+
+/* ---- what connections need ------------------------------------------------------------------- */
+
+static struct {
+    int at, count; /* as above */
+    int error;
+} cable_cut;
+
+static int is_cable_cut(void)
+{
+    cable_cut.count += cable_cut.at > 0;
+    if (cable_cut.at == 0 || cable_cut.count != cable_cut.at)
+        return 0;
+    errno = cable_cut.error;
+    return 1;
+}
+
+static int faulty_socket(int family, int type, int protocol)
+{
+    return is_cable_cut() ? -1 : watched(socket(family, type, protocol));
+}
+
+static int faulty_bind(int fd, const struct sockaddr *at, socklen_t bytes)
+{
+    return is_cable_cut() ? -1 : bind(fd, at, bytes);
+}
+
+static int faulty_socketpair(int family, int type, int protocol, int ends[2])
+{
+    int status = socketpair(family, type, protocol, ends);
+    for (int i = 0; i < 2 && status == 0; i++)
+        watched(ends[i]);
+    return status;
+}
+
+static int faulty_accept4(int fd, struct sockaddr *at, socklen_t *bytes, int flags)
+{
+    int got = watched(accept4(fd, at, bytes, flags));
+    if (got >= 0 && is_cable_cut()) {
+        close(got);
+        return -1;
+    }
+    return got;
+}
+
+static int faulty_posix_memalign(void **out, size_t align, size_t bytes)
+{
+    return is_cable_cut() ? ENOMEM : posix_memalign(out, align, bytes);
+}
+
+static int locks_asked; /* for */
+static int lock_us;     /* so long a process has no core before it asks */
+
+/* Only locks that are set: what asks for one fails by saying nothing. */
+static int faulty_fcntl(int fd, int command, ...)
+{
+    va_list args;
+    int status = -1;
+    va_start(args, command);
+    locks_asked += command == F_GETLK;
+    if (command == F_GETLK && lock_us > 0)
+        usleep((unsigned)lock_us);
+    if (command != F_SETLK && command != F_GETLK)
+        status = fcntl(fd, command, va_arg(args, int));
+    else if (command == F_GETLK || !fails())
+        status = fcntl(fd, command, va_arg(args, struct flock *));
+    va_end(args);
+    return status;
+}
+
+/* Members of tables that are called `open` have another name here; nobody minds. */
+#define memfd_create    faulty_memfd_create
+#define open            faulty_open
+#define ftruncate       faulty_ftruncate
+#define posix_fallocate faulty_posix_fallocate
+#define fstat           faulty_fstat
+#define mmap            faulty_mmap
+#define fcntl           faulty_fcntl
+#define getentropy      faulty_getentropy
+#define fopen           faulty_fopen
+#define dl_iterate_phdr faulty_dl_iterate_phdr
+#define socket          faulty_socket
+#define bind            faulty_bind
+#define accept4         faulty_accept4
+#define socketpair      faulty_socketpair
+#define posix_memalign  faulty_posix_memalign
+#define DP_STATIC
+#define DP_IMPLEMENTATION
+#include "dp.h"
+
+#undef socketpair /* processes of a test meet by what they keep */
+#include "meeting.h"
+#include "methods.h"
+
+static int victim; /* the process that a call fails in */
+static fault next;
+
+static dp_status open_shared(meeting *m, test_allocator *counter, dp_ctx **out)
+{
+    static const dp_coll_ops *colls[2];
+    colls[0] = dp_shm_coll();
+    *out = NULL;
+    return dp_open(&(dp_config){.colls = colls,
+                                .device_count = 1,
+                                .allocator = test_allocator_of(counter),
+                                .bootstrap = {meeting_all_gather, m, m->process, m->process_count}},
+                   out);
+}
+
+/* Whether it opened, as all the others did, or did not. */
+static bool opened_or_not(meeting *m, test_allocator *counter)
+{
+    char same[BOOT_PROCESSES];
+    int files = open_files();
+    dp_ctx *ctx;
+    dp_status status = open_shared(m, counter, &ctx);
+    char good = status == DP_OK;
+    CHECK_OK(meeting_all_gather(&good, same, 1, m));
+    for (int p = 0; p < m->process_count; p++)
+        CHECK_INT(same[p], good);
+    CHECK(good || (ctx == NULL && strstr(dp_last_error(), "dp_open: ") == dp_last_error()));
+    counter->fail_at = 0;
+    if (good) {
+        CHECK_OK(dp_barrier(ctx));
+        dp_close(ctx);
+    }
+    CHECK_INT(open_files(), files);
+    CHECK_INT(left_to_exec, 0);
+    CHECK_NO_LEAKS(counter);
+    return good;
+}
+
+static void open_with_fault(meeting *m)
+{
+    test_allocator counter = {0};
+    trouble = m->process == victim ? next : (fault){.no_memfd = next.no_memfd};
+    opened_or_not(m, &counter);
+    CHECK(trouble.count >= trouble.at || trouble.at > 3); /* a few calls there are */
+}
+
+TEST_SLOW(every_system_call_fails_once, 60)
+{
+    static const int errors[] = {ENOSPC, EMFILE, ENOMEM};
+    int before = count_names("/dev/shm", "dp-");
+    for (int i = 0; i < 2 * 2; i++) {
+        victim = i % 2;
+        for (int at = 1; at <= 16; at++) {
+            next = (fault){.at = at, .error = errors[at % 3], .no_memfd = i / 2};
+            in_processes(2, open_with_fault);
+            check_names(before);
+        }
+    }
+}
+
+/* ---- parameters that processes have once ----------------------------------------------------- */
+
+static const dp_method shared_methods[] = {{"forward", give_none}, {"backward", give_none}};
+
+static void share_with_fault(meeting *m)
+{
+    static float numbers[5000];
+    const dp_param_config param = {.name = "w", .ndim = 1, .shape = {5000}};
+    test_allocator counter = {0};
+    dp_module *net = NULL, *par = NULL;
+    dp_param_info info;
+    dp_ctx *ctx;
+    CHECK_OK(open_shared(m, &counter, &ctx));
+    CHECK_OK(dp_module_create(
+        ctx,
+        &(dp_module_config){
+            .methods = shared_methods, .method_count = 2, .params = &param, .param_count = 1},
+        &net));
+    for (int i = 0; i < 5000; i++)
+        numbers[i] = (float)i;
+    CHECK_OK(dp_params_write(net, 0, numbers, sizeof numbers));
+    trouble = m->process == victim ? next : (fault){0};
+    dp_status status = dp_distributed(net, &(dp_distributed_config){.share_params = true}, &par);
+    char good = status == DP_OK, same[BOOT_PROCESSES];
+    CHECK_OK(meeting_all_gather(&good, same, 1, m));
+    CHECK_INT(same[1 - m->process], good);
+    CHECK(good || status == DP_ERR_NO_MEMORY || dp_status_class(status) == DP_CLASS_JOB);
+    if (good || status == DP_ERR_NO_MEMORY) { /* nothing has changed */
+        CHECK_OK(dp_module_param(net, 0, &info));
+        CHECK_BYTES(info.data.data, numbers, sizeof numbers);
+        CHECK_INT(info.shared, good);
+    }
+    trouble = (fault){.at = good && m->process == victim, .error = ENOMEM}; /* of what ends it */
+    if (good && m->process == victim) {
+        CHECK_STATUS(dp_module_destroy(par), DP_ERR_NO_MEMORY);
+        CHECK_OK(dp_module_param(par, 0, &info));
+        CHECK(info.shared);
+    }
+    if (good) {
+        CHECK_OK(dp_module_destroy(par));
+        CHECK_OK(dp_module_param(net, 0, &info));
+        CHECK(!info.shared);
+        CHECK_BYTES(info.data.data, numbers, sizeof numbers);
+    }
+    dp_close(ctx);
+    CHECK_NO_LEAKS(&counter);
+}
+
+TEST_SLOW(every_call_of_sharing_fails_once, 60)
+{
+    for (int i = 0; i < 2 * 6; i++) {
+        victim = i % 2;
+        next = (fault){.at = i / 2 + 1, .error = ENOMEM};
+        in_processes(2, share_with_fault);
+    }
+}
+
+/* ---- who has left, and who is interrupted ---------------------------------------------------- */
+
+/* Process 0 doubts whether process 1 lives, which comes late, and has left before its lock is asked
+   for. */
+static void leave_before_the_lock_is_asked_for(meeting *m)
+{
+    test_allocator counter = {0};
+    dp_ctx *ctx;
+    CHECK_OK(open_shared(m, &counter, &ctx));
+    lock_us = m->process == 0 ? 150000 : 0;
+    if (m->process == 1)
+        usleep(50000);
+    CHECK_OK(dp_barrier(ctx));
+    dp_close(ctx);
+}
+
+TEST(who_has_left_after_a_collective_has_not_died)
+{
+    in_processes(2, leave_before_the_lock_is_asked_for);
+}
+
+static int wake_up; /* a pipe's end */
+
+static void *wake_later(void *user)
+{
+    (void)user;
+    usleep(60000);
+    CHECK_INT(write(wake_up, "", 1), 1);
+    return NULL;
+}
+
+static void no_handler(int which)
+{
+    (void)which;
+}
+
+/* As a profiler's timer does. */
+static void interrupt_each_us(int us)
+{
+    const struct sigaction act = {.sa_handler = no_handler};
+    const struct itimerval often = {{0, us}, {0, us}};
+    CHECK_INT(sigaction(SIGALRM, &act, NULL), 0);
+    CHECK_INT(setitimer(ITIMER_REAL, &often, NULL), 0);
+}
+
+TEST(signals_do_not_end_a_wait_for_a_socket)
+{
+    int ends[2];
+    pthread_t other;
+    sigset_t alarm;
+    CHECK_INT(pipe(ends), 0);
+    wake_up = ends[1];
+    sigemptyset(&alarm);
+    sigaddset(&alarm, SIGALRM);
+    CHECK_INT(pthread_sigmask(SIG_BLOCK, &alarm, NULL), 0); /* the other thread gets none */
+    CHECK_INT(pthread_create(&other, NULL, wake_later, NULL), 0);
+    CHECK_INT(pthread_sigmask(SIG_UNBLOCK, &alarm, NULL), 0);
+    interrupt_each_us(2000);
+    uint64_t begun_ns = dp__os_now_ns();
+    CHECK(!dp__os_ready(ends[0], POLLIN, 20));
+    CHECK(dp__os_now_ns() - begun_ns >= 19000000);
+    CHECK(dp__os_ready(ends[0], POLLIN, 20000));
+    interrupt_each_us(0);
+    CHECK_INT(pthread_join(other, NULL), 0);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static void open_without_memfd(meeting *m)
+{
+    test_allocator counter = {0};
+    trouble = (fault){.no_memfd = 1};
+    CHECK(opened_or_not(m, &counter));
+}
+
+TEST(without_memfd_a_name_serves)
+{
+    int before = count_names("/dev/shm", "dp-");
+    in_processes(3, open_without_memfd);
+    check_names(before);
+}
+
+/* The pages are asked for again when a signal came in between. */
+static void open_in_spite_of_signals(meeting *m)
+{
+    test_allocator counter = {0};
+    trouble =
+        (fault){.at = 4, .error = EINTR}; /* process 0: memfd, ftruncate, fstat, mmap, pages */
+    if (m->process == 0)
+        trouble.at = 5;
+    CHECK(opened_or_not(m, &counter));
+}
+
+TEST(a_signal_is_no_failure)
+{
+    in_processes(2, open_in_spite_of_signals);
+}
+
+static size_t fail_at;
+
+static void open_without_memory(meeting *m)
+{
+    test_allocator counter = {.fail_at = m->process == 1 ? fail_at : 0};
+    trouble = (fault){0};
+    opened_or_not(m, &counter);
+}
+
+TEST_SLOW(every_allocation_fails_once, 60)
+{
+    for (fail_at = 1; fail_at < 40; fail_at++)
+        in_processes(2, open_without_memory);
+}
+
+static size_t room_kib;
+
+static void open_without_room(meeting *m)
+{
+    test_allocator counter = {0};
+    char has[40];
+    dp_ctx *ctx;
+    trouble = (fault){.no_memfd = 1};
+    snprintf(has, sizeof has, "/dev/shm has %zu KiB", room_kib);
+    dp_status status = open_shared(m, &counter, &ctx);
+    CHECK(status == DP_ERR_NO_MEMORY || status == DP_ERR_REMOTE);
+    CHECK_SAYS(dp_last_error(), has);
+    CHECK(ctx == NULL);
+    CHECK_NO_LEAKS(&counter);
+}
+
+/* Enough for what all share, of one communicator and of both that a context has, and none for what
+   each process has. */
+TEST(too_little_room_is_a_sentence)
+{
+    char size[40];
+    if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
+        SKIP("only root may mount");
+    for (size_t shared = 1; shared <= 2; shared++) {
+        room_kib = shared * dp__shm_control_bytes(2) >> 10;
+        snprintf(size, sizeof size, "size=%zuk", room_kib);
+        if (mount("none", "/dev/shm", "tmpfs", 0, size) != 0)
+            SKIP("only root may mount");
+        in_processes(2, open_without_room);
+        CHECK_INT(count_names("/dev/shm", "dp-"), 0);
+        CHECK_INT(umount("/dev/shm"), 0);
+    }
+}
+
+static dp_status do_nothing(void *user)
+{
+    (void)user;
+    return DP_OK;
+}
+
+/* A number that is used once may be any, a secret may not. */
+TEST(a_secret_that_cannot_be_drawn)
+{
+    setenv("DP_LAUNCH", "none", 1); /* whatever started the tests */
+    trouble.no_secrets = 1;
+    CHECK(dp__os_random() != dp__os_random());
+    CHECK(dp_spawn(2, do_nothing, NULL) == DP_ERR_UNSUPPORTED);
+    CHECK_SAYS(dp_last_error(), "dp_spawn: the system has no random numbers for the secret");
+    trouble.no_secrets = 0;
+    CHECK(dp_spawn(2, do_nothing, NULL) == DP_OK);
+}
+
+static void *wait_a_while(void *user)
+{
+    (void)user;
+    rest(60000);
+    return NULL;
+}
+
+/* Its threads may be any of those that are there; without it any may be. */
+TEST(threads_that_an_old_openmp_keeps)
+{
+    pthread_t thread;
+    setenv("DP_LAUNCH", "none", 1);
+    trouble.old_gomp = 1;
+    CHECK(dp_spawn(2, do_nothing, NULL) == DP_OK);
+    CHECK_INT(pthread_create(&thread, NULL, wait_a_while, NULL), 0);
+    CHECK(dp_spawn(2, do_nothing, NULL) == DP_ERR_STATE);
+    CHECK_SAYS(dp_last_error(), "dp_spawn: gcc's OpenMP (libgomp) is here and may have threads");
+    trouble.old_gomp = 0;
+    CHECK(dp_spawn(2, do_nothing, NULL) == DP_OK);
+}
+
+/* ---- a process that comes, and does not get on ----------------------------------------------- */
+
+enum { COUNT = 2 };
+
+static void be_process(int process, int count)
+{
+    char address[40], which[12], all[12];
+    snprintf(address, sizeof address, "@stranger-%d", (int)getppid());
+    snprintf(which, sizeof which, "%d", process);
+    snprintf(all, sizeof all, "%d", count);
+    setenv("DP_LAUNCH", "dp", 1);
+    setenv("DP_PROCESS", which, 1);
+    setenv("DP_PROCESS_COUNT", all, 1);
+    setenv("DP_LOCAL_PROCESS", which, 1);
+    setenv("DP_LOCAL_PROCESS_COUNT", all, 1);
+    setenv("DP_ADDR", address, 1);
+    setenv("DP_SECRET", "of this test", 1);
+}
+
+/* ---- connections over TCP -------------------------------------------------------------------- */
+
+static int *cuts; /* so many calls process `victim` has made, as all see it */
+
+static dp_status open_cut(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    cable_cut.at = config->bootstrap->process == victim ? next.at : 0;
+    cable_cut.error = next.error;
+    dp_status status = dp_tcp_coll()->open(host, config, out);
+    next.at -= cable_cut.count; /* the courier's are opened after the caller's */
+    cuts[0] += cable_cut.count;
+    cable_cut.at = cable_cut.count = 0;
+    return status;
+}
+
+/* All are there, or none is; nobody waits for the time-out, which is far away. */
+static void connect_with_fault(meeting *m)
+{
+    dp_coll_ops table = *dp_tcp_coll();
+    const dp_coll_ops *const colls[] = {&table, NULL};
+    dp_config config = config_of(m, 1);
+    char same[BOOT_PROCESSES], who[16];
+    dp_ctx *ctx = NULL;
+    float one = 1;
+    const dp_part part = {.send = &one, .recv = &one};
+    config.colls = colls;
+    be_process(m->process, m->process_count);
+    config.bootstrap = (dp_bootstrap){0};
+    CHECK_INT(setenv("DP_INTERFACE", "lo", 1), 0);
+    table.open = open_cut;
+    left_to_exec = 0; /* by the tests themselves */
+    int files = open_files();
+    dp_status status = dp_open(&config, &ctx);
+    char good = status == DP_OK;
+    CHECK_OK(meeting_all_gather(&good, same, 1, m));
+    for (int p = 0; p < m->process_count; p++)
+        CHECK_INT(same[p], good);
+    CHECK(good || (ctx == NULL && strstr(dp_last_error(), "dp_open: ") == dp_last_error()));
+    CHECK(good || status != DP_ERR_TIMEOUT);
+    snprintf(who, sizeof who, "process %d", victim);
+    if (!good && m->process != victim)
+        CHECK_SAYS(dp_last_error(), who);
+    if (good) {
+        CHECK_OK(dp_all_reduce(ctx, &part, 1, DP_F32, DP_OP_SUM));
+        CHECK_F64(one, m->process_count, 0);
+        dp_close(ctx);
+    }
+    CHECK_INT(open_files(), files);
+    CHECK_INT(left_to_exec, 0);
+}
+
+TEST_SLOW(every_step_to_a_connection_fails_once, 120)
+{
+    cuts = shared_memory(sizeof *cuts);
+    for (victim = 0; victim < 3; victim++) {
+        int at = 0;
+        for (cuts[0] = 0; cuts[0] >= at;) {
+            at += test_step();
+            next = (fault){.at = at, .error = EMFILE};
+            cuts[0] = 0;
+            on_machines("abc", connect_with_fault);
+        }
+        CHECK(cuts[0] > 10);
+    }
+}
+
+/* ---- what exec leaves open ------------------------------------------------------------------- */
+
+/* What a program that is started here has, beside what it opens itself. */
+static int files_after_exec(void)
+{
+    int count = -1;
+    FILE *program = popen("ls /proc/self/fd | wc -l", "r");
+    CHECK(program != NULL);
+    CHECK_INT(fscanf(program, "%d", &count), 1);
+    CHECK_INT(pclose(program), 0);
+    return count;
+}
+
+static void *exec_beside(void *user)
+{
+    *(int *)user = files_after_exec();
+    return NULL;
+}
+
+/* A job of two machines, with memory of its own on one of them. */
+static void exec_in_a_job(meeting *m)
+{
+    dp_config config = config_of(m, 1);
+    pthread_t thread;
+    dp_ctx *ctx = NULL;
+    int before = files_after_exec(), files = open_files(), during = -1;
+    be_process(m->process, m->process_count);
+    CHECK_INT(setenv("DP_INTERFACE", "lo", 1), 0);
+    config.bootstrap = (dp_bootstrap){0};
+    config.colls = NULL;
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_OK(dp_barrier(ctx));
+    CHECK(open_files() > files);
+    CHECK_INT(pthread_create(&thread, NULL, exec_beside, &during), 0);
+    CHECK_INT(pthread_join(thread, NULL), 0);
+    CHECK_INT(during, before);
+    CHECK_OK(dp_barrier(ctx));
+    dp_close(ctx);
+    CHECK_INT(left_to_exec, 0);
+}
+
+TEST_SLOW(program_that_a_thread_starts_has_no_file_of_a_job, 60)
+{
+    on_machines("aab", exec_in_a_job);
+}
+
+/* The way to a host, a name, a secret. */
+TEST(what_is_open_for_a_moment_is_closed_by_exec)
+{
+    char usual[200], secret[8], quota[8];
+    dp__os_found found;
+    int ends[2];
+    dp__os_host_usual(usual, sizeof usual);
+    dp__os_resolve(dp__os_look_up, "localhost", 7, 5000, &found);
+    CHECK(dp__os_pair(ends));
+    dp__os_close(ends[0]);
+    dp__os_close(ends[1]);
+    CHECK(dp__quota_read("/proc/self", "stat", quota, sizeof quota));
+    trouble.no_entropy = 1;
+    CHECK(dp__os_secret(secret, sizeof secret));
+    CHECK_INT(left_to_exec, 0);
+}
+
+/* Process 1 has heard that all are here. Then it says something, or nothing, or ends. */
+static void (*then)(int fd);
+
+static void come_in(void)
+{
+    dp__launch launch;
+    dp__join_request request = {.magic = DP__JOIN_MAGIC,
+                                .version = DP_VERSION,
+                                .process = 1,
+                                .process_count = COUNT,
+                                .patience_ms = 400};
+    dp__welcome welcome;
+    int fd = -1;
+    be_process(1, COUNT);
+    CHECK(dp__launch_read(NULL, &launch) == DP_OK);
+    dp__target first = {.host = "", .launch = &launch};
+    memcpy(first.place, launch.place, sizeof first.place);
+    CHECK(dp__connect_until(&first, 0, launch.key, &request, dp__os_after_ms(9000), &fd) == DP_OK);
+    CHECK(dp__await_welcome(fd, COUNT, dp__os_after_ms(9000), &welcome) == DP_OK);
+    then(fd);
+}
+
+static void say_nothing(int fd)
+{
+    (void)fd;
+    rest(20000);
+}
+
+static void leave(int fd)
+{
+    (void)fd;
+}
+
+static void say_what_failed(int fd)
+{
+    dp__note_failure(fd, DP_ERR_NO_MEMORY, 1, "process 1 of 2 is full");
+}
+
+/* It hears that process 0 is there, and then it says what process 0 alone may say. */
+static void ask_and_say_a_wrong_thing(int fd)
+{
+    dp__note note = {DP__NOTE_MAGIC, DP__ASK, 0, 1, 0}, answer;
+    CHECK(dp__note_send(fd, &note, NULL, dp__os_after_ms(100)) == DP_OK);
+    CHECK(dp__wire_receive(fd, &answer, sizeof answer, dp__os_after_ms(5000)) == DP_OK);
+    CHECK(dp__note_is_sound(&answer) && answer.kind == DP__HERE);
+    note.kind = DP__WELCOME;
+    note.bytes = sizeof(dp__welcome);
+    CHECK(dp__wire_send(fd, &note, sizeof note, dp__os_after_ms(100)) == DP_OK);
+    rest(20000);
+}
+
+static void open_with_stranger(dp_status want, const char *text)
+{
+    dp_ctx *ctx;
+    dp_status status;
+    pid_t pids[COUNT];
+    for (int p = COUNT - 1; p >= 0; p--) {
+        pids[p] = fork();
+        CHECK(pids[p] >= 0);
+        if (pids[p] == 0 && p == 1) {
+            come_in();
+            exit(EXIT_SUCCESS);
+        }
+        if (pids[p] == 0) {
+            be_process(0, COUNT);
+            status = dp_open(&(dp_config){.device_count = 1, .timeout_ms = 1000}, &ctx);
+            CHECK_INT(status, want);
+            CHECK_SAYS(dp_last_error(), text);
+            exit(EXIT_SUCCESS);
+        }
+    }
+    int ended = 0;
+    CHECK_INT(waitpid(pids[0], &ended, 0), pids[0]);
+    CHECK_INT(ended, 0);
+    kill(pids[1], SIGKILL);
+    CHECK_INT(waitpid(pids[1], NULL, 0), pids[1]);
+}
+
+TEST(process_that_joins_and_stalls_is_named)
+{
+    then = say_nothing;
+    open_with_stranger(DP_ERR_TIMEOUT,
+                       "dp_open: process 1 of 2 joined, but did not connect to the others within");
+    then = leave;
+    open_with_stranger(DP_ERR_REMOTE,
+                       "dp_open: process 1 of 2 joined, and ended before all had connected");
+    then = say_what_failed;
+    open_with_stranger(DP_ERR_REMOTE, "dp_open: process 1 of 2 is full");
+    then = ask_and_say_a_wrong_thing;
+    open_with_stranger(DP_ERR_REMOTE,
+                       "dp_open: process 1 of 2 joined, and ended before all had connected");
+}
+
+/* Process 1 begins a letter, and ends: nothing is made of what has come. */
+TEST(half_a_letter_is_none)
+{
+    for (size_t some = 0; some < sizeof(dp__letter); some += sizeof(dp__letter) / 3) {
+        int fds[2];
+        dp__tree tree = {.process_count = 2, .claim = -1};
+        const dp__note note = {DP__NOTE_MAGIC, DP__LETTER, 0, 1, sizeof(dp__letter)};
+        const dp__letter letter = {.asks = 1};
+        CHECK_INT(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+        dp__tree_link(&tree, fds[0], 1);
+        CHECK(dp__wire_send(fds[1], &note, sizeof note, dp__os_after_ms(100)) == DP_OK);
+        CHECK(dp__wire_send(fds[1], &letter, some, dp__os_after_ms(100)) == DP_OK);
+        dp__os_close(fds[1]);
+        CHECK_STATUS(dp__tree_hear(&tree, &tree.links[0], false), DP_ERR_REMOTE);
+        CHECK_STR(dp_last_error(), "process 1 of 2 ended while it was sending");
+        CHECK(tree.links[0].left);
+        dp__os_close(fds[0]);
+    }
+}
+
+/* ---- jobs of many, seen from one of them ----------------------------------------------------- */
+
+/* One whose processes are alone on their machines, and have begun nothing. */
+static dp__job *make_job(int process_count)
+{
+    size_t count = (size_t)process_count, head = dp__board_bytes(process_count);
+    size_t entries = DP__LANES * (DP__KEPT + count) * sizeof(dp__entry);
+    dp__job *job = test_room(sizeof *job);
+    memset(job, 0, sizeof *job);
+    job->process_count = process_count;
+    job->timeout_ms = 60000;
+    job->look_ns = DP__LOOK_NS;
+    job->shared.fd = -1;
+    job->board = dp__os_alloc(head + entries, 128, NULL);
+    job->firsts = test_room((3 * count + 1) * sizeof(int));
+    job->ids = job->firsts + count + 1;
+    job->twins = job->ids + count;
+    memset(job->board, 0, head + entries);
+    for (int p = 0; p < process_count; p++) {
+        job->firsts[p + 1] = p + 1;
+        job->twins[p] = p;
+        atomic_store(&dp__progress_of(job, p)->presence, DP__INSIDE);
+    }
+    for (int i = 0; i < DP__LANES; i++)
+        job->rings[i] = (dp__ring){.job = job, .place = i};
+    return job;
+}
+
+static void connect_link(dp__tree *tree, int process, int *out_end)
+{
+    int fds[2];
+    CHECK_INT(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    dp__os_prepare(fds[0], AF_UNIX);
+    dp__os_prepare(fds[1], AF_UNIX);
+    dp__tree_link(tree, fds[0], process);
+    *out_end = fds[1];
+}
+
+static void send_letter(int fd, int from, dp__letter letter)
+{
+    const dp__envelope whole = {{DP__NOTE_MAGIC, DP__LETTER, 0, from, sizeof letter}, letter};
+    CHECK(dp__wire_send(fd, &whole, sizeof whole, dp__os_after_ms(5000)) == DP_OK);
+}
+
+/* How many letters about each process have come here. */
+static void count_letters(int fd, int counts[4])
+{
+    dp__envelope whole;
+    dp__os_watch watch = {.fd = fd, .events = POLLIN};
+    memset(counts, 0, 4 * sizeof *counts);
+    while (dp__os_poll(&watch, 1, 0) > 0) {
+        CHECK(dp__wire_receive(fd, &whole, sizeof whole, dp__os_after_ms(5000)) == DP_OK);
+        CHECK_INT(whole.note.kind, DP__LETTER);
+        CHECK(whole.note.process >= 0 && whole.note.process < 4);
+        counts[whole.note.process]++;
+    }
+}
+
+static void check_letters(const int ends[2], int of_zero, bool all)
+{
+    static const int passed[2][4] = {{0, 0, 1, 1}, {0, 1, 0, 0}};
+    for (int i = 0; i < 2; i++) {
+        int counts[4];
+        count_letters(ends[i], counts);
+        for (int p = 0; p < 4; p++)
+            CHECK_INT(counts[p], p == 0 ? of_zero : all && passed[i][p]);
+    }
+}
+
+/* Process 0 of 4, before 1 and 2; 3 is behind 2. All three ask, as they do who wait for it. */
+TEST(letter_crosses_each_link_once)
+{
+    int ends[2];
+    bool quick = false;
+    for (int tries = 0; tries < 50 && !quick; tries++) {
+        dp__job *job = make_job(4);
+        dp__tree tree = {.process_count = 4,
+                         .timeout_ms = 60000,
+                         .claim = -1,
+                         .job = job,
+                         .lock = DP__LOCK_INITIALIZER};
+        const dp__letter asks = {.presence = DP__INSIDE, .asks = 1};
+        connect_link(&tree, 1, &ends[0]);
+        connect_link(&tree, 2, &ends[1]);
+        uint64_t begun_ns = dp__os_now_ns();
+        for (int p = 1; p < 4; p++)
+            send_letter(ends[p > 1], p, asks);
+        CHECK(dp__tree_listen(&tree) == DP_OK);
+        quick = dp__os_now_ns() - begun_ns < DP__ASK_NS;
+        if (quick)
+            check_letters(ends, 1, true);
+        atomic_store(&dp__progress_of(job, 0)->tracks[0].said_after, 7); /* then there is news */
+        if (quick)
+            send_letter(ends[0], 1, asks);
+        CHECK(dp__tree_listen(&tree) == DP_OK);
+        if (quick) {
+            int counts[4];
+            count_letters(ends[0], counts);
+            CHECK_INT(counts[0], 1);
+        }
+        for (int i = 0; i < 2; i++) {
+            dp__os_close(ends[i]);
+            dp__os_close(tree.links[i].fd);
+        }
+        dp__os_free(job->board, 0, NULL);
+    }
+    CHECK(quick);
+}
+
+/* To a process that computes, and reads nothing for hours. */
+TEST(letters_without_room_are_dropped_whole)
+{
+    int end, counts[4];
+    dp__tree tree = {.process_count = 4, .claim = -1, .lock = DP__LOCK_INITIALIZER};
+    const dp__letter letter = {.presence = DP__INSIDE};
+    connect_link(&tree, 1, &end);
+    for (int i = 0; i < 5000; i++)
+        dp__tree_post(&tree, NULL, 2, &letter);
+    CHECK(!tree.links[0].left);
+    count_letters(end, counts);
+    CHECK(counts[2] > 0 && counts[2] < 5000);
+    dp__tree_post(&tree, NULL, 3, &letter); /* there is room again */
+    count_letters(end, counts);
+    CHECK_INT(counts[3], 1);
+    dp__os_close(end);
+    dp__os_close(tree.links[0].fd);
+}
+
+enum { CROWD = 512, FALLEN = 300 };
+
+/* Has the locks of all but the first, and then of all but one more, until nobody listens. */
+static void hold_locks(const dp__shared *shared, int told, int hears)
+{
+    char word;
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1, .l_len = CROWD - 1};
+    CHECK_INT(fcntl(shared->fd, F_SETLK, &lock), 0);
+    CHECK_INT(write(told, "x", 1), 1);
+    CHECK_INT(read(hears, &word, 1), 1);
+    lock = (struct flock){.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = FALLEN, .l_len = 1};
+    CHECK_INT(fcntl(shared->fd, F_SETLK, &lock), 0);
+    CHECK_INT(write(told, "x", 1), 1);
+    (void)!read(hears, &word, 1);
+    _exit(EXIT_SUCCESS);
+}
+
+static int look_for_dead(dp__ring *ring)
+{
+    const dp__slice slice = dp__slice_of(ring);
+    locks_asked = 0;
+    return dp__ring_dead(ring, &slice, 1);
+}
+
+/* While 1 of 512 waits it asks for 64 locks in a look, and while 256 do, each for one; and it finds
+   the one that has died. */
+TEST(those_who_wait_share_the_asking)
+{
+    int down[2], up[2], found = -1, looks = 0, ended = 0;
+    char word;
+    dp__job *job = make_job(CROWD);
+    dp__ring *ring = &job->rings[0];
+    job->shared.fd = memfd_create("locks", 0);
+    job->shared.data = job->board;
+    CHECK(job->shared.fd >= 0 && pipe(down) == 0 && pipe(up) == 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        close(down[1]);
+        hold_locks(&job->shared, up[1], down[0]);
+    }
+    CHECK_INT(read(up[0], &word, 1), 1);
+    CHECK_INT(look_for_dead(ring), -1);
+    CHECK(locks_asked >= 62 && locks_asked <= 64); /* one may be its own */
+    for (int p = 1; p < CROWD / 2; p++)            /* they will have looked by then */
+        atomic_store(&dp__progress_of(job, p)->looked_ns, dp__os_after_ms(600000));
+    for (int i = 0; i < 16; i++) {
+        CHECK_INT(look_for_dead(ring), -1);
+        CHECK(locks_asked >= 1 && locks_asked <= 2);
+    }
+    CHECK_INT(write(down[1], "x", 1), 1);
+    CHECK_INT(read(up[0], &word, 1), 1);
+    for (int p = 1; p < CROWD / 2; p++)
+        atomic_store(&dp__progress_of(job, p)->looked_ns, 0);
+    for (; looks < 100 && found < 0; looks++)
+        found = look_for_dead(ring);
+    CHECK_INT(found, FALLEN);
+    close(down[1]);
+    CHECK_INT(waitpid(pid, &ended, 0), pid);
+    CHECK_INT(ended, 0);
+    close(job->shared.fd);
+    dp__os_free(job->board, 0, NULL);
+}
+
+TEST(many_to_a_core_look_less_often)
+{
+    CHECK_INT(dp__look_ns(2, 1), DP__LOOK_NS);
+    CHECK_INT(dp__look_ns(512, 32), DP__LOOK_NS);
+    CHECK_INT(dp__look_ns(512, 64), DP__LOOK_NS);
+    CHECK_INT(dp__look_ns(128, 2), 4 * DP__LOOK_NS);
+    CHECK_INT(dp__look_ns(4096, 1), DP__LATE_NS); /* after which a wait counts as stopped */
+}
+
+/* Numbers of processes are those of a machine: another one has the same ones. */
+TEST(processes_of_two_machines_are_no_twins)
+{
+    dp__job *job = make_job(5);
+    dp__body bodies[5] = {{1, 40, 0}, {2, 40, 1}, {1, 41, 2}, {2, 40, 3}, {2, 40, 4}};
+    dp__job_twins(job, bodies);
+    static const int twins[5] = {0, 3, 2, 4, 1}, ids[5] = {40, 40, 41, 40, 40};
+    for (int p = 0; p < 5; p++) {
+        CHECK_INT(job->twins[p], twins[p]);
+        CHECK_INT(job->ids[p], ids[p]);
+    }
+    for (int p = 1; p < 4; p++)
+        dp__job_miss(job, p);
+    CHECK(!dp__is_alive(job, 1)); /* it is not taken for this process */
+    CHECK(!dp__is_alive(job, 2));
+    atomic_store(&dp__progress_of(job, 4)->presence, DP__LEFT);
+    CHECK(dp__is_alive(job, 1)); /* it may have lost its lock to another context */
+    CHECK(!dp__is_alive(job, 2));
+    dp__os_free(job->board, 0, NULL);
+}
+
+/* ---- crowds ---------------------------------------------------------------------------------- */
+
+/* A caller that finds the queue full is told so, and may come when there is a place. */
+TEST(full_queue_is_not_a_refusal)
+{
+    int callers[3];
+    char name[40];
+    bool full;
+    snprintf(name, sizeof name, "dp-queue-%d", (int)getpid());
+    dp__os_address at = dp__os_local(name);
+    CHECK_INT(dp__os_connect(&at), DP__OS_REFUSED);
+    int listener = dp__os_listen(&at);
+    CHECK(listener >= 0 && listen(listener, 1) == 0); /* two may wait */
+    for (int i = 0; i < 3; i++)
+        callers[i] = dp__os_connect(&at);
+    CHECK(callers[0] >= 0 && callers[1] >= 0);
+    CHECK_INT(callers[2], DP__OS_CROWDED);
+    dp__os_close(dp__os_accept(listener, &full));
+    callers[2] = dp__os_connect(&at);
+    CHECK(callers[2] >= 0);
+    for (int i = 0; i < 3; i++)
+        dp__os_close(callers[i]);
+    dp__os_close(listener);
+}
+
+/* Many peers are not looked at each time. */
+TEST(many_peers_are_looked_at_now_and_then)
+{
+    dp__tree tree = {.process_count = 4096, .claim = -1};
+    dp__server server = {.process_count = 4096, .all = true, .tree = &tree, .listener = -1};
+    CHECK(dp__server_open(&server) == DP_OK);
+    server.taken = DP__PEERS_FEW;
+    (void)dp__server_watch(&server, server.watch);
+    CHECK_INT(dp__server_rest_ms(&server), 0);
+    server.taken = 4000;
+    server.peers_ns = dp__os_after_ms(600000);
+    CHECK(dp__server_rest_ms(&server) > 0);
+    uint64_t now = dp__os_now_ns();
+    (void)dp__server_watch(&server, server.watch);
+    CHECK(server.peers_ns >= now + (uint64_t)4000 * DP__PEER_NS);
+    server.failed = DP_ERR_REMOTE; /* then nobody is looked at */
+    CHECK_INT(dp__server_rest_ms(&server), 0);
+    dp__server_close(&server);
+}
+
+/* However many call, the server looks at the time, and at who is in, before it lets in more. */
+TEST(a_flood_is_let_in_by_and_by)
+{
+    enum { LOOKS = DP__PENDING_MAX / DP__ACCEPT_MAX + 2, CALLERS = LOOKS * DP__ACCEPT_MAX };
+    static int callers[CALLERS];
+    char name[40];
+    dp__launch launch = {.where = "here"};
+    dp__tree tree = {.process_count = 2, .claim = -1};
+    dp__server server = {.launch = &launch, .process_count = 2, .all = true, .tree = &tree};
+    snprintf(name, sizeof name, "dp-flood-%d", (int)getpid());
+    CHECK(dp__server_open(&server) == DP_OK);
+    server.at = dp__os_local(name);
+    server.listener = dp__os_listen(&server.at);
+    dp__os_watch more = {.fd = server.listener, .events = POLLIN};
+    for (int i = 0; i < CALLERS; i++) {
+        callers[i] = dp__os_connect(&server.at);
+        CHECK(callers[i] >= 0);
+    }
+    for (int i = 1; i <= LOOKS; i++) {
+        int come = i * DP__ACCEPT_MAX;
+        CHECK_INT(dp__os_poll(&more, 1, 0), 1);
+        CHECK(dp__server_accept(&server, server.listener) == DP_OK);
+        CHECK_INT(server.pending_count, come <= DP__PENDING_MAX ? come : DP__PENDING_MAX + 1);
+    }
+    CHECK_INT(dp__os_poll(&more, 1, 0), 0);
+    for (int i = 0; i < CALLERS; i++)
+        dp__os_close(callers[i]);
+    dp__server_close(&server);
+}
+
+/* A stranger may say any number. */
+TEST(numbers_of_those_that_may_connect)
+{
+    dp__launch launch = {.where = "here"};
+    dp__server server = {.launch = &launch, .process_count = 3, .all = true, .listener = -1};
+    CHECK(dp__server_open(&server) == DP_OK);
+    CHECK(dp__server_peer(&server, 1) == &server.peers[0]);
+    CHECK(dp__server_peer(&server, 2) == &server.peers[1]);
+    const int none[] = {INT_MIN, -1, 0, 3, INT_MAX};
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
+        CHECK(dp__server_peer(&server, none[i]) == NULL);
+    dp__server_close(&server);
+}
+
+/* Process 1 calls an office, and proves what it is. */
+static int call_office(dp__server *server)
+{
+    const dp__join_request request = {.magic = DP__JOIN_MAGIC,
+                                      .version = DP_VERSION,
+                                      .process = 1,
+                                      .process_count = 2,
+                                      .patience_ms = 9000};
+    const struct {
+        dp__join_request request;
+        uint64_t proof;
+    } both = {request, dp__proof(server->key, &request, DP__OFFICE_NONCE, true)};
+    dp__challenge challenge;
+    uint64_t until_ns = dp__os_after_ms(9000);
+    int fd = dp__os_connect(&server->at);
+    CHECK(dp__wire_send(fd, &both, sizeof both, until_ns) == DP_OK);
+    for (int i = 0; i < 4; i++)
+        CHECK(dp__server_look(server) == DP_OK);
+    CHECK(dp__wire_receive(fd, &challenge, sizeof challenge, until_ns) == DP_OK);
+    return fd;
+}
+
+/* It would take a note for an answer to a message. */
+TEST(who_calls_an_office_twice_is_not_answered)
+{
+    char name[40], byte;
+    dp__launch launch = {.where = "here"};
+    dp__server server = {.launch = &launch, .process_count = 2, .all = true, .any = true};
+    snprintf(name, sizeof name, "dp-office-%d", (int)getpid());
+    CHECK(dp__server_open(&server) == DP_OK);
+    server.at = dp__os_local(name);
+    server.listener = dp__os_listen(&server.at);
+    server.until_ns = dp__os_after_ms(9000);
+    int fds[2] = {call_office(&server)};
+    fds[1] = call_office(&server);
+    CHECK_INT(server.taken, 1);
+    CHECK_INT(dp__os_receive(fds[0], &byte, 1), 0);
+    CHECK_INT(dp__os_receive(fds[1], &byte, 1), -1);
+    dp__os_close(fds[0]);
+    dp__os_close(fds[1]);
+    dp__server_close(&server);
+}
+
+/* Process 1 of 2 has sent its request, and is slow to answer. Meanwhile more strangers come than
+   there are places, and send nothing. */
+TEST(process_that_sent_its_request_is_not_replaced)
+{
+    enum { CALLERS = 2 * DP__PENDING_MAX + 1, LOOKS = CALLERS / DP__ACCEPT_MAX };
+    static int callers[CALLERS];
+    char name[40];
+    dp__launch launch = {.where = "here"};
+    dp__tree tree = {.process_count = 2, .claim = -1};
+    dp__server server = {.launch = &launch, .process_count = 2, .all = true, .tree = &tree};
+    dp__join_request request = {.magic = DP__JOIN_MAGIC,
+                                .version = DP_VERSION,
+                                .process = 1,
+                                .process_count = 2,
+                                .patience_ms = 9000};
+    dp__challenge challenge;
+    snprintf(name, sizeof name, "dp-request-%d", (int)getpid());
+    CHECK(dp__server_open(&server) == DP_OK);
+    server.at = dp__os_local(name);
+    server.listener = dp__os_listen(&server.at);
+    server.until_ns = dp__os_after_ms(9000);
+    int fd = dp__os_connect(&server.at);
+    CHECK(dp__wire_send(fd, &request, sizeof request, server.until_ns) == DP_OK);
+    for (int i = 0; i < CALLERS; i++)
+        callers[i] = dp__os_connect(&server.at);
+    for (int i = 0; i < LOOKS;
+         i++) /* as there is always a connection to accept, none of them waits */
+        CHECK(dp__server_look(&server) == DP_OK);
+    CHECK_INT(server.pending_count, server.pending_capacity);
+    CHECK(dp__wire_receive(fd, &challenge, sizeof challenge, server.until_ns) == DP_OK);
+    uint64_t proof = dp__proof(server.key, &request, challenge.nonce, true);
+    CHECK(dp__wire_send(fd, &proof, sizeof proof, server.until_ns) == DP_OK);
+    CHECK(dp__server_look(&server) == DP_OK);
+    CHECK_INT(server.taken, 1);
+    for (int i = 0; i < CALLERS; i++)
+        dp__os_close(callers[i]);
+    dp__os_close(fd);
+    dp__server_close(&server);
+}
+
+/* The key and texts of the paper by Aumasson and Bernstein, and of its reference implementation. */
+TEST(proofs_are_made_by_siphash)
+{
+    unsigned char text[15];
+    const dp__key key = {0x0706050403020100, 0x0f0e0d0c0b0a0908};
+    for (int i = 0; i < 15; i++)
+        text[i] = (unsigned char)i;
+    CHECK(dp__sip(key, text, 0) == 0x726fdb47dd0e0e31);
+    CHECK(dp__sip(key, text, 1) == 0x74f839c593dc67fd);
+    CHECK(dp__sip(key, text, 8) == 0x93f5f5799a932462);
+    CHECK(dp__sip(key, text, 15) == 0xa129ca6149be45e5);
+}
+
+#endif
