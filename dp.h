@@ -806,8 +806,8 @@ DP_MUST_USE DP_API dp_status dp__open_group(dp_ctx *ctx, int group, const dp_con
 /* Open a context for some processes of this job, as a job of their own: with ranks, collectives,
    wrappers and failures of its own. All processes of `ctx` call this; those that give the same
    number `group` are together, in their order in `ctx`. A process that gives -1 is in no group, and
-   gets NULL. If it fails in one process, all get its status. Two calls cut a job of several
-   machines both ways:
+   gets NULL. If it fails in one process, all get its status; those that wait for the others' groups
+   have three seconds more than timeout_ms. Two calls cut a job of several machines both ways:
 
        dp_open_group(ctx, info.machine, NULL, &inside);             who is on this machine
        dp_open_group(ctx, info.machine_process, NULL, &between);    one process of each machine
@@ -1355,7 +1355,8 @@ DP_MUST_USE DP_API dp_status dp_broadcast_f64(dp_ctx *ctx, double *numbers, size
 
    If dtype or number of elements differ, both sides get DP_ERR_MISMATCH; other messages are not
    affected. If the peer dies or closes its context first, or nothing has moved for timeout_ms while
-   this process waits, the job fails, and the sentence names ranks and tag.
+   this process waits, the job fails, and the sentence names ranks and tag. If the peer waits for a
+   third rank, and so on, the sentence names the last one as well, and dp_failure that one.
 
    The memory stays yours, and has to last, unchanged, until the message is done: dp_scope_end does
    not wait for it. dp_close drops what is not done; then others that wait for it fail. Processes of

@@ -138,13 +138,12 @@ static void dp__group_resolve(dp__group *group)
     config->unbound = true;
 }
 
-/* Returns how long its processes may take to meet: a meeting that fails is over before those that
-   wait for its end in ctx give up, and name one of them: see dp__group_opened. A wrong one is found
-   later. */
+/* Returns how long its processes may take to meet: no longer than those that wait for it in ctx
+   have, see dp__group_opened. A wrong one is found later. */
 static int dp__group_timeout_ms(const dp__group *group)
 {
-    int own = group->config.timeout_ms, all = group->ctx->config.timeout_ms, most = all - all / 4;
-    return own > 0 && own < most ? own : most;
+    int own = group->config.timeout_ms, all = group->ctx->config.timeout_ms;
+    return own > 0 && own < all ? own : all;
 }
 
 /* dp__launch.hear: the job of all has failed, or one of the group has died before all have met. */
@@ -245,13 +244,14 @@ static dp_status dp__group_agree(const dp__group *group, dp_status own)
     return dp_error(status, "%s: %s", group->fn, dp__unnamed("dp_agree", dp_last_error()));
 }
 
-/* Tells all whether it was opened. One that waits here has more patience than the time-out, as the
-   last step of a meeting may begin late, and ask who is missing, whatever time is left. */
+/* Tells all whether it was opened. Who waits here has more patience than the time-out: a meeting
+   that fails is over before those that wait for its end give up, and name one that is in it.
+   Whatever time is left, its last step has a while, and then asks who is missing. */
 static dp_status dp__group_opened(const dp__group *group, dp_status own)
 {
     dp__ring *ring = group->ctx->lanes[DP__CALLER].ring;
     if (ring != NULL)
-        ring->patience_ms = 2 * DP__GRACE_MS;
+        ring->patience_ms = 3 * DP__GRACE_MS;
     dp_status status = dp__group_agree(group, own);
     if (ring != NULL)
         ring->patience_ms = 0;

@@ -168,7 +168,9 @@ typedef enum dp__presence {
 typedef struct dp__track {                       /* of a lane */
     _Alignas(128) atomic_uint begun;             /* neighbours of a line are fetched with it */
     _Alignas(128) atomic_uint ended, said_after; /* said_after: begun last when it said something */
-    atomic_uint awaits; /* in a wait: for which process' part, from 1; 0: that is not known */
+    /* In a wait: for which process' part, from 1; its own: it cannot do its part; 0: that is not
+       known. */
+    atomic_uint awaits;
 } dp__track;
 
 typedef struct dp__progress {
@@ -192,6 +194,7 @@ typedef struct dp__board {
 typedef struct dp__wait { /* for others, of any thread */
     _Atomic uint64_t looked_ns, waited_ns;
     unsigned awaits; /* for which process' part, from 1; 0: that is not known */
+    bool asked;      /* others were, about it */
 } dp__wait;
 
 typedef struct dp__ring {
@@ -687,7 +690,7 @@ static bool dp__is_silent(const dp__job *job, int process, uint64_t since_ns)
 
 /* Asks all whether they are there, and waits for their answers. Returns since when each may be
    expected to have been seen: who was not computes, sleeps, or is gone; 0: none can be asked. */
-static dp_status dp__job_call(dp__job *job, uint64_t *out_since_ns)
+DP__COLD static dp_status dp__job_call(dp__job *job, uint64_t *out_since_ns)
 {
     uint64_t now = dp__os_now_ns(), half = (uint64_t)job->timeout_ms * 500000;
     uint64_t waited_ns = 0;
@@ -767,16 +770,28 @@ static dp_status dp__ring_differs(const dp__ring *ring, unsigned seq, const unsi
     return status;
 }
 
-/* Returns the first process that is silent on the way to one that is: letters do not pass it, nor
-   one that has left, behind which nobody is known to be silent. */
-static int dp__first_silent(const dp__job *job, int process, uint64_t since_ns)
+/* Returns true if a process answers again, but did not for most of the time for which others wait:
+   until then they all waited for it. */
+static bool dp__was_away(const dp__job *job, int process, uint64_t now)
+{
+    const dp__progress *other = dp__progress_of(job, process);
+    uint64_t timeout_ns = (uint64_t)job->timeout_ms * 1000000;
+    return atomic_load(&other->away_ns) > timeout_ns / 2 &&
+           atomic_load(&other->back_ns) + timeout_ns / 4 > now;
+}
+
+/* Returns the first process that is silent on the way to one that is: letters do not pass it, and
+   those that it held up are on their way when it answers again; nor do they pass one that has left,
+   behind which nobody is known to be silent. */
+DP__COLD static int dp__first_silent(const dp__job *job, int process, uint64_t since_ns)
 {
     int on = job->process;
+    uint64_t now = dp__os_now_ns();
     while (job->shared.data == NULL && on != process) {
         on = job->mail->next(job->ctx, on, process);
         if (atomic_load(&dp__progress_of(job, on)->presence) == DP__LEFT)
             return process;
-        if (dp__is_silent(job, on, since_ns))
+        if (dp__is_silent(job, on, since_ns) || dp__was_away(job, on, now))
             return on;
     }
     return process;
@@ -789,7 +804,7 @@ static int dp__ring_timeout_ms(const dp__ring *ring)
 
 /* Returns the process for which all wait in a collective: it has not begun this one, or has and
    does not go on, and is not seen to wait since then. -1: all are in it, and wait. */
-static int dp__ring_missing(const dp__ring *ring, unsigned seq, uint64_t since_ns)
+DP__COLD static int dp__ring_missing(const dp__ring *ring, unsigned seq, uint64_t since_ns)
 {
     const dp__job *job = ring->job;
     int missing[3] = {-1, -1, -1};
@@ -804,7 +819,7 @@ static int dp__ring_missing(const dp__ring *ring, unsigned seq, uint64_t since_n
 
 /* Returns whom a process waits for, on this lane or another one: as it says, or as what all have
    begun says; -1: that is not known. */
-static int dp__awaited_by(const dp__job *job, int lane, int process, uint64_t since_ns)
+DP__COLD static int dp__awaited_by(const dp__job *job, int lane, int process, uint64_t since_ns)
 {
     const dp__progress *member = dp__progress_of(job, process);
     int awaited = -1;
@@ -823,7 +838,7 @@ enum { DP__UNKNOWN = -1, DP__CIRCLE = -2 };
 
 /* Returns for whom a process waits in the end, if it waits for one that waits for a third, and so
    on: itself, if it does not wait. DP__CIRCLE: they wait for each other, or for this process. */
-static int dp__wait_root(const dp__job *job, int lane, int process, uint64_t since_ns)
+DP__COLD static int dp__wait_root(const dp__job *job, int lane, int process, uint64_t since_ns)
 {
     for (int i = 0; i < job->process_count && process >= 0; i++) {
         if (process == job->process)
@@ -832,24 +847,17 @@ static int dp__wait_root(const dp__job *job, int lane, int process, uint64_t sin
             return process;
         if (dp__is_silent(job, process, since_ns))
             return dp__first_silent(job, process, since_ns);
-        process = dp__awaited_by(job, lane, process, since_ns);
+        int awaited = dp__awaited_by(job, lane, process, since_ns);
+        if (awaited == process)
+            return process;
+        process = awaited;
     }
     return process < 0 ? DP__UNKNOWN : DP__CIRCLE;
 }
 
-/* Returns true if a process answers again, but did not for most of the time for which others wait:
-   until then they all waited for it. */
-static bool dp__was_away(const dp__job *job, int process, uint64_t now)
-{
-    const dp__progress *other = dp__progress_of(job, process);
-    uint64_t timeout_ns = (uint64_t)job->timeout_ms * 1000000;
-    return atomic_load(&other->away_ns) > timeout_ns / 2 &&
-           atomic_load(&other->back_ns) + timeout_ns / 4 > now;
-}
-
 /* Returns the one that was away for longest, or the first on the way to it that was away as well;
    -1: none was. */
-static int dp__longest_away(const dp__job *job)
+DP__COLD static int dp__longest_away(const dp__job *job)
 {
     uint64_t now = dp__os_now_ns(), most = 0;
     int away = -1, on = job->process;
@@ -870,13 +878,16 @@ static int dp__longest_away(const dp__job *job)
 static const char dp__no_answer[] = "does not answer";
 
 /* Says what is wrong with one that is to blame for a wait. */
-static const char *dp__fault_text(const dp__job *job, int process, uint64_t since_ns, char *text)
+DP__COLD static const char *dp__fault_text(const dp__job *job, int process, uint64_t since_ns,
+                                           char *text)
 {
     const dp__progress *other = dp__progress_of(job, process);
     if (atomic_load(&other->presence) == DP__LEFT)
         return "has closed its context";
     if (!dp__is_alive(job, process))
         return "has died";
+    if (atomic_load(&other->tracks[DP__CALLER].awaits) == (unsigned)process + 1)
+        return "may open no more files";
     if (dp__is_silent(job, process, since_ns) || atomic_load(&other->away_ns) == 0)
         return dp__no_answer;
     snprintf(text, DP__FAULT_BYTES, "did not answer for %llu ms",
@@ -886,8 +897,8 @@ static const char *dp__fault_text(const dp__job *job, int process, uint64_t sinc
 
 /* "did not come within 4000 ms", "did not come within 4000 ms, as rank 1 (process 1, pid 4242) has
    died": of one that is waited for; root: whose fault that is, -1: that is not known. */
-static const char *dp__late_text(const dp__job *job, int ms, int named, int root, uint64_t since_ns,
-                                 char *text)
+DP__COLD static const char *dp__late_text(const dp__job *job, int ms, int named, int root,
+                                          uint64_t since_ns, char *text)
 {
     char who[DP__WHO_BYTES], words[DP__FAULT_BYTES];
     const char *why = root >= 0 ? dp__fault_text(job, root, since_ns, words) : "";
@@ -901,7 +912,7 @@ static const char *dp__late_text(const dp__job *job, int ms, int named, int root
 
 /* Returns for whom all wait in the end; -1: that is not known. What this process lacks says so
    first, then what all have begun, and then who was away. */
-static int dp__ring_root(const dp__ring *ring, int missing, uint64_t since_ns)
+DP__COLD static int dp__ring_root(const dp__ring *ring, int missing, uint64_t since_ns)
 {
     int lane = ring->place, awaited = (int)atomic_load(&dp__own_track(ring)->awaits) - 1;
     int root = dp__wait_root(ring->job, lane, awaited, since_ns);
@@ -911,7 +922,7 @@ static int dp__ring_root(const dp__ring *ring, int missing, uint64_t since_ns)
 }
 
 /* The time is up. */
-static dp_status dp__ring_late(dp__ring *ring, unsigned seq)
+DP__COLD static dp_status dp__ring_late(dp__ring *ring, unsigned seq)
 {
     dp__job *job = ring->job;
     char doing[DP__DOING_BYTES], last[DP__LAST_BYTES], who[DP__WHO_BYTES], what[DP__LATE_BYTES];

@@ -1367,8 +1367,8 @@ static int dp__channel_presence(const dp__post *post, int process, int known)
     return left ? DP__LEFT : broke ? DP__DEAD : known;
 }
 
-static int dp__channel_excuse(const dp__post *post, const dp__parcel *parcel, char *text,
-                              size_t room)
+DP__COLD static int dp__channel_excuse(const dp__post *post, const dp__parcel *parcel, char *text,
+                                       size_t room)
 {
     const dp__port *port = &dp__channels_of(post)->office->port;
     int process = parcel->process;
@@ -1461,7 +1461,7 @@ static dp_status dp__parcel_look(dp__post *post, dp__parcel *parcel)
 }
 
 /* Returns a process that has died, or is silent; -1: there is none. */
-static int dp__post_silent(const dp__post *post, uint64_t since_ns)
+DP__COLD static int dp__post_silent(const dp__post *post, uint64_t since_ns)
 {
     int silent = -1;
     for (int p = post->process_count - 1; p >= 0; p--) {
@@ -1475,7 +1475,7 @@ static int dp__post_silent(const dp__post *post, uint64_t since_ns)
 
 /* The time is up: for whom do all wait in the end? Where that is not known, and the other end does
    not wait for this process, one that is silent is to blame. */
-static dp_status dp__parcel_late(const dp__post *post, const dp__parcel *parcel)
+DP__COLD static dp_status dp__parcel_late(const dp__post *post, const dp__parcel *parcel)
 {
     char excuse[DP__EXCUSE_BYTES] = "", what[DP__LATE_BYTES + DP__EXCUSE_BYTES];
     int named = parcel->process, lacks = -1;
@@ -1498,7 +1498,7 @@ static dp_status dp__parcel_late(const dp__post *post, const dp__parcel *parcel)
                             what);
 }
 
-static dp_status dp__post_late(const dp__post *post)
+DP__COLD static dp_status dp__post_late(const dp__post *post)
 {
     for (size_t i = 0; i < post->awaited_count; i++) {
         const dp__parcel *parcel = dp__parcel_of(post, &post->awaited[i]);
@@ -1516,6 +1516,16 @@ static void dp__post_awaits(const dp__post *post, int process)
         atomic_store(awaits, (unsigned)(process + 1));
 }
 
+/* Returns for whom a message waits, which is this process if nobody can call it; -1: for any. */
+static int dp__parcel_awaits(const dp__post *post, const dp__parcel *parcel)
+{
+    char text[DP__EXCUSE_BYTES];
+    int lacks = -1;
+    if (parcel->process != post->process && post->carrier->excuse != NULL)
+        lacks = post->carrier->excuse(post, parcel, text, sizeof text);
+    return lacks >= 0 ? lacks : parcel->process;
+}
+
 /* Returns one of the messages that are awaited, with each look another one if there are many; NULL:
    it is done. */
 static dp__parcel *dp__post_turn(dp__post *post)
@@ -1529,11 +1539,16 @@ static dp_status dp__post_look(dp__post *post)
     size_t count = post->awaited_count < DP__PARCELS_LOOKED_AT ? post->awaited_count
                                                                : DP__PARCELS_LOOKED_AT;
     dp__parcel *some[DP__PARCELS_LOOKED_AT];
+    bool waits = false;
+    int awaited = -1;
     for (size_t i = 0; i < count; i++) {
         some[i] = dp__post_turn(post);
-        if (some[i] != NULL && some[i]->process >= 0 && some[i]->process != post->process)
-            dp__post_awaits(post, some[i]->process);
+        waits = waits || some[i] != NULL;
+        if (some[i] != NULL && some[i]->process != post->process && awaited < 0)
+            awaited = dp__parcel_awaits(post, some[i]);
     }
+    if (waits)
+        dp__post_awaits(post, awaited);
     dp__job_looks(post->job);
     DP_TRY(dp__job_heard(post->job));
     for (size_t i = 0; i < count; i++)
@@ -1553,8 +1568,12 @@ static dp_status dp__post_rest(void *what, dp__wait *wait)
     if (post->flows)
         atomic_store(&wait->waited_ns, waited_ns = 0);
     post->flows = false;
-    bool late = waited_ns >= (uint64_t)post->job->timeout_ms * 1000000;
-    return late ? dp__post_late(post) : DP_OK;
+    uint64_t timeout_ns = (uint64_t)post->job->timeout_ms * 1000000;
+    if (post->job->shared.data == NULL && waited_ns > timeout_ns / 2 && !wait->asked) {
+        wait->asked = true; /* who answers when the time is up may have been away until then */
+        (void)dp__job_ask(post->job);
+    }
+    return waited_ns >= timeout_ns ? dp__post_late(post) : DP_OK;
 }
 
 /* ==== >>beginning ==============================================================================
