@@ -589,7 +589,7 @@ static bool dp__was_held_up(uint64_t due_ns, uint64_t now)
 
 /* Returns for how much longer this process waits; 0: the time is up. If it was held up until then,
    it has a while more, once: what it waits for may have come. */
-static int dp__ms_left(uint64_t *until_ns, bool *again)
+DP__APART static int dp__ms_left(uint64_t *until_ns, bool *again)
 {
     int ms = dp__os_ms_until(*until_ns);
     if (ms > 0 || *again || !dp__was_held_up(*until_ns, dp__os_now_ns()))
@@ -608,11 +608,12 @@ static dp_status dp__wire_send(int fd, const void *data, size_t bytes, uint64_t 
         if (sent < 0)
             return DP_ERR_REMOTE;
         done += (size_t)sent;
-        int ms = sent == 0 ? dp__ms_left(&until_ns, &again) : 0;
-        if (sent == 0 && ms == 0)
+        if (sent > 0)
+            continue;
+        int ms = dp__ms_left(&until_ns, &again);
+        if (ms == 0)
             return DP_ERR_TIMEOUT;
-        if (sent == 0)
-            dp__os_ready(fd, DP__CAN_WRITE, ms);
+        dp__os_ready(fd, DP__CAN_WRITE, ms);
     }
     return DP_OK;
 }
@@ -625,11 +626,12 @@ static dp_status dp__wire_receive(int fd, void *data, size_t bytes, uint64_t unt
         if (got < 0)
             return DP_ERR_REMOTE;
         done += (size_t)got;
-        int ms = got == 0 ? dp__ms_left(&until_ns, &again) : 0;
-        if (got == 0 && ms == 0)
+        if (got > 0)
+            continue;
+        int ms = dp__ms_left(&until_ns, &again);
+        if (ms == 0)
             return DP_ERR_TIMEOUT;
-        if (got == 0)
-            dp__os_ready(fd, DP__CAN_READ, ms);
+        dp__os_ready(fd, DP__CAN_READ, ms);
     }
     return DP_OK;
 }
@@ -1245,7 +1247,7 @@ static dp_status dp__tree_listen(dp__tree *tree)
     return dp__tree_failure(tree);
 }
 
-/* Says to those that have gone on to the next call that this process is there: their questions
+/* Answers those that have gone on to the next call that this process is there: their questions
    stand behind what that call is to read. */
 static void dp__tree_stay(const dp__tree *tree)
 {
@@ -1254,8 +1256,9 @@ static void dp__tree_stay(const dp__tree *tree)
             dp__tree_say(tree, &tree->links[i], DP__HERE, tree->calls + 1);
 }
 
-/* Passes over what they have given to a call that is not to be: they may have said more. */
-DP__COLD static void dp__tree_skip(dp__tree *tree)
+/* Passes over what others have given to a call that is not to be, and reads what comes behind it:
+   why they fail, if they do. */
+DP__COLD static dp_status dp__tree_skip(dp__tree *tree)
 {
     char some[256];
     for (int i = 0; i < tree->link_count; i++) {
@@ -1270,6 +1273,7 @@ DP__COLD static void dp__tree_skip(dp__tree *tree)
             bytes -= part;
         }
     }
+    return dp__tree_listen(tree);
 }
 
 /* Closes without a word. So does a child of fork with its copies: it may outlive its parent, whose
@@ -1582,7 +1586,7 @@ static bool dp__server_read(dp__server *server, dp__pending *pending)
 }
 
 /* Closes a connection on which nothing has come for long. One that has asked may be of this job,
-   and held up: it believes that it is let in once it has sent its proof. */
+   and held up: it takes itself for let in once it has sent its proof. */
 static bool dp__server_keeps(const dp__server *server, const dp__pending *pending)
 {
     uint64_t most_ms = server->full ? DP__QUIET_MS : DP__PENDING_MS;
@@ -1711,7 +1715,7 @@ static int dp__server_held_ms(const dp__server *server)
 }
 
 /* Adds to a sentence that a process was held up, if it was. */
-static dp_status dp__add_held_up(dp_status status, int process, int held_ms)
+DP__COLD static dp_status dp__add_held_up(dp_status status, int process, int held_ms)
 {
     char why[DP__TEXT_BYTES];
     if (held_ms <= 0)
@@ -1877,7 +1881,7 @@ static bool dp__server_is_over(dp__server *server)
 }
 
 /* Adds to why others did not come that this process was held up, if it was. */
-static dp_status dp__server_held_up(const dp__server *server, dp_status status)
+DP__COLD static dp_status dp__server_held_up(const dp__server *server, dp_status status)
 {
     return dp__add_held_up(status, server->process, dp__server_held_ms(server));
 }

@@ -296,12 +296,13 @@ DP__COLD static dp_status dp__cables_late(const dp__cables *cables, int missing)
                               cables->visits[missing].why);
 }
 
-/* Hears over the tree why the others fail, if they do, and says that this process goes on. */
-static dp_status dp__cables_listen(dp__tree *tree, uint64_t *says_ns)
+/* Reads from the tree why the others fail, if they do, and answers now and then that this process
+   is there. */
+static dp_status dp__cables_listen(dp__tree *tree, uint64_t *answers_ns)
 {
-    if (dp__os_ms_until(*says_ns) == 0) {
+    if (dp__os_ms_until(*answers_ns) == 0) {
         dp__tree_stay(tree);
-        *says_ns = dp__os_after_ms(DP__GRACE_MS / 4);
+        *answers_ns = dp__os_after_ms(DP__GRACE_MS / 4);
     }
     return dp__tree_listen(tree);
 }
@@ -312,7 +313,7 @@ DP__COLD static dp_status dp__cables_meet(dp__cables *cables, uint64_t until_ns)
     dp__server *server = &cables->port.server;
     dp__tree *tree = dp__port_tree(&cables->port);
     dp_status status = DP_OK;
-    uint64_t says_ns = 0;
+    uint64_t answers_ns = 0;
     server->until_ns = until_ns;
     dp__server_begin(server);
     while (status == DP_OK) {
@@ -322,7 +323,7 @@ DP__COLD static dp_status dp__cables_meet(dp__cables *cables, uint64_t until_ns)
         if (status == DP_OK && missing < 0 && server->taken == server->expected)
             return DP_OK;
         if (status == DP_OK && tree != NULL)
-            status = dp__cables_listen(tree, &says_ns);
+            status = dp__cables_listen(tree, &answers_ns);
         if (status == DP_OK)
             status = dp__server_is_over(server)
                          ? dp__server_held_up(server, dp__cables_late(cables, missing))
@@ -359,12 +360,8 @@ DP__COLD static dp_status dp__cables_fail(dp__cables *cables, dp_status status)
     uint64_t until_ns = dp__os_after_ms(status == DP_ERR_REMOTE ? DP__GRACE_MS : 0);
     char why[DP__TEXT_BYTES];
     memcpy(why, dp_last_error(), sizeof why);
-    for (bool more = tree != NULL; more;) {
-        dp__tree_skip(tree);
-        more = dp__tree_listen(tree) == DP_OK && dp__os_ms_until(until_ns) > 0;
-        if (more)
-            dp__os_sleep_ms(1);
-    }
+    while (tree != NULL && dp__tree_skip(tree) == DP_OK && dp__os_ms_until(until_ns) > 0)
+        dp__os_sleep_ms(1);
     dp_status heard = tree != NULL ? dp__tree_listen(tree) : DP_OK;
     if (heard != DP_OK)
         memcpy(why, dp_last_error(), sizeof why);

@@ -43,14 +43,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum {
-    REPORT = 8000,
-    GRACE_MS = 3000,
-    WORDS_NS =
-        200000000, /* from when it is known why a call fails, until it has told all and fails */
-    NUMBERS = 64,
-    JOBS = 64
-};
+enum { REPORT = 8000, GRACE_MS = 3000, NUMBERS = 64, JOBS = 64 };
+
+/* From when it is known why a call fails, until it has told all and fails. */
+enum { WORDS_NS = 200000000 };
 
 typedef struct result {
     char broken[12]; /* letters of rules */
@@ -263,15 +259,22 @@ static bool is_cut(int from, int to, uint64_t at_ns)
     return sim.cut_since[a][b] <= at_ns && at_ns < sim.cut_until[a][b];
 }
 
+/* Returns true if process p closed its context before process q failed, and its job was well. */
+static bool has_left_before(int p, int q)
+{
+    return !stories[p].lost && stories[p].failed_ns < stories[q].failed_ns;
+}
+
 /* Returns true if words of process q do not get to p: they go up the tree, and down again. */
 static bool cannot_hear(int p, int q, uint64_t at_ns)
 {
+    int teller = q;
     while (p != q) {
         int *below = p > q ? &p : &q, parent = *below & (*below - 1);
         if (below == &p ? is_cut(parent, p, at_ns) : is_cut(q, parent, at_ns))
             return true;
         *below = parent;
-        if (p != q && is_mute(parent, at_ns - WORDS_NS))
+        if (p != q && (is_mute(parent, at_ns - WORDS_NS) || has_left_before(parent, teller)))
             return true;
     }
     return is_mute(p, at_ns - WORDS_NS);
