@@ -1687,7 +1687,16 @@ static void dp__server_name_missing(const dp__server *server, char *text, size_t
     }
 }
 
-/* Inside a machine, a process with another secret connects to another name, and is not noticed. */
+/* Returns for how long this process was held up; 0: not for much of the time. */
+static int dp__server_held_ms(const dp__server *server)
+{
+    uint64_t most_ns = (server->until_ns - server->opened_ns) / 8;
+    return server->held_ns >= most_ns ? (int)(server->held_ns / 1000000) : 0;
+}
+
+/* Fails as some did not come. Inside a machine, a process with another secret connects to another
+   name, and is not noticed. Those of this job, too, close their connections while this process is
+   held up, as those of another job do. */
 static dp_status dp__server_timed_out(const dp__server *server)
 {
     char missing[160], rejected[80] = "";
@@ -1697,7 +1706,7 @@ static dp_status dp__server_timed_out(const dp__server *server)
         return dp_error(DP_ERR_TIMEOUT,
                         "%s of %d joined, but did not connect to the others within %.3g s", missing,
                         server->process_count, seconds);
-    if (server->rejected > 0)
+    if (server->rejected > 0 && dp__server_held_ms(server) == 0)
         snprintf(rejected, sizeof rejected,
                  "; connections from another job, or with another DP_SECRET: %d", server->rejected);
     else if (server->launch->host[0] == '\0' && !server->launch->agreed)
@@ -1705,13 +1714,6 @@ static dp_status dp__server_timed_out(const dp__server *server)
     return dp_error(DP_ERR_TIMEOUT, "%s of %d did not come within %.3g s%s%s%s%s", missing,
                     server->process_count, seconds, rejected, server->said[0] != '\0' ? " (" : "",
                     server->said, server->said[0] != '\0' ? ", and was refused)" : "");
-}
-
-/* Returns for how long this process was held up; 0: not for much of the time. */
-static int dp__server_held_ms(const dp__server *server)
-{
-    uint64_t most_ns = (server->until_ns - server->opened_ns) / 8;
-    return server->held_ns >= most_ns ? (int)(server->held_ns / 1000000) : 0;
 }
 
 /* Adds to a sentence that a process was held up, if it was. */

@@ -1369,6 +1369,7 @@ static void find_one_that_is_stopped(void)
     }
     CHECK_ERROR(open_world(open_ms, NULL, &ctx), DP_ERR_TIMEOUT, "process 2 of 3 did not come ");
     CHECK_SAYS(dp_last_error(), "; process 0 was held up for ");
+    CHECK(strstr(dp_last_error(), "DP_SECRET") == NULL);
 }
 
 static void miss_one_that_is_stopped(void)
