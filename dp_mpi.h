@@ -327,8 +327,8 @@ static void dp__mpi_spread(dp__mpi_line *line, dp_status status, int culprit, co
     }
 }
 
-/* What dp_last_error says becomes the line's failure, because of `process`; -1: nobody is known to
-   be at fault. */
+/* Makes dp_last_error the line's failure, because of `process`; -1: it is not known because of
+   whom. */
 static dp_status dp__mpi_fail(dp__mpi_line *line, dp_status status, int process)
 {
     dp__mpi_spread(line, status, process, dp_last_error());
@@ -612,8 +612,9 @@ static dp_status dp__mpi_line_gather(const void *in, void *out, size_t bytes_eac
     return DP_OK;
 }
 
-/* What was said on the line over which a context was opened, while others than MPI's collectives
-   carry its bytes. Where MPI serves one thread only nothing is heard: who asks is another one. */
+/* Reads what has come on the line over which a context was opened, while others than MPI's
+   collectives carry its bytes. Where MPI serves one thread only it reads nothing: this is another
+   thread. */
 static dp_status dp__mpi_line_hear(dp__mpi_line *line, const dp__job *job, int *out_process)
 {
     if (dp__mpi_level() < MPI_THREAD_SERIALIZED)
@@ -636,7 +637,7 @@ static void dp__mpi_line_send(dp__mpi_line *line, const dp__letter *letter)
         dp__mpi_tell(line, DP__MPI_LETTER, -1, letter);
 }
 
-/* The same on a communicator of the user, in case they call it; dp_open makes a line from it. */
+/* Gathers on a communicator of the user, in case they call it; dp_open makes a line from it. */
 static dp_status dp__mpi_handle_gather(const void *in, void *out, size_t bytes_each, void *user)
 {
     MPI_Comm comm = MPI_Comm_f2c((MPI_Fint)(intptr_t)user);
@@ -856,7 +857,7 @@ static void dp__mpi_sheet_give(dp__post *post, dp__mpi_sheet *sheet)
     dp__mpi_post_of(post)->free = sheet;
 }
 
-/* Whether MPI is through with it. */
+/* Asks whether MPI is done with it. */
 static dp_status dp__mpi_sheet_test(dp__mpi_sheet *sheet, bool *out)
 {
     int done = 0;
@@ -918,7 +919,7 @@ static dp_status dp__mpi_data(dp__post *post, dp__parcel *parcel)
     return code == MPI_SUCCESS ? DP_OK : dp__mpi_error("MPI_Isend, MPI_Irecv", code);
 }
 
-/* Whether all of it has gone, or has come. */
+/* Asks whether all of it has been sent, or has come. */
 static dp_status dp__mpi_data_go_on(dp__post *post, dp__parcel *parcel, bool *out)
 {
     bool done = false;

@@ -109,7 +109,7 @@ static dp_status dp__group_check(dp__group *group, const dp_config *config)
     return DP_OK;
 }
 
-/* What is not set is as in the context of all. */
+/* Takes from the context of all what is not set. */
 static void dp__group_resolve(dp__group *group)
 {
     const dp_ctx *ctx = group->ctx;
@@ -187,7 +187,7 @@ static dp_status dp__group_launch(dp__group *group, const dp__group_card *first,
     return DP_OK;
 }
 
-/* Where MPI has brought the processes together, it does so again. */
+/* Asks MPI for a communicator, where it has brought the processes together. */
 static dp_status dp__group_join_line(dp__group *group, dp__launch *launch, dp__mpi_line **out)
 {
     bool meant;

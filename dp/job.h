@@ -51,8 +51,8 @@ typedef struct dp__signature { /* what has to be the same on all ranks */
     double scale;
 } dp__signature;
 
-/* What collectives are for: for which reducer, and for which bucket of it, each counted from 1; 0:
-   for none, or all. So what has the same size cannot be taken for something else. */
+/* Names the reducer and the bucket that collectives are for, each counted from 1; 0: none, or all.
+   So what has the same size cannot be taken for something else. */
 typedef struct dp__purpose {
     const char *what; /* lasts as long as the purpose; or NULL */
     uint32_t reducer, bucket;
@@ -178,8 +178,8 @@ typedef struct dp__progress {
     atomic_int presence;
     atomic_uint held;           /* its threads that wait for another context's collectives */
     _Atomic uint64_t looked_ns; /* when it last looked around while it waited */
-    /* Where there is no board: since when a question is unanswered, or 0; how long the last answer
-       took, and when it came. */
+    /* Without a board: since when a question is unanswered, or 0; how long the last answer took,
+       and when it came. */
     _Atomic uint64_t asked_ns, away_ns, back_ns;
     char said[DP__COMPLAINT_BYTES]; /* of a call that failed; "": none did */
 } dp__progress;
@@ -275,7 +275,7 @@ static dp__track *dp__own_track(const dp__ring *ring)
     return dp__track_of(ring, ring->job->process);
 }
 
-/* Of which process a rank is. */
+/* Returns the process of a rank. */
 static int dp__process_of(const dp__job *job, int rank)
 {
     int process = 0;
@@ -294,7 +294,7 @@ static size_t dp__board_bytes(int process_count)
     return (sizeof(dp__board) + (size_t)process_count * sizeof(dp__progress) + 63) / 64 * 64;
 }
 
-/* What a process has behind the board, in shared memory. */
+/* Returns what a process has behind the board, in shared memory. */
 static char *dp__behind_board(const dp__job *job, int process)
 {
     return (char *)job->board + dp__board_bytes(job->process_count) + (size_t)process * job->each;
@@ -314,7 +314,7 @@ static _Atomic uint64_t *dp__entry_of(const dp__ring *ring, int process, unsigne
     return first + place * DP__ENTRY_WORDS;
 }
 
-/* What a process has begun as number `seq`; false: it is not known. */
+/* Gets what a process has begun as number `seq`; false: it is not known. */
 static bool dp__entry_get(const dp__ring *ring, int process, unsigned seq, dp__entry *out)
 {
     unsigned begun =
@@ -330,7 +330,8 @@ static bool dp__entries_same(const dp__entry *a, const dp__entry *b)
     return a->seq == b->seq && memcmp(&a->is, &b->is, sizeof a->is) == 0;
 }
 
-/* Whether a process has begun this as number `seq`, which is at most so long ago as is kept. */
+/* Returns true if a process has begun this as number `seq`, which is at most so long ago as is
+   kept. */
 static bool dp__entry_matches(const dp__ring *ring, int process, unsigned seq, const dp__entry *own)
 {
     uint64_t head[DP__HEAD_WORDS];
@@ -466,7 +467,7 @@ static void dp__job_spread(dp__job *job, dp_status status, int rank, const char 
         job->mail->tell(job->ctx, status, dp__process_of(job, rank), text);
 }
 
-/* The same, with the first failure's sentence. */
+/* Fails the job, and leaves the first failure's sentence. */
 DP_PRINTF(4, 5)
 static dp_status dp__job_fail(dp__job *job, dp_status status, int process, const char *format, ...)
 {
@@ -535,7 +536,7 @@ static dp__letter dp__letter_of(const dp__job *job)
     return letter;
 }
 
-/* What it has begun can be put in words. */
+/* Returns true if what a letter tells can be put in words. */
 static bool dp__letter_is_sound(const dp__letter *letter)
 {
     bool sound = true;
@@ -550,7 +551,7 @@ static bool dp__letter_is_sound(const dp__letter *letter)
     return sound;
 }
 
-/* What another one has sent. True: it asks. */
+/* Takes in what another process has sent. True: it asks. */
 static bool dp__letter_read(const dp__job *job, int process, const dp__letter *letter)
 {
     dp__progress *other = dp__progress_of(job, process);
@@ -584,8 +585,8 @@ static void dp__job_miss(const dp__job *job, int process)
         atomic_store(presence, DP__DEAD);
 }
 
-/* Of one that has not been heard of since: it has begun what has ended here, but for what goes from
-   one to the others. */
+/* Guesses about a process of which nothing has come since: it has begun what has ended here, but
+   for what goes from one to the others. */
 static void dp__track_guess(const dp__ring *ring, int process)
 {
     dp__track *track = dp__track_of(ring, process);
@@ -599,7 +600,7 @@ static void dp__track_guess(const dp__ring *ring, int process)
     atomic_store(&track->begun, ended);
 }
 
-/* Where there is no board the others are told what may not wait until they ask. */
+/* Tells the others, where there is no board, what may not wait until they ask. */
 static void dp__letter_send(const dp__job *job)
 {
     const dp__letter own = dp__letter_of(job);
@@ -713,7 +714,7 @@ DP__COLD static dp_status dp__job_call(dp__job *job, uint64_t *out_since_ns)
     return DP_OK;
 }
 
-/* Whether all are known to have begun number `seq`, and not the same. */
+/* Returns true if all are known to have begun number `seq`, and not the same. */
 static bool dp__ring_clashes(const dp__ring *ring, unsigned seq)
 {
     dp__entry own, other;
@@ -754,7 +755,7 @@ static dp_status dp__entries_differ(dp__job *job, unsigned seq, const dp__entry 
         dp__issue_text(&entries[most].is, &entries[most].label, what[1]));
 }
 
-/* Of what clashes. `seqs`: the number of each process' call; NULL: `seq`. */
+/* Says what clashes. `seqs`: the number of each process' call; NULL: `seq`. */
 static dp_status dp__ring_differs(const dp__ring *ring, unsigned seq, const unsigned *seqs)
 {
     dp__job *job = ring->job;
@@ -1042,9 +1043,9 @@ static int dp__ring_dead(dp__ring *ring, const dp__slice *slice, unsigned seq)
     return -1;
 }
 
-/* Whether it makes sense to wait for the end of number `seq`, for which this process has waited so
-   long. What two looks find different is: a call that the table refuses is on the board for a
-   moment. */
+/* Looks whether it makes sense to wait for the end of number `seq`, for which this process has
+   waited so long. Only what two looks find different counts: a call that the table refuses is on
+   the board for a moment. */
 static dp_status dp__ring_look(dp__ring *ring, unsigned seq, uint64_t waited_ns)
 {
     dp__job *job = ring->job;
@@ -1089,8 +1090,8 @@ static void dp__ring_rested(const dp__ring *ring, const dp__wait *wait)
         atomic_store(&dp__own_track(ring)->awaits, 0);
 }
 
-/* Whether there are cores for so many threads of all processes. If a quota leaves this process
-   fewer cores than its mask has, all processes share that quota. */
+/* Returns true if there are cores for so many threads of all processes. If a quota leaves this
+   process fewer cores than its mask has, all processes share that quota. */
 static bool dp__job_has_cores(const dp__job *job, int threads)
 {
     dp__cores cores = {{0}};
@@ -1219,8 +1220,8 @@ DP_API void dp_tag(dp_ctx *ctx, const char *text)
     atomic_fetch_add_explicit(&ctx->tags, 1, memory_order_release);
 }
 
-/* What the collectives to come are for, until this is called again. Returns what they were for. For
-   the writer. */
+/* Sets what the collectives to come are for, until this is called again. Returns what they were
+   for. For the writer. */
 static dp__purpose dp__journal_for(const dp__lane *lane, dp__purpose purpose)
 {
     dp__ring *ring = lane->ring;
@@ -1242,7 +1243,8 @@ static void dp__ring_label(dp__ring *ring, const char *by)
     dp__words_load(label->tag, ring->job->ctx->tag, DP__TAG_WORDS);
 }
 
-/* Of what a table is asked for on a lane. Compared byte by byte: one NaN is as good as another. */
+/* Makes the signature of a call on a lane. It is compared byte by byte: all NaN are the same one.
+   */
 static dp__signature dp__sign(const dp__ring *ring, const dp_coll_call *call)
 {
     return (dp__signature){.verb = (int32_t)call->verb,
@@ -1300,7 +1302,7 @@ static dp__job *dp__job_of(const dp_host *host)
     return dp__ctx_of(host)->job;
 }
 
-/* Of the lane that is opened. */
+/* Returns the ring of the lane that is opened. */
 static dp__ring *dp__ring_opening(dp__job *job)
 {
     int lane = DP__CALLER;
@@ -1331,7 +1333,8 @@ static bool dp__all_are_host(const dp_ctx *ctx)
     return host;
 }
 
-/* What it means that a table's call has returned: a device of its own may do the work later. */
+/* Says what it means that a table's call has returned: a device of its own may do the work later.
+   */
 static const char *dp__ended_text(const dp__lane *lane)
 {
     return lane->carrier != lane->comm || dp__all_are_host(lane->ctx) ? "ended" : "enqueued";
@@ -1378,7 +1381,7 @@ static void dp__journal_log(const dp_ctx *ctx)
             dp__log(ctx, DP_LOG_ERROR, "%s", line);
 }
 
-/* What is under way, the courier's first, or was the caller's last. */
+/* Lists what is under way, the courier's first, or the caller's last. */
 static void dp__journal_here(const dp_ctx *ctx, char *text, size_t bytes)
 {
     text[0] = '\0';
@@ -1403,7 +1406,7 @@ static const char *dp__open_error(void)
     return dp__unnamed("dp_open", dp_last_error());
 }
 
-/* Of those that have failed one that did so by itself, or else the first; -1: none has. */
+/* Returns one of those that have failed by themselves, or else the first; -1: none has. */
 static int dp__job_failed_first(const dp__job *job)
 {
     int failed = -1;
@@ -1539,8 +1542,8 @@ static void dp__job_twins(dp__job *job, dp__body *bodies)
     }
 }
 
-/* Of so many processes, behind so many bytes. A part is as large as the machine's memory, since
-   only what is used of it takes any. */
+/* Lays out a heap of so many processes, behind so many bytes. A part is as large as the machine's
+   memory, since only what is used of it takes any. */
 static dp__heap dp__heap_behind(const dp__shared *shared, int process, int count, size_t bytes)
 {
     const size_t most = (size_t)1 << (sizeof(size_t) > 4 ? 44 : 28);

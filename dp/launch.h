@@ -274,7 +274,8 @@ static dp_status dp__launch_ports(dp__launch *launch)
     return DP_OK;
 }
 
-/* What the others are told. Process 0 is found by its name, and need not know this. */
+/* Finds the address that the others are told. Process 0 is found by its name, and need not know it.
+   */
 static dp_status dp__launch_interface(dp__launch *launch)
 {
     const char *wanted = dp__os_env("DP_INTERFACE");
@@ -470,7 +471,7 @@ static bool dp__launch_is_alone(const dp__launch *launch)
            dp__os_env("DP_PROCESS_LIMIT") == NULL;
 }
 
-/* The same, and of which job. */
+/* Reads what the launcher says, and of which job. */
 DP__COLD static dp_status dp__launch_read(const char *job, dp__launch *out)
 {
     const dp__launcher *launcher;
@@ -658,8 +659,8 @@ static void dp__note_last(int *fd, dp_status status, int process, const char *te
     *fd = -1;
 }
 
-/* Whether a note can be ours: no process of ours sends other sizes than these, and they must not
-   decide how much memory is used. */
+/* Returns true if a note can be of this job: its processes send no other sizes than these, and
+   sizes must not decide how much memory is used. */
 static bool dp__note_is_sound(const dp__note *note)
 {
     if (note->magic != DP__NOTE_MAGIC || note->kind >= DP__KINDS)
@@ -686,7 +687,7 @@ static dp_status dp__failure_receive(int fd, const dp__note *note, uint64_t unti
     return dp_error(status, "%s", text[0] != '\0' ? text : dp_status_text(status));
 }
 
-/* The same from a process of the same job, which then has failed here too. */
+/* Receives a failure from a process of the same job, which then has failed here too. */
 static dp_status dp__failure_shared(int fd, const dp__note *note)
 {
     dp_status status = dp__failure_receive(fd, note, dp__os_after_ms(DP__GRACE_MS));
@@ -852,7 +853,7 @@ static void dp__tree_tell(dp__tree *tree, dp_status status, int process, const c
     dp__tree_leave(tree);
 }
 
-/* The same, in words that dp_last_error has. */
+/* Notes a failure, in the words of dp_last_error. */
 DP__COLD static dp_status dp__tree_fail(dp__tree *tree, const dp__link *teller, dp_status status,
                                         int process)
 {
@@ -1129,8 +1130,8 @@ static uint64_t dp__tree_until(const dp__tree *tree, int least_ms)
     return tree->ends_ns > least_ns ? tree->ends_ns : least_ns;
 }
 
-/* Who waits for the rest of what has begun to come answers nobody: it gives up before those who ask
-   it do. */
+/* Receives the rest of what has begun to come. It answers no question meanwhile, so it gives up
+   before those that ask do. */
 static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, void *data,
                                size_t bytes)
 {
@@ -1161,8 +1162,8 @@ static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link, int wait_ms
     return DP_OK;
 }
 
-/* Who speaks cannot ask, nor answer: it waits longer than those who can. If it gives up, half a
-   note may have been sent, so that nothing can follow on that link. */
+/* Sends to a neighbour. It cannot ask nor answer meanwhile, so it waits longer than those that can.
+   If it gives up, half a note may have been sent, so that nothing can follow on that link. */
 static dp_status dp__tree_give(dp__tree *tree, dp__link *link, dp__kind kind, const void *data,
                                size_t bytes)
 {
@@ -1450,7 +1451,7 @@ static dp__peer *dp__server_peer(const dp__server *server, int process)
     return behind ? &server->peers[process - server->first] : NULL;
 }
 
-/* Whether a process that has the key may join. The reason why not goes to server->said, because it
+/* Returns true if a process that has the key may join. If not, server->said gets the reason, which
    is not a failure of this process. */
 static bool dp__server_admits(dp__server *server, const dp__join_request *request)
 {
@@ -1520,9 +1521,9 @@ static void dp__server_add(dp__server *server, const dp__pending *pending)
     server->taken++;
 }
 
-/* Whether that process has been told that no process may join any more. It then comes for another
-   try, before which this process has to be ready; where a number came twice, it may be another
-   process. */
+/* Returns true if that process has been told that no process may join any more. It then comes for
+   another try, before which this process has to be ready; where a number came twice, it may be
+   another process. */
 static bool dp__server_has_told(const dp__server *server, int process)
 {
     const dp__peer *peer = dp__server_peer(server, process);
@@ -1597,7 +1598,8 @@ static bool dp__server_keeps(const dp__server *server, const dp__pending *pendin
     return false;
 }
 
-/* Whether `a` is replaced sooner than `b`: a connection with a request may be of this job. */
+/* Returns true if `a` is replaced sooner than `b`: a connection with a request may be of this job.
+   */
 static bool dp__server_drops_first(const dp__pending *a, const dp__pending *b)
 {
     return a->asked != b->asked ? b->asked : a->came_ns < b->came_ns;
@@ -1659,7 +1661,7 @@ static dp_status dp__server_accept(dp__server *server, int listener)
    Whoever serves looks at all that has happened, again and again, until all have joined and then
    until all have met their neighbours, or until it has to say who is missing.                    */
 
-/* Whether this process still waits for that peer. */
+/* Returns true if this process still waits for that peer. */
 static bool dp__server_misses(const dp__server *server, int peer)
 {
     if (server->welcomed)
@@ -2031,7 +2033,7 @@ static dp_status dp__listen_within(dp__server *server, const dp__launch *launch)
                     server->process, ports.first, ports.last);
 }
 
-/* Where those behind this process find it. */
+/* Listens where those behind this process will find it. */
 static dp_status dp__listen_behind(dp__server *server, const dp__launch *launch,
                                    uint64_t *out_listens)
 {
@@ -2499,8 +2501,8 @@ DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms
 typedef struct dp__mpi_line dp__mpi_line;
 
 typedef struct dp__mpi_place { /* what dp_mpi.h has for processes that meet through MPI */
-    /* Whether MPI has brought processes together, and the config wants it; then there is a line to
-       the others, as config->bootstrap, unless there are none. */
+    /* Tells whether MPI has brought processes together, and the config wants it; then there is a
+       line to the others, as config->bootstrap, unless there are none. */
     dp_status (*join)(dp_config *config, int timeout_ms, dp__launch *launch, bool *out_meant,
                       dp__mpi_line **out);
     void (*leave)(dp__mpi_line *line, bool job_failed);
@@ -2554,8 +2556,8 @@ static void dp__far_tell(dp_ctx *ctx, dp_status status, int process, const char 
     dp__lock_leave(&ctx->far_lock);
 }
 
-/* What this process has begun, for all others; false: there is no way to them. Another thread that
-   has the links says the same. */
+/* Sends what this process has begun to all others; false: there is no way to them. Another thread
+   that has the links sends the same. */
 static bool dp__far_send(dp_ctx *ctx, const dp__letter *letter)
 {
     dp__lock_enter(&ctx->far_lock);
@@ -2570,8 +2572,9 @@ static bool dp__far_send(dp_ctx *ctx, const dp__letter *letter)
     return some;
 }
 
-/* What other machines find this process by: what the user says, or what a connection to one comes
-   from; where a bootstrap of the user's has made none, the usual address. "": nothing is known. */
+/* Finds the address by which other machines find this process: the user's, or that from which a
+   connection to one comes; where a bootstrap of the user's has made none, the usual one. "":
+   nothing is known. */
 static dp_status dp__far_host(const dp__tree *tree, char *text, size_t room)
 {
     dp__launch own = {.name = "far"};
@@ -2612,8 +2615,8 @@ static dp_status dp__join_tree(dp_config *config, const dp__launch *launch, int 
     return status;
 }
 
-/* What the program says counts, then what its user says. A wrong number is an error later, when the
-   others can hear of it. */
+/* Takes the time-out of the program, else that of its user. A wrong number is an error later, when
+   the others can be told. */
 static dp_status dp__join_timeout(dp_config *config, int *out_ms)
 {
     int seconds = DP__TIMEOUT_MS / 1000;
@@ -2685,7 +2688,7 @@ typedef struct dp__whereabouts {
     uint64_t machine, cores;
 } dp__whereabouts;
 
-/* Whether a process is the first of its machine; most are beside another one of it. */
+/* Returns true if a process is the first of its machine; most are beside another one of it. */
 static bool dp__is_first_there(const dp__whereabouts *all, int process)
 {
     int before = process - 1;

@@ -135,8 +135,8 @@ typedef struct dp__mesh_comm {
 } dp__mesh_comm;
 _Static_assert(offsetof(dp__mesh_comm, base) == 0, "a dp_comm is the head of its communicator");
 
-/* What carries the bytes. What is begun in a slot goes on while other functions are called, and
-   ends in the order in which it was begun. */
+/* Carries the bytes. What is begun in a slot goes on while other functions are called, and ends in
+   the order in which it was begun. */
 typedef struct dp__mesh_ops {
     dp_status (*prepare)(dp__mesh_comm *comm, const dp_comm_config *config); /* alone */
     dp_status (*connect)(dp__mesh_comm *comm); /* with all other processes */
@@ -185,7 +185,7 @@ static size_t dp__mesh_at(const dp__mesh_call *call, size_t step) /* in bytes, w
     return step * call->piece * call->size;
 }
 
-/* Of an element that is not added yet. */
+/* Returns the size of an element that is not added yet. */
 static size_t dp__mesh_wire_bytes(const dp__mesh_call *call)
 {
     return call->wide ? sizeof(float) : call->size;
@@ -477,7 +477,7 @@ static void dp__mesh_add_own(const dp__mesh_call *call, size_t at, size_t count,
         dp__mesh_reduce(call, (size_t)comm->local_count, 1, count, false);
 }
 
-/* The same of a whole piece: of one block, or of each rank's. */
+/* Adds up what the local ranks have of a whole piece: one block, or each rank's. */
 static void dp__mesh_add_own_all(const dp__mesh_call *call, size_t step, char *out)
 {
     size_t count = dp__mesh_count(call, step), each = call->asked.count * call->size;
@@ -507,7 +507,8 @@ static void dp__mesh_add_all(const dp__mesh_call *call, size_t in_count, size_t 
                          DP_F32, count);
 }
 
-/* Where the sum of the local ranks for a piece is; with several, it is computed if `make`. */
+/* Returns where the sum of the local ranks for a piece is; with several, it is computed if `make`.
+   */
 static const char *dp__mesh_own(const dp__mesh_call *call, size_t step, bool make)
 {
     const dp__mesh_slot *slot = dp__mesh_slot_of(call, step);
@@ -724,7 +725,8 @@ static void dp__mesh_add_group(const dp__mesh_call *call, size_t step, int proce
         dp__mesh_reduce(call, (size_t)members, 1, count, false);
 }
 
-/* What goes from this process to the one that makes a part, and, `back`, the other way. */
+/* Counts what goes from this process to the one that makes a part, or, with `back`, the other way.
+   */
 static void dp__mesh_group_counts(const dp__mesh_call *call, size_t step, bool back)
 {
     const dp__mesh_comm *comm = call->comm;
@@ -779,7 +781,7 @@ static void dp__mesh_group_sum(const dp__mesh_call *call, size_t step, size_t at
     dp__mesh_add_all(call, (size_t)comm->group.count, count, 1);
 }
 
-/* What is in slot->sums, the part that this process has made, to its own group and the others. */
+/* Sends slot->sums, the part that this process has made, to its own group and the others. */
 static dp_status dp__mesh_group_spread(const dp__mesh_call *call, size_t step)
 {
     dp__mesh_slot *slot = dp__mesh_slot_of(call, step);
@@ -937,7 +939,7 @@ static int dp__mesh_root(const dp__mesh_call *call)
     return dp__process_of(call->comm->ring->job, call->asked.root);
 }
 
-/* What is broadcast, in the root's process. */
+/* Returns what is broadcast, in the root's process. */
 static const char *dp__mesh_source(const dp__mesh_call *call, size_t step)
 {
     const dp__mesh_comm *comm = call->comm;
@@ -1210,7 +1212,8 @@ static void dp__mesh_place_buffers(dp__mesh_comm *comm)
     comm->wide = at;
 }
 
-/* What all begin with always has the same size. In groups only first processes send it. */
+/* Lays out what all begin with, which always has the same size. In groups only first processes send
+   it. */
 static void dp__mesh_place_heads(dp__mesh_comm *comm)
 {
     const dp__mesh_slot *slot = &comm->slots[DP__MESH_MEETING];
@@ -1306,7 +1309,7 @@ static dp_status dp__mesh_group_open(dp__mesh_comm *comm)
     return DP_OK;
 }
 
-/* Where there is no such memory, all of it travels; unless it is the job that has failed. */
+/* Opens the group's memory. Where there is none, all travels, unless the job has failed. */
 static dp_status dp__mesh_share(dp__mesh_comm *comm)
 {
     const dp_host *host = comm->base.host;

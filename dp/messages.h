@@ -110,7 +110,7 @@ typedef struct dp__post {
 
 /* How bytes get to another process. All functions are called by the context's thread. */
 typedef struct dp__carrier {
-    /* What sending this needs is there, so that nothing is lacking later. Nobody knows of it. */
+    /* Gets what sending this needs, so that nothing is lacking later. Nobody knows of it. */
     dp_status (*prepare)(dp__post *post, dp__parcel *send);
     void (*discard)(dp__post *post, dp__parcel *send); /* the counterpart, also when it is done */
     dp_status (*offer)(dp__post *post, dp__parcel *send);
@@ -134,7 +134,7 @@ typedef struct dp__carrier {
     int (*excuse)(const dp__post *post, const dp__parcel *parcel, char *text, size_t room);
 } dp__carrier;
 
-/* Of messages of all contexts so far: no two have the same number. */
+/* Counts messages of all contexts so far: no two have the same number. */
 static _Atomic uint64_t dp__message_numbers;
 
 static void dp__parcel_add(dp__parcels *list, dp__parcel *parcel)
@@ -206,8 +206,8 @@ static void dp__parcel_free(dp__post *post, dp__parcel *parcel)
     dp__parcel_add(&post->spare, parcel);
 }
 
-/* Of this context, and not told to the user yet; else NULL: the message may be of another context,
-   whose memory may be gone. */
+/* Returns the parcel of a message of this context that has not ended for the user; else NULL: the
+   message may be of another context, whose memory may be gone. */
 static dp__parcel *dp__parcel_of(const dp__post *post, const dp_message *message)
 {
     dp__parcel *parcel = NULL;
@@ -229,7 +229,7 @@ static bool dp__has_left(const dp__post *post, int process)
     return atomic_load(&dp__progress_of(post->job, process)->presence) == DP__LEFT;
 }
 
-/* Whether a process is known to have died, which may have to be asked of the system. */
+/* Returns true if a process has died, which the system may have to be asked. */
 static bool dp__has_died(const dp__post *post, int process)
 {
     return process != post->process && !dp__has_left(post, process) &&
@@ -256,7 +256,7 @@ static const char *dp__parcel_text(const dp__parcel *parcel, char *text)
     return text;
 }
 
-/* The same on both sides. */
+/* Says, in the same words on both sides, what does not fit. */
 static dp_status dp__parcel_mismatch(const dp__parcel *parcel)
 {
     const dp__offer *sent = parcel->receives ? &parcel->other : &parcel->is;
@@ -276,7 +276,7 @@ static void dp__parcel_end(dp__post *post, dp__parcel *parcel, dp_status status)
     post->moved = true;
 }
 
-/* What was sent has arrived, or did not fit: `other` says what was expected. */
+/* Ends what was sent: it has arrived, or did not fit, and `other` is what was expected. */
 static void dp__parcel_sent(dp__post *post, dp__parcel *send, bool fits)
 {
     dp__parcel_end(post, send, fits ? DP_OK : DP_ERR_MISMATCH);
@@ -686,7 +686,7 @@ static dp_status dp__desk_fetch(dp__post *post, dp__parcel *receive)
     return DP_OK;
 }
 
-/* What has been made of the one that is wanted. */
+/* Takes the pieces that have been made of the one that is wanted. */
 static void dp__pieces_take(dp__post *post, int process, dp__parcel *receive)
 {
     dp__desks *desks = dp__desks_here(post);
@@ -929,7 +929,7 @@ static dp__channels *dp__channels_of(const dp__post *post)
     return post->carried;
 }
 
-/* Where what a process sends, or (`answers`) what was asked by it, goes. */
+/* Returns the channel for what a process sends, or for its `answers`. */
 static dp__channel *dp__channel_to(const dp__post *post, int process, bool answers)
 {
     return &dp__channels_of(post)->of[process + (answers ? post->process_count : 0)];
@@ -1098,7 +1098,7 @@ static void dp__channel_discard(dp__post *post, dp__parcel *parcel)
     parcel->wire = NULL;
 }
 
-/* What is received comes by itself. */
+/* Sends data; what is received comes by itself. */
 static dp_status dp__channel_data(dp__post *post, dp__parcel *parcel)
 {
     dp__sheet *sheet = parcel->wire;
@@ -1113,7 +1113,7 @@ static dp_status dp__channel_data(dp__post *post, dp__parcel *parcel)
     return DP_OK;
 }
 
-/* Who goes because the job has failed may be the first one to say so. */
+/* Takes a farewell: a process that goes because the job has failed may be the first to say so. */
 static dp_status dp__slip_left(const dp__post *post, const dp__slip *slip)
 {
     dp__job *job = post->job;
@@ -1144,7 +1144,7 @@ static dp_status dp__channel_read(dp__post *post, dp__channel *channel, int proc
     return DP_OK;
 }
 
-/* What has come. */
+/* Receives what has come. */
 static dp_status dp__channel_receive(dp__post *post, dp__channel *channel, int process)
 {
     ptrdiff_t got;
@@ -1184,7 +1184,7 @@ static dp__os_watch dp__channel_watch(const dp__channel *channel)
         .events = (short)((calls ? 0 : DP__CAN_READ) | (sends ? DP__CAN_WRITE : 0))};
 }
 
-/* What comes is read once the other end has proved what it is. */
+/* Reads what comes, once the other end has proved what it is. */
 static dp_status dp__channel_hear(dp__post *post, dp__channel *channel, int process)
 {
     if (channel->call != NULL) {
@@ -1228,7 +1228,7 @@ DP__COLD static dp_status dp__channels_let_in(dp__post *post)
     return DP_OK;
 }
 
-/* What was sent before the other end had proved what it is may be lost: all offers. */
+/* Sends all offers again, as those from before the other end had proved what it is may be lost. */
 DP__COLD static dp_status dp__channel_again(dp__post *post, int process)
 {
     dp__channel *channel = dp__channel_to(post, process, false);
@@ -1351,8 +1351,8 @@ static void dp__channels_let_go(dp__post *post)
         dp__os_drop(&channels->of[i].fd);
 }
 
-/* What is heard on connections counts: it is in order with the last answers, and needs nobody who
-   passes it on. Only a process that is known to have died says nothing more. */
+/* Returns the presence of a process, by what has come on connections: that is in order with the
+   last answers, and needs nobody to pass it on. Only a process that has died sends nothing more. */
 static int dp__channel_presence(const dp__post *post, int process, int known)
 {
     bool left = known == DP__LEFT, broke = false;
@@ -1435,8 +1435,8 @@ static dp_status dp__parcel_blame(const dp__post *post, const dp__parcel *parcel
                         dp__parcel_text(parcel, text), who, what);
 }
 
-/* Who may be at the other end is gone, each look another one if that may be any: then only when
-   nobody is left, or one has died. */
+/* Looks whether the process at the other end is gone; if that may be any, at another one each time,
+   and a message is lost only when none is left, or one has died. */
 static dp_status dp__parcel_look(dp__post *post, dp__parcel *parcel)
 {
     int process = parcel->process, left = 0;
@@ -1624,7 +1624,7 @@ static void dp__post_let_go(dp__post *post)
         post->carrier->let_go(post);
 }
 
-/* What lies in it stays where it is until the process ends. */
+/* Keeps what lies in a scope where it is until the process ends. */
 DP__MAYBE_UNUSED static void dp__scope_keep(const dp_scope *scope)
 {
     if (scope->home != NULL)

@@ -156,7 +156,7 @@ static void dp__scopes_find(dp_ctx *ctx)
     }
 }
 
-/* What the job has failed of is no reason any more; nothing runs, and what was lost is found. */
+/* Forgets the failure; nothing runs, and what was lost is found. */
 static void dp__failure_clear(dp_ctx *ctx)
 {
     dp__lock_enter(&ctx->lock);
@@ -249,7 +249,7 @@ static uint32_t dp__wrappers_count(const dp_ctx *ctx)
     return count;
 }
 
-/* Whether anything can be made anew of this context. */
+/* Checks that this context can recover. */
 static dp_status dp__check_recovers(const char *fn, const dp_ctx *ctx)
 {
     if (ctx->voter == NULL)

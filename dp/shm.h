@@ -417,7 +417,7 @@ static int dp__shm_sum_count(const dp__shm_comm *comm, int process)
                : (int)dp__bits(behind & dp__shm_touched(comm, process));
 }
 
-/* Of what is before a process it takes the sum that stands for digit `level`. */
+/* Takes, of what is before a process, the sum that stands for digit `level`. */
 static void dp__shm_plan_take(dp__shm_comm *comm, unsigned level)
 {
     dp__shm_tree *tree = &comm->tree;
@@ -479,7 +479,7 @@ static void dp__shm_plan(dp__shm_comm *comm)
     }
 }
 
-/* Of comm->in to comm->out. */
+/* Describes a reduction of comm->in to comm->out. */
 static dp_kernel_args dp__shm_reduction(const dp__shm_call *call, dp_dtype dtype, size_t count,
                                         bool last)
 {
@@ -544,7 +544,7 @@ static float *dp__shm_wide(const dp__shm_comm *comm, int local_rank)
     return comm->wide + (size_t)local_rank * (DP__SHM_SLOT_BYTES / sizeof(float));
 }
 
-/* What the local ranks send, as f32. */
+/* Converts what the local ranks send to f32. */
 static void dp__shm_widen(const dp__shm_fold *fold, size_t at, size_t count)
 {
     const dp__shm_comm *comm = fold->call->comm;
@@ -560,7 +560,8 @@ static char *dp__shm_part(const dp__shm_comm *comm, int process, int part, size_
     return dp__shm_slot(comm, process, step) + (size_t)part * each;
 }
 
-/* What this process makes of a part of its slot; the last one adds halves up aside. */
+/* Returns where this process puts the sum of a part of its slot; the last one adds halves up aside.
+   */
 static void *dp__shm_made(const dp__shm_fold *fold, size_t step, int part)
 {
     dp__shm_comm *comm = fold->call->comm;
@@ -824,7 +825,7 @@ static bool dp__shm_is_direct(const dp__shm_call *call)
     return direct;
 }
 
-/* What all ranks send, from `at` bytes on, as operands. */
+/* Lists what all ranks send, from `at` bytes on, as operands. */
 static void dp__shm_senders(const dp__shm_call *call, size_t at)
 {
     const dp__shm_comm *comm = call->comm;
@@ -834,7 +835,7 @@ static void dp__shm_senders(const dp__shm_call *call, size_t at)
                           dp__shm_places(call, p)[r - comm->firsts[p]].send + at;
 }
 
-/* Where those ranks that want a sum get it, likewise; how many there are. */
+/* Lists where those ranks that want a sum get it; returns how many there are. */
 static size_t dp__shm_receivers(const dp__shm_call *call, size_t at)
 {
     const dp__shm_comm *comm = call->comm;

@@ -112,7 +112,7 @@ static const char *dp__port_host(const dp__port *port, int process)
     return dp__seat_host(port->seats, port->job->process_count, port->job->process, process);
 }
 
-/* What this process says when it comes to another one. */
+/* Makes the request with which this process connects to another one. */
 static dp__join_request dp__port_request(const dp__port *port)
 {
     return (dp__join_request){.magic = DP__JOIN_MAGIC,
@@ -454,7 +454,7 @@ static void dp__office_shut(dp_ctx *ctx)
         dp__log(ctx, DP_LOG_WARN, "no messages: %s", ctx->office->why);
 }
 
-/* What all know, so that all have an office, or none has. */
+/* Checks what all know, so that all have an office, or none has. */
 DP__COLD static void dp__office_check(dp__office *office, bool far)
 {
     const dp__job *job = office->port.job;
@@ -652,7 +652,7 @@ static dp_status dp__tcp_look(const dp__mesh_comm *comm, int timeout_ms)
     return DP_OK;
 }
 
-/* What was begun last in a slot is all gone, and all there. */
+/* Returns true if all that was begun in a slot has been sent, and has come. */
 static bool dp__tcp_has_ended(dp__tcp *tcp, const dp__mesh_slot *slot)
 {
     while (tcp->ended < tcp->begun && tcp->loads[tcp->ended % DP__TCP_LOADS].left == 0)
