@@ -8,10 +8,10 @@
    from some of the states, some of the processes are left alone with a network that works, and have
    to become a job again. A violation is printed with the shortest way to it.
 
-   The last line is "N passed, N failed"; a scenario passes when no new state comes, or at the bound,
-   8 million states if --most has no other: then its line says so, and which of them are all that
-   can be come to in so many steps. --all has larger ones, which take 15 minutes and 2 GB of memory
-   with that bound; --first ends with the first that fails. */
+   The last line is "N passed, N failed"; a scenario passes when no new state comes, or at the
+   bound, 8 million states if --most has no other: its line then tells "the bound", and in how many
+   steps all have been visited. --all has larger ones, which take 15 minutes and 2 GB of memory with
+   that bound; --first ends with the first that fails. */
 
 #include <assert.h>
 #include <stdarg.h>
