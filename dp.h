@@ -54,10 +54,12 @@
      dp/tcp.h          connections between all processes, and collectives over them
      dp/messages.h     messages from one rank to another
      dp/config.h       what a config means
+     dp/meet.h         where ranks come together on their threads
      dp/open.h         from a config to a context, and back
      dp/run.h          what a context is asked, and functions on its devices
      dp/group.h        some processes of a job as a job of their own
      dp/module.h       modules: parameters, replicas, passes
+     dp/spmd.h         collectives that each rank calls for itself
      dp/parallel.h     wrappers of one process, dp_train_step
      dp/distributed.h  the wrapper for all ranks of a job
      dp/recover.h      a job goes on without those that have died
@@ -156,9 +158,9 @@
                                                                   alone     together
      values, views, scopes of its own; what reads names;          yes       yes
      dp_param and its like, dp_call_child, dp_call_all_reduce,
-     dp_call_sum_ranks, dp_grad_ready, dp_reducer_ready,
-     dp_reducer_absent, dp_module_param, dp_owner_param,
-     dp_owner_grad
+     dp_grad_ready, dp_reducer_ready, dp_reducer_absent,
+     dp_module_param, dp_owner_param, dp_owner_grad
+     dp_rank_all_reduce and its like                              (3)       (3)
      dp_backward of what dp_call_child made                       yes       in its own backward
      dp_tensor_new, dp_copy, dp_fill and other work on tensors;   yes       on its own device
      dp_scatter, dp_replicate, dp_gather, dp_reduce_add
@@ -179,6 +181,8 @@
      (2) except on what the function depends on: the scope that it was called for and the scopes
          around it; the module that runs and the modules that contain it. A function under dp_run
          may end its own scope, or hand it over
+     (3) under dp_run, in methods that dp_distributed runs, and wherever "alone" may call
+         collectives if the process has one local rank; not in hooks
 
    A call with a "no" in the table fails with DP_ERR_STATE and changes nothing. The log function may
    be called anywhere and at any time. It may call only dp_error and dp_last_error.
@@ -202,9 +206,9 @@
      - Under dp_distributed a rank without rows counts for nothing: it adds nothing to gradients and
        samples, and its buffers stay as they were. If its process has no other rows and gets a batch
        of no rows, the rank's methods run all the same, so that they take part in
-       dp_call_sum_ranks. Without arguments the methods of every rank run.
-     - Results made inside one process belong to that process only: dp_call_all_reduce (but not
-       dp_call_sum_ranks), the losses in a log, a criterion.
+       dp_call_all_reduce. Without arguments the methods of every rank run.
+     - Results made inside one process belong to that process only: the losses in a log, a
+       criterion.
      - A hook, a wire of halves and no_sync are fine: each rank rounds and keeps back its own.
 
    It costs as much as 8 devices: gradients, states of replicas and a thread for each, and parts so
@@ -668,7 +672,8 @@ DP_MUST_USE DP_API dp_status dp_wait(dp_ctx *ctx);
 
 /* Run `fn` once for every local device, each on its own thread, the first on the caller's; return
    when all have. Each gets a scope that ends with `scope` (NULL: when this returns). All run even
-   if one fails; the first failure in rank order is returned, with its rank in it. [host]
+   if one fails; the first failure in rank order is returned, with its rank in it. A collective that
+   failed because another rank did (dp_rank_all_reduce) counts only if there is no other. [host]
 
    While functions or methods of yours run on several devices of a machine, in one process or in
    several, OpenMP, OpenBLAS, BLIS and MKL use threads_per_device threads on each, or as many as the
@@ -1303,6 +1308,46 @@ DP_MUST_USE DP_API dp_status dp_scatter_from(dp_ctx *ctx, const dp_part *local, 
 /* Return when every rank has entered. [host] */
 DP_MUST_USE DP_API dp_status dp_barrier(dp_ctx *ctx);
 
+/* Collectives that each rank calls for itself, as under MPI, in a function under dp_run. The thread
+   tells which rank it is; all ranks of the job take part. A process that has one local rank may
+   also call these wherever it may call dp_all_reduce.
+
+       dp_status step(int local_rank, dp_scope *scope, void *user)      dp_run calls it
+       {
+           ...                                                          forward, backward
+           DP_TRY(dp_rank_all_reduce(ctx, grads, grads, count, DP_F32, DP_OP_MEAN));
+           ...                                                          step
+       }
+
+   All ranks make the same calls in the same order, each with memory of its own device; in place as
+   above. What a rank receives into must not overlap what another one uses. Ranks that wait sleep,
+   so there may be more of them than cores. The ranks of a process get the same status:
+     what happens                        what follows
+     a rank gives a wrong argument       its call is refused at once, and it can correct itself, as
+                                         the others wait for it
+     a rank of this process returns,     the others get an error that names it, from each such call
+     fails or asks for something else    until dp_run has returned. Other processes wait: dp_abort
+                                         ends that
+     a rank does not call within         the job fails, and the sentence names the rank
+     timeout_ms
+     a process dies, or asks for         the job fails, as after any collective
+     something else
+
+   A group's context is for a dp_run of the group; after dp_recover all ranks are those that are
+   left. Methods that dp_distributed runs may call these functions, too. A rank without a replica,
+   or with shards without rows, counts for nothing in what is reduced, as in dp_call_all_reduce;
+   all_gather and broadcast send zeros for it. In passes of other wrappers they are UNSUPPORTED.
+   [host] */
+DP_MUST_USE DP_API dp_status dp_rank_all_reduce(dp_ctx *ctx, const void *send, void *recv,
+                                                size_t count, dp_dtype dtype, dp_op op);
+DP_MUST_USE DP_API dp_status dp_rank_broadcast(dp_ctx *ctx, void *buffer, size_t count,
+                                               dp_dtype dtype, int root); /* a rank of the job */
+DP_MUST_USE DP_API dp_status dp_rank_all_gather(dp_ctx *ctx, const void *send, void *recv,
+                                                size_t count_each, dp_dtype dtype);
+DP_MUST_USE DP_API dp_status dp_rank_reduce_scatter(dp_ctx *ctx, const void *send, void *recv,
+                                                    size_t count_each, dp_dtype dtype, dp_op op);
+DP_MUST_USE DP_API dp_status dp_rank_barrier(dp_ctx *ctx);
+
 /* ==== >>agreement ==============================================================================
    What the processes of a job tell each other on the host: counts, losses, how it went. Each
    process has one set of numbers, however many devices it has, and no memory is asked for. All
@@ -1836,23 +1881,24 @@ DP_MUST_USE DP_API dp_status dp_call_child(dp_call *call, const char *child, con
                                            dp_value args, dp_value kwargs, dp_value *out,
                                            dp_pass **out_pass);
 
-/* recv[i] = op over the replicas of this pass of send[i]. Every replica enters, with the same
-   count, dtype and op, and gets the same status. If one fails or returns instead, the others get an
-   error. send and recv lie in memory of call->device: a host array is fine on a CPU device, but not
-   on a device with memory of its own. In place: send == recv. Otherwise the memory that a replica
-   receives into must not overlap any other that is sent or received. [host] */
+/* recv[i] = op over the replicas of this pass of send[i]; where dp_distributed runs it, over those
+   of all processes, in the tree of >>collectives. Every replica enters, with the same count, dtype
+   and op, and gets the same status. If one fails or returns instead, the others get an error; if
+   one does not come within timeout_ms, the job fails. send and recv lie in memory of call->device:
+   a host array is fine on a CPU device, but not on a device with memory of its own. In place: send
+   == recv. Otherwise the memory that a replica receives into must not overlap any other that is
+   sent or received.
+
+   Under dp_distributed a rank without a replica counts for nothing, and with shards so does a
+   replica without rows: it adds nothing to a sum, and a mean is divided by the number of the
+   others. All processes enter equally often, so one that has run out of data needs a batch of no
+   rows: dp_none() would leave the others waiting. If one process enters and another does something
+   else, the job fails. dp_norm.h shows how to use it. [host] */
 DP_MUST_USE DP_API dp_status dp_call_all_reduce(dp_call *call, const void *send, void *recv,
                                                 size_t count, dp_dtype dtype, dp_op op);
 /* The same for dense tensors of one shape and dtype; where they lie is checked. */
 DP_MUST_USE DP_API dp_status dp_call_all_reduce_tensor(dp_call *call, const dp_tensor *send,
                                                        const dp_tensor *recv, dp_op op);
-/* The sum. Where dp_distributed runs the pass, it goes over the replicas of all processes, in the
-   tree of >>collectives; a rank without a replica counts as zeros, and with shards so does a
-   replica without rows. Then all processes enter equally often, so a process that has run out of
-   data needs a batch of no rows: dp_none() would leave the others waiting. If one process enters
-   and another does something else, the job fails. dp_norm.h shows how to use it. */
-DP_MUST_USE DP_API dp_status dp_call_sum_ranks(dp_call *call, const void *send, void *recv,
-                                               size_t count, dp_dtype dtype);
 
 /* ==== >>pass ===================================================================================
    One forward, and its backward. A pass lives as long as the scope given to dp_invoke, and so do
@@ -2035,7 +2081,7 @@ DP_MUST_USE DP_API dp_status dp_everywhere(dp_module *module, dp_module **out);
    A module without parameters, or without any that ranks reduce, is for a trainer that has its
    numbers elsewhere. Its batches are cut, its methods run on all devices, the table below holds,
    and it goes on after dp_recover. The trainer makes its numbers equal at first (dp_broadcast) and
-   after dp_recover (dp_checkpoint_share), and sums its own gradients: with dp_call_sum_ranks in a
+   after dp_recover (dp_checkpoint_share), and sums its own gradients: with dp_call_all_reduce in a
    method, or dp_all_reduce after the step. What asks for parameters finds none: dp_params_compare
    compares nothing, dp_module_save gives an empty dict, and an optimizer only counts steps, so that
    dp_optim_lr tells the rate of a schedule.
@@ -2672,10 +2718,12 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #include "dp/tcp.h"
 #include "dp/messages.h"
 #include "dp/config.h"
+#include "dp/meet.h"
 #include "dp/open.h"
 #include "dp/run.h"
 #include "dp/group.h"
 #include "dp/module.h"
+#include "dp/spmd.h"
 #include "dp/parallel.h"
 #include "dp/distributed.h"
 #include "dp/recover.h"

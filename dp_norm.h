@@ -36,7 +36,7 @@
 
    WHO TAKES PART
    All replicas of the pass and, under dp_distributed, those of all processes: they exchange sums
-   twice in a forward and once in a backward (dp_call_sum_ranks). Parts without rows take part too;
+   twice in a forward and once in a backward (dp_call_all_reduce). Parts without rows take part too;
    a process without data passes a batch of no rows. Evaluation uses the running statistics and
    exchanges nothing; neither does a single part. A device without rows has no replica: under
    dp_distributed its running statistics stay old until buffers are made equal, before the next
@@ -94,7 +94,7 @@ DP_MUST_USE DP_API dp_status dp_norm_backward(dp_call *call, const void *saved, 
 /* For other kinds of layers: mean and biased variance of each channel over all ranks, and of how
    many values; 0: there are none, and one is refused in training, as by dp_norm_forward. `norm`
    says how parts are weighted. Their gradient needs the sums of dy and dy * (x - mean) over all
-   ranks: dp_call_sum_ranks. [host] */
+   ranks: dp_call_all_reduce. [host] */
 DP_MUST_USE DP_API dp_status dp_norm_moments(dp_call *call, const dp_norm *norm, const dp_tensor *x,
                                              double *out_mean, double *out_var, double *out_count);
 
@@ -290,7 +290,7 @@ static dp_status dp__norm_meet(const dp__norm_work *work, bool meets, double *nu
     if (!meets)
         return DP_OK;
     DP_TRY(dp_tensor_from(work->temp, work->call->device, numbers, DP_F64, 1, &count, &sums));
-    DP_TRY(dp_call_sum_ranks(work->call, sums.data, sums.data, (size_t)count, DP_F64));
+    DP_TRY(dp_call_all_reduce_tensor(work->call, &sums, &sums, DP_OP_SUM));
     return dp_read(work->call->ctx, &sums, numbers, (size_t)count * sizeof *numbers);
 }
 

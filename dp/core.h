@@ -190,6 +190,7 @@ struct dp_scope {
 
 typedef struct dp__slot { /* of one local rank under dp_run */
     dp_status status;
+    bool behind; /* it has failed because another one did */
     char text[DP__TEXT_BYTES];
 } dp__slot;
 
@@ -247,10 +248,11 @@ struct dp_ctx {
     dp__heap near; /* for what this machine's processes share, where the job has several machines */
     int sharings;  /* how many wrappers share their parameters with other processes */
     int edits;     /* of parameters that are shared: how many are open */
-    dp__team *team;       /* NULL in a world of one device */
-    dp__os_bound bound;   /* the thread that opened this, where it keeps to some nodes */
-    dp__threads *threads; /* libraries that are told how many; NULL: none */
-    bool threads_sought;  /* they have been looked for */
+    dp__team *team;        /* NULL in a world of one device */
+    struct dp__meet *meet; /* where its threads come together: see dp/meet.h */
+    dp__os_bound bound;    /* the thread that opened this, where it keeps to some nodes */
+    dp__threads *threads;  /* libraries that are told how many; NULL: none */
+    bool threads_sought;   /* they have been looked for */
     dp__slot *slots;
     dp__lane lanes[DP__LANES];
     atomic_uint tags;                    /* how often dp_tag was called */
@@ -905,6 +907,8 @@ static void dp__job_end(dp_ctx *ctx, dp_status status, const char *text)
         ctx->failing->tell(ctx);
     for (int i = 0; i < DP__LANES; i++)
         dp__comm_abort(ctx->lanes[i].comm);
+    for (int i = 0; ctx->team != NULL && i < ctx->team->thread_count; i++)
+        dp__team_wake(ctx->team, i);
     if (first) {
         ctx->failing->log(ctx);
         dp__trace_flush();
@@ -2354,6 +2358,11 @@ DP__APART static dp_tensor dp__tensor_like(void *data, dp_device device, dp_dtyp
         tensor.shape[i] = shape[i];
     dp__make_dense_in(&tensor, dp__order_rows);
     return tensor;
+}
+
+static dp_tensor dp__flat(void *data, dp_device device, dp_dtype dtype, int64_t count)
+{
+    return dp__tensor_like(data, device, dtype, 1, &count);
 }
 
 DP__APART static int64_t dp__count(const dp_tensor *tensor)

@@ -2074,8 +2074,8 @@ static dp_stretch dp__stretch_of(const dp_module *module, size_t home, size_t *p
                         .after = SIZE_MAX};
 }
 
-/* Whether a parameter and its gradient begin where those of a region end, and stay there, for each
-   owner that ranks reduce both for; for the first one in any case. */
+/* Tells whether a parameter and its gradient begin where those of a region end, and stay there, for
+   each owner that ranks reduce both for; for the first one in any case. */
 static bool dp__home_follows(dp_module *module, const dp__region *before, size_t home, bool owned)
 {
     const dp__face *face = dp__is_over_ranks(module->face) ? module->face : NULL;

@@ -16,7 +16,6 @@
      >>replicas  the memory of a wrapper's devices
      >>passes    one record: a method, its call, its backward
      >>asking    what a method may ask of its call
-     >>meeting   where the replicas of a pass come together
 */
 
 #ifndef DP__ROOMS
@@ -196,13 +195,6 @@ DP__APART static dp_status dp__check_module(const char *fn, const dp_module *mod
 {
     DP_TRY(dp__check_module_open(fn, module));
     return dp__check_ctx(fn, module->ctx);
-}
-
-/* An array in the module's scope, all zero. */
-DP__APART static void *dp__array(dp_scope *scope, size_t count, size_t bytes)
-{
-    void *array = dp__scope_bytes(scope, count * bytes, _Alignof(max_align_t));
-    return array != NULL ? memset(array, 0, count * bytes) : NULL;
 }
 
 static dp__param *dp__root(dp__param *param)
@@ -872,11 +864,6 @@ static void **dp__start_of(dp__param *param, dp__sort sort)
     return sort == DP__GRADS ? &param->grad : &param->data.data;
 }
 
-static dp_tensor dp__flat(void *data, dp_device device, dp_dtype dtype, int64_t count)
-{
-    return dp__tensor_like(data, device, dtype, 1, &count);
-}
-
 typedef struct dp__blank { /* a block to be made, all zero */
     dp_scope *scope;
     const dp__device *device;
@@ -1041,8 +1028,8 @@ static void dp__own_collect(const dp_module *module, void **own)
    together, wherever memory of the user's moves: a range is zeroed, sent or summed as a whole, with
    the padding that it has. What lies together in the original lies so in every replica.        */
 
-/* What has different keys may come apart: memory of the user's that moves does so parameter by
-   parameter, and the block of a packed module as a whole. */
+/* Returns a key that differs where parameters may come apart: memory of the user's moves parameter
+   by parameter, and the block of a packed module as a whole. */
 static const void *dp__param_key(const dp__param *root, bool foreign)
 {
     if (!foreign || !root->owner->moves)
@@ -2493,24 +2480,9 @@ struct dp__record { /* one replica's part of a pass */
     bool absent;         /* its rank has no rows, and reports no gradient to the other ranks */
     bool leaves_nothing; /* nor does it change anything: see dp__record_leave_nothing */
     bool left_behind;    /* it failed because another one did */
-    dp_part part;        /* what it brings to a meeting */
     dp_status status;
     const char *text; /* the sentence, if it failed */
 };
-
-typedef struct dp__meet { /* where the replicas of a pass come together */
-    bool open;            /* each replica has a thread of its own */
-    atomic_size_t here;   /* replicas inside: written under the lock */
-    atomic_size_t gone;   /* 1 + the last replica that has returned; 0: none has */
-    dp__lock lock;        /* for what follows, and for the records' parts */
-    unsigned round;
-    dp_status result;          /* of the last round, for all who were in it */
-    dp_status status;          /* why nobody can meet here any more */
-    char text[DP__TEXT_BYTES]; /* the sentence of either */
-    dp__coll want;             /* what the first to arrive asked for */
-    bool ranks;                /* of the ranks of all processes */
-    size_t first;              /* which replica that was */
-} dp__meet;
 
 struct dp_pass {
     dp__pass_head head;
@@ -2533,7 +2505,7 @@ struct dp_pass {
     double factor;        /* mean_grads: multiplies the gradients, since backward does not */
     size_t count;
     dp__record *records;
-    dp__meet *meet;    /* NULL: one record */
+    int64_t takers;    /* over ranks: see dp__meet; 0: not known yet */
     int64_t *rows;     /* of each replica's part; NULL: nothing was cut */
     int64_t part_rows; /* that each part was filled up to; 0: none was */
     dp_value args, kwargs;
@@ -2699,6 +2671,23 @@ static dp_status dp__pass_make(const dp__request *request, dp_module *runs, cons
     request->scope->passes = &pass->head;
     *out = pass;
     return pass->alone ? DP_OK : dp__run_scopes(request->scope);
+}
+
+/* Returns the replica that a record belongs to: the outermost method's. */
+static dp__record *dp__outermost(dp__record *record)
+{
+    while (record->outer != NULL && record->pass->count == 1)
+        record = record->outer;
+    return record;
+}
+
+/* Returns the same, but where ranks of other processes have the pass too, it is that pass'. */
+static dp__record *dp__outermost_of_ranks(dp__record *record)
+{
+    while (!dp__is_over_ranks(record->pass->face) && record->outer != NULL &&
+           record->pass->count == 1)
+        record = record->outer;
+    return record;
 }
 
 /* How many of the library's wrappers lie between. Each is a place in the tree, and has no slots. */
@@ -3021,372 +3010,6 @@ DP_API dp_status dp_call_arg_view(const dp_call *call, size_t index, dp_dtype dt
                                   const dp_tensor **out)
 {
     return dp__call_arg(__func__, call, index, dtype, ndim, out);
-}
-
-/* ==== >>meeting ==================================================================================
-   dp_call_all_reduce: the replicas of a pass come together on their threads. The last to arrive
-   does the work. If one fails, or returns, the others fail too: nobody waits for ever.          */
-
-static dp_status dp__meet_make(dp_pass *pass)
-{
-    dp__meet *meet = dp__scope_cut(pass->scope, sizeof *meet, 64);
-    if (meet == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for a pass");
-    meet->open = pass->face->own_threads;
-    atomic_init(&meet->here, 0);
-    atomic_init(&meet->gone, 0);
-    meet->lock = (dp__lock)DP__LOCK_INITIALIZER;
-    meet->round = 0;
-    meet->result = meet->status = DP_OK;
-    pass->meet = meet;
-    return DP_OK;
-}
-
-static void dp__meet_wake(const dp_pass *pass)
-{
-    for (size_t r = 0; r < pass->count; r++)
-        dp__team_wake(pass->ctx->team, pass->face->threads[r]);
-}
-
-/* Nobody can meet here any more; under the lock. */
-DP_PRINTF(3, 4)
-static void dp__meet_close(dp__meet *meet, dp_status status, const char *format, ...)
-{
-    va_list args;
-    if (meet->status != DP_OK)
-        return;
-    meet->status = status;
-    va_start(args, format);
-    vsnprintf(meet->text, sizeof meet->text, format, args);
-    va_end(args);
-}
-
-/* A replica's method has returned. Whoever waits for it would wait for ever. If nobody has arrived
-   yet, no lock is needed: one that arrives now sees that this one is gone. */
-static void dp__meet_leave(const dp__record *record)
-{
-    dp__meet *meet = record->pass->meet;
-    size_t replica = (size_t)(record - record->pass->records);
-    atomic_store(&meet->gone, replica + 1);
-    if (record->status == DP_OK && atomic_load(&meet->here) == 0)
-        return;
-    dp__lock_enter(&meet->lock);
-    bool waited_for = atomic_load(&meet->here) > 0;
-    if (record->status != DP_OK)
-        dp__meet_close(meet, record->status, "replica %zu failed", replica);
-    else if (waited_for)
-        dp__meet_close(meet, DP_ERR_MISMATCH, "replica %zu returned without calling it", replica);
-    dp__lock_leave(&meet->lock);
-    if (waited_for)
-        dp__meet_wake(record->pass);
-}
-
-/* This replica's part, under the lock. The first to arrive says what is to be done. */
-static void dp__meet_join(dp__meet *meet, dp__record *record, const dp__coll *want, bool ranks)
-{
-    size_t replica = (size_t)(record - record->pass->records);
-    const dp_coll_call *first = &meet->want.call, *own = &want->call;
-    if (meet->status != DP_OK)
-        return;
-    if (atomic_load(&meet->here) == 0) {
-        meet->want = *want;
-        meet->ranks = ranks;
-        meet->first = replica;
-    } else if (first->count != own->count || first->dtype != own->dtype || first->op != own->op ||
-               meet->ranks != ranks) {
-        dp__meet_close(meet, DP_ERR_MISMATCH,
-                       "replica %zu asks for %zu %s and dp_op %d%s, replica %zu for %zu %s and "
-                       "dp_op %d%s",
-                       meet->first, first->count, dp__dtype_names[first->dtype], (int)first->op,
-                       meet->ranks ? " of all ranks" : "", replica, own->count,
-                       dp__dtype_names[own->dtype], (int)own->op, ranks ? " of all ranks" : "");
-        return;
-    }
-    record->part = own->local[0];
-    atomic_fetch_add(&meet->here, 1); /* before it looks who is gone: see dp__meet_leave */
-    size_t gone = atomic_load(&meet->gone);
-    if (gone != 0)
-        dp__meet_close(meet, DP_ERR_MISMATCH, "replica %zu returned without calling it", gone - 1);
-}
-
-/* What one replica receives must not overlap what the others send and receive. */
-static dp_status dp__check_meet(const dp_pass *pass)
-{
-    const dp_coll_call *want = &pass->meet->want.call;
-    size_t bytes = want->count * dp__dtype_sizes[want->dtype];
-    for (size_t r = 0; r < pass->count; r++) {
-        const dp__record *to = &pass->records[r];
-        for (size_t k = 0; k < pass->count; k++) {
-            const dp__record *from = &pass->records[k];
-            bool near = dp__share_memory(pass->ctx, to->call.local_rank, from->call.local_rank);
-            if (k != r && near &&
-                (dp__ranges_overlap(to->part.recv, bytes, from->part.recv, bytes) ||
-                 dp__ranges_overlap(to->part.recv, bytes, from->part.send, bytes)))
-                return dp_error(DP_ERR_INVALID,
-                                "recv of replica %zu overlaps a buffer of replica %zu", r, k);
-        }
-    }
-    return DP_OK;
-}
-
-/* Everything that the replicas sent is reduced on the first one's device, and copied to all. */
-static dp_status dp__meet_reduce(dp_pass *pass, dp_scope *temp)
-{
-    const dp_coll_call *want = &pass->meet->want.call;
-    dp__device *first = dp__call_device(&pass->records[0].call);
-    const void **in = dp__array(temp, pass->count, sizeof *in);
-    void **out = dp__array(temp, pass->count, sizeof *out);
-    bool near = true;
-    dp_tensor sum;
-    if (in == NULL || out == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", pass->count);
-    for (size_t r = 0; r < pass->count; r++) {
-        dp_tensor part = dp__flat((void *)(uintptr_t)pass->records[r].part.send,
-                                  pass->records[r].call.device, want->dtype, (int64_t)want->count);
-        DP_TRY(dp__bring(temp, &part, first, &in[r]));
-        out[r] = pass->records[r].part.recv;
-        near = near && dp__reaches(first, dp__call_device(&pass->records[r].call));
-    }
-    if (!near) {
-        DP_TRY(
-            dp__tensor_make(temp, first, want->dtype, 1, &(int64_t){(int64_t)want->count}, &sum));
-        out[0] = sum.data;
-    }
-    dp_kernel_args args = dp__reduction(want, want->dtype, want->count, (int)pass->count, true);
-    args.out = out;
-    args.in = in;
-    args.out_count = near ? pass->count : 1;
-    args.in_count = pass->count;
-    DP_TRY(dp__kernel(pass->ctx, first, first->stream, &args));
-    for (size_t r = 0; r < pass->count; r++) {
-        dp_tensor part = dp__flat(pass->records[r].part.recv, pass->records[r].call.device,
-                                  want->dtype, (int64_t)want->count);
-        DP_TRY(near ? dp__give_back(pass->ctx, &part, first)
-                    : dp__copy_tensor(pass->ctx, &part, &sum, NULL));
-    }
-    return DP_OK;
-}
-
-/* Reduces what the replicas of all processes sent, by one collective. A local rank without a
-   replica, or one whose replica leaves nothing, gives zeros: its part of the batch is empty. */
-static dp_status dp__meet_ranks(const dp_pass *pass, dp_scope *temp, const dp__coll *want)
-{
-    dp_ctx *ctx = pass->ctx;
-    const int64_t count = (int64_t)want->call.count;
-    dp__coll all = *want;
-    dp_tensor zeros;
-    dp_part *parts = dp__array(temp, (size_t)ctx->info.local_count, sizeof *parts);
-    if (parts == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for %d ranks", ctx->info.local_count);
-    for (size_t r = 0; r < pass->count; r++) {
-        const dp__record *record = &pass->records[r];
-        dp_part *part = &parts[record->call.local_rank];
-        *part = record->part;
-        part->send = record->leaves_nothing ? NULL : part->send;
-    }
-    for (int i = 0; i < ctx->info.local_count; i++) {
-        if (parts[i].send != NULL)
-            continue;
-        DP_TRY(dp__tensor_make(temp, &ctx->devices[i], want->call.dtype, 1, &count, &zeros));
-        DP_TRY(dp__fill_tensor(ctx, &ctx->devices[i], &zeros, 0));
-        parts[i].send = zeros.data;
-        parts[i].recv = parts[i].recv != NULL ? parts[i].recv : zeros.data;
-    }
-    all.call.local = parts;
-    return dp__collective_run(&all);
-}
-
-/* The last to arrive does the work; nobody else touches the meeting meanwhile. */
-static dp_status dp__meet_work(dp_pass *pass)
-{
-    dp__meet *meet = pass->meet;
-    dp_scope *temp = NULL;
-    dp_status status = dp__check_meet(pass);
-    if (status == DP_OK)
-        status = dp__temp_begin(pass->ctx, &temp);
-    if (status == DP_OK && meet->want.call.count > 0)
-        status = meet->ranks ? dp__meet_ranks(pass, temp, &meet->want)
-                             : dp__meet_reduce(pass, temp);
-    status = dp__temp_end(temp, NULL, status);
-    dp__lock_enter(&meet->lock);
-    meet->result = status;
-    if (status != DP_OK)
-        memcpy(meet->text, dp__of_thread.text, sizeof meet->text);
-    atomic_store(&meet->here, 0);
-    meet->round++;
-    dp__lock_leave(&meet->lock);
-    dp__meet_wake(pass);
-    return status;
-}
-
-/* Nobody can meet any more while this replica waits here; under the lock. */
-static dp_status dp__meet_error(dp__record *record)
-{
-    record->left_behind = true;
-    return dp_error(record->pass->meet->status, "%s", record->pass->meet->text);
-}
-
-static dp_status dp__meet_wait(dp__record *record, unsigned round)
-{
-    dp_pass *pass = record->pass;
-    dp__meet *meet = pass->meet;
-    int thread = pass->face->threads[record - pass->records];
-    for (;;) {
-        dp_status status = DP_OK;
-        unsigned seen = dp__team_ticket(pass->ctx->team, thread);
-        dp__lock_enter(&meet->lock);
-        bool over = meet->round != round;
-        if (over && meet->result != DP_OK)
-            status = dp_error(meet->result, "%s", meet->text);
-        else if (!over && meet->status != DP_OK)
-            status = dp__meet_error(record);
-        dp__lock_leave(&meet->lock);
-        if (over || status != DP_OK)
-            return status;
-        dp__team_sleep(pass->ctx->team, thread, seen);
-    }
-}
-
-static dp_status dp__meet_enter(dp__record *record, const dp__coll *want, bool ranks)
-{
-    dp_pass *pass = record->pass;
-    dp__meet *meet = pass->meet;
-    if (!meet->open)
-        return dp_error(DP_ERR_UNSUPPORTED, "several replicas share a thread: a device is in the "
-                                            "list twice, and cannot wait for itself");
-    dp__lock_enter(&meet->lock);
-    dp__meet_join(meet, record, want, ranks);
-    dp_status status = meet->status != DP_OK ? dp__meet_error(record) : DP_OK;
-    unsigned round = meet->round;
-    bool last = atomic_load(&meet->here) == pass->count;
-    dp__lock_leave(&meet->lock);
-    if (status != DP_OK)
-        dp__meet_wake(pass);
-    else
-        status = last ? dp__meet_work(pass) : dp__meet_wait(record, round);
-    return status;
-}
-
-/* The replica that a record belongs to: the outermost method's. */
-static dp__record *dp__outermost(dp__record *record)
-{
-    while (record->outer != NULL && record->pass->count == 1)
-        record = record->outer;
-    return record;
-}
-
-/* The same, but where ranks of other processes have the pass too, it is that pass'. */
-static dp__record *dp__outermost_of_ranks(dp__record *record, bool *out_ranks)
-{
-    while (!dp__is_over_ranks(record->pass->face) && record->outer != NULL &&
-           record->pass->count == 1)
-        record = record->outer;
-    *out_ranks = dp__is_over_ranks(record->pass->face);
-    return record;
-}
-
-/* Only the table could say where a pointer lies: that it is on the call's device is not checked. */
-static dp_status dp__check_buffers(const char *fn, const dp_coll_call *want)
-{
-    const dp_part *part = &want->local[0];
-    size_t bytes = 0;
-    DP_TRY(dp__check_dtype(fn, want->dtype));
-    if ((unsigned)want->op > DP_OP_MAX)
-        return dp_error(DP_ERR_INVALID, "%s: %d is not a dp_op", fn, (int)want->op);
-    if (!dp__mul(want->count, dp__dtype_sizes[want->dtype], &bytes) || bytes > INT64_MAX / 2)
-        return dp_error(DP_ERR_INVALID, "%s: count %zu is more than can be counted", fn,
-                        want->count);
-    if (want->count > 0 && (part->send == NULL || part->recv == NULL))
-        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", fn, part->send == NULL ? "send" : "recv");
-    if (part->send != part->recv && dp__ranges_overlap(part->send, bytes, part->recv, bytes))
-        return dp_error(DP_ERR_INVALID, "%s: send and recv overlap, but are not equal", fn);
-    return DP_OK;
-}
-
-/* The only replica here, which meets those of other processes. */
-static dp_status dp__call_ranks(dp__record *record, const dp__coll *want)
-{
-    dp_ctx *ctx = want->lane->ctx;
-    dp_scope *temp = NULL;
-    record->part = want->call.local[0];
-    DP_TRY(dp__enter(want->fn, ctx));
-    dp_status status = dp__temp_begin(ctx, &temp);
-    if (status == DP_OK && want->call.count > 0)
-        status = dp__meet_ranks(record->pass, temp, want);
-    return dp__exit(want->fn, ctx, dp__temp_end(temp, NULL, status));
-}
-
-static dp_status dp__call_reduce(const char *fn, dp_call *call, const dp_coll_call *want,
-                                 bool ranks)
-{
-    dp__record *record = ranks ? dp__outermost_of_ranks(call->record, &ranks)
-                               : dp__outermost(call->record);
-    const dp_part *part = &want->local[0];
-    const dp__device *device = dp__call_device(call);
-    const dp__coll coll = {fn, &call->ctx->lanes[DP__CALLER], *want};
-    DP_TRY(dp__check_buffers(fn, want));
-    if (want->count > 0)
-        DP_TRY(dp__check_owned(fn, "send", device, part->send));
-    if (want->count > 0)
-        DP_TRY(dp__check_owned(fn, "recv", device, part->recv));
-    if (record->pass->meet != NULL)
-        return dp__leave(fn, call->ctx, dp__meet_enter(record, &coll, ranks));
-    if (ranks && call->ctx->info.rank_count > 1)
-        return dp__call_ranks(record, &coll);
-    dp_tensor to = dp__flat(part->recv, call->device, want->dtype, (int64_t)want->count), from = to;
-    from.data = (void *)(uintptr_t)part->send;
-    return dp__leave(fn, call->ctx,
-                     part->send != part->recv ? dp__copy_tensor(call->ctx, &to, &from, NULL)
-                                              : DP_OK);
-}
-
-DP_API dp_status dp_call_all_reduce(dp_call *call, const void *send, void *recv, size_t count,
-                                    dp_dtype dtype, dp_op op)
-{
-    DP_TRY(dp__check_call(__func__, call));
-    const dp_part part = {send, recv, NULL};
-    const dp_coll_call want = {DP_ALL_REDUCE, &part, count, dtype, op, 1, 0};
-    return dp__call_reduce(__func__, call, &want, false);
-}
-
-DP_API dp_status dp_call_sum_ranks(dp_call *call, const void *send, void *recv, size_t count,
-                                   dp_dtype dtype)
-{
-    DP_TRY(dp__check_call(__func__, call));
-    const dp_part part = {send, recv, NULL};
-    const dp_coll_call want = {DP_ALL_REDUCE, &part, count, dtype, DP_OP_SUM, 1, 0};
-    return dp__call_reduce(__func__, call, &want, true);
-}
-
-/* A tensor that can stand for a buffer of a call. */
-static dp_status dp__check_call_buffer(const char *fn, const dp_call *call, const char *what,
-                                       const dp_tensor *tensor)
-{
-    dp__device *at = NULL;
-    DP_TRY(dp__check_tensor(fn, what, tensor));
-    DP_TRY(dp__check_device(fn, call->ctx, tensor->device, &at));
-    if (!dp__reaches(dp__call_device(call), at))
-        return dp_error(DP_ERR_INVALID, "%s: %s is on {%d, %d}, which local rank %d does not reach",
-                        fn, what, (int)tensor->device.backend, (int)tensor->device.index,
-                        call->local_rank);
-    if (!dp_is_contiguous(tensor))
-        return dp_error(DP_ERR_INVALID, "%s: %s has gaps, or is not row-major", fn, what);
-    return DP_OK;
-}
-
-DP_API dp_status dp_call_all_reduce_tensor(dp_call *call, const dp_tensor *send,
-                                           const dp_tensor *recv, dp_op op)
-{
-    DP_TRY(dp__check_call(__func__, call));
-    DP_TRY(dp__check_call_buffer(__func__, call, "send", send));
-    DP_TRY(dp__check_call_buffer(__func__, call, "recv", recv));
-    DP_TRY(dp__check_writable(__func__, "recv", recv));
-    if (send->dtype != recv->dtype || !dp__same_shape(send, recv))
-        return dp_error(DP_ERR_MISMATCH, "%s: send and recv differ in dtype or shape", __func__);
-    const dp_part part = {send->data, recv->data, NULL};
-    const dp_coll_call want = {
-        DP_ALL_REDUCE, &part, (size_t)dp__count(send), (dp_dtype)send->dtype, op, 1, 0};
-    return dp__call_reduce(__func__, call, &want, false);
 }
 
 #endif /* DP__ROOMS */

@@ -100,6 +100,7 @@ static dp_status dp__threads_open(dp_ctx *ctx, const dp__neighbours *near)
     if (ctx->slots == NULL || all == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d devices", count);
     memset(ctx->slots, 0, slots);
+    DP_TRY(dp__meet_open(ctx));
     if (cores == 1 && count > 1)
         dp__log(ctx, DP_LOG_WARN,
                 "%d devices and one core: they take turns. If a launcher bound this process to a "

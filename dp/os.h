@@ -142,8 +142,9 @@ static void dp__lock_leave(dp__lock *lock);
 static void dp__wake_init(dp__wake *wake);
 static void dp__wake_fini(dp__wake *wake);
 
-/* Leaves the lock, waits to be woken, and enters it again. B I */
-static void dp__wake_wait(dp__wake *wake, dp__lock *lock);
+/* Leaves the lock, waits to be woken or until a time of dp__os_now_ns (UINT64_MAX: there is none),
+   and enters it again. B I */
+static void dp__wake_wait(dp__wake *wake, dp__lock *lock, uint64_t until_ns);
 static void dp__wake_signal(dp__wake *wake);
 
 /* Starts a thread, to which the program's signals do not go; returns 0, or why it did not start. */

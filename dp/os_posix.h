@@ -479,19 +479,48 @@ struct dp__wake {
     pthread_cond_t condition;
 };
 
+#if defined(__APPLE__) /* whose conditions have no clock of one's choice: they count from now on */
 static void dp__wake_init(dp__wake *wake)
 {
     pthread_cond_init(&wake->condition, NULL);
 }
+
+static void dp__wake_wait_until(dp__wake *wake, dp__lock *lock, uint64_t until_ns)
+{
+    uint64_t now = dp__os_now_ns(), left = until_ns > now ? until_ns - now : 0;
+    const struct timespec rest = {.tv_sec = (time_t)(left / 1000000000u),
+                                  .tv_nsec = (long)(left % 1000000000u)};
+    (void)pthread_cond_timedwait_relative_np(&wake->condition, &lock->mutex, &rest);
+}
+#else
+static void dp__wake_init(dp__wake *wake)
+{
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&wake->condition, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+static void dp__wake_wait_until(dp__wake *wake, dp__lock *lock, uint64_t until_ns)
+{
+    const struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
+                                   .tv_nsec = (long)(until_ns % 1000000000u)};
+    (void)pthread_cond_timedwait(&wake->condition, &lock->mutex, &until);
+}
+#endif
 
 static void dp__wake_fini(dp__wake *wake)
 {
     pthread_cond_destroy(&wake->condition);
 }
 
-static void dp__wake_wait(dp__wake *wake, dp__lock *lock)
+static void dp__wake_wait(dp__wake *wake, dp__lock *lock, uint64_t until_ns)
 {
-    pthread_cond_wait(&wake->condition, &lock->mutex);
+    if (until_ns != UINT64_MAX)
+        dp__wake_wait_until(wake, lock, until_ns);
+    else
+        pthread_cond_wait(&wake->condition, &lock->mutex);
 }
 
 static void dp__wake_signal(dp__wake *wake)

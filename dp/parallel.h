@@ -71,7 +71,7 @@ static dp_status dp__real_leaf(dp__mapper *mapper, dp_value value, dp_value *out
     return dp__of(mapper->scope, &part, out);
 }
 
-/* What replica r has made, without padding. */
+/* Makes of what replica r has returned a value without padding. */
 static dp_status dp__real_value(const dp_pass *pass, size_t r, dp_value value, dp_value *out)
 {
     dp__unpadder own = {{.scope = pass->scope, .leaf = dp__real_leaf}, pass, r, 0, false};
@@ -118,7 +118,8 @@ static dp_status dp__padded_leaf(dp__mapper *mapper, dp_value value, dp_value *o
     return DP_OK;
 }
 
-/* The same for a whole output; *out stays a number if nothing in it has padding. */
+/* Spreads the gradient of a number over a whole output; *out stays a number if nothing in it has
+   padding. */
 static dp_status dp__number_grads(const dp_pass *pass, size_t r, dp_value output, double number,
                                   dp_value *out)
 {
@@ -306,8 +307,9 @@ static void dp__record_run(dp__record *record, dp__stage *stage)
         stage(record);
     if (record->status != DP_OK)
         record->text = dp__copy_text(record->call.scope, dp_last_error());
-    if (record->pass->meet != NULL)
-        dp__meet_leave(record);
+    if (record->pass->count > 1)
+        record->left_behind = dp__meet_leave(
+            record->pass->ctx, (size_t)(record - record->pass->records), record->status);
 }
 
 static void dp__runner_part(int thread, void *user)
@@ -363,15 +365,15 @@ static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
         return dp__pass_result(pass);
     }
     dp__runner runner = {pass, pass->records, pass->face->threads, pass->count, stage, NULL};
-    DP_TRY(dp__meet_make(pass));
     DP_TRY(dp__enter(fn, ctx));
     dp_status ordered = dp__replicas_order(pass->face, pass->count, true);
     if (ordered != DP_OK)
         return dp__exit(fn, ctx, ordered);
     int threads = dp__pass_threads(pass);
-    if (threads > 1 && !dp__team_enter(ctx->team)) {
+    if (threads > 1 && !dp__team_enter(ctx->team))
         return dp__exit(fn, ctx, dp_error(DP_ERR_STATE, "another thread is inside this context"));
-    } else if (threads > 1) {
+    dp__meet_begin_pass(pass);
+    if (threads > 1) {
         runner.telling = dp__telling_begin(ctx, &telling);
         dp__team_run(ctx->team, threads, dp__runner_part,
                      dp__team_job(ctx->team, &runner, sizeof runner));
@@ -380,6 +382,7 @@ static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
     } else {
         dp__runner_part(0, &runner);
     }
+    dp__meet_end_pass(ctx);
     dp_status status = dp__pass_result(pass);
     ordered = dp__replicas_order(pass->face, pass->count, false);
     return dp__exit(fn, ctx, status != DP_OK ? status : ordered);

@@ -113,21 +113,27 @@ static dp_status dp__check_part(const dp__coll *coll, int local_rank)
     return DP_OK;
 }
 
+/* Checks what a call asks for, whatever memory it brings. */
+static dp_status dp__check_asked(const char *fn, const dp_ctx *ctx, const dp_coll_call *call)
+{
+    size_t bytes = 0;
+    DP_TRY(dp__check_dtype(fn, call->dtype));
+    if (dp__rules[call->verb].reduces && (unsigned)call->op > DP_OP_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %d is not a dp_op", fn, (int)call->op);
+    if (call->root < 0 || call->root >= ctx->info.rank_count)
+        return dp_error(DP_ERR_INVALID, "%s: root %d, there are %d ranks", fn, call->root,
+                        ctx->info.rank_count);
+    if (!dp__mul(call->count, dp__dtype_sizes[call->dtype], &bytes) ||
+        !dp__mul(bytes, (size_t)ctx->info.rank_count, &bytes) || bytes > INT64_MAX / 2)
+        return dp_error(DP_ERR_INVALID, "%s: more elements than can be counted", fn);
+    return DP_OK;
+}
+
 static dp_status dp__check_coll(const dp__coll *coll)
 {
     const dp_ctx *ctx = coll->lane->ctx;
-    const dp__rule *rule = &dp__rules[coll->call.verb];
-    size_t bytes = 0;
     DP_TRY(dp__check_pointer(coll->fn, "local", coll->call.local));
-    DP_TRY(dp__check_dtype(coll->fn, coll->call.dtype));
-    if (rule->reduces && (unsigned)coll->call.op > DP_OP_MAX)
-        return dp_error(DP_ERR_INVALID, "%s: %d is not a dp_op", coll->fn, (int)coll->call.op);
-    if (coll->call.root < 0 || coll->call.root >= ctx->info.rank_count)
-        return dp_error(DP_ERR_INVALID, "%s: root %d, there are %d ranks", coll->fn,
-                        coll->call.root, ctx->info.rank_count);
-    if (!dp__mul(coll->call.count, dp__dtype_sizes[coll->call.dtype], &bytes) ||
-        !dp__mul(bytes, (size_t)ctx->info.rank_count, &bytes) || bytes > INT64_MAX / 2)
-        return dp_error(DP_ERR_INVALID, "%s: more elements than can be counted", coll->fn);
+    DP_TRY(dp__check_asked(coll->fn, ctx, &coll->call));
     for (int i = 0; i < ctx->info.local_count; i++)
         DP_TRY(dp__check_part(coll, i));
     for (int i = 0; i < ctx->info.local_count; i++)
@@ -564,10 +570,10 @@ static dp_status dp__wires_open(dp_ctx *ctx)
 }
 
 /* A reduction of any byte of each rank: nobody leaves before everybody has given theirs. */
-static dp_status dp__barrier(dp_ctx *ctx, dp_part *bytes)
+static dp_status dp__barrier(const char *fn, dp_ctx *ctx, dp_part *bytes)
 {
     const dp__coll coll = {
-        "dp_barrier", &ctx->lanes[DP__CALLER], {DP_ALL_REDUCE, bytes, 1, DP_BOOL, DP_OP_MAX, 1, 0}};
+        fn, &ctx->lanes[DP__CALLER], {DP_ALL_REDUCE, bytes, 1, DP_BOOL, DP_OP_MAX, 1, 0}};
     DP_TRY(dp__collective_run(&coll));
     return dp__sync_all(ctx);
 }
@@ -579,17 +585,23 @@ static dp_status dp__barrier_here(dp_ctx *ctx)
     dp_part *bytes = NULL;
     DP_TRY(dp__temp_begin(ctx, &temp));
     dp_status status = dp__wires_make("dp_barrier", ctx, temp, 1, &bytes);
-    return dp__temp_end(temp, NULL, status == DP_OK ? dp__barrier(ctx, bytes) : status);
+    return dp__temp_end(temp, NULL,
+                        status == DP_OK ? dp__barrier("dp_barrier", ctx, bytes) : status);
+}
+
+static dp_status dp__barrier_alone(const char *fn, dp_ctx *ctx)
+{
+    DP_TRY(dp__enter(fn, ctx));
+    if (ctx->lanes[DP__CALLER].comm == NULL)
+        return dp__exit(fn, ctx, dp__sync_all(ctx));
+    return dp__exit(fn, ctx,
+                    ctx->wires != NULL ? dp__barrier(fn, ctx, ctx->wires) : dp__barrier_here(ctx));
 }
 
 DP_API dp_status dp_barrier(dp_ctx *ctx)
 {
     DP_TRY(dp__check_ctx(__func__, ctx));
-    DP_TRY(dp__enter(__func__, ctx));
-    if (ctx->lanes[DP__CALLER].comm == NULL)
-        return dp__exit(__func__, ctx, dp__sync_all(ctx));
-    return dp__exit(__func__, ctx,
-                    ctx->wires != NULL ? dp__barrier(ctx, ctx->wires) : dp__barrier_here(ctx));
+    return dp__barrier_alone(__func__, ctx);
 }
 
 /* What a process says in words, or in one number, becomes what all get. */
@@ -599,13 +611,31 @@ static dp_status dp__tell(const char *fn, dp_ctx *ctx, dp_coll_call call, void *
     return dp__exchange((dp__coll){fn, &ctx->lanes[DP__CALLER], call}, data, 0);
 }
 
-/* What changes no number that it is added to, or multiplied by: -0.0 is that for -0.0, too. */
+/* Returns the bits of what changes no number of a reduction: -0.0 is that for -0.0, too. */
 static uint64_t dp__neutral_bits(dp_op op, dp_dtype dtype)
 {
-    double number = op == DP_OP_PROD ? 1 : -0.0;
-    uint64_t bits;
-    memcpy(&bits, &number, sizeof bits);
-    return dtype == DP_F64 ? bits : op == DP_OP_PROD;
+    static const uint64_t ones[] = {[DP_F32] = 0x3f800000u,
+                                    [DP_F64] = 0x3ff0000000000000u,
+                                    [DP_F16] = 0x3c00u,
+                                    [DP_BF16] = 0x3f80u};
+    static const uint64_t infinite[] = {[DP_F32] = 0x7f800000u,
+                                        [DP_F64] = 0x7ff0000000000000u,
+                                        [DP_F16] = 0x7c00u,
+                                        [DP_BF16] = 0x7f80u};
+    const bool real = dp__is_float(dtype), positive = dtype == DP_U8 || dtype == DP_BOOL;
+    const uint64_t top = (uint64_t)1 << (8 * dp__dtype_sizes[dtype] - 1);
+    switch (op) {
+    case DP_OP_SUM:
+    case DP_OP_MEAN:
+        return real ? top : 0;
+    case DP_OP_PROD:
+        return real ? ones[dtype] : 1;
+    case DP_OP_MIN:
+        return real ? infinite[dtype] : dtype == DP_BOOL ? 1 : dtype == DP_U8 ? UINT8_MAX : top - 1;
+    case DP_OP_MAX:
+        break;
+    }
+    return real ? infinite[dtype] | top : positive ? 0 : top;
 }
 
 /* The numbers of a process count once: its other local ranks send what changes nothing, or the

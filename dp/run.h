@@ -110,10 +110,13 @@ static void dp__run_part(int local_rank, void *user)
     dp__frame_enter(&frame);
     dp_status status =
         dp__frame_leave(&frame, run->fn(local_rank, run->replicas[local_rank], run->user));
+    bool behind = dp__meet_leave(run->ctx, (size_t)local_rank, status);
     if (slot->status != status) /* a store takes the line from the other thread */
         slot->status = status;
-    if (status != DP_OK)
-        memcpy(slot->text, dp__of_thread.text, sizeof slot->text);
+    if (status == DP_OK)
+        return;
+    slot->behind = behind;
+    memcpy(slot->text, dp__of_thread.text, sizeof slot->text);
 }
 
 static dp_status dp__run_scopes(dp_scope *scope)
@@ -141,15 +144,20 @@ static dp_status dp__run_scopes(dp_scope *scope)
     return DP_OK;
 }
 
+/* Returns the first failure in rank order; one that only waited for another that failed comes
+   last. */
 static dp_status dp__run_result(const dp_ctx *ctx)
 {
+    const dp__slot *worst = NULL;
     for (int i = 0; i < ctx->info.local_count; i++) {
         const dp__slot *slot = &ctx->slots[i];
-        if (slot->status != DP_OK)
-            return dp_error(slot->status, "dp_run: local rank %d: %s", i,
-                            slot->text[0] != '\0' ? slot->text : dp_status_text(slot->status));
+        if (slot->status != DP_OK && (worst == NULL || (worst->behind && !slot->behind)))
+            worst = slot;
     }
-    return DP_OK;
+    if (worst == NULL)
+        return DP_OK;
+    return dp_error(worst->status, "dp_run: local rank %d: %s", (int)(worst - ctx->slots),
+                    worst->text[0] != '\0' ? worst->text : dp_status_text(worst->status));
 }
 
 static dp_status dp__run_all(dp__run *run)
@@ -159,6 +167,7 @@ static dp_status dp__run_all(dp__run *run)
     DP_TRY(dp__run_scopes(run->scope));
     run->replicas = run->scope->replicas;
     if (ctx->info.local_count == 1) {
+        dp__meet_begin_run(ctx);
         run->telling = dp__telling_begin(ctx, &telling);
         dp__run_part(0, run);
         dp__telling_end(run->telling);
@@ -166,6 +175,7 @@ static dp_status dp__run_all(dp__run *run)
     }
     if (!dp__team_enter(ctx->team)) /* the workers are busy with another thread's copy just now */
         return dp_error(DP_ERR_STATE, "dp_run: another thread is inside this context");
+    dp__meet_begin_run(ctx);
     run->telling = dp__telling_begin(ctx, &telling);
     dp__team_run(ctx->team, ctx->info.local_count, dp__run_part,
                  dp__team_job(ctx->team, run, sizeof *run));

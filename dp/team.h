@@ -79,16 +79,23 @@ static bool dp__gate_spin(dp__gate *gate, unsigned seen)
     return false;
 }
 
-static void dp__gate_wait(dp__gate *gate, unsigned seen, bool spin)
+/* Returns when the word has changed, or at a time of dp__os_now_ns; UINT64_MAX: there is none. */
+static void dp__gate_wait_until(dp__gate *gate, unsigned seen, bool spin, uint64_t until_ns)
 {
     if (dp__gate_word(gate) != seen || (spin && dp__gate_spin(gate, seen)))
         return;
     dp__lock_enter(&gate->lock);
     atomic_store(&gate->asleep, true); /* before the word is read again: see dp__gate_call */
-    while (atomic_load(&gate->word) == seen)
-        dp__wake_wait(&gate->wake, &gate->lock);
+    while (atomic_load(&gate->word) == seen &&
+           (until_ns == UINT64_MAX || dp__os_now_ns() < until_ns))
+        dp__wake_wait(&gate->wake, &gate->lock, until_ns);
     atomic_store(&gate->asleep, false);
     dp__lock_leave(&gate->lock);
+}
+
+static void dp__gate_wait(dp__gate *gate, unsigned seen, bool spin)
+{
+    dp__gate_wait_until(gate, seen, spin, UINT64_MAX);
 }
 
 /* After the word has changed. Both are sequentially ordered, so either the sleeper sees the new
@@ -235,15 +242,15 @@ static void dp__team_drain(dp__team *team)
 }
 
 /* Inside `run`, parts may wait for each other: a thread notes its ticket, looks at what it waits
-   for, and sleeps until it is woken or the ticket is out of date. */
+   for, and sleeps until it is woken or the ticket is out of date, or until a time. */
 static unsigned dp__team_ticket(dp__team *team, int thread)
 {
     return dp__gate_word(&team->workers[thread].gate);
 }
 
-static void dp__team_sleep(dp__team *team, int thread, unsigned seen)
+static void dp__team_sleep(dp__team *team, int thread, unsigned seen, uint64_t until_ns)
 {
-    dp__gate_wait(&team->workers[thread].gate, seen, team->spin);
+    dp__gate_wait_until(&team->workers[thread].gate, seen, team->spin, until_ns);
 }
 
 static void dp__team_wake(dp__team *team, int thread)

@@ -220,6 +220,13 @@ static bool dp__is_plain(dp_value value)
     return (plain >> value.kind & 1) != 0 || dp__has_flag(value, DP__PLAIN_TREE);
 }
 
+/* Returns an array that is all zero. */
+DP__APART static void *dp__array(dp_scope *scope, size_t count, size_t bytes)
+{
+    void *array = dp__scope_bytes(scope, count * bytes, _Alignof(max_align_t));
+    return array != NULL ? memset(array, 0, count * bytes) : NULL;
+}
+
 /* An array of so many; NULL: no memory, and this is said. */
 static dp_value *dp__values(dp_scope *scope, size_t count)
 {

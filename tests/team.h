@@ -257,7 +257,7 @@ static void take_a_nap(int part, void *user)
     nap *n = user;
     unsigned seen = dp__team_ticket(n->team, 0);
     if (part == 0) {
-        dp__team_sleep(n->team, 0, seen);
+        dp__team_sleep(n->team, 0, seen, UINT64_MAX);
         CHECK(atomic_load(&n->over));
         return;
     }
@@ -274,6 +274,28 @@ TEST(a_part_sleeps_until_another_one_wakes_it)
     nap n = {.team = ctx->team};
     CHECK(dp__team_enter(ctx->team));
     dp__team_run(ctx->team, 2, take_a_nap, &n);
+    dp__team_exit(ctx->team);
+    dp_close(ctx);
+}
+
+/* Nobody wakes part 0: by the clock it sleeps no shorter than it has said, and not much longer. */
+static void sleep_until(int part, void *user)
+{
+    dp__team *team = user;
+    uint64_t until_ns = dp__os_after_ms(30);
+    if (part != 0)
+        return;
+    dp__team_sleep(team, 0, dp__team_ticket(team, 0), until_ns);
+    uint64_t late_ns = dp__os_now_ns() - until_ns;
+    CHECK((double)late_ns < 2e9 * test_timeout_scale());
+    dp__team_sleep(team, 0, dp__team_ticket(team, 0) - 1, UINT64_MAX); /* it was woken before */
+}
+
+TEST(a_part_sleeps_until_a_time)
+{
+    dp_ctx *ctx = open_team(2, 2);
+    CHECK(dp__team_enter(ctx->team));
+    dp__team_run(ctx->team, 2, sleep_until, ctx->team);
     dp__team_exit(ctx->team);
     dp_close(ctx);
 }

@@ -143,7 +143,7 @@ static dp_status act_train(stage *s, int rank)
     return dp_module_train(s->net, true);
 }
 
-/* Of what the function stands on: it may have a pointer to where that was. */
+/* Moves parameters that the function uses: it may have a pointer to where they were. */
 static dp_status act_move(stage *s, int rank)
 {
     static float memory[NET_PARAMS];

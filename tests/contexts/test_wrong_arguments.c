@@ -79,7 +79,8 @@ enum {
     INSIDE = 2,      /* called in a method's backward */
     LAST = 4,        /* called rightly, nothing works any more */
     NOT_RIGHTLY = 8, /* a right call is made elsewhere */
-    GOES_ON = 16     /* also when the job has failed */
+    GOES_ON = 16,    /* also when the job has failed */
+    IN_RUN = 32      /* called under dp_run, wrongly by the first rank, rightly by all */
 };
 
 static struct kit {
@@ -540,6 +541,8 @@ static dp_message *message_of(const args *a)
 }
 
 #define OUT(field) (a->outs != NULL ? &a->outs->field : NULL)
+#define SEND       a->parts[a->rank].send
+#define RECV       a->parts[a->rank].recv
 #define CALL(name, ...)                                                                            \
     static dp_status call_##name(const args *a)                                                    \
     {                                                                                              \
@@ -684,6 +687,11 @@ CALL(dp_reduce_to, a->ctx, a->parts, a->count, a->dtype, a->op, a->root)
 CALL(dp_gather_to, a->ctx, a->parts, a->count, a->dtype, a->root)
 CALL(dp_scatter_from, a->ctx, a->parts, a->count, a->dtype, a->root)
 CALL(dp_barrier, a->ctx)
+CALL(dp_rank_all_reduce, a->ctx, SEND, RECV, a->count, a->dtype, a->op)
+CALL(dp_rank_broadcast, a->ctx, RECV, a->count, a->dtype, a->root)
+CALL(dp_rank_all_gather, a->ctx, SEND, RECV, a->count, a->dtype)
+CALL(dp_rank_reduce_scatter, a->ctx, SEND, RECV, a->count, a->dtype, a->op)
+CALL(dp_rank_barrier, a->ctx)
 FAILS(dp_utf8_bytes, dp_utf8_bytes(a->name) == 0)
 FAILS(dp_rank, dp_rank(a->ctx) == -1)
 FAILS(dp_rank_count, dp_rank_count(a->ctx) == -1)
@@ -756,7 +764,6 @@ CALL(dp_call_arg_view, a->call, a->index, a->dtype, -1, OUT(view))
 CALL(dp_call_child, a->call, a->known, "forward", a->tuple, a->dict, OUT(value), NULL)
 CALL(dp_call_all_reduce, a->call, kit.a.data, kit.out.data, a->count, a->dtype, a->op)
 CALL(dp_call_all_reduce_tensor, a->call, a->a, a->out, a->op)
-CALL(dp_call_sum_ranks, a->call, kit.a.data, kit.out.data, a->count, a->dtype)
 CALL(dp_invoke, a->module, a->scope, a->name, a->tuple, a->dict, NULL, OUT(value), NULL)
 CALL(dp_backward, a->pass, a->number, OUT(grads))
 CALL(dp_data_parallel, a->module, a->parallel, OUT(module))
@@ -853,7 +860,10 @@ static const row table[] = {
     ROW(dp_broadcast, "cPzeR", 0), ROW(dp_all_gather, "cPze", 0),
     ROW(dp_reduce_scatter, "cPzef", 0), ROW(dp_all_to_all, "cPze", 0),
     ROW(dp_reduce_to, "cPzefR", 0), ROW(dp_gather_to, "cPzeR", 0), ROW(dp_scatter_from, "cPzeR", 0),
-    ROW(dp_barrier, "c", 0), ROW(dp_utf8_bytes, "N", NEUTRAL),
+    ROW(dp_barrier, "c", 0), ROW(dp_rank_all_reduce, "czef", IN_RUN),
+    ROW(dp_rank_broadcast, "czeR", IN_RUN), ROW(dp_rank_all_gather, "cze", IN_RUN),
+    ROW(dp_rank_reduce_scatter, "czef", IN_RUN), ROW(dp_rank_barrier, "c", IN_RUN),
+    ROW(dp_utf8_bytes, "N", NEUTRAL),
     ROW(dp_rank, "c", GOES_ON), ROW(dp_rank_count, "c", GOES_ON),
     ROW(dp_agree, "c", 0), ROW(dp_any, "cO", 0), ROW(dp_all_reduce_i64, "czfO", 0),
     ROW(dp_all_reduce_f64, "cHzf", 0), ROW(dp_all_gather_i64, "cHzO", 0),
@@ -886,7 +896,6 @@ static const row table[] = {
     ROW(dp_call_arg, "kiEO", INSIDE), ROW(dp_call_tensor_view, "kKEO", INSIDE),
     ROW(dp_call_arg_view, "kiEO", INSIDE), ROW(dp_call_child, "kKtdO", INSIDE),
     ROW(dp_call_all_reduce, "kzef", INSIDE), ROW(dp_call_all_reduce_tensor, "kaof", INSIDE),
-    ROW(dp_call_sum_ranks, "kze", INSIDE),
     ROW(dp_invoke, "msNtdO", 0), {"dp_invoke", "msNtdO", call_wrapper_invoke, 0},
     ROW(dp_backward, "pn", 0), ROW(dp_data_parallel, "mqO", 0),
     ROW(dp_data_parallel_once, "msNtdqO", 0), ROW(dp_container_parallel, "mqO", 0),
@@ -992,6 +1001,18 @@ static dp_status backward(dp_call *call)
     a.call = call;
     if (kit.inside != NULL)
         sweep_row(kit.inside, &a);
+    return DP_OK;
+}
+
+static dp_status sweep_in_run(int local_rank, dp_scope *scope, void *user)
+{
+    args a = kit.good;
+    const row *r = user;
+    (void)scope;
+    a.rank = local_rank;
+    if (local_rank > 0)
+        return r->call(&a);
+    sweep_row(r, &a);
     return DP_OK;
 }
 
@@ -1130,6 +1151,9 @@ static void sweep(const dp_device_ops *ops, int devices)
         kit.inside = &table[i];
         if ((table[i].how & INSIDE) != 0) {
             CHECK_OK(dp_backward(a.pass, dp_float(1), NULL));
+        } else if ((table[i].how & IN_RUN) != 0) {
+            row own = table[i];
+            CHECK_OK(dp_run(kit.ctx, NULL, sweep_in_run, &own));
         } else {
             kit.inside = NULL;
             sweep_row(&table[i], &a);

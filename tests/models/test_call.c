@@ -966,7 +966,8 @@ static void check_who_asks(const char *text)
     const char *at = strstr(text, "all_reduce: replica ");
     CHECK(at != NULL);
     CHECK_INT(sscanf(at,
-                     "all_reduce: replica %zu asks for %zu f32 and dp_op 0, replica %zu for %zu",
+                     "all_reduce: replica %zu asks for all_reduce of %zu f32 (sum), replica %zu "
+                     "for all_reduce of %zu",
                      &who[0], &count[0], &who[1], &count[1]),
               4);
     CHECK(who[0] < 4 && who[1] < 4 && who[0] != who[1]);
@@ -992,10 +993,10 @@ TEST_BACKENDS(replicas_that_do_not_come)
         CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "returned without calling it");
         par = on_devices(module_of(ctx, count_one_more, NULL), 4);
         atomic_store(&others, 0);
-        CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "4 f32 and dp_op 0");
+        CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "all_reduce of 4 f32 (sum)");
         check_who_asks(dp_last_error());
         par = on_devices(module_of(ctx, another_op, NULL), 4);
-        CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "and dp_op 4");
+        CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "all_reduce of 4 f32 (max)");
         plan.odd_one = 9; /* all is well again */
         CHECK_OK(run_on(par, scope, 4, NULL));
     }
@@ -1231,9 +1232,9 @@ static dp_status meet_with_wrong_buffers(dp_call *call)
     TRY(dp_fill(call->ctx, &part, dp_int(1)));
     double *data = part.data;
     CHECK_ERROR(dp_call_all_reduce(call, data, data, SIZE_MAX / 8 + 2, DP_F64, DP_OP_SUM),
-                DP_ERR_INVALID, "count 2305843009213693953 is more than can be counted");
+                DP_ERR_INVALID, "dp_call_all_reduce: more elements than can be counted");
     CHECK_ERROR(dp_call_all_reduce(call, data, data, (size_t)INT64_MAX / 16 + 1, DP_F64, DP_OP_SUM),
-                DP_ERR_INVALID, "is more than can be counted");
+                DP_ERR_INVALID, "more elements than can be counted");
     CHECK_ERROR(dp_call_all_reduce(call, data, data + 3, 4, DP_F64, DP_OP_SUM), DP_ERR_INVALID,
                 "dp_call_all_reduce: send and recv overlap");
     CHECK_ERROR(dp_call_all_reduce(call, data + 3, data, 4, DP_F64, DP_OP_SUM), DP_ERR_INVALID,

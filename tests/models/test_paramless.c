@@ -59,7 +59,7 @@ static dp_status trainer_train(dp_call *call)
     trainer *own = (trainer *)(uintptr_t)call->state;
     double *sum = dp_scope_alloc(call->scope, sizeof *sum);
     DP_TRY(run_rows(call, sum, &call->out));
-    DP_TRY(dp_call_sum_ranks(call, sum, sum, 1, DP_F64));
+    DP_TRY(dp_call_all_reduce(call, sum, sum, 1, DP_F64, DP_OP_SUM));
     own->grads[call->local_rank] = *sum;
     return DP_OK;
 }

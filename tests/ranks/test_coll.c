@@ -353,10 +353,41 @@ typedef struct call {
     bool in_place;
 } call;
 
+/* ---- or each rank calls for itself, under dp_run --------------------------------------------- */
+
+static bool each_for_itself;
+
+typedef struct asking {
+    const world *w;
+    const call *c;
+    const dp_part *parts; /* of local ranks */
+} asking;
+
+static dp_status ask(int local_rank, dp_scope *scope, void *user)
+{
+    const asking *own = user;
+    const call *c = own->c;
+    const dp_part *part = &own->parts[local_rank];
+    dp_ctx *ctx = own->w->ctx;
+    (void)scope;
+    switch ((int)c->verb) {
+    case DP_ALL_REDUCE:
+        return dp_rank_all_reduce(ctx, part->send, part->recv, c->count, c->dtype, c->op);
+    case DP_BROADCAST:
+        return dp_rank_broadcast(ctx, part->recv, c->count, c->dtype, c->root);
+    case DP_ALL_GATHER:
+        return dp_rank_all_gather(ctx, part->send, part->recv, c->count, c->dtype);
+    default:
+        return dp_rank_reduce_scatter(ctx, part->send, part->recv, c->count, c->dtype, c->op);
+    }
+}
+
 /* Of `parts`, one a rank, this process knows its own. */
 static dp_status issue(world *w, const call *c, const dp_part *parts)
 {
     parts += parts != NULL ? w->first : 0;
+    if (each_for_itself)
+        return dp_run(w->ctx, NULL, ask, &(asking){w, c, parts});
     switch (c->verb) {
     case DP_ALL_REDUCE:
         return dp_all_reduce(w->ctx, parts, c->count, c->dtype, c->op);
@@ -660,6 +691,46 @@ WORLD_TEST(all_reduce)
 FALLBACK_TEST(reduce_scatter)
 {
     check_reductions(w, DP_REDUCE_SCATTER);
+}
+
+/* A broadcast has one buffer, so it is in place. */
+static void check_broadcasts_in_place(world *w, dp_dtype dtype, const data *d)
+{
+    for (int i = 0; i < COUNTS; i++) {
+        for (int root = 0; root<w->ranks; root += counts[i]> 1000 ? w->ranks : 1) {
+            check_call(w, &(call){DP_BROADCAST, dtype, DP_OP_SUM, counts[i], root, true}, d);
+        }
+    }
+}
+
+static dp_status meet_at_a_barrier(int local_rank, dp_scope *scope, void *user)
+{
+    (void)local_rank, (void)scope;
+    for (int i = 0; i < 10; i++) {
+        DP_TRY(dp_rank_barrier(user));
+    }
+    return DP_OK;
+}
+
+WORLD_TEST(each_rank_calls_for_itself)
+{
+    static data d;
+    uint64_t state = test_seed();
+    each_for_itself = true;
+    for (int i = 0; i < DP_DTYPE_COUNT * (DP_OP_MAX + 1); i += 3 * test_stride()) {
+        dp_dtype dtype = (dp_dtype)(i % DP_DTYPE_COUNT);
+        dp_op op = (dp_op)(i / DP_DTYPE_COUNT);
+        op = dtype == DP_BOOL && op == DP_OP_MEAN ? DP_OP_MAX : op;
+        send_small(w, &d, dtype, op, &state);
+        check_form(w, DP_ALL_REDUCE, dtype, op, &d);
+        check_form(w, DP_REDUCE_SCATTER, dtype, op, &d);
+        if (op == DP_OP_SUM) {
+            check_form(w, DP_ALL_GATHER, dtype, op, &d);
+            check_broadcasts_in_place(w, dtype, &d);
+        }
+    }
+    each_for_itself = false;
+    CHECK_OK(dp_run(w->ctx, NULL, meet_at_a_barrier, w->ctx));
 }
 
 WORLD_TEST(reduce_to)

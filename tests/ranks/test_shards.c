@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 #include "grads.h"
+#include "methods.h"
+#include "numbers.h"
 
 /* ---- a net that treats no rows in a way of its own ---------------------------------------------
    A forward counts itself and adds up the sum of x over all ranks, and how many replicas have sent
@@ -37,7 +39,7 @@ static dp_status net_forward(dp_call *call)
         sums[0] += (double)((const float *)x->data)[i];
     ((float *)dp_buffer(call, SEEN))[0] += 1;
     if (own->sums)
-        DP_TRY(dp_call_sum_ranks(call, sums, sums, 2, DP_F64));
+        DP_TRY(dp_call_all_reduce(call, sums, sums, 2, DP_F64, DP_OP_SUM));
     for (int i = 0; i < 2; i++)
         ((double *)dp_buffer(call, STATS))[i] += sums[i];
     call->weight = x->shape[0] > 0 ? (double)x->shape[0] : 5; /* a trap: there are no samples */
@@ -301,13 +303,19 @@ enum { TRIALS = SYNCS * RULES * FEEDS * (ROWS + 1) };
 static int shards, devices;
 static outcome *outcomes; /* of each process, by trial */
 
-static void try_all(meeting *m)
+static dp_ctx *open_shards(meeting *m)
 {
     dp_config config = config_of(m, devices);
     dp_ctx *ctx;
     config.colls = NULL;
     config.shards = shards;
     CHECK_OK(dp_open(&config, &ctx));
+    return ctx;
+}
+
+static void try_all(meeting *m)
+{
+    dp_ctx *ctx = open_shards(m);
     CHECK_INT(each_trial(ctx, outcomes + (size_t)m->process * TRIALS), TRIALS);
     dp_close(ctx);
 }
@@ -405,5 +413,146 @@ TEST_SLOW(ranks_without_rows_leave_nothing_however_they_are_spread, 120)
                 join_outcomes(processes, processes == 1 && devices == 1 ? first : got);
                 if (processes > 1 || devices > 1)
                     compare(got, first, processes);
+            }
+}
+
+/* ---- what ranks reduce in methods ------------------------------------------------------------ */
+
+enum { BITS = 24 };
+
+typedef struct bits { /* of each rank */
+    float mean[SHARDS][BITS];
+    uint16_t half[SHARDS][BITS], scattered[SHARDS][BITS];
+} bits;
+
+static bits *all_bits;
+
+static void fill_sent(int rank, float *send, uint16_t *halves)
+{
+    for (int i = 0; i < BITS; i++)
+        send[i] = (float)(rank + 1) / 7 + (float)i / 3;
+    for (int i = 0; i < SHARDS * BITS; i++)
+        number_put(DP_F16, halves, (size_t)i, (number)(rank * 17 + i) / 13);
+}
+
+static int rank_of(const dp_call *call)
+{
+    dp_info info;
+    CHECK_OK(dp_info_get(call->ctx, &info));
+    return info.rank_first + call->local_rank;
+}
+
+static dp_status leave_bits(dp_call *call)
+{
+    int rank = rank_of(call);
+    float send[BITS];
+    uint16_t halves[SHARDS * BITS];
+    fill_sent(rank, send, halves);
+    call->out = dp_none();
+    DP_TRY(dp_call_all_reduce(call, send, all_bits->mean[rank], BITS, DP_F32, DP_OP_MEAN));
+    DP_TRY(dp_call_all_reduce(call, halves, all_bits->half[rank], BITS, DP_F16, DP_OP_MEAN));
+    return dp_rank_reduce_scatter(call->ctx, halves, all_bits->scattered[rank], BITS, DP_F16,
+                                  DP_OP_MEAN);
+}
+
+static const dp_module_config bits_config = {.name = "bits",
+                                             .methods = &(const dp_method){"forward", leave_bits},
+                                             .method_count = 1,
+                                             .params = &(const dp_param_config){.name = "w"},
+                                             .param_count = 1};
+
+static int64_t rows_now;
+
+static void shards_in_process(meeting *m)
+{
+    static const float x[SHARDS];
+    int64_t rows[SHARDS], own = 0;
+    size_t parts = 0;
+    dp_ctx *ctx = open_shards(m);
+    dp_info info;
+    CHECK_OK(dp_info_get(ctx, &info));
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_module *par, *net;
+    dp_value out;
+    CHECK_OK(dp_module_create(ctx, &bits_config, &net));
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    CHECK_OK(dp_split_rows(rows_now, SHARDS, NULL, rows, &parts));
+    for (int i = 0; i < info.local_count; i++)
+        own += rows[info.rank_first + i];
+    dp_tensor batch = dp_wrap_const(x, DP_F32, 1, &own);
+    CHECK_OK(dp_invoke(par, scope, "forward", DP_TUPLE_OF(scope, dp_of(scope, &batch)), dp_none(),
+                       NULL, &out, NULL));
+    dp_close(ctx);
+}
+
+static void reduce_by_the_book(dp_dtype dtype, const void *const *in, double alpha, double beta,
+                               size_t count, void *out)
+{
+    number_kernel(&(dp_kernel_args){.kernel = DP_KERNEL_REDUCE,
+                                    .op = DP_OP_SUM,
+                                    .dtype = dtype,
+                                    .count = count,
+                                    .out = &out,
+                                    .in = in,
+                                    .out_count = 1,
+                                    .in_count = SHARDS,
+                                    .alpha = alpha,
+                                    .beta = beta});
+}
+
+/* Ranks without rows are zeros in the tree, and not in the divisor. */
+static void bits_by_the_book(int takers, bits *out)
+{
+    static float send[SHARDS][BITS];
+    static uint16_t halves[SHARDS][SHARDS * BITS];
+    uint16_t whole[SHARDS * BITS];
+    const void *in[SHARDS], *half_in[SHARDS];
+    memset(send, 0, sizeof send);
+    memset(halves, 0, sizeof halves);
+    for (int r = 0; r < SHARDS; r++) {
+        if (r < takers)
+            fill_sent(r, send[r], halves[r]);
+        in[r] = send[r];
+        half_in[r] = halves[r];
+    }
+    bool all = takers == SHARDS;
+    reduce_by_the_book(DP_F32, in, 1, takers, BITS, out->mean[0]);
+    reduce_by_the_book(DP_F16, half_in, all ? 1 : 1 / (double)takers, all ? takers : 1,
+                       SHARDS * BITS, whole);
+    memcpy(out->half[0], whole, sizeof out->half[0]);
+    memcpy(out->scattered, whole, sizeof out->scattered);
+    for (int r = 1; r < SHARDS; r++) {
+        memcpy(out->mean[r], out->mean[0], sizeof out->mean[0]);
+        memcpy(out->half[r], out->half[0], sizeof out->half[0]);
+    }
+}
+
+/* Where a process has no rows at all, the methods of one of its ranks run: the memory of the others
+   stays as it was. */
+static void check_bits(const bits *want, int processes)
+{
+    int each = SHARDS / processes;
+    for (int r = 0; r < SHARDS; r++) {
+        bool runs = r < rows_now || (r % each == 0 && r >= rows_now);
+        if (!runs)
+            continue;
+        CHECK_BYTES(all_bits->mean[r], want->mean[r], sizeof want->mean[r]);
+        CHECK_BYTES(all_bits->half[r], want->half[r], sizeof want->half[r]);
+        CHECK_BYTES(all_bits->scattered[r], want->scattered[r], sizeof want->scattered[r]);
+    }
+}
+
+TEST_SLOW(means_with_shards_have_the_same_bits, 120)
+{
+    static bits want;
+    shards = SHARDS;
+    all_bits = shared_memory(sizeof *all_bits);
+    for (rows_now = 1; rows_now <= SHARDS; rows_now += rows_now < 3 ? 1 : 5)
+        for (int processes = 1; processes <= SHARDS; processes *= 2)
+            for (devices = 1; processes * devices <= SHARDS; devices *= 4) {
+                memset(all_bits, 0, sizeof *all_bits);
+                bits_by_the_book((int)rows_now, &want);
+                in_processes(processes, shards_in_process);
+                check_bits(&want, processes);
             }
 }

@@ -221,6 +221,10 @@ PLANTS = [
      "        unsigned seen = dp__gate_word(&courier->work);\n        if (atomic_load_explicit(&courier->closing, memory_order_acquire))\n            return NULL;\n        courier->fn(courier->user);",
      "        if (atomic_load_explicit(&courier->closing, memory_order_acquire))\n            return NULL;\n        courier->fn(courier->user);\n        unsigned seen = dp__gate_word(&courier->work);"),
 
+    # ---- meet
+    ("who comes last wakes nobody", "dp/meet.h",
+     "    dp__lock_leave(&meet->lock);\n    dp__meet_wake(ctx);\n    return status;", "    dp__lock_leave(&meet->lock);\n    return status;"),
+
     # ---- found here, and mended: each comes back
     ("found: who waits does not hear that others recover", "dp/voting.h",
      "    if (process < 0)\n        return DP_OK;\n    *out_process = process;\n    return dp_error(DP_ERR_REMOTE, \"%s recovers",

@@ -268,13 +268,13 @@ static bool sim_is_woken(void *arg)
     return sleeper->wake->count != sleeper->seen;
 }
 
-static void dp__wake_wait(dp__wake *wake, dp__lock *lock)
+static void dp__wake_wait(dp__wake *wake, dp__lock *lock, uint64_t until_ns)
 {
     sim_tick_behind(); /* who has not the lock may signal now */
     sim_sleeper sleeper = {wake, wake->count};
     lock->taken = false;
     if (!sim_interrupted())
-        sim_wait("waits to be woken", sim_is_woken, &sleeper, SIM_NEVER);
+        sim_wait("waits to be woken", sim_is_woken, &sleeper, until_ns);
     dp__lock_enter(lock);
 }
 

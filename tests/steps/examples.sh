@@ -650,6 +650,7 @@ step_examples() {
     c10d_does_it
     launchers_agree
     learns_the_same train
+    learns_the_same train_spmd
     learns_the_same tokens "weighted by rows: .* another table"
     timeline_shows
     timeline_drawn

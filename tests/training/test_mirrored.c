@@ -387,11 +387,21 @@ static dp_status train_once(trainer *t, bool came_back)
     return one_step(t);
 }
 
+/* Tells whether who was to come has come: with dp_recover, if dp_admit has let it in and somebody
+   was too late then. */
+static bool all_are_there(const trainer *t)
+{
+    dp_info info;
+    CHECK_OK(dp_info_get(t->ctx, &info));
+    return info.process_count == world;
+}
+
 static dp_status go_on(trainer *t, bool came_back)
 {
     if (to_recover != NULL)
         to_recover();
     DP_TRY(dp_recover(t->ctx));
+    has_come = has_come || all_are_there(t);
     if (t->optim == NULL)
         DP_TRY(create(t));
     return share(t, came_back);

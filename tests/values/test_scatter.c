@@ -1207,7 +1207,7 @@ TEST_BACKENDS(groups_in_parts_of_one_size)
     }
 }
 
-/* What is full is where it was, and channels-last stays so. */
+/* Parts that are full stay where they are, and channels-last ones stay so. */
 TEST(parts_that_are_full_are_views)
 {
     static float numbers[5 * 2 * 2 * 2];
