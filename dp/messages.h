@@ -425,19 +425,19 @@ typedef struct dp__answer {
     struct dp__answer *next; /* the sender's, of those that wait for no answer */
 } dp__answer;
 
-typedef struct dp__line {
+typedef struct dp__pipe {
     _Alignas(128) atomic_uint offers;
     atomic_uint heard; /* of the other's, times 2; plus 1: and the last one is done */
     atomic_uint made, took;
     _Atomic uint64_t offer[DP__OFFER_WORDS];
     _Alignas(64) char tiny[DP__PARCEL_TINY];
-} dp__line;
-_Static_assert(sizeof(dp__line) == 128, "it is two lines of a cache");
+} dp__pipe;
+_Static_assert(sizeof(dp__pipe) == 128, "it is two lines of a cache");
 
 typedef struct dp__desk { /* of a process */
     _Alignas(128) atomic_uint bell;
     atomic_uint sleepers; /* others ring if it sleeps */
-    dp__line lines[];     /* to every process */
+    dp__pipe pipes[];     /* to every process */
 } dp__desk;
 
 typedef struct dp__desk_peer {
@@ -461,7 +461,7 @@ typedef struct dp__desks {
 
 static size_t dp__desk_bytes(int process_count)
 {
-    return sizeof(dp__desk) + (size_t)process_count * sizeof(dp__line);
+    return sizeof(dp__desk) + (size_t)process_count * sizeof(dp__pipe);
 }
 
 /* Without a heap answers and rooms lie behind the lines. */
@@ -485,14 +485,14 @@ static dp__desk *dp__desk_of(const dp__post *post, int process)
 }
 
 /* From this process to another one, and back. */
-static dp__line *dp__line_to(const dp__post *post, int process)
+static dp__pipe *dp__pipe_to(const dp__post *post, int process)
 {
-    return &dp__desks_here(post)->own->lines[process];
+    return &dp__desks_here(post)->own->pipes[process];
 }
 
-static dp__line *dp__line_from(const dp__post *post, int process)
+static dp__pipe *dp__pipe_from(const dp__post *post, int process)
 {
-    return &dp__desk_of(post, process)->lines[post->process];
+    return &dp__desk_of(post, process)->pipes[post->process];
 }
 
 static void *dp__place_at(const dp__post *post, uint64_t place)
@@ -508,7 +508,7 @@ static uint64_t dp__place_of(const dp__post *post, const void *data, size_t byte
 }
 
 /* A word of this process changes, for which another one may wait. */
-static void dp__line_tell(const dp__post *post, int process, atomic_uint *word, unsigned value)
+static void dp__pipe_tell(const dp__post *post, int process, atomic_uint *word, unsigned value)
 {
     dp__desk *desk = dp__desk_of(post, process);
     atomic_store(word, value);
@@ -583,17 +583,17 @@ static void dp__offer_next(dp__post *post, int process)
 {
     dp__desk_peer *peer = &dp__desks_here(post)->peers[process];
     dp__parcel *send = peer->queue.first;
-    dp__line *line = dp__line_to(post, process);
+    dp__pipe *pipe = dp__pipe_to(post, process);
     if (send == NULL || peer->known / 2 != peer->offers / 2)
         return;
     dp__parcel_remove(send);
     dp__parcel_add(&post->offered, send);
     if (send->bytes > 0 && send->bytes <= DP__PARCEL_TINY)
-        memcpy(line->tiny, send->data, send->bytes);
-    dp__words_store(line->offer, &send->is, DP__OFFER_WORDS);
+        memcpy(pipe->tiny, send->data, send->bytes);
+    dp__words_store(pipe->offer, &send->is, DP__OFFER_WORDS);
     peer->offers += 2;
     peer->last = send;
-    dp__line_tell(post, process, &line->offers, peer->offers);
+    dp__pipe_tell(post, process, &pipe->offers, peer->offers);
     post->moved = true;
 }
 
@@ -601,7 +601,7 @@ static void dp__offer_next(dp__post *post, int process)
 static void dp__offer_heard(dp__post *post, int process)
 {
     dp__desk_peer *peer = &dp__desks_here(post)->peers[process];
-    unsigned heard = atomic_load(&dp__line_from(post, process)->heard);
+    unsigned heard = atomic_load(&dp__pipe_from(post, process)->heard);
     if (heard == peer->known)
         return;
     peer->known = heard;
@@ -621,8 +621,8 @@ static void dp__pieces_give(dp__post *post, dp__parcel *send, const dp__answer *
 {
     dp__desks *desks = dp__desks_here(post);
     dp__desk_peer *peer = &desks->peers[send->process];
-    dp__line *line = dp__line_to(post, send->process);
-    const dp__line *back = dp__line_from(post, send->process);
+    dp__pipe *pipe = dp__pipe_to(post, send->process);
+    const dp__pipe *back = dp__pipe_from(post, send->process);
     bool direct = answer->place != SIZE_MAX;
     while (send->moved < send->bytes &&
            (direct || peer->made - atomic_load(&back->took) < DP__ROOM_PIECES)) {
@@ -632,7 +632,7 @@ static void dp__pieces_give(dp__post *post, dp__parcel *send, const dp__answer *
                           : peer->room + peer->made % DP__ROOM_PIECES * desks->piece;
         memcpy(to, send->data + send->moved, bytes);
         send->moved += bytes;
-        dp__line_tell(post, send->process, &line->made, ++peer->made);
+        dp__pipe_tell(post, send->process, &pipe->made, ++peer->made);
         post->moved = true;
     }
 }
@@ -659,7 +659,7 @@ static void dp__answer_write(dp__post *post, const dp__parcel *receive, dp__answ
     answer->dtype = receive->is.dtype;
     answer->count = receive->is.count;
     answer->place = dp__place_of(post, receive->data, receive->bytes);
-    dp__line_tell(post, receive->process, &answer->what, what);
+    dp__pipe_tell(post, receive->process, &answer->what, what);
 }
 
 static dp_status dp__desk_answer(dp__post *post, const dp__parcel *receive, bool fits)
@@ -691,8 +691,8 @@ static void dp__pieces_take(dp__post *post, int process, dp__parcel *receive)
 {
     dp__desks *desks = dp__desks_here(post);
     dp__desk_peer *peer = &desks->peers[process];
-    dp__line *line = dp__line_to(post, process);
-    const dp__line *from = dp__line_from(post, process);
+    dp__pipe *pipe = dp__pipe_to(post, process);
+    const dp__pipe *from = dp__pipe_from(post, process);
     bool direct = dp__place_of(post, receive->data, receive->bytes) != SIZE_MAX;
     while (receive->moved < receive->bytes && peer->took != atomic_load(&from->made)) {
         size_t left = receive->bytes - receive->moved;
@@ -702,7 +702,7 @@ static void dp__pieces_take(dp__post *post, int process, dp__parcel *receive)
             memcpy(receive->data + receive->moved,
                    room + peer->took % DP__ROOM_PIECES * desks->piece, bytes);
         receive->moved += bytes;
-        dp__line_tell(post, process, &line->took, ++peer->took);
+        dp__pipe_tell(post, process, &pipe->took, ++peer->took);
         post->moved = true;
     }
 }
@@ -726,7 +726,7 @@ static dp_status dp__wanted_advance(dp__post *post, int process)
 static dp_status dp__offer_hear(dp__post *post, int process)
 {
     dp__desk_peer *peer = &dp__desks_here(post)->peers[process];
-    const dp__line *from = dp__line_from(post, process);
+    const dp__pipe *from = dp__pipe_from(post, process);
     char tiny[DP__PARCEL_TINY];
     dp__offer offer;
     if (atomic_load(&from->offers) == peer->heard)
@@ -736,7 +736,7 @@ static dp_status dp__offer_hear(dp__post *post, int process)
     peer->heard += 2;
     peer->hears = offer.reply;
     dp_status status = dp__offer_arrived(post, process, &offer, tiny);
-    dp__line_tell(post, process, &dp__line_to(post, process)->heard,
+    dp__pipe_tell(post, process, &dp__pipe_to(post, process)->heard,
                   peer->heard + (peer->hears == DP__HEARD_DONE));
     peer->hears = 0;
     return status;
@@ -1591,7 +1591,7 @@ static dp_status dp__post_fill(dp_ctx *ctx, dp_scope *scope)
                        .process_count = ctx->info.process_count};
     if (ctx->job != NULL && ctx->job->shared.data != NULL)
         DP_TRY(dp__desk_open(post));
-    else if (ctx->line != NULL && dp__backend_mpi != NULL)
+    else if (ctx->mpi_links != NULL && dp__backend_mpi != NULL)
         DP_TRY(dp__backend_mpi->post(post));
     else if (ctx->office != NULL && ctx->office->why[0] == '\0')
         DP_TRY(dp__channels_open(post, ctx->office));

@@ -653,7 +653,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         ctx->lanes[DP__CALLER].comm->ops->close(ctx->lanes[DP__CALLER].comm);
     dp__office_close(ctx);
     dp__tree_close(ctx->tree, ask_devices);
-    dp__line_close(ctx->line, ask_devices, ctx->failed != DP_OK);
+    dp__line_close(ctx->mpi_links, ask_devices, ctx->failed != DP_OK);
     if (ask_devices && ctx->team != NULL)
         dp__team_close(ctx->team);
     for (ptrdiff_t i = 0; ask_devices && i < dp__devices_count(ctx); i++)

@@ -163,7 +163,7 @@ PLANTS = [
      "return offer->to == expected->to && offer->tag == expected->tag &&", "return offer->to == expected->to &&"),
     ("an offer is written over one that was not heard", "dp/messages.h",
      "if (send == NULL || peer->known / 2 != peer->offers / 2)", "if (send == NULL)"),
-    ("an answer is told on a line that was heard before", "dp/messages.h",
+    ("an answer is told on a pipe that was heard before", "dp/messages.h",
      "    peer->hears = 0;\n", ""),
     ("a piece is written over one that was not taken", "dp/messages.h",
      "peer->made - atomic_load(&back->took) < DP__ROOM_PIECES)", "peer->made - atomic_load(&back->took) <= DP__ROOM_PIECES)"),
