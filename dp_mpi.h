@@ -54,7 +54,7 @@
      >>line         to the other processes: what they tell each other when something fails
      >>patience     waits that end
      >>joining      whether MPI brings the processes together
-     >>slips        messages from one rank to another
+     >>headers        messages from one rank to another
      >>table        what MPI carries of collectives, and the table
 */
 
@@ -806,11 +806,11 @@ static dp_status dp__mpi_join(dp_config *config, int timeout_ms, dp__launch *lau
     return DP_OK;
 }
 
-/* ==== >>slips ==================================================================================
-   Messages from one rank to another (see dp/messages.h) on the line: its slips are offers and
+/* ==== >>headers ==================================================================================
+      Messages from one rank to another (see dp/messages.h) on the line: its headers are offers and
    answers, small, and in order. The data of what is wanted follows with a tag of its own, so that
-   two that are under way are not taken for each other. MPI writes and reads slips after a failure,
-   too: they are not the context's memory.                                                       */
+   two that are under way are not taken for each other. MPI writes and reads headers after a
+   failure, too: they are not the context's memory.                                               */
 
 enum {
     DP__MPI_SLIPS = DP__MPI_NOTES + 1, /* the tag */
@@ -819,155 +819,156 @@ enum {
     DP__MPI_DATA_BYTES = 1 << 30 /* at once: MPI counts in int */
 };
 
-typedef struct dp__mpi_sheet { /* what MPI has in its hands: a slip, or data */
-    struct dp__mpi_sheet *next;
+typedef struct dp__mpi_packet { /* what MPI has in its hands: a header, or data */
+    struct dp__mpi_packet *next;
     MPI_Request request; /* MPI_REQUEST_NULL: nothing */
-    dp__slip slip;
-} dp__mpi_sheet;
+    dp__header header;
+} dp__mpi_packet;
 
-typedef struct dp__mpi_post {
+typedef struct dp__mpi_mailbox {
     dp__mpi_line *line;
-    dp__mpi_sheet *free, *out; /* out: slips on their way */
-} dp__mpi_post;
+    dp__mpi_packet *free, *out; /* out: headers on their way */
+} dp__mpi_mailbox;
 
-static dp__mpi_post *dp__mpi_post_of(const dp__post *post)
+static dp__mpi_mailbox *dp__mpi_mailbox_of(const dp__mailbox *mailbox)
 {
-    return post->carried;
+    return mailbox->carried;
 }
 
-static dp_status dp__mpi_sheet_take(dp__post *post, dp__mpi_sheet **out)
+static dp_status dp__mpi_packet_take(dp__mailbox *mailbox, dp__mpi_packet **out)
 {
-    dp__mpi_post *own = dp__mpi_post_of(post);
-    dp__mpi_sheet *sheet = own->free;
-    if (sheet != NULL)
-        own->free = sheet->next;
+    dp__mpi_mailbox *own = dp__mpi_mailbox_of(mailbox);
+    dp__mpi_packet *packet = own->free;
+    if (packet != NULL)
+        own->free = packet->next;
     else
-        sheet = dp__os_alloc(sizeof *sheet, 64, NULL);
-    if (sheet == NULL)
+        packet = dp__os_alloc(sizeof *packet, 64, NULL);
+    if (packet == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a message");
-    memset(sheet, 0, sizeof *sheet);
-    sheet->request = MPI_REQUEST_NULL;
-    *out = sheet;
+    memset(packet, 0, sizeof *packet);
+    packet->request = MPI_REQUEST_NULL;
+    *out = packet;
     return DP_OK;
 }
 
-static void dp__mpi_sheet_give(dp__post *post, dp__mpi_sheet *sheet)
+static void dp__mpi_packet_give(dp__mailbox *mailbox, dp__mpi_packet *packet)
 {
-    sheet->next = dp__mpi_post_of(post)->free;
-    dp__mpi_post_of(post)->free = sheet;
+    packet->next = dp__mpi_mailbox_of(mailbox)->free;
+    dp__mpi_mailbox_of(mailbox)->free = packet;
 }
 
 /* Asks whether MPI is done with it. */
-static dp_status dp__mpi_sheet_test(dp__mpi_sheet *sheet, bool *out)
+static dp_status dp__mpi_packet_test(dp__mpi_packet *packet, bool *out)
 {
     int done = 0;
     dp__mpi_enter();
-    int code = MPI_Test(&sheet->request, &done, MPI_STATUS_IGNORE);
+    int code = MPI_Test(&packet->request, &done, MPI_STATUS_IGNORE);
     dp__mpi_leave();
     *out = done;
     return code == MPI_SUCCESS ? DP_OK : dp__mpi_error("MPI_Test", code);
 }
 
-static dp_status dp__mpi_slips_reap(dp__post *post)
+static dp_status dp__mpi_headers_reap(dp__mailbox *mailbox)
 {
-    dp__mpi_sheet **at = &dp__mpi_post_of(post)->out;
+    dp__mpi_packet **at = &dp__mpi_mailbox_of(mailbox)->out;
     while (*at != NULL) {
-        dp__mpi_sheet *sheet = *at;
+        dp__mpi_packet *packet = *at;
         bool done = false;
-        DP_TRY(dp__mpi_sheet_test(sheet, &done));
+        DP_TRY(dp__mpi_packet_test(packet, &done));
         if (done) {
-            *at = sheet->next;
-            dp__mpi_sheet_give(post, sheet);
+            *at = packet->next;
+            dp__mpi_packet_give(mailbox, packet);
         } else {
-            at = &sheet->next;
+            at = &packet->next;
         }
     }
     return DP_OK;
 }
 
-static dp_status dp__mpi_slip_send(dp__post *post, int process, const dp__slip *slip)
+static dp_status dp__mpi_header_send(dp__mailbox *mailbox, int process, const dp__header *header)
 {
-    dp__mpi_post *own = dp__mpi_post_of(post);
-    dp__mpi_sheet *sheet = NULL;
-    DP_TRY(dp__shared_failure(post->ctx, dp__mpi_sheet_take(post, &sheet)));
-    sheet->slip = *slip;
-    sheet->next = own->out;
-    own->out = sheet;
+    dp__mpi_mailbox *own = dp__mpi_mailbox_of(mailbox);
+    dp__mpi_packet *packet = NULL;
+    DP_TRY(dp__shared_failure(mailbox->ctx, dp__mpi_packet_take(mailbox, &packet)));
+    packet->header = *header;
+    packet->next = own->out;
+    own->out = packet;
     dp__mpi_enter();
-    int code = MPI_Isend(&sheet->slip, (int)sizeof sheet->slip, MPI_BYTE, process, DP__MPI_SLIPS,
-                         own->line->comm, &sheet->request);
+    int code = MPI_Isend(&packet->header, (int)sizeof packet->header, MPI_BYTE, process,
+                         DP__MPI_SLIPS, own->line->comm, &packet->request);
     dp__mpi_leave();
     return code == MPI_SUCCESS ? DP_OK : dp__mpi_error("MPI_Isend", code);
 }
 
 /* The next part of the data, to the other process or from it. */
-static dp_status dp__mpi_data(dp__post *post, dp__parcel *parcel)
+static dp_status dp__mpi_data(dp__mailbox *mailbox, dp__request *request)
 {
-    const dp__mpi_post *own = dp__mpi_post_of(post);
-    dp__mpi_sheet *sheet = parcel->wire;
-    const dp__offer *offer = parcel->receives ? &parcel->other : &parcel->is;
-    size_t left = parcel->bytes - parcel->moved;
+    const dp__mpi_mailbox *own = dp__mpi_mailbox_of(mailbox);
+    dp__mpi_packet *packet = request->wire;
+    const dp__offer *offer = request->receives ? &request->other : &request->is;
+    size_t left = request->bytes - request->moved;
     int bytes = left < DP__MPI_DATA_BYTES ? (int)left : DP__MPI_DATA_BYTES;
     int tag = DP__MPI_DATA + (int)(offer->reply % DP__MPI_DATA_TAGS);
     dp__mpi_enter();
-    int code = parcel->receives ? MPI_Irecv(parcel->data + parcel->moved, bytes, MPI_BYTE,
-                                            parcel->process, tag, own->line->comm, &sheet->request)
-                                : MPI_Isend(parcel->data + parcel->moved, bytes, MPI_BYTE,
-                                            parcel->process, tag, own->line->comm, &sheet->request);
+    int code = request->receives
+                   ? MPI_Irecv(request->data + request->moved, bytes, MPI_BYTE, request->process,
+                               tag, own->line->comm, &packet->request)
+                   : MPI_Isend(request->data + request->moved, bytes, MPI_BYTE, request->process,
+                               tag, own->line->comm, &packet->request);
     dp__mpi_leave();
-    parcel->moved += (size_t)bytes;
+    request->moved += (size_t)bytes;
     return code == MPI_SUCCESS ? DP_OK : dp__mpi_error("MPI_Isend, MPI_Irecv", code);
 }
 
 /* Asks whether all of it has been sent, or has come. */
-static dp_status dp__mpi_data_go_on(dp__post *post, dp__parcel *parcel, bool *out)
+static dp_status dp__mpi_data_go_on(dp__mailbox *mailbox, dp__request *request, bool *out)
 {
     bool done = false;
-    DP_TRY(dp__mpi_sheet_test(parcel->wire, &done));
-    *out = done && parcel->moved == parcel->bytes;
-    post->moved = post->moved || *out;
-    return done && !*out ? dp__mpi_data(post, parcel) : DP_OK;
+    DP_TRY(dp__mpi_packet_test(request->wire, &done));
+    *out = done && request->moved == request->bytes;
+    mailbox->moved = mailbox->moved || *out;
+    return done && !*out ? dp__mpi_data(mailbox, request) : DP_OK;
 }
 
-static dp_status dp__mpi_prepare(dp__post *post, dp__parcel *send)
+static dp_status dp__mpi_prepare(dp__mailbox *mailbox, dp__request *send)
 {
-    dp__mpi_sheet *sheet = NULL;
-    DP_TRY(dp__mpi_sheet_take(post, &sheet));
-    send->wire = sheet;
+    dp__mpi_packet *packet = NULL;
+    DP_TRY(dp__mpi_packet_take(mailbox, &packet));
+    send->wire = packet;
     return DP_OK;
 }
 
-static dp_status dp__mpi_data_begin(dp__post *post, dp__parcel *parcel)
+static dp_status dp__mpi_data_begin(dp__mailbox *mailbox, dp__request *request)
 {
-    if (parcel->receives)
-        DP_TRY(dp__shared_failure(post->ctx, dp__mpi_prepare(post, parcel)));
-    return dp__mpi_data(post, parcel);
+    if (request->receives)
+        DP_TRY(dp__shared_failure(mailbox->ctx, dp__mpi_prepare(mailbox, request)));
+    return dp__mpi_data(mailbox, request);
 }
 
-static void dp__mpi_discard(dp__post *post, dp__parcel *parcel)
+static void dp__mpi_discard(dp__mailbox *mailbox, dp__request *request)
 {
-    dp__mpi_sheet *sheet = parcel->wire;
-    if (sheet == NULL)
+    dp__mpi_packet *packet = request->wire;
+    if (packet == NULL)
         return;
     dp__mpi_enter();
-    MPI_Wait(&sheet->request, MPI_STATUS_IGNORE); /* the other one has all: it does not block */
+    MPI_Wait(&packet->request, MPI_STATUS_IGNORE); /* the other one has all: it does not block */
     dp__mpi_leave();
-    dp__mpi_sheet_give(post, sheet);
-    parcel->wire = NULL;
+    dp__mpi_packet_give(mailbox, packet);
+    request->wire = NULL;
 }
 
-/* The next slip, if one has come; *out_from is -1 else. */
-static dp_status dp__mpi_slip_next(dp__post *post, dp__slip *slip, int *out_from)
+/* The next header, if one has come; *out_from is -1 else. */
+static dp_status dp__mpi_header_next(dp__mailbox *mailbox, dp__header *header, int *out_from)
 {
-    MPI_Comm comm = dp__mpi_post_of(post)->line->comm;
+    MPI_Comm comm = dp__mpi_mailbox_of(mailbox)->line->comm;
     MPI_Status status;
     int there = 0;
     *out_from = -1;
     dp__mpi_enter();
     int code = MPI_Iprobe(MPI_ANY_SOURCE, DP__MPI_SLIPS, comm, &there, &status);
     if (code == MPI_SUCCESS && there) /* it is here, so this does not block */
-        code = MPI_Recv(slip, (int)sizeof *slip, MPI_BYTE, status.MPI_SOURCE, DP__MPI_SLIPS, comm,
-                        &status);
+        code = MPI_Recv(header, (int)sizeof *header, MPI_BYTE, status.MPI_SOURCE, DP__MPI_SLIPS,
+                        comm, &status);
     dp__mpi_leave();
     if (code != MPI_SUCCESS)
         return dp__mpi_error("MPI_Iprobe", code);
@@ -975,116 +976,116 @@ static dp_status dp__mpi_slip_next(dp__post *post, dp__slip *slip, int *out_from
     return DP_OK;
 }
 
-static dp_status dp__mpi_parcels_go_on(dp__post *post)
+static dp_status dp__mpi_requests_go_on(dp__mailbox *mailbox)
 {
-    for (dp__parcel *send = post->offered.first; send != NULL; send = send->next) {
-        dp__mpi_sheet *sheet = send->wire;
+    for (dp__request *send = mailbox->offered.first; send != NULL; send = send->next) {
+        dp__mpi_packet *packet = send->wire;
         bool gone = false;
-        if (sheet->request != MPI_REQUEST_NULL)
-            DP_TRY(dp__mpi_data_go_on(post, send, &gone));
+        if (packet->request != MPI_REQUEST_NULL)
+            DP_TRY(dp__mpi_data_go_on(mailbox, send, &gone));
     }
-    dp__parcel *receive = post->fetched.first, *next;
+    dp__request *receive = mailbox->fetched.first, *next;
     for (; receive != NULL; receive = next) {
         bool all = false;
         next = receive->next;
-        DP_TRY(dp__mpi_data_go_on(post, receive, &all));
+        DP_TRY(dp__mpi_data_go_on(mailbox, receive, &all));
         if (!all)
             continue;
-        DP_TRY(dp__slip_fetched(post, receive));
+        DP_TRY(dp__header_fetched(mailbox, receive));
     }
     return DP_OK;
 }
 
-static dp_status dp__mpi_advance(dp__post *post)
+static dp_status dp__mpi_advance(dp__mailbox *mailbox)
 {
-    dp__slip slip;
+    dp__header header;
     int from;
     do {
-        DP_TRY(dp__mpi_slip_next(post, &slip, &from));
+        DP_TRY(dp__mpi_header_next(mailbox, &header, &from));
         if (from >= 0)
-            DP_TRY(dp__slip_read(post, from, &slip));
+            DP_TRY(dp__header_read(mailbox, from, &header));
     } while (from >= 0);
-    DP_TRY(dp__mpi_parcels_go_on(post));
-    return dp__mpi_slips_reap(post);
+    DP_TRY(dp__mpi_requests_go_on(mailbox));
+    return dp__mpi_headers_reap(mailbox);
 }
 
-static dp_status dp__mpi_post_wait(dp__post *post)
+static dp_status dp__mpi_mailbox_wait(dp__mailbox *mailbox)
 {
     dp__mesh_wait wait = {0};
     for (;;) {
-        DP_TRY(dp__mpi_advance(post));
-        if (post->moved)
+        DP_TRY(dp__mpi_advance(mailbox));
+        if (mailbox->moved)
             return DP_OK;
         if (dp__mesh_idle(&wait))
-            DP_TRY(dp__post_rest(post, &wait.look));
+            DP_TRY(dp__mailbox_rest(mailbox, &wait.look));
     }
 }
 
 /* MPI cannot always give back data that is under way: that stays with it. */
-static void dp__mpi_data_leave(dp__post *post, dp__parcel *parcel, uint64_t until)
+static void dp__mpi_data_leave(dp__mailbox *mailbox, dp__request *request, uint64_t until)
 {
-    dp__mpi_sheet *sheet = parcel->wire;
+    dp__mpi_packet *packet = request->wire;
     bool done = false;
-    if (sheet->request != MPI_REQUEST_NULL && parcel->receives) {
+    if (packet->request != MPI_REQUEST_NULL && request->receives) {
         dp__mpi_enter();
-        MPI_Cancel(&sheet->request);
+        MPI_Cancel(&packet->request);
         dp__mpi_leave();
     }
-    while (dp__mpi_sheet_test(sheet, &done) == DP_OK && !done && dp__os_ms_until(until) > 0)
+    while (dp__mpi_packet_test(packet, &done) == DP_OK && !done && dp__os_ms_until(until) > 0)
         dp__os_yield();
     if (done) {
-        dp__mpi_discard(post, parcel);
+        dp__mpi_discard(mailbox, request);
         return;
     }
-    if (parcel->stage != NULL)
-        dp__scope_keep(parcel->stage);
+    if (request->stage != NULL)
+        dp__scope_keep(request->stage);
     dp__mpi_enter();
-    MPI_Request_free(&sheet->request);
+    MPI_Request_free(&packet->request);
     dp__mpi_leave();
 }
 
 /* Slips that are still on their way stay with MPI, too. */
-static void dp__mpi_post_close(dp__post *post)
+static void dp__mpi_mailbox_close(dp__mailbox *mailbox)
 {
-    dp__mpi_post *own = dp__mpi_post_of(post);
+    dp__mpi_mailbox *own = dp__mpi_mailbox_of(mailbox);
     uint64_t until = dp__os_after_ms(DP__MPI_FLUSH_MS);
     if (!dp__mpi_is_there())
         return;
-    while (dp__mpi_slips_reap(post) == DP_OK && own->out != NULL && dp__os_ms_until(until) > 0)
+    while (dp__mpi_headers_reap(mailbox) == DP_OK && own->out != NULL && dp__os_ms_until(until) > 0)
         dp__os_yield();
-    for (int i = 0; i < post->block_count; i++)
-        for (size_t k = 0; k < dp__parcels_in(i); k++)
-            if (post->blocks[i][k].wire != NULL)
-                dp__mpi_data_leave(post, &post->blocks[i][k], until);
+    for (int i = 0; i < mailbox->block_count; i++)
+        for (size_t k = 0; k < dp__requests_in(i); k++)
+            if (mailbox->blocks[i][k].wire != NULL)
+                dp__mpi_data_leave(mailbox, &mailbox->blocks[i][k], until);
     while (own->free != NULL) {
-        dp__mpi_sheet *sheet = own->free;
-        own->free = sheet->next;
-        dp__os_free(sheet, 0, NULL);
+        dp__mpi_packet *packet = own->free;
+        own->free = packet->next;
+        dp__os_free(packet, 0, NULL);
     }
 }
 
-static dp_status dp__mpi_post_open(dp__post *post)
+static dp_status dp__mpi_mailbox_open(dp__mailbox *mailbox)
 {
     static const dp__carrier carrier = {
         .prepare = dp__mpi_prepare,
         .discard = dp__mpi_discard,
-        .offer = dp__slip_offer,
-        .fetch = dp__slip_fetch,
-        .answer = dp__slip_answer,
+        .offer = dp__header_offer,
+        .fetch = dp__header_fetch,
+        .answer = dp__header_answer,
         .advance = dp__mpi_advance,
-        .wait = dp__mpi_post_wait,
-        .close = dp__mpi_post_close,
-        .slip = dp__mpi_slip_send,
+        .wait = dp__mpi_mailbox_wait,
+        .close = dp__mpi_mailbox_close,
+        .header = dp__mpi_header_send,
         .data = dp__mpi_data_begin,
     };
     if (dp__mpi_level() < MPI_THREAD_SERIALIZED)
         return DP_OK;
-    dp__mpi_post *own = dp__scope_bytes(post->scope, sizeof *own, 64);
+    dp__mpi_mailbox *own = dp__scope_bytes(mailbox->scope, sizeof *own, 64);
     if (own == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for messages");
-    *own = (dp__mpi_post){.line = post->ctx->line};
-    post->carried = own;
-    post->carrier = &carrier;
+    *own = (dp__mpi_mailbox){.line = mailbox->ctx->line};
+    mailbox->carried = own;
+    mailbox->carrier = &carrier;
     return DP_OK;
 }
 
@@ -1203,7 +1204,7 @@ static const dp__mpi_place dp__mpi_here = {
     .send = dp__mpi_line_send,
     .split = dp__mpi_split,
     .drop = dp__mpi_drop_split,
-    .post = dp__mpi_post_open,
+    .mailbox = dp__mpi_mailbox_open,
 };
 static const dp__mpi_place *dp__backend_mpi = &dp__mpi_here; /* dp.h asks for it */
 

@@ -257,12 +257,12 @@ struct dp_ctx {
     dp__lane lanes[DP__LANES];
     atomic_uint tags;                    /* how often dp_tag was called */
     _Atomic uint64_t tag[DP__TAG_WORDS]; /* the last one, word by word: see dp/job.h */
-    dp_dev **commed;           /* the devices that lanes were opened for, and as often the host's */
-    dp_part *wires;            /* with several processes: room for what they tell each other */
-    size_t wire_bytes;         /* on each device */
-    dp_scope *wires_scope;     /* where they lie */
-    struct dp__job *job;       /* with several processes; else NULL */
-    struct dp__post *post;     /* messages; NULL before the first one */
+    dp_dev **commed;       /* the devices that lanes were opened for, and as often the host's */
+    dp_part *wires;        /* with several processes: room for what they tell each other */
+    size_t wire_bytes;     /* on each device */
+    dp_scope *wires_scope; /* where they lie */
+    struct dp__job *job;   /* with several processes; else NULL */
+    struct dp__mailbox *mailbox; /* messages; NULL before the first one */
     struct dp__office *office; /* where others connect to send; NULL: memory or MPI carries that */
     dp__lock far_lock;         /* of the next three, while the context is open */
     struct dp__tree *tree;     /* to the other processes, where a launcher named them; else NULL */

@@ -811,9 +811,9 @@ static dp_status dp__params_cluster(const char *fn, dp_scope *temp, const dp_mod
     dp__cluster *all = NULL;
     dp_status status = dp__cluster_make(ctx, wrapper->face->scope, &all);
     if (status == DP_OK)
-        status = dp__post_open(ctx);
+        status = dp__mailbox_open(ctx);
     DP_TRY(dp__all_or_none(fn, ctx, status));
-    int64_t carried = ctx->post->carrier != NULL;
+    int64_t carried = ctx->mailbox->carrier != NULL;
     DP_TRY(dp__lowest(fn, ctx, &carried));
     all->by_messages = carried != 0;
     *out = all;

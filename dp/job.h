@@ -1565,12 +1565,12 @@ static dp__area dp__board_area(dp__job *job, size_t lines)
                       .each = job->each};
 }
 
-typedef struct dp__desk_sizes { /* of each process: multiples of two lines of a cache */
+typedef struct dp__outbox_sizes { /* of each process: multiples of two lines of a cache */
     size_t with_heap, alone;
-} dp__desk_sizes;
+} dp__outbox_sizes;
 
 /* Behind it the heap, if there may be such a large file. */
-static dp_status dp__board_share(dp__job *job, const dp__desk_sizes *lines)
+static dp_status dp__board_share(dp__job *job, const dp__outbox_sizes *lines)
 {
     size_t count = (size_t)job->process_count;
     dp__area area = dp__board_area(job, lines->with_heap);
@@ -1590,7 +1590,7 @@ static dp_status dp__board_share(dp__job *job, const dp__desk_sizes *lines)
 }
 
 /* Without a board that all see, failures are noticed later. */
-static dp_status dp__job_seat(dp__job *job, bool one_machine, const dp__desk_sizes *lines,
+static dp_status dp__job_seat(dp__job *job, bool one_machine, const dp__outbox_sizes *lines,
                               const dp__mail *mail)
 {
     size_t head = dp__board_bytes(job->process_count);

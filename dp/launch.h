@@ -2515,7 +2515,7 @@ typedef struct dp__mpi_place { /* what dp_mpi.h has for processes that meet thro
        has none. */
     dp_status (*split)(dp__mpi_line *line, int group, dp_bootstrap *out);
     void (*drop)(dp_bootstrap *boot);
-    dp_status (*post)(struct dp__post *post); /* it gets a carrier, if it may call MPI */
+    dp_status (*mailbox)(struct dp__mailbox *mailbox); /* it gets a carrier, if it may call MPI */
 } dp__mpi_place;
 
 static const dp__mpi_place *dp__backend_mpi; /* dp_mpi.h defines it */

@@ -242,7 +242,7 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
         meeting->own.coll = choice.place;
         meeting->own.staged = choice.staged;
         DP_TRY(dp__agree(meeting, status));
-        const dp__desk_sizes lines = dp__desk_sizes_of(ctx->info.process_count);
+        const dp__outbox_sizes lines = dp__outbox_sizes_of(ctx->info.process_count);
         status = dp__job_seat(job, choice.config.one_machine, &lines, &dp__voter_mail);
     }
     if (status == DP_OK)
@@ -354,7 +354,7 @@ static void dp__in_child(void)
             continue;
         dp__tree_let_go(ctx->tree);
         dp__voter_unlisten(ctx->voter);
-        dp__post_let_go(ctx->post);
+        dp__mailbox_let_go(ctx->mailbox);
         dp__office_unlisten(ctx);
         dp__unbind_child(ctx);
     }
@@ -643,7 +643,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         dp__lane_give_up(&ctx->lanes[DP__COURIER]);
         dp__job_leave(ctx); /* what follows may take a while */
         dp__lane_end(&ctx->lanes[DP__COURIER]);
-        dp__post_close(ctx);
+        dp__mailbox_close(ctx);
     }
     while (ask_devices && ctx->scopes != NULL)
         dp__scope_end(ctx->scopes);

@@ -21,7 +21,7 @@
 /* Also what an attempt has made that failed. `old` is what there was before the first one. */
 static void dp__world_end(dp_ctx *ctx, dp__job *old)
 {
-    dp__post_forget(ctx);
+    dp__mailbox_forget(ctx);
     dp__office_close(ctx);
     for (int i = DP__LANES - 1; i >= 0; i--) {
         dp_part *parts = ctx->lanes[i].parts;
@@ -315,7 +315,7 @@ static dp_status dp__check_between_steps(const char *fn, const dp_ctx *ctx)
     DP_TRY(dp__check_alone(fn, ctx));
     if (ctx->lanes[DP__COURIER].riding != NULL)
         return dp_error(DP_ERR_STATE, "%s: a pass is open", fn);
-    if (dp__post_has_messages(ctx->post))
+    if (dp__mailbox_has_messages(ctx->mailbox))
         return dp_error(DP_ERR_STATE, "%s: messages have begun, and were not ended", fn);
     return DP_OK;
 }
