@@ -263,7 +263,8 @@ struct dp_ctx {
     dp_scope *wires_scope; /* where they lie */
     struct dp__job *job;   /* with several processes; else NULL */
     struct dp__mailbox *mailbox; /* messages; NULL before the first one */
-    struct dp__office *office; /* where others connect to send; NULL: memory or MPI carries that */
+    struct dp__listener
+        *message_listener;     /* where others connect to send; NULL: memory or MPI carries that */
     dp__lock far_lock;         /* of the next three, while the context is open */
     struct dp__tree *tree;     /* to the other processes, where a launcher named them; else NULL */
     struct dp__mpi_line *line; /* the same, where MPI has brought them together */

@@ -505,7 +505,7 @@ enum {
     DP__JOIN_MAGIC = 0x31706b64,
     DP__CHALLENGE_MAGIC = 0x31706364,
     DP__NOTE_MAGIC = 0x31706e64,
-    DP__OFFICE_NONCE = 0,    /* of a listener that is not waited for: see dp/tcp.h */
+    DP__LISTENER_NONCE = 0,  /* of a listener that is not waited for: see dp/tcp.h */
     DP__GRACE_MS = 1000,     /* beyond the time-out: to be told why, or for an answer */
     DP__HELD_UP_MS = 5,      /* who goes on so much later than it wanted to was held up, */
     DP__AGAIN_MS = 100,      /* and has so long to read what came meanwhile */
@@ -1550,7 +1550,7 @@ static bool dp__server_answer(dp__server *server, dp__pending *pending, dp__hear
     }
     bool here = !server->any || pending->request.listens == (uint64_t)server->process;
     if (heard == DP__REQUESTED && here) {
-        pending->nonce = server->any ? DP__OFFICE_NONCE : dp__os_random();
+        pending->nonce = server->any ? DP__LISTENER_NONCE : dp__os_random();
         dp__challenge challenge = {
             DP__CHALLENGE_MAGIC, DP_VERSION, pending->nonce,
             dp__proof(server->key, &pending->request, pending->nonce, false)};

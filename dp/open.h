@@ -257,7 +257,7 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
     DP_TRY(dp__agree(meeting, status));
     DP_TRY(dp__agree(meeting, dp__lane_open(&ctx->lanes[DP__COURIER], &choice)));
     bool by_others = job->shared.data != NULL || dp__boot_is_mpi(meeting->boot);
-    return by_others ? DP_OK : dp__office_open(ctx, !choice.config.one_machine);
+    return by_others ? DP_OK : dp__listener_open(ctx, !choice.config.one_machine);
 }
 
 /* ==== >>opening ================================================================================
@@ -315,12 +315,13 @@ DP__APART static dp_status dp__own_tree_open(const dp__port *port, int timeout_m
    as those of a launcher do. Without that they have no messages, unless they could do nothing. */
 static dp_status dp__own_tree(dp_ctx *ctx, dp__meeting *meeting)
 {
-    dp__office *office = ctx->office;
+    dp__listener *message_listener = ctx->message_listener;
     dp__tree *tree = NULL;
-    if (office == NULL || office->why[0] != '\0' || dp__boot_is_ours(meeting->boot))
+    if (message_listener == NULL || message_listener->why[0] != '\0' ||
+        dp__boot_is_ours(meeting->boot))
         return DP_OK;
-    dp_status status =
-        dp__agree(meeting, dp__own_tree_open(&office->port, ctx->config.timeout_ms, &tree));
+    dp_status status = dp__agree(
+        meeting, dp__own_tree_open(&message_listener->port, ctx->config.timeout_ms, &tree));
     if (status == DP_OK)
         dp__far_begin(ctx, tree, NULL);
     else
@@ -328,8 +329,8 @@ static dp_status dp__own_tree(dp_ctx *ctx, dp__meeting *meeting)
     if (status == DP_OK || dp__tcp_carries(ctx))
         return status;
     DP_TRY(dp__agree(meeting, DP_OK)); /* the bootstrap has not failed */
-    strcpy(office->why, "the processes do not reach each other over TCP");
-    dp__office_shut(ctx);
+    strcpy(message_listener->why, "the processes do not reach each other over TCP");
+    dp__listener_shut(ctx);
     return DP_OK;
 }
 
@@ -355,7 +356,7 @@ static void dp__in_child(void)
         dp__tree_let_go(ctx->tree);
         dp__voter_unlisten(ctx->voter);
         dp__mailbox_let_go(ctx->mailbox);
-        dp__office_unlisten(ctx);
+        dp__listener_unlisten(ctx);
         dp__unbind_child(ctx);
     }
 }
@@ -651,7 +652,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         (void)ctx->devices[i].dev->ops->stream_sync(ctx->devices[i].stream);
     if (ask_devices && ctx->lanes[DP__CALLER].comm != NULL)
         ctx->lanes[DP__CALLER].comm->ops->close(ctx->lanes[DP__CALLER].comm);
-    dp__office_close(ctx);
+    dp__listener_close(ctx);
     dp__tree_close(ctx->tree, ask_devices);
     dp__line_close(ctx->mpi_links, ask_devices, ctx->failed != DP_OK);
     if (ask_devices && ctx->team != NULL)

@@ -22,7 +22,7 @@
 static void dp__world_end(dp_ctx *ctx, dp__job *old)
 {
     dp__mailbox_forget(ctx);
-    dp__office_close(ctx);
+    dp__listener_close(ctx);
     for (int i = DP__LANES - 1; i >= 0; i--) {
         dp_part *parts = ctx->lanes[i].parts;
         dp__lane_end(&ctx->lanes[i]);

@@ -1088,7 +1088,7 @@ static int call_office(dp__server *server)
     const struct {
         dp__join_request request;
         uint64_t proof;
-    } both = {request, dp__proof(server->key, &request, DP__OFFICE_NONCE, true)};
+    } both = {request, dp__proof(server->key, &request, DP__LISTENER_NONCE, true)};
     dp__challenge challenge;
     uint64_t until_ns = dp__os_after_ms(9000);
     int fd = dp__os_connect(&server->at);
