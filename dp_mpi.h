@@ -214,7 +214,7 @@ typedef struct dp__mpi_note {
     char text[DP__TEXT_BYTES];
 } dp__mpi_note;
 
-struct dp__mpi_line {
+struct dp__mpi_links {
     MPI_Comm comm;   /* MPI_COMM_NULL before all have come */
     MPI_Comm coming; /* MPI writes here when they have */
     MPI_Comm notes;  /* where notes go: before that the communicator from which it is made */
@@ -231,7 +231,7 @@ struct dp__mpi_line {
     MPI_Request *sends;  /* until the other side has read it */
 };
 
-static bool dp__mpi_send(dp__mpi_line *line, int kind, int to, const dp__letter *letter)
+static bool dp__mpi_send(dp__mpi_links *line, int kind, int to, const dp__letter *letter)
 {
     int sent = 0, place = to + (kind == DP__MPI_FAILED ? line->process_count : 0);
     dp__mpi_note *note = &line->out[place];
@@ -254,7 +254,7 @@ static bool dp__mpi_send(dp__mpi_line *line, int kind, int to, const dp__letter 
 }
 
 /* To a process, or (-1) to all others. */
-static void dp__mpi_tell(dp__mpi_line *line, int kind, int to, const dp__letter *letter)
+static void dp__mpi_tell(dp__mpi_links *line, int kind, int to, const dp__letter *letter)
 {
     dp__lock_enter(&line->lock);
     dp__mpi_enter();
@@ -266,7 +266,7 @@ static void dp__mpi_tell(dp__mpi_line *line, int kind, int to, const dp__letter 
 }
 
 /* How many notes MPI still has in its hands. */
-static int dp__mpi_unsent(dp__mpi_line *line)
+static int dp__mpi_unsent(dp__mpi_links *line)
 {
     int count = 0;
     dp__lock_enter(&line->lock);
@@ -283,14 +283,14 @@ static int dp__mpi_unsent(dp__mpi_line *line)
 
 /* Wait until all have read what they were told, or for a short time: MPI may hold a note while
    nobody calls it here, and a process that computes only looks when it waits again. */
-static void dp__mpi_flush(dp__mpi_line *line)
+static void dp__mpi_flush(dp__mpi_links *line)
 {
     uint64_t until = dp__os_after_ms(DP__MPI_FLUSH_MS);
     while (dp__mpi_unsent(line) > 0 && dp__os_ms_until(until) > 0)
         dp__os_yield();
 }
 
-static dp_status dp__mpi_failure(const dp__mpi_line *line)
+static dp_status dp__mpi_failure(const dp__mpi_links *line)
 {
     return dp_error((dp_status)atomic_load(&line->failed), "%s", line->text);
 }
@@ -303,7 +303,7 @@ static void dp__mpi_lose(void)
 }
 
 /* The first failure stays; true if this is it. */
-static bool dp__mpi_note_failure(dp__mpi_line *line, dp_status status, int culprit,
+static bool dp__mpi_note_failure(dp__mpi_links *line, dp_status status, int culprit,
                                  const char *text)
 {
     dp__lock_enter(&line->lock);
@@ -319,7 +319,7 @@ static bool dp__mpi_note_failure(dp__mpi_line *line, dp_status status, int culpr
 }
 
 /* The others hear of it, unless there was a failure before. dp_last_error stays as it is. */
-static void dp__mpi_spread(dp__mpi_line *line, dp_status status, int culprit, const char *text)
+static void dp__mpi_spread(dp__mpi_links *line, dp_status status, int culprit, const char *text)
 {
     if (dp__mpi_note_failure(line, status, culprit, text) && line->notes != MPI_COMM_NULL) {
         dp__mpi_tell(line, DP__MPI_FAILED, -1, NULL);
@@ -329,13 +329,13 @@ static void dp__mpi_spread(dp__mpi_line *line, dp_status status, int culprit, co
 
 /* Makes dp_last_error the line's failure, because of `process`; -1: it is not known because of
    whom. */
-static dp_status dp__mpi_fail(dp__mpi_line *line, dp_status status, int process)
+static dp_status dp__mpi_fail(dp__mpi_links *line, dp_status status, int process)
 {
     dp__mpi_spread(line, status, process, dp_last_error());
     return dp__mpi_failure(line);
 }
 
-static dp_status dp__mpi_broken(dp__mpi_line *line, const char *call, int code)
+static dp_status dp__mpi_broken(dp__mpi_links *line, const char *call, int code)
 {
     char said[DP__TEXT_BYTES];
     (void)dp__mpi_error(call, code);
@@ -345,7 +345,7 @@ static dp_status dp__mpi_broken(dp__mpi_line *line, const char *call, int code)
 }
 
 /* One note, if there is one. Before all have come others than we may send something there. */
-static int dp__mpi_receive(dp__mpi_line *line, dp__mpi_note *note, int *out_from)
+static int dp__mpi_receive(dp__mpi_links *line, dp__mpi_note *note, int *out_from)
 {
     MPI_Status status;
     int there = 0, bytes = 0;
@@ -367,7 +367,7 @@ static int dp__mpi_receive(dp__mpi_line *line, dp__mpi_note *note, int *out_from
 }
 
 /* Read what others have sent. Letters are for `job`; NULL: a context still opens. */
-static dp_status dp__mpi_hear(dp__mpi_line *line, const dp__job *job)
+static dp_status dp__mpi_hear(dp__mpi_links *line, const dp__job *job)
 {
     dp__mpi_note note;
     int from = line->notes != MPI_COMM_NULL ? 0 : -1;
@@ -406,7 +406,7 @@ static dp_status dp__mpi_hear(dp__mpi_line *line, const dp__job *job)
 enum { DP__MPI_GRACE_MS = 1000 /* for answers */ };
 
 /* The first of so many others that have said nothing (step -1), or are in another step. */
-static int dp__mpi_missing(dp__mpi_line *line, int step, int *out_first)
+static int dp__mpi_missing(dp__mpi_links *line, int step, int *out_first)
 {
     int count = 0;
     dp__lock_enter(&line->lock);
@@ -422,7 +422,7 @@ static int dp__mpi_missing(dp__mpi_line *line, int step, int *out_first)
 }
 
 /* A process that does not answer computes, sleeps, or is gone. One that has asked has answered. */
-static dp_status dp__mpi_ask(dp__mpi_line *line)
+static dp_status dp__mpi_ask(dp__mpi_links *line)
 {
     int first;
     uint64_t until = dp__os_after_ms(DP__MPI_GRACE_MS);
@@ -435,7 +435,7 @@ static dp_status dp__mpi_ask(dp__mpi_line *line)
 }
 
 /* While a context opens: who is missing, or else in another step? `why` is said about the first. */
-static dp_status dp__mpi_accuse(dp__mpi_line *line, dp_status status, const char *why)
+static dp_status dp__mpi_accuse(dp__mpi_links *line, dp_status status, const char *why)
 {
     char more[32] = "";
     int first = -1;
@@ -453,7 +453,7 @@ static dp_status dp__mpi_accuse(dp__mpi_line *line, dp_status status, const char
 }
 
 /* MPI says that a collective has failed: often because others are gone. */
-static dp_status dp__mpi_suspect(dp__mpi_line *line, dp__ring *ring, int code)
+static dp_status dp__mpi_suspect(dp__mpi_links *line, dp__ring *ring, int code)
 {
     char text[200];
     (void)dp__mpi_error(line->comm == MPI_COMM_NULL ? "MPI_Comm_idup" : "MPI_Test", code);
@@ -462,7 +462,7 @@ static dp_status dp__mpi_suspect(dp__mpi_line *line, dp__ring *ring, int code)
 }
 
 /* While a context opens there is no job yet to look at. */
-static dp_status dp__mpi_look(dp__mpi_line *line, dp__wait *wait)
+static dp_status dp__mpi_look(dp__mpi_links *line, dp__wait *wait)
 {
     char text[64];
     uint64_t waited_ns;
@@ -475,7 +475,7 @@ static dp_status dp__mpi_look(dp__mpi_line *line, dp__wait *wait)
     return dp__mpi_accuse(line, DP_ERR_TIMEOUT, text);
 }
 
-static dp_status dp__mpi_rest(dp__mpi_line *line, dp__ring *ring, dp__mesh_wait *wait)
+static dp_status dp__mpi_rest(dp__mpi_links *line, dp__ring *ring, dp__mesh_wait *wait)
 {
     if (!dp__mesh_idle(wait))
         return DP_OK;
@@ -483,7 +483,7 @@ static dp_status dp__mpi_rest(dp__mpi_line *line, dp__ring *ring, dp__mesh_wait 
 }
 
 /* `ring`: of the collective that waits; NULL: a context opens. */
-static dp_status dp__mpi_await(dp__mpi_line *line, dp__ring *ring, MPI_Request *request)
+static dp_status dp__mpi_await(dp__mpi_links *line, dp__ring *ring, MPI_Request *request)
 {
     dp__mesh_wait wait = {0};
     for (;;) {
@@ -502,7 +502,7 @@ static dp_status dp__mpi_await(dp__mpi_line *line, dp__ring *ring, MPI_Request *
 /* ==== >>joining ================================================================================
    Whether MPI brings the processes together, and the line over which a context opens.           */
 
-static void dp__mpi_line_free(dp__mpi_line *line)
+static void dp__mpi_links_free(dp__mpi_links *line)
 {
     dp__os_free(line->out, 0, NULL);
     dp__os_free(line->heard, 0, NULL);
@@ -512,8 +512,8 @@ static void dp__mpi_line_free(dp__mpi_line *line)
 }
 
 /* Only the memory; not the context's, since it outlives one that failed. */
-static dp_status dp__mpi_line_alloc(dp__mpi_line *line, int process, int process_count,
-                                    int timeout_ms)
+static dp_status dp__mpi_links_alloc(dp__mpi_links *line, int process, int process_count,
+                                     int timeout_ms)
 {
     size_t notes = (size_t)process_count * sizeof(dp__mpi_note);
     size_t sends = 2 * (size_t)process_count * sizeof(MPI_Request);
@@ -527,7 +527,7 @@ static dp_status dp__mpi_line_alloc(dp__mpi_line *line, int process, int process
     line->heard = dp__os_alloc(notes, 64, NULL);
     line->sends = dp__os_alloc(sends, 64, NULL);
     if (line->out == NULL || line->heard == NULL || line->sends == NULL) {
-        dp__mpi_line_free(line);
+        dp__mpi_links_free(line);
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", process_count);
     }
     for (int p = 0; p < 2 * process_count; p++)
@@ -545,7 +545,7 @@ static void dp__mpi_tally(int step)
 }
 
 /* Make a copy of `of`, which all its processes do: they wait for that on the line. */
-static dp_status dp__mpi_copy(dp__mpi_line *line, MPI_Comm of, MPI_Comm *coming)
+static dp_status dp__mpi_copy(dp__mpi_links *line, MPI_Comm of, MPI_Comm *coming)
 {
     MPI_Request request;
     dp__mpi_enter();
@@ -574,7 +574,7 @@ static void dp__mpi_drop(MPI_Comm *comm)
 }
 
 /* The job may have failed where MPI had no part in it. A failed line stays. */
-static void dp__mpi_line_leave(dp__mpi_line *line, bool job_failed)
+static void dp__mpi_links_leave(dp__mpi_links *line, bool job_failed)
 {
     bool good = atomic_load(&line->failed) == DP_OK;
     if (job_failed)
@@ -582,15 +582,15 @@ static void dp__mpi_line_leave(dp__mpi_line *line, bool job_failed)
     if (!good)
         return;
     dp__mpi_drop(&line->comm);
-    dp__mpi_line_free(line);
+    dp__mpi_links_free(line);
     dp__os_free(line, 0, NULL);
 }
 
 /* dp_bootstrap.all_gather over a line. Its memory is its own, as MPI may write there after a
    failure. */
-static dp_status dp__mpi_line_gather(const void *in, void *out, size_t bytes_each, void *user)
+static dp_status dp__mpi_links_gather(const void *in, void *out, size_t bytes_each, void *user)
 {
-    dp__mpi_line *line = user;
+    dp__mpi_links *line = user;
     MPI_Request request;
     size_t all = bytes_each * (size_t)line->process_count;
     char *room = dp__os_alloc(all + bytes_each, 64, NULL);
@@ -615,7 +615,7 @@ static dp_status dp__mpi_line_gather(const void *in, void *out, size_t bytes_eac
 /* Reads what has come on the line over which a context was opened, while others than MPI's
    collectives carry its bytes. Where MPI serves one thread only it reads nothing: this is another
    thread. */
-static dp_status dp__mpi_line_hear(dp__mpi_line *line, const dp__job *job, int *out_process)
+static dp_status dp__mpi_links_hear(dp__mpi_links *line, const dp__job *job, int *out_process)
 {
     if (dp__mpi_level() < MPI_THREAD_SERIALIZED)
         return DP_OK;
@@ -625,13 +625,13 @@ static dp_status dp__mpi_line_hear(dp__mpi_line *line, const dp__job *job, int *
     return status;
 }
 
-static void dp__mpi_line_tell(dp__mpi_line *line, dp_status status, int process, const char *text)
+static void dp__mpi_links_tell(dp__mpi_links *line, dp_status status, int process, const char *text)
 {
     if (dp__mpi_level() >= MPI_THREAD_SERIALIZED)
         dp__mpi_spread(line, status, process, text);
 }
 
-static void dp__mpi_line_send(dp__mpi_line *line, const dp__letter *letter)
+static void dp__mpi_links_send(dp__mpi_links *line, const dp__letter *letter)
 {
     if (dp__mpi_level() >= MPI_THREAD_SERIALIZED)
         dp__mpi_tell(line, DP__MPI_LETTER, -1, letter);
@@ -660,7 +660,7 @@ DP_API dp_status dp_mpi_bootstrap(int communicator, dp_bootstrap *out)
     return DP_OK;
 }
 
-static dp_status dp__mpi_split(dp__mpi_line *line, int group, dp_bootstrap *out)
+static dp_status dp__mpi_split(dp__mpi_links *line, int group, dp_bootstrap *out)
 {
     MPI_Comm comm = MPI_COMM_NULL;
     dp__mpi_enter();
@@ -724,7 +724,7 @@ static dp_status dp__mpi_check_size(const dp__launch *launch, bool found, int si
 }
 
 /* Check first that all mean the same job. */
-static dp_status dp__mpi_same_job(dp__mpi_line *line, const char *job)
+static dp_status dp__mpi_same_job(dp__mpi_links *line, const char *job)
 {
     const struct dp__mpi_name {
         uint64_t job, run;
@@ -734,7 +734,7 @@ static dp_status dp__mpi_same_job(dp__mpi_line *line, const char *job)
     struct dp__mpi_name *all = dp__os_alloc(count * sizeof own, sizeof own, NULL);
     if (all == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %zu processes", count);
-    dp_status status = dp__mpi_line_gather(&own, all, sizeof own, line);
+    dp_status status = dp__mpi_links_gather(&own, all, sizeof own, line);
     for (size_t p = 0; p < count && status == DP_OK; p++)
         if (all[p].job != own.job)
             status = dp_error(DP_ERR_MISMATCH,
@@ -746,17 +746,17 @@ static dp_status dp__mpi_same_job(dp__mpi_line *line, const char *job)
     return status;
 }
 
-static dp_status dp__mpi_line_open(MPI_Comm of, const dp_config *config, int timeout_ms,
-                                   dp__mpi_line **out)
+static dp_status dp__mpi_links_open(MPI_Comm of, const dp_config *config, int timeout_ms,
+                                    dp__mpi_links **out)
 {
     int process = 0, process_count = 0;
-    dp__mpi_line *line = dp__os_alloc(sizeof *line, 64, NULL);
+    dp__mpi_links *line = dp__os_alloc(sizeof *line, 64, NULL);
     if (line == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a communicator");
     memset(line, 0, sizeof *line);
     MPI_Comm_rank(of, &process);
     MPI_Comm_size(of, &process_count);
-    dp_status status = dp__mpi_line_alloc(line, process, process_count, timeout_ms);
+    dp_status status = dp__mpi_links_alloc(line, process, process_count, timeout_ms);
     line->notes = of;
     if (status == DP_OK)
         status = dp__mpi_copy(line, of, &line->coming);
@@ -769,12 +769,12 @@ static dp_status dp__mpi_line_open(MPI_Comm of, const dp_config *config, int tim
     if (status == DP_OK)
         *out = line;
     else
-        dp__mpi_line_leave(line, false);
+        dp__mpi_links_leave(line, false);
     return status;
 }
 
 static dp_status dp__mpi_join(dp_config *config, int timeout_ms, dp__launch *launch,
-                              bool *out_meant, dp__mpi_line **out)
+                              bool *out_meant, dp__mpi_links **out)
 {
     bool given = config->bootstrap.all_gather == dp__mpi_handle_gather, meant = given;
     dp__launch found = {.name = "mpi", .process_count = 0};
@@ -794,7 +794,7 @@ static dp_status dp__mpi_join(dp_config *config, int timeout_ms, dp__launch *lau
     if (status == DP_OK && !given)
         status = dp__mpi_check_size(&found, found.process_count > 0, size);
     if (status == DP_OK && size > 1)
-        status = dp__mpi_line_open(of, config, timeout_ms, out);
+        status = dp__mpi_links_open(of, config, timeout_ms, out);
     if (status != DP_OK)
         dp_error(status, "dp_open: %s", dp__open_error());
     DP_TRY(status);
@@ -802,7 +802,7 @@ static dp_status dp__mpi_join(dp_config *config, int timeout_ms, dp__launch *lau
     *launch = found;
     config->bootstrap = (dp_bootstrap){0};
     if (*out != NULL)
-        config->bootstrap = (dp_bootstrap){dp__mpi_line_gather, *out, (*out)->process, size};
+        config->bootstrap = (dp_bootstrap){dp__mpi_links_gather, *out, (*out)->process, size};
     return DP_OK;
 }
 
@@ -826,7 +826,7 @@ typedef struct dp__mpi_packet { /* what MPI has in its hands: a header, or data 
 } dp__mpi_packet;
 
 typedef struct dp__mpi_mailbox {
-    dp__mpi_line *line;
+    dp__mpi_links *line;
     dp__mpi_packet *free, *out; /* out: headers on their way */
 } dp__mpi_mailbox;
 
@@ -1093,7 +1093,7 @@ static dp_status dp__mpi_mailbox_open(dp__mailbox *mailbox)
    The mesh (dp/mesh.h) cuts collectives into pieces, which MPI's own carry.                      */
 
 typedef struct dp__mpi_carrier {
-    dp__mpi_line *line; /* over which its context has opened */
+    dp__mpi_links *line; /* over which its context has opened */
     MPI_Comm native;
     MPI_Request requests[DP__MESH_SLOTS + 1];
 } dp__mpi_carrier;
@@ -1101,7 +1101,7 @@ typedef struct dp__mpi_carrier {
 static bool dp__mpi_fits(const dp_comm_config *config)
 {
     return config->bootstrap != NULL && config->host_memory &&
-           config->bootstrap->all_gather == dp__mpi_line_gather;
+           config->bootstrap->all_gather == dp__mpi_links_gather;
 }
 
 static dp_status dp__mpi_mesh_prepare(dp__mesh_comm *comm, const dp_comm_config *config)
@@ -1194,19 +1194,19 @@ DP_API const dp_coll_ops *dp_mpi_coll(void)
     return &ops;
 }
 
-static const dp__mpi_place dp__mpi_here = {
+static const dp__mpi_backend dp__mpi_here = {
     .join = dp__mpi_join,
-    .leave = dp__mpi_line_leave,
-    .all_gather = dp__mpi_line_gather,
+    .leave = dp__mpi_links_leave,
+    .all_gather = dp__mpi_links_gather,
     .coll = dp_mpi_coll,
-    .hear = dp__mpi_line_hear,
-    .tell = dp__mpi_line_tell,
-    .send = dp__mpi_line_send,
+    .hear = dp__mpi_links_hear,
+    .tell = dp__mpi_links_tell,
+    .send = dp__mpi_links_send,
     .split = dp__mpi_split,
     .drop = dp__mpi_drop_split,
     .mailbox = dp__mpi_mailbox_open,
 };
-static const dp__mpi_place *dp__backend_mpi = &dp__mpi_here; /* dp.h asks for it */
+static const dp__mpi_backend *dp__backend_mpi = &dp__mpi_here; /* dp.h asks for it */
 
 #endif /* MPI 3 */
 #endif /* DP_IMPLEMENTATION && !DP_MPI_IMPLEMENTED */

@@ -188,7 +188,7 @@ static dp_status dp__group_launch(dp__group *group, const dp__group_card *first,
 }
 
 /* Asks MPI for a communicator, where it has brought the processes together. */
-static dp_status dp__group_join_line(dp__group *group, dp__launch *launch, dp__mpi_line **out)
+static dp_status dp__group_join_line(dp__group *group, dp__launch *launch, dp__mpi_links **out)
 {
     bool meant;
     dp_bootstrap split;
@@ -207,7 +207,7 @@ static dp_status dp__group_open(dp__group *group)
 {
     bool far;
     dp__tree *tree = NULL;
-    dp__mpi_line *line = NULL;
+    dp__mpi_links *line = NULL;
     dp_ctx *made = NULL;
     const dp__group_card *first = dp__group_meet(group, &far);
     dp__launch launch = {

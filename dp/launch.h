@@ -504,7 +504,7 @@ DP__COLD static dp_status dp__launch_read(const char *job, dp__launch *out)
 enum {
     DP__JOIN_MAGIC = 0x31706b64,
     DP__CHALLENGE_MAGIC = 0x31706364,
-    DP__NOTE_MAGIC = 0x31706e64,
+    DP__HEADER_MAGIC = 0x31706e64,
     DP__LISTENER_NONCE = 0,  /* of a listener that is not waited for: see dp/tcp.h */
     DP__GRACE_MS = 1000,     /* beyond the time-out: to be told why, or for an answer */
     DP__HELD_UP_MS = 5,      /* who goes on so much later than it wanted to was held up, */
@@ -549,12 +549,12 @@ typedef enum dp__kind {
     DP__KINDS
 } dp__kind;
 
-typedef struct dp__note { /* precedes everything that travels between processes of a job */
+typedef struct dp__tree_header { /* precedes everything that travels between processes of a job */
     uint32_t magic, kind;
     int32_t status, process; /* what failed, and where; of a question: the call, and who asks; of an
                                 answer while they meet: for how many ms process 0 was held up */
     uint64_t bytes;          /* that follow */
-} dp__note;
+} dp__tree_header;
 
 typedef struct dp__welcome {
     uint64_t run;     /* mixed into the key, so that an earlier run has another one */
@@ -563,14 +563,14 @@ typedef struct dp__welcome {
     char host[DP__PLACE_BYTES]; /* "": where process 0 is */
 } dp__welcome;
 
-typedef struct dp__envelope {
-    dp__note note;
+typedef struct dp__tree_progress {
+    dp__tree_header header;
     dp__letter letter;
-} dp__envelope;
+} dp__tree_progress;
 
-_Static_assert(sizeof(dp__envelope) == sizeof(dp__note) + sizeof(dp__letter) &&
+_Static_assert(sizeof(dp__tree_progress) == sizeof(dp__tree_header) + sizeof(dp__letter) &&
                    sizeof(dp__join_request) == 104 && sizeof(dp__challenge) == 24 &&
-                   sizeof(dp__note) == 24 && sizeof(dp__proof_input) == 120 &&
+                   sizeof(dp__tree_header) == 24 && sizeof(dp__proof_input) == 120 &&
                    sizeof(dp__welcome) == 88,
                "what travels has no gaps");
 
@@ -637,60 +637,61 @@ static dp_status dp__wire_receive(int fd, void *data, size_t bytes, uint64_t unt
     return DP_OK;
 }
 
-static dp_status dp__note_send(int fd, const dp__note *note, const void *data, uint64_t until_ns)
+static dp_status dp__tree_header_send(int fd, const dp__tree_header *header, const void *data,
+                                      uint64_t until_ns)
 {
-    dp_status status = dp__wire_send(fd, note, sizeof *note, until_ns);
-    return status == DP_OK ? dp__wire_send(fd, data, note->bytes, until_ns) : status;
+    dp_status status = dp__wire_send(fd, header, sizeof *header, until_ns);
+    return status == DP_OK ? dp__wire_send(fd, data, header->bytes, until_ns) : status;
 }
 
 /* Tell a process why the job fails; without a long wait if it does not listen. */
-static void dp__note_failure(int fd, dp_status status, int process, const char *text)
+static void dp__tree_header_failure(int fd, dp_status status, int process, const char *text)
 {
-    dp__note note = {DP__NOTE_MAGIC, DP__FAILED, (int32_t)status, process, strlen(text)};
-    (void)dp__note_send(fd, &note, text, dp__os_after_ms(100));
+    dp__tree_header header = {DP__HEADER_MAGIC, DP__FAILED, (int32_t)status, process, strlen(text)};
+    (void)dp__tree_header_send(fd, &header, text, dp__os_after_ms(100));
 }
 
 /* Sends a failure over a connection, if there is one, and ends it. */
-static void dp__note_last(int *fd, dp_status status, int process, const char *text)
+static void dp__tree_header_last(int *fd, dp_status status, int process, const char *text)
 {
     if (*fd >= 0)
-        dp__note_failure(*fd, status, process, text);
+        dp__tree_header_failure(*fd, status, process, text);
     dp__os_finish(*fd, 0);
     *fd = -1;
 }
 
-/* Returns true if a note can be of this job: its processes send no other sizes than these, and
+/* Returns true if a header can be of this job: its processes send no other sizes than these, and
    sizes must not decide how much memory is used. */
-static bool dp__note_is_sound(const dp__note *note)
+static bool dp__tree_header_is_sound(const dp__tree_header *header)
 {
-    if (note->magic != DP__NOTE_MAGIC || note->kind >= DP__KINDS)
+    if (header->magic != DP__HEADER_MAGIC || header->kind >= DP__KINDS)
         return false;
-    bool of_call = note->kind == DP__GATHER || note->kind == DP__SPREAD;
-    return note->kind == DP__WELCOME  ? note->bytes == sizeof(dp__welcome)
-           : note->kind == DP__LETTER ? note->bytes == sizeof(dp__letter)
-           : note->kind == DP__FAILED ? note->bytes < DP__TEXT_BYTES
-                                      : of_call || note->bytes == 0;
+    bool of_call = header->kind == DP__GATHER || header->kind == DP__SPREAD;
+    return header->kind == DP__WELCOME  ? header->bytes == sizeof(dp__welcome)
+           : header->kind == DP__LETTER ? header->bytes == sizeof(dp__letter)
+           : header->kind == DP__FAILED ? header->bytes < DP__TEXT_BYTES
+                                        : of_call || header->bytes == 0;
 }
 
 /* Receive the sentence of a failure; returns its status, which is of the JOB class unless this
    process was not let in at all. */
-static dp_status dp__failure_receive(int fd, const dp__note *note, uint64_t until_ns)
+static dp_status dp__failure_receive(int fd, const dp__tree_header *header, uint64_t until_ns)
 {
     char text[DP__TEXT_BYTES] = "";
-    dp_status status = (dp_status)note->status;
+    dp_status status = (dp_status)header->status;
     if (!dp__is_failure(status))
         status = DP_ERR_REMOTE;
-    if (note->bytes == 0 || dp__wire_receive(fd, text, note->bytes, until_ns) != DP_OK)
+    if (header->bytes == 0 || dp__wire_receive(fd, text, header->bytes, until_ns) != DP_OK)
         return dp_error(DP_ERR_REMOTE, "process %d failed, and the reason did not arrive",
-                        (int)note->process);
-    text[note->bytes] = '\0';
+                        (int)header->process);
+    text[header->bytes] = '\0';
     return dp_error(status, "%s", text[0] != '\0' ? text : dp_status_text(status));
 }
 
 /* Receives a failure from a process of the same job, which then has failed here too. */
-static dp_status dp__failure_shared(int fd, const dp__note *note)
+static dp_status dp__failure_shared(int fd, const dp__tree_header *header)
 {
-    dp_status status = dp__failure_receive(fd, note, dp__os_after_ms(DP__GRACE_MS));
+    dp_status status = dp__failure_receive(fd, header, dp__os_after_ms(DP__GRACE_MS));
     return dp_status_class(status) == DP_CLASS_JOB ? status : DP_ERR_REMOTE;
 }
 
@@ -754,8 +755,8 @@ typedef struct dp__link {
     int fd, process;
     bool left;  /* has closed */
     bool here;  /* has answered */
-    size_t got; /* bytes of the note, which is complete when somebody has to wait for it */
-    dp__note note;
+    size_t got; /* bytes of the header, which is complete when somebody has to wait for it */
+    dp__tree_header header;
 } dp__link;
 
 typedef struct dp__tree {
@@ -817,7 +818,7 @@ DP__COLD static void dp__tree_pass_on(const dp__tree *tree, const dp__link *tell
 {
     for (int i = 0; i < tree->link_count; i++)
         if (&tree->links[i] != teller && !tree->links[i].left)
-            dp__note_failure(tree->links[i].fd, tree->failed, tree->culprit, tree->text);
+            dp__tree_header_failure(tree->links[i].fd, tree->failed, tree->culprit, tree->text);
 }
 
 /* false: another thread has the links. `tells`: then it is to tell the others of the failure. */
@@ -874,26 +875,26 @@ static dp_status dp__tree_lost(dp__tree *tree, dp__link *link, dp_status status,
     return dp__tree_fail(tree, NULL, status, link->process);
 }
 
-/* Just a note, with the number of a call. If it cannot be sent at once, nobody listens. */
+/* Just a header, with the number of a call. If it cannot be sent at once, nobody listens. */
 static void dp__tree_say(const dp__tree *tree, const dp__link *link, dp__kind kind, int call)
 {
-    dp__note note = {DP__NOTE_MAGIC, (uint32_t)kind, call, tree->process, 0};
-    (void)dp__wire_send(link->fd, &note, sizeof note, dp__os_after_ms(100));
+    dp__tree_header header = {DP__HEADER_MAGIC, (uint32_t)kind, call, tree->process, 0};
+    (void)dp__wire_send(link->fd, &header, sizeof header, dp__os_after_ms(100));
 }
 
-/* A note that is no part of a call. */
+/* A header that is no part of a call. */
 static void dp__tree_answer(dp__tree *tree, dp__link *link)
 {
     link->got = 0;
-    if (link->note.kind == DP__BYE) {
+    if (link->header.kind == DP__BYE) {
         link->left = true;
-    } else if (link->note.status < tree->calls) {
+    } else if (link->header.status < tree->calls) {
         return; /* of a call that is over */
-    } else if (link->note.kind == DP__HERE) {
+    } else if (link->header.kind == DP__HERE) {
         link->here = true;
     } else {
         tree->until_ns = 0;
-        dp__tree_say(tree, link, DP__HERE, link->note.status);
+        dp__tree_say(tree, link, DP__HERE, link->header.status);
     }
 }
 
@@ -903,7 +904,8 @@ static void dp__tree_answer(dp__tree *tree, dp__link *link)
 DP__APART static void dp__tree_post(dp__tree *tree, const dp__link *bringer, int from,
                                     const dp__letter *letter)
 {
-    const dp__envelope whole = {{DP__NOTE_MAGIC, DP__LETTER, DP_OK, from, sizeof *letter}, *letter};
+    const dp__tree_progress whole = {{DP__HEADER_MAGIC, DP__LETTER, DP_OK, from, sizeof *letter},
+                                     *letter};
     for (int i = 0; i < tree->link_count; i++) {
         dp__link *link = &tree->links[i];
         if (link != bringer && !link->left && dp__os_ready(link->fd, DP__CAN_WRITE, 0))
@@ -932,7 +934,7 @@ DP__APART static void dp__tree_report(dp__tree *tree, const dp__letter *letter, 
 static dp_status dp__tree_letter(dp__tree *tree, dp__link *link)
 {
     dp__letter letter;
-    int from = link->note.process;
+    int from = link->header.process;
     link->got = 0;
     if (dp__wire_receive(link->fd, &letter, sizeof letter, dp__os_after_ms(DP__GRACE_MS)) != DP_OK)
         return dp__tree_lost(tree, link, DP_ERR_REMOTE, "ended while it was sending");
@@ -961,11 +963,12 @@ DP__COLD static dp_status dp__tree_ended(dp__tree *tree, dp__link *link)
     return dp__tree_lost(tree, link, DP_ERR_REMOTE, "ended, or the connection to it broke");
 }
 
-/* As much of a note as there is. What is no part of a call is dealt with here. */
+/* As much of a header as there is. What is no part of a call is dealt with here. */
 static dp_status dp__tree_hear(dp__tree *tree, dp__link *link, bool listens)
 {
-    dp__note *note = &link->note;
-    ptrdiff_t got = dp__os_receive(link->fd, (char *)note + link->got, sizeof *note - link->got);
+    dp__tree_header *header = &link->header;
+    ptrdiff_t got =
+        dp__os_receive(link->fd, (char *)header + link->got, sizeof *header - link->got);
     if (got < 0 && listens && tree->job != NULL) {
         link->left = true;
         dp__job_miss(tree->job, link->process);
@@ -974,18 +977,18 @@ static dp_status dp__tree_hear(dp__tree *tree, dp__link *link, bool listens)
     if (got < 0)
         return dp__tree_ended(tree, link);
     link->got += (size_t)got;
-    if (link->got < sizeof *note)
+    if (link->got < sizeof *header)
         return DP_OK;
-    if (!dp__note_is_sound(note))
+    if (!dp__tree_header_is_sound(header))
         return dp__tree_lost(tree, link, DP_ERR_REMOTE,
                              "sent bytes that no process of a job sends");
-    if (note->kind == DP__FAILED) {
-        dp_status status = dp__failure_shared(link->fd, note);
-        return dp__tree_fail(tree, link, status, note->process);
+    if (header->kind == DP__FAILED) {
+        dp_status status = dp__failure_shared(link->fd, header);
+        return dp__tree_fail(tree, link, status, header->process);
     }
-    if (note->kind == DP__LETTER)
+    if (header->kind == DP__LETTER)
         return dp__tree_letter(tree, link);
-    if (note->kind == DP__BYE || note->kind == DP__ASK || note->kind == DP__HERE)
+    if (header->kind == DP__BYE || header->kind == DP__ASK || header->kind == DP__HERE)
         dp__tree_answer(tree, link);
     return DP_OK;
 }
@@ -999,7 +1002,7 @@ static int dp__tree_watch(const dp__tree *tree, dp__os_watch *watch)
 {
     int count = 0;
     for (int i = 0; i < tree->link_count; i++)
-        if (!tree->links[i].left && tree->links[i].got < sizeof(dp__note))
+        if (!tree->links[i].left && tree->links[i].got < sizeof(dp__tree_header))
             watch[count++] = (dp__os_watch){.fd = tree->links[i].fd, .events = DP__CAN_READ};
     return count;
 }
@@ -1035,7 +1038,7 @@ static dp_status dp__tree_look(dp__tree *tree, uint32_t missing, bool answered, 
         dp__link *link = &tree->links[i];
         if ((missing >> i & 1) == 0)
             continue;
-        if (link->got == sizeof link->note)
+        if (link->got == sizeof link->header)
             *out = link;
         else if (link->left)
             return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has closed its context");
@@ -1105,7 +1108,7 @@ DP__COLD static dp_status dp__tree_probe(dp__tree *tree, int *out_held_ms)
         DP_TRY(dp__tree_look(tree, 1, ms == 0, &some));
         DP_TRY(dp__tree_rest(tree, ms));
     }
-    *out_held_ms = (int)first->note.status;
+    *out_held_ms = (int)first->header.status;
     return DP_OK;
 }
 
@@ -1135,11 +1138,11 @@ static uint64_t dp__tree_until(const dp__tree *tree, int least_ms)
 static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, void *data,
                                size_t bytes)
 {
-    if (link->note.kind != (uint32_t)kind || link->note.bytes != bytes) {
+    if (link->header.kind != (uint32_t)kind || link->header.bytes != bytes) {
         dp_error(DP_ERR_REMOTE,
                  "process %d of %d sent %llu bytes, process %d expected %zu: the processes are "
                  "executing different calls",
-                 link->process, tree->process_count, (unsigned long long)link->note.bytes,
+                 link->process, tree->process_count, (unsigned long long)link->header.bytes,
                  tree->process, bytes);
         return dp__tree_fail(tree, NULL, DP_ERR_REMOTE, link->process);
     }
@@ -1156,22 +1159,22 @@ static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, vo
 static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link, int wait_ms)
 {
     uint64_t until_ns = dp__os_after_ms(wait_ms);
-    while (!link->left && link->got < sizeof link->note &&
+    while (!link->left && link->got < sizeof link->header &&
            dp__os_ready(link->fd, DP__CAN_READ, dp__os_ms_until(until_ns)))
         DP_TRY(dp__tree_hear(tree, link, false));
     return DP_OK;
 }
 
 /* Sends to a neighbour. It cannot ask nor answer meanwhile, so it waits longer than those that can.
-   If it gives up, half a note may have been sent, so that nothing can follow on that link. */
+   If it gives up, half a header may have been sent, so that nothing can follow on that link. */
 static dp_status dp__tree_give(dp__tree *tree, dp__link *link, dp__kind kind, const void *data,
                                size_t bytes)
 {
     uint64_t until_ns = dp__tree_until(tree, DP__GRACE_MS) + DP__GRACE_MS * (uint64_t)1000000;
-    dp__note note = {DP__NOTE_MAGIC, (uint32_t)kind, DP_OK, tree->process, bytes};
+    dp__tree_header header = {DP__HEADER_MAGIC, (uint32_t)kind, DP_OK, tree->process, bytes};
     if (link->left)
         return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has closed its context");
-    dp_status status = dp__note_send(link->fd, &note, data, until_ns);
+    dp_status status = dp__tree_header_send(link->fd, &header, data, until_ns);
     if (status == DP_OK)
         return DP_OK;
     if (status == DP_ERR_REMOTE)
@@ -1253,7 +1256,7 @@ static dp_status dp__tree_listen(dp__tree *tree)
 static void dp__tree_stay(const dp__tree *tree)
 {
     for (int i = 0; i < tree->link_count; i++)
-        if (!tree->links[i].left && tree->links[i].got == sizeof(dp__note))
+        if (!tree->links[i].left && tree->links[i].got == sizeof(dp__tree_header))
             dp__tree_say(tree, &tree->links[i], DP__HERE, tree->calls + 1);
 }
 
@@ -1264,8 +1267,8 @@ DP__COLD static dp_status dp__tree_skip(dp__tree *tree)
     char some[256];
     for (int i = 0; i < tree->link_count; i++) {
         dp__link *link = &tree->links[i];
-        uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS), bytes = link->note.bytes;
-        if (link->left || link->got < sizeof link->note)
+        uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS), bytes = link->header.bytes;
+        if (link->left || link->got < sizeof link->header)
             continue;
         link->got = 0;
         while (!link->left && bytes > 0) {
@@ -1293,7 +1296,7 @@ static void dp__tree_close(dp__tree *tree, bool politely)
 {
     if (tree == NULL)
         return;
-    dp__note bye = {DP__NOTE_MAGIC, DP__BYE, DP_OK, tree->process, 0};
+    dp__tree_header bye = {DP__HEADER_MAGIC, DP__BYE, DP_OK, tree->process, 0};
     for (int i = 0; i < tree->link_count; i++)
         if (politely && !tree->links[i].left)
             (void)dp__os_send(tree->links[i].fd, &bye, sizeof bye);
@@ -1538,7 +1541,7 @@ static void dp__server_reject(dp__server *server, const dp__pending *pending)
         server->peers[pending->request.process - server->first].taken = true;
         server->taken++;
     }
-    dp__note_failure(pending->fd, server->failed, server->process, dp_last_error());
+    dp__tree_header_failure(pending->fd, server->failed, server->process, dp_last_error());
 }
 
 /* false: the connection is closed, or belongs to a peer. */
@@ -1563,8 +1566,8 @@ static bool dp__server_answer(dp__server *server, dp__pending *pending, dp__hear
             dp__server_add(server, pending);
             return false;
         }
-        if (!server->any) /* who calls there does not listen for notes */
-            dp__note_failure(pending->fd, DP_ERR_MISMATCH, server->process, server->said);
+        if (!server->any) /* who calls there does not listen for headers */
+            dp__tree_header_failure(pending->fd, DP_ERR_MISMATCH, server->process, server->said);
     }
     server->rejected += heard == DP__NOISE && pending->asked;
     dp__os_close(pending->fd);
@@ -1732,17 +1735,17 @@ DP__COLD static dp_status dp__add_held_up(dp_status status, int process, int hel
 /* A peer sends nothing until it has connected to its neighbours, or has failed. */
 static dp_status dp__server_receive(dp__server *server, int place)
 {
-    dp__note note, here = {DP__NOTE_MAGIC, DP__HERE, dp__server_held_ms(server), 0, 0};
+    dp__tree_header header, here = {DP__HEADER_MAGIC, DP__HERE, dp__server_held_ms(server), 0, 0};
     dp__peer *peer = &server->peers[place];
     uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS);
-    bool sound = dp__wire_receive(peer->fd, &note, sizeof note, until_ns) == DP_OK &&
-                 dp__note_is_sound(&note);
-    if (sound && note.kind == DP__FAILED)
-        return dp__failure_shared(peer->fd, &note);
+    bool sound = dp__wire_receive(peer->fd, &header, sizeof header, until_ns) == DP_OK &&
+                 dp__tree_header_is_sound(&header);
+    if (sound && header.kind == DP__FAILED)
+        return dp__failure_shared(peer->fd, &header);
     sound = sound && server->welcomed;
-    if (sound && note.kind == DP__ASK)
-        return dp__note_send(peer->fd, &here, NULL, until_ns);
-    if (sound && note.kind == DP__READY && !peer->ready) {
+    if (sound && header.kind == DP__ASK)
+        return dp__tree_header_send(peer->fd, &here, NULL, until_ns);
+    if (sound && header.kind == DP__READY && !peer->ready) {
         peer->ready = true;
         server->ready++;
         return DP_OK;
@@ -1855,7 +1858,7 @@ static dp_status dp__server_fail(dp__server *server, dp_status status)
     char why[DP__TEXT_BYTES];
     memcpy(why, dp_last_error(), sizeof why);
     for (int i = 0; i < server->peer_count; i++)
-        dp__note_last(&server->peers[i].fd, status, server->process, why);
+        dp__tree_header_last(&server->peers[i].fd, status, server->process, why);
     server->failed = status;
     server->until_ns = server->quiet_ns = dp__os_after_ms(server->launch->again ? 0 : DP__GRACE_MS);
     while ((server->twice || server->taken < server->expected) &&
@@ -2281,13 +2284,13 @@ DP__COLD static dp_status dp__connect_until(const dp__target *target, int proces
 /* Process 0 says when all are here, or why not. */
 static dp_status dp__await_welcome(int fd, int process_count, uint64_t until_ns, dp__welcome *out)
 {
-    dp__note note;
-    dp_status status = dp__wire_receive(fd, &note, sizeof note, until_ns);
-    if (status == DP_OK &&
-        (!dp__note_is_sound(&note) || (note.kind != DP__WELCOME && note.kind != DP__FAILED)))
+    dp__tree_header header;
+    dp_status status = dp__wire_receive(fd, &header, sizeof header, until_ns);
+    if (status == DP_OK && (!dp__tree_header_is_sound(&header) ||
+                            (header.kind != DP__WELCOME && header.kind != DP__FAILED)))
         status = DP_ERR_REMOTE;
-    if (status == DP_OK && note.kind == DP__FAILED)
-        return dp__failure_receive(fd, &note, until_ns);
+    if (status == DP_OK && header.kind == DP__FAILED)
+        return dp__failure_receive(fd, &header, until_ns);
     if (status == DP_OK)
         status = dp__wire_receive(fd, out, sizeof *out, until_ns);
     out->host[DP__PLACE_BYTES - 1] = '\0';
@@ -2315,7 +2318,7 @@ static int dp__levels_ms(int process_count)
    that is noticed as before. */
 static void dp__welcome_all(dp__server *server)
 {
-    dp__note note = {DP__NOTE_MAGIC, DP__WELCOME, DP_OK, 0, sizeof(dp__welcome)};
+    dp__tree_header header = {DP__HEADER_MAGIC, DP__WELCOME, DP_OK, 0, sizeof(dp__welcome)};
     int left_ms = dp__os_ms_until(server->until_ns);
     left_ms = left_ms > DP__GRACE_MS ? left_ms : DP__GRACE_MS;
     dp__welcome welcome = {.run = dp__os_random(), .patience_ms = (uint32_t)left_ms};
@@ -2325,7 +2328,7 @@ static void dp__welcome_all(dp__server *server)
         const dp__peer *next = parent == 0 ? peer : &server->peers[parent - 1];
         welcome.listens = next->listens;
         memcpy(welcome.host, next->host, sizeof welcome.host);
-        (void)dp__note_send(peer->fd, &note, &welcome, dp__os_after_ms(DP__GRACE_MS));
+        (void)dp__tree_header_send(peer->fd, &header, &welcome, dp__os_after_ms(DP__GRACE_MS));
     }
     server->welcomed = true;
     server->tree->ends_ns = dp__os_after_ms(left_ms);
@@ -2335,10 +2338,10 @@ static void dp__welcome_all(dp__server *server)
 /* All have met: only those right behind process 0 stay connected to it. */
 static void dp__go_all(dp__tree *tree, dp__server *server)
 {
-    dp__note note = {DP__NOTE_MAGIC, DP__GO, DP_OK, 0, 0};
+    dp__tree_header header = {DP__HEADER_MAGIC, DP__GO, DP_OK, 0, 0};
     for (int process = 1; process < tree->process_count; process++) {
         dp__peer *peer = &server->peers[process - 1];
-        (void)dp__note_send(peer->fd, &note, NULL, dp__os_after_ms(DP__GRACE_MS));
+        (void)dp__tree_header_send(peer->fd, &header, NULL, dp__os_after_ms(DP__GRACE_MS));
         if (dp__parent(process) != 0)
             continue;
         dp__tree_link(tree, peer->fd, process);
@@ -2414,7 +2417,7 @@ static dp_status dp__meet_last(dp__tree *tree, const dp__server *server)
     dp__tree_say(tree, &tree->links[0], DP__READY, DP_OK);
     tree->until_ns = server->until_ns; /* process 0 answers as long as others have more time */
     DP_TRY(dp__tree_await(tree, 1, &first));
-    if (first->note.kind != DP__GO)
+    if (first->header.kind != DP__GO)
         return dp__tree_lost(tree, first, DP_ERR_REMOTE,
                              "sent bytes that no process of a job sends");
     first->got = 0;
@@ -2498,30 +2501,30 @@ DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms
    The processes of a context, whether they met through the tree, through MPI or through the user's
    bootstrap. They learn of each other's failures, and know which of them share a machine.      */
 
-typedef struct dp__mpi_line dp__mpi_line;
+typedef struct dp__mpi_links dp__mpi_links;
 
-typedef struct dp__mpi_place { /* what dp_mpi.h has for processes that meet through MPI */
+typedef struct dp__mpi_backend { /* what dp_mpi.h has for processes that meet through MPI */
     /* Tells whether MPI has brought processes together, and the config wants it; then there is a
        line to the others, as config->bootstrap, unless there are none. */
     dp_status (*join)(dp_config *config, int timeout_ms, dp__launch *launch, bool *out_meant,
-                      dp__mpi_line **out);
-    void (*leave)(dp__mpi_line *line, bool job_failed);
+                      dp__mpi_links **out);
+    void (*leave)(dp__mpi_links *line, bool job_failed);
     dp_status (*all_gather)(const void *in, void *out, size_t bytes_each, void *user);
     const dp_coll_ops *(*coll)(void);
-    dp_status (*hear)(dp__mpi_line *line, const dp__job *job, int *out_process);
-    void (*tell)(dp__mpi_line *line, dp_status status, int process, const char *text);
-    void (*send)(dp__mpi_line *line, const dp__letter *letter);
+    dp_status (*hear)(dp__mpi_links *line, const dp__job *job, int *out_process);
+    void (*tell)(dp__mpi_links *line, dp_status status, int process, const char *text);
+    void (*send)(dp__mpi_links *line, const dp__letter *letter);
     /* A bootstrap for the processes of a line that give the same number, until that is dropped; -1
        has none. */
-    dp_status (*split)(dp__mpi_line *line, int group, dp_bootstrap *out);
+    dp_status (*split)(dp__mpi_links *line, int group, dp_bootstrap *out);
     void (*drop)(dp_bootstrap *boot);
     dp_status (*mailbox)(struct dp__mailbox *mailbox); /* it gets a carrier, if it may call MPI */
-} dp__mpi_place;
+} dp__mpi_backend;
 
-static const dp__mpi_place *dp__backend_mpi; /* dp_mpi.h defines it */
+static const dp__mpi_backend *dp__backend_mpi; /* dp_mpi.h defines it */
 
 /* `own` is false in a child of fork: MPI belongs to the parent. */
-static void dp__line_close(dp__mpi_line *line, bool own, bool job_failed)
+static void dp__mpi_links_close(dp__mpi_links *line, bool own, bool job_failed)
 {
     if (dp__backend_mpi != NULL && line != NULL && own)
         dp__backend_mpi->leave(line, job_failed);
@@ -2593,7 +2596,7 @@ static int dp__far_next(const dp_ctx *ctx, int from, int to)
     return ctx->tree != NULL ? dp__towards(from, to, ctx->tree->process_count) : to;
 }
 
-static void dp__far_begin(dp_ctx *ctx, dp__tree *tree, dp__mpi_line *line)
+static void dp__far_begin(dp_ctx *ctx, dp__tree *tree, dp__mpi_links *line)
 {
     dp__lock_enter(&ctx->far_lock);
     if (tree != NULL)
@@ -2630,7 +2633,7 @@ static dp_status dp__join_timeout(dp_config *config, int *out_ms)
 
 /* Join the world that the environment names, unless the config has another, or wants none. */
 static dp_status dp__join(dp_config *config, dp__launch *launch, dp__tree **out,
-                          dp__mpi_line **out_line)
+                          dp__mpi_links **out_line)
 {
     int timeout_ms;
     bool own = config->bootstrap.all_gather != NULL, by_mpi = false;
@@ -2684,12 +2687,12 @@ typedef struct dp__neighbours {
     dp__share machines;       /* its machine among all */
 } dp__neighbours;
 
-typedef struct dp__whereabouts {
+typedef struct dp__location {
     uint64_t machine, cores;
-} dp__whereabouts;
+} dp__location;
 
 /* Returns true if a process is the first of its machine; most are beside another one of it. */
-static bool dp__is_first_there(const dp__whereabouts *all, int process)
+static bool dp__is_first_there(const dp__location *all, int process)
 {
     int before = process - 1;
     while (before >= 0 && all[before].machine != all[process].machine)
@@ -2698,7 +2701,7 @@ static bool dp__is_first_there(const dp__whereabouts *all, int process)
 }
 
 /* The machine of this process among those of all, in the order of their first processes. */
-static dp__share dp__count_machines(const dp__whereabouts *all, const dp_bootstrap *boot)
+static dp__share dp__count_machines(const dp__location *all, const dp_bootstrap *boot)
 {
     dp__share out = {0, 0};
     for (int i = 0; i < boot->process_count; i++) {
@@ -2716,9 +2719,9 @@ static dp__share dp__count_machines(const dp__whereabouts *all, const dp_bootstr
 DP__COLD static dp_status dp__find_neighbours(const dp_bootstrap *boot, const dp__launch *launch,
                                               dp__neighbours *out)
 {
-    dp__whereabouts own = {dp__os_machine(), dp__os_affinity()};
+    dp__location own = {dp__os_machine(), dp__os_affinity()};
     size_t count = (size_t)boot->process_count;
-    dp__whereabouts *all = dp__os_alloc(count * sizeof own, _Alignof(dp__whereabouts), NULL);
+    dp__location *all = dp__os_alloc(count * sizeof own, _Alignof(dp__location), NULL);
     if (all == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %zu processes", count);
     dp_status status = dp__boot_gather(boot, &own, all, sizeof own);
@@ -2824,16 +2827,16 @@ static dp_status dp__seats_check(const dp__seat *seats, int count, int own)
 
 enum { DP__SPAWN_GRACE_MS = 2000, DP__SPAWN_MAX = 4096 };
 
-typedef struct dp__last_words { /* of a child, in memory that it shares with its parent */
-    atomic_int said;            /* all that follows: its function has returned */
+typedef struct dp__exit_report { /* of a child, in memory that it shares with its parent */
+    atomic_int said;             /* all that follows: its function has returned */
     int32_t status;
     char text[DP__TEXT_BYTES];
-} dp__last_words;
+} dp__exit_report;
 
 typedef struct dp__spawned {
     int count, left;
     dp__os_child *children;
-    dp__last_words *words;
+    dp__exit_report *words;
     bool ending;       /* they were told to end */
     uint64_t until_ns; /* when they are told to end, or made to; 0: nobody has failed */
     dp_status status;
@@ -2849,7 +2852,7 @@ static void dp__env_set_number(const char *name, int number)
     dp__os_env_set(name, text);
 }
 
-static _Noreturn void dp__spawn_run(dp__last_words *words, int process, int count,
+static _Noreturn void dp__spawn_run(dp__exit_report *words, int process, int count,
                                     const char *secret, dp_status (*fn)(void *user), void *user)
 {
     char place[40];
@@ -2877,7 +2880,7 @@ static _Noreturn void dp__spawn_run(dp__last_words *words, int process, int coun
 
 /* Says how a process failed that has not said it: its function has not returned, whatever the exit
    status is, or it was ended after that. */
-static void dp__spawn_speak_for(const dp__os_child *child, dp__last_words *words)
+static void dp__spawn_speak_for(const dp__os_child *child, dp__exit_report *words)
 {
     words->status = DP_ERR_USER;
     if (child->unknown)
@@ -2894,7 +2897,7 @@ static void dp__spawn_speak_for(const dp__os_child *child, dp__last_words *words
    REMOTE and TIMEOUT may be only the echo of another process' failure. */
 static void dp__spawn_judge(dp__spawned *all, int process)
 {
-    dp__last_words *words = &all->words[process];
+    dp__exit_report *words = &all->words[process];
     const dp__os_child *child = &all->children[process];
     bool said = atomic_load(&words->said) != 0, echo;
     bool spoke = said && (words->status != DP_OK || child->by_signal == 0);
@@ -2998,7 +3001,7 @@ DP__COLD DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), void 
     if (atomic_exchange(&dp__spawning, true))
         return dp_error(DP_ERR_STATE, "dp_spawn: another thread is inside dp_spawn");
     size_t bytes = (size_t)count * sizeof(dp__os_child);
-    size_t said = (size_t)count * sizeof(dp__last_words);
+    size_t said = (size_t)count * sizeof(dp__exit_report);
     dp__spawned all = {.count = count,
                        .children = dp__os_alloc(bytes, 64, NULL),
                        .words = dp__os_common_alloc(said)};

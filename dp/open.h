@@ -498,12 +498,12 @@ static dp_status dp__open_job(const dp_config *config, const dp__launch *launch,
 
 /* With the processes that this one has met, which become the context's. */
 static dp_status dp__open_met(const dp_config *joined, const dp__launch *launch, dp__tree *tree,
-                              dp__mpi_line *line, dp_ctx **out)
+                              dp__mpi_links *line, dp_ctx **out)
 {
     dp_status status = dp__open_job(joined, launch, NULL, out);
     if (status != DP_OK) {
         dp__tree_close(tree, true);
-        dp__line_close(line, true, false);
+        dp__mpi_links_close(line, true, false);
     }
     DP_TRY(status);
     if (tree != NULL || line != NULL)
@@ -583,7 +583,7 @@ static dp_status dp__open_joined(const dp_config *config, dp_ctx **out)
     dp_config joined = *config;
     dp__launch launch;
     dp__tree *tree;
-    dp__mpi_line *line;
+    dp__mpi_links *line;
     if (dp__comes_later() && !atomic_load(&dp__guest_came) && !config->local_only &&
         config->bootstrap.all_gather == NULL)
         return dp__open_guest(&joined, out);
@@ -654,7 +654,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         ctx->lanes[DP__CALLER].comm->ops->close(ctx->lanes[DP__CALLER].comm);
     dp__listener_close(ctx);
     dp__tree_close(ctx->tree, ask_devices);
-    dp__line_close(ctx->mpi_links, ask_devices, ctx->failed != DP_OK);
+    dp__mpi_links_close(ctx->mpi_links, ask_devices, ctx->failed != DP_OK);
     if (ask_devices && ctx->team != NULL)
         dp__team_close(ctx->team);
     for (ptrdiff_t i = 0; ask_devices && i < dp__devices_count(ctx); i++)

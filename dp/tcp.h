@@ -354,7 +354,7 @@ DP__COLD static dp_status dp__connections_say(dp__connections *connections, dp_s
     (void)dp_error(status, "%s", why);
     for (int p = 0; p < own; p++)
         if (connections->attempts[p].stage == DP__LET_IN)
-            dp__note_last(&connections->fds[p], status, own, why);
+            dp__tree_header_last(&connections->fds[p], status, own, why);
     return dp__server_fail(&connections->port.server, status);
 }
 

@@ -689,16 +689,16 @@ static void leave(int fd)
 
 static void say_what_failed(int fd)
 {
-    dp__note_failure(fd, DP_ERR_NO_MEMORY, 1, "process 1 of 2 is full");
+    dp__tree_header_failure(fd, DP_ERR_NO_MEMORY, 1, "process 1 of 2 is full");
 }
 
 /* It hears that process 0 is there, and then it says what process 0 alone may say. */
 static void ask_and_say_a_wrong_thing(int fd)
 {
-    dp__note note = {DP__NOTE_MAGIC, DP__ASK, 0, 1, 0}, answer;
-    CHECK(dp__note_send(fd, &note, NULL, dp__os_after_ms(100)) == DP_OK);
+    dp__tree_header note = {DP__HEADER_MAGIC, DP__ASK, 0, 1, 0}, answer;
+    CHECK(dp__tree_header_send(fd, &note, NULL, dp__os_after_ms(100)) == DP_OK);
     CHECK(dp__wire_receive(fd, &answer, sizeof answer, dp__os_after_ms(5000)) == DP_OK);
-    CHECK(dp__note_is_sound(&answer) && answer.kind == DP__HERE);
+    CHECK(dp__tree_header_is_sound(&answer) && answer.kind == DP__HERE);
     note.kind = DP__WELCOME;
     note.bytes = sizeof(dp__welcome);
     CHECK(dp__wire_send(fd, &note, sizeof note, dp__os_after_ms(100)) == DP_OK);
@@ -753,7 +753,7 @@ TEST(half_a_letter_is_none)
     for (size_t some = 0; some < sizeof(dp__letter); some += sizeof(dp__letter) / 3) {
         int fds[2];
         dp__tree tree = {.process_count = 2, .claim = -1};
-        const dp__note note = {DP__NOTE_MAGIC, DP__LETTER, 0, 1, sizeof(dp__letter)};
+        const dp__tree_header note = {DP__HEADER_MAGIC, DP__LETTER, 0, 1, sizeof(dp__letter)};
         const dp__letter letter = {.asks = 1};
         CHECK_INT(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
         dp__tree_link(&tree, fds[0], 1);
@@ -807,21 +807,22 @@ static void connect_link(dp__tree *tree, int process, int *out_end)
 
 static void send_letter(int fd, int from, dp__letter letter)
 {
-    const dp__envelope whole = {{DP__NOTE_MAGIC, DP__LETTER, 0, from, sizeof letter}, letter};
+    const dp__tree_progress whole = {{DP__HEADER_MAGIC, DP__LETTER, 0, from, sizeof letter},
+                                     letter};
     CHECK(dp__wire_send(fd, &whole, sizeof whole, dp__os_after_ms(5000)) == DP_OK);
 }
 
 /* How many letters about each process have come here. */
 static void count_letters(int fd, int counts[4])
 {
-    dp__envelope whole;
+    dp__tree_progress whole;
     dp__os_watch watch = {.fd = fd, .events = POLLIN};
     memset(counts, 0, 4 * sizeof *counts);
     while (dp__os_poll(&watch, 1, 0) > 0) {
         CHECK(dp__wire_receive(fd, &whole, sizeof whole, dp__os_after_ms(5000)) == DP_OK);
-        CHECK_INT(whole.note.kind, DP__LETTER);
-        CHECK(whole.note.process >= 0 && whole.note.process < 4);
-        counts[whole.note.process]++;
+        CHECK_INT(whole.header.kind, DP__LETTER);
+        CHECK(whole.header.process >= 0 && whole.header.process < 4);
+        counts[whole.header.process]++;
     }
 }
 

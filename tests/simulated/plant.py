@@ -29,9 +29,9 @@ PLANTS = [
     # which on it is looked for
 
     # ---- launch
-    ("half a note is taken for a whole one", "dp/launch.h",
-     "    if (link->got < sizeof *note)\n        return DP_OK;\n    if (!dp__note_is_sound",
-     "    if (got == 0)\n        return DP_OK;\n    if (!dp__note_is_sound"),
+    ("half a header is taken for a whole one", "dp/launch.h",
+     "    if (link->got < sizeof *header)\n        return DP_OK;\n    if (!dp__tree_header_is_sound",
+     "    if (got == 0)\n        return DP_OK;\n    if (!dp__tree_header_is_sound"),
     ("what was sent in part counts as sent", "dp/launch.h",
      "        done += (size_t)sent;\n        if (sent > 0)",
      "        done = sent > 0 ? bytes : done;\n        if (sent > 0)"),
@@ -45,9 +45,9 @@ PLANTS = [
      "    if (dp__tree_note(tree, status, process, dp_last_error()))\n        dp__tree_pass_on(tree, teller);",
      "    (void)teller;\n    (void)dp__tree_note(tree, status, process, dp_last_error());"),
     ("whoever passes a failure on is to blame for it", "dp/launch.h",
-     "return dp__tree_fail(tree, link, status, note->process);", "return dp__tree_fail(tree, link, status, link->process);"),
+     "return dp__tree_fail(tree, link, status, header->process);", "return dp__tree_fail(tree, link, status, link->process);"),
     ("who is asked does not answer", "dp/launch.h",
-     "        dp__tree_say(tree, link, DP__HERE, link->note.status);\n", ""),
+     "        dp__tree_say(tree, link, DP__HERE, link->header.status);\n", ""),
     ("a connection to process 0 has two owners", "dp/launch.h",
      "        dp__tree_link(tree, peer->fd, process);\n        peer->fd = -1;\n", "        dp__tree_link(tree, peer->fd, process);\n"),
     ("a connection that is of no use stays open", "dp/launch.h",

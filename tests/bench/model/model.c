@@ -496,7 +496,7 @@ static paper on_cluster(double p, const pace *own)
                  .memory_kib = far_kib(p),
                  .files = p + 2 + DP__PENDING_MAX,
                  .letters_s = p * most * own->one_us * 1e-6 +
-                              p * (double)sizeof(dp__envelope) * most / (LINK_GB * 1e9),
+                              p * (double)sizeof(dp__tree_progress) * most / (LINK_GB * 1e9),
                  .heard_ms = 4 + 2 * log_2(p) * (4 + LINK_US * 1e-3),
                  .ring = 1,
                  .tcp = 1};
