@@ -264,14 +264,14 @@ struct dp_ctx {
     struct dp__job *job;   /* with several processes; else NULL */
     struct dp__mailbox *mailbox; /* messages; NULL before the first one */
     struct dp__listener
-        *message_listener;      /* where others connect to send; NULL: memory or MPI carries that */
-    dp__lock far_lock;          /* of the next three, while the context is open */
-    struct dp__tree *tree;      /* to the other processes, where a launcher named them; else NULL */
-    struct dp__mpi_links *line; /* the same, where MPI has brought them together */
-    struct dp__voter *voter;    /* with which those that are left agree who they are; or NULL */
-    dp_scope *scopes;           /* live ones without a parent */
-    dp_scope *idle;             /* ended ones */
-    dp_scope *lost;             /* ended after the job had failed: see dp/recover.h */
+        *message_listener; /* where others connect to send; NULL: memory or MPI carries that */
+    dp__lock far_lock;     /* of the next three, while the context is open */
+    struct dp__tree *tree; /* to the other processes, where a launcher named them; else NULL */
+    struct dp__mpi_links *mpi_links; /* the same, where MPI has brought them together */
+    struct dp__voter *voter; /* with which those that are left agree who they are; or NULL */
+    dp_scope *scopes;        /* live ones without a parent */
+    dp_scope *idle;          /* ended ones */
+    dp_scope *lost;          /* ended after the job had failed: see dp/recover.h */
     dp_scope *all_scopes;
     dp__block *all_blocks;
     dp_module *idle_modules; /* destroyed, to be reused */

@@ -193,7 +193,7 @@ static dp_status dp__group_join_line(dp__group *group, dp__launch *launch, dp__m
     bool meant;
     dp_bootstrap split;
     dp_config *config = &group->config;
-    DP_TRY(dp__backend_mpi->split(group->ctx->line, group->number, &split));
+    DP_TRY(dp__backend_mpi->split(group->ctx->mpi_links, group->number, &split));
     config->bootstrap = split;
     dp_status status = DP_OK;
     if (group->number >= 0)
@@ -207,14 +207,14 @@ static dp_status dp__group_open(dp__group *group)
 {
     bool far;
     dp__tree *tree = NULL;
-    dp__mpi_links *line = NULL;
+    dp__mpi_links *links = NULL;
     dp_ctx *made = NULL;
     const dp__group_card *first = dp__group_meet(group, &far);
     dp__launch launch = {
         .name = "group", .process = group->process, .process_count = group->process_count};
     dp__group_resolve(group);
-    if (dp__backend_mpi != NULL && group->ctx->line != NULL) {
-        DP_TRY(dp__group_join_line(group, &launch, &line));
+    if (dp__backend_mpi != NULL && group->ctx->mpi_links != NULL) {
+        DP_TRY(dp__group_join_line(group, &launch, &links));
     } else if (group->number >= 0 && group->process_count > 1) {
         DP_TRY(dp__group_launch(group, first, far, &launch));
         DP_TRY(dp__join_tree(&group->config, &launch, dp__group_timeout_ms(group), &tree));
@@ -222,7 +222,7 @@ static dp_status dp__group_open(dp__group *group)
     }
     if (group->number < 0)
         return DP_OK;
-    DP_TRY(dp__open_met(&group->config, &launch, tree, line, &made));
+    DP_TRY(dp__open_met(&group->config, &launch, tree, links, &made));
     dp__log_opened(made);
     group->made = made;
     return DP_OK;

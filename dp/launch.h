@@ -2508,15 +2508,15 @@ typedef struct dp__mpi_backend { /* what dp_mpi.h has for processes that meet th
        line to the others, as config->bootstrap, unless there are none. */
     dp_status (*join)(dp_config *config, int timeout_ms, dp__launch *launch, bool *out_meant,
                       dp__mpi_links **out);
-    void (*leave)(dp__mpi_links *line, bool job_failed);
+    void (*leave)(dp__mpi_links *links, bool job_failed);
     dp_status (*all_gather)(const void *in, void *out, size_t bytes_each, void *user);
     const dp_coll_ops *(*coll)(void);
-    dp_status (*hear)(dp__mpi_links *line, const dp__job *job, int *out_process);
-    void (*tell)(dp__mpi_links *line, dp_status status, int process, const char *text);
-    void (*send)(dp__mpi_links *line, const dp__letter *letter);
+    dp_status (*hear)(dp__mpi_links *links, const dp__job *job, int *out_process);
+    void (*tell)(dp__mpi_links *links, dp_status status, int process, const char *text);
+    void (*send)(dp__mpi_links *links, const dp__letter *letter);
     /* A bootstrap for the processes of a line that give the same number, until that is dropped; -1
        has none. */
-    dp_status (*split)(dp__mpi_links *line, int group, dp_bootstrap *out);
+    dp_status (*split)(dp__mpi_links *links, int group, dp_bootstrap *out);
     void (*drop)(dp_bootstrap *boot);
     dp_status (*mailbox)(struct dp__mailbox *mailbox); /* it gets a carrier, if it may call MPI */
 } dp__mpi_backend;
@@ -2524,10 +2524,10 @@ typedef struct dp__mpi_backend { /* what dp_mpi.h has for processes that meet th
 static const dp__mpi_backend *dp__backend_mpi; /* dp_mpi.h defines it */
 
 /* `own` is false in a child of fork: MPI belongs to the parent. */
-static void dp__mpi_links_close(dp__mpi_links *line, bool own, bool job_failed)
+static void dp__mpi_links_close(dp__mpi_links *links, bool own, bool job_failed)
 {
-    if (dp__backend_mpi != NULL && line != NULL && own)
-        dp__backend_mpi->leave(line, job_failed);
+    if (dp__backend_mpi != NULL && links != NULL && own)
+        dp__backend_mpi->leave(links, job_failed);
 }
 
 /* Once a context is open it has no more to say over these connections. Whoever waits for other
@@ -2542,8 +2542,8 @@ static dp_status dp__far_hear(dp_ctx *ctx, int *out_process)
         status = dp__tree_listen(ctx->tree);
     if (status != DP_OK)
         *out_process = ctx->tree->culprit;
-    if (dp__backend_mpi != NULL && ctx->line != NULL)
-        status = dp__backend_mpi->hear(ctx->line, ctx->job, out_process);
+    if (dp__backend_mpi != NULL && ctx->mpi_links != NULL)
+        status = dp__backend_mpi->hear(ctx->mpi_links, ctx->job, out_process);
     dp__lock_leave(&ctx->far_lock);
     return status;
 }
@@ -2554,8 +2554,8 @@ static void dp__far_tell(dp_ctx *ctx, dp_status status, int process, const char 
     dp__lock_enter(&ctx->far_lock);
     if (ctx->tree != NULL)
         dp__tree_tell(ctx->tree, status, process, text);
-    if (dp__backend_mpi != NULL && ctx->line != NULL)
-        dp__backend_mpi->tell(ctx->line, status, process, text);
+    if (dp__backend_mpi != NULL && ctx->mpi_links != NULL)
+        dp__backend_mpi->tell(ctx->mpi_links, status, process, text);
     dp__lock_leave(&ctx->far_lock);
 }
 
@@ -2568,9 +2568,9 @@ static bool dp__far_send(dp_ctx *ctx, const dp__letter *letter)
         dp__tree_report(ctx->tree, letter, false);
         dp__tree_leave(ctx->tree);
     }
-    if (dp__backend_mpi != NULL && ctx->line != NULL)
-        dp__backend_mpi->send(ctx->line, letter);
-    bool some = ctx->tree != NULL || ctx->line != NULL;
+    if (dp__backend_mpi != NULL && ctx->mpi_links != NULL)
+        dp__backend_mpi->send(ctx->mpi_links, letter);
+    bool some = ctx->tree != NULL || ctx->mpi_links != NULL;
     dp__lock_leave(&ctx->far_lock);
     return some;
 }
@@ -2596,13 +2596,13 @@ static int dp__far_next(const dp_ctx *ctx, int from, int to)
     return ctx->tree != NULL ? dp__towards(from, to, ctx->tree->process_count) : to;
 }
 
-static void dp__far_begin(dp_ctx *ctx, dp__tree *tree, dp__mpi_links *line)
+static void dp__far_begin(dp_ctx *ctx, dp__tree *tree, dp__mpi_links *links)
 {
     dp__lock_enter(&ctx->far_lock);
     if (tree != NULL)
         tree->job = ctx->job;
     ctx->tree = tree;
-    ctx->line = line;
+    ctx->mpi_links = links;
     dp__lock_leave(&ctx->far_lock);
 }
 

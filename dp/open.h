@@ -498,16 +498,16 @@ static dp_status dp__open_job(const dp_config *config, const dp__launch *launch,
 
 /* With the processes that this one has met, which become the context's. */
 static dp_status dp__open_met(const dp_config *joined, const dp__launch *launch, dp__tree *tree,
-                              dp__mpi_links *line, dp_ctx **out)
+                              dp__mpi_links *links, dp_ctx **out)
 {
     dp_status status = dp__open_job(joined, launch, NULL, out);
     if (status != DP_OK) {
         dp__tree_close(tree, true);
-        dp__mpi_links_close(line, true, false);
+        dp__mpi_links_close(links, true, false);
     }
     DP_TRY(status);
-    if (tree != NULL || line != NULL)
-        dp__far_begin(*out, tree, line);
+    if (tree != NULL || links != NULL)
+        dp__far_begin(*out, tree, links);
     return DP_OK;
 }
 
@@ -583,12 +583,12 @@ static dp_status dp__open_joined(const dp_config *config, dp_ctx **out)
     dp_config joined = *config;
     dp__launch launch;
     dp__tree *tree;
-    dp__mpi_links *line;
+    dp__mpi_links *links;
     if (dp__comes_later() && !atomic_load(&dp__guest_came) && !config->local_only &&
         config->bootstrap.all_gather == NULL)
         return dp__open_guest(&joined, out);
-    DP_TRY(dp__join(&joined, &launch, &tree, &line));
-    return dp__open_met(&joined, &launch, tree, line, out);
+    DP_TRY(dp__join(&joined, &launch, &tree, &links));
+    return dp__open_met(&joined, &launch, tree, links, out);
 }
 
 static dp_status dp__check_caller(const char *fn, size_t config_bytes, int version)
