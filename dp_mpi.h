@@ -186,12 +186,12 @@ static dp_status dp__mpi_begin(void)
 }
 
 /* ==== >>links ===================================================================================
-   A communicator of our own, over which a context opens, one thread at a time. When something is
+      A communicator of our own, over which a context opens, one thread at a time. When something is
    wrong, and where there is no board, notes also go from one process to another: the first failure
-   in words; letters about what each has begun; and, while a context opens, the question of a
-   process that has waited too long, in which step each other one is, and the answers. Waiting
+   in words; progress messages about what each has begun; and, while a context opens, the question
+   of a process that has waited too long, in which step each other one is, and the answers. Waiting
    processes listen to them. They are small: MPI sends small messages at once. A line that has
-   failed is never freed, as MPI may still read and write what it was given.                     */
+   failed is never freed, as MPI may still read and write what it was given.                      */
 
 enum {
     DP__MPI_NOTES = 0x6470, /* the tag */
@@ -201,7 +201,7 @@ enum {
 typedef enum dp__mpi_kind {
     DP__MPI_SILENT, /* nothing was heard */
     DP__MPI_FAILED,
-    DP__MPI_LETTER,
+    DP__MPI_PROGRESS,
     DP__MPI_ASKS,
     DP__MPI_ANSWERS
 } dp__mpi_kind;
@@ -209,8 +209,8 @@ typedef enum dp__mpi_kind {
 typedef struct dp__mpi_note {
     int32_t kind, status, culprit;
     int32_t step; /* of opening */
-    uint64_t run; /* of which line a letter is: another one may have been here before */
-    dp__letter letter;
+    uint64_t run; /* of which line a progress message is: another one may have been here before */
+    dp__progress_message progress;
     char text[DP__TEXT_BYTES];
 } dp__mpi_note;
 
@@ -231,7 +231,8 @@ struct dp__mpi_links {
     MPI_Request *sends;  /* until the other side has read it */
 };
 
-static bool dp__mpi_send(dp__mpi_links *links, int kind, int to, const dp__letter *letter)
+static bool dp__mpi_send(dp__mpi_links *links, int kind, int to,
+                         const dp__progress_message *progress)
 {
     int sent = 0, place = to + (kind == DP__MPI_FAILED ? links->process_count : 0);
     dp__mpi_note *note = &links->out[place];
@@ -242,8 +243,8 @@ static bool dp__mpi_send(dp__mpi_links *links, int kind, int to, const dp__lette
     note->status = (int32_t)atomic_load(&links->failed);
     note->step = links->step;
     note->run = links->run;
-    if (letter != NULL)
-        note->letter = *letter;
+    if (progress != NULL)
+        note->progress = *progress;
     if (kind != DP__MPI_FAILED)
         return MPI_Isend(note, (int)sizeof *note, MPI_BYTE, to, DP__MPI_NOTES, links->notes,
                          &links->sends[place]) == MPI_SUCCESS;
@@ -254,14 +255,15 @@ static bool dp__mpi_send(dp__mpi_links *links, int kind, int to, const dp__lette
 }
 
 /* To a process, or (-1) to all others. */
-static void dp__mpi_tell(dp__mpi_links *links, int kind, int to, const dp__letter *letter)
+static void dp__mpi_tell(dp__mpi_links *links, int kind, int to,
+                         const dp__progress_message *progress)
 {
     dp__lock_enter(&links->lock);
     dp__mpi_enter();
     for (int p = 0; p < links->process_count; p++)
         if (p != links->process && (to < 0 || p == to))
             (void)dp__mpi_send(links, kind, p,
-                               letter); /* one that does not hear it will time out */
+                               progress); /* one that does not hear it will time out */
     dp__mpi_leave();
     dp__lock_leave(&links->lock);
 }
@@ -378,12 +380,12 @@ static dp_status dp__mpi_hear(dp__mpi_links *links, const dp__job *job)
             return dp__mpi_broken(links, "MPI_Iprobe", code);
         if (from < 0)
             break;
-        if (note.kind == DP__MPI_LETTER) {
+        if (note.kind == DP__MPI_PROGRESS) {
             bool asks = job != NULL && note.run == links->run &&
-                        dp__letter_read(job, from, &note.letter);
-            note.letter = asks ? dp__letter_of(job) : note.letter;
+                        dp__progress_message_read(job, from, &note.progress);
+            note.progress = asks ? dp__progress_message_of(job) : note.progress;
             if (asks)
-                dp__mpi_tell(links, DP__MPI_LETTER, from, &note.letter);
+                dp__mpi_tell(links, DP__MPI_PROGRESS, from, &note.progress);
             continue;
         }
         if (note.kind == DP__MPI_FAILED) {
@@ -454,12 +456,12 @@ static dp_status dp__mpi_accuse(dp__mpi_links *links, dp_status status, const ch
 }
 
 /* MPI says that a collective has failed: often because others are gone. */
-static dp_status dp__mpi_suspect(dp__mpi_links *links, dp__ring *ring, int code)
+static dp_status dp__mpi_suspect(dp__mpi_links *links, dp__journal *journal, int code)
 {
     char text[200];
     (void)dp__mpi_error(links->comm == MPI_COMM_NULL ? "MPI_Comm_idup" : "MPI_Test", code);
     snprintf(text, sizeof text, "does not answer (%.140s)", dp_last_error());
-    return ring != NULL ? DP_ERR_REMOTE : dp__mpi_accuse(links, DP_ERR_REMOTE, text);
+    return journal != NULL ? DP_ERR_REMOTE : dp__mpi_accuse(links, DP_ERR_REMOTE, text);
 }
 
 /* While a context opens there is no job yet to look at. */
@@ -476,15 +478,16 @@ static dp_status dp__mpi_look(dp__mpi_links *links, dp__wait *wait)
     return dp__mpi_accuse(links, DP_ERR_TIMEOUT, text);
 }
 
-static dp_status dp__mpi_rest(dp__mpi_links *links, dp__ring *ring, dp__mesh_wait *wait)
+static dp_status dp__mpi_rest(dp__mpi_links *links, dp__journal *journal, dp__mesh_wait *wait)
 {
     if (!dp__mesh_idle(wait))
         return DP_OK;
-    return ring != NULL ? dp__ring_rest(ring, &wait->look) : dp__mpi_look(links, &wait->look);
+    return journal != NULL ? dp__journal_rest(journal, &wait->look)
+                           : dp__mpi_look(links, &wait->look);
 }
 
 /* `ring`: of the collective that waits; NULL: a context opens. */
-static dp_status dp__mpi_await(dp__mpi_links *links, dp__ring *ring, MPI_Request *request)
+static dp_status dp__mpi_await(dp__mpi_links *links, dp__journal *journal, MPI_Request *request)
 {
     dp__mesh_wait wait = {0};
     for (;;) {
@@ -493,10 +496,10 @@ static dp_status dp__mpi_await(dp__mpi_links *links, dp__ring *ring, MPI_Request
         int code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         dp__mpi_leave();
         if (code != MPI_SUCCESS)
-            return dp__mpi_suspect(links, ring, code);
+            return dp__mpi_suspect(links, journal, code);
         if (done)
             return DP_OK;
-        DP_TRY(dp__mpi_rest(links, ring, &wait));
+        DP_TRY(dp__mpi_rest(links, journal, &wait));
     }
 }
 
@@ -633,10 +636,10 @@ static void dp__mpi_links_tell(dp__mpi_links *links, dp_status status, int proce
         dp__mpi_spread(links, status, process, text);
 }
 
-static void dp__mpi_links_send(dp__mpi_links *links, const dp__letter *letter)
+static void dp__mpi_links_send(dp__mpi_links *links, const dp__progress_message *progress)
 {
     if (dp__mpi_level() >= MPI_THREAD_SERIALIZED)
-        dp__mpi_tell(links, DP__MPI_LETTER, -1, letter);
+        dp__mpi_tell(links, DP__MPI_PROGRESS, -1, progress);
 }
 
 /* Gathers on a communicator of the user, in case they call it; dp_open makes a line from it. */
@@ -1159,7 +1162,7 @@ static dp_status dp__mpi_piece_begin(dp__mesh_comm *comm, dp__mesh_slot *slot, b
 static dp_status dp__mpi_piece_await(dp__mesh_comm *comm, dp__mesh_slot *slot)
 {
     dp__mpi_carrier *own = comm->carrier;
-    return dp__mpi_await(own->links, comm->ring, &own->requests[slot->place]);
+    return dp__mpi_await(own->links, comm->journal, &own->requests[slot->place]);
 }
 
 /* MPI may still read and write what it was given before something failed. */

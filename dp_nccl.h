@@ -311,8 +311,8 @@ typedef enum dp__nccl_order { DP__NCCL_WATCH, DP__NCCL_ABORT, DP__NCCL_CLOSE } d
 /* In memory of its own: a keeper that hangs in NCCL outlives the context, see dp__nccl_borrow. */
 typedef struct dp__nccl_comm {
     dp_comm base;
-    dp_comm *near;  /* dp_cuda_coll(), for one process */
-    dp__ring *ring; /* NULL: there are no other processes */
+    dp_comm *near;     /* dp_cuda_coll(), for one process */
+    dp__journal *ring; /* NULL: there are no other processes */
     int rank_first, rank_count, local_count, timeout_ms;
     int gpu_first, gpu_count, job_gpu_count; /* local GPUs; all GPUs of the job */
     bool ordered;
@@ -588,7 +588,7 @@ static dp_status dp__nccl_doubt(dp__nccl_comm *comm, unsigned number, uint64_t w
     unsigned seq = comm->calls[number % DP__NCCL_WATCHED];
     if (comm->ring != NULL) {
         DP_TRY(dp__nccl_borrow(comm));
-        return dp__nccl_give_back(comm, dp__ring_look(comm->ring, seq, waited_ns));
+        return dp__nccl_give_back(comm, dp__journal_look(comm->ring, seq, waited_ns));
     }
     if (waited_ns < (uint64_t)comm->timeout_ms * 1000000)
         return DP_OK;
@@ -601,7 +601,7 @@ static dp_status dp__nccl_ended(dp__nccl_comm *comm, unsigned seq)
     if (comm->ring == NULL)
         return DP_OK;
     DP_TRY(dp__nccl_borrow(comm));
-    return dp__nccl_give_back(comm, dp__ring_end(comm->ring, seq));
+    return dp__nccl_give_back(comm, dp__journal_ended_to(comm->ring, seq));
 }
 
 /* Under the lock: collectives that have ended are forgotten, the oldest other one is looked at. */
@@ -1940,7 +1940,7 @@ static dp_status dp__nccl_new(dp__nccl_join *join)
     comm->ordered = config->ordered;
     comm->lock = comm->lent = (dp__lock)DP__LOCK_INITIALIZER;
     if (join->job != NULL) {
-        comm->ring = dp__ring_opening(join->job);
+        comm->ring = dp__journal_opening(join->job);
         comm->ring->ends_later = true;
     }
     comm->job_gpus = dp__nccl_room(config->rank_count, sizeof *comm->job_gpus, &full);

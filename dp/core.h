@@ -212,14 +212,14 @@ typedef struct dp__lane_rank { /* a local rank on a lane that has a thread */
 
 typedef struct dp__lane { /* where collectives travel: a communicator, for one thread at a time */
     dp_ctx *ctx;
-    dp_comm *comm;         /* NULL: nothing travels here */
-    dp_comm *carrier;      /* the same, or what carries for it: see >>staging */
-    struct dp__ring *ring; /* what was begun lately, with several processes; else NULL */
-    dp_part *parts;        /* local ranks, streams filled in */
-    dp__lane_rank *ranks;  /* local ranks; NULL: they travel on their compute streams */
-    dp__courier *courier;  /* its thread, started by the first reducer; NULL: the caller's */
-    atomic_bool carrying;  /* a thread does: the courier, or the one that waits for it */
-    dp_reducer *riding;    /* passes to reduce, the oldest first; under the context's lock, as is
+    dp_comm *comm;               /* NULL: nothing travels here */
+    dp_comm *carrier;            /* the same, or what carries for it: see >>staging */
+    struct dp__journal *journal; /* what was begun lately, with several processes; else NULL */
+    dp_part *parts;              /* local ranks, streams filled in */
+    dp__lane_rank *ranks;        /* local ranks; NULL: they travel on their compute streams */
+    dp__courier *courier;        /* its thread, started by the first reducer; NULL: the caller's */
+    atomic_bool carrying;        /* a thread does: the courier, or the one that waits for it */
+    dp_reducer *riding; /* passes to reduce, the oldest first; under the context's lock, as is
                                all state of a pass */
 } dp__lane;
 
@@ -1016,7 +1016,7 @@ typedef struct dp__frame {
     bool on_all;      /* a hook: it works on the streams that it was given */
     bool counted;     /* in ctx->inside; not the courier's, whom dp_close waits for */
     bool fresh;       /* of dp__of_thread, to be put back */
-    char first;       /* first letter of the sentence that was set aside */
+    char first;       /* first progress message of the sentence that was set aside */
     const struct dp__frame *outer;
 } dp__frame;
 

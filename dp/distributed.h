@@ -441,7 +441,7 @@ static void dp__cluster_fill(dp__cluster *all, const dp__job *job)
     int count = job->process_count, placed = 0;
     for (int p = 0; p < count; p++) {
         int same = 0;
-        while (job->cards[same].machine != job->cards[p].machine)
+        while (job->introductions[same].machine != job->introductions[p].machine)
             same++;
         all->machine[p] = same < p ? all->machine[same] : all->machine_count++;
     }

@@ -9,7 +9,7 @@
      >>place      and where the processes meet
      >>wire       bytes on a connection, and who may speak
      >>shape      who is connected to whom
-     >>tree       lasting connections: failures, letters
+     >>tree       lasting connections: failures, progress messages
      >>gathering  what all say together, and what is heard between; closing
      >>server     who may join, and who may not
      >>door       until all are here, or it is known who is not
@@ -536,16 +536,16 @@ typedef struct dp__proof_input { /* what a proof is made from */
 } dp__proof_input;
 
 typedef enum dp__kind {
-    DP__WELCOME, /* dp__welcome: all are here */
-    DP__READY,   /* connected to all neighbours */
-    DP__GO,      /* all are ready */
-    DP__FAILED,  /* a sentence: the job has failed */
-    DP__GATHER,  /* up the tree, of a process and all behind it */
-    DP__SPREAD,  /* down the tree, of all */
-    DP__BYE,     /* closed in good order */
-    DP__ASK,     /* are you there? */
-    DP__HERE,    /* yes, and waiting too */
-    DP__LETTER,  /* dp__letter: what a process has begun; passed on to all */
+    DP__WELCOME,  /* dp__welcome: all are here */
+    DP__READY,    /* connected to all neighbours */
+    DP__GO,       /* all are ready */
+    DP__FAILED,   /* a sentence: the job has failed */
+    DP__GATHER,   /* up the tree, of a process and all behind it */
+    DP__SPREAD,   /* down the tree, of all */
+    DP__BYE,      /* closed in good order */
+    DP__ASK,      /* are you there? */
+    DP__HERE,     /* yes, and waiting too */
+    DP__PROGRESS, /* dp__progress_message: what a process has begun; passed on to all */
     DP__KINDS
 } dp__kind;
 
@@ -565,10 +565,11 @@ typedef struct dp__welcome {
 
 typedef struct dp__tree_progress {
     dp__tree_header header;
-    dp__letter letter;
+    dp__progress_message progress;
 } dp__tree_progress;
 
-_Static_assert(sizeof(dp__tree_progress) == sizeof(dp__tree_header) + sizeof(dp__letter) &&
+_Static_assert(sizeof(dp__tree_progress) ==
+                       sizeof(dp__tree_header) + sizeof(dp__progress_message) &&
                    sizeof(dp__join_request) == 104 && sizeof(dp__challenge) == 24 &&
                    sizeof(dp__tree_header) == 24 && sizeof(dp__proof_input) == 120 &&
                    sizeof(dp__welcome) == 88,
@@ -667,10 +668,10 @@ static bool dp__tree_header_is_sound(const dp__tree_header *header)
     if (header->magic != DP__HEADER_MAGIC || header->kind >= DP__KINDS)
         return false;
     bool of_call = header->kind == DP__GATHER || header->kind == DP__SPREAD;
-    return header->kind == DP__WELCOME  ? header->bytes == sizeof(dp__welcome)
-           : header->kind == DP__LETTER ? header->bytes == sizeof(dp__letter)
-           : header->kind == DP__FAILED ? header->bytes < DP__TEXT_BYTES
-                                        : of_call || header->bytes == 0;
+    return header->kind == DP__WELCOME    ? header->bytes == sizeof(dp__welcome)
+           : header->kind == DP__PROGRESS ? header->bytes == sizeof(dp__progress_message)
+           : header->kind == DP__FAILED   ? header->bytes < DP__TEXT_BYTES
+                                          : of_call || header->bytes == 0;
 }
 
 /* Receive the sentence of a failure; returns its status, which is of the JOB class unless this
@@ -761,7 +762,7 @@ typedef struct dp__link {
 
 typedef struct dp__tree {
     int process, process_count, timeout_ms;
-    const dp__job *job; /* once a context is open: where letters go */
+    const dp__job *job; /* once a context is open: where progress messages go */
     int calls;          /* of all_gather, so far */
     uint64_t until_ns;  /* then somebody's patience is over */
     uint64_t spare_ns;  /* for which it may still wait for others until a context is open; */
@@ -777,8 +778,8 @@ typedef struct dp__tree {
     dp_status failed; /* once and for all, like what is said about it */
     int culprit;      /* a process */
     char text[DP__TEXT_BYTES];
-    dp__letter told;  /* the last own one, by who has the links, */
-    uint64_t told_ns; /* and when */
+    dp__progress_message told; /* the last own one, by who has the links, */
+    uint64_t told_ns;          /* and when */
 } dp__tree;
 
 /* The parent first, children in order. */
@@ -898,14 +899,14 @@ static void dp__tree_answer(dp__tree *tree, dp__link *link)
     }
 }
 
-/* To all but the one that brought it, as far as they listen: if there is no room for a letter,
-   nobody has read many of them yet, and who does so then asks if that is too little. Half a letter
-   would be the end of a link. */
+/* To all but the one that brought it, as far as they listen: if there is no room for a progress
+   message, nobody has read many of them yet, and who does so then asks if that is too little. Half
+   a progress message would be the end of a link. */
 DP__APART static void dp__tree_post(dp__tree *tree, const dp__link *bringer, int from,
-                                    const dp__letter *letter)
+                                    const dp__progress_message *progress)
 {
-    const dp__tree_progress whole = {{DP__HEADER_MAGIC, DP__LETTER, DP_OK, from, sizeof *letter},
-                                     *letter};
+    const dp__tree_progress whole = {
+        {DP__HEADER_MAGIC, DP__PROGRESS, DP_OK, from, sizeof *progress}, *progress};
     for (int i = 0; i < tree->link_count; i++) {
         dp__link *link = &tree->links[i];
         if (link != bringer && !link->left && dp__os_ready(link->fd, DP__CAN_WRITE, 0))
@@ -915,12 +916,13 @@ DP__APART static void dp__tree_post(dp__tree *tree, const dp__link *bringer, int
 }
 
 /* The own one. Who only answers says the same thing once for all who ask at about the same time, as
-   those do that wait for one process: a letter about a process goes over each link of the tree
-   once, however many have asked. If each question had its own answers, there would be as many as
-   the square of the number of processes, and each would go over all links. */
-DP__APART static void dp__tree_report(dp__tree *tree, const dp__letter *letter, bool answers)
+   those do that wait for one process: a progress message about a process goes over each link of the
+   tree once, however many have asked. If each question had its own answers, there would be as many
+   as the square of the number of processes, and each would go over all links. */
+DP__APART static void dp__tree_report(dp__tree *tree, const dp__progress_message *progress,
+                                      bool answers)
 {
-    dp__letter news = *letter;
+    dp__progress_message news = *progress;
     uint64_t now = dp__os_now_ns();
     news.asks = 0;
     if (answers && now - tree->told_ns < dp__news_ns(tree->timeout_ms) &&
@@ -928,25 +930,26 @@ DP__APART static void dp__tree_report(dp__tree *tree, const dp__letter *letter, 
         return;
     tree->told = news;
     tree->told_ns = now;
-    dp__tree_post(tree, NULL, tree->process, letter);
+    dp__tree_post(tree, NULL, tree->process, progress);
 }
 
 static dp_status dp__tree_letter(dp__tree *tree, dp__link *link)
 {
-    dp__letter letter;
+    dp__progress_message progress;
     int from = link->header.process;
     link->got = 0;
-    if (dp__wire_receive(link->fd, &letter, sizeof letter, dp__os_after_ms(DP__GRACE_MS)) != DP_OK)
+    if (dp__wire_receive(link->fd, &progress, sizeof progress, dp__os_after_ms(DP__GRACE_MS)) !=
+        DP_OK)
         return dp__tree_lost(tree, link, DP_ERR_REMOTE, "ended while it was sending");
     if (from < 0 || from >= tree->process_count || from == tree->process ||
-        !dp__letter_is_sound(&letter))
+        !dp__progress_message_is_sound(&progress))
         return dp__tree_lost(tree, link, DP_ERR_REMOTE,
                              "sent bytes that no process of a job sends");
-    dp__tree_post(tree, link, from, &letter);
-    if (tree->job == NULL || !dp__letter_read(tree->job, from, &letter))
+    dp__tree_post(tree, link, from, &progress);
+    if (tree->job == NULL || !dp__progress_message_read(tree->job, from, &progress))
         return DP_OK;
-    letter = dp__letter_of(tree->job);
-    dp__tree_report(tree, &letter, true);
+    progress = dp__progress_message_of(tree->job);
+    dp__tree_report(tree, &progress, true);
     return DP_OK;
 }
 
@@ -986,7 +989,7 @@ static dp_status dp__tree_hear(dp__tree *tree, dp__link *link, bool listens)
         dp_status status = dp__failure_shared(link->fd, header);
         return dp__tree_fail(tree, link, status, header->process);
     }
-    if (header->kind == DP__LETTER)
+    if (header->kind == DP__PROGRESS)
         return dp__tree_letter(tree, link);
     if (header->kind == DP__BYE || header->kind == DP__ASK || header->kind == DP__HERE)
         dp__tree_answer(tree, link);
@@ -2513,7 +2516,7 @@ typedef struct dp__mpi_backend { /* what dp_mpi.h has for processes that meet th
     const dp_coll_ops *(*coll)(void);
     dp_status (*hear)(dp__mpi_links *links, const dp__job *job, int *out_process);
     void (*tell)(dp__mpi_links *links, dp_status status, int process, const char *text);
-    void (*send)(dp__mpi_links *links, const dp__letter *letter);
+    void (*send)(dp__mpi_links *links, const dp__progress_message *progress);
     /* A bootstrap for the processes of a line that give the same number, until that is dropped; -1
        has none. */
     dp_status (*split)(dp__mpi_links *links, int group, dp_bootstrap *out);
@@ -2561,15 +2564,15 @@ static void dp__far_tell(dp_ctx *ctx, dp_status status, int process, const char 
 
 /* Sends what this process has begun to all others; false: there is no way to them. Another thread
    that has the links sends the same. */
-static bool dp__far_send(dp_ctx *ctx, const dp__letter *letter)
+static bool dp__far_send(dp_ctx *ctx, const dp__progress_message *progress)
 {
     dp__lock_enter(&ctx->far_lock);
     if (ctx->tree != NULL && dp__tree_enter(ctx->tree, false)) {
-        dp__tree_report(ctx->tree, letter, false);
+        dp__tree_report(ctx->tree, progress, false);
         dp__tree_leave(ctx->tree);
     }
     if (dp__backend_mpi != NULL && ctx->mpi_links != NULL)
-        dp__backend_mpi->send(ctx->mpi_links, letter);
+        dp__backend_mpi->send(ctx->mpi_links, progress);
     bool some = ctx->tree != NULL || ctx->mpi_links != NULL;
     dp__lock_leave(&ctx->far_lock);
     return some;

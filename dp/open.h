@@ -206,14 +206,14 @@ static dp_status dp__comm_config(dp_ctx *ctx, const dp__meeting *meeting, dp_com
 
 static dp_status dp__members_make(dp_ctx *ctx, const dp__meeting *meeting, dp__job **out)
 {
-    size_t bytes = (size_t)meeting->boot->process_count * sizeof(dp__body);
-    dp__body *bodies = dp__os_alloc(bytes, _Alignof(dp__body), NULL);
+    size_t bytes = (size_t)meeting->boot->process_count * sizeof(dp__system_process);
+    dp__system_process *bodies = dp__os_alloc(bytes, _Alignof(dp__system_process), NULL);
     dp_status status = bodies == NULL
                            ? dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for a job")
                            : dp__job_make(ctx, &ctx->config.bootstrap, dp__boot_gather, out);
     for (int i = 0; i < meeting->boot->process_count && status == DP_OK; i++) {
         (*out)->firsts[i + 1] = (*out)->firsts[i] + meeting->all[i].local_count;
-        bodies[i] = (dp__body){meeting->all[i].machine, meeting->all[i].process_id, i};
+        bodies[i] = (dp__system_process){meeting->all[i].machine, meeting->all[i].process_id, i};
     }
     if (status == DP_OK)
         dp__job_twins(*out, bodies);

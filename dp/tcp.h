@@ -594,15 +594,15 @@ typedef struct dp__tcp {
     uint64_t in_slot[DP__MESH_SLOTS + 1]; /* what was begun there last */
 } dp__tcp;
 
-/* Others may know why, see dp__ring_reason. */
+/* Others may know why, see dp__journal_reason. */
 static dp_status dp__tcp_lost(const dp__mesh_comm *comm, int process)
 {
     char doing[DP__DOING_BYTES], who[DP__WHO_BYTES];
-    const dp__ring *ring = comm->ring;
+    const dp__journal *journal = comm->journal;
     (void)dp_error(DP_ERR_REMOTE, "%s: the connection to %s has ended",
-                   dp__doing(ring, (unsigned)ring->now.seq, doing),
-                   dp__who(ring->job, process, who));
-    dp__of_thread.culprit = ring->job->firsts[process] + 1;
+                   dp__doing(journal, (unsigned)journal->now.seq, doing),
+                   dp__who(journal->job, process, who));
+    dp__of_thread.culprit = journal->job->firsts[process] + 1;
     return DP_ERR_REMOTE;
 }
 
@@ -715,9 +715,9 @@ static dp_status dp__tcp_await(dp__mesh_comm *comm, dp__mesh_slot *slot)
         if (dp__tcp_has_ended(tcp, slot))
             break;
         wait.awaits = dp__tcp_lacks(comm, slot);
-        DP_TRY(dp__ring_rest(comm->ring, &wait));
+        DP_TRY(dp__journal_rest(comm->journal, &wait));
     }
-    dp__ring_rested(comm->ring, &wait);
+    dp__journal_rested(comm->journal, &wait);
     return DP_OK;
 }
 
@@ -737,7 +737,7 @@ static dp_status dp__tcp_prepare(dp__mesh_comm *comm, const dp_comm_config *conf
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a communicator");
     memset(tcp, 0, sizeof *tcp);
     comm->carrier = tcp;
-    DP_TRY(dp__connections_prepare(&tcp->connections, comm->ring->job, !config->one_machine));
+    DP_TRY(dp__connections_prepare(&tcp->connections, comm->journal->job, !config->one_machine));
     tcp->out = dp__os_alloc(2 * count * sizeof *tcp->out, _Alignof(dp__tcp_way), NULL);
     tcp->watch = dp__os_alloc(count * sizeof *tcp->watch, _Alignof(dp__os_watch), NULL);
     tcp->watched = dp__os_alloc(count * sizeof *tcp->watched, sizeof(int), NULL);

@@ -1567,7 +1567,7 @@ static int dp__voter_deserted(dp__voter *voter, int timeout_ms)
     return long_ago ? dp__seat_number(dp__voter_roster(voter), seat) : -1;
 }
 
-/* dp__mail.hear: by the connections of the job, and at the port. */
+/* dp__progress_carrier.hear: by the connections of the job, and at the port. */
 static dp_status dp__voter_hear(dp_ctx *ctx, int *out_process)
 {
     char who[DP__WHO_BYTES];
@@ -1582,7 +1582,8 @@ static dp_status dp__voter_hear(dp_ctx *ctx, int *out_process)
                     dp__who(ctx->job, process, who));
 }
 
-static const dp__mail dp__voter_mail = {dp__voter_hear, dp__far_tell, dp__far_send, dp__far_next};
+static const dp__progress_carrier dp__voter_mail = {dp__voter_hear, dp__far_tell, dp__far_send,
+                                                    dp__far_next};
 
 /* ==== >>knocking ===============================================================================
    A process that comes later waits at the door until the others let it in.                       */

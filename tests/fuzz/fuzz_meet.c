@@ -202,7 +202,7 @@ static void try_tree(fuzz *in)
         status = dp__tree_hear(&tree, &tree.links[0], true);
     }
     for (int i = 0; i < DP__LANES; i++) {
-        FUZZ_CHECK(dp__last_text(&tree.job->rings[i], 1, 1, last) == last);
+        FUZZ_CHECK(dp__last_text(&tree.job->journals[i], 1, 1, last) == last);
     }
     const dp__tree_header *note = &tree.links[0].note; /* what is none is not taken for one */
     FUZZ_CHECK(status != DP_OK || tree.links[0].got < sizeof *note ||
