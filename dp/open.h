@@ -402,7 +402,7 @@ static dp_status dp__open_voter_alone(dp_ctx *ctx, const dp__launch *launch)
     const dp_bootstrap alone = {.process_count = 1};
     DP_TRY(dp__voter_open(&alone, launch, (dp__share){0, 1}, launch->own[0] != '\0',
                           ctx->config.shards > 0, &ctx->voter));
-    dp__voter_own(ctx->voter)->memory = dp__word_id(&ctx->voter->word);
+    dp__voter_own(ctx->voter)->memory = dp__decision_id(&ctx->voter->decision);
     dp__voter_begin(ctx->voter, 1);
     return DP_OK;
 }
@@ -543,7 +543,7 @@ static dp_status dp__open_guest_once(const dp_config *config, const dp__launch *
     dp_config own = *config;
     dp__voter *voter = NULL;
     bool far = launch->host[0] != '\0' && !dp__is_loopback(launch->host);
-    dp_status status = dp__knock(launch, far, timeout_ms, until_ns, &voter);
+    dp_status status = dp__rejoin(launch, far, timeout_ms, until_ns, &voter);
     *out_again = false;
     if (status != DP_OK)
         return dp_error(status, "dp_open: %s", dp__open_error());

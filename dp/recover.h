@@ -295,16 +295,16 @@ DP_API dp_status dp_recover(dp_ctx *ctx)
 }
 
 /* Else nobody would know why no process comes. Nothing is said the first time: who was process 0
-   before may be about to leave the door. */
-static void dp__door_warn(dp_ctx *ctx)
+   before may be about to leave the join port. */
+static void dp__join_port_warn(dp_ctx *ctx)
 {
-    dp__door *door = &ctx->voter->door;
-    char why[DP__DOOR_BYTES];
-    bool shut = ctx->info.process == 0 && dp__door_is_shut(door);
-    door->tries = !shut ? 0 : door->tries < 3 ? door->tries + 1 : 3;
-    if (door->tries == 2)
+    dp__join_port *port = &ctx->voter->port;
+    char why[DP__JOIN_PORT_BYTES];
+    bool shut = ctx->info.process == 0 && dp__join_port_is_shut(port);
+    port->tries = !shut ? 0 : port->tries < 3 ? port->tries + 1 : 3;
+    if (port->tries == 2)
         dp__log(ctx, DP_LOG_WARN, "no process can come later: %s",
-                dp__door_text(door, why, sizeof why));
+                dp__join_port_text(port, why, sizeof why));
 }
 
 /* Refuses while something is under way, which a newcomer would make void in a job that has not
@@ -332,9 +332,9 @@ DP_API dp_status dp_admit(dp_ctx *ctx, bool *out_came)
         return DP_OK;
     }
     DP_TRY(dp__check_recovers(__func__, ctx));
-    dp__door_keep(ctx->voter);
-    dp__door_warn(ctx);
-    DP_TRY(dp__named(__func__, dp_any(ctx, dp__door_look(ctx->voter), &waits)));
+    dp__join_port_keep(ctx->voter);
+    dp__join_port_warn(ctx);
+    DP_TRY(dp__named(__func__, dp_any(ctx, dp__join_port_look(ctx->voter), &waits)));
     if (waits)
         DP_TRY(dp__job_again(__func__, ctx));
     *out_came = waits;
