@@ -165,16 +165,16 @@ typedef enum dp__presence {
     DP__DEAD,
 } dp__presence;
 
-typedef struct dp__track {                       /* of a lane */
+typedef struct dp__lane_progress {               /* of a lane */
     _Alignas(128) atomic_uint begun;             /* neighbours of a line are fetched with it */
     _Alignas(128) atomic_uint ended, said_after; /* said_after: begun last when it said something */
     /* In a wait: for which process' part, from 1; its own: it cannot do its part; 0: that is not
        known. */
     atomic_uint awaits;
-} dp__track;
+} dp__lane_progress;
 
 typedef struct dp__progress {
-    dp__track tracks[DP__LANES];
+    dp__lane_progress tracks[DP__LANES];
     atomic_int presence;
     atomic_uint held;           /* its threads that wait for another context's collectives */
     _Atomic uint64_t looked_ns; /* when it last looked around while it waited */
@@ -266,14 +266,14 @@ static dp__progress *dp__progress_of(const dp__job *job, int process)
     return &job->board->members[process];
 }
 
-static dp__track *dp__track_of(const dp__journal *journal, int process)
+static dp__lane_progress *dp__lane_progress_of(const dp__journal *journal, int process)
 {
     return &dp__progress_of(journal->job, process)->tracks[journal->place];
 }
 
-static dp__track *dp__own_track(const dp__journal *journal)
+static dp__lane_progress *dp__own_lane_progress(const dp__journal *journal)
 {
-    return dp__track_of(journal, journal->job->process);
+    return dp__lane_progress_of(journal, journal->job->process);
 }
 
 /* Returns the process of a rank. */
@@ -319,7 +319,7 @@ static _Atomic uint64_t *dp__entry_of(const dp__journal *journal, int process, u
 static bool dp__entry_get(const dp__journal *journal, int process, unsigned seq, dp__entry *out)
 {
     unsigned begun =
-        atomic_load_explicit(&dp__track_of(journal, process)->begun, memory_order_acquire);
+        atomic_load_explicit(&dp__lane_progress_of(journal, process)->begun, memory_order_acquire);
     if (seq == 0 || (int)(begun - seq) < 0)
         return false;
     dp__words_load(out, dp__entry_of(journal, process, seq), DP__ENTRY_WORDS);
@@ -343,12 +343,12 @@ static bool dp__entry_matches(const dp__journal *journal, int process, unsigned 
 
 static bool dp__has_begun(const dp__journal *journal, int process, unsigned seq)
 {
-    return (int)(atomic_load(&dp__track_of(journal, process)->begun) - seq) >= 0;
+    return (int)(atomic_load(&dp__lane_progress_of(journal, process)->begun) - seq) >= 0;
 }
 
 static bool dp__has_ended(const dp__journal *journal, int process, unsigned seq)
 {
-    return (int)(atomic_load(&dp__track_of(journal, process)->ended) - seq) >= 0;
+    return (int)(atomic_load(&dp__lane_progress_of(journal, process)->ended) - seq) >= 0;
 }
 
 /* A context that shares its process with this one is alive, and so is one that has left its lock to
@@ -591,10 +591,10 @@ static void dp__job_miss(const dp__job *job, int process)
 
 /* Guesses about a process of which nothing has come since: it has begun what has ended here, but
    for what goes from one to the others. */
-static void dp__track_guess(const dp__journal *journal, int process)
+static void dp__lane_progress_guess(const dp__journal *journal, int process)
 {
-    dp__track *track = dp__track_of(journal, process);
-    unsigned ended = atomic_load(&dp__own_track(journal)->ended);
+    dp__lane_progress *track = dp__lane_progress_of(journal, process);
+    unsigned ended = atomic_load(&dp__own_lane_progress(journal)->ended);
     dp__entry last;
     if ((int)(ended - atomic_load(&track->begun)) <= 0 ||
         !dp__entry_get(journal, journal->job->process, ended, &last) ||
@@ -920,7 +920,8 @@ DP__COLD static const char *dp__late_text(const dp__job *job, int ms, int named,
    first, then what all have begun, and then who was away. */
 DP__COLD static int dp__journal_root(const dp__journal *journal, int missing, uint64_t since_ns)
 {
-    int lane = journal->place, awaited = (int)atomic_load(&dp__own_track(journal)->awaits) - 1;
+    int lane = journal->place,
+        awaited = (int)atomic_load(&dp__own_lane_progress(journal)->awaits) - 1;
     int root = dp__wait_root(journal->job, lane, awaited, since_ns);
     if (root < 0)
         root = dp__wait_root(journal->job, lane, missing, since_ns);
@@ -1057,7 +1058,7 @@ static dp_status dp__journal_look(dp__journal *journal, unsigned seq, uint64_t w
     dp__job_looks(job);
     DP_TRY(dp__job_heard(job));
     for (int p = 0; p < job->process_count && job->shared.data == NULL; p++)
-        dp__track_guess(journal, p);
+        dp__lane_progress_guess(journal, p);
     if (job->shared.data == NULL && waited_ns > DP__ASK_NS &&
         atomic_exchange(&journal->asked, seq) != seq)
         (void)dp__job_ask(job);
@@ -1084,15 +1085,16 @@ static dp_status dp__journal_rest(dp__journal *journal, dp__wait *wait)
     uint64_t waited_ns;
     if (!dp__wait_looks(wait, journal->job->look_ns, &waited_ns))
         return DP_OK;
-    atomic_store(&dp__own_track(journal)->awaits, wait->awaits);
-    return dp__journal_look(journal, atomic_load(&dp__own_track(journal)->begun), waited_ns);
+    atomic_store(&dp__own_lane_progress(journal)->awaits, wait->awaits);
+    return dp__journal_look(journal, atomic_load(&dp__own_lane_progress(journal)->begun),
+                            waited_ns);
 }
 
 /* Ends a wait that has said for whom it was. */
 static void dp__journal_rested(const dp__journal *journal, const dp__wait *wait)
 {
     if (wait->awaits != 0)
-        atomic_store(&dp__own_track(journal)->awaits, 0);
+        atomic_store(&dp__own_lane_progress(journal)->awaits, 0);
 }
 
 /* Returns true if there are cores for so many threads of all processes. If a quota leaves this
@@ -1115,7 +1117,7 @@ static bool dp__job_aborted(const dp_host *host)
     const dp__lane *lane = dp__of_thread.lane;
     dp__journal *journal = lane != NULL && lane->ctx == ctx ? lane->journal
                                                             : ctx->lanes[DP__CALLER].journal;
-    bool waits = atomic_load(&journal->done) != atomic_load(&dp__own_track(journal)->begun);
+    bool waits = atomic_load(&journal->done) != atomic_load(&dp__own_lane_progress(journal)->begun);
     return waits && dp__journal_rest(journal, &journal->wait) != DP_OK;
 }
 
@@ -1279,13 +1281,13 @@ static void dp__journal_begin(dp__journal *journal, const char *by, const dp_col
     atomic_store_explicit(&journal->wait.waited_ns, 0, memory_order_relaxed);
     dp__words_store(dp__entry_of(journal, journal->job->process, seq), &journal->now,
                     DP__ENTRY_WORDS);
-    atomic_store_explicit(&dp__own_track(journal)->begun, seq, memory_order_release);
+    atomic_store_explicit(&dp__own_lane_progress(journal)->begun, seq, memory_order_release);
 }
 
 /* Up to number `seq` all has ended here, so that others have begun it. */
 static dp_status dp__journal_ended_to(dp__journal *journal, unsigned seq)
 {
-    atomic_store_explicit(&dp__own_track(journal)->ended, seq, memory_order_release);
+    atomic_store_explicit(&dp__own_lane_progress(journal)->ended, seq, memory_order_release);
     bool clashes = !journal->compared && dp__journal_clashes(journal, seq);
     return clashes ? dp__journal_differs(journal, seq, NULL) : DP_OK;
 }
@@ -1297,7 +1299,7 @@ static dp_status dp__journal_end(dp__journal *journal, dp_status status)
     journal->now.seq -= refused;
     unsigned seq = (unsigned)journal->now.seq;
     if (refused)
-        atomic_store_explicit(&dp__own_track(journal)->begun, seq, memory_order_release);
+        atomic_store_explicit(&dp__own_lane_progress(journal)->begun, seq, memory_order_release);
     if (status != DP_OK)
         return dp__journal_reason(journal, status);
     atomic_store_explicit(&journal->done, seq, memory_order_release);
@@ -1322,7 +1324,8 @@ static dp__journal *dp__journal_opening(dp__job *job)
 /* The entry that was begun so many before the last one; false: there is none. */
 static bool dp__journal_entry(const dp__journal *journal, unsigned age, dp__entry *out)
 {
-    unsigned begun = atomic_load_explicit(&dp__own_track(journal)->begun, memory_order_acquire);
+    unsigned begun =
+        atomic_load_explicit(&dp__own_lane_progress(journal)->begun, memory_order_acquire);
     return age < begun && age < DP__RECENT &&
            dp__entry_get(journal, journal->job->process, begun - age, out);
 }

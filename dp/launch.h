@@ -2836,7 +2836,7 @@ typedef struct dp__exit_report { /* of a child, in memory that it shares with it
     char text[DP__TEXT_BYTES];
 } dp__exit_report;
 
-typedef struct dp__spawned {
+typedef struct dp__children {
     int count, left;
     dp__os_child *children;
     dp__exit_report *words;
@@ -2844,7 +2844,7 @@ typedef struct dp__spawned {
     uint64_t until_ns; /* when they are told to end, or made to; 0: nobody has failed */
     dp_status status;
     char text[DP__TEXT_BYTES + 64];
-} dp__spawned;
+} dp__children;
 
 static atomic_bool dp__spawning; /* signals belong to the whole process */
 
@@ -2898,7 +2898,7 @@ static void dp__spawn_speak_for(const dp__os_child *child, dp__exit_report *word
 
 /* Notes whether a process that has ended failed, and if so, whether it was the first or the cause:
    REMOTE and TIMEOUT may be only the echo of another process' failure. */
-static void dp__spawn_judge(dp__spawned *all, int process)
+static void dp__spawn_judge(dp__children *all, int process)
 {
     dp__exit_report *words = &all->words[process];
     const dp__os_child *child = &all->children[process];
@@ -2919,7 +2919,7 @@ static void dp__spawn_judge(dp__spawned *all, int process)
 }
 
 /* Tell all to end, and kill those that do not. */
-static void dp__spawn_end(dp__spawned *all)
+static void dp__spawn_end(dp__children *all)
 {
     if (all->until_ns == 0 || dp__os_ms_until(all->until_ns) > 0)
         return;
@@ -2929,7 +2929,7 @@ static void dp__spawn_end(dp__spawned *all)
     all->until_ns = dp__os_after_ms(DP__SPAWN_GRACE_MS);
 }
 
-static void dp__spawn_wait(dp__spawned *all)
+static void dp__spawn_wait(dp__children *all)
 {
     while (all->left > 0) {
         for (int i = 0; i < all->count; i++) {
@@ -2950,7 +2950,7 @@ static void dp__spawn_wait(dp__spawned *all)
     }
 }
 
-DP__COLD static dp_status dp__spawn_all(dp__spawned *all, dp_status (*fn)(void *user), void *user)
+DP__COLD static dp_status dp__spawn_all(dp__children *all, dp_status (*fn)(void *user), void *user)
 {
     char secret[36];
     uint64_t drawn[2];
@@ -3005,9 +3005,9 @@ DP__COLD DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), void 
         return dp_error(DP_ERR_STATE, "dp_spawn: another thread is inside dp_spawn");
     size_t bytes = (size_t)count * sizeof(dp__os_child);
     size_t said = (size_t)count * sizeof(dp__exit_report);
-    dp__spawned all = {.count = count,
-                       .children = dp__os_alloc(bytes, 64, NULL),
-                       .words = dp__os_common_alloc(said)};
+    dp__children all = {.count = count,
+                        .children = dp__os_alloc(bytes, 64, NULL),
+                        .words = dp__os_common_alloc(said)};
     dp__os_signals_take();
     dp_status status =
         all.children != NULL && all.words != NULL

@@ -128,7 +128,7 @@ static dp_status dp__devices_drain(dp_ctx *ctx)
 
 enum { DP__RECOVER_TRIES = 4 }; /* more than there can be deaths */
 
-typedef struct dp__recovering {
+typedef struct dp__recovery {
     const char *fn;
     dp_ctx *ctx;
     dp__job *old;        /* that which has failed, */
@@ -137,7 +137,7 @@ typedef struct dp__recovering {
     uint64_t until_ns;
     int tries;
     bool over; /* it has been found out that there is no way */
-} dp__recovering;
+} dp__recovery;
 
 /* All devices are done with what a job that failed has left, and it has not failed any more. */
 static void dp__scopes_find(dp_ctx *ctx)
@@ -168,7 +168,7 @@ static void dp__failure_clear(dp_ctx *ctx)
 /* All are here. Who has died since does not come, which nobody else can notice before they have
    met: so the time for that is short, and longer each time that it is tried again. A meeting that
    begins late gets what is left, but enough to be of use: see >>recovery in dp.h. */
-static int dp__meet_again_ms(dp__recovering *own)
+static int dp__meet_again_ms(dp__recovery *own)
 {
     int ms = DP__MEET_LEAST_MS << (own->tries < 3 ? own->tries : 3);
     int left = dp__os_ms_until(own->until_ns);
@@ -178,7 +178,7 @@ static int dp__meet_again_ms(dp__recovering *own)
     return ms > DP__MEET_LEAST_MS ? ms : DP__MEET_LEAST_MS;
 }
 
-static void dp__recovering_of(dp__recovering *own)
+static void dp__recovery_of(dp__recovery *own)
 {
     own->old = own->ctx->job;
     own->heap = own->ctx->heap;
@@ -196,7 +196,7 @@ static dp_status dp__wrappers_return(const char *fn, dp_ctx *ctx)
 }
 
 /* Agrees with the others who is left. If a device is lost, they go on without this process. */
-static dp_status dp__members_agree(dp__recovering *own)
+static dp_status dp__members_agree(dp__recovery *own)
 {
     dp_status status = dp__devices_drain(own->ctx);
     if (status != DP_OK)
@@ -208,7 +208,7 @@ static dp_status dp__members_agree(dp__recovering *own)
 }
 
 /* The steps of a recovery, in order. Whichever fails, all of them are tried again. */
-static dp_status dp__recover_once(dp__recovering *own)
+static dp_status dp__recover_once(dp__recovery *own)
 {
     dp_ctx *ctx = own->ctx;
     dp__world_end(ctx, own->old);
@@ -217,11 +217,11 @@ static dp_status dp__recover_once(dp__recovering *own)
     DP_TRY(dp__world_return(ctx, dp__meet_again_ms(own)));
     ctx->info.recoveries = dp__voter_met(ctx->voter);
     dp__job_retire(ctx, own->old, &own->heap);
-    dp__recovering_of(own);
+    dp__recovery_of(own);
     return dp__leave(own->fn, ctx, dp__wrappers_return(own->fn, ctx));
 }
 
-static dp_status dp__recover(dp__recovering *own)
+static dp_status dp__recover(dp__recovery *own)
 {
     dp_ctx *ctx = own->ctx;
     dp_status status;
@@ -268,10 +268,10 @@ static dp_status dp__check_recovers(const char *fn, const dp_ctx *ctx)
 /* The job as it was ends. */
 static dp_status dp__job_again(const char *fn, dp_ctx *ctx)
 {
-    dp__recovering own = {.fn = fn, .ctx = ctx};
+    dp__recovery own = {.fn = fn, .ctx = ctx};
     DP_TRY(dp__check_idle(fn, ctx));
     dp__passes_void(ctx->scopes);
-    dp__recovering_of(&own);
+    dp__recovery_of(&own);
     own.until_ns = dp__os_after_ms(ctx->config.timeout_ms);
     ctx->voter->wrappers = dp__wrappers_count(ctx);
     (void)dp__devices_drain(ctx); /* a communicator has failed there, and still is */

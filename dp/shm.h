@@ -86,9 +86,9 @@ typedef struct dp__shm_tree { /* what a process does of it: see >>folding */
     size_t part_bytes;
 } dp__shm_tree;
 
-typedef struct dp__shm_place { /* where a rank's memory lies in the heap of its process */
+typedef struct dp__shm_location { /* where a rank's memory lies in the heap of its process */
     size_t send, recv;
-} dp__shm_place;
+} dp__shm_location;
 
 #define DP__SHM_UNWANTED (SIZE_MAX - 1) /* and SIZE_MAX: elsewhere */
 
@@ -321,7 +321,7 @@ static bool dp__shm_is_small(const dp__shm_call *call)
     return call->most <= DP__SHM_SMALL_BYTES;
 }
 
-static dp__shm_place *dp__shm_places(const dp__shm_call *call, int process)
+static dp__shm_location *dp__shm_places(const dp__shm_call *call, int process)
 {
     return (void *)dp__shm_small(call, process);
 }
@@ -336,7 +336,7 @@ static void dp__shm_places_put(const dp__shm_call *call)
         size_t send = dp__heap_place(comm->heap, part->send, rule->send_all ? all : each);
         size_t recv = dp__heap_place(comm->heap, part->recv, rule->recv_all ? all : each);
         dp__shm_places(call, comm->process)[i] =
-            (dp__shm_place){send, part->recv != NULL ? recv : DP__SHM_UNWANTED};
+            (dp__shm_location){send, part->recv != NULL ? recv : DP__SHM_UNWANTED};
     }
 }
 
@@ -817,7 +817,7 @@ static bool dp__shm_is_direct(const dp__shm_call *call)
     bool direct = comm->heap != NULL;
     for (int p = 0; p < comm->process_count && direct; p++)
         for (int r = comm->firsts[p]; r < comm->firsts[p + 1]; r++) {
-            const dp__shm_place *place = &dp__shm_places(call, p)[r - comm->firsts[p]];
+            const dp__shm_location *place = &dp__shm_places(call, p)[r - comm->firsts[p]];
             bool sends = !rooted || r == call->asked.root;
             direct = direct && !(sends && place->send == SIZE_MAX) &&
                      !(call->asked.verb == DP_ALL_REDUCE && place->recv == SIZE_MAX);
@@ -988,7 +988,7 @@ static void dp__shm_learn(dp__shm_comm *comm)
 static const dp__heap *dp__shm_heap(const dp__job *job)
 {
     const dp__heap *heap = &job->ctx->heap;
-    size_t room = DP__SHM_SMALL_BYTES / sizeof(dp__shm_place);
+    size_t room = DP__SHM_SMALL_BYTES / sizeof(dp__shm_location);
     for (int p = 0; p < job->process_count; p++)
         if ((size_t)dp__rank_count_of(job, p) > room)
             return NULL;

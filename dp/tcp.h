@@ -579,14 +579,15 @@ typedef struct dp__tcp_load {
     int left; /* parts that have not gone, or not come */
 } dp__tcp_load;
 
-typedef struct dp__tcp_way { /* of a connection: which load it carries, and how much of its part */
+typedef struct
+    dp__tcp_progress { /* of a connection: which load it carries, and how much of its part */
     uint64_t load;
     size_t moved;
-} dp__tcp_way;
+} dp__tcp_progress;
 
 typedef struct dp__tcp {
     dp__connections connections;
-    dp__tcp_way *out, *in;
+    dp__tcp_progress *out, *in;
     dp__os_watch *watch;
     int *watched; /* of which processes */
     dp__tcp_load loads[DP__TCP_LOADS];
@@ -610,7 +611,7 @@ static dp_status dp__tcp_lost(const dp__mesh_comm *comm, int process)
 static dp_status dp__tcp_move(const dp__mesh_comm *comm, int process, bool sends)
 {
     dp__tcp *tcp = comm->carrier;
-    dp__tcp_way *way = sends ? &tcp->out[process] : &tcp->in[process];
+    dp__tcp_progress *way = sends ? &tcp->out[process] : &tcp->in[process];
     int fd = tcp->connections.fds[process];
     while (way->load < tcp->begun) {
         dp__tcp_load *load = &tcp->loads[way->load % DP__TCP_LOADS];
@@ -627,7 +628,7 @@ static dp_status dp__tcp_move(const dp__mesh_comm *comm, int process, bool sends
             return DP_OK;
         if ((size_t)moved < bytes)
             continue;
-        *way = (dp__tcp_way){.load = way->load + 1};
+        *way = (dp__tcp_progress){.load = way->load + 1};
         load->left--;
     }
     return DP_OK;
@@ -738,7 +739,7 @@ static dp_status dp__tcp_prepare(dp__mesh_comm *comm, const dp_comm_config *conf
     memset(tcp, 0, sizeof *tcp);
     comm->carrier = tcp;
     DP_TRY(dp__connections_prepare(&tcp->connections, comm->journal->job, !config->one_machine));
-    tcp->out = dp__os_alloc(2 * count * sizeof *tcp->out, _Alignof(dp__tcp_way), NULL);
+    tcp->out = dp__os_alloc(2 * count * sizeof *tcp->out, _Alignof(dp__tcp_progress), NULL);
     tcp->watch = dp__os_alloc(count * sizeof *tcp->watch, _Alignof(dp__os_watch), NULL);
     tcp->watched = dp__os_alloc(count * sizeof *tcp->watched, sizeof(int), NULL);
     if (tcp->out == NULL || tcp->watch == NULL || tcp->watched == NULL)

@@ -449,7 +449,7 @@ typedef struct dp__voter {
     uint64_t begun_ns, until_ns;
     uint64_t others_ns; /* the first of those that have promised has to come to an end by then */
     char why[DP__SAID_BYTES]; /* one that proposed has ended */
-    dp__wait_for wait;
+    dp__wait_kind wait;
     uint64_t waits_ns, ends_ns; /* since when, and until when */
     uint64_t step_ns;           /* see dp__step_measure */
     uint64_t full_ns;           /* when it had no room for a connection or a vote last; 0: never */
@@ -1132,7 +1132,7 @@ static uint64_t dp__again_ns(dp__voter *voter)
     return voter->step_ns + (voter->seed >> 16) % (most + 1);
 }
 
-static uint64_t dp__wait_ns(dp__voter *voter, dp__wait_for wait)
+static uint64_t dp__wait_ns(dp__voter *voter, dp__wait_kind wait)
 {
     uint64_t left = (uint64_t)dp__left_ms(voter) * 1000000;
     uint64_t quarter = (voter->until_ns - voter->begun_ns) / 4;
@@ -1149,7 +1149,7 @@ static uint64_t dp__wait_ns(dp__voter *voter, dp__wait_for wait)
     return 0;
 }
 
-static void dp__voter_wait(dp__voter *voter, dp__wait_for wait)
+static void dp__voter_wait(dp__voter *voter, dp__wait_kind wait)
 {
     voter->wait = wait;
     voter->waits_ns = dp__os_now_ns();
@@ -1242,7 +1242,7 @@ static void dp__voter_act(dp__voter *voter, const dp__action *action, dp__vote_l
         break;
     case DP__DO_WAIT:
         voter->asks = voter->asks && action->wait == DP__FOR_ANSWERS;
-        dp__voter_wait(voter, (dp__wait_for)action->wait);
+        dp__voter_wait(voter, (dp__wait_kind)action->wait);
         break;
     case DP__DO_CLAIM:
         dp__decision_claim(&voter->decision, voter->members->number + 1,
