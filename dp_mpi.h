@@ -51,10 +51,10 @@
    CONTENTS (search for the tag)
      >>world        a communicator of yours, and the table
      >>library      one MPI per process: levels, locks, its end
-     >>links         to the other processes: what they tell each other when something fails
+     >>links        to the other processes: what they tell each other when something fails
      >>patience     waits that end
      >>joining      whether MPI brings the processes together
-     >>headers        messages from one rank to another
+     >>headers      messages from one rank to another
      >>table        what MPI carries of collectives, and the table
 */
 
@@ -102,7 +102,7 @@ typedef struct dp__mpi_library {
     dp__lock lock;       /* around calls, if MPI needs that; and for what follows */
     atomic_int level;    /* MPI_THREAD_..., read without the lock */
     unsigned fork_count; /* of the process in which dp_open initialised it, if it did */
-    int open;            /* lines */
+    int open;            /* links */
     bool lost;           /* a job has failed: others may never come to MPI_Finalize */
 } dp__mpi_library;
 
@@ -186,11 +186,11 @@ static dp_status dp__mpi_begin(void)
 }
 
 /* ==== >>links ===================================================================================
-      A communicator of our own, over which a context opens, one thread at a time. When something is
+   A communicator of our own, over which a context opens, one thread at a time. When something is
    wrong, and where there is no board, notes also go from one process to another: the first failure
    in words; progress messages about what each has begun; and, while a context opens, the question
    of a process that has waited too long, in which step each other one is, and the answers. Waiting
-   processes listen to them. They are small: MPI sends small messages at once. A line that has
+   processes listen to them. They are small: MPI sends small messages at once. A link that has
    failed is never freed, as MPI may still read and write what it was given.                      */
 
 enum {
@@ -209,7 +209,7 @@ typedef enum dp__mpi_kind {
 typedef struct dp__mpi_note {
     int32_t kind, status, culprit;
     int32_t step; /* of opening */
-    uint64_t run; /* of which line a progress message is: another one may have been here before */
+    uint64_t run; /* of which links a progress message is: another one may have been here before */
     dp__progress_message progress;
     char text[DP__TEXT_BYTES];
 } dp__mpi_note;
@@ -330,8 +330,8 @@ static void dp__mpi_spread(dp__mpi_links *links, dp_status status, int culprit, 
     }
 }
 
-/* Makes dp_last_error the line's failure, because of `process`; -1: it is not known because of
-   whom. */
+/* Makes dp_last_error the failure of the links, because of `process`; -1: it is not known because
+   of whom. */
 static dp_status dp__mpi_fail(dp__mpi_links *links, dp_status status, int process)
 {
     dp__mpi_spread(links, status, process, dp_last_error());
@@ -504,7 +504,7 @@ static dp_status dp__mpi_await(dp__mpi_links *links, dp__journal *journal, MPI_R
 }
 
 /* ==== >>joining ================================================================================
-   Whether MPI brings the processes together, and the line over which a context opens.           */
+   Whether MPI brings the processes together, and the links over which a context opens.          */
 
 static void dp__mpi_links_free(dp__mpi_links *links)
 {
@@ -548,7 +548,7 @@ static void dp__mpi_tally(int step)
     dp__lock_leave(&dp__mpi.lock);
 }
 
-/* Make a copy of `of`, which all its processes do: they wait for that on the line. */
+/* Make a copy of `of`, which all its processes do: they wait for that on the links. */
 static dp_status dp__mpi_copy(dp__mpi_links *links, MPI_Comm of, MPI_Comm *coming)
 {
     MPI_Request request;
@@ -577,7 +577,7 @@ static void dp__mpi_drop(MPI_Comm *comm)
     dp__mpi_tally(-1);
 }
 
-/* The job may have failed where MPI had no part in it. A failed line stays. */
+/* The job may have failed where MPI had no part in it. Links that failed stay. */
 static void dp__mpi_links_leave(dp__mpi_links *links, bool job_failed)
 {
     bool good = atomic_load(&links->failed) == DP_OK;
@@ -590,7 +590,7 @@ static void dp__mpi_links_leave(dp__mpi_links *links, bool job_failed)
     dp__os_free(links, 0, NULL);
 }
 
-/* dp_bootstrap.all_gather over a line. Its memory is its own, as MPI may write there after a
+/* dp_bootstrap.all_gather over links. Its memory is its own, as MPI may write there after a
    failure. */
 static dp_status dp__mpi_links_gather(const void *in, void *out, size_t bytes_each, void *user)
 {
@@ -616,7 +616,7 @@ static dp_status dp__mpi_links_gather(const void *in, void *out, size_t bytes_ea
     return DP_OK;
 }
 
-/* Reads what has come on the line over which a context was opened, while others than MPI's
+/* Reads what has come on the links over which a context was opened, while others than MPI's
    collectives carry its bytes. Where MPI serves one thread only it reads nothing: this is another
    thread. */
 static dp_status dp__mpi_links_hear(dp__mpi_links *links, const dp__job *job, int *out_process)
@@ -642,7 +642,7 @@ static void dp__mpi_links_send(dp__mpi_links *links, const dp__progress_message 
         dp__mpi_tell(links, DP__MPI_PROGRESS, -1, progress);
 }
 
-/* Gathers on a communicator of the user, in case they call it; dp_open makes a line from it. */
+/* Gathers on a communicator of the user, in case they call it; dp_open makes links from it. */
 static dp_status dp__mpi_handle_gather(const void *in, void *out, size_t bytes_each, void *user)
 {
     MPI_Comm comm = MPI_Comm_f2c((MPI_Fint)(intptr_t)user);
@@ -813,7 +813,7 @@ static dp_status dp__mpi_join(dp_config *config, int timeout_ms, dp__launch *lau
 }
 
 /* ==== >>headers ==================================================================================
-      Messages from one rank to another (see dp/messages.h) on the line: its headers are offers and
+   Messages from one rank to another (see dp/messages.h) on the links: its headers are offers and
    answers, small, and in order. The data of what is wanted follows with a tag of its own, so that
    two that are under way are not taken for each other. MPI writes and reads headers after a
    failure, too: they are not the context's memory.                                               */

@@ -262,10 +262,9 @@ struct dp_ctx {
     size_t wire_bytes;     /* on each device */
     dp_scope *wires_scope; /* where they lie */
     struct dp__job *job;   /* with several processes; else NULL */
-    struct dp__mailbox *mailbox; /* messages; NULL before the first one */
-    struct dp__listener
-        *message_listener; /* where others connect to send; NULL: memory or MPI carries that */
-    dp__lock far_lock;     /* of the next three, while the context is open */
+    struct dp__mailbox *mailbox;           /* messages; NULL before the first one */
+    struct dp__listener *message_listener; /* NULL: memory or MPI carries messages */
+    dp__lock far_lock;                     /* of the next three, while the context is open */
     struct dp__tree *tree; /* to the other processes, where a launcher named them; else NULL */
     struct dp__mpi_links *mpi_links; /* the same, where MPI has brought them together */
     struct dp__voter *voter; /* with which those that are left agree who they are; or NULL */

@@ -5,8 +5,8 @@
    context of which they are a part.
 
    CONTENTS (search for the tag)
-     >>introductions   what all processes tell each other
-     >>group   how those with the same number meet
+     >>introductions what all processes tell each other
+     >>group         how those with the same number meet
 */
 
 #ifndef DP__ROOMS
@@ -90,7 +90,7 @@ static const char *dp__group_address(const dp__group *group, const dp__group_int
 }
 
 /* ==== >>group ==================================================================================
-      From the introductions to a context. All processes of the job take part in each step, whatever
+   From the introductions to a context. All processes of the job take part in each step, whatever
    group they are in, and hear how it went: so all groups are opened or none is.                  */
 
 static dp_status dp__group_check(dp__group *group, const dp_config *config)

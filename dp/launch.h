@@ -9,10 +9,10 @@
      >>place      and where the processes meet
      >>wire       bytes on a connection, and who may speak
      >>shape      who is connected to whom
-     >>tree       lasting connections: failures, progress messages
+     >>tree       lasting connections: failures, what others have begun
      >>gathering  what all say together, and what is heard between; closing
      >>server     who may join, and who may not
-     >>door       until all are here, or it is known who is not
+     >>awaiting   until all are here, or it is known who is not
      >>address    where processes listen, and that there is one process 0
      >>connecting how a process finds another one
      >>meeting    from the environment to a tree
@@ -1663,7 +1663,7 @@ static dp_status dp__server_accept(dp__server *server, int listener)
     return full ? dp__server_full(server) : DP_OK;
 }
 
-/* ==== >>door =====================================================================================
+/* ==== >>awaiting =================================================================================
    Whoever serves looks at all that has happened, again and again, until all have joined and then
    until all have met their neighbours, or until it has to say who is missing.                    */
 
@@ -2507,8 +2507,8 @@ DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms
 typedef struct dp__mpi_links dp__mpi_links;
 
 typedef struct dp__mpi_backend { /* what dp_mpi.h has for processes that meet through MPI */
-    /* Tells whether MPI has brought processes together, and the config wants it; then there is a
-       line to the others, as config->bootstrap, unless there are none. */
+    /* Tells whether MPI has brought processes together, and the config wants it; then there are
+       links to the others, as config->bootstrap, unless there are none. */
     dp_status (*join)(dp_config *config, int timeout_ms, dp__launch *launch, bool *out_meant,
                       dp__mpi_links **out);
     void (*leave)(dp__mpi_links *links, bool job_failed);
@@ -2517,7 +2517,7 @@ typedef struct dp__mpi_backend { /* what dp_mpi.h has for processes that meet th
     dp_status (*hear)(dp__mpi_links *links, const dp__job *job, int *out_process);
     void (*tell)(dp__mpi_links *links, dp_status status, int process, const char *text);
     void (*send)(dp__mpi_links *links, const dp__progress_message *progress);
-    /* A bootstrap for the processes of a line that give the same number, until that is dropped; -1
+    /* A bootstrap for the processes of links that give the same number, until that is dropped; -1
        has none. */
     dp_status (*split)(dp__mpi_links *links, int group, dp_bootstrap *out);
     void (*drop)(dp_bootstrap *boot);

@@ -5,10 +5,10 @@
    connections over TCP. Another one is in dp_mpi.h.
 
    CONTENTS (search for the tag)
-     >>requests   what is known of a message
+     >>requests  what is known of a message
      >>matching  which receive an offer is for
-     >>lines     offers, answers and bytes in shared memory
-     >>headers     offers and answers that travel
+     >>pipes     offers, answers and bytes in shared memory
+     >>headers   offers and answers that travel
      >>channels  connections over TCP, made when they are needed
      >>traffic   headers and bytes on them
      >>looking   whether it makes sense to wait for a message
@@ -112,8 +112,8 @@ typedef struct dp__mailbox {
 typedef struct dp__carrier {
     /* Gets what sending this needs, so that nothing is lacking later. Nobody knows of it. */
     dp_status (*prepare)(dp__mailbox *mailbox, dp__request *send);
-    void (*discard)(dp__mailbox *mailbox,
-                    dp__request *send); /* the counterpart, also when it is done */
+    /* Undoes that, also when the message has ended. */
+    void (*discard)(dp__mailbox *mailbox, dp__request *send);
     dp_status (*offer)(dp__mailbox *mailbox, dp__request *send);
     /* Bring the data of what was taken, which ends with dp__request_received. */
     dp_status (*fetch)(dp__mailbox *mailbox, dp__request *receive);
@@ -123,13 +123,13 @@ typedef struct dp__carrier {
     dp_status (*wait)(dp__mailbox *mailbox); /* until something has moved; see dp__mailbox_rest */
     /* --------------------------------------------------- where headers travel: see >>headers -- */
     dp_status (*header)(dp__mailbox *mailbox, int process, const dp__header *header); /* in order */
-    dp_status (*data)(dp__mailbox *mailbox,
-                      dp__request *request); /* to who wants it, or from who has it */
+    /* Sends data to the process that wants it, or gets it from the one that has it. */
+    dp_status (*data)(dp__mailbox *mailbox, dp__request *request);
     /* ---------------------------------------------------------------------------- optional -- */
-    void (*close)(
-        dp__mailbox *mailbox); /* not where others may still read what this process wrote */
-    void (*let_go)(
-        dp__mailbox *mailbox); /* in a child of fork: it closes its copies of connections */
+    /* Closes all, but not where others may still read what this process wrote. */
+    void (*close)(dp__mailbox *mailbox);
+    /* Closes, in a child of fork, its copies of connections. */
+    void (*let_go)(dp__mailbox *mailbox);
     /* DP__LEFT, DP__DEAD: the process has ended, and all that it had said has been heard; `known`:
        as the job knows it. */
     int (*presence)(const dp__mailbox *mailbox, int process, int known);
@@ -391,7 +391,7 @@ static dp_status dp__offer_arrived(dp__mailbox *mailbox, int process, const dp__
     return dp__request_match(mailbox, offer);
 }
 
-/* ==== >>lines ==================================================================================
+/* ==== >>pipes ==================================================================================
    Between processes of one machine. Each has, behind its part of the board, a line for every other
    one, which only it writes. It holds its last offer, and counts: offers made and offers taken out
    of the other's line, after which there is room for the next one; pieces made and pieces taken.
@@ -824,7 +824,7 @@ static dp_status dp__outbox_open(dp__mailbox *mailbox)
 }
 
 /* ==== >>headers ==================================================================================
-      Where no memory is shared, offers and answers are headers: small, and in order. The data of
+   Where no memory is shared, offers and answers are headers: small, and in order. The data of
    what is wanted follows.                                                                        */
 
 static dp_status dp__header_offered(dp__mailbox *mailbox, const dp__request *send)

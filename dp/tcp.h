@@ -11,11 +11,11 @@
    inside a machine and 37 us between the two hosts, where a thread has to be woken.
 
    CONTENTS (search for the tag)
-     >>ports   where processes find each other
+     >>ports       where processes find each other
      >>connections  connections between all
-     >>listener  connections that are made when somebody has something to say
-     >>flow    what is under way on connections
-     >>table   the table
+     >>listener    connections that are made when somebody has something to say
+     >>flow        what is under way on connections
+     >>table       the table
 */
 
 #ifndef DP__ROOMS
@@ -123,7 +123,7 @@ static dp__join_request dp__port_request(const dp__port *port)
 }
 
 /* ==== >>connections =============================================================================
-      Each process connects to those before it, and those behind it connect to it: it attempts all
+   Each process connects to those before it, and those behind it connect to it: it attempts all
    of them at once, and lets others in meanwhile, so that who does not answer is who is to blame,
    and not one that waits for him. What may be lacking is there before anybody waits for anybody.
    Who fails while they connect says why over its connections, too: one that passes on words in the
@@ -243,7 +243,7 @@ DP__COLD static void dp__attempt_hear(const dp__port *port, dp__attempt *attempt
         dp__attempt_rest(attempt, fd, dp__silent);
 }
 
-/* Goes on with a attempt as far as that needs no waiting. */
+/* Goes on with an attempt as far as that needs no waiting. */
 DP__COLD static dp_status dp__attempt_look(dp__connections *connections, int process)
 {
     const dp__port *port = &connections->port;
@@ -459,7 +459,7 @@ static void dp__listener_shut(dp_ctx *ctx)
         dp__log(ctx, DP_LOG_WARN, "no messages: %s", ctx->message_listener->why);
 }
 
-/* Checks what all know, so that all have an listener, or none has. */
+/* Checks what all know, so that all have a listener, or none has. */
 DP__COLD static void dp__listener_check(dp__listener *message_listener, bool far)
 {
     const dp__job *job = message_listener->port.job;
@@ -562,7 +562,7 @@ static int dp__connection_rest_ms(uint64_t begun_ns)
 }
 
 /* ==== >>flow ===================================================================================
-      What was begun is a load, which has a part for each connection and one from each. A connection
+   What was begun is a load, which has a part for each connection and one from each. A connection
    carries the parts of one load after those of another, either way, and nothing else: as all
    processes begin the same loads in the same order, there are no heads. The system takes what is
    sent as long as it has room, and wakes a process that waits when something has come.           */

@@ -10,22 +10,22 @@
    that can be connected to and does not answer computes, or is stopped: half of the time is for it.
 
    CONTENTS (search for the tag)
-     >>word      of a machine: who claims it first has decided
+     >>decision  a word of a machine's memory: who claims it first has decided
      >>votes     what travels
-     >>join port      where processes wait that come later
+     >>joining   where processes wait that come later
      >>voter     what a process votes with
-     >>contacts  connections to the other members
+     >>links     connections to the other members
      >>acting    what dp/members.h asks for, and when it has waited long enough
      >>voting    from a failure to a roster
      >>hearing   that others vote
-     >>rejoining  from outside to a seat
+     >>rejoining from outside to a seat
 */
 
 #ifndef DP__ROOMS
 #error "dp/voting.h is a part of dp.h: include dp.h"
 #else
 
-/* ==== >>word ===================================================================================
+/* ==== >>decision =================================================================================
    Memory without a name (so on Linux only; elsewhere all vote as between machines) that the
    processes of one machine share for as long as one of them lives, whatever becomes of the job: a
    word {number, row}, and rows with rosters. A process writes a roster into a row of its own, and
@@ -247,9 +247,9 @@ static void dp__seats_end(dp__seat *seats, int count)
         seats[s].host[sizeof seats[s].host - 1] = '\0';
 }
 
-/* ==== >>join port ===============================================================================
-      From the first dp_admit or dp_recover on, process 0 listens at a place that follows from what
-   the launcher has said: the join port. A process that comes later waits there until the others let
+/* ==== >>joining =================================================================================
+   From the first dp_admit or dp_recover on, process 0 listens at a place that follows from what
+   the launcher has said. A process that comes later waits there until the others let
    it in and a seat is free.                                                                      */
 
 typedef struct dp__newcomer { /* one that waits */
@@ -401,7 +401,7 @@ static bool dp__newcomer_invite(int fd, const dp__seat *own, bool reachable,
 }
 
 /* ==== >>voter ==================================================================================
-      What a process votes with: a port, what it knows of the members, connections to them, the word
+   What a process votes with: a port, what it knows of the members, connections to them, the word
    of its machine, the join port.                                                                 */
 
 typedef enum dp__vote_link_stage {
@@ -753,7 +753,7 @@ static bool dp__join_port_look(dp__voter *voter)
            dp__seat_number(dp__voter_roster(voter), voter->count) < voter->count;
 }
 
-/* ==== >>contacts ===============================================================================
+/* ==== >>links ==================================================================================
    Connections between members. A process connects to another one's port, and each proves that it
    is of the job, and who it is: the key is made from that of the job and the holder whom it is for,
    so that a process that has got the port of another one since does not pass for it.           */
@@ -1592,7 +1592,7 @@ static const dp__progress_carrier dp__voter_mail = {dp__voter_hear, dp__far_tell
                                                     dp__far_next};
 
 /* ==== >>rejoining ===============================================================================
-      A process that comes later waits at the join port until the others let it in.               */
+   A process that comes later waits at the join port until the others let it in.               */
 
 enum { DP__REJOIN_MS = 10 };
 

@@ -93,6 +93,23 @@ check_openers() {
         "$(grep -hE "$openers" "${HEADERS[@]}" | wc -l | awk -v most=$MAX_HEADLESS '$1 > most { print $1 " do" }')"
 }
 
+# What lies between processes has words that CONTRIBUTING.md lists: those of networks, and at most
+# thirty of its own, in a table. The last word of a private type is one of them, or its room's name.
+check_vocabulary() {
+    local room name words=$BUILD/vocabulary.txt own=$BUILD/vocabulary.own
+    sed -n '/^## Words/,/^## Where/s/^| \([a-z, ]*\) | .*/\1/p' CONTRIBUTING.md | grep -vx word |
+        tr -s ', ' '\n' >$own
+    sed -n '/^Between processes words/,/^$/p' CONTRIBUTING.md | grep -oE '\b[a-z]+\b' | cat - $own >$words
+    check "at most 30 words are ours" "$(awk 'END { if (NR > 30 || NR < 10) print NR }' $own)"
+    check "private types between processes have words of CONTRIBUTING.md" "$(
+        for room in launch members voting shm mesh tcp messages group recover job; do
+            grep -oE '^typedef (struct|enum|union) dp__[a-z_]+' dp/$room.h | grep -oE '[a-z]+$' | sort -u |
+                while read -r name; do
+                    [ "$name" = $room ] || grep -qxE "$name|${name%s}|${name%es}" $words || echo "dp/$room.h: $name"
+                done
+        done)"
+}
+
 check_words() {
     # Written apart, so that this file does not find itself.
     local words='TO''DO|FIX''ME|XX''X'
@@ -389,6 +406,7 @@ check_columns
 check_functions
 check_headers
 check_openers
+check_vocabulary
 check_words
 check_sections
 check_rooms
