@@ -39,7 +39,8 @@
 #   make faults     jobs whose processes are killed and stopped, whose disk is full, whose network is cut:
 #                   500 trials and a table, in a quarter of an hour (tests/faults/faults.mk)
 #   make members    all states of who goes on after a failure, for small jobs (tests/members); make
-#                   explore: for larger ones, and all violations that are planted
+#                   explore: for larger ones, up to a bound that it prints, and all violations that are
+#                   planted (20 minutes, 2 GB)
 #   make simulate   whole jobs on a made-up system, each a number: SEEDS=n SEED=first; one failing seed
 #                   alone, with its trace in words: make replay SEED=n WITHOUT='what it prints'; make
 #                   simulate-plants: whether it finds mistakes that are planted (PLANT=word SEEDS=n)

@@ -781,12 +781,13 @@ DP_MUST_USE DP_API dp_status dp_my_rows(const dp_ctx *ctx, int64_t total, int64_
    keep to the nodes (NUMA) of their part: see NODES.
 
    If a process does not come within timeout_ms of the first, or ends early, the error of all others
-   names it. A process that comes within a second after that gets the same error. All waits of one
-   dp_open, for processes that come and for what they do until all have a context, last timeout_ms
-   together, and a few seconds in which it asks who is missing; what a process does itself, like
-   opening its devices, is no wait. Who comes last has a second, however late it is. The tree of
-   connections stays until dp_close, which waits for nobody: 512 processes meet in a second or two,
-   each with at most ten connections.
+   names it. A process that comes within a second after that gets the same error. If the process
+   that waited for it was held up itself for an eighth of that time, by a debugger or as its machine
+   slept, the error says that, too. All waits of one dp_open, for processes that come and for what
+   they do until all have a context, last timeout_ms together, and a few seconds in which it asks
+   who is missing; what a process does itself, like opening its devices, is no wait. Who comes last
+   has a second, however late it is. The tree of connections stays until dp_close, which waits for
+   nobody: 512 processes meet in a second or two, each with at most ten connections.
 
    Later, too, the error of all others names a process that is killed, stops, leaves out a
    collective or issues a different one. Every process returns within the time-out plus a few
@@ -810,8 +811,8 @@ DP_MUST_USE DP_API dp_status dp__open_group(dp_ctx *ctx, int group, const dp_con
 /* Open a context for some processes of this job, as a job of their own: with ranks, collectives,
    wrappers and failures of its own. All processes of `ctx` call this; those that give the same
    number `group` are together, in their order in `ctx`. A process that gives -1 is in no group, and
-   gets NULL. If it fails in one process, all get its status. Two calls cut a job of several
-   machines both ways:
+   gets NULL. If it fails in one process, all get its status; those that wait for the others' groups
+   have three seconds more than timeout_ms. Two calls cut a job of several machines both ways:
 
        dp_open_group(ctx, info.machine, NULL, &inside);             who is on this machine
        dp_open_group(ctx, info.machine_process, NULL, &between);    one process of each machine
@@ -1399,7 +1400,8 @@ DP_MUST_USE DP_API dp_status dp_broadcast_f64(dp_ctx *ctx, double *numbers, size
 
    If dtype or number of elements differ, both sides get DP_ERR_MISMATCH; other messages are not
    affected. If the peer dies or closes its context first, or nothing has moved for timeout_ms while
-   this process waits, the job fails, and the sentence names ranks and tag.
+   this process waits, the job fails, and the sentence names ranks and tag. If the peer waits for a
+   third rank, and so on, the sentence names the last one as well, and dp_failure that one.
 
    The memory stays yours, and has to last, unchanged, until the message is done: dp_scope_end does
    not wait for it. dp_close drops what is not done; then others that wait for it fail. Processes of

@@ -51,10 +51,10 @@
    CONTENTS (search for the tag)
      >>world        a communicator of yours, and the table
      >>library      one MPI per process: levels, locks, its end
-     >>line         to the other processes: what they tell each other when something fails
+     >>links        to the other processes: what they tell each other when something fails
      >>patience     waits that end
      >>joining      whether MPI brings the processes together
-     >>slips        messages from one rank to another
+     >>headers      messages from one rank to another
      >>table        what MPI carries of collectives, and the table
 */
 
@@ -102,7 +102,7 @@ typedef struct dp__mpi_library {
     dp__lock lock;       /* around calls, if MPI needs that; and for what follows */
     atomic_int level;    /* MPI_THREAD_..., read without the lock */
     unsigned fork_count; /* of the process in which dp_open initialised it, if it did */
-    int open;            /* lines */
+    int open;            /* links */
     bool lost;           /* a job has failed: others may never come to MPI_Finalize */
 } dp__mpi_library;
 
@@ -185,13 +185,13 @@ static dp_status dp__mpi_begin(void)
     return DP_OK;
 }
 
-/* ==== >>line ===================================================================================
+/* ==== >>links ===================================================================================
    A communicator of our own, over which a context opens, one thread at a time. When something is
    wrong, and where there is no board, notes also go from one process to another: the first failure
-   in words; letters about what each has begun; and, while a context opens, the question of a
-   process that has waited too long, in which step each other one is, and the answers. Waiting
-   processes listen to them. They are small: MPI sends small messages at once. A line that has
-   failed is never freed, as MPI may still read and write what it was given.                     */
+   in words; progress messages about what each has begun; and, while a context opens, the question
+   of a process that has waited too long, in which step each other one is, and the answers. Waiting
+   processes listen to them. They are small: MPI sends small messages at once. A link that has
+   failed is never freed, as MPI may still read and write what it was given.                      */
 
 enum {
     DP__MPI_NOTES = 0x6470, /* the tag */
@@ -201,7 +201,7 @@ enum {
 typedef enum dp__mpi_kind {
     DP__MPI_SILENT, /* nothing was heard */
     DP__MPI_FAILED,
-    DP__MPI_LETTER,
+    DP__MPI_PROGRESS,
     DP__MPI_ASKS,
     DP__MPI_ANSWERS
 } dp__mpi_kind;
@@ -209,12 +209,12 @@ typedef enum dp__mpi_kind {
 typedef struct dp__mpi_note {
     int32_t kind, status, culprit;
     int32_t step; /* of opening */
-    uint64_t run; /* of which line a letter is: another one may have been here before */
-    dp__letter letter;
+    uint64_t run; /* of which links a progress message is: another one may have been here before */
+    dp__progress_message progress;
     char text[DP__TEXT_BYTES];
 } dp__mpi_note;
 
-struct dp__mpi_line {
+struct dp__mpi_links {
     MPI_Comm comm;   /* MPI_COMM_NULL before all have come */
     MPI_Comm coming; /* MPI writes here when they have */
     MPI_Comm notes;  /* where notes go: before that the communicator from which it is made */
@@ -231,68 +231,71 @@ struct dp__mpi_line {
     MPI_Request *sends;  /* until the other side has read it */
 };
 
-static bool dp__mpi_send(dp__mpi_line *line, int kind, int to, const dp__letter *letter)
+static bool dp__mpi_send(dp__mpi_links *links, int kind, int to,
+                         const dp__progress_message *progress)
 {
-    int sent = 0, place = to + (kind == DP__MPI_FAILED ? line->process_count : 0);
-    dp__mpi_note *note = &line->out[place];
-    if (MPI_Test(&line->sends[place], &sent, MPI_STATUS_IGNORE) != MPI_SUCCESS || !sent)
+    int sent = 0, place = to + (kind == DP__MPI_FAILED ? links->process_count : 0);
+    dp__mpi_note *note = &links->out[place];
+    if (MPI_Test(&links->sends[place], &sent, MPI_STATUS_IGNORE) != MPI_SUCCESS || !sent)
         return false; /* an answer: the question sent before it says the same */
     memset(note, 0, sizeof *note);
     note->kind = kind;
-    note->status = (int32_t)atomic_load(&line->failed);
-    note->step = line->step;
-    note->run = line->run;
-    if (letter != NULL)
-        note->letter = *letter;
+    note->status = (int32_t)atomic_load(&links->failed);
+    note->step = links->step;
+    note->run = links->run;
+    if (progress != NULL)
+        note->progress = *progress;
     if (kind != DP__MPI_FAILED)
-        return MPI_Isend(note, (int)sizeof *note, MPI_BYTE, to, DP__MPI_NOTES, line->notes,
-                         &line->sends[place]) == MPI_SUCCESS;
-    note->culprit = line->culprit;
-    memcpy(note->text, line->text, sizeof note->text); /* done when it was read: see flush */
-    return MPI_Issend(note, (int)sizeof *note, MPI_BYTE, to, DP__MPI_NOTES, line->notes,
-                      &line->sends[place]) == MPI_SUCCESS;
+        return MPI_Isend(note, (int)sizeof *note, MPI_BYTE, to, DP__MPI_NOTES, links->notes,
+                         &links->sends[place]) == MPI_SUCCESS;
+    note->culprit = links->culprit;
+    memcpy(note->text, links->text, sizeof note->text); /* done when it was read: see flush */
+    return MPI_Issend(note, (int)sizeof *note, MPI_BYTE, to, DP__MPI_NOTES, links->notes,
+                      &links->sends[place]) == MPI_SUCCESS;
 }
 
 /* To a process, or (-1) to all others. */
-static void dp__mpi_tell(dp__mpi_line *line, int kind, int to, const dp__letter *letter)
+static void dp__mpi_tell(dp__mpi_links *links, int kind, int to,
+                         const dp__progress_message *progress)
 {
-    dp__lock_enter(&line->lock);
+    dp__lock_enter(&links->lock);
     dp__mpi_enter();
-    for (int p = 0; p < line->process_count; p++)
-        if (p != line->process && (to < 0 || p == to))
-            (void)dp__mpi_send(line, kind, p, letter); /* one that does not hear it will time out */
+    for (int p = 0; p < links->process_count; p++)
+        if (p != links->process && (to < 0 || p == to))
+            (void)dp__mpi_send(links, kind, p,
+                               progress); /* one that does not hear it will time out */
     dp__mpi_leave();
-    dp__lock_leave(&line->lock);
+    dp__lock_leave(&links->lock);
 }
 
 /* How many notes MPI still has in its hands. */
-static int dp__mpi_unsent(dp__mpi_line *line)
+static int dp__mpi_unsent(dp__mpi_links *links)
 {
     int count = 0;
-    dp__lock_enter(&line->lock);
+    dp__lock_enter(&links->lock);
     dp__mpi_enter();
-    for (int p = 0; p < 2 * line->process_count; p++) {
+    for (int p = 0; p < 2 * links->process_count; p++) {
         int sent = 0;
-        int code = MPI_Test(&line->sends[p], &sent, MPI_STATUS_IGNORE);
+        int code = MPI_Test(&links->sends[p], &sent, MPI_STATUS_IGNORE);
         count += code == MPI_SUCCESS && !sent;
     }
     dp__mpi_leave();
-    dp__lock_leave(&line->lock);
+    dp__lock_leave(&links->lock);
     return count;
 }
 
 /* Wait until all have read what they were told, or for a short time: MPI may hold a note while
    nobody calls it here, and a process that computes only looks when it waits again. */
-static void dp__mpi_flush(dp__mpi_line *line)
+static void dp__mpi_flush(dp__mpi_links *links)
 {
     uint64_t until = dp__os_after_ms(DP__MPI_FLUSH_MS);
-    while (dp__mpi_unsent(line) > 0 && dp__os_ms_until(until) > 0)
+    while (dp__mpi_unsent(links) > 0 && dp__os_ms_until(until) > 0)
         dp__os_yield();
 }
 
-static dp_status dp__mpi_failure(const dp__mpi_line *line)
+static dp_status dp__mpi_failure(const dp__mpi_links *links)
 {
-    return dp_error((dp_status)atomic_load(&line->failed), "%s", line->text);
+    return dp_error((dp_status)atomic_load(&links->failed), "%s", links->text);
 }
 
 static void dp__mpi_lose(void)
@@ -303,98 +306,98 @@ static void dp__mpi_lose(void)
 }
 
 /* The first failure stays; true if this is it. */
-static bool dp__mpi_note_failure(dp__mpi_line *line, dp_status status, int culprit,
+static bool dp__mpi_note_failure(dp__mpi_links *links, dp_status status, int culprit,
                                  const char *text)
 {
-    dp__lock_enter(&line->lock);
-    bool first = atomic_load(&line->failed) == DP_OK;
+    dp__lock_enter(&links->lock);
+    bool first = atomic_load(&links->failed) == DP_OK;
     if (first) {
-        snprintf(line->text, sizeof line->text, "%s", text);
-        line->culprit = culprit;
-        atomic_store(&line->failed, (int)status);
+        snprintf(links->text, sizeof links->text, "%s", text);
+        links->culprit = culprit;
+        atomic_store(&links->failed, (int)status);
     }
-    dp__lock_leave(&line->lock);
+    dp__lock_leave(&links->lock);
     dp__mpi_lose();
     return first;
 }
 
 /* The others hear of it, unless there was a failure before. dp_last_error stays as it is. */
-static void dp__mpi_spread(dp__mpi_line *line, dp_status status, int culprit, const char *text)
+static void dp__mpi_spread(dp__mpi_links *links, dp_status status, int culprit, const char *text)
 {
-    if (dp__mpi_note_failure(line, status, culprit, text) && line->notes != MPI_COMM_NULL) {
-        dp__mpi_tell(line, DP__MPI_FAILED, -1, NULL);
-        dp__mpi_flush(line);
+    if (dp__mpi_note_failure(links, status, culprit, text) && links->notes != MPI_COMM_NULL) {
+        dp__mpi_tell(links, DP__MPI_FAILED, -1, NULL);
+        dp__mpi_flush(links);
     }
 }
 
-/* What dp_last_error says becomes the line's failure, because of `process`; -1: nobody is known to
-   be at fault. */
-static dp_status dp__mpi_fail(dp__mpi_line *line, dp_status status, int process)
+/* Makes dp_last_error the failure of the links, because of `process`; -1: it is not known because
+   of whom. */
+static dp_status dp__mpi_fail(dp__mpi_links *links, dp_status status, int process)
 {
-    dp__mpi_spread(line, status, process, dp_last_error());
-    return dp__mpi_failure(line);
+    dp__mpi_spread(links, status, process, dp_last_error());
+    return dp__mpi_failure(links);
 }
 
-static dp_status dp__mpi_broken(dp__mpi_line *line, const char *call, int code)
+static dp_status dp__mpi_broken(dp__mpi_links *links, const char *call, int code)
 {
     char said[DP__TEXT_BYTES];
     (void)dp__mpi_error(call, code);
     snprintf(said, sizeof said, "%.*s", (int)sizeof said - 64, dp_last_error());
-    return dp__mpi_fail(line, dp_error(DP_ERR_REMOTE, "step %d of meeting: %s", line->step, said),
+    return dp__mpi_fail(links, dp_error(DP_ERR_REMOTE, "step %d of meeting: %s", links->step, said),
                         -1);
 }
 
 /* One note, if there is one. Before all have come others than we may send something there. */
-static int dp__mpi_receive(dp__mpi_line *line, dp__mpi_note *note, int *out_from)
+static int dp__mpi_receive(dp__mpi_links *links, dp__mpi_note *note, int *out_from)
 {
     MPI_Status status;
     int there = 0, bytes = 0;
     *out_from = -1;
-    dp__lock_enter(&line->ear);
+    dp__lock_enter(&links->ear);
     dp__mpi_enter();
-    int code = MPI_Iprobe(MPI_ANY_SOURCE, DP__MPI_NOTES, line->notes, &there, &status);
+    int code = MPI_Iprobe(MPI_ANY_SOURCE, DP__MPI_NOTES, links->notes, &there, &status);
     if (code == MPI_SUCCESS && there)
         code = MPI_Get_count(&status, MPI_BYTE, &bytes);
     there = there && bytes == (int)sizeof *note;
     if (code == MPI_SUCCESS && there) /* it is here, so this does not block */
         code = MPI_Recv(note, (int)sizeof *note, MPI_BYTE, status.MPI_SOURCE, DP__MPI_NOTES,
-                        line->notes, MPI_STATUS_IGNORE);
+                        links->notes, MPI_STATUS_IGNORE);
     dp__mpi_leave();
-    dp__lock_leave(&line->ear);
+    dp__lock_leave(&links->ear);
     if (code == MPI_SUCCESS && there)
         *out_from = status.MPI_SOURCE;
     return code;
 }
 
 /* Read what others have sent. Letters are for `job`; NULL: a context still opens. */
-static dp_status dp__mpi_hear(dp__mpi_line *line, const dp__job *job)
+static dp_status dp__mpi_hear(dp__mpi_links *links, const dp__job *job)
 {
     dp__mpi_note note;
-    int from = line->notes != MPI_COMM_NULL ? 0 : -1;
+    int from = links->notes != MPI_COMM_NULL ? 0 : -1;
     while (from >= 0) {
-        int code = dp__mpi_receive(line, &note, &from);
+        int code = dp__mpi_receive(links, &note, &from);
         if (code != MPI_SUCCESS)
-            return dp__mpi_broken(line, "MPI_Iprobe", code);
+            return dp__mpi_broken(links, "MPI_Iprobe", code);
         if (from < 0)
             break;
-        if (note.kind == DP__MPI_LETTER) {
-            bool asks = job != NULL && note.run == line->run &&
-                        dp__letter_read(job, from, &note.letter);
-            note.letter = asks ? dp__letter_of(job) : note.letter;
+        if (note.kind == DP__MPI_PROGRESS) {
+            bool asks = job != NULL && note.run == links->run &&
+                        dp__progress_message_read(job, from, &note.progress);
+            note.progress = asks ? dp__progress_message_of(job) : note.progress;
             if (asks)
-                dp__mpi_tell(line, DP__MPI_LETTER, from, &note.letter);
+                dp__mpi_tell(links, DP__MPI_PROGRESS, from, &note.progress);
             continue;
         }
         if (note.kind == DP__MPI_FAILED) {
             note.text[sizeof note.text - 1] = '\0';
-            dp__mpi_note_failure(line, (dp_status)note.status, note.culprit, note.text);
-            return dp__mpi_failure(line);
+            dp__mpi_note_failure(links, (dp_status)note.status, note.culprit, note.text);
+            return dp__mpi_failure(links);
         }
-        dp__lock_enter(&line->lock);
-        line->heard[from] = note;
-        dp__lock_leave(&line->lock);
+        dp__lock_enter(&links->lock);
+        links->heard[from] = note;
+        dp__lock_leave(&links->lock);
         if (note.kind == DP__MPI_ASKS)
-            dp__mpi_tell(line, DP__MPI_ANSWERS, from, NULL);
+            dp__mpi_tell(links, DP__MPI_ANSWERS, from, NULL);
     }
     return DP_OK;
 }
@@ -406,84 +409,85 @@ static dp_status dp__mpi_hear(dp__mpi_line *line, const dp__job *job)
 enum { DP__MPI_GRACE_MS = 1000 /* for answers */ };
 
 /* The first of so many others that have said nothing (step -1), or are in another step. */
-static int dp__mpi_missing(dp__mpi_line *line, int step, int *out_first)
+static int dp__mpi_missing(dp__mpi_links *links, int step, int *out_first)
 {
     int count = 0;
-    dp__lock_enter(&line->lock);
-    for (int p = line->process_count - 1; p >= 0; p--) {
-        bool silent = line->heard[p].kind == DP__MPI_SILENT;
-        if (p != line->process && (step < 0 ? silent : !silent && line->heard[p].step != step)) {
+    dp__lock_enter(&links->lock);
+    for (int p = links->process_count - 1; p >= 0; p--) {
+        bool silent = links->heard[p].kind == DP__MPI_SILENT;
+        if (p != links->process && (step < 0 ? silent : !silent && links->heard[p].step != step)) {
             *out_first = p;
             count++;
         }
     }
-    dp__lock_leave(&line->lock);
+    dp__lock_leave(&links->lock);
     return count;
 }
 
 /* A process that does not answer computes, sleeps, or is gone. One that has asked has answered. */
-static dp_status dp__mpi_ask(dp__mpi_line *line)
+static dp_status dp__mpi_ask(dp__mpi_links *links)
 {
     int first;
     uint64_t until = dp__os_after_ms(DP__MPI_GRACE_MS);
-    dp__mpi_tell(line, DP__MPI_ASKS, -1, NULL);
+    dp__mpi_tell(links, DP__MPI_ASKS, -1, NULL);
     do {
         dp__os_sleep_ns(DP__MESH_NAP_NS);
-        DP_TRY(dp__mpi_hear(line, NULL));
-    } while (dp__mpi_missing(line, -1, &first) > 0 && dp__os_ms_until(until) > 0);
+        DP_TRY(dp__mpi_hear(links, NULL));
+    } while (dp__mpi_missing(links, -1, &first) > 0 && dp__os_ms_until(until) > 0);
     return DP_OK;
 }
 
 /* While a context opens: who is missing, or else in another step? `why` is said about the first. */
-static dp_status dp__mpi_accuse(dp__mpi_line *line, dp_status status, const char *why)
+static dp_status dp__mpi_accuse(dp__mpi_links *links, dp_status status, const char *why)
 {
     char more[32] = "";
     int first = -1;
-    DP_TRY(dp__mpi_ask(line));
-    int missing = dp__mpi_missing(line, -1, &first);
-    missing = missing > 0 ? missing : dp__mpi_missing(line, line->step, &first);
+    DP_TRY(dp__mpi_ask(links));
+    int missing = dp__mpi_missing(links, -1, &first);
+    missing = missing > 0 ? missing : dp__mpi_missing(links, links->step, &first);
     if (missing > 1)
         snprintf(more, sizeof more, " and %d more", missing - 1);
     if (missing > 0)
-        dp_error(status, "step %d of meeting: process %d of %d%s %s", line->step, first,
-                 line->process_count, more, why);
+        dp_error(status, "step %d of meeting: process %d of %d%s %s", links->step, first,
+                 links->process_count, more, why);
     else
-        dp_error(status, "step %d of meeting: all processes are in it: MPI %s", line->step, why);
-    return dp__mpi_fail(line, status, first);
+        dp_error(status, "step %d of meeting: all processes are in it: MPI %s", links->step, why);
+    return dp__mpi_fail(links, status, first);
 }
 
 /* MPI says that a collective has failed: often because others are gone. */
-static dp_status dp__mpi_suspect(dp__mpi_line *line, dp__ring *ring, int code)
+static dp_status dp__mpi_suspect(dp__mpi_links *links, dp__journal *journal, int code)
 {
     char text[200];
-    (void)dp__mpi_error(line->comm == MPI_COMM_NULL ? "MPI_Comm_idup" : "MPI_Test", code);
+    (void)dp__mpi_error(links->comm == MPI_COMM_NULL ? "MPI_Comm_idup" : "MPI_Test", code);
     snprintf(text, sizeof text, "does not answer (%.140s)", dp_last_error());
-    return ring != NULL ? DP_ERR_REMOTE : dp__mpi_accuse(line, DP_ERR_REMOTE, text);
+    return journal != NULL ? DP_ERR_REMOTE : dp__mpi_accuse(links, DP_ERR_REMOTE, text);
 }
 
 /* While a context opens there is no job yet to look at. */
-static dp_status dp__mpi_look(dp__mpi_line *line, dp__wait *wait)
+static dp_status dp__mpi_look(dp__mpi_links *links, dp__wait *wait)
 {
     char text[64];
     uint64_t waited_ns;
     if (!dp__wait_looks(wait, DP__LOOK_NS, &waited_ns))
         return DP_OK;
-    DP_TRY(dp__mpi_hear(line, NULL));
-    if (waited_ns < (uint64_t)line->timeout_ms * 1000000)
+    DP_TRY(dp__mpi_hear(links, NULL));
+    if (waited_ns < (uint64_t)links->timeout_ms * 1000000)
         return DP_OK;
-    snprintf(text, sizeof text, "did not come within %d ms", line->timeout_ms);
-    return dp__mpi_accuse(line, DP_ERR_TIMEOUT, text);
+    snprintf(text, sizeof text, "did not come within %d ms", links->timeout_ms);
+    return dp__mpi_accuse(links, DP_ERR_TIMEOUT, text);
 }
 
-static dp_status dp__mpi_rest(dp__mpi_line *line, dp__ring *ring, dp__mesh_wait *wait)
+static dp_status dp__mpi_rest(dp__mpi_links *links, dp__journal *journal, dp__mesh_wait *wait)
 {
     if (!dp__mesh_idle(wait))
         return DP_OK;
-    return ring != NULL ? dp__ring_rest(ring, &wait->look) : dp__mpi_look(line, &wait->look);
+    return journal != NULL ? dp__journal_rest(journal, &wait->look)
+                           : dp__mpi_look(links, &wait->look);
 }
 
 /* `ring`: of the collective that waits; NULL: a context opens. */
-static dp_status dp__mpi_await(dp__mpi_line *line, dp__ring *ring, MPI_Request *request)
+static dp_status dp__mpi_await(dp__mpi_links *links, dp__journal *journal, MPI_Request *request)
 {
     dp__mesh_wait wait = {0};
     for (;;) {
@@ -492,48 +496,48 @@ static dp_status dp__mpi_await(dp__mpi_line *line, dp__ring *ring, MPI_Request *
         int code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         dp__mpi_leave();
         if (code != MPI_SUCCESS)
-            return dp__mpi_suspect(line, ring, code);
+            return dp__mpi_suspect(links, journal, code);
         if (done)
             return DP_OK;
-        DP_TRY(dp__mpi_rest(line, ring, &wait));
+        DP_TRY(dp__mpi_rest(links, journal, &wait));
     }
 }
 
 /* ==== >>joining ================================================================================
-   Whether MPI brings the processes together, and the line over which a context opens.           */
+   Whether MPI brings the processes together, and the links over which a context opens.          */
 
-static void dp__mpi_line_free(dp__mpi_line *line)
+static void dp__mpi_links_free(dp__mpi_links *links)
 {
-    dp__os_free(line->out, 0, NULL);
-    dp__os_free(line->heard, 0, NULL);
-    dp__os_free(line->sends, 0, NULL);
-    line->out = line->heard = NULL;
-    line->sends = NULL;
+    dp__os_free(links->out, 0, NULL);
+    dp__os_free(links->heard, 0, NULL);
+    dp__os_free(links->sends, 0, NULL);
+    links->out = links->heard = NULL;
+    links->sends = NULL;
 }
 
 /* Only the memory; not the context's, since it outlives one that failed. */
-static dp_status dp__mpi_line_alloc(dp__mpi_line *line, int process, int process_count,
-                                    int timeout_ms)
+static dp_status dp__mpi_links_alloc(dp__mpi_links *links, int process, int process_count,
+                                     int timeout_ms)
 {
     size_t notes = (size_t)process_count * sizeof(dp__mpi_note);
     size_t sends = 2 * (size_t)process_count * sizeof(MPI_Request);
-    line->comm = line->notes = MPI_COMM_NULL;
-    line->process = process;
-    line->process_count = process_count;
-    line->timeout_ms = timeout_ms;
-    line->culprit = -1;
-    line->ear = line->lock = (dp__lock)DP__LOCK_INITIALIZER;
-    line->out = dp__os_alloc(2 * notes, 64, NULL);
-    line->heard = dp__os_alloc(notes, 64, NULL);
-    line->sends = dp__os_alloc(sends, 64, NULL);
-    if (line->out == NULL || line->heard == NULL || line->sends == NULL) {
-        dp__mpi_line_free(line);
+    links->comm = links->notes = MPI_COMM_NULL;
+    links->process = process;
+    links->process_count = process_count;
+    links->timeout_ms = timeout_ms;
+    links->culprit = -1;
+    links->ear = links->lock = (dp__lock)DP__LOCK_INITIALIZER;
+    links->out = dp__os_alloc(2 * notes, 64, NULL);
+    links->heard = dp__os_alloc(notes, 64, NULL);
+    links->sends = dp__os_alloc(sends, 64, NULL);
+    if (links->out == NULL || links->heard == NULL || links->sends == NULL) {
+        dp__mpi_links_free(links);
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", process_count);
     }
     for (int p = 0; p < 2 * process_count; p++)
-        line->sends[p] = MPI_REQUEST_NULL;
+        links->sends[p] = MPI_REQUEST_NULL;
     for (int p = 0; p < process_count; p++)
-        line->heard[p].kind = DP__MPI_SILENT;
+        links->heard[p].kind = DP__MPI_SILENT;
     return DP_OK;
 }
 
@@ -544,8 +548,8 @@ static void dp__mpi_tally(int step)
     dp__lock_leave(&dp__mpi.lock);
 }
 
-/* Make a copy of `of`, which all its processes do: they wait for that on the line. */
-static dp_status dp__mpi_copy(dp__mpi_line *line, MPI_Comm of, MPI_Comm *coming)
+/* Make a copy of `of`, which all its processes do: they wait for that on the links. */
+static dp_status dp__mpi_copy(dp__mpi_links *links, MPI_Comm of, MPI_Comm *coming)
 {
     MPI_Request request;
     dp__mpi_enter();
@@ -553,7 +557,7 @@ static dp_status dp__mpi_copy(dp__mpi_line *line, MPI_Comm of, MPI_Comm *coming)
     dp__mpi_leave();
     if (code != MPI_SUCCESS)
         return dp__mpi_error("MPI_Comm_idup", code);
-    DP_TRY(dp__mpi_await(line, NULL, &request));
+    DP_TRY(dp__mpi_await(links, NULL, &request));
     dp__mpi_enter();
     MPI_Comm_set_errhandler(*coming, MPI_ERRORS_RETURN);
     dp__mpi_leave();
@@ -573,70 +577,72 @@ static void dp__mpi_drop(MPI_Comm *comm)
     dp__mpi_tally(-1);
 }
 
-/* The job may have failed where MPI had no part in it. A failed line stays. */
-static void dp__mpi_line_leave(dp__mpi_line *line, bool job_failed)
+/* The job may have failed where MPI had no part in it. Links that failed stay. */
+static void dp__mpi_links_leave(dp__mpi_links *links, bool job_failed)
 {
-    bool good = atomic_load(&line->failed) == DP_OK;
+    bool good = atomic_load(&links->failed) == DP_OK;
     if (job_failed)
         dp__mpi_lose();
     if (!good)
         return;
-    dp__mpi_drop(&line->comm);
-    dp__mpi_line_free(line);
-    dp__os_free(line, 0, NULL);
+    dp__mpi_drop(&links->comm);
+    dp__mpi_links_free(links);
+    dp__os_free(links, 0, NULL);
 }
 
-/* dp_bootstrap.all_gather over a line. Its memory is its own, as MPI may write there after a
+/* dp_bootstrap.all_gather over links. Its memory is its own, as MPI may write there after a
    failure. */
-static dp_status dp__mpi_line_gather(const void *in, void *out, size_t bytes_each, void *user)
+static dp_status dp__mpi_links_gather(const void *in, void *out, size_t bytes_each, void *user)
 {
-    dp__mpi_line *line = user;
+    dp__mpi_links *links = user;
     MPI_Request request;
-    size_t all = bytes_each * (size_t)line->process_count;
+    size_t all = bytes_each * (size_t)links->process_count;
     char *room = dp__os_alloc(all + bytes_each, 64, NULL);
     if (room == NULL)
-        return dp__mpi_fail(line, dp_error(DP_ERR_REMOTE, "no memory for %zu bytes", all), -1);
+        return dp__mpi_fail(links, dp_error(DP_ERR_REMOTE, "no memory for %zu bytes", all), -1);
     memcpy(room + all, in, bytes_each);
-    dp__lock_enter(&line->lock);
-    line->step++;
-    dp__lock_leave(&line->lock);
+    dp__lock_enter(&links->lock);
+    links->step++;
+    dp__lock_leave(&links->lock);
     dp__mpi_enter();
     int code = MPI_Iallgather(room + all, (int)bytes_each, MPI_BYTE, room, (int)bytes_each,
-                              MPI_BYTE, line->comm, &request);
+                              MPI_BYTE, links->comm, &request);
     dp__mpi_leave();
     if (code != MPI_SUCCESS)
-        return dp__mpi_broken(line, "MPI_Iallgather", code);
-    DP_TRY(dp__mpi_await(line, NULL, &request));
+        return dp__mpi_broken(links, "MPI_Iallgather", code);
+    DP_TRY(dp__mpi_await(links, NULL, &request));
     memcpy(out, room, all);
     dp__os_free(room, 0, NULL);
     return DP_OK;
 }
 
-/* What was said on the line over which a context was opened, while others than MPI's collectives
-   carry its bytes. Where MPI serves one thread only nothing is heard: who asks is another one. */
-static dp_status dp__mpi_line_hear(dp__mpi_line *line, const dp__job *job, int *out_process)
+/* Reads what has come on the links over which a context was opened, while others than MPI's
+   collectives carry its bytes. Where MPI serves one thread only it reads nothing: this is another
+   thread. */
+static dp_status dp__mpi_links_hear(dp__mpi_links *links, const dp__job *job, int *out_process)
 {
     if (dp__mpi_level() < MPI_THREAD_SERIALIZED)
         return DP_OK;
-    dp_status status = atomic_load(&line->failed) != DP_OK ? dp__mpi_failure(line)
-                                                           : dp__mpi_hear(line, job);
-    *out_process = line->culprit < line->process_count ? line->culprit : -1;
+    dp_status status = atomic_load(&links->failed) != DP_OK ? dp__mpi_failure(links)
+                                                            : dp__mpi_hear(links, job);
+    *out_process = links->culprit < links->process_count ? links->culprit : -1;
     return status;
 }
 
-static void dp__mpi_line_tell(dp__mpi_line *line, dp_status status, int process, const char *text)
+static void dp__mpi_links_tell(dp__mpi_links *links, dp_status status, int process,
+                               const char *text)
 {
     if (dp__mpi_level() >= MPI_THREAD_SERIALIZED)
-        dp__mpi_spread(line, status, process, text);
+        dp__mpi_spread(links, status, process, text);
 }
 
-static void dp__mpi_line_send(dp__mpi_line *line, const dp__letter *letter)
+static void dp__mpi_links_send(dp__mpi_links *links, const dp__progress_message *progress)
 {
     if (dp__mpi_level() >= MPI_THREAD_SERIALIZED)
-        dp__mpi_tell(line, DP__MPI_LETTER, -1, letter);
+        dp__mpi_tell(links, DP__MPI_PROGRESS, -1, progress);
 }
 
-/* The same on a communicator of the user, in case they call it; dp_open makes a line from it. */
+/* Gathers on a communicator of the user, in case they call it; dp_open makes links from it. */
 static dp_status dp__mpi_handle_gather(const void *in, void *out, size_t bytes_each, void *user)
 {
     MPI_Comm comm = MPI_Comm_f2c((MPI_Fint)(intptr_t)user);
@@ -659,11 +665,12 @@ DP_API dp_status dp_mpi_bootstrap(int communicator, dp_bootstrap *out)
     return DP_OK;
 }
 
-static dp_status dp__mpi_split(dp__mpi_line *line, int group, dp_bootstrap *out)
+static dp_status dp__mpi_split(dp__mpi_links *links, int group, dp_bootstrap *out)
 {
     MPI_Comm comm = MPI_COMM_NULL;
     dp__mpi_enter();
-    int code = MPI_Comm_split(line->comm, group < 0 ? MPI_UNDEFINED : group, line->process, &comm);
+    int code =
+        MPI_Comm_split(links->comm, group < 0 ? MPI_UNDEFINED : group, links->process, &comm);
     dp__mpi_leave();
     if (code != MPI_SUCCESS)
         return dp__mpi_error("MPI_Comm_split", code);
@@ -723,57 +730,57 @@ static dp_status dp__mpi_check_size(const dp__launch *launch, bool found, int si
 }
 
 /* Check first that all mean the same job. */
-static dp_status dp__mpi_same_job(dp__mpi_line *line, const char *job)
+static dp_status dp__mpi_same_job(dp__mpi_links *links, const char *job)
 {
     const struct dp__mpi_name {
         uint64_t job, run;
     } own = {job != NULL ? dp__hash(dp__hash_first, job, strlen(job)) : dp__hash_first,
              dp__os_random()};
-    size_t count = (size_t)line->process_count;
+    size_t count = (size_t)links->process_count;
     struct dp__mpi_name *all = dp__os_alloc(count * sizeof own, sizeof own, NULL);
     if (all == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %zu processes", count);
-    dp_status status = dp__mpi_line_gather(&own, all, sizeof own, line);
+    dp_status status = dp__mpi_links_gather(&own, all, sizeof own, links);
     for (size_t p = 0; p < count && status == DP_OK; p++)
         if (all[p].job != own.job)
             status = dp_error(DP_ERR_MISMATCH,
                               "dp_open: process %d opens a context for job '%s', process %zu one "
                               "for another: all open them in the same order",
-                              line->process, job != NULL ? job : "", p);
-    line->run = all[0].run;
+                              links->process, job != NULL ? job : "", p);
+    links->run = all[0].run;
     dp__os_free(all, 0, NULL);
     return status;
 }
 
-static dp_status dp__mpi_line_open(MPI_Comm of, const dp_config *config, int timeout_ms,
-                                   dp__mpi_line **out)
+static dp_status dp__mpi_links_open(MPI_Comm of, const dp_config *config, int timeout_ms,
+                                    dp__mpi_links **out)
 {
     int process = 0, process_count = 0;
-    dp__mpi_line *line = dp__os_alloc(sizeof *line, 64, NULL);
-    if (line == NULL)
+    dp__mpi_links *links = dp__os_alloc(sizeof *links, 64, NULL);
+    if (links == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a communicator");
-    memset(line, 0, sizeof *line);
+    memset(links, 0, sizeof *links);
     MPI_Comm_rank(of, &process);
     MPI_Comm_size(of, &process_count);
-    dp_status status = dp__mpi_line_alloc(line, process, process_count, timeout_ms);
-    line->notes = of;
+    dp_status status = dp__mpi_links_alloc(links, process, process_count, timeout_ms);
+    links->notes = of;
     if (status == DP_OK)
-        status = dp__mpi_copy(line, of, &line->coming);
+        status = dp__mpi_copy(links, of, &links->coming);
     if (status == DP_OK)
-        status = dp__mpi_hear(line, NULL); /* who comes after the others have given up */
+        status = dp__mpi_hear(links, NULL); /* who comes after the others have given up */
     if (status == DP_OK)
-        line->comm = line->notes = line->coming;
+        links->comm = links->notes = links->coming;
     if (status == DP_OK)
-        status = dp__mpi_same_job(line, config->job);
+        status = dp__mpi_same_job(links, config->job);
     if (status == DP_OK)
-        *out = line;
+        *out = links;
     else
-        dp__mpi_line_leave(line, false);
+        dp__mpi_links_leave(links, false);
     return status;
 }
 
 static dp_status dp__mpi_join(dp_config *config, int timeout_ms, dp__launch *launch,
-                              bool *out_meant, dp__mpi_line **out)
+                              bool *out_meant, dp__mpi_links **out)
 {
     bool given = config->bootstrap.all_gather == dp__mpi_handle_gather, meant = given;
     dp__launch found = {.name = "mpi", .process_count = 0};
@@ -793,7 +800,7 @@ static dp_status dp__mpi_join(dp_config *config, int timeout_ms, dp__launch *lau
     if (status == DP_OK && !given)
         status = dp__mpi_check_size(&found, found.process_count > 0, size);
     if (status == DP_OK && size > 1)
-        status = dp__mpi_line_open(of, config, timeout_ms, out);
+        status = dp__mpi_links_open(of, config, timeout_ms, out);
     if (status != DP_OK)
         dp_error(status, "dp_open: %s", dp__open_error());
     DP_TRY(status);
@@ -801,15 +808,15 @@ static dp_status dp__mpi_join(dp_config *config, int timeout_ms, dp__launch *lau
     *launch = found;
     config->bootstrap = (dp_bootstrap){0};
     if (*out != NULL)
-        config->bootstrap = (dp_bootstrap){dp__mpi_line_gather, *out, (*out)->process, size};
+        config->bootstrap = (dp_bootstrap){dp__mpi_links_gather, *out, (*out)->process, size};
     return DP_OK;
 }
 
-/* ==== >>slips ==================================================================================
-   Messages from one rank to another (see dp/messages.h) on the line: its slips are offers and
+/* ==== >>headers ==================================================================================
+   Messages from one rank to another (see dp/messages.h) on the links: its headers are offers and
    answers, small, and in order. The data of what is wanted follows with a tag of its own, so that
-   two that are under way are not taken for each other. MPI writes and reads slips after a failure,
-   too: they are not the context's memory.                                                       */
+   two that are under way are not taken for each other. MPI writes and reads headers after a
+   failure, too: they are not the context's memory.                                               */
 
 enum {
     DP__MPI_SLIPS = DP__MPI_NOTES + 1, /* the tag */
@@ -818,155 +825,156 @@ enum {
     DP__MPI_DATA_BYTES = 1 << 30 /* at once: MPI counts in int */
 };
 
-typedef struct dp__mpi_sheet { /* what MPI has in its hands: a slip, or data */
-    struct dp__mpi_sheet *next;
+typedef struct dp__mpi_packet { /* what MPI has in its hands: a header, or data */
+    struct dp__mpi_packet *next;
     MPI_Request request; /* MPI_REQUEST_NULL: nothing */
-    dp__slip slip;
-} dp__mpi_sheet;
+    dp__header header;
+} dp__mpi_packet;
 
-typedef struct dp__mpi_post {
-    dp__mpi_line *line;
-    dp__mpi_sheet *free, *out; /* out: slips on their way */
-} dp__mpi_post;
+typedef struct dp__mpi_mailbox {
+    dp__mpi_links *links;
+    dp__mpi_packet *free, *out; /* out: headers on their way */
+} dp__mpi_mailbox;
 
-static dp__mpi_post *dp__mpi_post_of(const dp__post *post)
+static dp__mpi_mailbox *dp__mpi_mailbox_of(const dp__mailbox *mailbox)
 {
-    return post->carried;
+    return mailbox->carried;
 }
 
-static dp_status dp__mpi_sheet_take(dp__post *post, dp__mpi_sheet **out)
+static dp_status dp__mpi_packet_take(dp__mailbox *mailbox, dp__mpi_packet **out)
 {
-    dp__mpi_post *own = dp__mpi_post_of(post);
-    dp__mpi_sheet *sheet = own->free;
-    if (sheet != NULL)
-        own->free = sheet->next;
+    dp__mpi_mailbox *own = dp__mpi_mailbox_of(mailbox);
+    dp__mpi_packet *packet = own->free;
+    if (packet != NULL)
+        own->free = packet->next;
     else
-        sheet = dp__os_alloc(sizeof *sheet, 64, NULL);
-    if (sheet == NULL)
+        packet = dp__os_alloc(sizeof *packet, 64, NULL);
+    if (packet == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a message");
-    memset(sheet, 0, sizeof *sheet);
-    sheet->request = MPI_REQUEST_NULL;
-    *out = sheet;
+    memset(packet, 0, sizeof *packet);
+    packet->request = MPI_REQUEST_NULL;
+    *out = packet;
     return DP_OK;
 }
 
-static void dp__mpi_sheet_give(dp__post *post, dp__mpi_sheet *sheet)
+static void dp__mpi_packet_give(dp__mailbox *mailbox, dp__mpi_packet *packet)
 {
-    sheet->next = dp__mpi_post_of(post)->free;
-    dp__mpi_post_of(post)->free = sheet;
+    packet->next = dp__mpi_mailbox_of(mailbox)->free;
+    dp__mpi_mailbox_of(mailbox)->free = packet;
 }
 
-/* Whether MPI is through with it. */
-static dp_status dp__mpi_sheet_test(dp__mpi_sheet *sheet, bool *out)
+/* Asks whether MPI is done with it. */
+static dp_status dp__mpi_packet_test(dp__mpi_packet *packet, bool *out)
 {
     int done = 0;
     dp__mpi_enter();
-    int code = MPI_Test(&sheet->request, &done, MPI_STATUS_IGNORE);
+    int code = MPI_Test(&packet->request, &done, MPI_STATUS_IGNORE);
     dp__mpi_leave();
     *out = done;
     return code == MPI_SUCCESS ? DP_OK : dp__mpi_error("MPI_Test", code);
 }
 
-static dp_status dp__mpi_slips_reap(dp__post *post)
+static dp_status dp__mpi_headers_reap(dp__mailbox *mailbox)
 {
-    dp__mpi_sheet **at = &dp__mpi_post_of(post)->out;
+    dp__mpi_packet **at = &dp__mpi_mailbox_of(mailbox)->out;
     while (*at != NULL) {
-        dp__mpi_sheet *sheet = *at;
+        dp__mpi_packet *packet = *at;
         bool done = false;
-        DP_TRY(dp__mpi_sheet_test(sheet, &done));
+        DP_TRY(dp__mpi_packet_test(packet, &done));
         if (done) {
-            *at = sheet->next;
-            dp__mpi_sheet_give(post, sheet);
+            *at = packet->next;
+            dp__mpi_packet_give(mailbox, packet);
         } else {
-            at = &sheet->next;
+            at = &packet->next;
         }
     }
     return DP_OK;
 }
 
-static dp_status dp__mpi_slip_send(dp__post *post, int process, const dp__slip *slip)
+static dp_status dp__mpi_header_send(dp__mailbox *mailbox, int process, const dp__header *header)
 {
-    dp__mpi_post *own = dp__mpi_post_of(post);
-    dp__mpi_sheet *sheet = NULL;
-    DP_TRY(dp__shared_failure(post->ctx, dp__mpi_sheet_take(post, &sheet)));
-    sheet->slip = *slip;
-    sheet->next = own->out;
-    own->out = sheet;
+    dp__mpi_mailbox *own = dp__mpi_mailbox_of(mailbox);
+    dp__mpi_packet *packet = NULL;
+    DP_TRY(dp__shared_failure(mailbox->ctx, dp__mpi_packet_take(mailbox, &packet)));
+    packet->header = *header;
+    packet->next = own->out;
+    own->out = packet;
     dp__mpi_enter();
-    int code = MPI_Isend(&sheet->slip, (int)sizeof sheet->slip, MPI_BYTE, process, DP__MPI_SLIPS,
-                         own->line->comm, &sheet->request);
+    int code = MPI_Isend(&packet->header, (int)sizeof packet->header, MPI_BYTE, process,
+                         DP__MPI_SLIPS, own->links->comm, &packet->request);
     dp__mpi_leave();
     return code == MPI_SUCCESS ? DP_OK : dp__mpi_error("MPI_Isend", code);
 }
 
 /* The next part of the data, to the other process or from it. */
-static dp_status dp__mpi_data(dp__post *post, dp__parcel *parcel)
+static dp_status dp__mpi_data(dp__mailbox *mailbox, dp__request *request)
 {
-    const dp__mpi_post *own = dp__mpi_post_of(post);
-    dp__mpi_sheet *sheet = parcel->wire;
-    const dp__offer *offer = parcel->receives ? &parcel->other : &parcel->is;
-    size_t left = parcel->bytes - parcel->moved;
+    const dp__mpi_mailbox *own = dp__mpi_mailbox_of(mailbox);
+    dp__mpi_packet *packet = request->wire;
+    const dp__offer *offer = request->receives ? &request->other : &request->is;
+    size_t left = request->bytes - request->moved;
     int bytes = left < DP__MPI_DATA_BYTES ? (int)left : DP__MPI_DATA_BYTES;
     int tag = DP__MPI_DATA + (int)(offer->reply % DP__MPI_DATA_TAGS);
     dp__mpi_enter();
-    int code = parcel->receives ? MPI_Irecv(parcel->data + parcel->moved, bytes, MPI_BYTE,
-                                            parcel->process, tag, own->line->comm, &sheet->request)
-                                : MPI_Isend(parcel->data + parcel->moved, bytes, MPI_BYTE,
-                                            parcel->process, tag, own->line->comm, &sheet->request);
+    int code = request->receives
+                   ? MPI_Irecv(request->data + request->moved, bytes, MPI_BYTE, request->process,
+                               tag, own->links->comm, &packet->request)
+                   : MPI_Isend(request->data + request->moved, bytes, MPI_BYTE, request->process,
+                               tag, own->links->comm, &packet->request);
     dp__mpi_leave();
-    parcel->moved += (size_t)bytes;
+    request->moved += (size_t)bytes;
     return code == MPI_SUCCESS ? DP_OK : dp__mpi_error("MPI_Isend, MPI_Irecv", code);
 }
 
-/* Whether all of it has gone, or has come. */
-static dp_status dp__mpi_data_go_on(dp__post *post, dp__parcel *parcel, bool *out)
+/* Asks whether all of it has been sent, or has come. */
+static dp_status dp__mpi_data_go_on(dp__mailbox *mailbox, dp__request *request, bool *out)
 {
     bool done = false;
-    DP_TRY(dp__mpi_sheet_test(parcel->wire, &done));
-    *out = done && parcel->moved == parcel->bytes;
-    post->moved = post->moved || *out;
-    return done && !*out ? dp__mpi_data(post, parcel) : DP_OK;
+    DP_TRY(dp__mpi_packet_test(request->wire, &done));
+    *out = done && request->moved == request->bytes;
+    mailbox->moved = mailbox->moved || *out;
+    return done && !*out ? dp__mpi_data(mailbox, request) : DP_OK;
 }
 
-static dp_status dp__mpi_prepare(dp__post *post, dp__parcel *send)
+static dp_status dp__mpi_prepare(dp__mailbox *mailbox, dp__request *send)
 {
-    dp__mpi_sheet *sheet = NULL;
-    DP_TRY(dp__mpi_sheet_take(post, &sheet));
-    send->wire = sheet;
+    dp__mpi_packet *packet = NULL;
+    DP_TRY(dp__mpi_packet_take(mailbox, &packet));
+    send->wire = packet;
     return DP_OK;
 }
 
-static dp_status dp__mpi_data_begin(dp__post *post, dp__parcel *parcel)
+static dp_status dp__mpi_data_begin(dp__mailbox *mailbox, dp__request *request)
 {
-    if (parcel->receives)
-        DP_TRY(dp__shared_failure(post->ctx, dp__mpi_prepare(post, parcel)));
-    return dp__mpi_data(post, parcel);
+    if (request->receives)
+        DP_TRY(dp__shared_failure(mailbox->ctx, dp__mpi_prepare(mailbox, request)));
+    return dp__mpi_data(mailbox, request);
 }
 
-static void dp__mpi_discard(dp__post *post, dp__parcel *parcel)
+static void dp__mpi_discard(dp__mailbox *mailbox, dp__request *request)
 {
-    dp__mpi_sheet *sheet = parcel->wire;
-    if (sheet == NULL)
+    dp__mpi_packet *packet = request->wire;
+    if (packet == NULL)
         return;
     dp__mpi_enter();
-    MPI_Wait(&sheet->request, MPI_STATUS_IGNORE); /* the other one has all: it does not block */
+    MPI_Wait(&packet->request, MPI_STATUS_IGNORE); /* the other one has all: it does not block */
     dp__mpi_leave();
-    dp__mpi_sheet_give(post, sheet);
-    parcel->wire = NULL;
+    dp__mpi_packet_give(mailbox, packet);
+    request->wire = NULL;
 }
 
-/* The next slip, if one has come; *out_from is -1 else. */
-static dp_status dp__mpi_slip_next(dp__post *post, dp__slip *slip, int *out_from)
+/* The next header, if one has come; *out_from is -1 else. */
+static dp_status dp__mpi_header_next(dp__mailbox *mailbox, dp__header *header, int *out_from)
 {
-    MPI_Comm comm = dp__mpi_post_of(post)->line->comm;
+    MPI_Comm comm = dp__mpi_mailbox_of(mailbox)->links->comm;
     MPI_Status status;
     int there = 0;
     *out_from = -1;
     dp__mpi_enter();
     int code = MPI_Iprobe(MPI_ANY_SOURCE, DP__MPI_SLIPS, comm, &there, &status);
     if (code == MPI_SUCCESS && there) /* it is here, so this does not block */
-        code = MPI_Recv(slip, (int)sizeof *slip, MPI_BYTE, status.MPI_SOURCE, DP__MPI_SLIPS, comm,
-                        &status);
+        code = MPI_Recv(header, (int)sizeof *header, MPI_BYTE, status.MPI_SOURCE, DP__MPI_SLIPS,
+                        comm, &status);
     dp__mpi_leave();
     if (code != MPI_SUCCESS)
         return dp__mpi_error("MPI_Iprobe", code);
@@ -974,116 +982,116 @@ static dp_status dp__mpi_slip_next(dp__post *post, dp__slip *slip, int *out_from
     return DP_OK;
 }
 
-static dp_status dp__mpi_parcels_go_on(dp__post *post)
+static dp_status dp__mpi_requests_go_on(dp__mailbox *mailbox)
 {
-    for (dp__parcel *send = post->offered.first; send != NULL; send = send->next) {
-        dp__mpi_sheet *sheet = send->wire;
+    for (dp__request *send = mailbox->offered.first; send != NULL; send = send->next) {
+        dp__mpi_packet *packet = send->wire;
         bool gone = false;
-        if (sheet->request != MPI_REQUEST_NULL)
-            DP_TRY(dp__mpi_data_go_on(post, send, &gone));
+        if (packet->request != MPI_REQUEST_NULL)
+            DP_TRY(dp__mpi_data_go_on(mailbox, send, &gone));
     }
-    dp__parcel *receive = post->fetched.first, *next;
+    dp__request *receive = mailbox->fetched.first, *next;
     for (; receive != NULL; receive = next) {
         bool all = false;
         next = receive->next;
-        DP_TRY(dp__mpi_data_go_on(post, receive, &all));
+        DP_TRY(dp__mpi_data_go_on(mailbox, receive, &all));
         if (!all)
             continue;
-        DP_TRY(dp__slip_fetched(post, receive));
+        DP_TRY(dp__header_fetched(mailbox, receive));
     }
     return DP_OK;
 }
 
-static dp_status dp__mpi_advance(dp__post *post)
+static dp_status dp__mpi_advance(dp__mailbox *mailbox)
 {
-    dp__slip slip;
+    dp__header header;
     int from;
     do {
-        DP_TRY(dp__mpi_slip_next(post, &slip, &from));
+        DP_TRY(dp__mpi_header_next(mailbox, &header, &from));
         if (from >= 0)
-            DP_TRY(dp__slip_read(post, from, &slip));
+            DP_TRY(dp__header_read(mailbox, from, &header));
     } while (from >= 0);
-    DP_TRY(dp__mpi_parcels_go_on(post));
-    return dp__mpi_slips_reap(post);
+    DP_TRY(dp__mpi_requests_go_on(mailbox));
+    return dp__mpi_headers_reap(mailbox);
 }
 
-static dp_status dp__mpi_post_wait(dp__post *post)
+static dp_status dp__mpi_mailbox_wait(dp__mailbox *mailbox)
 {
     dp__mesh_wait wait = {0};
     for (;;) {
-        DP_TRY(dp__mpi_advance(post));
-        if (post->moved)
+        DP_TRY(dp__mpi_advance(mailbox));
+        if (mailbox->moved)
             return DP_OK;
         if (dp__mesh_idle(&wait))
-            DP_TRY(dp__post_rest(post, &wait.look));
+            DP_TRY(dp__mailbox_rest(mailbox, &wait.look));
     }
 }
 
 /* MPI cannot always give back data that is under way: that stays with it. */
-static void dp__mpi_data_leave(dp__post *post, dp__parcel *parcel, uint64_t until)
+static void dp__mpi_data_leave(dp__mailbox *mailbox, dp__request *request, uint64_t until)
 {
-    dp__mpi_sheet *sheet = parcel->wire;
+    dp__mpi_packet *packet = request->wire;
     bool done = false;
-    if (sheet->request != MPI_REQUEST_NULL && parcel->receives) {
+    if (packet->request != MPI_REQUEST_NULL && request->receives) {
         dp__mpi_enter();
-        MPI_Cancel(&sheet->request);
+        MPI_Cancel(&packet->request);
         dp__mpi_leave();
     }
-    while (dp__mpi_sheet_test(sheet, &done) == DP_OK && !done && dp__os_ms_until(until) > 0)
+    while (dp__mpi_packet_test(packet, &done) == DP_OK && !done && dp__os_ms_until(until) > 0)
         dp__os_yield();
     if (done) {
-        dp__mpi_discard(post, parcel);
+        dp__mpi_discard(mailbox, request);
         return;
     }
-    if (parcel->stage != NULL)
-        dp__scope_keep(parcel->stage);
+    if (request->stage != NULL)
+        dp__scope_keep(request->stage);
     dp__mpi_enter();
-    MPI_Request_free(&sheet->request);
+    MPI_Request_free(&packet->request);
     dp__mpi_leave();
 }
 
 /* Slips that are still on their way stay with MPI, too. */
-static void dp__mpi_post_close(dp__post *post)
+static void dp__mpi_mailbox_close(dp__mailbox *mailbox)
 {
-    dp__mpi_post *own = dp__mpi_post_of(post);
+    dp__mpi_mailbox *own = dp__mpi_mailbox_of(mailbox);
     uint64_t until = dp__os_after_ms(DP__MPI_FLUSH_MS);
     if (!dp__mpi_is_there())
         return;
-    while (dp__mpi_slips_reap(post) == DP_OK && own->out != NULL && dp__os_ms_until(until) > 0)
+    while (dp__mpi_headers_reap(mailbox) == DP_OK && own->out != NULL && dp__os_ms_until(until) > 0)
         dp__os_yield();
-    for (int i = 0; i < post->block_count; i++)
-        for (size_t k = 0; k < dp__parcels_in(i); k++)
-            if (post->blocks[i][k].wire != NULL)
-                dp__mpi_data_leave(post, &post->blocks[i][k], until);
+    for (int i = 0; i < mailbox->block_count; i++)
+        for (size_t k = 0; k < dp__requests_in(i); k++)
+            if (mailbox->blocks[i][k].wire != NULL)
+                dp__mpi_data_leave(mailbox, &mailbox->blocks[i][k], until);
     while (own->free != NULL) {
-        dp__mpi_sheet *sheet = own->free;
-        own->free = sheet->next;
-        dp__os_free(sheet, 0, NULL);
+        dp__mpi_packet *packet = own->free;
+        own->free = packet->next;
+        dp__os_free(packet, 0, NULL);
     }
 }
 
-static dp_status dp__mpi_post_open(dp__post *post)
+static dp_status dp__mpi_mailbox_open(dp__mailbox *mailbox)
 {
     static const dp__carrier carrier = {
         .prepare = dp__mpi_prepare,
         .discard = dp__mpi_discard,
-        .offer = dp__slip_offer,
-        .fetch = dp__slip_fetch,
-        .answer = dp__slip_answer,
+        .offer = dp__header_offer,
+        .fetch = dp__header_fetch,
+        .answer = dp__header_answer,
         .advance = dp__mpi_advance,
-        .wait = dp__mpi_post_wait,
-        .close = dp__mpi_post_close,
-        .slip = dp__mpi_slip_send,
+        .wait = dp__mpi_mailbox_wait,
+        .close = dp__mpi_mailbox_close,
+        .header = dp__mpi_header_send,
         .data = dp__mpi_data_begin,
     };
     if (dp__mpi_level() < MPI_THREAD_SERIALIZED)
         return DP_OK;
-    dp__mpi_post *own = dp__scope_bytes(post->scope, sizeof *own, 64);
+    dp__mpi_mailbox *own = dp__scope_bytes(mailbox->scope, sizeof *own, 64);
     if (own == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for messages");
-    *own = (dp__mpi_post){.line = post->ctx->line};
-    post->carried = own;
-    post->carrier = &carrier;
+    *own = (dp__mpi_mailbox){.links = mailbox->ctx->mpi_links};
+    mailbox->carried = own;
+    mailbox->carrier = &carrier;
     return DP_OK;
 }
 
@@ -1091,7 +1099,7 @@ static dp_status dp__mpi_post_open(dp__post *post)
    The mesh (dp/mesh.h) cuts collectives into pieces, which MPI's own carry.                      */
 
 typedef struct dp__mpi_carrier {
-    dp__mpi_line *line; /* over which its context has opened */
+    dp__mpi_links *links; /* over which its context has opened */
     MPI_Comm native;
     MPI_Request requests[DP__MESH_SLOTS + 1];
 } dp__mpi_carrier;
@@ -1099,7 +1107,7 @@ typedef struct dp__mpi_carrier {
 static bool dp__mpi_fits(const dp_comm_config *config)
 {
     return config->bootstrap != NULL && config->host_memory &&
-           config->bootstrap->all_gather == dp__mpi_line_gather;
+           config->bootstrap->all_gather == dp__mpi_links_gather;
 }
 
 static dp_status dp__mpi_mesh_prepare(dp__mesh_comm *comm, const dp_comm_config *config)
@@ -1113,7 +1121,7 @@ static dp_status dp__mpi_mesh_prepare(dp__mesh_comm *comm, const dp_comm_config 
     dp__mpi_carrier *own = dp__os_alloc(sizeof *own, 64, NULL);
     if (own == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "MPI: no memory for a communicator");
-    *own = (dp__mpi_carrier){.line = config->bootstrap->user, .native = MPI_COMM_NULL};
+    *own = (dp__mpi_carrier){.links = config->bootstrap->user, .native = MPI_COMM_NULL};
     comm->carrier = own;
     return DP_OK;
 }
@@ -1121,7 +1129,7 @@ static dp_status dp__mpi_mesh_prepare(dp__mesh_comm *comm, const dp_comm_config 
 static dp_status dp__mpi_mesh_connect(dp__mesh_comm *comm)
 {
     dp__mpi_carrier *own = comm->carrier;
-    return dp__mpi_copy(own->line, own->line->comm, &own->native);
+    return dp__mpi_copy(own->links, own->links->comm, &own->native);
 }
 
 static int dp__mpi_piece_gather(const dp__mpi_carrier *own, const dp__mesh_comm *comm,
@@ -1154,7 +1162,7 @@ static dp_status dp__mpi_piece_begin(dp__mesh_comm *comm, dp__mesh_slot *slot, b
 static dp_status dp__mpi_piece_await(dp__mesh_comm *comm, dp__mesh_slot *slot)
 {
     dp__mpi_carrier *own = comm->carrier;
-    return dp__mpi_await(own->line, comm->ring, &own->requests[slot->place]);
+    return dp__mpi_await(own->links, comm->journal, &own->requests[slot->place]);
 }
 
 /* MPI may still read and write what it was given before something failed. */
@@ -1163,7 +1171,7 @@ static bool dp__mpi_mesh_close(dp__mesh_comm *comm)
     dp__mpi_carrier *own = comm->carrier;
     if (own == NULL)
         return true;
-    if (comm->broken || atomic_load(&own->line->failed) != DP_OK)
+    if (comm->broken || atomic_load(&own->links->failed) != DP_OK)
         return false;
     dp__mpi_drop(&own->native);
     dp__os_free(own, 0, NULL);
@@ -1192,19 +1200,19 @@ DP_API const dp_coll_ops *dp_mpi_coll(void)
     return &ops;
 }
 
-static const dp__mpi_place dp__mpi_here = {
+static const dp__mpi_backend dp__mpi_here = {
     .join = dp__mpi_join,
-    .leave = dp__mpi_line_leave,
-    .all_gather = dp__mpi_line_gather,
+    .leave = dp__mpi_links_leave,
+    .all_gather = dp__mpi_links_gather,
     .coll = dp_mpi_coll,
-    .hear = dp__mpi_line_hear,
-    .tell = dp__mpi_line_tell,
-    .send = dp__mpi_line_send,
+    .hear = dp__mpi_links_hear,
+    .tell = dp__mpi_links_tell,
+    .send = dp__mpi_links_send,
     .split = dp__mpi_split,
     .drop = dp__mpi_drop_split,
-    .post = dp__mpi_post_open,
+    .mailbox = dp__mpi_mailbox_open,
 };
-static const dp__mpi_place *dp__backend_mpi = &dp__mpi_here; /* dp.h asks for it */
+static const dp__mpi_backend *dp__backend_mpi = &dp__mpi_here; /* dp.h asks for it */
 
 #endif /* MPI 3 */
 #endif /* DP_IMPLEMENTATION && !DP_MPI_IMPLEMENTED */

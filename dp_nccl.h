@@ -311,8 +311,8 @@ typedef enum dp__nccl_order { DP__NCCL_WATCH, DP__NCCL_ABORT, DP__NCCL_CLOSE } d
 /* In memory of its own: a keeper that hangs in NCCL outlives the context, see dp__nccl_borrow. */
 typedef struct dp__nccl_comm {
     dp_comm base;
-    dp_comm *near;  /* dp_cuda_coll(), for one process */
-    dp__ring *ring; /* NULL: there are no other processes */
+    dp_comm *near;        /* dp_cuda_coll(), for one process */
+    dp__journal *journal; /* NULL: there are no other processes */
     int rank_first, rank_count, local_count, timeout_ms;
     int gpu_first, gpu_count, job_gpu_count; /* local GPUs; all GPUs of the job */
     bool ordered;
@@ -441,7 +441,8 @@ static void dp__nccl_orphan(dp__nccl_comm *comm)
 static dp_status dp__nccl_news(dp__nccl_comm *comm)
 {
     DP_TRY(dp__nccl_borrow(comm));
-    return dp__nccl_give_back(comm, comm->ring != NULL ? dp__job_heard(comm->ring->job) : DP_OK);
+    return dp__nccl_give_back(comm,
+                              comm->journal != NULL ? dp__job_heard(comm->journal->job) : DP_OK);
 }
 
 /* see >>keeper */
@@ -469,9 +470,9 @@ static dp_status dp__nccl_tell(dp__nccl_comm *comm, dp_status status)
     dp_status first = status == DP_ERR_REMOTE ? dp__nccl_late_news(comm) : dp__nccl_news(comm);
     if (first != DP_OK)
         return first;
-    if (comm->ring != NULL) {
+    if (comm->journal != NULL) {
         DP_TRY(dp__nccl_borrow(comm));
-        dp__job_spread_own(comm->ring->job, status, rank, text);
+        dp__job_spread_own(comm->journal->job, status, rank, text);
         (void)dp__nccl_give_back(comm, DP_OK);
     }
     first = dp__nccl_news(comm);
@@ -586,9 +587,9 @@ static dp_status dp__nccl_all_passed(const dp__nccl_comm *comm, bool ended, bool
 static dp_status dp__nccl_doubt(dp__nccl_comm *comm, unsigned number, uint64_t waited_ns)
 {
     unsigned seq = comm->calls[number % DP__NCCL_WATCHED];
-    if (comm->ring != NULL) {
+    if (comm->journal != NULL) {
         DP_TRY(dp__nccl_borrow(comm));
-        return dp__nccl_give_back(comm, dp__ring_look(comm->ring, seq, waited_ns));
+        return dp__nccl_give_back(comm, dp__journal_look(comm->journal, seq, waited_ns));
     }
     if (waited_ns < (uint64_t)comm->timeout_ms * 1000000)
         return DP_OK;
@@ -598,10 +599,10 @@ static dp_status dp__nccl_doubt(dp__nccl_comm *comm, unsigned number, uint64_t w
 
 static dp_status dp__nccl_ended(dp__nccl_comm *comm, unsigned seq)
 {
-    if (comm->ring == NULL)
+    if (comm->journal == NULL)
         return DP_OK;
     DP_TRY(dp__nccl_borrow(comm));
-    return dp__nccl_give_back(comm, dp__ring_end(comm->ring, seq));
+    return dp__nccl_give_back(comm, dp__journal_ended_to(comm->journal, seq));
 }
 
 /* Under the lock: collectives that have ended are forgotten, the oldest other one is looked at. */
@@ -950,8 +951,8 @@ static void dp__nccl_announce(const dp__nccl_call *call)
 {
     dp__nccl_comm *comm = call->comm;
     dp__lock_enter(&comm->lock);
-    if (comm->ring != NULL)
-        comm->calls[comm->head % DP__NCCL_WATCHED] = (unsigned)comm->ring->now.seq;
+    if (comm->journal != NULL)
+        comm->calls[comm->head % DP__NCCL_WATCHED] = (unsigned)comm->journal->now.seq;
     comm->announced = true;
     dp__lock_leave(&comm->lock);
 }
@@ -1940,8 +1941,8 @@ static dp_status dp__nccl_new(dp__nccl_join *join)
     comm->ordered = config->ordered;
     comm->lock = comm->lent = (dp__lock)DP__LOCK_INITIALIZER;
     if (join->job != NULL) {
-        comm->ring = dp__ring_opening(join->job);
-        comm->ring->ends_later = true;
+        comm->journal = dp__journal_opening(join->job);
+        comm->journal->ends_later = true;
     }
     comm->job_gpus = dp__nccl_room(config->rank_count, sizeof *comm->job_gpus, &full);
     comm->slices = dp__nccl_room(config->rank_count, sizeof *comm->slices, &full);

@@ -212,14 +212,14 @@ typedef struct dp__lane_rank { /* a local rank on a lane that has a thread */
 
 typedef struct dp__lane { /* where collectives travel: a communicator, for one thread at a time */
     dp_ctx *ctx;
-    dp_comm *comm;         /* NULL: nothing travels here */
-    dp_comm *carrier;      /* the same, or what carries for it: see >>staging */
-    struct dp__ring *ring; /* what was begun lately, with several processes; else NULL */
-    dp_part *parts;        /* local ranks, streams filled in */
-    dp__lane_rank *ranks;  /* local ranks; NULL: they travel on their compute streams */
-    dp__courier *courier;  /* its thread, started by the first reducer; NULL: the caller's */
-    atomic_bool carrying;  /* a thread does: the courier, or the one that waits for it */
-    dp_reducer *riding;    /* passes to reduce, the oldest first; under the context's lock, as is
+    dp_comm *comm;               /* NULL: nothing travels here */
+    dp_comm *carrier;            /* the same, or what carries for it: see >>staging */
+    struct dp__journal *journal; /* what was begun lately, with several processes; else NULL */
+    dp_part *parts;              /* local ranks, streams filled in */
+    dp__lane_rank *ranks;        /* local ranks; NULL: they travel on their compute streams */
+    dp__courier *courier;        /* its thread, started by the first reducer; NULL: the caller's */
+    atomic_bool carrying;        /* a thread does: the courier, or the one that waits for it */
+    dp_reducer *riding; /* passes to reduce, the oldest first; under the context's lock, as is
                                all state of a pass */
 } dp__lane;
 
@@ -257,20 +257,20 @@ struct dp_ctx {
     dp__lane lanes[DP__LANES];
     atomic_uint tags;                    /* how often dp_tag was called */
     _Atomic uint64_t tag[DP__TAG_WORDS]; /* the last one, word by word: see dp/job.h */
-    dp_dev **commed;           /* the devices that lanes were opened for, and as often the host's */
-    dp_part *wires;            /* with several processes: room for what they tell each other */
-    size_t wire_bytes;         /* on each device */
-    dp_scope *wires_scope;     /* where they lie */
-    struct dp__job *job;       /* with several processes; else NULL */
-    struct dp__post *post;     /* messages; NULL before the first one */
-    struct dp__office *office; /* where others connect to send; NULL: memory or MPI carries that */
-    dp__lock far_lock;         /* of the next three, while the context is open */
-    struct dp__tree *tree;     /* to the other processes, where a launcher named them; else NULL */
-    struct dp__mpi_line *line; /* the same, where MPI has brought them together */
-    struct dp__voter *voter;   /* with which those that are left agree who they are; or NULL */
-    dp_scope *scopes;          /* live ones without a parent */
-    dp_scope *idle;            /* ended ones */
-    dp_scope *lost;            /* ended after the job had failed: see dp/recover.h */
+    dp_dev **commed;       /* the devices that lanes were opened for, and as often the host's */
+    dp_part *wires;        /* with several processes: room for what they tell each other */
+    size_t wire_bytes;     /* on each device */
+    dp_scope *wires_scope; /* where they lie */
+    struct dp__job *job;   /* with several processes; else NULL */
+    struct dp__mailbox *mailbox;           /* messages; NULL before the first one */
+    struct dp__listener *message_listener; /* NULL: memory or MPI carries messages */
+    dp__lock far_lock;                     /* of the next three, while the context is open */
+    struct dp__tree *tree; /* to the other processes, where a launcher named them; else NULL */
+    struct dp__mpi_links *mpi_links; /* the same, where MPI has brought them together */
+    struct dp__voter *voter; /* with which those that are left agree who they are; or NULL */
+    dp_scope *scopes;        /* live ones without a parent */
+    dp_scope *idle;          /* ended ones */
+    dp_scope *lost;          /* ended after the job had failed: see dp/recover.h */
     dp_scope *all_scopes;
     dp__block *all_blocks;
     dp_module *idle_modules; /* destroyed, to be reused */
@@ -1015,7 +1015,7 @@ typedef struct dp__frame {
     bool on_all;      /* a hook: it works on the streams that it was given */
     bool counted;     /* in ctx->inside; not the courier's, whom dp_close waits for */
     bool fresh;       /* of dp__of_thread, to be put back */
-    char first;       /* first letter of the sentence that was set aside */
+    char first;       /* first progress message of the sentence that was set aside */
     const struct dp__frame *outer;
 } dp__frame;
 

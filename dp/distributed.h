@@ -441,7 +441,7 @@ static void dp__cluster_fill(dp__cluster *all, const dp__job *job)
     int count = job->process_count, placed = 0;
     for (int p = 0; p < count; p++) {
         int same = 0;
-        while (job->cards[same].machine != job->cards[p].machine)
+        while (job->introductions[same].machine != job->introductions[p].machine)
             same++;
         all->machine[p] = same < p ? all->machine[same] : all->machine_count++;
     }
@@ -811,9 +811,9 @@ static dp_status dp__params_cluster(const char *fn, dp_scope *temp, const dp_mod
     dp__cluster *all = NULL;
     dp_status status = dp__cluster_make(ctx, wrapper->face->scope, &all);
     if (status == DP_OK)
-        status = dp__post_open(ctx);
+        status = dp__mailbox_open(ctx);
     DP_TRY(dp__all_or_none(fn, ctx, status));
-    int64_t carried = ctx->post->carrier != NULL;
+    int64_t carried = ctx->mailbox->carrier != NULL;
     DP_TRY(dp__lowest(fn, ctx, &carried));
     all->by_messages = carried != 0;
     *out = all;
@@ -1203,12 +1203,12 @@ static double dp__ranks_share(const dp_pass *pass, size_t r)
 }
 
 /* A forward has returned. */
-static dp_status dp__ranks_ran(dp_pass *pass, const dp__request *request, dp_status status)
+static dp_status dp__ranks_ran(dp_pass *pass, const dp__invocation *invocation, dp_status status)
 {
     if (!pass->synced)
         return status;
     pass->forward_ns = dp__os_now_ns() - pass->forward_ns;
-    return request->mode != NULL ? status : dp__shared_failure(pass->ctx, status);
+    return invocation->mode != NULL ? status : dp__shared_failure(pass->ctx, status);
 }
 
 /* They become equal, as the wrapper was told. */
@@ -1238,15 +1238,15 @@ static dp_status dp__ranks_buffers(const char *fn, const dp__face *face, bool sy
     return apart ? dp__buffers_spread(fn, face) : DP_OK;
 }
 
-static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request)
+static dp_status dp__ranks_forward(dp_pass *pass, const dp__invocation *invocation)
 {
-    bool grads = request->wants_pass && !request->config.no_grad;
-    pass->synced = grads && !request->config.no_sync;
+    bool grads = invocation->wants_pass && !invocation->config.no_grad;
+    pass->synced = grads && !invocation->config.no_sync;
     if (pass->synced)
         pass->forward_ns = dp__os_now_ns();
     if (grads)
         DP_TRY(dp__poll(&pass->ctx->lanes[DP__CALLER]));
-    return grads ? dp__ranks_buffers(request->fn, pass->face, pass->synced) : DP_OK;
+    return grads ? dp__ranks_buffers(invocation->fn, pass->face, pass->synced) : DP_OK;
 }
 
 static dp__param *dp__unit_root(const dp__face *face, size_t unit)
@@ -1555,18 +1555,19 @@ static dp_status dp__ranks_backward(const char *fn, dp_pass *pass)
 }
 
 /* A step without data: everything that ranks do together, and nothing else. */
-static dp_status dp__ranks_idle(const dp__request *request, const dp__face *face)
+static dp_status dp__ranks_idle(const dp__invocation *invocation, const dp__face *face)
 {
-    bool synced = !request->config.no_sync, adds;
-    if (request->config.no_grad)
+    bool synced = !invocation->config.no_sync, adds;
+    if (invocation->config.no_grad)
         return DP_OK;
-    DP_TRY(dp__ranks_buffers(request->fn, face, synced));
+    DP_TRY(dp__ranks_buffers(invocation->fn, face, synced));
     DP_TRY(dp__grads_begin(face->runs, !synced, &adds));
     DP_TRY(dp__ranks_zeroed(face));
     for (size_t r = 0; r < face->count; r++)
         face->ranks->samples[r] = 0;
-    DP_TRY(dp__ranks_begin(request->fn, face, synced));
-    return dp__ranks_finish(request->fn, face, synced, dp__ranks_absent(request->fn, face, NULL));
+    DP_TRY(dp__ranks_begin(invocation->fn, face, synced));
+    return dp__ranks_finish(invocation->fn, face, synced,
+                            dp__ranks_absent(invocation->fn, face, NULL));
 }
 
 DP_API dp_status dp_grad_ready(const dp_call *call, size_t param)

@@ -5,27 +5,27 @@
    context of which they are a part.
 
    CONTENTS (search for the tag)
-     >>cards   what all processes tell each other
-     >>group   how those with the same number meet
+     >>introductions what all processes tell each other
+     >>group         how those with the same number meet
 */
 
 #ifndef DP__ROOMS
 #error "dp/group.h is a part of dp.h: include dp.h"
 #else
 
-/* ==== >>cards ==================================================================================
+/* ==== >>introductions ===========================================================================
    Every process learns who is in its group, where the first of them will listen, and a secret that
    only this job knows.                                                                          */
 
-typedef struct dp__group_card {
+typedef struct dp__group_introduction {
     int64_t group; /* -1: in none */
     uint64_t machine;
     dp__key secret;
     char host[DP__PLACE_BYTES]; /* its address for other machines; "": not known */
-} dp__group_card;
+} dp__group_introduction;
 
-enum { DP__CARD_WORDS = sizeof(dp__group_card) / sizeof(int64_t) };
-_Static_assert(sizeof(dp__group_card) == DP__CARD_WORDS * sizeof(int64_t) &&
+enum { DP__CARD_WORDS = sizeof(dp__group_introduction) / sizeof(int64_t) };
+_Static_assert(sizeof(dp__group_introduction) == DP__CARD_WORDS * sizeof(int64_t) &&
                    sizeof(dp__key) == 2 * sizeof(uint64_t),
                "a card travels as numbers, and has no gaps");
 
@@ -33,15 +33,15 @@ typedef struct dp__group {
     const char *fn;
     dp_ctx *ctx;
     int number;
-    int process, process_count;  /* in the group */
-    const dp__group_card *cards; /* by the ranks of ctx */
+    int process, process_count;                  /* in the group */
+    const dp__group_introduction *introductions; /* by the ranks of ctx */
     dp_config config;
     dp_ctx *made;
 } dp__group;
 
-static dp_status dp__group_card_make(const dp__group *group, dp__group_card *out)
+static dp_status dp__group_introduction_make(const dp__group *group, dp__group_introduction *out)
 {
-    *out = (dp__group_card){.group = group->number, .machine = dp__os_machine()};
+    *out = (dp__group_introduction){.group = group->number, .machine = dp__os_machine()};
     if (group->ctx->tree != NULL)
         DP_TRY(dp__far_host(group->ctx->tree, out->host, sizeof out->host));
     if (group->number < 0 || dp__os_secret((uint64_t *)&out->secret, sizeof out->secret))
@@ -52,45 +52,46 @@ static dp_status dp__group_card_make(const dp__group *group, dp__group_card *out
                     group->fn);
 }
 
-static const dp__group_card *dp__group_card_of(const dp__group *group, int process)
+static const dp__group_introduction *dp__group_introduction_of(const dp__group *group, int process)
 {
     const dp__job *job = group->ctx->job;
-    return &group->cards[job != NULL ? job->firsts[process] : 0];
+    return &group->introductions[job != NULL ? job->firsts[process] : 0];
 }
 
 /* Counts who is in the group; returns the first of them. */
-static const dp__group_card *dp__group_meet(dp__group *group, bool *out_far)
+static const dp__group_introduction *dp__group_meet(dp__group *group, bool *out_far)
 {
     const dp_info *info = &group->ctx->info;
-    const dp__group_card *own = dp__group_card_of(group, info->process), *first = NULL;
+    const dp__group_introduction *own = dp__group_introduction_of(group, info->process),
+                                 *first = NULL;
     *out_far = false;
     for (int p = 0; p < info->process_count; p++) {
-        const dp__group_card *card = dp__group_card_of(group, p);
-        if (card->group != own->group)
+        const dp__group_introduction *introduction = dp__group_introduction_of(group, p);
+        if (introduction->group != own->group)
             continue;
-        first = first != NULL ? first : card;
+        first = first != NULL ? first : introduction;
         group->process += p < info->process;
         group->process_count++;
-        *out_far = *out_far || card->machine != own->machine;
+        *out_far = *out_far || introduction->machine != own->machine;
     }
     return first;
 }
 
 /* A process whose connections all stay inside its machine has the address of another one there. */
-static const char *dp__group_address(const dp__group *group, const dp__group_card *first)
+static const char *dp__group_address(const dp__group *group, const dp__group_introduction *first)
 {
     const char *host = first->host;
     for (int p = 0; p < group->ctx->info.process_count && host[0] == '\0'; p++) {
-        const dp__group_card *card = dp__group_card_of(group, p);
-        if (card->machine == first->machine)
-            host = card->host;
+        const dp__group_introduction *introduction = dp__group_introduction_of(group, p);
+        if (introduction->machine == first->machine)
+            host = introduction->host;
     }
     return host;
 }
 
 /* ==== >>group ==================================================================================
-   From the cards to a context. All processes of the job take part in each step, whatever group they
-   are in, and hear how it went: so all groups are opened or none is.                            */
+   From the introductions to a context. All processes of the job take part in each step, whatever
+   group they are in, and hear how it went: so all groups are opened or none is.                  */
 
 static dp_status dp__group_check(dp__group *group, const dp_config *config)
 {
@@ -109,7 +110,7 @@ static dp_status dp__group_check(dp__group *group, const dp_config *config)
     return DP_OK;
 }
 
-/* What is not set is as in the context of all. */
+/* Takes from the context of all what is not set. */
 static void dp__group_resolve(dp__group *group)
 {
     const dp_ctx *ctx = group->ctx;
@@ -138,13 +139,12 @@ static void dp__group_resolve(dp__group *group)
     config->unbound = true;
 }
 
-/* Returns how long its processes may take to meet: a meeting that fails is over before those that
-   wait for its end in ctx give up, and name one of them: see dp__group_opened. A wrong one is found
-   later. */
+/* Returns how long its processes may take to meet: no longer than those that wait for it in ctx
+   have, see dp__group_opened. A wrong one is found later. */
 static int dp__group_timeout_ms(const dp__group *group)
 {
-    int own = group->config.timeout_ms, all = group->ctx->config.timeout_ms, most = all - all / 4;
-    return own > 0 && own < most ? own : most;
+    int own = group->config.timeout_ms, all = group->ctx->config.timeout_ms;
+    return own > 0 && own < all ? own : all;
 }
 
 /* dp__launch.hear: the job of all has failed, or one of the group has died before all have met. */
@@ -155,7 +155,7 @@ DP__COLD static dp_status dp__group_hears(void *user)
     char who[DP__WHO_BYTES];
     DP_TRY(dp__job_heard(job));
     for (int p = 0; p < job->process_count; p++)
-        if (dp__group_card_of(group, p)->group == group->number && p != job->process &&
+        if (dp__group_introduction_of(group, p)->group == group->number && p != job->process &&
             !dp__is_alive(job, p))
             return dp__job_fail(job, DP_ERR_REMOTE, p, "%s: %s has died", group->fn,
                                 dp__who(job, p, who));
@@ -163,7 +163,7 @@ DP__COLD static dp_status dp__group_hears(void *user)
 }
 
 /* As if a launcher had said it. */
-static dp_status dp__group_launch(dp__group *group, const dp__group_card *first, bool far,
+static dp_status dp__group_launch(dp__group *group, const dp__group_introduction *first, bool far,
                                   dp__launch *out)
 {
     out->hear = dp__group_hears;
@@ -188,13 +188,13 @@ static dp_status dp__group_launch(dp__group *group, const dp__group_card *first,
     return DP_OK;
 }
 
-/* Where MPI has brought the processes together, it does so again. */
-static dp_status dp__group_join_line(dp__group *group, dp__launch *launch, dp__mpi_line **out)
+/* Asks MPI for a communicator, where it has brought the processes together. */
+static dp_status dp__group_join_line(dp__group *group, dp__launch *launch, dp__mpi_links **out)
 {
     bool meant;
     dp_bootstrap split;
     dp_config *config = &group->config;
-    DP_TRY(dp__backend_mpi->split(group->ctx->line, group->number, &split));
+    DP_TRY(dp__backend_mpi->split(group->ctx->mpi_links, group->number, &split));
     config->bootstrap = split;
     dp_status status = DP_OK;
     if (group->number >= 0)
@@ -208,14 +208,14 @@ static dp_status dp__group_open(dp__group *group)
 {
     bool far;
     dp__tree *tree = NULL;
-    dp__mpi_line *line = NULL;
+    dp__mpi_links *links = NULL;
     dp_ctx *made = NULL;
-    const dp__group_card *first = dp__group_meet(group, &far);
+    const dp__group_introduction *first = dp__group_meet(group, &far);
     dp__launch launch = {
         .name = "group", .process = group->process, .process_count = group->process_count};
     dp__group_resolve(group);
-    if (dp__backend_mpi != NULL && group->ctx->line != NULL) {
-        DP_TRY(dp__group_join_line(group, &launch, &line));
+    if (dp__backend_mpi != NULL && group->ctx->mpi_links != NULL) {
+        DP_TRY(dp__group_join_line(group, &launch, &links));
     } else if (group->number >= 0 && group->process_count > 1) {
         DP_TRY(dp__group_launch(group, first, far, &launch));
         DP_TRY(dp__join_tree(&group->config, &launch, dp__group_timeout_ms(group), &tree));
@@ -223,7 +223,7 @@ static dp_status dp__group_open(dp__group *group)
     }
     if (group->number < 0)
         return DP_OK;
-    DP_TRY(dp__open_met(&group->config, &launch, tree, line, &made));
+    DP_TRY(dp__open_met(&group->config, &launch, tree, links, &made));
     dp__log_opened(made);
     group->made = made;
     return DP_OK;
@@ -245,24 +245,26 @@ static dp_status dp__group_agree(const dp__group *group, dp_status own)
     return dp_error(status, "%s: %s", group->fn, dp__unnamed("dp_agree", dp_last_error()));
 }
 
-/* Tells all whether it was opened. One that waits here has more patience than the time-out, as the
-   last step of a meeting may begin late, and ask who is missing, whatever time is left. */
+/* Tells all whether it was opened. Who waits here has more patience than the time-out: a meeting
+   that fails is over before those that wait for its end give up, and name one that is in it.
+   Whatever time is left, its last step has a while, and then asks who is missing. */
 static dp_status dp__group_opened(const dp__group *group, dp_status own)
 {
-    dp__ring *ring = group->ctx->lanes[DP__CALLER].ring;
-    if (ring != NULL)
-        ring->patience_ms = 2 * DP__GRACE_MS;
+    dp__journal *journal = group->ctx->lanes[DP__CALLER].journal;
+    if (journal != NULL)
+        journal->patience_ms = 3 * DP__GRACE_MS;
     dp_status status = dp__group_agree(group, own);
-    if (ring != NULL)
-        ring->patience_ms = 0;
+    if (journal != NULL)
+        journal->patience_ms = 0;
     return status;
 }
 
-static dp_status dp__group_run(dp__group *group, const dp__group_card *own, dp__group_card *cards)
+static dp_status dp__group_run(dp__group *group, const dp__group_introduction *own,
+                               dp__group_introduction *introductions)
 {
     const dp_coll_call call = {.verb = DP_ALL_GATHER, .count = DP__CARD_WORDS, .dtype = DP_I64};
-    DP_TRY(dp__numbers(group->fn, group->ctx, call, own, cards));
-    group->cards = cards;
+    DP_TRY(dp__numbers(group->fn, group->ctx, call, own, introductions));
+    group->introductions = introductions;
     return dp__group_opened(group, dp__group_open(group));
 }
 
@@ -270,24 +272,25 @@ DP_API dp_status dp__open_group(dp_ctx *ctx, int number, const dp_config *config
                                 size_t config_bytes, int version, dp_ctx **out)
 {
     dp__group group = {.fn = "dp_open_group", .ctx = ctx, .number = number};
-    dp__group_card own = {.group = number};
+    dp__group_introduction own = {.group = number};
     DP_TRY(dp__check_ctx(group.fn, ctx));
     DP_TRY(dp__check_pointer(group.fn, "out", out));
     DP_TRY(dp__check_caller(group.fn, config_bytes, version));
     if (config != NULL)
         group.config = *config;
     size_t bytes = (size_t)ctx->info.rank_count * sizeof own;
-    dp__group_card *cards = dp__host_alloc(&ctx->host, bytes, _Alignof(dp__group_card));
+    dp__group_introduction *introductions =
+        dp__host_alloc(&ctx->host, bytes, _Alignof(dp__group_introduction));
     dp_status status = dp__group_check(&group, &group.config);
-    if (status == DP_OK && cards == NULL)
+    if (status == DP_OK && introductions == NULL)
         status = dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %d ranks", group.fn,
                           ctx->info.rank_count);
     if (status == DP_OK)
-        status = dp__group_card_make(&group, &own);
+        status = dp__group_introduction_make(&group, &own);
     status = dp__group_agree(&group, status);
     if (status == DP_OK)
-        status = dp__group_run(&group, &own, cards);
-    dp__host_free(&ctx->host, cards);
+        status = dp__group_run(&group, &own, introductions);
+    dp__host_free(&ctx->host, introductions);
     if (status != DP_OK)
         dp_close(group.made);
     DP_TRY(status);

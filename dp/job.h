@@ -51,8 +51,8 @@ typedef struct dp__signature { /* what has to be the same on all ranks */
     double scale;
 } dp__signature;
 
-/* What collectives are for: for which reducer, and for which bucket of it, each counted from 1; 0:
-   for none, or all. So what has the same size cannot be taken for something else. */
+/* Names the reducer and the bucket that collectives are for, each counted from 1; 0: none, or all.
+   So what has the same size cannot be taken for something else. */
 typedef struct dp__purpose {
     const char *what; /* lasts as long as the purpose; or NULL */
     uint32_t reducer, bucket;
@@ -165,19 +165,21 @@ typedef enum dp__presence {
     DP__DEAD,
 } dp__presence;
 
-typedef struct dp__track {                       /* of a lane */
+typedef struct dp__lane_progress {               /* of a lane */
     _Alignas(128) atomic_uint begun;             /* neighbours of a line are fetched with it */
     _Alignas(128) atomic_uint ended, said_after; /* said_after: begun last when it said something */
-    atomic_uint awaits; /* in a wait: for which process' part, from 1; 0: that is not known */
-} dp__track;
+    /* In a wait: for which process' part, from 1; its own: it cannot do its part; 0: that is not
+       known. */
+    atomic_uint awaits;
+} dp__lane_progress;
 
 typedef struct dp__progress {
-    dp__track tracks[DP__LANES];
+    dp__lane_progress tracks[DP__LANES];
     atomic_int presence;
     atomic_uint held;           /* its threads that wait for another context's collectives */
     _Atomic uint64_t looked_ns; /* when it last looked around while it waited */
-    /* Where there is no board: since when a question is unanswered, or 0; how long the last answer
-       took, and when it came. */
+    /* Without a board: since when a question is unanswered, or 0; how long the last answer took,
+       and when it came. */
     _Atomic uint64_t asked_ns, away_ns, back_ns;
     char said[DP__COMPLAINT_BYTES]; /* of a call that failed; "": none did */
 } dp__progress;
@@ -192,9 +194,10 @@ typedef struct dp__board {
 typedef struct dp__wait { /* for others, of any thread */
     _Atomic uint64_t looked_ns, waited_ns;
     unsigned awaits; /* for which process' part, from 1; 0: that is not known */
+    bool asked;      /* others were, about it */
 } dp__wait;
 
-typedef struct dp__ring {
+typedef struct dp__journal {
     struct dp__job *job;
     int place;
     dp__entry now;       /* the last one; like what follows, the writer's */
@@ -210,38 +213,39 @@ typedef struct dp__ring {
     atomic_uint asked;   /* and in which they were asked */
     atomic_uint looks;   /* so far */
     dp__wait wait;       /* of the table's threads */
-} dp__ring;
+} dp__journal;
 
 typedef dp_status dp__gather_fn(const dp_bootstrap *boot, const void *own, void *all, size_t bytes);
 
-typedef struct dp__card { /* what a process tells the others while it opens */
+typedef struct dp__introduction { /* what a process tells the others while it opens */
     int32_t status;
     char text[200];
     dp__shared_name name;
     uint64_t machine;
     dp__cores cores;
-} dp__card;
+} dp__introduction;
 
-typedef struct dp__letter { /* a process' record as it travels where there is no board */
-    int32_t presence, asks; /* asks: whoever gets it answers with his own */
+typedef struct dp__progress_message { /* a process' record as it travels where there is no board */
+    int32_t presence, asks;           /* asks: whoever gets it answers with his own */
     uint32_t ended[DP__LANES], said_after[DP__LANES], awaits[DP__LANES];
     uint32_t held, reserved;
     dp__entry last[DP__LANES];
     char said[DP__COMPLAINT_BYTES];
-} dp__letter;
+} dp__progress_message;
 
-typedef struct dp__mail { /* how processes hear of each other without a board */
+typedef struct dp__progress_carrier { /* how processes hear of each other without a board */
     dp_status (*hear)(dp_ctx *ctx, int *out_process); /* the first failure; -1: unknown */
     void (*tell)(dp_ctx *ctx, dp_status status, int process, const char *text); /* with one, too */
-    bool (*send)(dp_ctx *ctx, const dp__letter *letter); /* to all; false: there is no way */
-    int (*next)(const dp_ctx *ctx, int from, int to);    /* whom letters pass on the way */
-} dp__mail;
+    bool (*send)(dp_ctx *ctx,
+                 const dp__progress_message *progress); /* to all; false: there is no way */
+    int (*next)(const dp_ctx *ctx, int from, int to);   /* whom progress messages pass on the way */
+} dp__progress_carrier;
 
 typedef struct dp__job {
     dp_ctx *ctx;
     const dp_bootstrap *boot;
     dp__gather_fn *gather;
-    dp__card card, *cards; /* the own one, of all */
+    dp__introduction introduction, *introductions; /* the own one, of all */
     int process, process_count, timeout_ms;
     uint64_t look_ns; /* so long lies between two looks of who waits */
     int *firsts;      /* of each process: its first rank, and at the end how many ranks there are */
@@ -252,9 +256,9 @@ typedef struct dp__job {
     char why[200];     /* and why */
     dp__shared near; /* with processes on several machines: of those on this one, if they need it */
     size_t each;     /* bytes of a process behind the board: its entries, and its lines */
-    const dp__mail *mail;
+    const dp__progress_carrier *carrier;
     struct dp__job *before; /* see dp__voter */
-    dp__ring rings[DP__LANES];
+    dp__journal journals[DP__LANES];
 } dp__job;
 
 static dp__progress *dp__progress_of(const dp__job *job, int process)
@@ -262,17 +266,17 @@ static dp__progress *dp__progress_of(const dp__job *job, int process)
     return &job->board->members[process];
 }
 
-static dp__track *dp__track_of(const dp__ring *ring, int process)
+static dp__lane_progress *dp__lane_progress_of(const dp__journal *journal, int process)
 {
-    return &dp__progress_of(ring->job, process)->tracks[ring->place];
+    return &dp__progress_of(journal->job, process)->tracks[journal->place];
 }
 
-static dp__track *dp__own_track(const dp__ring *ring)
+static dp__lane_progress *dp__own_lane_progress(const dp__journal *journal)
 {
-    return dp__track_of(ring, ring->job->process);
+    return dp__lane_progress_of(journal, journal->job->process);
 }
 
-/* Of which process a rank is. */
+/* Returns the process of a rank. */
 static int dp__process_of(const dp__job *job, int rank)
 {
     int process = 0;
@@ -291,7 +295,7 @@ static size_t dp__board_bytes(int process_count)
     return (sizeof(dp__board) + (size_t)process_count * sizeof(dp__progress) + 63) / 64 * 64;
 }
 
-/* What a process has behind the board, in shared memory. */
+/* Returns what a process has behind the board, in shared memory. */
 static char *dp__behind_board(const dp__job *job, int process)
 {
     return (char *)job->board + dp__board_bytes(job->process_count) + (size_t)process * job->each;
@@ -299,26 +303,26 @@ static char *dp__behind_board(const dp__job *job, int process)
 
 /* A board in shared memory has all entries. One of a process' own has its own ones, and behind them
    the last one of each other. */
-static _Atomic uint64_t *dp__entry_of(const dp__ring *ring, int process, unsigned seq)
+static _Atomic uint64_t *dp__entry_of(const dp__journal *journal, int process, unsigned seq)
 {
-    const dp__job *job = ring->job;
+    const dp__job *job = journal->job;
     bool seen = job->shared.data != NULL;
-    size_t kept = (size_t)ring->place * DP__KEPT;
-    size_t place = kept + seq % (ring->ends_later ? DP__KEPT : DP__RECENT);
+    size_t kept = (size_t)journal->place * DP__KEPT;
+    size_t place = kept + seq % (journal->ends_later ? DP__KEPT : DP__RECENT);
     _Atomic uint64_t *first = (void *)dp__behind_board(job, seen ? process : 0);
     if (!seen && process != job->process)
-        place = (size_t)(DP__LANES * (DP__KEPT + process) + ring->place);
+        place = (size_t)(DP__LANES * (DP__KEPT + process) + journal->place);
     return first + place * DP__ENTRY_WORDS;
 }
 
-/* What a process has begun as number `seq`; false: it is not known. */
-static bool dp__entry_get(const dp__ring *ring, int process, unsigned seq, dp__entry *out)
+/* Gets what a process has begun as number `seq`; false: it is not known. */
+static bool dp__entry_get(const dp__journal *journal, int process, unsigned seq, dp__entry *out)
 {
     unsigned begun =
-        atomic_load_explicit(&dp__track_of(ring, process)->begun, memory_order_acquire);
+        atomic_load_explicit(&dp__lane_progress_of(journal, process)->begun, memory_order_acquire);
     if (seq == 0 || (int)(begun - seq) < 0)
         return false;
-    dp__words_load(out, dp__entry_of(ring, process, seq), DP__ENTRY_WORDS);
+    dp__words_load(out, dp__entry_of(journal, process, seq), DP__ENTRY_WORDS);
     return (unsigned)out->seq == seq;
 }
 
@@ -327,22 +331,24 @@ static bool dp__entries_same(const dp__entry *a, const dp__entry *b)
     return a->seq == b->seq && memcmp(&a->is, &b->is, sizeof a->is) == 0;
 }
 
-/* Whether a process has begun this as number `seq`, which is at most so long ago as is kept. */
-static bool dp__entry_matches(const dp__ring *ring, int process, unsigned seq, const dp__entry *own)
+/* Returns true if a process has begun this as number `seq`, which is at most so long ago as is
+   kept. */
+static bool dp__entry_matches(const dp__journal *journal, int process, unsigned seq,
+                              const dp__entry *own)
 {
     uint64_t head[DP__HEAD_WORDS];
-    dp__words_load(head, dp__entry_of(ring, process, seq), DP__HEAD_WORDS);
+    dp__words_load(head, dp__entry_of(journal, process, seq), DP__HEAD_WORDS);
     return memcmp(head, own, sizeof head) == 0;
 }
 
-static bool dp__has_begun(const dp__ring *ring, int process, unsigned seq)
+static bool dp__has_begun(const dp__journal *journal, int process, unsigned seq)
 {
-    return (int)(atomic_load(&dp__track_of(ring, process)->begun) - seq) >= 0;
+    return (int)(atomic_load(&dp__lane_progress_of(journal, process)->begun) - seq) >= 0;
 }
 
-static bool dp__has_ended(const dp__ring *ring, int process, unsigned seq)
+static bool dp__has_ended(const dp__journal *journal, int process, unsigned seq)
 {
-    return (int)(atomic_load(&dp__track_of(ring, process)->ended) - seq) >= 0;
+    return (int)(atomic_load(&dp__lane_progress_of(journal, process)->ended) - seq) >= 0;
 }
 
 /* A context that shares its process with this one is alive, and so is one that has left its lock to
@@ -371,37 +377,37 @@ static const char *dp__who(const dp__job *job, int process, char *text)
 }
 
 /* "collective 8, all_reduce of 25 f32 (sum)" */
-static const char *dp__doing(const dp__ring *ring, unsigned seq, char *text)
+static const char *dp__doing(const dp__journal *journal, unsigned seq, char *text)
 {
     char words[DP__WORDS_BYTES] = "";
     dp__entry own;
-    if (dp__entry_get(ring, ring->job->process, seq, &own))
+    if (dp__entry_get(journal, journal->job->process, seq, &own))
         (void)dp__issue_text(&own.is, &own.label, words);
     snprintf(text, DP__DOING_BYTES, "collective %u, %s", seq, words);
     return text;
 }
 
 /* "its last one was 7, all_reduce of 25 f32 (sum)", by one that waits for number `seq` */
-static const char *dp__last_text(const dp__ring *ring, unsigned seq, int process, char *text)
+static const char *dp__last_text(const dp__journal *journal, unsigned seq, int process, char *text)
 {
     char words[DP__WORDS_BYTES] = "";
     size_t used;
-    const dp__progress *member = dp__progress_of(ring->job, process);
-    unsigned begun = atomic_load(&member->tracks[ring->place].begun);
-    bool ended = dp__has_ended(ring, process, begun);
+    const dp__progress *member = dp__progress_of(journal->job, process);
+    unsigned begun = atomic_load(&member->tracks[journal->place].begun);
+    bool ended = dp__has_ended(journal, process, begun);
     dp__entry last, own;
-    if (dp__entry_get(ring, process, begun, &last))
+    if (dp__entry_get(journal, process, begun, &last))
         (void)dp__issue_text(&last.is, &last.label, words);
     if (begun == 0)
         used = dp__append(text, DP__LAST_BYTES, 0, "it has begun none");
-    else if (!ended && begun == seq && dp__entry_get(ring, ring->job->process, seq, &own) &&
+    else if (!ended && begun == seq && dp__entry_get(journal, journal->job->process, seq, &own) &&
              dp__entries_same(&last, &own))
         used = dp__append(text, DP__LAST_BYTES, 0, "it is in that one");
     else
         used = dp__append(text, DP__LAST_BYTES, 0, "%s %u, %s",
                           ended ? "its last one was" : "it is in", begun, words);
     if (member->said[0] != '\0' && ended &&
-        atomic_load(&member->tracks[ring->place].said_after) == begun)
+        atomic_load(&member->tracks[journal->place].said_after) == begun)
         used = dp__append(text, DP__LAST_BYTES, used, ", and then a call failed: %.159s",
                           member->said);
     if (atomic_load(&member->held) > 0)
@@ -441,7 +447,7 @@ static dp_status dp__job_heard(dp__job *job)
     int process = -1;
     dp_status status = DP_OK;
     if (!dp__job_is_lost(job) && job->shared.data == NULL)
-        status = job->mail->hear(job->ctx, &process);
+        status = job->carrier->hear(job->ctx, &process);
     if (status != DP_OK)
         (void)dp__board_fail(board, status, job->firsts[process >= 0 ? process : job->process],
                              dp_last_error());
@@ -460,10 +466,10 @@ static dp_status dp__job_heard(dp__job *job)
 static void dp__job_spread(dp__job *job, dp_status status, int rank, const char *text)
 {
     if (dp__board_fail(job->board, status, rank, text))
-        job->mail->tell(job->ctx, status, dp__process_of(job, rank), text);
+        job->carrier->tell(job->ctx, status, dp__process_of(job, rank), text);
 }
 
-/* The same, with the first failure's sentence. */
+/* Fails the job, and leaves the first failure's sentence. */
 DP_PRINTF(4, 5)
 static dp_status dp__job_fail(dp__job *job, dp_status status, int process, const char *format, ...)
 {
@@ -477,13 +483,13 @@ static dp_status dp__job_fail(dp__job *job, dp_status status, int process, const
 }
 
 /* "collective 8, all_reduce of 25 f32 (sum): rank 1 (process 1, pid 4242) has died; ..." */
-static dp_status dp__job_blame(const dp__ring *ring, unsigned seq, dp_status status, int process,
-                               const char *what)
+static dp_status dp__job_blame(const dp__journal *journal, unsigned seq, dp_status status,
+                               int process, const char *what)
 {
     char doing[DP__DOING_BYTES], who[DP__WHO_BYTES], last[DP__LAST_BYTES];
-    return dp__job_fail(ring->job, status, process, "%s: %s %s; %s", dp__doing(ring, seq, doing),
-                        dp__who(ring->job, process, who), what,
-                        dp__last_text(ring, seq, process, last));
+    return dp__job_fail(journal->job, status, process, "%s: %s %s; %s",
+                        dp__doing(journal, seq, doing), dp__who(journal->job, process, who), what,
+                        dp__last_text(journal, seq, process, last));
 }
 
 /* This process has failed: the others hear why. What another one is to blame for names that one
@@ -506,10 +512,10 @@ static void dp__job_tell(dp_ctx *ctx)
                            ctx->failed_text);
 }
 
-/* ---- letters --------------------------------------------------------------------------------- */
+/* ---- progress messages ----------------------------------------------------------------------- */
 
-/* How long a letter counts as news, so that its sender need not be asked again: no longer than that
-   it is not taken for silent, see dp__ring_missing. */
+/* How long a progress message counts as news, so that its sender need not be asked again: no longer
+   than that it is not taken for silent, see dp__journal_missing. */
 static uint64_t dp__news_ns(int timeout_ms)
 {
     uint64_t part = (uint64_t)timeout_ms * 1000000 / 8;
@@ -517,28 +523,29 @@ static uint64_t dp__news_ns(int timeout_ms)
 }
 
 /* The own one. */
-static dp__letter dp__letter_of(const dp__job *job)
+static dp__progress_message dp__progress_message_of(const dp__job *job)
 {
     const dp__progress *own = dp__progress_of(job, job->process);
-    dp__letter letter = {.presence = atomic_load(&own->presence), .held = atomic_load(&own->held)};
+    dp__progress_message progress = {.presence = atomic_load(&own->presence),
+                                     .held = atomic_load(&own->held)};
     for (int i = 0; i < DP__LANES; i++) {
         unsigned begun = atomic_load(&own->tracks[i].begun);
-        (void)dp__entry_get(&job->rings[i], job->process, begun, &letter.last[i]);
-        letter.ended[i] = atomic_load(&own->tracks[i].ended);
-        letter.said_after[i] = atomic_load(&own->tracks[i].said_after);
-        letter.awaits[i] = atomic_load(&own->tracks[i].awaits);
+        (void)dp__entry_get(&job->journals[i], job->process, begun, &progress.last[i]);
+        progress.ended[i] = atomic_load(&own->tracks[i].ended);
+        progress.said_after[i] = atomic_load(&own->tracks[i].said_after);
+        progress.awaits[i] = atomic_load(&own->tracks[i].awaits);
     }
-    memcpy(letter.said, own->said, sizeof letter.said);
-    return letter;
+    memcpy(progress.said, own->said, sizeof progress.said);
+    return progress;
 }
 
-/* What it has begun can be put in words. */
-static bool dp__letter_is_sound(const dp__letter *letter)
+/* Returns true if what a progress message tells can be put in words. */
+static bool dp__progress_message_is_sound(const dp__progress_message *progress)
 {
     bool sound = true;
     for (int i = 0; i < DP__LANES; i++) {
-        const dp__signature *is = &letter->last[i].is;
-        const dp__label *label = &letter->last[i].label;
+        const dp__signature *is = &progress->last[i].is;
+        const dp__label *label = &progress->last[i].label;
         sound = sound && is->verb >= 0 && is->verb < DP_REDUCE_TO && is->op >= 0 &&
                 is->op <= DP_OP_MAX && label->what[sizeof label->what - 1] == '\0' &&
                 label->by[sizeof label->by - 1] == '\0' &&
@@ -547,8 +554,9 @@ static bool dp__letter_is_sound(const dp__letter *letter)
     return sound;
 }
 
-/* What another one has sent. True: it asks. */
-static bool dp__letter_read(const dp__job *job, int process, const dp__letter *letter)
+/* Takes in what another process has sent. True: it asks. */
+static bool dp__progress_message_read(const dp__job *job, int process,
+                                      const dp__progress_message *progress)
 {
     dp__progress *other = dp__progress_of(job, process);
     uint64_t now = dp__os_now_ns(), asked_ns = atomic_exchange(&other->asked_ns, 0);
@@ -556,21 +564,21 @@ static bool dp__letter_read(const dp__job *job, int process, const dp__letter *l
         atomic_store(&other->away_ns, now - asked_ns);
         atomic_store(&other->back_ns, now);
     }
-    memcpy(other->said, letter->said, sizeof other->said);
+    memcpy(other->said, progress->said, sizeof other->said);
     other->said[sizeof other->said - 1] = '\0';
     for (int i = 0; i < DP__LANES; i++) {
-        const dp__entry *last = &letter->last[i];
-        dp__words_store(dp__entry_of(&job->rings[i], process, 0), last, DP__ENTRY_WORDS);
-        bool sound = letter->awaits[i] <= (uint32_t)job->process_count;
-        atomic_store(&other->tracks[i].awaits, sound ? letter->awaits[i] : 0);
-        atomic_store(&other->tracks[i].said_after, letter->said_after[i]);
-        atomic_store(&other->tracks[i].ended, letter->ended[i]);
+        const dp__entry *last = &progress->last[i];
+        dp__words_store(dp__entry_of(&job->journals[i], process, 0), last, DP__ENTRY_WORDS);
+        bool sound = progress->awaits[i] <= (uint32_t)job->process_count;
+        atomic_store(&other->tracks[i].awaits, sound ? progress->awaits[i] : 0);
+        atomic_store(&other->tracks[i].said_after, progress->said_after[i]);
+        atomic_store(&other->tracks[i].ended, progress->ended[i]);
         atomic_store(&other->tracks[i].begun, (unsigned)last->seq);
     }
-    atomic_store(&other->held, letter->held);
+    atomic_store(&other->held, progress->held);
     atomic_store(&other->looked_ns, now);
-    atomic_store(&other->presence, letter->presence);
-    return letter->asks != 0;
+    atomic_store(&other->presence, progress->presence);
+    return progress->asks != 0;
 }
 
 /* It is not there any more, and has not said that it goes. */
@@ -581,27 +589,28 @@ static void dp__job_miss(const dp__job *job, int process)
         atomic_store(presence, DP__DEAD);
 }
 
-/* Of one that has not been heard of since: it has begun what has ended here, but for what goes from
-   one to the others. */
-static void dp__track_guess(const dp__ring *ring, int process)
+/* Guesses about a process of which nothing has come since: it has begun what has ended here, but
+   for what goes from one to the others. */
+static void dp__lane_progress_guess(const dp__journal *journal, int process)
 {
-    dp__track *track = dp__track_of(ring, process);
-    unsigned ended = atomic_load(&dp__own_track(ring)->ended);
+    dp__lane_progress *track = dp__lane_progress_of(journal, process);
+    unsigned ended = atomic_load(&dp__own_lane_progress(journal)->ended);
     dp__entry last;
     if ((int)(ended - atomic_load(&track->begun)) <= 0 ||
-        !dp__entry_get(ring, ring->job->process, ended, &last) || last.is.verb == DP_BROADCAST)
+        !dp__entry_get(journal, journal->job->process, ended, &last) ||
+        last.is.verb == DP_BROADCAST)
         return;
-    dp__words_store(dp__entry_of(ring, process, 0), &last, DP__ENTRY_WORDS);
+    dp__words_store(dp__entry_of(journal, process, 0), &last, DP__ENTRY_WORDS);
     atomic_store(&track->ended, ended);
     atomic_store(&track->begun, ended);
 }
 
-/* Where there is no board the others are told what may not wait until they ask. */
-static void dp__letter_send(const dp__job *job)
+/* Tells the others, where there is no board, what may not wait until they ask. */
+static void dp__progress_message_send(const dp__job *job)
 {
-    const dp__letter own = dp__letter_of(job);
+    const dp__progress_message own = dp__progress_message_of(job);
     if (job->shared.data == NULL)
-        (void)job->mail->send(job->ctx, &own);
+        (void)job->carrier->send(job->ctx, &own);
 }
 
 /* A call has failed, and the job has not: for those who may come to wait for this process. */
@@ -615,7 +624,7 @@ static void dp__job_say(dp_ctx *ctx, const char *text)
     for (int i = 0; i < DP__LANES; i++)
         atomic_store(&own->tracks[i].said_after, atomic_load(&own->tracks[i].begun));
     dp__lock_leave(&ctx->lock);
-    dp__letter_send(ctx->job);
+    dp__progress_message_send(ctx->job);
 }
 
 /* It takes part in nothing more. */
@@ -625,7 +634,7 @@ static void dp__job_leave(const dp_ctx *ctx)
     if (job == NULL)
         return;
     atomic_store(&dp__progress_of(job, job->process)->presence, DP__LEFT);
-    dp__letter_send(job);
+    dp__progress_message_send(job);
 }
 
 /* ==== >>blaming ================================================================================
@@ -667,7 +676,7 @@ static void dp__job_looks(const dp__job *job)
    that has just said so does not say it again. */
 static bool dp__job_ask(const dp__job *job)
 {
-    dp__letter letter = dp__letter_of(job);
+    dp__progress_message progress = dp__progress_message_of(job);
     uint64_t now = dp__os_now_ns(), news_ns = now - dp__news_ns(job->timeout_ms);
     for (int p = 0; p < job->process_count; p++) {
         dp__progress *other = dp__progress_of(job, p);
@@ -675,8 +684,8 @@ static bool dp__job_ask(const dp__job *job)
         if (p != job->process && atomic_load(&other->looked_ns) < news_ns)
             (void)atomic_compare_exchange_strong(&other->asked_ns, &none, now);
     }
-    letter.asks = 1;
-    return job->mail->send(job->ctx, &letter);
+    progress.asks = 1;
+    return job->carrier->send(job->ctx, &progress);
 }
 
 static bool dp__is_silent(const dp__job *job, int process, uint64_t since_ns)
@@ -687,7 +696,7 @@ static bool dp__is_silent(const dp__job *job, int process, uint64_t since_ns)
 
 /* Asks all whether they are there, and waits for their answers. Returns since when each may be
    expected to have been seen: who was not computes, sleeps, or is gone; 0: none can be asked. */
-static dp_status dp__job_call(dp__job *job, uint64_t *out_since_ns)
+DP__COLD static dp_status dp__job_call(dp__job *job, uint64_t *out_since_ns)
 {
     uint64_t now = dp__os_now_ns(), half = (uint64_t)job->timeout_ms * 500000;
     uint64_t waited_ns = 0;
@@ -710,14 +719,14 @@ static dp_status dp__job_call(dp__job *job, uint64_t *out_since_ns)
     return DP_OK;
 }
 
-/* Whether all are known to have begun number `seq`, and not the same. */
-static bool dp__ring_clashes(const dp__ring *ring, unsigned seq)
+/* Returns true if all are known to have begun number `seq`, and not the same. */
+static bool dp__journal_clashes(const dp__journal *journal, unsigned seq)
 {
     dp__entry own, other;
-    bool same = true, all = dp__entry_get(ring, ring->job->process, seq, &own);
-    for (int p = 0; p < ring->job->process_count && all; p++) {
-        bool matches = dp__has_begun(ring, p, seq) && dp__entry_matches(ring, p, seq, &own);
-        all = matches || dp__entry_get(ring, p, seq, &other);
+    bool same = true, all = dp__entry_get(journal, journal->job->process, seq, &own);
+    for (int p = 0; p < journal->job->process_count && all; p++) {
+        bool matches = dp__has_begun(journal, p, seq) && dp__entry_matches(journal, p, seq, &own);
+        all = matches || dp__entry_get(journal, p, seq, &other);
         same = same && matches;
     }
     return all && !same;
@@ -751,90 +760,20 @@ static dp_status dp__entries_differ(dp__job *job, unsigned seq, const dp__entry 
         dp__issue_text(&entries[most].is, &entries[most].label, what[1]));
 }
 
-/* Of what clashes. `seqs`: the number of each process' call; NULL: `seq`. */
-static dp_status dp__ring_differs(const dp__ring *ring, unsigned seq, const unsigned *seqs)
+/* Says what clashes. `seqs`: the number of each process' call; NULL: `seq`. */
+static dp_status dp__journal_differs(const dp__journal *journal, unsigned seq, const unsigned *seqs)
 {
-    dp__job *job = ring->job;
+    dp__job *job = journal->job;
     size_t bytes = (size_t)job->process_count * sizeof(dp__entry);
     dp__entry *entries = dp__os_alloc(bytes, _Alignof(dp__entry), NULL);
     if (entries == NULL)
         return dp__job_fail(job, DP_ERR_REMOTE, job->process,
                             "collective %u: the processes have issued different calls", seq);
     for (int p = 0; p < job->process_count; p++)
-        (void)dp__entry_get(ring, p, seqs != NULL ? seqs[p] : seq, &entries[p]);
+        (void)dp__entry_get(journal, p, seqs != NULL ? seqs[p] : seq, &entries[p]);
     dp_status status = dp__entries_differ(job, seq, entries);
     dp__os_free(entries, bytes, NULL);
     return status;
-}
-
-/* Returns the first process that is silent on the way to one that is: letters do not pass it, nor
-   one that has left, behind which nobody is known to be silent. */
-static int dp__first_silent(const dp__job *job, int process, uint64_t since_ns)
-{
-    int on = job->process;
-    while (job->shared.data == NULL && on != process) {
-        on = job->mail->next(job->ctx, on, process);
-        if (atomic_load(&dp__progress_of(job, on)->presence) == DP__LEFT)
-            return process;
-        if (dp__is_silent(job, on, since_ns))
-            return on;
-    }
-    return process;
-}
-
-static int dp__ring_timeout_ms(const dp__ring *ring)
-{
-    return ring->job->timeout_ms + ring->patience_ms;
-}
-
-/* Returns the process for which all wait in a collective: it has not begun this one, or has and
-   does not go on, and is not seen to wait since then. -1: all are in it, and wait. */
-static int dp__ring_missing(const dp__ring *ring, unsigned seq, uint64_t since_ns)
-{
-    const dp__job *job = ring->job;
-    int missing[3] = {-1, -1, -1};
-    for (int p = job->process_count - 1; p >= 0; p--) {
-        bool begun = dp__has_begun(ring, p, seq), silent = dp__is_silent(job, p, since_ns);
-        if (!dp__has_ended(ring, p, seq) && (silent || !begun))
-            missing[silent ? begun : 2] = p;
-    }
-    int first = missing[0] >= 0 ? missing[0] : missing[1];
-    return first >= 0 ? dp__first_silent(job, first, since_ns) : missing[2];
-}
-
-/* Returns whom a process waits for, on this lane or another one: as it says, or as what all have
-   begun says; -1: that is not known. */
-static int dp__awaited_by(const dp__job *job, int lane, int process, uint64_t since_ns)
-{
-    const dp__progress *member = dp__progress_of(job, process);
-    int awaited = -1;
-    for (int i = 0; i < DP__LANES && awaited < 0; i++)
-        awaited = (int)atomic_load(&member->tracks[(lane + i) % DP__LANES].awaits) - 1;
-    for (int i = 0; i < DP__LANES && awaited < 0; i++) {
-        const dp__ring *ring = &job->rings[(lane + i) % DP__LANES];
-        unsigned begun = atomic_load(&member->tracks[ring->place].begun);
-        if (!dp__has_ended(ring, process, begun))
-            awaited = dp__ring_missing(ring, begun, since_ns);
-    }
-    return awaited;
-}
-
-enum { DP__UNKNOWN = -1, DP__CIRCLE = -2 };
-
-/* Returns for whom a process waits in the end, if it waits for one that waits for a third, and so
-   on: itself, if it does not wait. DP__CIRCLE: they wait for each other, or for this process. */
-static int dp__wait_root(const dp__job *job, int lane, int process, uint64_t since_ns)
-{
-    for (int i = 0; i < job->process_count && process >= 0; i++) {
-        if (process == job->process)
-            return DP__CIRCLE;
-        if (!dp__is_alive(job, process))
-            return process;
-        if (dp__is_silent(job, process, since_ns))
-            return dp__first_silent(job, process, since_ns);
-        process = dp__awaited_by(job, lane, process, since_ns);
-    }
-    return process < 0 ? DP__UNKNOWN : DP__CIRCLE;
 }
 
 /* Returns true if a process answers again, but did not for most of the time for which others wait:
@@ -847,9 +786,84 @@ static bool dp__was_away(const dp__job *job, int process, uint64_t now)
            atomic_load(&other->back_ns) + timeout_ns / 4 > now;
 }
 
+/* Returns the first process that is silent on the way to one that is: progress messages do not pass
+   it, and those that it held up are on their way when it answers again; nor do they pass one that
+   has left, behind which nobody is known to be silent. */
+DP__COLD static int dp__first_silent(const dp__job *job, int process, uint64_t since_ns)
+{
+    int on = job->process;
+    uint64_t now = dp__os_now_ns();
+    while (job->shared.data == NULL && on != process) {
+        on = job->carrier->next(job->ctx, on, process);
+        if (atomic_load(&dp__progress_of(job, on)->presence) == DP__LEFT)
+            return process;
+        if (dp__is_silent(job, on, since_ns) || dp__was_away(job, on, now))
+            return on;
+    }
+    return process;
+}
+
+static int dp__journal_timeout_ms(const dp__journal *journal)
+{
+    return journal->job->timeout_ms + journal->patience_ms;
+}
+
+/* Returns the process for which all wait in a collective: it has not begun this one, or has and
+   does not go on, and is not seen to wait since then. -1: all are in it, and wait. */
+DP__COLD static int dp__journal_missing(const dp__journal *journal, unsigned seq, uint64_t since_ns)
+{
+    const dp__job *job = journal->job;
+    int missing[3] = {-1, -1, -1};
+    for (int p = job->process_count - 1; p >= 0; p--) {
+        bool begun = dp__has_begun(journal, p, seq), silent = dp__is_silent(job, p, since_ns);
+        if (!dp__has_ended(journal, p, seq) && (silent || !begun))
+            missing[silent ? begun : 2] = p;
+    }
+    int first = missing[0] >= 0 ? missing[0] : missing[1];
+    return first >= 0 ? dp__first_silent(job, first, since_ns) : missing[2];
+}
+
+/* Returns whom a process waits for, on this lane or another one: as it says, or as what all have
+   begun says; -1: that is not known. */
+DP__COLD static int dp__awaited_by(const dp__job *job, int lane, int process, uint64_t since_ns)
+{
+    const dp__progress *member = dp__progress_of(job, process);
+    int awaited = -1;
+    for (int i = 0; i < DP__LANES && awaited < 0; i++)
+        awaited = (int)atomic_load(&member->tracks[(lane + i) % DP__LANES].awaits) - 1;
+    for (int i = 0; i < DP__LANES && awaited < 0; i++) {
+        const dp__journal *journal = &job->journals[(lane + i) % DP__LANES];
+        unsigned begun = atomic_load(&member->tracks[journal->place].begun);
+        if (!dp__has_ended(journal, process, begun))
+            awaited = dp__journal_missing(journal, begun, since_ns);
+    }
+    return awaited;
+}
+
+enum { DP__UNKNOWN = -1, DP__CIRCLE = -2 };
+
+/* Returns for whom a process waits in the end, if it waits for one that waits for a third, and so
+   on: itself, if it does not wait. DP__CIRCLE: they wait for each other, or for this process. */
+DP__COLD static int dp__wait_root(const dp__job *job, int lane, int process, uint64_t since_ns)
+{
+    for (int i = 0; i < job->process_count && process >= 0; i++) {
+        if (process == job->process)
+            return DP__CIRCLE;
+        if (!dp__is_alive(job, process))
+            return process;
+        if (dp__is_silent(job, process, since_ns))
+            return dp__first_silent(job, process, since_ns);
+        int awaited = dp__awaited_by(job, lane, process, since_ns);
+        if (awaited == process)
+            return process;
+        process = awaited;
+    }
+    return process < 0 ? DP__UNKNOWN : DP__CIRCLE;
+}
+
 /* Returns the one that was away for longest, or the first on the way to it that was away as well;
    -1: none was. */
-static int dp__longest_away(const dp__job *job)
+DP__COLD static int dp__longest_away(const dp__job *job)
 {
     uint64_t now = dp__os_now_ns(), most = 0;
     int away = -1, on = job->process;
@@ -861,7 +875,7 @@ static int dp__longest_away(const dp__job *job)
         }
     }
     while (away >= 0 && on != away) {
-        on = job->mail->next(job->ctx, on, away);
+        on = job->carrier->next(job->ctx, on, away);
         away = dp__was_away(job, on, now) ? on : away;
     }
     return away;
@@ -870,13 +884,16 @@ static int dp__longest_away(const dp__job *job)
 static const char dp__no_answer[] = "does not answer";
 
 /* Says what is wrong with one that is to blame for a wait. */
-static const char *dp__fault_text(const dp__job *job, int process, uint64_t since_ns, char *text)
+DP__COLD static const char *dp__fault_text(const dp__job *job, int process, uint64_t since_ns,
+                                           char *text)
 {
     const dp__progress *other = dp__progress_of(job, process);
     if (atomic_load(&other->presence) == DP__LEFT)
         return "has closed its context";
     if (!dp__is_alive(job, process))
         return "has died";
+    if (atomic_load(&other->tracks[DP__CALLER].awaits) == (unsigned)process + 1)
+        return "may open no more files";
     if (dp__is_silent(job, process, since_ns) || atomic_load(&other->away_ns) == 0)
         return dp__no_answer;
     snprintf(text, DP__FAULT_BYTES, "did not answer for %llu ms",
@@ -886,8 +903,8 @@ static const char *dp__fault_text(const dp__job *job, int process, uint64_t sinc
 
 /* "did not come within 4000 ms", "did not come within 4000 ms, as rank 1 (process 1, pid 4242) has
    died": of one that is waited for; root: whose fault that is, -1: that is not known. */
-static const char *dp__late_text(const dp__job *job, int ms, int named, int root, uint64_t since_ns,
-                                 char *text)
+DP__COLD static const char *dp__late_text(const dp__job *job, int ms, int named, int root,
+                                          uint64_t since_ns, char *text)
 {
     char who[DP__WHO_BYTES], words[DP__FAULT_BYTES];
     const char *why = root >= 0 ? dp__fault_text(job, root, since_ns, words) : "";
@@ -901,41 +918,42 @@ static const char *dp__late_text(const dp__job *job, int ms, int named, int root
 
 /* Returns for whom all wait in the end; -1: that is not known. What this process lacks says so
    first, then what all have begun, and then who was away. */
-static int dp__ring_root(const dp__ring *ring, int missing, uint64_t since_ns)
+DP__COLD static int dp__journal_root(const dp__journal *journal, int missing, uint64_t since_ns)
 {
-    int lane = ring->place, awaited = (int)atomic_load(&dp__own_track(ring)->awaits) - 1;
-    int root = dp__wait_root(ring->job, lane, awaited, since_ns);
+    int lane = journal->place,
+        awaited = (int)atomic_load(&dp__own_lane_progress(journal)->awaits) - 1;
+    int root = dp__wait_root(journal->job, lane, awaited, since_ns);
     if (root < 0)
-        root = dp__wait_root(ring->job, lane, missing, since_ns);
-    return root >= 0 ? root : dp__longest_away(ring->job);
+        root = dp__wait_root(journal->job, lane, missing, since_ns);
+    return root >= 0 ? root : dp__longest_away(journal->job);
 }
 
 /* The time is up. */
-static dp_status dp__ring_late(dp__ring *ring, unsigned seq)
+DP__COLD static dp_status dp__journal_late(dp__journal *journal, unsigned seq)
 {
-    dp__job *job = ring->job;
+    dp__job *job = journal->job;
     char doing[DP__DOING_BYTES], last[DP__LAST_BYTES], who[DP__WHO_BYTES], what[DP__LATE_BYTES];
     uint64_t since_ns;
-    int ms = dp__ring_timeout_ms(ring);
-    (void)dp__doing(ring, seq, doing);
+    int ms = dp__journal_timeout_ms(journal);
+    (void)dp__doing(journal, seq, doing);
     DP_TRY(dp__job_call(job, &since_ns));
     if (since_ns == 0)
         return dp__job_fail(job, DP_ERR_TIMEOUT, job->process,
                             "%s: others did not come within %d ms", doing, ms);
-    if (dp__ring_clashes(ring, seq))
-        return dp__ring_differs(ring, seq, NULL);
-    int missing = dp__ring_missing(ring, seq, since_ns);
-    int root = dp__ring_root(ring, missing, since_ns);
+    if (dp__journal_clashes(journal, seq))
+        return dp__journal_differs(journal, seq, NULL);
+    int missing = dp__journal_missing(journal, seq, since_ns);
+    int root = dp__journal_root(journal, missing, since_ns);
     if (root < 0 && missing < 0)
         return dp__job_fail(job, DP_ERR_TIMEOUT, job->process,
                             "%s: all processes have begun it, and it did not end within %d ms",
                             doing, ms);
-    bool lacks = root >= 0 && (missing < 0 || !dp__has_ended(ring, root, seq));
+    bool lacks = root >= 0 && (missing < 0 || !dp__has_ended(journal, root, seq));
     int named = lacks ? root : missing;
     return dp__job_fail(job, DP_ERR_TIMEOUT, root >= 0 ? root : named, "%s: %s %s; %s", doing,
                         dp__who(job, named, who),
                         dp__late_text(job, ms, named, root, since_ns, what),
-                        dp__last_text(ring, seq, named, last));
+                        dp__last_text(journal, seq, named, last));
 }
 
 /* ==== >>looking ================================================================================
@@ -965,11 +983,11 @@ static bool dp__is_seen(const dp__job *job, int process, uint64_t now)
 }
 
 /* It is waited for, as it has not ended this call, and may have died. */
-static bool dp__is_doubtful(const dp__ring *ring, int process, unsigned seq, uint64_t now)
+static bool dp__is_doubtful(const dp__journal *journal, int process, unsigned seq, uint64_t now)
 {
-    const dp__job *job = ring->job;
+    const dp__job *job = journal->job;
     bool seen = job->shared.data != NULL && dp__is_seen(job, process, now);
-    return process != job->process && !seen && !dp__has_ended(ring, process, seq) &&
+    return process != job->process && !seen && !dp__has_ended(journal, process, seq) &&
            atomic_load(&dp__progress_of(job, process)->presence) != DP__LEFT;
 }
 
@@ -978,11 +996,11 @@ typedef struct dp__slice {
     int first, count, step;
 } dp__slice;
 
-static dp__slice dp__slice_of(dp__ring *ring)
+static dp__slice dp__slice_of(dp__journal *journal)
 {
-    const dp__job *job = ring->job;
+    const dp__job *job = journal->job;
     int count = job->process_count;
-    unsigned looks = atomic_fetch_add(&ring->looks, 1) + (unsigned)job->process;
+    unsigned looks = atomic_fetch_add(&journal->looks, 1) + (unsigned)job->process;
     if (job->shared.data == NULL || count <= DP__SLICE)
         return (dp__slice){0, count, 1};
     return (dp__slice){(int)(looks % (unsigned)count), DP__SLICE, count / DP__SLICE | 1};
@@ -1007,84 +1025,85 @@ static unsigned dp__probes(const dp__job *job, const dp__slice *slice, unsigned 
    wait share the work: a look is about some processes, and asks for some of their locks, others
    each time, and all together for DP__PROBES or a few more, so that within some looks somebody has
    asked for any. Up to 16 processes each asks for all. */
-static int dp__ring_dead(dp__ring *ring, const dp__slice *slice, unsigned seq)
+static int dp__journal_dead(dp__journal *journal, const dp__slice *slice, unsigned seq)
 {
-    const dp__job *job = ring->job;
+    const dp__job *job = journal->job;
     uint64_t now = dp__os_now_ns();
-    unsigned doubtful = 0, seen = 0, place = atomic_load(&ring->looks) * 2654435761u >> 8;
+    unsigned doubtful = 0, seen = 0, place = atomic_load(&journal->looks) * 2654435761u >> 8;
     for (int i = 0; i < slice->count; i++) {
         int p = dp__slice_at(job, slice, i);
-        doubtful += dp__is_doubtful(ring, p, seq, now);
+        doubtful += dp__is_doubtful(journal, p, seq, now);
         seen += p != job->process && dp__is_seen(job, p, now);
     }
     unsigned own = dp__probes(job, slice, seen, doubtful);
     for (int i = 0; i < slice->count && doubtful > 0; i++) {
         int p = dp__slice_at(job, slice, i);
-        if (!dp__is_doubtful(ring, p, seq, now))
+        if (!dp__is_doubtful(journal, p, seq, now))
             continue;
         bool mine = own >= doubtful || place % doubtful < own;
         place++;
         /* until its lock was asked for it may have ended this call, and left */
-        if (mine && !dp__is_alive(job, p) && dp__is_doubtful(ring, p, seq, now))
+        if (mine && !dp__is_alive(job, p) && dp__is_doubtful(journal, p, seq, now))
             return p;
     }
     return -1;
 }
 
-/* Whether it makes sense to wait for the end of number `seq`, for which this process has waited so
-   long. What two looks find different is: a call that the table refuses is on the board for a
-   moment. */
-static dp_status dp__ring_look(dp__ring *ring, unsigned seq, uint64_t waited_ns)
+/* Looks whether it makes sense to wait for the end of number `seq`, for which this process has
+   waited so long. Only what two looks find different counts: a call that the table refuses is on
+   the board for a moment. */
+static dp_status dp__journal_look(dp__journal *journal, unsigned seq, uint64_t waited_ns)
 {
-    dp__job *job = ring->job;
+    dp__job *job = journal->job;
     dp__job_looks(job);
     DP_TRY(dp__job_heard(job));
     for (int p = 0; p < job->process_count && job->shared.data == NULL; p++)
-        dp__track_guess(ring, p);
+        dp__lane_progress_guess(journal, p);
     if (job->shared.data == NULL && waited_ns > DP__ASK_NS &&
-        atomic_exchange(&ring->asked, seq) != seq)
+        atomic_exchange(&journal->asked, seq) != seq)
         (void)dp__job_ask(job);
-    const dp__slice slice = dp__slice_of(ring);
+    const dp__slice slice = dp__slice_of(journal);
     for (int i = 0; i < slice.count; i++) {
         int p = dp__slice_at(job, &slice, i);
         bool left = atomic_load(&dp__progress_of(job, p)->presence) == DP__LEFT;
-        if (left && !dp__has_begun(ring, p, seq)) /* else it got there before it ended */
-            return dp__job_blame(ring, seq, DP_ERR_REMOTE, p, "has closed its context");
+        if (left && !dp__has_begun(journal, p, seq)) /* else it got there before it ended */
+            return dp__job_blame(journal, seq, DP_ERR_REMOTE, p, "has closed its context");
     }
-    int dead = dp__ring_dead(ring, &slice, seq);
+    int dead = dp__journal_dead(journal, &slice, seq);
     if (dead >= 0)
-        return dp__job_blame(ring, seq, DP_ERR_REMOTE, dead, "has died");
-    bool clashes = dp__ring_clashes(ring, seq);
-    if (clashes && atomic_exchange(&ring->odd, seq) == seq)
-        return dp__ring_differs(ring, seq, NULL);
-    bool late = waited_ns >= (uint64_t)dp__ring_timeout_ms(ring) * 1000000;
-    return late ? dp__ring_late(ring, seq) : DP_OK;
+        return dp__job_blame(journal, seq, DP_ERR_REMOTE, dead, "has died");
+    bool clashes = dp__journal_clashes(journal, seq);
+    if (clashes && atomic_exchange(&journal->odd, seq) == seq)
+        return dp__journal_differs(journal, seq, NULL);
+    bool late = waited_ns >= (uint64_t)dp__journal_timeout_ms(journal) * 1000000;
+    return late ? dp__journal_late(journal, seq) : DP_OK;
 }
 
 /* In a loop that waits for the end of what was begun last. */
-static dp_status dp__ring_rest(dp__ring *ring, dp__wait *wait)
+static dp_status dp__journal_rest(dp__journal *journal, dp__wait *wait)
 {
     uint64_t waited_ns;
-    if (!dp__wait_looks(wait, ring->job->look_ns, &waited_ns))
+    if (!dp__wait_looks(wait, journal->job->look_ns, &waited_ns))
         return DP_OK;
-    atomic_store(&dp__own_track(ring)->awaits, wait->awaits);
-    return dp__ring_look(ring, atomic_load(&dp__own_track(ring)->begun), waited_ns);
+    atomic_store(&dp__own_lane_progress(journal)->awaits, wait->awaits);
+    return dp__journal_look(journal, atomic_load(&dp__own_lane_progress(journal)->begun),
+                            waited_ns);
 }
 
 /* Ends a wait that has said for whom it was. */
-static void dp__ring_rested(const dp__ring *ring, const dp__wait *wait)
+static void dp__journal_rested(const dp__journal *journal, const dp__wait *wait)
 {
     if (wait->awaits != 0)
-        atomic_store(&dp__own_track(ring)->awaits, 0);
+        atomic_store(&dp__own_lane_progress(journal)->awaits, 0);
 }
 
-/* Whether there are cores for so many threads of all processes. If a quota leaves this process
-   fewer cores than its mask has, all processes share that quota. */
+/* Returns true if there are cores for so many threads of all processes. If a quota leaves this
+   process fewer cores than its mask has, all processes share that quota. */
 static bool dp__job_has_cores(const dp__job *job, int threads)
 {
     dp__cores cores = {{0}};
     for (int p = 0; p < job->process_count; p++)
-        dp__cores_join(&cores, &job->cards[p].cores);
+        dp__cores_join(&cores, &job->introductions[p].cores);
     bool limited = job->ctx->limited && threads > job->ctx->cores;
     return !limited && threads <= dp__cores_count(&cores);
 }
@@ -1096,30 +1115,32 @@ static bool dp__job_aborted(const dp_host *host)
     if (ctx->job == NULL || dp__host_aborted(host))
         return dp__host_aborted(host);
     const dp__lane *lane = dp__of_thread.lane;
-    dp__ring *ring = lane != NULL && lane->ctx == ctx ? lane->ring : ctx->lanes[DP__CALLER].ring;
-    bool waits = atomic_load(&ring->done) != atomic_load(&dp__own_track(ring)->begun);
-    return waits && dp__ring_rest(ring, &ring->wait) != DP_OK;
+    dp__journal *journal = lane != NULL && lane->ctx == ctx ? lane->journal
+                                                            : ctx->lanes[DP__CALLER].journal;
+    bool waits = atomic_load(&journal->done) != atomic_load(&dp__own_lane_progress(journal)->begun);
+    return waits && dp__journal_rest(journal, &journal->wait) != DP_OK;
 }
 
 /* A table has failed here, perhaps since another process has. Somebody may be able to say why, if
    he is given some time; what has failed here by itself stays the reason here. */
-static dp_status dp__ring_reason(dp__ring *ring, dp_status status)
+static dp_status dp__journal_reason(dp__journal *journal, dp_status status)
 {
     bool echo = status == DP_ERR_REMOTE || status == DP_ERR_TIMEOUT || status == DP_ERR_ABORTED;
     bool fresh = dp__of_thread.fresh;
     int culprit = dp__of_thread.culprit;
     char said[DP__TEXT_BYTES];
-    dp__job *job = ring->job;
-    unsigned seq = (unsigned)ring->now.seq;
+    dp__job *job = journal->job;
+    unsigned seq = (unsigned)journal->now.seq;
     if (dp_status_class(status) != DP_CLASS_JOB)
         return status;
     memcpy(said, dp_last_error(), sizeof said);
     uint64_t now = dp__os_now_ns(), until_ns = now + (uint64_t)(echo ? DP__SILENT_NS : 0);
-    uint64_t waited_ns = status == DP_ERR_TIMEOUT && ring->begun_ns > 0 ? now - ring->begun_ns : 0;
-    dp_status heard = echo ? dp__ring_look(ring, seq, waited_ns) : dp__job_heard(job);
+    uint64_t waited_ns = status == DP_ERR_TIMEOUT && journal->begun_ns > 0 ? now - journal->begun_ns
+                                                                           : 0;
+    dp_status heard = echo ? dp__journal_look(journal, seq, waited_ns) : dp__job_heard(job);
     while (heard == DP_OK && !dp__has_failed(job->ctx) && dp__os_now_ns() < until_ns) {
         dp__os_sleep_ms(10);
-        heard = dp__ring_look(ring, seq, 0);
+        heard = dp__journal_look(journal, seq, 0);
     }
     if (heard != DP_OK && (echo || strcmp(said, dp_last_error()) == 0))
         return heard;
@@ -1208,79 +1229,81 @@ DP_API void dp_tag(dp_ctx *ctx, const char *text)
     atomic_fetch_add_explicit(&ctx->tags, 1, memory_order_release);
 }
 
-/* What the collectives to come are for, until this is called again. Returns what they were for. For
-   the writer. */
+/* Sets what the collectives to come are for, until this is called again. Returns what they were
+   for. For the writer. */
 static dp__purpose dp__journal_for(const dp__lane *lane, dp__purpose purpose)
 {
-    dp__ring *ring = lane->ring;
-    if (ring == NULL)
+    dp__journal *journal = lane->journal;
+    if (journal == NULL)
         return (dp__purpose){0};
-    dp__purpose before = ring->purpose;
-    ring->purpose = purpose;
-    ring->by = NULL;
+    dp__purpose before = journal->purpose;
+    journal->purpose = purpose;
+    journal->by = NULL;
     return before;
 }
 
-static void dp__ring_label(dp__ring *ring, const char *by)
+static void dp__journal_label(dp__journal *journal, const char *by)
 {
-    dp__label *label = &ring->now.label;
-    ring->tags = atomic_load_explicit(&ring->job->ctx->tags, memory_order_acquire);
-    ring->by = by;
-    dp__label_put(label->what, sizeof label->what, ring->purpose.what);
+    dp__label *label = &journal->now.label;
+    journal->tags = atomic_load_explicit(&journal->job->ctx->tags, memory_order_acquire);
+    journal->by = by;
+    dp__label_put(label->what, sizeof label->what, journal->purpose.what);
     dp__label_put(label->by, sizeof label->by, by);
-    dp__words_load(label->tag, ring->job->ctx->tag, DP__TAG_WORDS);
+    dp__words_load(label->tag, journal->job->ctx->tag, DP__TAG_WORDS);
 }
 
-/* Of what a table is asked for on a lane. Compared byte by byte: one NaN is as good as another. */
-static dp__signature dp__sign(const dp__ring *ring, const dp_coll_call *call)
+/* Makes the signature of a call on a lane. It is compared byte by byte: all NaN are the same one.
+   */
+static dp__signature dp__sign(const dp__journal *journal, const dp_coll_call *call)
 {
     return (dp__signature){.verb = (int32_t)call->verb,
                            .dtype = (int32_t)call->dtype,
                            .op = (int32_t)call->op,
                            .root = call->root,
-                           .reducer = ring != NULL ? ring->purpose.reducer : 0,
-                           .bucket = ring != NULL ? ring->purpose.bucket : 0,
+                           .reducer = journal != NULL ? journal->purpose.reducer : 0,
+                           .bucket = journal != NULL ? journal->purpose.bucket : 0,
                            .count = call->count,
                            .scale = isnan(call->scale) ? (double)NAN : call->scale};
 }
 
 /* A table is about to be called. The label is made anew only where it has changed. */
-static void dp__journal_begin(dp__ring *ring, const char *by, const dp_coll_call *call)
+static void dp__journal_begin(dp__journal *journal, const char *by, const dp_coll_call *call)
 {
-    if (ring->by != by ||
-        ring->tags != atomic_load_explicit(&ring->job->ctx->tags, memory_order_relaxed))
-        dp__ring_label(ring, by);
-    ring->now.seq++;
-    ring->now.is = dp__sign(ring, call);
-    unsigned seq = (unsigned)ring->now.seq;
-    if (!ring->compared && !ring->ends_later)
-        ring->begun_ns = dp__os_now_ns();
-    atomic_store_explicit(&ring->wait.looked_ns, 0, memory_order_relaxed);
-    atomic_store_explicit(&ring->wait.waited_ns, 0, memory_order_relaxed);
-    dp__words_store(dp__entry_of(ring, ring->job->process, seq), &ring->now, DP__ENTRY_WORDS);
-    atomic_store_explicit(&dp__own_track(ring)->begun, seq, memory_order_release);
+    if (journal->by != by ||
+        journal->tags != atomic_load_explicit(&journal->job->ctx->tags, memory_order_relaxed))
+        dp__journal_label(journal, by);
+    journal->now.seq++;
+    journal->now.is = dp__sign(journal, call);
+    unsigned seq = (unsigned)journal->now.seq;
+    if (!journal->compared && !journal->ends_later)
+        journal->begun_ns = dp__os_now_ns();
+    atomic_store_explicit(&journal->wait.looked_ns, 0, memory_order_relaxed);
+    atomic_store_explicit(&journal->wait.waited_ns, 0, memory_order_relaxed);
+    dp__words_store(dp__entry_of(journal, journal->job->process, seq), &journal->now,
+                    DP__ENTRY_WORDS);
+    atomic_store_explicit(&dp__own_lane_progress(journal)->begun, seq, memory_order_release);
 }
 
 /* Up to number `seq` all has ended here, so that others have begun it. */
-static dp_status dp__ring_end(dp__ring *ring, unsigned seq)
+static dp_status dp__journal_ended_to(dp__journal *journal, unsigned seq)
 {
-    atomic_store_explicit(&dp__own_track(ring)->ended, seq, memory_order_release);
-    bool clashes = !ring->compared && dp__ring_clashes(ring, seq);
-    return clashes ? dp__ring_differs(ring, seq, NULL) : DP_OK;
+    atomic_store_explicit(&dp__own_lane_progress(journal)->ended, seq, memory_order_release);
+    bool clashes = !journal->compared && dp__journal_clashes(journal, seq);
+    return clashes ? dp__journal_differs(journal, seq, NULL) : DP_OK;
 }
 
 /* The table has returned. What it refuses counts in no process, so that all count alike. */
-static dp_status dp__journal_end(dp__ring *ring, dp_status status)
+static dp_status dp__journal_end(dp__journal *journal, dp_status status)
 {
     bool refused = status != DP_OK && dp_status_class(status) == DP_CLASS_CALL;
-    ring->now.seq -= refused;
-    unsigned seq = (unsigned)ring->now.seq;
+    journal->now.seq -= refused;
+    unsigned seq = (unsigned)journal->now.seq;
     if (refused)
-        atomic_store_explicit(&dp__own_track(ring)->begun, seq, memory_order_release);
+        atomic_store_explicit(&dp__own_lane_progress(journal)->begun, seq, memory_order_release);
     if (status != DP_OK)
-        return dp__ring_reason(ring, status);
-    atomic_store_explicit(&ring->done, seq, memory_order_release);
-    return ring->ends_later ? DP_OK : dp__ring_end(ring, seq);
+        return dp__journal_reason(journal, status);
+    atomic_store_explicit(&journal->done, seq, memory_order_release);
+    return journal->ends_later ? DP_OK : dp__journal_ended_to(journal, seq);
 }
 
 /* NULL: there are no other processes. */
@@ -1289,26 +1312,27 @@ static dp__job *dp__job_of(const dp_host *host)
     return dp__ctx_of(host)->job;
 }
 
-/* Of the lane that is opened. */
-static dp__ring *dp__ring_opening(dp__job *job)
+/* Returns the ring of the lane that is opened. */
+static dp__journal *dp__journal_opening(dp__job *job)
 {
     int lane = DP__CALLER;
     while (lane < DP__LANES - 1 && job->ctx->lanes[lane].comm != NULL)
         lane++;
-    return &job->rings[lane];
+    return &job->journals[lane];
 }
 
 /* The entry that was begun so many before the last one; false: there is none. */
-static bool dp__ring_entry(const dp__ring *ring, unsigned age, dp__entry *out)
+static bool dp__journal_entry(const dp__journal *journal, unsigned age, dp__entry *out)
 {
-    unsigned begun = atomic_load_explicit(&dp__own_track(ring)->begun, memory_order_acquire);
+    unsigned begun =
+        atomic_load_explicit(&dp__own_lane_progress(journal)->begun, memory_order_acquire);
     return age < begun && age < DP__RECENT &&
-           dp__entry_get(ring, ring->job->process, begun - age, out);
+           dp__entry_get(journal, journal->job->process, begun - age, out);
 }
 
-static bool dp__ring_ended(const dp__ring *ring, const dp__entry *entry)
+static bool dp__journal_ended(const dp__journal *journal, const dp__entry *entry)
 {
-    unsigned done = atomic_load_explicit(&ring->done, memory_order_acquire);
+    unsigned done = atomic_load_explicit(&journal->done, memory_order_acquire);
     return (int)(done - (unsigned)entry->seq) >= 0;
 }
 
@@ -1320,7 +1344,8 @@ static bool dp__all_are_host(const dp_ctx *ctx)
     return host;
 }
 
-/* What it means that a table's call has returned: a device of its own may do the work later. */
+/* Says what it means that a table's call has returned: a device of its own may do the work later.
+   */
 static const char *dp__ended_text(const dp__lane *lane)
 {
     return lane->carrier != lane->comm || dp__all_are_host(lane->ctx) ? "ended" : "enqueued";
@@ -1332,11 +1357,11 @@ static bool dp__journal_line(const dp__lane *lane, unsigned age, char *text, siz
     static const char *const whose[DP__LANES] = {"", " of the courier"};
     char words[DP__WORDS_BYTES];
     dp__entry entry;
-    if (lane->ring == NULL || !dp__ring_entry(lane->ring, age, &entry))
+    if (lane->journal == NULL || !dp__journal_entry(lane->journal, age, &entry))
         return false;
     snprintf(text, room, "collective %llu%s, %s: %s", (unsigned long long)entry.seq,
              whose[lane - lane->ctx->lanes], dp__issue_text(&entry.is, &entry.label, words),
-             dp__ring_ended(lane->ring, &entry) ? dp__ended_text(lane) : "under way");
+             dp__journal_ended(lane->journal, &entry) ? dp__ended_text(lane) : "under way");
     return true;
 }
 
@@ -1367,15 +1392,15 @@ static void dp__journal_log(const dp_ctx *ctx)
             dp__log(ctx, DP_LOG_ERROR, "%s", line);
 }
 
-/* What is under way, the courier's first, or was the caller's last. */
+/* Lists what is under way, the courier's first, or the caller's last. */
 static void dp__journal_here(const dp_ctx *ctx, char *text, size_t bytes)
 {
     text[0] = '\0';
     for (int i = DP__LANES - 1; i >= 0; i--) {
         dp__entry entry;
-        const dp__ring *ring = ctx->lanes[i].ring;
-        bool some = ring != NULL && dp__ring_entry(ring, 0, &entry);
-        if (some && (i == DP__CALLER || !dp__ring_ended(ring, &entry))) {
+        const dp__journal *journal = ctx->lanes[i].journal;
+        bool some = journal != NULL && dp__journal_entry(journal, 0, &entry);
+        if (some && (i == DP__CALLER || !dp__journal_ended(journal, &entry))) {
             dp__journal_line(&ctx->lanes[i], 0, text, bytes);
             return;
         }
@@ -1392,33 +1417,35 @@ static const char *dp__open_error(void)
     return dp__unnamed("dp_open", dp_last_error());
 }
 
-/* Of those that have failed one that did so by itself, or else the first; -1: none has. */
+/* Returns one of those that have failed by themselves, or else the first; -1: none has. */
 static int dp__job_failed_first(const dp__job *job)
 {
     int failed = -1;
     for (int p = job->process_count - 1; p >= 0; p--) {
-        bool better = failed < 0 || job->cards[p].status != DP_ERR_REMOTE ||
-                      job->cards[failed].status == DP_ERR_REMOTE;
-        failed = job->cards[p].status != DP_OK && better ? p : failed;
+        bool better = failed < 0 || job->introductions[p].status != DP_ERR_REMOTE ||
+                      job->introductions[failed].status == DP_ERR_REMOTE;
+        failed = job->introductions[p].status != DP_OK && better ? p : failed;
     }
     return failed;
 }
 
 static dp_status dp__job_agree(dp__job *job, dp_status own)
 {
-    dp__card *card = &job->card;
-    card->status = (int32_t)own;
-    snprintf(card->text, sizeof card->text, "%.199s", own != DP_OK ? dp__open_error() : "");
-    dp_status status = job->gather(job->boot, card, job->cards, sizeof *card);
+    dp__introduction *introduction = &job->introduction;
+    introduction->status = (int32_t)own;
+    snprintf(introduction->text, sizeof introduction->text, "%.199s",
+             own != DP_OK ? dp__open_error() : "");
+    dp_status status =
+        job->gather(job->boot, introduction, job->introductions, sizeof *introduction);
     if (own != DP_OK && (own != DP_ERR_REMOTE || status != DP_OK))
-        return dp_error(own, "%s", card->text);
+        return dp_error(own, "%s", introduction->text);
     DP_TRY(status);
     int failed = dp__job_failed_first(job);
     if (failed < 0)
         return DP_OK;
-    return failed == job->process
-               ? dp_error(own, "%s", card->text)
-               : dp_error(DP_ERR_REMOTE, "process %d: %.199s", failed, job->cards[failed].text);
+    return failed == job->process ? dp_error(own, "%s", introduction->text)
+                                  : dp_error(DP_ERR_REMOTE, "process %d: %.199s", failed,
+                                             job->introductions[failed].text);
 }
 
 typedef struct dp__area { /* memory that some processes share */
@@ -1433,11 +1460,11 @@ static dp_status dp__area_enter(dp__job *job, const dp__area *area, bool named, 
 {
     bool maker = job->process == area->maker;
     if (!made && maker)
-        DP_TRY(dp__os_shared_make(named, area->bytes, out, &job->card.name));
+        DP_TRY(dp__os_shared_make(named, area->bytes, out, &job->introduction.name));
     if (!made)
         return maker ? dp__os_shared_reserve(out, 0, area->head) : DP_OK;
     if (!maker)
-        DP_TRY(dp__os_shared_find(&job->cards[area->maker].name, area->bytes, out));
+        DP_TRY(dp__os_shared_find(&job->introductions[area->maker].name, area->bytes, out));
     DP_TRY(dp__os_shared_hold(out, job->process));
     return dp__os_shared_reserve(out, area->first, area->each);
 }
@@ -1445,12 +1472,12 @@ static dp_status dp__area_enter(dp__job *job, const dp__area *area, bool named, 
 /* One way to get it. */
 static dp_status dp__area_try(dp__job *job, const dp__area *area, bool named, dp__shared *out)
 {
-    job->card.name = (dp__shared_name){.fd = -1};
+    job->introduction.name = (dp__shared_name){.fd = -1};
     dp_status status = dp__job_agree(job, dp__area_enter(job, area, named, false, out));
     if (status == DP_OK)
         status = dp__job_agree(job, dp__area_enter(job, area, named, true, out));
-    if (job->card.name.path[0] != '\0')
-        dp__os_shared_unlink(job->card.name.path);
+    if (job->introduction.name.path[0] != '\0')
+        dp__os_shared_unlink(job->introduction.name.path);
     if (status != DP_OK)
         dp__os_shared_close(out);
     return status;
@@ -1474,17 +1501,18 @@ static dp_status dp__job_make(dp_ctx *ctx, const dp_bootstrap *boot, dp__gather_
     size_t numbers = (3 * count + 1) * sizeof(int);
     dp__job *job = dp__host_alloc(&ctx->host, sizeof *job, 64);
     int *firsts = dp__host_alloc(&ctx->host, numbers, sizeof(int));
-    dp__card *cards = dp__host_alloc(&ctx->host, count * sizeof *cards, _Alignof(dp__card));
-    if (job == NULL || firsts == NULL || cards == NULL)
+    dp__introduction *introductions =
+        dp__host_alloc(&ctx->host, count * sizeof *introductions, _Alignof(dp__introduction));
+    if (job == NULL || firsts == NULL || introductions == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %zu processes", count);
     memset(job, 0, sizeof *job);
     memset(firsts, 0, numbers);
     job->ctx = ctx;
     job->boot = boot;
     job->gather = gather;
-    job->cards = cards;
-    job->card.machine = dp__os_machine();
-    dp__os_cores_of(0, &job->card.cores);
+    job->introductions = introductions;
+    job->introduction.machine = dp__os_machine();
+    dp__os_cores_of(0, &job->introduction.cores);
     job->process = boot->process;
     job->process_count = boot->process_count;
     job->timeout_ms = ctx->config.timeout_ms;
@@ -1494,31 +1522,31 @@ static dp_status dp__job_make(dp_ctx *ctx, const dp_bootstrap *boot, dp__gather_
     job->twins = job->ids + count;
     job->shared.fd = job->near.fd = -1;
     for (int i = 0; i < DP__LANES; i++) {
-        job->rings[i].job = job;
-        job->rings[i].place = i;
+        job->journals[i].job = job;
+        job->journals[i].place = i;
     }
     *out = job;
     return DP_OK;
 }
 
-typedef struct dp__body { /* a process of a system */
-    uint64_t machine;     /* on another one the same id may be another's */
+typedef struct dp__system_process { /* a process of a system */
+    uint64_t machine;               /* on another one the same id may be another's */
     int id, process;
-} dp__body;
+} dp__system_process;
 
-static int dp__body_order(const void *a, const void *b)
+static int dp__system_process_order(const void *a, const void *b)
 {
-    const dp__body *x = a, *y = b;
+    const dp__system_process *x = a, *y = b;
     if (x->machine != y->machine)
         return x->machine < y->machine ? -1 : 1;
     return x->id != y->id ? (x->id < y->id ? -1 : 1) : x->process - y->process;
 }
 
 /* Contexts of one process of a system become twins: a ring, in order. */
-static void dp__job_twins(dp__job *job, dp__body *bodies)
+static void dp__job_twins(dp__job *job, dp__system_process *bodies)
 {
     int count = job->process_count;
-    qsort(bodies, (size_t)count, sizeof *bodies, dp__body_order);
+    qsort(bodies, (size_t)count, sizeof *bodies, dp__system_process_order);
     for (int i = 0, first = 0; i < count; i++) {
         bool more = i + 1 < count && bodies[i + 1].machine == bodies[i].machine &&
                     bodies[i + 1].id == bodies[i].id;
@@ -1528,8 +1556,8 @@ static void dp__job_twins(dp__job *job, dp__body *bodies)
     }
 }
 
-/* Of so many processes, behind so many bytes. A part is as large as the machine's memory, since
-   only what is used of it takes any. */
+/* Lays out a heap of so many processes, behind so many bytes. A part is as large as the machine's
+   memory, since only what is used of it takes any. */
 static dp__heap dp__heap_behind(const dp__shared *shared, int process, int count, size_t bytes)
 {
     const size_t most = (size_t)1 << (sizeof(size_t) > 4 ? 44 : 28);
@@ -1551,12 +1579,12 @@ static dp__area dp__board_area(dp__job *job, size_t lines)
                       .each = job->each};
 }
 
-typedef struct dp__desk_sizes { /* of each process: multiples of two lines of a cache */
+typedef struct dp__outbox_sizes { /* of each process: multiples of two lines of a cache */
     size_t with_heap, alone;
-} dp__desk_sizes;
+} dp__outbox_sizes;
 
 /* Behind it the heap, if there may be such a large file. */
-static dp_status dp__board_share(dp__job *job, const dp__desk_sizes *lines)
+static dp_status dp__board_share(dp__job *job, const dp__outbox_sizes *lines)
 {
     size_t count = (size_t)job->process_count;
     dp__area area = dp__board_area(job, lines->with_heap);
@@ -1576,8 +1604,8 @@ static dp_status dp__board_share(dp__job *job, const dp__desk_sizes *lines)
 }
 
 /* Without a board that all see, failures are noticed later. */
-static dp_status dp__job_seat(dp__job *job, bool one_machine, const dp__desk_sizes *lines,
-                              const dp__mail *mail)
+static dp_status dp__job_seat(dp__job *job, bool one_machine, const dp__outbox_sizes *lines,
+                              const dp__progress_carrier *carrier)
 {
     size_t head = dp__board_bytes(job->process_count);
     size_t entries = (size_t)(DP__LANES * (DP__KEPT + job->process_count));
@@ -1587,7 +1615,7 @@ static dp_status dp__job_seat(dp__job *job, bool one_machine, const dp__desk_siz
         snprintf(job->why, sizeof job->why, "%.199s", dp_last_error());
         dp__log(job->ctx, DP_LOG_INFO, "processes do not see what others do: %s", job->why);
     }
-    job->mail = mail;
+    job->carrier = carrier;
     if (seen)
         job->look_ns = dp__look_ns(job->process_count, job->ctx->cores);
     else
@@ -1605,7 +1633,7 @@ static dp_status dp__job_seat(dp__job *job, bool one_machine, const dp__desk_siz
     }
     job->ctx->job = job;
     for (int i = 0; i < DP__LANES; i++)
-        job->ctx->lanes[i].ring = &job->rings[i];
+        job->ctx->lanes[i].journal = &job->journals[i];
     job->ctx->host.aborted = dp__job_aborted;
     return DP_OK;
 }
@@ -1629,7 +1657,7 @@ static void dp__job_free(dp__job *job)
     if (job->shared.data == NULL)
         dp__host_free(host, job->board);
     dp__job_close(job);
-    dp__host_free(host, job->cards);
+    dp__host_free(host, job->introductions);
     dp__host_free(host, job->firsts);
     dp__host_free(host, job);
 }

@@ -9,10 +9,10 @@
      >>place      and where the processes meet
      >>wire       bytes on a connection, and who may speak
      >>shape      who is connected to whom
-     >>tree       lasting connections: failures, letters
+     >>tree       lasting connections: failures, what others have begun
      >>gathering  what all say together, and what is heard between; closing
      >>server     who may join, and who may not
-     >>door       until all are here, or it is known who is not
+     >>awaiting   until all are here, or it is known who is not
      >>address    where processes listen, and that there is one process 0
      >>connecting how a process finds another one
      >>meeting    from the environment to a tree
@@ -274,7 +274,8 @@ static dp_status dp__launch_ports(dp__launch *launch)
     return DP_OK;
 }
 
-/* What the others are told. Process 0 is found by its name, and need not know this. */
+/* Finds the address that the others are told. Process 0 is found by its name, and need not know it.
+   */
 static dp_status dp__launch_interface(dp__launch *launch)
 {
     const char *wanted = dp__os_env("DP_INTERFACE");
@@ -470,7 +471,7 @@ static bool dp__launch_is_alone(const dp__launch *launch)
            dp__os_env("DP_PROCESS_LIMIT") == NULL;
 }
 
-/* The same, and of which job. */
+/* Reads what the launcher says, and of which job. */
 DP__COLD static dp_status dp__launch_read(const char *job, dp__launch *out)
 {
     const dp__launcher *launcher;
@@ -503,9 +504,11 @@ DP__COLD static dp_status dp__launch_read(const char *job, dp__launch *out)
 enum {
     DP__JOIN_MAGIC = 0x31706b64,
     DP__CHALLENGE_MAGIC = 0x31706364,
-    DP__NOTE_MAGIC = 0x31706e64,
-    DP__OFFICE_NONCE = 0,    /* of a listener that is not waited for: see dp/tcp.h */
+    DP__HEADER_MAGIC = 0x31706e64,
+    DP__LISTENER_NONCE = 0,  /* of a listener that is not waited for: see dp/tcp.h */
     DP__GRACE_MS = 1000,     /* beyond the time-out: to be told why, or for an answer */
+    DP__HELD_UP_MS = 5,      /* who goes on so much later than it wanted to was held up, */
+    DP__AGAIN_MS = 100,      /* and has so long to read what came meanwhile */
     DP__LAST_WORDS_MS = 100, /* so that the others read why the job has failed */
     DP__STEP_MS = 300 /* by which who stands deeper in the tree waits longer: its parent may have
                          something to tell */
@@ -533,24 +536,25 @@ typedef struct dp__proof_input { /* what a proof is made from */
 } dp__proof_input;
 
 typedef enum dp__kind {
-    DP__WELCOME, /* dp__welcome: all are here */
-    DP__READY,   /* connected to all neighbours */
-    DP__GO,      /* all are ready */
-    DP__FAILED,  /* a sentence: the job has failed */
-    DP__GATHER,  /* up the tree, of a process and all behind it */
-    DP__SPREAD,  /* down the tree, of all */
-    DP__BYE,     /* closed in good order */
-    DP__ASK,     /* are you there? */
-    DP__HERE,    /* yes, and waiting too */
-    DP__LETTER,  /* dp__letter: what a process has begun; passed on to all */
+    DP__WELCOME,  /* dp__welcome: all are here */
+    DP__READY,    /* connected to all neighbours */
+    DP__GO,       /* all are ready */
+    DP__FAILED,   /* a sentence: the job has failed */
+    DP__GATHER,   /* up the tree, of a process and all behind it */
+    DP__SPREAD,   /* down the tree, of all */
+    DP__BYE,      /* closed in good order */
+    DP__ASK,      /* are you there? */
+    DP__HERE,     /* yes, and waiting too */
+    DP__PROGRESS, /* dp__progress_message: what a process has begun; passed on to all */
     DP__KINDS
 } dp__kind;
 
-typedef struct dp__note { /* precedes everything that travels between processes of a job */
+typedef struct dp__tree_header { /* precedes everything that travels between processes of a job */
     uint32_t magic, kind;
-    int32_t status, process; /* what failed, and where; of a question: the call, and who asks */
+    int32_t status, process; /* what failed, and where; of a question: the call, and who asks; of an
+                                answer while they meet: for how many ms process 0 was held up */
     uint64_t bytes;          /* that follow */
-} dp__note;
+} dp__tree_header;
 
 typedef struct dp__welcome {
     uint64_t run;     /* mixed into the key, so that an earlier run has another one */
@@ -559,14 +563,15 @@ typedef struct dp__welcome {
     char host[DP__PLACE_BYTES]; /* "": where process 0 is */
 } dp__welcome;
 
-typedef struct dp__envelope {
-    dp__note note;
-    dp__letter letter;
-} dp__envelope;
+typedef struct dp__tree_progress {
+    dp__tree_header header;
+    dp__progress_message progress;
+} dp__tree_progress;
 
-_Static_assert(sizeof(dp__envelope) == sizeof(dp__note) + sizeof(dp__letter) &&
+_Static_assert(sizeof(dp__tree_progress) ==
+                       sizeof(dp__tree_header) + sizeof(dp__progress_message) &&
                    sizeof(dp__join_request) == 104 && sizeof(dp__challenge) == 24 &&
-                   sizeof(dp__note) == 24 && sizeof(dp__proof_input) == 120 &&
+                   sizeof(dp__tree_header) == 24 && sizeof(dp__proof_input) == 120 &&
                    sizeof(dp__welcome) == 88,
                "what travels has no gaps");
 
@@ -577,91 +582,117 @@ static uint64_t dp__proof(dp__key key, const dp__join_request *request, uint64_t
     return dp__sip(key, &input, sizeof input);
 }
 
+/* Returns true if this process wanted to go on at that time, and was held up: by a signal, a
+   debugger, or as its machine slept. */
+static bool dp__was_held_up(uint64_t due_ns, uint64_t now)
+{
+    return due_ns != 0 && now > due_ns + DP__HELD_UP_MS * (uint64_t)1000000;
+}
+
+/* Returns for how much longer this process waits; 0: the time is up. If it was held up until then,
+   it has a while more, once: what it waits for may have come. */
+DP__APART static int dp__ms_left(uint64_t *until_ns, bool *again)
+{
+    int ms = dp__os_ms_until(*until_ns);
+    if (ms > 0 || *again || !dp__was_held_up(*until_ns, dp__os_now_ns()))
+        return ms;
+    *again = true;
+    *until_ns = dp__os_after_ms(DP__AGAIN_MS);
+    return DP__AGAIN_MS;
+}
+
 /* TIMEOUT: not in time. REMOTE: the connection has ended. Neither leaves a sentence. */
 static dp_status dp__wire_send(int fd, const void *data, size_t bytes, uint64_t until_ns)
 {
+    bool again = false;
     for (size_t done = 0; done < bytes;) {
         ptrdiff_t sent = dp__os_send(fd, (const char *)data + done, bytes - done);
         if (sent < 0)
             return DP_ERR_REMOTE;
         done += (size_t)sent;
-        if (sent == 0 && dp__os_ms_until(until_ns) == 0)
+        if (sent > 0)
+            continue;
+        int ms = dp__ms_left(&until_ns, &again);
+        if (ms == 0)
             return DP_ERR_TIMEOUT;
-        if (sent == 0)
-            dp__os_ready(fd, DP__CAN_WRITE, dp__os_ms_until(until_ns));
+        dp__os_ready(fd, DP__CAN_WRITE, ms);
     }
     return DP_OK;
 }
 
 static dp_status dp__wire_receive(int fd, void *data, size_t bytes, uint64_t until_ns)
 {
+    bool again = false;
     for (size_t done = 0; done < bytes;) {
         ptrdiff_t got = dp__os_receive(fd, (char *)data + done, bytes - done);
         if (got < 0)
             return DP_ERR_REMOTE;
         done += (size_t)got;
-        if (got == 0 && dp__os_ms_until(until_ns) == 0)
+        if (got > 0)
+            continue;
+        int ms = dp__ms_left(&until_ns, &again);
+        if (ms == 0)
             return DP_ERR_TIMEOUT;
-        if (got == 0)
-            dp__os_ready(fd, DP__CAN_READ, dp__os_ms_until(until_ns));
+        dp__os_ready(fd, DP__CAN_READ, ms);
     }
     return DP_OK;
 }
 
-static dp_status dp__note_send(int fd, const dp__note *note, const void *data, uint64_t until_ns)
+static dp_status dp__tree_header_send(int fd, const dp__tree_header *header, const void *data,
+                                      uint64_t until_ns)
 {
-    dp_status status = dp__wire_send(fd, note, sizeof *note, until_ns);
-    return status == DP_OK ? dp__wire_send(fd, data, note->bytes, until_ns) : status;
+    dp_status status = dp__wire_send(fd, header, sizeof *header, until_ns);
+    return status == DP_OK ? dp__wire_send(fd, data, header->bytes, until_ns) : status;
 }
 
 /* Tell a process why the job fails; without a long wait if it does not listen. */
-static void dp__note_failure(int fd, dp_status status, int process, const char *text)
+static void dp__tree_header_failure(int fd, dp_status status, int process, const char *text)
 {
-    dp__note note = {DP__NOTE_MAGIC, DP__FAILED, (int32_t)status, process, strlen(text)};
-    (void)dp__note_send(fd, &note, text, dp__os_after_ms(100));
+    dp__tree_header header = {DP__HEADER_MAGIC, DP__FAILED, (int32_t)status, process, strlen(text)};
+    (void)dp__tree_header_send(fd, &header, text, dp__os_after_ms(100));
 }
 
 /* Sends a failure over a connection, if there is one, and ends it. */
-static void dp__note_last(int *fd, dp_status status, int process, const char *text)
+static void dp__tree_header_last(int *fd, dp_status status, int process, const char *text)
 {
     if (*fd >= 0)
-        dp__note_failure(*fd, status, process, text);
+        dp__tree_header_failure(*fd, status, process, text);
     dp__os_finish(*fd, 0);
     *fd = -1;
 }
 
-/* Whether a note can be ours: no process of ours sends other sizes than these, and they must not
-   decide how much memory is used. */
-static bool dp__note_is_sound(const dp__note *note)
+/* Returns true if a header can be of this job: its processes send no other sizes than these, and
+   sizes must not decide how much memory is used. */
+static bool dp__tree_header_is_sound(const dp__tree_header *header)
 {
-    if (note->magic != DP__NOTE_MAGIC || note->kind >= DP__KINDS)
+    if (header->magic != DP__HEADER_MAGIC || header->kind >= DP__KINDS)
         return false;
-    bool of_call = note->kind == DP__GATHER || note->kind == DP__SPREAD;
-    return note->kind == DP__WELCOME  ? note->bytes == sizeof(dp__welcome)
-           : note->kind == DP__LETTER ? note->bytes == sizeof(dp__letter)
-           : note->kind == DP__FAILED ? note->bytes < DP__TEXT_BYTES
-                                      : of_call || note->bytes == 0;
+    bool of_call = header->kind == DP__GATHER || header->kind == DP__SPREAD;
+    return header->kind == DP__WELCOME    ? header->bytes == sizeof(dp__welcome)
+           : header->kind == DP__PROGRESS ? header->bytes == sizeof(dp__progress_message)
+           : header->kind == DP__FAILED   ? header->bytes < DP__TEXT_BYTES
+                                          : of_call || header->bytes == 0;
 }
 
 /* Receive the sentence of a failure; returns its status, which is of the JOB class unless this
    process was not let in at all. */
-static dp_status dp__failure_receive(int fd, const dp__note *note, uint64_t until_ns)
+static dp_status dp__failure_receive(int fd, const dp__tree_header *header, uint64_t until_ns)
 {
     char text[DP__TEXT_BYTES] = "";
-    dp_status status = (dp_status)note->status;
+    dp_status status = (dp_status)header->status;
     if (!dp__is_failure(status))
         status = DP_ERR_REMOTE;
-    if (note->bytes == 0 || dp__wire_receive(fd, text, note->bytes, until_ns) != DP_OK)
+    if (header->bytes == 0 || dp__wire_receive(fd, text, header->bytes, until_ns) != DP_OK)
         return dp_error(DP_ERR_REMOTE, "process %d failed, and the reason did not arrive",
-                        (int)note->process);
-    text[note->bytes] = '\0';
+                        (int)header->process);
+    text[header->bytes] = '\0';
     return dp_error(status, "%s", text[0] != '\0' ? text : dp_status_text(status));
 }
 
-/* The same from a process of the same job, which then has failed here too. */
-static dp_status dp__failure_shared(int fd, const dp__note *note)
+/* Receives a failure from a process of the same job, which then has failed here too. */
+static dp_status dp__failure_shared(int fd, const dp__tree_header *header)
 {
-    dp_status status = dp__failure_receive(fd, note, dp__os_after_ms(DP__GRACE_MS));
+    dp_status status = dp__failure_receive(fd, header, dp__os_after_ms(DP__GRACE_MS));
     return dp_status_class(status) == DP_CLASS_JOB ? status : DP_ERR_REMOTE;
 }
 
@@ -725,13 +756,13 @@ typedef struct dp__link {
     int fd, process;
     bool left;  /* has closed */
     bool here;  /* has answered */
-    size_t got; /* bytes of the note, which is complete when somebody has to wait for it */
-    dp__note note;
+    size_t got; /* bytes of the header, which is complete when somebody has to wait for it */
+    dp__tree_header header;
 } dp__link;
 
 typedef struct dp__tree {
     int process, process_count, timeout_ms;
-    const dp__job *job; /* once a context is open: where letters go */
+    const dp__job *job; /* once a context is open: where progress messages go */
     int calls;          /* of all_gather, so far */
     uint64_t until_ns;  /* then somebody's patience is over */
     uint64_t spare_ns;  /* for which it may still wait for others until a context is open; */
@@ -747,8 +778,8 @@ typedef struct dp__tree {
     dp_status failed; /* once and for all, like what is said about it */
     int culprit;      /* a process */
     char text[DP__TEXT_BYTES];
-    dp__letter told;  /* the last own one, by who has the links, */
-    uint64_t told_ns; /* and when */
+    dp__progress_message told; /* the last own one, by who has the links, */
+    uint64_t told_ns;          /* and when */
 } dp__tree;
 
 /* The parent first, children in order. */
@@ -788,7 +819,7 @@ DP__COLD static void dp__tree_pass_on(const dp__tree *tree, const dp__link *tell
 {
     for (int i = 0; i < tree->link_count; i++)
         if (&tree->links[i] != teller && !tree->links[i].left)
-            dp__note_failure(tree->links[i].fd, tree->failed, tree->culprit, tree->text);
+            dp__tree_header_failure(tree->links[i].fd, tree->failed, tree->culprit, tree->text);
 }
 
 /* false: another thread has the links. `tells`: then it is to tell the others of the failure. */
@@ -824,7 +855,7 @@ static void dp__tree_tell(dp__tree *tree, dp_status status, int process, const c
     dp__tree_leave(tree);
 }
 
-/* The same, in words that dp_last_error has. */
+/* Notes a failure, in the words of dp_last_error. */
 DP__COLD static dp_status dp__tree_fail(dp__tree *tree, const dp__link *teller, dp_status status,
                                         int process)
 {
@@ -845,36 +876,37 @@ static dp_status dp__tree_lost(dp__tree *tree, dp__link *link, dp_status status,
     return dp__tree_fail(tree, NULL, status, link->process);
 }
 
-/* Just a note, with the number of a call. If it cannot be sent at once, nobody listens. */
+/* Just a header, with the number of a call. If it cannot be sent at once, nobody listens. */
 static void dp__tree_say(const dp__tree *tree, const dp__link *link, dp__kind kind, int call)
 {
-    dp__note note = {DP__NOTE_MAGIC, (uint32_t)kind, call, tree->process, 0};
-    (void)dp__wire_send(link->fd, &note, sizeof note, dp__os_after_ms(100));
+    dp__tree_header header = {DP__HEADER_MAGIC, (uint32_t)kind, call, tree->process, 0};
+    (void)dp__wire_send(link->fd, &header, sizeof header, dp__os_after_ms(100));
 }
 
-/* A note that is no part of a call. */
+/* A header that is no part of a call. */
 static void dp__tree_answer(dp__tree *tree, dp__link *link)
 {
     link->got = 0;
-    if (link->note.kind == DP__BYE) {
+    if (link->header.kind == DP__BYE) {
         link->left = true;
-    } else if (link->note.status < tree->calls) {
+    } else if (link->header.status < tree->calls) {
         return; /* of a call that is over */
-    } else if (link->note.kind == DP__HERE) {
+    } else if (link->header.kind == DP__HERE) {
         link->here = true;
     } else {
         tree->until_ns = 0;
-        dp__tree_say(tree, link, DP__HERE, link->note.status);
+        dp__tree_say(tree, link, DP__HERE, link->header.status);
     }
 }
 
-/* To all but the one that brought it, as far as they listen: if there is no room for a letter,
-   nobody has read many of them yet, and who does so then asks if that is too little. Half a letter
-   would be the end of a link. */
+/* To all but the one that brought it, as far as they listen: if there is no room for a progress
+   message, nobody has read many of them yet, and who does so then asks if that is too little. Half
+   a progress message would be the end of a link. */
 DP__APART static void dp__tree_post(dp__tree *tree, const dp__link *bringer, int from,
-                                    const dp__letter *letter)
+                                    const dp__progress_message *progress)
 {
-    const dp__envelope whole = {{DP__NOTE_MAGIC, DP__LETTER, DP_OK, from, sizeof *letter}, *letter};
+    const dp__tree_progress whole = {
+        {DP__HEADER_MAGIC, DP__PROGRESS, DP_OK, from, sizeof *progress}, *progress};
     for (int i = 0; i < tree->link_count; i++) {
         dp__link *link = &tree->links[i];
         if (link != bringer && !link->left && dp__os_ready(link->fd, DP__CAN_WRITE, 0))
@@ -884,12 +916,13 @@ DP__APART static void dp__tree_post(dp__tree *tree, const dp__link *bringer, int
 }
 
 /* The own one. Who only answers says the same thing once for all who ask at about the same time, as
-   those do that wait for one process: a letter about a process goes over each link of the tree
-   once, however many have asked. If each question had its own answers, there would be as many as
-   the square of the number of processes, and each would go over all links. */
-DP__APART static void dp__tree_report(dp__tree *tree, const dp__letter *letter, bool answers)
+   those do that wait for one process: a progress message about a process goes over each link of the
+   tree once, however many have asked. If each question had its own answers, there would be as many
+   as the square of the number of processes, and each would go over all links. */
+DP__APART static void dp__tree_report(dp__tree *tree, const dp__progress_message *progress,
+                                      bool answers)
 {
-    dp__letter news = *letter;
+    dp__progress_message news = *progress;
     uint64_t now = dp__os_now_ns();
     news.asks = 0;
     if (answers && now - tree->told_ns < dp__news_ns(tree->timeout_ms) &&
@@ -897,25 +930,26 @@ DP__APART static void dp__tree_report(dp__tree *tree, const dp__letter *letter, 
         return;
     tree->told = news;
     tree->told_ns = now;
-    dp__tree_post(tree, NULL, tree->process, letter);
+    dp__tree_post(tree, NULL, tree->process, progress);
 }
 
 static dp_status dp__tree_letter(dp__tree *tree, dp__link *link)
 {
-    dp__letter letter;
-    int from = link->note.process;
+    dp__progress_message progress;
+    int from = link->header.process;
     link->got = 0;
-    if (dp__wire_receive(link->fd, &letter, sizeof letter, dp__os_after_ms(DP__GRACE_MS)) != DP_OK)
+    if (dp__wire_receive(link->fd, &progress, sizeof progress, dp__os_after_ms(DP__GRACE_MS)) !=
+        DP_OK)
         return dp__tree_lost(tree, link, DP_ERR_REMOTE, "ended while it was sending");
     if (from < 0 || from >= tree->process_count || from == tree->process ||
-        !dp__letter_is_sound(&letter))
+        !dp__progress_message_is_sound(&progress))
         return dp__tree_lost(tree, link, DP_ERR_REMOTE,
                              "sent bytes that no process of a job sends");
-    dp__tree_post(tree, link, from, &letter);
-    if (tree->job == NULL || !dp__letter_read(tree->job, from, &letter))
+    dp__tree_post(tree, link, from, &progress);
+    if (tree->job == NULL || !dp__progress_message_read(tree->job, from, &progress))
         return DP_OK;
-    letter = dp__letter_of(tree->job);
-    dp__tree_report(tree, &letter, true);
+    progress = dp__progress_message_of(tree->job);
+    dp__tree_report(tree, &progress, true);
     return DP_OK;
 }
 
@@ -932,11 +966,12 @@ DP__COLD static dp_status dp__tree_ended(dp__tree *tree, dp__link *link)
     return dp__tree_lost(tree, link, DP_ERR_REMOTE, "ended, or the connection to it broke");
 }
 
-/* As much of a note as there is. What is no part of a call is dealt with here. */
+/* As much of a header as there is. What is no part of a call is dealt with here. */
 static dp_status dp__tree_hear(dp__tree *tree, dp__link *link, bool listens)
 {
-    dp__note *note = &link->note;
-    ptrdiff_t got = dp__os_receive(link->fd, (char *)note + link->got, sizeof *note - link->got);
+    dp__tree_header *header = &link->header;
+    ptrdiff_t got =
+        dp__os_receive(link->fd, (char *)header + link->got, sizeof *header - link->got);
     if (got < 0 && listens && tree->job != NULL) {
         link->left = true;
         dp__job_miss(tree->job, link->process);
@@ -945,18 +980,18 @@ static dp_status dp__tree_hear(dp__tree *tree, dp__link *link, bool listens)
     if (got < 0)
         return dp__tree_ended(tree, link);
     link->got += (size_t)got;
-    if (link->got < sizeof *note)
+    if (link->got < sizeof *header)
         return DP_OK;
-    if (!dp__note_is_sound(note))
+    if (!dp__tree_header_is_sound(header))
         return dp__tree_lost(tree, link, DP_ERR_REMOTE,
                              "sent bytes that no process of a job sends");
-    if (note->kind == DP__FAILED) {
-        dp_status status = dp__failure_shared(link->fd, note);
-        return dp__tree_fail(tree, link, status, note->process);
+    if (header->kind == DP__FAILED) {
+        dp_status status = dp__failure_shared(link->fd, header);
+        return dp__tree_fail(tree, link, status, header->process);
     }
-    if (note->kind == DP__LETTER)
+    if (header->kind == DP__PROGRESS)
         return dp__tree_letter(tree, link);
-    if (note->kind == DP__BYE || note->kind == DP__ASK || note->kind == DP__HERE)
+    if (header->kind == DP__BYE || header->kind == DP__ASK || header->kind == DP__HERE)
         dp__tree_answer(tree, link);
     return DP_OK;
 }
@@ -970,7 +1005,7 @@ static int dp__tree_watch(const dp__tree *tree, dp__os_watch *watch)
 {
     int count = 0;
     for (int i = 0; i < tree->link_count; i++)
-        if (!tree->links[i].left && tree->links[i].got < sizeof(dp__note))
+        if (!tree->links[i].left && tree->links[i].got < sizeof(dp__tree_header))
             watch[count++] = (dp__os_watch){.fd = tree->links[i].fd, .events = DP__CAN_READ};
     return count;
 }
@@ -1006,7 +1041,7 @@ static dp_status dp__tree_look(dp__tree *tree, uint32_t missing, bool answered, 
         dp__link *link = &tree->links[i];
         if ((missing >> i & 1) == 0)
             continue;
-        if (link->got == sizeof link->note)
+        if (link->got == sizeof link->header)
             *out = link;
         else if (link->left)
             return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has closed its context");
@@ -1026,18 +1061,27 @@ DP__COLD static dp_status dp__tree_give_up(dp__tree *tree, uint32_t missing)
                          "is there, and what it was to send did not come");
 }
 
+/* Waits for something new, at most so long, and hears it. */
+static dp_status dp__tree_rest(dp__tree *tree, int ms)
+{
+    dp__os_watch watch[DP__LINKS_MAX];
+    int count = dp__tree_watch(tree, watch);
+    dp__os_poll(watch, count, ms < DP__TREE_LOOK_MS ? ms : DP__TREE_LOOK_MS);
+    return dp__tree_hear_all(tree, watch, count, false);
+}
+
 /* Until one of those who are missing has said something; all others are heard. Who has answered is
    asked again. That ends, as no two wait for each other, unless the network has lost something: a
    parent waits for its children before it gives them the whole, and they wait for it only after
    they gave their part. */
 DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__link **out)
 {
-    dp__os_watch watch[DP__LINKS_MAX];
     uint64_t answer_ns = 0; /* 0: nobody was asked */
     int asks = 0;
+    bool again = false;
     *out = NULL;
     for (;;) {
-        int ms = dp__os_ms_until(answer_ns != 0 ? answer_ns : tree->until_ns);
+        int ms = answer_ns != 0 ? dp__ms_left(&answer_ns, &again) : dp__os_ms_until(tree->until_ns);
         DP_TRY(dp__tree_failure(tree));
         DP_TRY(dp__tree_look(tree, missing, answer_ns != 0 && ms == 0, out));
         if (*out != NULL)
@@ -1047,11 +1091,28 @@ DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__l
         if (ms == 0) {
             dp__tree_ask(tree, missing);
             answer_ns = dp__os_after_ms(DP__GRACE_MS);
+            again = false;
         }
-        int count = dp__tree_watch(tree, watch);
-        dp__os_poll(watch, count, ms < DP__TREE_LOOK_MS ? ms : DP__TREE_LOOK_MS);
-        DP_TRY(dp__tree_hear_all(tree, watch, count, false));
+        DP_TRY(dp__tree_rest(tree, ms));
     }
+}
+
+/* Asks process 0, to which the first link leads, whether it is there; fails if it does not answer.
+   *out_held_ms: for how long it was held up. */
+DP__COLD static dp_status dp__tree_probe(dp__tree *tree, int *out_held_ms)
+{
+    dp__link *first = &tree->links[0], *some = NULL;
+    uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS);
+    bool again = false;
+    dp__tree_ask(tree, 1);
+    while (!first->here && some == NULL) {
+        int ms = dp__ms_left(&until_ns, &again);
+        DP_TRY(dp__tree_failure(tree));
+        DP_TRY(dp__tree_look(tree, 1, ms == 0, &some));
+        DP_TRY(dp__tree_rest(tree, ms));
+    }
+    *out_held_ms = (int)first->header.status;
+    return DP_OK;
 }
 
 /* Begins to wait for others while a context opens: what it takes is not there for the next wait. */
@@ -1069,25 +1130,28 @@ static void dp__tree_end(dp__tree *tree)
 
 /* Returns when a wait ends for one that is not asked whether it is there: it has a while, whatever
    is left. */
-static uint64_t dp__tree_until(const dp__tree *tree)
+static uint64_t dp__tree_until(const dp__tree *tree, int least_ms)
 {
-    uint64_t least_ns = dp__os_after_ms(DP__GRACE_MS);
+    uint64_t least_ns = dp__os_after_ms(least_ms);
     return tree->ends_ns > least_ns ? tree->ends_ns : least_ns;
 }
 
+/* Receives the rest of what has begun to come. It answers no question meanwhile, so it gives up
+   before those that ask do. */
 static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, void *data,
                                size_t bytes)
 {
-    if (link->note.kind != (uint32_t)kind || link->note.bytes != bytes) {
+    if (link->header.kind != (uint32_t)kind || link->header.bytes != bytes) {
         dp_error(DP_ERR_REMOTE,
                  "process %d of %d sent %llu bytes, process %d expected %zu: the processes are "
                  "executing different calls",
-                 link->process, tree->process_count, (unsigned long long)link->note.bytes,
+                 link->process, tree->process_count, (unsigned long long)link->header.bytes,
                  tree->process, bytes);
         return dp__tree_fail(tree, NULL, DP_ERR_REMOTE, link->process);
     }
     link->got = 0;
-    dp_status status = dp__wire_receive(link->fd, data, bytes, dp__tree_until(tree));
+    uint64_t until_ns = dp__tree_until(tree, DP__GRACE_MS / 2);
+    dp_status status = dp__wire_receive(link->fd, data, bytes, until_ns);
     return status == DP_OK ? DP_OK
                            : dp__tree_lost(tree, link, status,
                                            status == DP_ERR_TIMEOUT ? "did not send everything"
@@ -1098,22 +1162,22 @@ static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, vo
 static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link, int wait_ms)
 {
     uint64_t until_ns = dp__os_after_ms(wait_ms);
-    while (!link->left && link->got < sizeof link->note &&
+    while (!link->left && link->got < sizeof link->header &&
            dp__os_ready(link->fd, DP__CAN_READ, dp__os_ms_until(until_ns)))
         DP_TRY(dp__tree_hear(tree, link, false));
     return DP_OK;
 }
 
-/* Who speaks cannot ask, nor answer: it waits longer than those who can. If it gives up, half a
-   note may have been sent, so that nothing can follow on that link. */
+/* Sends to a neighbour. It cannot ask nor answer meanwhile, so it waits longer than those that can.
+   If it gives up, half a header may have been sent, so that nothing can follow on that link. */
 static dp_status dp__tree_give(dp__tree *tree, dp__link *link, dp__kind kind, const void *data,
                                size_t bytes)
 {
-    uint64_t until_ns = dp__tree_until(tree) + DP__GRACE_MS * (uint64_t)1000000;
-    dp__note note = {DP__NOTE_MAGIC, (uint32_t)kind, DP_OK, tree->process, bytes};
+    uint64_t until_ns = dp__tree_until(tree, DP__GRACE_MS) + DP__GRACE_MS * (uint64_t)1000000;
+    dp__tree_header header = {DP__HEADER_MAGIC, (uint32_t)kind, DP_OK, tree->process, bytes};
     if (link->left)
         return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has closed its context");
-    dp_status status = dp__note_send(link->fd, &note, data, until_ns);
+    dp_status status = dp__tree_header_send(link->fd, &header, data, until_ns);
     if (status == DP_OK)
         return DP_OK;
     if (status == DP_ERR_REMOTE)
@@ -1190,6 +1254,35 @@ static dp_status dp__tree_listen(dp__tree *tree)
     return dp__tree_failure(tree);
 }
 
+/* Answers those that have gone on to the next call that this process is there: their questions
+   stand behind what that call is to read. */
+static void dp__tree_stay(const dp__tree *tree)
+{
+    for (int i = 0; i < tree->link_count; i++)
+        if (!tree->links[i].left && tree->links[i].got == sizeof(dp__tree_header))
+            dp__tree_say(tree, &tree->links[i], DP__HERE, tree->calls + 1);
+}
+
+/* Passes over what others have given to a call that is not to be, and reads what comes behind it:
+   why they fail, if they do. */
+DP__COLD static dp_status dp__tree_skip(dp__tree *tree)
+{
+    char some[256];
+    for (int i = 0; i < tree->link_count; i++) {
+        dp__link *link = &tree->links[i];
+        uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS), bytes = link->header.bytes;
+        if (link->left || link->got < sizeof link->header)
+            continue;
+        link->got = 0;
+        while (!link->left && bytes > 0) {
+            size_t part = bytes < sizeof some ? (size_t)bytes : sizeof some;
+            link->left = dp__wire_receive(link->fd, some, part, until_ns) != DP_OK;
+            bytes -= part;
+        }
+    }
+    return dp__tree_listen(tree);
+}
+
 /* Closes without a word. So does a child of fork with its copies: it may outlive its parent, whose
    end others notice by that of the connections, and the address is not its own. */
 static void dp__tree_let_go(dp__tree *tree)
@@ -1206,7 +1299,7 @@ static void dp__tree_close(dp__tree *tree, bool politely)
 {
     if (tree == NULL)
         return;
-    dp__note bye = {DP__NOTE_MAGIC, DP__BYE, DP_OK, tree->process, 0};
+    dp__tree_header bye = {DP__HEADER_MAGIC, DP__BYE, DP_OK, tree->process, 0};
     for (int i = 0; i < tree->link_count; i++)
         if (politely && !tree->links[i].left)
             (void)dp__os_send(tree->links[i].fd, &bye, sizeof bye);
@@ -1290,6 +1383,8 @@ typedef struct dp__server {
     int pending_count, pending_capacity;
     dp__os_watch *watch;
     uint64_t opened_ns, until_ns;
+    uint64_t due_ns, held_ns;  /* when it is to look again; for how long it was held up so far */
+    bool again;                /* it was held up for long, and has had more time than others */
     uint64_t quiet_ns;         /* until then a number may come twice */
     uint64_t peers_ns;         /* not before then are the peers looked at again */
     bool raised;               /* the limit of open files */
@@ -1362,7 +1457,7 @@ static dp__peer *dp__server_peer(const dp__server *server, int process)
     return behind ? &server->peers[process - server->first] : NULL;
 }
 
-/* Whether a process that has the key may join. The reason why not goes to server->said, because it
+/* Returns true if a process that has the key may join. If not, server->said gets the reason, which
    is not a failure of this process. */
 static bool dp__server_admits(dp__server *server, const dp__join_request *request)
 {
@@ -1432,9 +1527,9 @@ static void dp__server_add(dp__server *server, const dp__pending *pending)
     server->taken++;
 }
 
-/* Whether that process has been told that no process may join any more. It then comes for another
-   try, before which this process has to be ready; where a number came twice, it may be another
-   process. */
+/* Returns true if that process has been told that no process may join any more. It then comes for
+   another try, before which this process has to be ready; where a number came twice, it may be
+   another process. */
 static bool dp__server_has_told(const dp__server *server, int process)
 {
     const dp__peer *peer = dp__server_peer(server, process);
@@ -1449,7 +1544,7 @@ static void dp__server_reject(dp__server *server, const dp__pending *pending)
         server->peers[pending->request.process - server->first].taken = true;
         server->taken++;
     }
-    dp__note_failure(pending->fd, server->failed, server->process, dp_last_error());
+    dp__tree_header_failure(pending->fd, server->failed, server->process, dp_last_error());
 }
 
 /* false: the connection is closed, or belongs to a peer. */
@@ -1461,7 +1556,7 @@ static bool dp__server_answer(dp__server *server, dp__pending *pending, dp__hear
     }
     bool here = !server->any || pending->request.listens == (uint64_t)server->process;
     if (heard == DP__REQUESTED && here) {
-        pending->nonce = server->any ? DP__OFFICE_NONCE : dp__os_random();
+        pending->nonce = server->any ? DP__LISTENER_NONCE : dp__os_random();
         dp__challenge challenge = {
             DP__CHALLENGE_MAGIC, DP_VERSION, pending->nonce,
             dp__proof(server->key, &pending->request, pending->nonce, false)};
@@ -1474,8 +1569,8 @@ static bool dp__server_answer(dp__server *server, dp__pending *pending, dp__hear
             dp__server_add(server, pending);
             return false;
         }
-        if (!server->any) /* who calls there does not listen for notes */
-            dp__note_failure(pending->fd, DP_ERR_MISMATCH, server->process, server->said);
+        if (!server->any) /* who calls there does not listen for headers */
+            dp__tree_header_failure(pending->fd, DP_ERR_MISMATCH, server->process, server->said);
     }
     server->rejected += heard == DP__NOISE && pending->asked;
     dp__os_close(pending->fd);
@@ -1497,16 +1592,20 @@ static bool dp__server_read(dp__server *server, dp__pending *pending)
     return heard == DP__MORE || dp__server_answer(server, pending, heard);
 }
 
+/* Closes a connection on which nothing has come for long. One that has asked may be of this job,
+   and held up: it takes itself for let in once it has sent its proof. */
 static bool dp__server_keeps(const dp__server *server, const dp__pending *pending)
 {
     uint64_t most_ms = server->full ? DP__QUIET_MS : DP__PENDING_MS;
-    if (dp__os_now_ns() - pending->came_ns < most_ms * 1000000)
+    bool stays = pending->asked && !server->any && !server->full;
+    if (stays || dp__os_now_ns() - pending->came_ns < most_ms * 1000000)
         return true;
     dp__os_close(pending->fd);
     return false;
 }
 
-/* Whether `a` is replaced sooner than `b`: a connection with a request may be of this job. */
+/* Returns true if `a` is replaced sooner than `b`: a connection with a request may be of this job.
+   */
 static bool dp__server_drops_first(const dp__pending *a, const dp__pending *b)
 {
     return a->asked != b->asked ? b->asked : a->came_ns < b->came_ns;
@@ -1564,11 +1663,11 @@ static dp_status dp__server_accept(dp__server *server, int listener)
     return full ? dp__server_full(server) : DP_OK;
 }
 
-/* ==== >>door =====================================================================================
+/* ==== >>awaiting =================================================================================
    Whoever serves looks at all that has happened, again and again, until all have joined and then
    until all have met their neighbours, or until it has to say who is missing.                    */
 
-/* Whether this process still waits for that peer. */
+/* Returns true if this process still waits for that peer. */
 static bool dp__server_misses(const dp__server *server, int peer)
 {
     if (server->welcomed)
@@ -1596,7 +1695,16 @@ static void dp__server_name_missing(const dp__server *server, char *text, size_t
     }
 }
 
-/* Inside a machine, a process with another secret connects to another name, and is not noticed. */
+/* Returns for how long this process was held up; 0: not for much of the time. */
+static int dp__server_held_ms(const dp__server *server)
+{
+    uint64_t most_ns = (server->until_ns - server->opened_ns) / 8;
+    return server->held_ns >= most_ns ? (int)(server->held_ns / 1000000) : 0;
+}
+
+/* Fails as some did not come. Inside a machine, a process with another secret connects to another
+   name, and is not noticed. Those of this job, too, close their connections while this process is
+   held up, as those of another job do. */
 static dp_status dp__server_timed_out(const dp__server *server)
 {
     char missing[160], rejected[80] = "";
@@ -1606,7 +1714,7 @@ static dp_status dp__server_timed_out(const dp__server *server)
         return dp_error(DP_ERR_TIMEOUT,
                         "%s of %d joined, but did not connect to the others within %.3g s", missing,
                         server->process_count, seconds);
-    if (server->rejected > 0)
+    if (server->rejected > 0 && dp__server_held_ms(server) == 0)
         snprintf(rejected, sizeof rejected,
                  "; connections from another job, or with another DP_SECRET: %d", server->rejected);
     else if (server->launch->host[0] == '\0' && !server->launch->agreed)
@@ -1616,20 +1724,31 @@ static dp_status dp__server_timed_out(const dp__server *server)
                     server->said, server->said[0] != '\0' ? ", and was refused)" : "");
 }
 
+/* Adds to a sentence that a process was held up, if it was. */
+DP__COLD static dp_status dp__add_held_up(dp_status status, int process, int held_ms)
+{
+    char why[DP__TEXT_BYTES];
+    if (held_ms <= 0)
+        return status;
+    memcpy(why, dp_last_error(), sizeof why);
+    return dp_error(status, "%s; process %d was held up for %.3g s or longer", why, process,
+                    held_ms * 1e-3);
+}
+
 /* A peer sends nothing until it has connected to its neighbours, or has failed. */
 static dp_status dp__server_receive(dp__server *server, int place)
 {
-    dp__note note, here = {DP__NOTE_MAGIC, DP__HERE, DP_OK, 0, 0};
+    dp__tree_header header, here = {DP__HEADER_MAGIC, DP__HERE, dp__server_held_ms(server), 0, 0};
     dp__peer *peer = &server->peers[place];
     uint64_t until_ns = dp__os_after_ms(DP__GRACE_MS);
-    bool sound = dp__wire_receive(peer->fd, &note, sizeof note, until_ns) == DP_OK &&
-                 dp__note_is_sound(&note);
-    if (sound && note.kind == DP__FAILED)
-        return dp__failure_shared(peer->fd, &note);
+    bool sound = dp__wire_receive(peer->fd, &header, sizeof header, until_ns) == DP_OK &&
+                 dp__tree_header_is_sound(&header);
+    if (sound && header.kind == DP__FAILED)
+        return dp__failure_shared(peer->fd, &header);
     sound = sound && server->welcomed;
-    if (sound && note.kind == DP__ASK)
-        return dp__note_send(peer->fd, &here, NULL, until_ns);
-    if (sound && note.kind == DP__READY && !peer->ready) {
+    if (sound && header.kind == DP__ASK)
+        return dp__tree_header_send(peer->fd, &here, NULL, until_ns);
+    if (sound && header.kind == DP__READY && !peer->ready) {
         peer->ready = true;
         server->ready++;
         return DP_OK;
@@ -1685,8 +1804,18 @@ static int dp__server_patience(const dp__server *server)
     bool quiet = !server->welcomed && server->taken == server->expected && server->more == NULL;
     int ms = dp__os_ms_until(quiet ? server->quiet_ns : server->until_ns);
     bool looks = server->more != NULL || server->launch->hear != NULL;
-    int most = server->full ? DP__QUIET_MS : looks ? DP__CALL_LOOK_MS : DP__PENDING_MS;
+    int most = looks && !server->full ? DP__CALL_LOOK_MS : DP__QUIET_MS;
     return ms < most ? ms : most;
+}
+
+/* Notes for how long this process was held up, if it was; returns the time. */
+static uint64_t dp__server_note_time(dp__server *server)
+{
+    uint64_t now = dp__os_now_ns();
+    if (dp__was_held_up(server->due_ns, now))
+        server->held_ns += now - server->due_ns;
+    server->due_ns = now;
+    return now;
 }
 
 /* Look once at everything that has happened. Pending connections are served backwards, because the
@@ -1707,8 +1836,10 @@ static dp_status dp__server_look(dp__server *server)
     size_t more_bytes = (size_t)server->more_count * sizeof *more;
     if (more_bytes > 0)
         memcpy(more, server->more, more_bytes);
+    server->due_ns += (uint64_t)ms * 1000000;
     dp__os_poll(watch, 2 + peer_count + server->pending_count + server->more_count,
                 rest_ms > 0 && rest_ms < ms ? rest_ms : ms);
+    dp__server_note_time(server);
     if (more_bytes > 0)
         memcpy(server->more, more, more_bytes);
     DP_TRY(dp__server_receive_all(server, peers, peer_count));
@@ -1730,7 +1861,7 @@ static dp_status dp__server_fail(dp__server *server, dp_status status)
     char why[DP__TEXT_BYTES];
     memcpy(why, dp_last_error(), sizeof why);
     for (int i = 0; i < server->peer_count; i++)
-        dp__note_last(&server->peers[i].fd, status, server->process, why);
+        dp__tree_header_last(&server->peers[i].fd, status, server->process, why);
     server->failed = status;
     server->until_ns = server->quiet_ns = dp__os_after_ms(server->launch->again ? 0 : DP__GRACE_MS);
     while ((server->twice || server->taken < server->expected) &&
@@ -1739,20 +1870,45 @@ static dp_status dp__server_fail(dp__server *server, dp_status status)
     return dp_error(status, "%s", why);
 }
 
+/* Begins to wait until server->until_ns. */
+static void dp__server_begin(dp__server *server)
+{
+    server->opened_ns = dp__os_now_ns();
+    if (server->opened_ns > server->until_ns) /* it was held up before this */
+        server->opened_ns = server->until_ns;
+    if (server->due_ns == 0 || !server->all)
+        server->due_ns = server->opened_ns;
+    server->again = false;
+}
+
+/* Returns true once the time is up; to be asked before each look. */
+static bool dp__server_is_over(dp__server *server)
+{
+    if (dp__server_note_time(server) < server->until_ns)
+        return false;
+    bool last = server->again || dp__server_held_ms(server) == 0;
+    return last || dp__ms_left(&server->until_ns, &server->again) == 0;
+}
+
+/* Adds to why others did not come that this process was held up, if it was. */
+DP__COLD static dp_status dp__server_held_up(const dp__server *server, dp_status status)
+{
+    return dp__add_held_up(status, server->process, dp__server_held_ms(server));
+}
+
 /* Wait until all are here, or, once they are, until they have met each other. */
 DP__COLD static dp_status dp__server_wait(dp__server *server)
 {
     dp_status status = DP_OK;
-    server->opened_ns = dp__os_now_ns();
+    dp__server_begin(server);
     while (!dp__server_is_done(server) && status == DP_OK) {
-        status = dp__os_ms_until(server->until_ns) == 0 ? dp__server_timed_out(server)
-                                                        : dp__server_look(server);
+        status = dp__server_is_over(server)
+                     ? dp__server_held_up(server, dp__server_timed_out(server))
+                     : dp__server_look(server);
         if (status == DP_OK)
             status = dp__launch_hear(server->launch);
     }
-    if (status != DP_OK && !server->all)
-        return dp__tree_fail(server->tree, NULL, status, server->process);
-    return status == DP_OK ? DP_OK : dp__server_fail(server, status);
+    return status == DP_OK || !server->all ? status : dp__server_fail(server, status);
 }
 
 /* ==== >>address ================================================================================
@@ -1883,7 +2039,7 @@ static dp_status dp__listen_within(dp__server *server, const dp__launch *launch)
                     server->process, ports.first, ports.last);
 }
 
-/* Where those behind this process find it. */
+/* Listens where those behind this process will find it. */
 static dp_status dp__listen_behind(dp__server *server, const dp__launch *launch,
                                    uint64_t *out_listens)
 {
@@ -2001,10 +2157,12 @@ static dp_status dp__connect_at(const dp__os_address *at, dp__key key, dp__join_
     return good ? DP_OK : DP_PENDING;
 }
 
-/* Returns how long a silent one is waited for: longer every round, as it may be busy. */
-static int dp__patience_ms(int round)
+/* Returns how long a silent one is waited for: longer every round, as it may be busy. Process 0
+   takes the first port that it finds free: behind one where nobody listens a silent one is rather
+   another program, and process 0 may come to that one at any moment. */
+static int dp__patience_ms(int round, bool behind_a_free_one)
 {
-    return 1000 << (round < 5 ? round : 5);
+    return (behind_a_free_one ? 100 : 1000) << (round < 5 ? round : 5);
 }
 
 /* Returns how long to rest after a round that was in vain. */
@@ -2019,11 +2177,12 @@ static dp_status dp__connect_once(const dp__target *target, dp__key key, dp__joi
                                   int round, uint64_t until_ns, int *out_fd, const char **out_why)
 {
     dp__os_found found;
-    int patience = dp__patience_ms(round), rest = dp__os_ms_until(until_ns);
+    int rest = dp__os_ms_until(until_ns);
     dp_status status = DP_PENDING;
     if (target->host[0] == '\0') {
         /* One of the job listens there, or another user of the machine. */
         dp__os_address here = dp__os_local(target->place);
+        int patience = dp__patience_ms(round, false);
         uint64_t until = dp__os_after_ms(patience < rest ? patience : rest);
         until = target->tree == NULL ? until_ns : until;
         return dp__connect_at(&here, key, request, until, out_fd, out_why);
@@ -2035,6 +2194,7 @@ static dp_status dp__connect_once(const dp__target *target, dp__key key, dp__joi
         dp__os_address at =
             dp__os_at_port(&found.list[i % found.count], target->port + i / found.count);
         int share = dp__os_ms_until(until_ns) / (count - i + 1);
+        int patience = dp__patience_ms(round, refused >= found.count);
         uint64_t until = dp__os_after_ms(patience < share ? patience : share);
         const char *why = NULL;
         status = dp__connect_at(&at, key, request, until, out_fd, &why);
@@ -2094,7 +2254,8 @@ DP__COLD static dp_status dp__connect_until(const dp__target *target, int proces
 {
     uint64_t begin = dp__os_now_ns();
     const char *why = NULL, *found = NULL;
-    for (int round = 0; dp__os_ms_until(until_ns) > 0; round++) {
+    bool again = false;
+    for (int round = 0; dp__ms_left(&until_ns, &again) > 0; round++) {
         why = dp__lasting(why);
         if (target->tree != NULL)
             DP_TRY(dp__tree_listen(target->tree));
@@ -2115,18 +2276,24 @@ DP__COLD static dp_status dp__connect_until(const dp__target *target, int proces
 /* ==== >>meeting ================================================================================
    Each process connects to process 0, tells it where it listens, and learns its parent when all are
    there. Then the tree is connected from the top. When all processes are in it, they close the
-   connections to process 0 that are not part of it.                                            */
+   connections to process 0 that are not part of it.
+
+   A process may miss a neighbour that still waits for process 0 to say where to go. So it asks
+   process 0 whether it is there before it names that neighbour, and a process that has waited for
+   process 0 in vain tells it so. Process 0, and whoever waits for its children, says in that case
+   whether it was held up itself for much of the time, by a signal, by a debugger, or as its machine
+   slept: then others may have given up because of it.                                           */
 
 /* Process 0 says when all are here, or why not. */
 static dp_status dp__await_welcome(int fd, int process_count, uint64_t until_ns, dp__welcome *out)
 {
-    dp__note note;
-    dp_status status = dp__wire_receive(fd, &note, sizeof note, until_ns);
-    if (status == DP_OK &&
-        (!dp__note_is_sound(&note) || (note.kind != DP__WELCOME && note.kind != DP__FAILED)))
+    dp__tree_header header;
+    dp_status status = dp__wire_receive(fd, &header, sizeof header, until_ns);
+    if (status == DP_OK && (!dp__tree_header_is_sound(&header) ||
+                            (header.kind != DP__WELCOME && header.kind != DP__FAILED)))
         status = DP_ERR_REMOTE;
-    if (status == DP_OK && note.kind == DP__FAILED)
-        return dp__failure_receive(fd, &note, until_ns);
+    if (status == DP_OK && header.kind == DP__FAILED)
+        return dp__failure_receive(fd, &header, until_ns);
     if (status == DP_OK)
         status = dp__wire_receive(fd, out, sizeof *out, until_ns);
     out->host[DP__PLACE_BYTES - 1] = '\0';
@@ -2154,7 +2321,7 @@ static int dp__levels_ms(int process_count)
    that is noticed as before. */
 static void dp__welcome_all(dp__server *server)
 {
-    dp__note note = {DP__NOTE_MAGIC, DP__WELCOME, DP_OK, 0, sizeof(dp__welcome)};
+    dp__tree_header header = {DP__HEADER_MAGIC, DP__WELCOME, DP_OK, 0, sizeof(dp__welcome)};
     int left_ms = dp__os_ms_until(server->until_ns);
     left_ms = left_ms > DP__GRACE_MS ? left_ms : DP__GRACE_MS;
     dp__welcome welcome = {.run = dp__os_random(), .patience_ms = (uint32_t)left_ms};
@@ -2164,7 +2331,7 @@ static void dp__welcome_all(dp__server *server)
         const dp__peer *next = parent == 0 ? peer : &server->peers[parent - 1];
         welcome.listens = next->listens;
         memcpy(welcome.host, next->host, sizeof welcome.host);
-        (void)dp__note_send(peer->fd, &note, &welcome, dp__os_after_ms(DP__GRACE_MS));
+        (void)dp__tree_header_send(peer->fd, &header, &welcome, dp__os_after_ms(DP__GRACE_MS));
     }
     server->welcomed = true;
     server->tree->ends_ns = dp__os_after_ms(left_ms);
@@ -2174,10 +2341,10 @@ static void dp__welcome_all(dp__server *server)
 /* All have met: only those right behind process 0 stay connected to it. */
 static void dp__go_all(dp__tree *tree, dp__server *server)
 {
-    dp__note note = {DP__NOTE_MAGIC, DP__GO, DP_OK, 0, 0};
+    dp__tree_header header = {DP__HEADER_MAGIC, DP__GO, DP_OK, 0, 0};
     for (int process = 1; process < tree->process_count; process++) {
         dp__peer *peer = &server->peers[process - 1];
-        (void)dp__note_send(peer->fd, &note, NULL, dp__os_after_ms(DP__GRACE_MS));
+        (void)dp__tree_header_send(peer->fd, &header, NULL, dp__os_after_ms(DP__GRACE_MS));
         if (dp__parent(process) != 0)
             continue;
         dp__tree_link(tree, peer->fd, process);
@@ -2212,6 +2379,18 @@ static uint64_t dp__meet_ends_ns(const dp__welcome *welcome, uint64_t latest_ns)
     return ends_ns < latest_ns ? ends_ns : latest_ns;
 }
 
+/* Fails as a neighbour did not come, or because of process 0, if that does not answer now. */
+DP__COLD static dp_status dp__meet_missed(dp__tree *tree, dp_status status, int culprit)
+{
+    char why[DP__TEXT_BYTES];
+    int held_ms = 0;
+    memcpy(why, dp_last_error(), sizeof why);
+    if (status == DP_ERR_TIMEOUT)
+        DP_TRY(dp__tree_probe(tree, &held_ms));
+    (void)dp_error(status, "%s", why);
+    return dp__tree_fail(tree, NULL, dp__add_held_up(status, 0, held_ms), culprit);
+}
+
 /* Connect to the parent, unless that is process 0, with which there is a connection already. */
 static dp_status dp__meet_parent(dp__tree *tree, const dp__launch *launch, const dp__welcome *to,
                                  dp__server *server, dp__join_request *request)
@@ -2228,7 +2407,7 @@ static dp_status dp__meet_parent(dp__tree *tree, const dp__launch *launch, const
     dp_status status =
         dp__connect_until(&target, parent, server->key, request, server->until_ns, &fd);
     if (status != DP_OK)
-        return dp__tree_fail(tree, NULL, status, parent);
+        return dp__meet_missed(tree, status, parent);
     dp__tree_link(tree, fd, parent);
     return DP_OK;
 }
@@ -2241,7 +2420,7 @@ static dp_status dp__meet_last(dp__tree *tree, const dp__server *server)
     dp__tree_say(tree, &tree->links[0], DP__READY, DP_OK);
     tree->until_ns = server->until_ns; /* process 0 answers as long as others have more time */
     DP_TRY(dp__tree_await(tree, 1, &first));
-    if (first->note.kind != DP__GO)
+    if (first->header.kind != DP__GO)
         return dp__tree_lost(tree, first, DP_ERR_REMOTE,
                              "sent bytes that no process of a job sends");
     first->got = 0;
@@ -2275,14 +2454,18 @@ DP__COLD static dp_status dp__meet_others(dp__tree *tree, const dp__launch *laun
     DP_TRY(dp__connect_until(&first, 0, launch->key, &request, server->until_ns, &fd));
     dp__tree_link(tree, fd, 0);
     uint64_t latest_ns = server->until_ns + DP__GRACE_MS * (uint64_t)1000000;
-    DP_TRY(dp__await_welcome(fd, tree->process_count, latest_ns, &welcome));
+    dp_status status = dp__await_welcome(fd, tree->process_count, latest_ns, &welcome);
+    if (status == DP_ERR_TIMEOUT) /* process 0 may go on, and miss this one */
+        return dp__tree_fail(tree, NULL, status, 0);
+    DP_TRY(status);
     server->key = dp__key_of_run(launch->key, welcome.run);
     tree->ends_ns = dp__meet_ends_ns(&welcome, latest_ns);
     server->until_ns = tree->ends_ns + (uint64_t)dp__depth_ms(tree->process) * 1000000;
     DP_TRY(dp__meet_parent(tree, launch, &welcome, server, &request));
     server->until_ns += DP__STEP_MS * (uint64_t)1500000; /* a child that finds nobody knows more */
-    DP_TRY(dp__server_wait(server));
-    return dp__meet_last(tree, server);
+    status = dp__server_wait(server);
+    return status == DP_OK ? dp__meet_last(tree, server)
+                           : dp__meet_missed(tree, status, tree->process);
 }
 
 DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms, dp__tree **out)
@@ -2293,7 +2476,8 @@ DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms
                          .process_count = launch->process_count,
                          .key = launch->key,
                          .listener = -1,
-                         .until_ns = dp__os_after_ms(timeout_ms)};
+                         .until_ns = dp__os_after_ms(timeout_ms),
+                         .due_ns = dp__os_now_ns()};
     if (tree == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", launch->process_count);
     server.tree = tree;
@@ -2320,33 +2504,33 @@ DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms
    The processes of a context, whether they met through the tree, through MPI or through the user's
    bootstrap. They learn of each other's failures, and know which of them share a machine.      */
 
-typedef struct dp__mpi_line dp__mpi_line;
+typedef struct dp__mpi_links dp__mpi_links;
 
-typedef struct dp__mpi_place { /* what dp_mpi.h has for processes that meet through MPI */
-    /* Whether MPI has brought processes together, and the config wants it; then there is a line to
-       the others, as config->bootstrap, unless there are none. */
+typedef struct dp__mpi_backend { /* what dp_mpi.h has for processes that meet through MPI */
+    /* Tells whether MPI has brought processes together, and the config wants it; then there are
+       links to the others, as config->bootstrap, unless there are none. */
     dp_status (*join)(dp_config *config, int timeout_ms, dp__launch *launch, bool *out_meant,
-                      dp__mpi_line **out);
-    void (*leave)(dp__mpi_line *line, bool job_failed);
+                      dp__mpi_links **out);
+    void (*leave)(dp__mpi_links *links, bool job_failed);
     dp_status (*all_gather)(const void *in, void *out, size_t bytes_each, void *user);
     const dp_coll_ops *(*coll)(void);
-    dp_status (*hear)(dp__mpi_line *line, const dp__job *job, int *out_process);
-    void (*tell)(dp__mpi_line *line, dp_status status, int process, const char *text);
-    void (*send)(dp__mpi_line *line, const dp__letter *letter);
-    /* A bootstrap for the processes of a line that give the same number, until that is dropped; -1
+    dp_status (*hear)(dp__mpi_links *links, const dp__job *job, int *out_process);
+    void (*tell)(dp__mpi_links *links, dp_status status, int process, const char *text);
+    void (*send)(dp__mpi_links *links, const dp__progress_message *progress);
+    /* A bootstrap for the processes of links that give the same number, until that is dropped; -1
        has none. */
-    dp_status (*split)(dp__mpi_line *line, int group, dp_bootstrap *out);
+    dp_status (*split)(dp__mpi_links *links, int group, dp_bootstrap *out);
     void (*drop)(dp_bootstrap *boot);
-    dp_status (*post)(struct dp__post *post); /* it gets a carrier, if it may call MPI */
-} dp__mpi_place;
+    dp_status (*mailbox)(struct dp__mailbox *mailbox); /* it gets a carrier, if it may call MPI */
+} dp__mpi_backend;
 
-static const dp__mpi_place *dp__backend_mpi; /* dp_mpi.h defines it */
+static const dp__mpi_backend *dp__backend_mpi; /* dp_mpi.h defines it */
 
 /* `own` is false in a child of fork: MPI belongs to the parent. */
-static void dp__line_close(dp__mpi_line *line, bool own, bool job_failed)
+static void dp__mpi_links_close(dp__mpi_links *links, bool own, bool job_failed)
 {
-    if (dp__backend_mpi != NULL && line != NULL && own)
-        dp__backend_mpi->leave(line, job_failed);
+    if (dp__backend_mpi != NULL && links != NULL && own)
+        dp__backend_mpi->leave(links, job_failed);
 }
 
 /* Once a context is open it has no more to say over these connections. Whoever waits for other
@@ -2361,8 +2545,8 @@ static dp_status dp__far_hear(dp_ctx *ctx, int *out_process)
         status = dp__tree_listen(ctx->tree);
     if (status != DP_OK)
         *out_process = ctx->tree->culprit;
-    if (dp__backend_mpi != NULL && ctx->line != NULL)
-        status = dp__backend_mpi->hear(ctx->line, ctx->job, out_process);
+    if (dp__backend_mpi != NULL && ctx->mpi_links != NULL)
+        status = dp__backend_mpi->hear(ctx->mpi_links, ctx->job, out_process);
     dp__lock_leave(&ctx->far_lock);
     return status;
 }
@@ -2373,29 +2557,30 @@ static void dp__far_tell(dp_ctx *ctx, dp_status status, int process, const char 
     dp__lock_enter(&ctx->far_lock);
     if (ctx->tree != NULL)
         dp__tree_tell(ctx->tree, status, process, text);
-    if (dp__backend_mpi != NULL && ctx->line != NULL)
-        dp__backend_mpi->tell(ctx->line, status, process, text);
+    if (dp__backend_mpi != NULL && ctx->mpi_links != NULL)
+        dp__backend_mpi->tell(ctx->mpi_links, status, process, text);
     dp__lock_leave(&ctx->far_lock);
 }
 
-/* What this process has begun, for all others; false: there is no way to them. Another thread that
-   has the links says the same. */
-static bool dp__far_send(dp_ctx *ctx, const dp__letter *letter)
+/* Sends what this process has begun to all others; false: there is no way to them. Another thread
+   that has the links sends the same. */
+static bool dp__far_send(dp_ctx *ctx, const dp__progress_message *progress)
 {
     dp__lock_enter(&ctx->far_lock);
     if (ctx->tree != NULL && dp__tree_enter(ctx->tree, false)) {
-        dp__tree_report(ctx->tree, letter, false);
+        dp__tree_report(ctx->tree, progress, false);
         dp__tree_leave(ctx->tree);
     }
-    if (dp__backend_mpi != NULL && ctx->line != NULL)
-        dp__backend_mpi->send(ctx->line, letter);
-    bool some = ctx->tree != NULL || ctx->line != NULL;
+    if (dp__backend_mpi != NULL && ctx->mpi_links != NULL)
+        dp__backend_mpi->send(ctx->mpi_links, progress);
+    bool some = ctx->tree != NULL || ctx->mpi_links != NULL;
     dp__lock_leave(&ctx->far_lock);
     return some;
 }
 
-/* What other machines find this process by: what the user says, or what a connection to one comes
-   from; where a bootstrap of the user's has made none, the usual address. "": nothing is known. */
+/* Finds the address by which other machines find this process: the user's, or that from which a
+   connection to one comes; where a bootstrap of the user's has made none, the usual one. "":
+   nothing is known. */
 static dp_status dp__far_host(const dp__tree *tree, char *text, size_t room)
 {
     dp__launch own = {.name = "far"};
@@ -2414,13 +2599,13 @@ static int dp__far_next(const dp_ctx *ctx, int from, int to)
     return ctx->tree != NULL ? dp__towards(from, to, ctx->tree->process_count) : to;
 }
 
-static void dp__far_begin(dp_ctx *ctx, dp__tree *tree, dp__mpi_line *line)
+static void dp__far_begin(dp_ctx *ctx, dp__tree *tree, dp__mpi_links *links)
 {
     dp__lock_enter(&ctx->far_lock);
     if (tree != NULL)
         tree->job = ctx->job;
     ctx->tree = tree;
-    ctx->line = line;
+    ctx->mpi_links = links;
     dp__lock_leave(&ctx->far_lock);
 }
 
@@ -2436,8 +2621,8 @@ static dp_status dp__join_tree(dp_config *config, const dp__launch *launch, int 
     return status;
 }
 
-/* What the program says counts, then what its user says. A wrong number is an error later, when the
-   others can hear of it. */
+/* Takes the time-out of the program, else that of its user. A wrong number is an error later, when
+   the others can be told. */
 static dp_status dp__join_timeout(dp_config *config, int *out_ms)
 {
     int seconds = DP__TIMEOUT_MS / 1000;
@@ -2451,7 +2636,7 @@ static dp_status dp__join_timeout(dp_config *config, int *out_ms)
 
 /* Join the world that the environment names, unless the config has another, or wants none. */
 static dp_status dp__join(dp_config *config, dp__launch *launch, dp__tree **out,
-                          dp__mpi_line **out_line)
+                          dp__mpi_links **out_line)
 {
     int timeout_ms;
     bool own = config->bootstrap.all_gather != NULL, by_mpi = false;
@@ -2505,12 +2690,12 @@ typedef struct dp__neighbours {
     dp__share machines;       /* its machine among all */
 } dp__neighbours;
 
-typedef struct dp__whereabouts {
+typedef struct dp__location {
     uint64_t machine, cores;
-} dp__whereabouts;
+} dp__location;
 
-/* Whether a process is the first of its machine; most are beside another one of it. */
-static bool dp__is_first_there(const dp__whereabouts *all, int process)
+/* Returns true if a process is the first of its machine; most are beside another one of it. */
+static bool dp__is_first_there(const dp__location *all, int process)
 {
     int before = process - 1;
     while (before >= 0 && all[before].machine != all[process].machine)
@@ -2519,7 +2704,7 @@ static bool dp__is_first_there(const dp__whereabouts *all, int process)
 }
 
 /* The machine of this process among those of all, in the order of their first processes. */
-static dp__share dp__count_machines(const dp__whereabouts *all, const dp_bootstrap *boot)
+static dp__share dp__count_machines(const dp__location *all, const dp_bootstrap *boot)
 {
     dp__share out = {0, 0};
     for (int i = 0; i < boot->process_count; i++) {
@@ -2537,9 +2722,9 @@ static dp__share dp__count_machines(const dp__whereabouts *all, const dp_bootstr
 DP__COLD static dp_status dp__find_neighbours(const dp_bootstrap *boot, const dp__launch *launch,
                                               dp__neighbours *out)
 {
-    dp__whereabouts own = {dp__os_machine(), dp__os_affinity()};
+    dp__location own = {dp__os_machine(), dp__os_affinity()};
     size_t count = (size_t)boot->process_count;
-    dp__whereabouts *all = dp__os_alloc(count * sizeof own, _Alignof(dp__whereabouts), NULL);
+    dp__location *all = dp__os_alloc(count * sizeof own, _Alignof(dp__location), NULL);
     if (all == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %zu processes", count);
     dp_status status = dp__boot_gather(boot, &own, all, sizeof own);
@@ -2645,21 +2830,21 @@ static dp_status dp__seats_check(const dp__seat *seats, int count, int own)
 
 enum { DP__SPAWN_GRACE_MS = 2000, DP__SPAWN_MAX = 4096 };
 
-typedef struct dp__last_words { /* of a child, in memory that it shares with its parent */
-    atomic_int said;            /* all that follows: its function has returned */
+typedef struct dp__exit_report { /* of a child, in memory that it shares with its parent */
+    atomic_int said;             /* all that follows: its function has returned */
     int32_t status;
     char text[DP__TEXT_BYTES];
-} dp__last_words;
+} dp__exit_report;
 
-typedef struct dp__spawned {
+typedef struct dp__children {
     int count, left;
     dp__os_child *children;
-    dp__last_words *words;
+    dp__exit_report *words;
     bool ending;       /* they were told to end */
     uint64_t until_ns; /* when they are told to end, or made to; 0: nobody has failed */
     dp_status status;
     char text[DP__TEXT_BYTES + 64];
-} dp__spawned;
+} dp__children;
 
 static atomic_bool dp__spawning; /* signals belong to the whole process */
 
@@ -2670,7 +2855,7 @@ static void dp__env_set_number(const char *name, int number)
     dp__os_env_set(name, text);
 }
 
-static _Noreturn void dp__spawn_run(dp__last_words *words, int process, int count,
+static _Noreturn void dp__spawn_run(dp__exit_report *words, int process, int count,
                                     const char *secret, dp_status (*fn)(void *user), void *user)
 {
     char place[40];
@@ -2698,7 +2883,7 @@ static _Noreturn void dp__spawn_run(dp__last_words *words, int process, int coun
 
 /* Says how a process failed that has not said it: its function has not returned, whatever the exit
    status is, or it was ended after that. */
-static void dp__spawn_speak_for(const dp__os_child *child, dp__last_words *words)
+static void dp__spawn_speak_for(const dp__os_child *child, dp__exit_report *words)
 {
     words->status = DP_ERR_USER;
     if (child->unknown)
@@ -2713,9 +2898,9 @@ static void dp__spawn_speak_for(const dp__os_child *child, dp__last_words *words
 
 /* Notes whether a process that has ended failed, and if so, whether it was the first or the cause:
    REMOTE and TIMEOUT may be only the echo of another process' failure. */
-static void dp__spawn_judge(dp__spawned *all, int process)
+static void dp__spawn_judge(dp__children *all, int process)
 {
-    dp__last_words *words = &all->words[process];
+    dp__exit_report *words = &all->words[process];
     const dp__os_child *child = &all->children[process];
     bool said = atomic_load(&words->said) != 0, echo;
     bool spoke = said && (words->status != DP_OK || child->by_signal == 0);
@@ -2734,7 +2919,7 @@ static void dp__spawn_judge(dp__spawned *all, int process)
 }
 
 /* Tell all to end, and kill those that do not. */
-static void dp__spawn_end(dp__spawned *all)
+static void dp__spawn_end(dp__children *all)
 {
     if (all->until_ns == 0 || dp__os_ms_until(all->until_ns) > 0)
         return;
@@ -2744,7 +2929,7 @@ static void dp__spawn_end(dp__spawned *all)
     all->until_ns = dp__os_after_ms(DP__SPAWN_GRACE_MS);
 }
 
-static void dp__spawn_wait(dp__spawned *all)
+static void dp__spawn_wait(dp__children *all)
 {
     while (all->left > 0) {
         for (int i = 0; i < all->count; i++) {
@@ -2765,7 +2950,7 @@ static void dp__spawn_wait(dp__spawned *all)
     }
 }
 
-DP__COLD static dp_status dp__spawn_all(dp__spawned *all, dp_status (*fn)(void *user), void *user)
+DP__COLD static dp_status dp__spawn_all(dp__children *all, dp_status (*fn)(void *user), void *user)
 {
     char secret[36];
     uint64_t drawn[2];
@@ -2819,10 +3004,10 @@ DP__COLD DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), void 
     if (atomic_exchange(&dp__spawning, true))
         return dp_error(DP_ERR_STATE, "dp_spawn: another thread is inside dp_spawn");
     size_t bytes = (size_t)count * sizeof(dp__os_child);
-    size_t said = (size_t)count * sizeof(dp__last_words);
-    dp__spawned all = {.count = count,
-                       .children = dp__os_alloc(bytes, 64, NULL),
-                       .words = dp__os_common_alloc(said)};
+    size_t said = (size_t)count * sizeof(dp__exit_report);
+    dp__children all = {.count = count,
+                        .children = dp__os_alloc(bytes, 64, NULL),
+                        .words = dp__os_common_alloc(said)};
     dp__os_signals_take();
     dp_status status =
         all.children != NULL && all.words != NULL

@@ -206,21 +206,21 @@ typedef struct dp__members_event {
 typedef enum dp__action_kind {
     DP__DO_REPLY,  /* the vote to the sender of the one that has come */
     DP__DO_SPREAD, /* it to all others of the roster; DECIDED: and to those of the roster before */
-    DP__DO_WAIT,   /* until TIMER: see dp__wait_for */
+    DP__DO_WAIT,   /* until TIMER: see dp__wait_kind */
     DP__DO_CLAIM,  /* the word, for what is proposed as number + 1: then comes CLAIMED */
     DP__DO_MEET,   /* the others of the roster: then comes MET or FAILED */
     DP__DO_GIVE_UP /* the others have gone on without this process */
 } dp__action_kind;
 
-typedef enum dp__wait_for {
+typedef enum dp__wait_kind {
     DP__FOR_TURN,     /* those with lower seats propose first */
     DP__FOR_PROPOSER, /* another one has been promised */
     DP__FOR_ANSWERS,  /* to its own ballot */
     DP__FOR_AGAIN     /* its ballot was rejected, or took too long */
-} dp__wait_for;
+} dp__wait_kind;
 
 typedef struct dp__action {
-    int32_t kind, wait; /* WAIT: a dp__wait_for */
+    int32_t kind, wait; /* WAIT: a dp__wait_kind */
     dp__vote vote;      /* its places are the state's */
 } dp__action;
 
@@ -291,7 +291,7 @@ static void dp__round_seen(dp__members *m, uint64_t ballot)
         m->round = dp__round_of(ballot);
 }
 
-static void dp__members_wait(dp__members *m, dp__actions *out, dp__wait_for what)
+static void dp__members_wait(dp__members *m, dp__actions *out, dp__wait_kind what)
 {
     if (what != DP__FOR_ANSWERS)
         m->role = DP__ROLE_WAITS;

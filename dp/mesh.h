@@ -112,7 +112,7 @@ typedef struct dp__mesh_group { /* of processes that share memory: see >>groups 
 
 typedef struct dp__mesh_comm {
     dp_comm base;
-    dp__ring *ring;
+    dp__journal *journal;
     const struct dp__mesh_ops *ops;
     void *carrier; /* its own */
     int process, process_count;
@@ -135,8 +135,8 @@ typedef struct dp__mesh_comm {
 } dp__mesh_comm;
 _Static_assert(offsetof(dp__mesh_comm, base) == 0, "a dp_comm is the head of its communicator");
 
-/* What carries the bytes. What is begun in a slot goes on while other functions are called, and
-   ends in the order in which it was begun. */
+/* Carries the bytes. What is begun in a slot goes on while other functions are called, and ends in
+   the order in which it was begun. */
 typedef struct dp__mesh_ops {
     dp_status (*prepare)(dp__mesh_comm *comm, const dp_comm_config *config); /* alone */
     dp_status (*connect)(dp__mesh_comm *comm); /* with all other processes */
@@ -185,7 +185,7 @@ static size_t dp__mesh_at(const dp__mesh_call *call, size_t step) /* in bytes, w
     return step * call->piece * call->size;
 }
 
-/* Of an element that is not added yet. */
+/* Returns the size of an element that is not added yet. */
 static size_t dp__mesh_wire_bytes(const dp__mesh_call *call)
 {
     return call->wide ? sizeof(float) : call->size;
@@ -245,9 +245,9 @@ static dp_status dp__mesh_await_mark(dp__mesh_comm *comm, int process, const ato
     dp__mesh_wait wait = {.look = {.awaits = (unsigned)process + 1}};
     while ((int)(atomic_load_explicit(word, memory_order_acquire) - value) < 0)
         if (dp__mesh_idle(&wait))
-            DP_TRY(dp__ring_rest(comm->ring, &wait.look));
+            DP_TRY(dp__journal_rest(comm->journal, &wait.look));
     if (wait.begun != 0)
-        dp__ring_rested(comm->ring, &wait.look);
+        dp__journal_rested(comm->journal, &wait.look);
     return DP_OK;
 }
 
@@ -296,7 +296,7 @@ static dp_status dp__mesh_tell_all(const dp__mesh_call *call, const void *data, 
         comm->heads = (char *)group->shared.data +
                       dp__mesh_heads_at(comm, group->meetings % DP__MESH_TURNS);
     dp__mesh_head *own = dp__mesh_head_of(comm, grouped ? comm->process : comm->process_count);
-    own->entry = comm->ring->now;
+    own->entry = comm->journal->now;
     if (bytes > 0)
         memcpy(own->data, data, bytes);
     if (!grouped)
@@ -341,7 +341,8 @@ static dp_status dp__mesh_differs(const dp__mesh_comm *comm)
         return dp_error(DP_ERR_REMOTE, "the processes have issued different calls");
     for (int p = 0; p < comm->process_count; p++)
         all[p] = dp__mesh_head_of(comm, p)->entry;
-    dp_status status = dp__entries_differ(comm->ring->job, (unsigned)comm->ring->now.seq, all);
+    dp_status status =
+        dp__entries_differ(comm->journal->job, (unsigned)comm->journal->now.seq, all);
     dp__os_free(all, 0, NULL);
     return status;
 }
@@ -352,7 +353,7 @@ static dp_status dp__mesh_hear_all(const dp__mesh_call *call)
     DP_TRY(dp__mesh_is_grouped(comm) ? dp__mesh_hear_group(comm)
                                      : comm->ops->await(comm, &comm->slots[DP__MESH_MEETING]));
     for (int p = 0; p < comm->process_count; p++)
-        if (!dp__entries_same(&dp__mesh_head_of(comm, p)->entry, &comm->ring->now))
+        if (!dp__entries_same(&dp__mesh_head_of(comm, p)->entry, &comm->journal->now))
             return dp__mesh_differs(comm);
     return DP_OK;
 }
@@ -477,7 +478,7 @@ static void dp__mesh_add_own(const dp__mesh_call *call, size_t at, size_t count,
         dp__mesh_reduce(call, (size_t)comm->local_count, 1, count, false);
 }
 
-/* The same of a whole piece: of one block, or of each rank's. */
+/* Adds up what the local ranks have of a whole piece: one block, or each rank's. */
 static void dp__mesh_add_own_all(const dp__mesh_call *call, size_t step, char *out)
 {
     size_t count = dp__mesh_count(call, step), each = call->asked.count * call->size;
@@ -507,7 +508,8 @@ static void dp__mesh_add_all(const dp__mesh_call *call, size_t in_count, size_t 
                          DP_F32, count);
 }
 
-/* Where the sum of the local ranks for a piece is; with several, it is computed if `make`. */
+/* Returns where the sum of the local ranks for a piece is; with several, it is computed if `make`.
+   */
 static const char *dp__mesh_own(const dp__mesh_call *call, size_t step, bool make)
 {
     const dp__mesh_slot *slot = dp__mesh_slot_of(call, step);
@@ -705,8 +707,8 @@ static size_t dp__mesh_part(const dp__mesh_call *call, size_t step, int process,
     size_t count = dp__mesh_count(call, step);
     if (!call->blocks)
         return dp__mesh_slice(comm, count, process, out_first);
-    *out_first = (size_t)comm->ring->job->firsts[process] * count;
-    return (size_t)dp__rank_count_of(comm->ring->job, process) * count;
+    *out_first = (size_t)comm->journal->job->firsts[process] * count;
+    return (size_t)dp__rank_count_of(comm->journal->job, process) * count;
 }
 
 /* The group's sum of the part of `process`, to its place in `out`. */
@@ -724,7 +726,8 @@ static void dp__mesh_add_group(const dp__mesh_call *call, size_t step, int proce
         dp__mesh_reduce(call, (size_t)members, 1, count, false);
 }
 
-/* What goes from this process to the one that makes a part, and, `back`, the other way. */
+/* Counts what goes from this process to the one that makes a part, or, with `back`, the other way.
+   */
 static void dp__mesh_group_counts(const dp__mesh_call *call, size_t step, bool back)
 {
     const dp__mesh_comm *comm = call->comm;
@@ -779,7 +782,7 @@ static void dp__mesh_group_sum(const dp__mesh_call *call, size_t step, size_t at
     dp__mesh_add_all(call, (size_t)comm->group.count, count, 1);
 }
 
-/* What is in slot->sums, the part that this process has made, to its own group and the others. */
+/* Sends slot->sums, the part that this process has made, to its own group and the others. */
 static dp_status dp__mesh_group_spread(const dp__mesh_call *call, size_t step)
 {
     dp__mesh_slot *slot = dp__mesh_slot_of(call, step);
@@ -863,8 +866,8 @@ static dp_status dp__mesh_scatter_begin(const dp__mesh_call *call, size_t step)
     size_t count = dp__mesh_count(call, step), bytes = count * dp__mesh_wire_bytes(call);
     dp__mesh_add_own_all(call, step, slot->out);
     for (int p = 0; p < comm->process_count; p++) {
-        slot->to.counts[p] = (int)((size_t)dp__rank_count_of(comm->ring->job, p) * bytes);
-        slot->to.places[p] = (int)((size_t)comm->ring->job->firsts[p] * bytes);
+        slot->to.counts[p] = (int)((size_t)dp__rank_count_of(comm->journal->job, p) * bytes);
+        slot->to.places[p] = (int)((size_t)comm->journal->job->firsts[p] * bytes);
         slot->from.counts[p] = (int)((size_t)comm->local_count * bytes);
         slot->from.places[p] = (int)((size_t)(p * comm->local_count) * bytes);
     }
@@ -934,10 +937,10 @@ static dp_status dp__mesh_reduce_scatter(dp__mesh_call *call)
 /* The process that a broadcast comes from. */
 static int dp__mesh_root(const dp__mesh_call *call)
 {
-    return dp__process_of(call->comm->ring->job, call->asked.root);
+    return dp__process_of(call->comm->journal->job, call->asked.root);
 }
 
-/* What is broadcast, in the root's process. */
+/* Returns what is broadcast, in the root's process. */
 static const char *dp__mesh_source(const dp__mesh_call *call, size_t step)
 {
     const dp__mesh_comm *comm = call->comm;
@@ -1036,8 +1039,8 @@ static dp_status dp__mesh_gather_begin(const dp__mesh_call *call, size_t step)
     dp__mesh_slot *slot = dp__mesh_slot_of(call, step);
     size_t bytes = dp__mesh_count(call, step) * call->size, at = dp__mesh_at(call, step);
     for (int p = 0; p < comm->process_count; p++) {
-        slot->from.counts[p] = (int)((size_t)dp__rank_count_of(comm->ring->job, p) * bytes);
-        slot->from.places[p] = (int)((size_t)comm->ring->job->firsts[p] * bytes);
+        slot->from.counts[p] = (int)((size_t)dp__rank_count_of(comm->journal->job, p) * bytes);
+        slot->from.places[p] = (int)((size_t)comm->journal->job->firsts[p] * bytes);
     }
     if (comm->local_count == 1)
         return dp__mesh_give_all(call, (const char *)call->asked.local[0].send + at, slot->in,
@@ -1086,8 +1089,8 @@ static dp_status dp__mesh_exchange_begin(const dp__mesh_call *call, size_t step)
     size_t each = call->asked.count * call->size, locals = (size_t)comm->local_count;
     char *out = slot->out;
     for (int p = 0; p < comm->process_count; p++) {
-        size_t first = (size_t)comm->ring->job->firsts[p],
-               ranks = (size_t)dp__rank_count_of(comm->ring->job, p);
+        size_t first = (size_t)comm->journal->job->firsts[p],
+               ranks = (size_t)dp__rank_count_of(comm->journal->job, p);
         slot->to.counts[p] = slot->from.counts[p] = (int)(locals * ranks * bytes);
         slot->to.places[p] = slot->from.places[p] = (int)(locals * first * bytes);
         for (size_t i = 0; i < locals; i++)
@@ -1177,10 +1180,10 @@ static dp_status dp__mesh_new(const dp_host *host, const dp_comm_config *config,
     comm->ops = ops;
     comm->simd = simd;
     comm->group.shared.fd = -1;
-    comm->ring = dp__ring_opening(dp__job_of(host));
-    comm->ring->compared = true;
-    comm->process = comm->ring->job->process;
-    comm->process_count = comm->ring->job->process_count;
+    comm->journal = dp__journal_opening(dp__job_of(host));
+    comm->journal->compared = true;
+    comm->process = comm->journal->job->process;
+    comm->process_count = comm->journal->job->process_count;
     comm->rank_first = config->rank_first;
     comm->local_count = config->local_count;
     comm->rank_count = config->rank_count;
@@ -1210,7 +1213,8 @@ static void dp__mesh_place_buffers(dp__mesh_comm *comm)
     comm->wide = at;
 }
 
-/* What all begin with always has the same size. In groups only first processes send it. */
+/* Lays out what all begin with, which always has the same size. In groups only first processes send
+   it. */
 static void dp__mesh_place_heads(dp__mesh_comm *comm)
 {
     const dp__mesh_slot *slot = &comm->slots[DP__MESH_MEETING];
@@ -1234,7 +1238,7 @@ static void dp__mesh_place_heads(dp__mesh_comm *comm)
    piece would have no room for an element of each rank. */
 static int dp__mesh_group_learn(const dp__mesh_comm *comm)
 {
-    const dp__card *all = comm->ring->job->cards;
+    const dp__introduction *all = comm->journal->job->introductions;
     bool fits = dp__mesh_blocks(comm) <= comm->group.bytes / sizeof(double);
     int begins = 0;
     for (int p = 1; p < comm->process_count; p++)
@@ -1266,8 +1270,8 @@ static dp_status dp__mesh_learn(dp__mesh_comm *comm)
     if (comm->numbers == NULL)
         return dp__mesh_full();
     for (int p = 0; p < comm->process_count; p++)
-        comm->most = dp__rank_count_of(comm->ring->job, p) > comm->most
-                         ? dp__rank_count_of(comm->ring->job, p)
+        comm->most = dp__rank_count_of(comm->journal->job, p) > comm->most
+                         ? dp__rank_count_of(comm->journal->job, p)
                          : comm->most;
     size_t least = processes * (size_t)comm->most * (size_t)comm->most * sizeof(double);
     size_t piece = dp__mesh_piece_bytes(DP__MESH_BUFFER_BYTES, processes);
@@ -1300,13 +1304,13 @@ static dp_status dp__mesh_group_open(dp__mesh_comm *comm)
                            .head = dp__mesh_input_at(comm, 1),
                            .first = dp__mesh_input_at(comm, 1 + comm->process - first),
                            .each = dp__mesh_input_at(comm, 1) - dp__mesh_input_at(comm, 0)};
-    DP_TRY(dp__area_open(comm->ring->job, &area, shared));
+    DP_TRY(dp__area_open(comm->journal->job, &area, shared));
     dp__os_shared_close(&(dp__shared){.fd = shared->fd}); /* the memory stays */
     shared->fd = -1;
     return DP_OK;
 }
 
-/* Where there is no such memory, all of it travels; unless it is the job that has failed. */
+/* Opens the group's memory. Where there is none, all travels, unless the job has failed. */
 static dp_status dp__mesh_share(dp__mesh_comm *comm)
 {
     const dp_host *host = comm->base.host;
@@ -1315,7 +1319,7 @@ static dp_status dp__mesh_share(dp__mesh_comm *comm)
     char text[96];
     if (status != DP_OK) {
         host->log(host, DP_LOG_INFO, dp_last_error());
-        DP_TRY(dp__job_agree(comm->ring->job, DP_OK));
+        DP_TRY(dp__job_agree(comm->journal->job, DP_OK));
     }
     dp__mesh_group_set(comm, status == DP_OK ? group->each : 1);
     snprintf(text, sizeof text, "%s: %d processes, which share memory in groups of %d",
@@ -1326,7 +1330,7 @@ static dp_status dp__mesh_share(dp__mesh_comm *comm)
 
 static dp_status dp__mesh_open_all(dp__mesh_comm *comm)
 {
-    DP_TRY(dp__job_agree(comm->ring->job, dp__mesh_learn(comm)));
+    DP_TRY(dp__job_agree(comm->journal->job, dp__mesh_learn(comm)));
     DP_TRY(dp__mesh_share(comm));
     dp__mesh_place_heads(comm);
     return comm->ops->connect(comm);

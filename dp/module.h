@@ -2068,7 +2068,7 @@ static unsigned dp__writes_of(const dp__sharing *sharing)
 typedef struct dp__distributed dp__distributed;
 typedef struct dp__face_ops dp__face_ops;
 typedef struct dp__record dp__record;
-typedef struct dp__request dp__request;
+typedef struct dp__invocation dp__invocation;
 
 struct dp__face {
     const dp__face_ops *ops;
@@ -2099,7 +2099,7 @@ struct dp__face_ops {
     const char *no_padding;              /* why its parts are not filled up; NULL: they may be */
     /* May this method run? NULL: all may. */
     dp_status (*allows)(const dp__face *face, const char *method);
-    dp_status (*cut)(const dp__request *request, dp__face *face, dp_pass **out);
+    dp_status (*cut)(const dp__invocation *invocation, dp__face *face, dp_pass **out);
     /* The outputs of all replicas become one; NULL: they stay where they are, in a list. */
     dp_status (*join)(const dp_pass *pass, dp_value list, dp_value *out);
     /* A replica's part of the gradient that was given; NULL: it is cut as outputs were gathered. */
@@ -2115,8 +2115,8 @@ struct dp__face_ops {
     /* When the wrapper is made, before its replicas have memory. */
     dp_status (*prepare)(const char *fn, dp__face *face, const void *config);
     /* Before the replicas run a forward, and after it, with how it went. */
-    dp_status (*before)(dp_pass *pass, const dp__request *request);
-    dp_status (*after)(dp_pass *pass, const dp__request *request, dp_status status);
+    dp_status (*before)(dp_pass *pass, const dp__invocation *invocation);
+    dp_status (*after)(dp_pass *pass, const dp__invocation *invocation, dp_status status);
     double (*weight)(const dp_pass *pass, size_t r); /* of a replica in a mean */
     dp_status (*ran_backward)(dp__record *record);   /* one replica has */
     /* A backward, or a step, begins, with its forward behind it or not; it has ended so. */
@@ -2125,7 +2125,8 @@ struct dp__face_ops {
     /* Before a step: may it be made of these data? After it, with how it went. */
     dp_status (*check_data)(const dp__face *face, dp_value data);
     void (*stepped)(const dp__face *face, bool synced, dp_value data, dp_status status);
-    dp_status (*idle)(const dp__request *request, const dp__face *face); /* a step without data */
+    dp_status (*idle)(const dp__invocation *invocation,
+                      const dp__face *face); /* a step without data */
 };
 
 static bool dp__is_over_ranks(const dp__face *face)
@@ -2511,7 +2512,7 @@ struct dp_pass {
     dp_value args, kwargs;
 };
 
-struct dp__request { /* what dp_invoke was asked */
+struct dp__invocation { /* what dp_invoke was asked */
     const char *fn;
     dp_module *module;
     const char *method;
@@ -2587,11 +2588,11 @@ static double dp__weight_total(const dp_pass *pass)
     return total;
 }
 
-static void dp__call_begin(dp__record *record, const dp__request *request, dp_module *module,
+static void dp__call_begin(dp__record *record, const dp__invocation *invocation, dp_module *module,
                            const dp__device *device)
 {
     dp_ctx *ctx = module->ctx;
-    const dp_call *outer = request->outer != NULL ? &request->outer->call : NULL;
+    const dp_call *outer = invocation->outer != NULL ? &invocation->outer->call : NULL;
     record->call = (dp_call){.ctx = ctx,
                              .module = module,
                              .state = module->state,
@@ -2599,13 +2600,14 @@ static void dp__call_begin(dp__record *record, const dp__request *request, dp_mo
                              .device = device->id,
                              .local_rank = device->local_rank,
                              .stream = device->stream,
-                             .scope = request->scope,
-                             .args = request->args,
-                             .kwargs = request->kwargs,
+                             .scope = invocation->scope,
+                             .args = invocation->args,
+                             .kwargs = invocation->kwargs,
                              .training = module->training && (outer == NULL || outer->training),
-                             .grad_enabled = request->wants_pass && !request->config.no_grad &&
+                             .grad_enabled = invocation->wants_pass &&
+                                             !invocation->config.no_grad &&
                                              (outer == NULL || outer->grad_enabled),
-                             .compute_dtype = request->config.compute_dtype,
+                             .compute_dtype = invocation->config.compute_dtype,
                              .replica_count = 1,
                              .weight = 1,
                              .record = record};
@@ -2631,46 +2633,46 @@ static uint64_t dp__pass_number(dp_ctx *ctx)
 }
 
 /* `face` NULL: the module runs in one record. */
-static dp_status dp__pass_make(const dp__request *request, dp_module *runs, const dp__face *face,
-                               size_t count, dp_pass **out)
+static dp_status dp__pass_make(const dp__invocation *invocation, dp_module *runs,
+                               const dp__face *face, size_t count, dp_pass **out)
 {
-    const dp_method *method = dp__find_method(runs, request->method);
-    dp_pass *pass = dp__scope_bytes(request->scope, sizeof *pass, 64);
-    dp__record *records = dp__scope_bytes(request->scope, count * sizeof *records, 64);
+    const dp_method *method = dp__find_method(runs, invocation->method);
+    dp_pass *pass = dp__scope_bytes(invocation->scope, sizeof *pass, 64);
+    dp__record *records = dp__scope_bytes(invocation->scope, count * sizeof *records, 64);
     if (pass == NULL || records == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a pass");
     if (method == NULL)
-        return dp__no_method(DP_ERR_UNSUPPORTED, request->fn, runs, request->method);
+        return dp__no_method(DP_ERR_UNSUPPORTED, invocation->fn, runs, invocation->method);
     unsigned kind = count > 1 ? DP__PASS_SPREAD : DP__PASS_PLAIN;
-    kind |= request->outer != NULL ? DP__PASS_INNER : 0;
-    *pass = (dp_pass){.head = {DP__PASS_LIVE, kind, request->scope->passes},
-                      .serial = request->module->serial,
+    kind |= invocation->outer != NULL ? DP__PASS_INNER : 0;
+    *pass = (dp_pass){.head = {DP__PASS_LIVE, kind, invocation->scope->passes},
+                      .serial = invocation->module->serial,
                       .ctx = runs->ctx,
-                      .module = request->module,
+                      .module = invocation->module,
                       .runs = runs,
                       .method = method,
                       .backward = dp__find_method(runs, "backward"),
-                      .mode = request->mode,
-                      .scope = request->scope,
+                      .mode = invocation->mode,
+                      .scope = invocation->scope,
                       .face = face,
                       .alone = face == NULL || face->count == 1,
-                      .no_sync = request->config.no_sync,
+                      .no_sync = invocation->config.no_sync,
                       .factor = 1,
                       .count = count,
                       .records = records,
-                      .args = request->args,
-                      .kwargs = request->kwargs};
+                      .args = invocation->args,
+                      .kwargs = invocation->kwargs};
     for (size_t r = 0; r < count; r++) {
         records[r].pass = pass;
-        records[r].outer = request->outer;
+        records[r].outer = invocation->outer;
         records[r].slot_first = records[r].place = 0;
         records[r].in_backward = records[r].left_behind = records[r].absent = false;
-        records[r].leaves_nothing = request->outer != NULL && request->outer->leaves_nothing;
+        records[r].leaves_nothing = invocation->outer != NULL && invocation->outer->leaves_nothing;
         records[r].status = DP_OK;
     }
-    request->scope->passes = &pass->head;
+    invocation->scope->passes = &pass->head;
     *out = pass;
-    return pass->alone ? DP_OK : dp__run_scopes(request->scope);
+    return pass->alone ? DP_OK : dp__run_scopes(invocation->scope);
 }
 
 /* Returns the replica that a record belongs to: the outermost method's. */

@@ -206,14 +206,14 @@ static dp_status dp__comm_config(dp_ctx *ctx, const dp__meeting *meeting, dp_com
 
 static dp_status dp__members_make(dp_ctx *ctx, const dp__meeting *meeting, dp__job **out)
 {
-    size_t bytes = (size_t)meeting->boot->process_count * sizeof(dp__body);
-    dp__body *bodies = dp__os_alloc(bytes, _Alignof(dp__body), NULL);
+    size_t bytes = (size_t)meeting->boot->process_count * sizeof(dp__system_process);
+    dp__system_process *bodies = dp__os_alloc(bytes, _Alignof(dp__system_process), NULL);
     dp_status status = bodies == NULL
                            ? dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for a job")
                            : dp__job_make(ctx, &ctx->config.bootstrap, dp__boot_gather, out);
     for (int i = 0; i < meeting->boot->process_count && status == DP_OK; i++) {
         (*out)->firsts[i + 1] = (*out)->firsts[i] + meeting->all[i].local_count;
-        bodies[i] = (dp__body){meeting->all[i].machine, meeting->all[i].process_id, i};
+        bodies[i] = (dp__system_process){meeting->all[i].machine, meeting->all[i].process_id, i};
     }
     if (status == DP_OK)
         dp__job_twins(*out, bodies);
@@ -242,7 +242,7 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
         meeting->own.coll = choice.place;
         meeting->own.staged = choice.staged;
         DP_TRY(dp__agree(meeting, status));
-        const dp__desk_sizes lines = dp__desk_sizes_of(ctx->info.process_count);
+        const dp__outbox_sizes lines = dp__outbox_sizes_of(ctx->info.process_count);
         status = dp__job_seat(job, choice.config.one_machine, &lines, &dp__voter_mail);
     }
     if (status == DP_OK)
@@ -257,7 +257,7 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
     DP_TRY(dp__agree(meeting, status));
     DP_TRY(dp__agree(meeting, dp__lane_open(&ctx->lanes[DP__COURIER], &choice)));
     bool by_others = job->shared.data != NULL || dp__boot_is_mpi(meeting->boot);
-    return by_others ? DP_OK : dp__office_open(ctx, !choice.config.one_machine);
+    return by_others ? DP_OK : dp__listener_open(ctx, !choice.config.one_machine);
 }
 
 /* ==== >>opening ================================================================================
@@ -315,12 +315,13 @@ DP__APART static dp_status dp__own_tree_open(const dp__port *port, int timeout_m
    as those of a launcher do. Without that they have no messages, unless they could do nothing. */
 static dp_status dp__own_tree(dp_ctx *ctx, dp__meeting *meeting)
 {
-    dp__office *office = ctx->office;
+    dp__listener *message_listener = ctx->message_listener;
     dp__tree *tree = NULL;
-    if (office == NULL || office->why[0] != '\0' || dp__boot_is_ours(meeting->boot))
+    if (message_listener == NULL || message_listener->why[0] != '\0' ||
+        dp__boot_is_ours(meeting->boot))
         return DP_OK;
-    dp_status status =
-        dp__agree(meeting, dp__own_tree_open(&office->port, ctx->config.timeout_ms, &tree));
+    dp_status status = dp__agree(
+        meeting, dp__own_tree_open(&message_listener->port, ctx->config.timeout_ms, &tree));
     if (status == DP_OK)
         dp__far_begin(ctx, tree, NULL);
     else
@@ -328,8 +329,8 @@ static dp_status dp__own_tree(dp_ctx *ctx, dp__meeting *meeting)
     if (status == DP_OK || dp__tcp_carries(ctx))
         return status;
     DP_TRY(dp__agree(meeting, DP_OK)); /* the bootstrap has not failed */
-    strcpy(office->why, "the processes do not reach each other over TCP");
-    dp__office_shut(ctx);
+    strcpy(message_listener->why, "the processes do not reach each other over TCP");
+    dp__listener_shut(ctx);
     return DP_OK;
 }
 
@@ -354,8 +355,8 @@ static void dp__in_child(void)
             continue;
         dp__tree_let_go(ctx->tree);
         dp__voter_unlisten(ctx->voter);
-        dp__post_let_go(ctx->post);
-        dp__office_unlisten(ctx);
+        dp__mailbox_let_go(ctx->mailbox);
+        dp__listener_unlisten(ctx);
         dp__unbind_child(ctx);
     }
 }
@@ -401,7 +402,7 @@ static dp_status dp__open_voter_alone(dp_ctx *ctx, const dp__launch *launch)
     const dp_bootstrap alone = {.process_count = 1};
     DP_TRY(dp__voter_open(&alone, launch, (dp__share){0, 1}, launch->own[0] != '\0',
                           ctx->config.shards > 0, &ctx->voter));
-    dp__voter_own(ctx->voter)->memory = dp__word_id(&ctx->voter->word);
+    dp__voter_own(ctx->voter)->memory = dp__decision_id(&ctx->voter->decision);
     dp__voter_begin(ctx->voter, 1);
     return DP_OK;
 }
@@ -497,16 +498,16 @@ static dp_status dp__open_job(const dp_config *config, const dp__launch *launch,
 
 /* With the processes that this one has met, which become the context's. */
 static dp_status dp__open_met(const dp_config *joined, const dp__launch *launch, dp__tree *tree,
-                              dp__mpi_line *line, dp_ctx **out)
+                              dp__mpi_links *links, dp_ctx **out)
 {
     dp_status status = dp__open_job(joined, launch, NULL, out);
     if (status != DP_OK) {
         dp__tree_close(tree, true);
-        dp__line_close(line, true, false);
+        dp__mpi_links_close(links, true, false);
     }
     DP_TRY(status);
-    if (tree != NULL || line != NULL)
-        dp__far_begin(*out, tree, line);
+    if (tree != NULL || links != NULL)
+        dp__far_begin(*out, tree, links);
     return DP_OK;
 }
 
@@ -542,7 +543,7 @@ static dp_status dp__open_guest_once(const dp_config *config, const dp__launch *
     dp_config own = *config;
     dp__voter *voter = NULL;
     bool far = launch->host[0] != '\0' && !dp__is_loopback(launch->host);
-    dp_status status = dp__knock(launch, far, timeout_ms, until_ns, &voter);
+    dp_status status = dp__rejoin(launch, far, timeout_ms, until_ns, &voter);
     *out_again = false;
     if (status != DP_OK)
         return dp_error(status, "dp_open: %s", dp__open_error());
@@ -582,12 +583,12 @@ static dp_status dp__open_joined(const dp_config *config, dp_ctx **out)
     dp_config joined = *config;
     dp__launch launch;
     dp__tree *tree;
-    dp__mpi_line *line;
+    dp__mpi_links *links;
     if (dp__comes_later() && !atomic_load(&dp__guest_came) && !config->local_only &&
         config->bootstrap.all_gather == NULL)
         return dp__open_guest(&joined, out);
-    DP_TRY(dp__join(&joined, &launch, &tree, &line));
-    return dp__open_met(&joined, &launch, tree, line, out);
+    DP_TRY(dp__join(&joined, &launch, &tree, &links));
+    return dp__open_met(&joined, &launch, tree, links, out);
 }
 
 static dp_status dp__check_caller(const char *fn, size_t config_bytes, int version)
@@ -643,7 +644,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         dp__lane_give_up(&ctx->lanes[DP__COURIER]);
         dp__job_leave(ctx); /* what follows may take a while */
         dp__lane_end(&ctx->lanes[DP__COURIER]);
-        dp__post_close(ctx);
+        dp__mailbox_close(ctx);
     }
     while (ask_devices && ctx->scopes != NULL)
         dp__scope_end(ctx->scopes);
@@ -651,9 +652,9 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         (void)ctx->devices[i].dev->ops->stream_sync(ctx->devices[i].stream);
     if (ask_devices && ctx->lanes[DP__CALLER].comm != NULL)
         ctx->lanes[DP__CALLER].comm->ops->close(ctx->lanes[DP__CALLER].comm);
-    dp__office_close(ctx);
+    dp__listener_close(ctx);
     dp__tree_close(ctx->tree, ask_devices);
-    dp__line_close(ctx->line, ask_devices, ctx->failed != DP_OK);
+    dp__mpi_links_close(ctx->mpi_links, ask_devices, ctx->failed != DP_OK);
     if (ask_devices && ctx->team != NULL)
         dp__team_close(ctx->team);
     for (ptrdiff_t i = 0; ask_devices && i < dp__devices_count(ctx); i++)

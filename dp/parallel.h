@@ -397,16 +397,16 @@ static bool dp__has_shards(const dp__face *face)
 }
 
 /* Positional and named arguments are cut together, so that no replica goes without. */
-static dp_status dp__cut_make(dp__plan *plan, const dp__request *request, const dp__face *face,
-                              const dp_scatter_config *how)
+static dp_status dp__cut_make(dp__plan *plan, const dp__invocation *invocation,
+                              const dp__face *face, const dp_scatter_config *how)
 {
     char where[160];
     bool even = how->cut.split != DP_SPLIT_CHUNK && how->cut.split != DP_SPLIT_SIZES;
-    *plan = (dp__plan){.fn = request->fn,
+    *plan = (dp__plan){.fn = invocation->fn,
                        .ctx = face->ctx,
-                       .scope = request->scope,
+                       .scope = invocation->scope,
                        .how = how,
-                       .roots = {request->args, request->kwargs}};
+                       .roots = {invocation->args, invocation->kwargs}};
     DP_TRY(dp__plan_begin(plan));
     DP_TRY(dp__plan_make(plan, plan->roots, 2));
     if (plan->parts == 0)
@@ -414,7 +414,8 @@ static dp_status dp__cut_make(dp__plan *plan, const dp__request *request, const 
                         dp__plan_name(plan, plan->parts_by, where, sizeof where));
     if (plan->rows_of != NULL && plan->groups_of == NULL && even)
         plan->parts = plan->needed > 0 ? plan->needed : 1; /* the last ones have no rows */
-    if (dp__is_nothing(request->args) && dp__is_nothing(request->kwargs) && !dp__has_shards(face))
+    if (dp__is_nothing(invocation->args) && dp__is_nothing(invocation->kwargs) &&
+        !dp__has_shards(face))
         plan->parts = 1;
     return DP_OK;
 }
@@ -422,16 +423,16 @@ static dp_status dp__cut_make(dp__plan *plan, const dp__request *request, const 
 /* ---- forward --------------------------------------------------------------------------------- */
 
 /* Replica r gets its arguments, its memory, and the thread that is to run it. */
-static void dp__pass_record(const dp_pass *pass, const dp__request *request, size_t r,
+static void dp__pass_record(const dp_pass *pass, const dp__invocation *invocation, size_t r,
                             dp_value args, dp_value kwargs)
 {
     const dp__face *face = pass->face;
     dp__record *record = &pass->records[r];
-    dp__request own = *request;
+    dp__invocation own = *invocation;
     own.args = args;
     own.kwargs = kwargs;
     if (!pass->alone)
-        own.scope = request->scope->replicas[face->threads[r]];
+        own.scope = invocation->scope->replicas[face->threads[r]];
     record->memory = &face->replicas[r];
     record->place = dp__layers(face->inner, face->runs);
     dp__call_begin(record, &own, face->runs, dp__replica_device(face, r));
@@ -457,19 +458,19 @@ static void dp__pass_rows(dp_pass *pass, int64_t *rows)
     }
 }
 
-static dp_status dp__pass_cut(const dp__request *request, dp__face *face, dp_pass **out)
+static dp_status dp__pass_cut(const dp__invocation *invocation, dp__face *face, dp_pass **out)
 {
     dp__plan plan;
     int64_t *rows = NULL;
     if (face->ops->allows != NULL)
-        DP_TRY(face->ops->allows(face, request->method));
-    DP_TRY(dp__cut_make(&plan, request, face, &face->how));
-    DP_TRY(dp__pass_make(request, face->runs, face, plan.parts, out));
+        DP_TRY(face->ops->allows(face, invocation->method));
+    DP_TRY(dp__cut_make(&plan, invocation, face, &face->how));
+    DP_TRY(dp__pass_make(invocation, face->runs, face, plan.parts, out));
     for (size_t r = 0; r < (*out)->count; r++) {
         dp_value args = dp_none(), kwargs = dp_none();
-        DP_TRY(dp__part_make(&plan, request->args, r, &args));
-        DP_TRY(dp__part_make(&plan, request->kwargs, r, &kwargs));
-        dp__pass_record(*out, request, r, args, kwargs);
+        DP_TRY(dp__part_make(&plan, invocation->args, r, &args));
+        DP_TRY(dp__part_make(&plan, invocation->kwargs, r, &kwargs));
+        dp__pass_record(*out, invocation, r, args, kwargs);
     }
     DP_TRY(dp__plan_sizes(&plan, &rows));
     (*out)->part_rows = rows != NULL ? dp__plan_fills(&plan) : 0;
@@ -515,43 +516,43 @@ static dp_status dp__pass_out(const dp_pass *pass, dp_value *out)
     return pass->face->ops->join(pass, list, out);
 }
 
-static dp_status dp__invoke_face(const dp__request *request, dp__face *face, dp_value *out,
+static dp_status dp__invoke_face(const dp__invocation *invocation, dp__face *face, dp_value *out,
                                  dp_pass **out_pass)
 {
     dp_pass *pass = NULL;
     dp_trace_begin("scatter");
-    dp_status status = face->ops->cut(request, face, &pass);
+    dp_status status = face->ops->cut(invocation, face, &pass);
     dp_trace_end();
     DP_TRY(status);
-    pass->keeps = request->keeps || face->ops->join == NULL;
+    pass->keeps = invocation->keeps || face->ops->join == NULL;
     DP_TRY(dp__replicas_update(face, pass->count));
     if (face->ops->over_ranks)
-        DP_TRY(face->ops->before(pass, request));
+        DP_TRY(face->ops->before(pass, invocation));
     *out_pass = pass;
     dp_trace_begin("forward");
-    status =
-        dp__pass_run(request->fn, pass, request->mode != NULL ? dp__stage_step : dp__stage_forward);
+    status = dp__pass_run(invocation->fn, pass,
+                          invocation->mode != NULL ? dp__stage_step : dp__stage_forward);
     dp_trace_end();
     dp_trace_begin("gather");
     if (status == DP_OK)
         status = dp__pass_out(pass, out);
     dp_trace_end();
     pass->number = dp__pass_number(face->ctx);
-    return face->ops->over_ranks ? face->ops->after(pass, request, status) : status;
+    return face->ops->over_ranks ? face->ops->after(pass, invocation, status) : status;
 }
 
 /* ==== >>invoking ===============================================================================
    A module runs behind its face, or by itself; a method runs children of its module.            */
 
-static dp_status dp__check_request(const dp__request *request, const dp_value *out)
+static dp_status dp__check_request(const dp__invocation *invocation, const dp_value *out)
 {
-    const char *fn = request->fn;
-    DP_TRY(dp__check_pointer(fn, "method", request->method));
-    DP_TRY(dp__check_scope_of(fn, request->scope, request->module->ctx));
-    DP_TRY(dp__check_args(fn, request->args, request->kwargs));
+    const char *fn = invocation->fn;
+    DP_TRY(dp__check_pointer(fn, "method", invocation->method));
+    DP_TRY(dp__check_scope_of(fn, invocation->scope, invocation->module->ctx));
+    DP_TRY(dp__check_args(fn, invocation->args, invocation->kwargs));
     DP_TRY(dp__check_pointer(fn, "out", out));
-    if ((unsigned)request->config.compute_dtype >= DP_DTYPE_COUNT)
-        return dp__check_dtype(fn, request->config.compute_dtype);
+    if ((unsigned)invocation->config.compute_dtype >= DP_DTYPE_COUNT)
+        return dp__check_dtype(fn, invocation->config.compute_dtype);
     return DP_OK;
 }
 
@@ -570,64 +571,65 @@ static dp_status dp__check_runs(const char *fn, dp_module *module)
 }
 
 /* A module where it is: in the replica of the method that asked for it, or on its own device. */
-static dp_status dp__invoke_plain(const dp__request *request, dp_module *runs, dp_value *out,
+static dp_status dp__invoke_plain(const dp__invocation *invocation, dp_module *runs, dp_value *out,
                                   dp_pass **out_pass)
 {
     dp_ctx *ctx = runs->ctx;
     dp_pass *pass = NULL;
-    dp__record *outer = request->outer;
+    dp__record *outer = invocation->outer;
     if (outer == NULL) /* else it is ready, and replicas are here at the same time */
         DP_TRY(dp__module_ready(runs));
-    if (outer != NULL && runs->mean_grads && request->wants_pass)
+    if (outer != NULL && runs->mean_grads && invocation->wants_pass)
         return dp_error(DP_ERR_UNSUPPORTED,
                         "'%s' has mean_grads and is run by a method of '%s', whose other gradients "
                         "are not weighted by samples",
                         runs->name, outer->call.module->name);
-    DP_TRY(dp__pass_make(request, runs, NULL, 1, &pass));
+    DP_TRY(dp__pass_make(invocation, runs, NULL, 1, &pass));
     dp__record *record = pass->records;
     record->memory = outer != NULL ? outer->memory : &runs->memory;
     if (outer != NULL) {
-        record->slot_first = outer->slot_first + request->child->slot_first;
-        record->place = outer->place + request->child->place_first +
-                        dp__layers(request->child->module, runs);
+        record->slot_first = outer->slot_first + invocation->child->slot_first;
+        record->place = outer->place + invocation->child->place_first +
+                        dp__layers(invocation->child->module, runs);
     }
     bool apart = outer != NULL &&
                  outer->memory->grad_groups != NULL; /* in a replica, on its device */
     int rank = apart ? outer->call.local_rank : runs->local_rank;
-    dp__call_begin(record, request, runs, &ctx->devices[rank]);
+    dp__call_begin(record, invocation, runs, &ctx->devices[rank]);
     *out_pass = pass;
-    DP_TRY(request->mode != NULL ? dp__record_step(record)
-                                 : dp__record_forward(record, pass->method));
+    DP_TRY(invocation->mode != NULL ? dp__record_step(record)
+                                    : dp__record_forward(record, pass->method));
     *out = record->call.out;
     pass->number = dp__pass_number(ctx);
     return DP_OK;
 }
 
 /* The module of a request behind a face, or by itself if the face is NULL. */
-static dp_status dp__invoke_by(const dp__request *request, dp__face *face, dp_value *out,
+static dp_status dp__invoke_by(const dp__invocation *invocation, dp__face *face, dp_value *out,
                                dp_pass **out_pass)
 {
-    dp_module *module = request->module;
+    dp_module *module = invocation->module;
     dp_value value = dp_none();
     dp_pass *pass = NULL;
     if (out_pass != NULL)
         *out_pass = NULL;
-    dp_status status = face != NULL ? dp__invoke_face(request, face, &value, &pass)
-                                    : dp__invoke_plain(request, dp__runs_of(module), &value, &pass);
+    dp_status status = face != NULL
+                           ? dp__invoke_face(invocation, face, &value, &pass)
+                           : dp__invoke_plain(invocation, dp__runs_of(module), &value, &pass);
     if (status == DP_OK) {
         *out = value;
         if (out_pass != NULL && pass->records[0].call.grad_enabled)
             *out_pass = pass;
     }
-    return dp__leave(request->fn, module->ctx, status);
+    return dp__leave(invocation->fn, module->ctx, status);
 }
 
-static dp_status dp__invoke(const dp__request *request, dp_value *out, dp_pass **out_pass)
+static dp_status dp__invoke(const dp__invocation *invocation, dp_value *out, dp_pass **out_pass)
 {
-    DP_TRY(dp__check_request(request, out));
-    bool inside = request->outer != NULL && /* a wrapper has this replica's device alone */
-                  dp__frame_of(request->module->ctx, true) != NULL;
-    return dp__invoke_by(request, inside ? NULL : request->module->face, out, out_pass);
+    DP_TRY(dp__check_request(invocation, out));
+    bool inside = invocation->outer != NULL && /* a wrapper has this replica's device alone */
+                  dp__frame_of(invocation->module->ctx, true) != NULL;
+    return dp__invoke_by(invocation, inside ? NULL : invocation->module->face, out, out_pass);
 }
 
 DP_API dp_status dp_invoke(dp_module *module, dp_scope *scope, const char *method, dp_value args,
@@ -636,15 +638,15 @@ DP_API dp_status dp_invoke(dp_module *module, dp_scope *scope, const char *metho
 {
     static const dp_pass_config zero;
     DP_TRY(dp__check_runs(__func__, module));
-    dp__request request = {.fn = __func__,
-                           .module = module,
-                           .method = method,
-                           .scope = scope,
-                           .args = args,
-                           .kwargs = kwargs,
-                           .config = config != NULL ? *config : zero,
-                           .wants_pass = out_pass != NULL};
-    return dp__invoke(&request, out, out_pass);
+    dp__invocation invocation = {.fn = __func__,
+                                 .module = module,
+                                 .method = method,
+                                 .scope = scope,
+                                 .args = args,
+                                 .kwargs = kwargs,
+                                 .config = config != NULL ? *config : zero,
+                                 .wants_pass = out_pass != NULL};
+    return dp__invoke(&invocation, out, out_pass);
 }
 
 /* `name` NULL: what the module wraps, which is its last child. */
@@ -682,7 +684,7 @@ DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *met
         return dp__no_such(DP_ERR_INVALID, &names, "%s: '%s' has no child '%s'", __func__,
                            call->module->name, child);
     }
-    dp__request request = {
+    dp__invocation invocation = {
         .fn = __func__,
         .module = dp__child_through(call, found),
         .method = method,
@@ -693,7 +695,7 @@ DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *met
         .wants_pass = out_pass != NULL,
         .outer = call->record,
         .child = found};
-    return dp__invoke(&request, out, out_pass);
+    return dp__invoke(&invocation, out, out_pass);
 }
 
 /* ==== >>outgrads =================================================================================
@@ -1214,11 +1216,11 @@ DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out)
    and targets cut by the sizes that come with it.                                                */
 
 /* The outputs, one per replica; `rows`: how the batch was cut, if the list still says so. */
-static dp_status dp__criterion_outputs(const dp__request *request, const dp__face *face,
+static dp_status dp__criterion_outputs(const dp__invocation *invocation, const dp__face *face,
                                        const dp_value **out, size_t *out_count, int64_t **out_rows)
 {
     char text[32];
-    dp_value args = request->args;
+    dp_value args = invocation->args;
     if (!dp__is_sequence(args) || args.count == 0)
         return dp_error(DP_ERR_INVALID, "a criterion's first argument is the list of outputs");
     const dp_value *first = &args.as.items[0];
@@ -1266,7 +1268,7 @@ static dp_value dp__criterion_output(const dp_pass *pass, size_t r)
 }
 
 /* Targets are cut as the outputs were, where that is known, else as the config says. */
-static dp_status dp__criterion_plan(dp__plan *plan, const dp__request *targets,
+static dp_status dp__criterion_plan(dp__plan *plan, const dp__invocation *targets,
                                     const dp__face *face, size_t count, const int64_t *rows,
                                     dp_scatter_config *how)
 {
@@ -1292,25 +1294,25 @@ static dp_status dp__criterion_plan(dp__plan *plan, const dp__request *targets,
     return status;
 }
 
-static dp_status dp__criterion_cut(const dp__request *request, dp__face *face, dp_pass **out)
+static dp_status dp__criterion_cut(const dp__invocation *invocation, dp__face *face, dp_pass **out)
 {
     dp__plan plan;
     dp_scatter_config how;
     size_t count = 0;
     int64_t *rows = NULL;
     const dp_value *outputs = NULL;
-    DP_TRY(dp__criterion_outputs(request, face, &outputs, &count, &rows));
-    dp__request rest = *request; /* the targets */
-    rest.args = dp__sequence(DP_TUPLE, request->args.as.items + 1, request->args.count - 1,
-                             request->args.depth);
+    DP_TRY(dp__criterion_outputs(invocation, face, &outputs, &count, &rows));
+    dp__invocation rest = *invocation; /* the targets */
+    rest.args = dp__sequence(DP_TUPLE, invocation->args.as.items + 1, invocation->args.count - 1,
+                             invocation->args.depth);
     DP_TRY(dp__criterion_plan(&plan, &rest, face, count, rows, &how));
-    DP_TRY(dp__pass_make(request, face->runs, face, count, out));
+    DP_TRY(dp__pass_make(invocation, face->runs, face, count, out));
     for (size_t r = 0; r < count; r++) {
         dp_value args = dp_none(), kwargs = dp_none();
         DP_TRY(dp__part_make(&plan, rest.args, r, &args));
         DP_TRY(dp__part_make(&plan, rest.kwargs, r, &kwargs));
         DP_TRY(dp__criterion_args(*out, r, outputs[r], args, &args));
-        dp__pass_record(*out, request, r, args, kwargs);
+        dp__pass_record(*out, invocation, r, args, kwargs);
     }
     if (rows == NULL)
         DP_TRY(dp__plan_sizes(&plan, &rows));
@@ -1733,18 +1735,18 @@ DP_API dp_status dp_data_parallel_once(dp_module *module, dp_scope *scope, const
     dp__face *face = NULL;
     DP_TRY(dp__check_module(__func__, module));
     DP_TRY(dp__check_alone(__func__, module->ctx));
-    dp__request request = {.fn = __func__,
-                           .module = module,
-                           .method = method,
-                           .scope = scope,
-                           .args = args,
-                           .kwargs = kwargs,
-                           .wants_pass = out_pass != NULL};
-    DP_TRY(dp__check_request(&request, out));
+    dp__invocation invocation = {.fn = __func__,
+                                 .module = module,
+                                 .method = method,
+                                 .scope = scope,
+                                 .args = args,
+                                 .kwargs = kwargs,
+                                 .wants_pass = out_pass != NULL};
+    DP_TRY(dp__check_request(&invocation, out));
     dp_status status = dp__face_make(__func__, scope, module, &dp__data_face, config, NULL, &face);
     if (status != DP_OK)
         return dp__leave(__func__, module->ctx, status);
-    return dp__invoke_by(&request, face, out, out_pass);
+    return dp__invoke_by(&invocation, face, out, out_pass);
 }
 
 DP_API dp_status dp_wrapper_info_get(const dp_module *wrapper, dp_wrapper_info *out)
@@ -2095,111 +2097,113 @@ static dp_status dp__step_backward(dp_pass *pass, double factor)
 }
 
 /* What the optimizer's functions depend on. */
-static dp__frame dp__optim_frame(const dp__request *request, const char *method)
+static dp__frame dp__optim_frame(const dp__invocation *invocation, const char *method)
 {
     return (dp__frame){.what = "the optimizer's",
                        .name = method,
-                       .ctx = request->module->ctx,
-                       .scope = request->scope,
-                       .module = request->module};
+                       .ctx = invocation->module->ctx,
+                       .scope = invocation->scope,
+                       .module = invocation->module};
 }
 
-static dp_status dp__optim_begin(dp_optim *optim, dp__request *request)
+static dp_status dp__optim_begin(dp_optim *optim, dp__invocation *invocation)
 {
-    dp__frame frame = dp__optim_frame(request, "begin");
+    dp__frame frame = dp__optim_frame(invocation, "begin");
     if (!DP_HAS(dp_optim_ops, optim->ops, begin))
         return DP_OK;
     dp__frame_enter(&frame);
-    return dp__frame_leave(&frame, optim->ops->begin(optim, request->module, &request->config));
+    return dp__frame_leave(&frame,
+                           optim->ops->begin(optim, invocation->module, &invocation->config));
 }
 
-static dp_status dp__optim_factor(dp_optim *optim, const dp__request *request, double *out)
+static dp_status dp__optim_factor(dp_optim *optim, const dp__invocation *invocation, double *out)
 {
-    dp__frame frame = dp__optim_frame(request, "loss_factor");
+    dp__frame frame = dp__optim_frame(invocation, "loss_factor");
     if (!DP_HAS(dp_optim_ops, optim->ops, loss_factor))
         return DP_OK;
     dp__frame_enter(&frame);
     return dp__frame_leave(&frame, optim->ops->loss_factor(optim, out));
 }
 
-static dp_status dp__optim_update(dp_optim *optim, const dp__request *request)
+static dp_status dp__optim_update(dp_optim *optim, const dp__invocation *invocation)
 {
-    dp__frame frame = dp__optim_frame(request, "update");
+    dp__frame frame = dp__optim_frame(invocation, "update");
     dp__frame_enter(&frame);
-    return dp__frame_leave(&frame, optim->ops->update(optim, request->module));
+    return dp__frame_leave(&frame, optim->ops->update(optim, invocation->module));
 }
 
-static dp_status dp__step_take(dp__request *request, dp_value data)
+static dp_status dp__step_take(dp__invocation *invocation, dp_value data)
 {
-    DP_TRY(dp__check_value(request->fn, "data", data));
-    return dp__step_data(data, "data", &request->args, &request->kwargs);
+    DP_TRY(dp__check_value(invocation->fn, "data", data));
+    return dp__step_data(data, "data", &invocation->args, &invocation->kwargs);
 }
 
 /* Forward, the log, backward. */
-static dp_status dp__step_pass(dp__request *request, dp_value data, double factor,
+static dp_status dp__step_pass(dp__invocation *invocation, dp_value data, double factor,
                                dp_value *out_log)
 {
-    dp_module *module = request->module;
+    dp_module *module = invocation->module;
     dp_pass *pass = NULL;
     dp_value losses = dp_none();
     if (data.kind == DP_NONE && dp__is_over_ranks(module->face))
-        return module->face->ops->idle(request, module->face);
-    DP_TRY(dp__step_take(request, data));
+        return module->face->ops->idle(invocation, module->face);
+    DP_TRY(dp__step_take(invocation, data));
     if (module->face != NULL && module->face->ops->no_step != NULL)
         return dp_error(DP_ERR_UNSUPPORTED, "%s", module->face->ops->no_step);
     if (module->separate != NULL)
         return dp_error(DP_ERR_UNSUPPORTED,
                         "children of '%s' are trained by its own methods, which dp_invoke runs",
                         module->wraps->name);
-    DP_TRY(module->face != NULL ? dp__invoke_face(request, module->face, &losses, &pass)
-                                : dp__invoke_plain(request, module, &losses, &pass));
+    DP_TRY(module->face != NULL ? dp__invoke_face(invocation, module->face, &losses, &pass)
+                                : dp__invoke_plain(invocation, module, &losses, &pass));
     DP_TRY(dp__check_losses(pass));
     DP_TRY(dp__step_log(pass, out_log));
-    return request->config.no_grad ? DP_OK : dp__step_backward(pass, factor);
+    return invocation->config.no_grad ? DP_OK : dp__step_backward(pass, factor);
 }
 
 /* With other ranks only the optimizer says whether this step is reduced: before that they cannot be
    told but by failing the job. */
-static dp_status dp__step_begin(dp__request *request, dp_optim *optim, double *out_factor)
+static dp_status dp__step_begin(dp__invocation *invocation, dp_optim *optim, double *out_factor)
 {
-    const dp_module *module = request->module;
+    const dp_module *module = invocation->module;
     if (optim == NULL)
         return DP_OK;
-    dp_status status = dp__optim_begin(optim, request);
+    dp_status status = dp__optim_begin(optim, invocation);
     if (status == DP_OK)
-        status = dp__optim_factor(optim, request, out_factor);
+        status = dp__optim_factor(optim, invocation, out_factor);
     return dp__is_joint(module->face, true) ? dp__shared_failure(module->ctx, status) : status;
 }
 
-static dp_status dp__step(dp__request *request, dp_value data, dp_optim *optim, dp_value *out_log)
+static dp_status dp__step(dp__invocation *invocation, dp_value data, dp_optim *optim,
+                          dp_value *out_log)
 {
-    const dp__face *face = request->module->face;
+    const dp__face *face = invocation->module->face;
     bool ranks = dp__is_over_ranks(face);
     double factor = 1;
-    DP_TRY(ranks ? face->ops->check_data(face, data) : dp__step_take(request, data));
-    DP_TRY(dp__step_begin(request, optim, &factor));
+    DP_TRY(ranks ? face->ops->check_data(face, data) : dp__step_take(invocation, data));
+    DP_TRY(dp__step_begin(invocation, optim, &factor));
     if (ranks)
         face->ops->begin(face, false);
-    dp_status status = dp__step_pass(request, data, factor, out_log);
-    bool synced = !request->config.no_sync && !request->config.no_grad;
+    dp_status status = dp__step_pass(invocation, data, factor, out_log);
+    bool synced = !invocation->config.no_sync && !invocation->config.no_grad;
     if (ranks) {
         face->ops->stepped(face, synced, data, status);
-        status = face->ops->end(request->fn, face, synced, status);
+        status = face->ops->end(invocation->fn, face, synced, status);
     }
     DP_TRY(status);
-    return optim != NULL ? dp__optim_update(optim, request) : DP_OK;
+    return optim != NULL ? dp__optim_update(optim, invocation) : DP_OK;
 }
 
-static dp__request dp__step_request(const char *fn, dp_module *module, dp_scope *scope,
-                                    const char *mode)
+static dp__invocation dp__step_request(const char *fn, dp_module *module, dp_scope *scope,
+                                       const char *mode)
 {
-    return (dp__request){.fn = fn,
-                         .module = module,
-                         .method = "forward",
-                         .scope = scope,
-                         .args = dp_none(),
-                         .kwargs = dp_none(),
-                         .mode = mode};
+    return (dp__invocation){.fn = fn,
+                            .module = module,
+                            .method = "forward",
+                            .scope = scope,
+                            .args = dp_none(),
+                            .kwargs = dp_none(),
+                            .mode = mode};
 }
 
 static dp_status dp__check_optim(const char *fn, const dp_optim *optim)
@@ -2221,12 +2225,12 @@ DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data
 {
     dp_value log = dp_none();
     DP_TRY(dp__check_runs(__func__, module));
-    dp__request request = dp__step_request(__func__, module, scope, "loss");
-    request.wants_pass = request.keeps = true;
-    DP_TRY(dp__check_request(&request, out_log));
+    dp__invocation invocation = dp__step_request(__func__, module, scope, "loss");
+    invocation.wants_pass = invocation.keeps = true;
+    DP_TRY(dp__check_request(&invocation, out_log));
     DP_TRY(dp__check_optim(__func__, optim));
     dp_trace_begin(__func__);
-    dp_status status = dp__step(&request, data, optim, &log);
+    dp_status status = dp__step(&invocation, data, optim, &log);
     dp_trace_end();
     return dp__leave_with(__func__, module->ctx, status, log, out_log);
 }
@@ -2234,12 +2238,12 @@ DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data
 DP_API dp_status dp_predict_step(dp_module *module, dp_scope *scope, dp_value data, dp_value *out)
 {
     DP_TRY(dp__check_runs(__func__, module));
-    dp__request request = dp__step_request(__func__, module, scope, "predict");
-    DP_TRY(dp__check_request(&request, out));
-    dp_status status = dp__step_take(&request, data);
+    dp__invocation invocation = dp__step_request(__func__, module, scope, "predict");
+    DP_TRY(dp__check_request(&invocation, out));
+    dp_status status = dp__step_take(&invocation, data);
     if (status == DP_OK && module->face != NULL && module->face->ops->no_prediction != NULL)
         status = dp_error(DP_ERR_UNSUPPORTED, "%s", module->face->ops->no_prediction);
-    return status == DP_OK ? dp__invoke_by(&request, module->face, out, NULL)
+    return status == DP_OK ? dp__invoke_by(&invocation, module->face, out, NULL)
                            : dp__leave(__func__, module->ctx, status);
 }
 

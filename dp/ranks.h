@@ -191,7 +191,7 @@ static void dp__coll_trace(const dp__coll *coll, const dp_coll_call *call, char 
         return;
     name[0] = '\0';
     if (phase == 'B') {
-        const dp__signature is = dp__sign(coll->lane->ring, call);
+        const dp__signature is = dp__sign(coll->lane->journal, call);
         (void)dp__signature_text(&is, name, sizeof name);
         dp_trace_begin(name);
     } else {
@@ -221,16 +221,16 @@ static dp_status dp__table_run(const dp__coll *coll, dp_verb verb, size_t count,
     call.local = lane->parts;
     call.count = count;
     call.scale = scale;
-    if (lane->ring != NULL && dp__job_is_lost(lane->ring->job))
-        return dp__job_heard(lane->ring->job);
-    if (lane->ring != NULL)
-        dp__journal_begin(lane->ring, coll->fn, &call);
+    if (lane->journal != NULL && dp__job_is_lost(lane->journal->job))
+        return dp__job_heard(lane->journal->job);
+    if (lane->journal != NULL)
+        dp__journal_begin(lane->journal, coll->fn, &call);
     dp__coll_trace(coll, &call, 'B');
     dp_status status = lane->comm->ops->run(lane->comm, &call);
     if (dp_status_class(status) == DP_CLASS_PASS) /* and not, as it should be, JOB */
         status = dp__shared_failure(lane->ctx, status);
     dp__coll_trace(coll, &call, 'E');
-    return lane->ring != NULL ? dp__journal_end(lane->ring, status) : status;
+    return lane->journal != NULL ? dp__journal_end(lane->journal, status) : status;
 }
 
 static bool dp__table_has(const dp_coll_ops *ops, dp_verb verb)
@@ -475,8 +475,8 @@ DP_API dp_status dp_scatter_from(dp_ctx *ctx, const dp_part *local, size_t count
 static dp_status dp__poll(const dp__lane *lane)
 {
     dp_comm *comm = lane->comm;
-    if (lane->ring != NULL)
-        DP_TRY(dp__job_heard(lane->ring->job));
+    if (lane->journal != NULL)
+        DP_TRY(dp__job_heard(lane->journal->job));
     return comm != NULL && DP_HAS(dp_coll_ops, comm->ops, poll) ? comm->ops->poll(comm) : DP_OK;
 }
 

@@ -21,8 +21,8 @@
 /* Also what an attempt has made that failed. `old` is what there was before the first one. */
 static void dp__world_end(dp_ctx *ctx, dp__job *old)
 {
-    dp__post_forget(ctx);
-    dp__office_close(ctx);
+    dp__mailbox_forget(ctx);
+    dp__listener_close(ctx);
     for (int i = DP__LANES - 1; i >= 0; i--) {
         dp_part *parts = ctx->lanes[i].parts;
         dp__lane_end(&ctx->lanes[i]);
@@ -128,7 +128,7 @@ static dp_status dp__devices_drain(dp_ctx *ctx)
 
 enum { DP__RECOVER_TRIES = 4 }; /* more than there can be deaths */
 
-typedef struct dp__recovering {
+typedef struct dp__recovery {
     const char *fn;
     dp_ctx *ctx;
     dp__job *old;        /* that which has failed, */
@@ -137,7 +137,7 @@ typedef struct dp__recovering {
     uint64_t until_ns;
     int tries;
     bool over; /* it has been found out that there is no way */
-} dp__recovering;
+} dp__recovery;
 
 /* All devices are done with what a job that failed has left, and it has not failed any more. */
 static void dp__scopes_find(dp_ctx *ctx)
@@ -156,7 +156,7 @@ static void dp__scopes_find(dp_ctx *ctx)
     }
 }
 
-/* What the job has failed of is no reason any more; nothing runs, and what was lost is found. */
+/* Forgets the failure; nothing runs, and what was lost is found. */
 static void dp__failure_clear(dp_ctx *ctx)
 {
     dp__lock_enter(&ctx->lock);
@@ -168,7 +168,7 @@ static void dp__failure_clear(dp_ctx *ctx)
 /* All are here. Who has died since does not come, which nobody else can notice before they have
    met: so the time for that is short, and longer each time that it is tried again. A meeting that
    begins late gets what is left, but enough to be of use: see >>recovery in dp.h. */
-static int dp__meet_again_ms(dp__recovering *own)
+static int dp__meet_again_ms(dp__recovery *own)
 {
     int ms = DP__MEET_LEAST_MS << (own->tries < 3 ? own->tries : 3);
     int left = dp__os_ms_until(own->until_ns);
@@ -178,7 +178,7 @@ static int dp__meet_again_ms(dp__recovering *own)
     return ms > DP__MEET_LEAST_MS ? ms : DP__MEET_LEAST_MS;
 }
 
-static void dp__recovering_of(dp__recovering *own)
+static void dp__recovery_of(dp__recovery *own)
 {
     own->old = own->ctx->job;
     own->heap = own->ctx->heap;
@@ -196,7 +196,7 @@ static dp_status dp__wrappers_return(const char *fn, dp_ctx *ctx)
 }
 
 /* Agrees with the others who is left. If a device is lost, they go on without this process. */
-static dp_status dp__members_agree(dp__recovering *own)
+static dp_status dp__members_agree(dp__recovery *own)
 {
     dp_status status = dp__devices_drain(own->ctx);
     if (status != DP_OK)
@@ -208,7 +208,7 @@ static dp_status dp__members_agree(dp__recovering *own)
 }
 
 /* The steps of a recovery, in order. Whichever fails, all of them are tried again. */
-static dp_status dp__recover_once(dp__recovering *own)
+static dp_status dp__recover_once(dp__recovery *own)
 {
     dp_ctx *ctx = own->ctx;
     dp__world_end(ctx, own->old);
@@ -217,11 +217,11 @@ static dp_status dp__recover_once(dp__recovering *own)
     DP_TRY(dp__world_return(ctx, dp__meet_again_ms(own)));
     ctx->info.recoveries = dp__voter_met(ctx->voter);
     dp__job_retire(ctx, own->old, &own->heap);
-    dp__recovering_of(own);
+    dp__recovery_of(own);
     return dp__leave(own->fn, ctx, dp__wrappers_return(own->fn, ctx));
 }
 
-static dp_status dp__recover(dp__recovering *own)
+static dp_status dp__recover(dp__recovery *own)
 {
     dp_ctx *ctx = own->ctx;
     dp_status status;
@@ -249,7 +249,7 @@ static uint32_t dp__wrappers_count(const dp_ctx *ctx)
     return count;
 }
 
-/* Whether anything can be made anew of this context. */
+/* Checks that this context can recover. */
 static dp_status dp__check_recovers(const char *fn, const dp_ctx *ctx)
 {
     if (ctx->voter == NULL)
@@ -268,10 +268,10 @@ static dp_status dp__check_recovers(const char *fn, const dp_ctx *ctx)
 /* The job as it was ends. */
 static dp_status dp__job_again(const char *fn, dp_ctx *ctx)
 {
-    dp__recovering own = {.fn = fn, .ctx = ctx};
+    dp__recovery own = {.fn = fn, .ctx = ctx};
     DP_TRY(dp__check_idle(fn, ctx));
     dp__passes_void(ctx->scopes);
-    dp__recovering_of(&own);
+    dp__recovery_of(&own);
     own.until_ns = dp__os_after_ms(ctx->config.timeout_ms);
     ctx->voter->wrappers = dp__wrappers_count(ctx);
     (void)dp__devices_drain(ctx); /* a communicator has failed there, and still is */
@@ -295,16 +295,16 @@ DP_API dp_status dp_recover(dp_ctx *ctx)
 }
 
 /* Else nobody would know why no process comes. Nothing is said the first time: who was process 0
-   before may be about to leave the door. */
-static void dp__door_warn(dp_ctx *ctx)
+   before may be about to leave the join port. */
+static void dp__join_port_warn(dp_ctx *ctx)
 {
-    dp__door *door = &ctx->voter->door;
-    char why[DP__DOOR_BYTES];
-    bool shut = ctx->info.process == 0 && dp__door_is_shut(door);
-    door->tries = !shut ? 0 : door->tries < 3 ? door->tries + 1 : 3;
-    if (door->tries == 2)
+    dp__join_port *port = &ctx->voter->port;
+    char why[DP__JOIN_PORT_BYTES];
+    bool shut = ctx->info.process == 0 && dp__join_port_is_shut(port);
+    port->tries = !shut ? 0 : port->tries < 3 ? port->tries + 1 : 3;
+    if (port->tries == 2)
         dp__log(ctx, DP_LOG_WARN, "no process can come later: %s",
-                dp__door_text(door, why, sizeof why));
+                dp__join_port_text(port, why, sizeof why));
 }
 
 /* Refuses while something is under way, which a newcomer would make void in a job that has not
@@ -315,7 +315,7 @@ static dp_status dp__check_between_steps(const char *fn, const dp_ctx *ctx)
     DP_TRY(dp__check_alone(fn, ctx));
     if (ctx->lanes[DP__COURIER].riding != NULL)
         return dp_error(DP_ERR_STATE, "%s: a pass is open", fn);
-    if (dp__post_has_messages(ctx->post))
+    if (dp__mailbox_has_messages(ctx->mailbox))
         return dp_error(DP_ERR_STATE, "%s: messages have begun, and were not ended", fn);
     return DP_OK;
 }
@@ -332,9 +332,9 @@ DP_API dp_status dp_admit(dp_ctx *ctx, bool *out_came)
         return DP_OK;
     }
     DP_TRY(dp__check_recovers(__func__, ctx));
-    dp__door_keep(ctx->voter);
-    dp__door_warn(ctx);
-    DP_TRY(dp__named(__func__, dp_any(ctx, dp__door_look(ctx->voter), &waits)));
+    dp__join_port_keep(ctx->voter);
+    dp__join_port_warn(ctx);
+    DP_TRY(dp__named(__func__, dp_any(ctx, dp__join_port_look(ctx->voter), &waits)));
     if (waits)
         DP_TRY(dp__job_again(__func__, ctx));
     *out_came = waits;

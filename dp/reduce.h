@@ -1485,7 +1485,7 @@ static dp_status dp__lines_differ(const dp__lines *lines, size_t count, int64_t 
     return dp__other_number(lines, lines->hashes[count], out_rank);
 }
 
-static dp_status dp__line_of(const dp__lines *lines, size_t line, int rank, char *out)
+static dp_status dp__pipe_of(const dp__lines *lines, size_t line, int rank, char *out)
 {
     memset(out, 0, DP__LINE_BYTES);
     snprintf(out, DP__LINE_BYTES, "%.*s", DP__LINE_BYTES - 1,
@@ -1508,8 +1508,8 @@ static dp_status dp__lines_error(const dp__lines *lines, size_t least)
     }
     if (culprit == none) /* only the numbers of lines differ */
         DP_TRY(dp__other_number(lines, lines->count, &culprit));
-    DP_TRY(dp__line_of(lines, alike, (int)culprit, there));
-    DP_TRY(dp__line_of(lines, alike, 0, here));
+    DP_TRY(dp__pipe_of(lines, alike, (int)culprit, there));
+    DP_TRY(dp__pipe_of(lines, alike, 0, here));
     return dp_error(DP_ERR_MISMATCH, "%s: rank %d has %s, rank 0 has %s", lines->fn, (int)culprit,
                     there, here);
 }

@@ -86,15 +86,15 @@ typedef struct dp__shm_tree { /* what a process does of it: see >>folding */
     size_t part_bytes;
 } dp__shm_tree;
 
-typedef struct dp__shm_place { /* where a rank's memory lies in the heap of its process */
+typedef struct dp__shm_location { /* where a rank's memory lies in the heap of its process */
     size_t send, recv;
-} dp__shm_place;
+} dp__shm_location;
 
 #define DP__SHM_UNWANTED (SIZE_MAX - 1) /* and SIZE_MAX: elsewhere */
 
 typedef struct dp__shm_comm {
     dp_comm base;
-    dp__ring *ring;
+    dp__journal *journal;
     const dp__simd *simd;
     dp__shared shared;
     dp__shm_control *control;
@@ -203,7 +203,7 @@ static bool dp__shm_reached(void *what)
 
 static dp_status dp__shm_rest(void *what, dp__wait *wait)
 {
-    return dp__ring_rest(((const dp__shm_need *)what)->comm->ring, wait);
+    return dp__journal_rest(((const dp__shm_need *)what)->comm->journal, wait);
 }
 
 static dp_status dp__shm_wait(dp__shm_comm *comm, int process, int word, unsigned value)
@@ -217,7 +217,7 @@ static dp_status dp__shm_wait(dp__shm_comm *comm, int process, int word, unsigne
                              .word = dp__shm_word_of(comm, process, word),
                              .sleepers = &comm->control->sleepers,
                              .missed = &comm->missed,
-                             .look_ns = comm->ring->job->look_ns};
+                             .look_ns = comm->journal->job->look_ns};
     return dp__watch_until(&watch, dp__of_thread.beside ? comm->spare : comm->spin);
 }
 
@@ -237,7 +237,7 @@ static dp_status dp__shm_wait_all(dp__shm_comm *comm, int word, unsigned value)
 static dp_status dp__shm_meet(const dp__shm_call *call)
 {
     dp__shm_comm *comm = call->comm;
-    const dp__entry *own = &comm->ring->now;
+    const dp__entry *own = &comm->journal->now;
     bool same = true;
     dp__words_store(dp__shm_turn_of(comm, comm->process)->head, own, DP__HEAD_WORDS);
     dp__shm_tell(comm, DP__SHM_CAME, comm->seq);
@@ -248,7 +248,7 @@ static dp_status dp__shm_meet(const dp__shm_call *call)
         comm->seqs[p] = (unsigned)head.seq;
         same = same && dp__entries_same(&head, own);
     }
-    return same ? DP_OK : dp__ring_differs(comm->ring, (unsigned)own->seq, comm->seqs);
+    return same ? DP_OK : dp__journal_differs(comm->journal, (unsigned)own->seq, comm->seqs);
 }
 
 /* A process has a row of blocks for the others. */
@@ -261,7 +261,7 @@ static size_t dp__shm_block_bytes(const dp__shm_call *call)
 static size_t dp__shm_blocks(const dp__shm_call *call, int process)
 {
     const dp__shm_comm *comm = call->comm;
-    size_t ranks = (size_t)dp__rank_count_of(comm->ring->job, process);
+    size_t ranks = (size_t)dp__rank_count_of(comm->journal->job, process);
     if (call->asked.verb == DP_BROADCAST)
         return call->asked.root >= comm->firsts[process] &&
                call->asked.root < comm->firsts[process + 1];
@@ -287,7 +287,7 @@ static void dp__shm_address(const dp__shm_call *call, int process, size_t block,
                             size_t *out_to)
 {
     const dp__shm_comm *comm = call->comm;
-    size_t ranks = (size_t)dp__rank_count_of(comm->ring->job, process);
+    size_t ranks = (size_t)dp__rank_count_of(comm->journal->job, process);
     size_t first = (size_t)comm->firsts[process];
     size_t others = (size_t)comm->rank_count - ranks;
     *out_from = call->asked.verb == DP_BROADCAST ? (size_t)call->asked.root - first : block;
@@ -321,7 +321,7 @@ static bool dp__shm_is_small(const dp__shm_call *call)
     return call->most <= DP__SHM_SMALL_BYTES;
 }
 
-static dp__shm_place *dp__shm_places(const dp__shm_call *call, int process)
+static dp__shm_location *dp__shm_places(const dp__shm_call *call, int process)
 {
     return (void *)dp__shm_small(call, process);
 }
@@ -336,7 +336,7 @@ static void dp__shm_places_put(const dp__shm_call *call)
         size_t send = dp__heap_place(comm->heap, part->send, rule->send_all ? all : each);
         size_t recv = dp__heap_place(comm->heap, part->recv, rule->recv_all ? all : each);
         dp__shm_places(call, comm->process)[i] =
-            (dp__shm_place){send, part->recv != NULL ? recv : DP__SHM_UNWANTED};
+            (dp__shm_location){send, part->recv != NULL ? recv : DP__SHM_UNWANTED};
     }
 }
 
@@ -417,7 +417,7 @@ static int dp__shm_sum_count(const dp__shm_comm *comm, int process)
                : (int)dp__bits(behind & dp__shm_touched(comm, process));
 }
 
-/* Of what is before a process it takes the sum that stands for digit `level`. */
+/* Takes, of what is before a process, the sum that stands for digit `level`. */
 static void dp__shm_plan_take(dp__shm_comm *comm, unsigned level)
 {
     dp__shm_tree *tree = &comm->tree;
@@ -479,7 +479,7 @@ static void dp__shm_plan(dp__shm_comm *comm)
     }
 }
 
-/* Of comm->in to comm->out. */
+/* Describes a reduction of comm->in to comm->out. */
 static dp_kernel_args dp__shm_reduction(const dp__shm_call *call, dp_dtype dtype, size_t count,
                                         bool last)
 {
@@ -544,7 +544,7 @@ static float *dp__shm_wide(const dp__shm_comm *comm, int local_rank)
     return comm->wide + (size_t)local_rank * (DP__SHM_SLOT_BYTES / sizeof(float));
 }
 
-/* What the local ranks send, as f32. */
+/* Converts what the local ranks send to f32. */
 static void dp__shm_widen(const dp__shm_fold *fold, size_t at, size_t count)
 {
     const dp__shm_comm *comm = fold->call->comm;
@@ -560,7 +560,8 @@ static char *dp__shm_part(const dp__shm_comm *comm, int process, int part, size_
     return dp__shm_slot(comm, process, step) + (size_t)part * each;
 }
 
-/* What this process makes of a part of its slot; the last one adds halves up aside. */
+/* Returns where this process puts the sum of a part of its slot; the last one adds halves up aside.
+   */
 static void *dp__shm_made(const dp__shm_fold *fold, size_t step, int part)
 {
     dp__shm_comm *comm = fold->call->comm;
@@ -816,7 +817,7 @@ static bool dp__shm_is_direct(const dp__shm_call *call)
     bool direct = comm->heap != NULL;
     for (int p = 0; p < comm->process_count && direct; p++)
         for (int r = comm->firsts[p]; r < comm->firsts[p + 1]; r++) {
-            const dp__shm_place *place = &dp__shm_places(call, p)[r - comm->firsts[p]];
+            const dp__shm_location *place = &dp__shm_places(call, p)[r - comm->firsts[p]];
             bool sends = !rooted || r == call->asked.root;
             direct = direct && !(sends && place->send == SIZE_MAX) &&
                      !(call->asked.verb == DP_ALL_REDUCE && place->recv == SIZE_MAX);
@@ -824,7 +825,7 @@ static bool dp__shm_is_direct(const dp__shm_call *call)
     return direct;
 }
 
-/* What all ranks send, from `at` bytes on, as operands. */
+/* Lists what all ranks send, from `at` bytes on, as operands. */
 static void dp__shm_senders(const dp__shm_call *call, size_t at)
 {
     const dp__shm_comm *comm = call->comm;
@@ -834,13 +835,13 @@ static void dp__shm_senders(const dp__shm_call *call, size_t at)
                           dp__shm_places(call, p)[r - comm->firsts[p]].send + at;
 }
 
-/* Where those ranks that want a sum get it, likewise; how many there are. */
+/* Lists where those ranks that want a sum get it; returns how many there are. */
 static size_t dp__shm_receivers(const dp__shm_call *call, size_t at)
 {
     const dp__shm_comm *comm = call->comm;
     size_t count = 0;
     for (int p = 0; p < comm->process_count; p++)
-        for (int i = 0; i < dp__rank_count_of(comm->ring->job, p); i++) {
+        for (int i = 0; i < dp__rank_count_of(comm->journal->job, p); i++) {
             size_t place = dp__shm_places(call, p)[i].recv;
             if (place != DP__SHM_UNWANTED)
                 comm->out[count++] = dp__heap_part(comm->heap, p) + place + at;
@@ -941,34 +942,34 @@ static void dp__shm_free(dp__shm_comm *comm)
 static dp_status dp__shm_new(const dp_host *host, const dp_comm_config *config, dp__shm_comm **out)
 {
     size_t ranks = (size_t)config->rank_count, local = (size_t)config->local_count;
-    dp__ring *ring = dp__ring_opening(dp__job_of(host));
+    dp__journal *journal = dp__journal_opening(dp__job_of(host));
     const dp__simd *simd = NULL;
     DP_TRY(dp__simd_choose(&simd));
-    if (ring->job->shared.data == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "%s", ring->job->why);
+    if (journal->job->shared.data == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s", journal->job->why);
     dp__shm_comm *comm = host->alloc(host, sizeof *comm, _Alignof(dp__shm_comm));
     if (comm == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "shared memory: no memory for a communicator");
-    *comm = (dp__shm_comm){.base = {dp_shm_coll(), host},
-                           .ring = ring,
-                           .simd = simd,
-                           .shared = {.fd = -1},
-                           .process = ring->job->process,
-                           .process_count = ring->job->process_count,
-                           .rank_first = config->rank_first,
-                           .local_count = config->local_count,
-                           .rank_count = config->rank_count,
-                           .firsts = ring->job->firsts,
-                           .seqs = host->alloc(host,
-                                               (size_t)ring->job->process_count * sizeof(unsigned),
-                                               _Alignof(unsigned)),
-                           .in = host->alloc(host, (ranks + 1) * sizeof(void *), _Alignof(void *)),
-                           .out = host->alloc(host, (ranks + 1) * sizeof(void *), _Alignof(void *)),
-                           .wide = host->alloc(host, local * DP__SHM_SLOT_BYTES, 64)};
+    *comm = (dp__shm_comm){
+        .base = {dp_shm_coll(), host},
+        .journal = journal,
+        .simd = simd,
+        .shared = {.fd = -1},
+        .process = journal->job->process,
+        .process_count = journal->job->process_count,
+        .rank_first = config->rank_first,
+        .local_count = config->local_count,
+        .rank_count = config->rank_count,
+        .firsts = journal->job->firsts,
+        .seqs = host->alloc(host, (size_t)journal->job->process_count * sizeof(unsigned),
+                            _Alignof(unsigned)),
+        .in = host->alloc(host, (ranks + 1) * sizeof(void *), _Alignof(void *)),
+        .out = host->alloc(host, (ranks + 1) * sizeof(void *), _Alignof(void *)),
+        .wide = host->alloc(host, local * DP__SHM_SLOT_BYTES, 64)};
     *out = comm;
     if (comm->seqs == NULL || comm->in == NULL || comm->out == NULL || comm->wide == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "shared memory: no memory for a communicator");
-    ring->compared = true;
+    journal->compared = true;
     return DP_OK;
 }
 
@@ -978,15 +979,16 @@ static void dp__shm_learn(dp__shm_comm *comm)
     int threads = comm->rank_count;
     dp__shm_plan(comm);
     comm->spin = host->thread_count(host) >= comm->local_count &&
-                 dp__job_has_cores(comm->ring->job, threads);
-    comm->spare = comm->spin && dp__job_has_cores(comm->ring->job, threads + comm->process_count);
+                 dp__job_has_cores(comm->journal->job, threads);
+    comm->spare = comm->spin &&
+                  dp__job_has_cores(comm->journal->job, threads + comm->process_count);
 }
 
 /* If there is one, and room for the places of all ranks. */
 static const dp__heap *dp__shm_heap(const dp__job *job)
 {
     const dp__heap *heap = &job->ctx->heap;
-    size_t room = DP__SHM_SMALL_BYTES / sizeof(dp__shm_place);
+    size_t room = DP__SHM_SMALL_BYTES / sizeof(dp__shm_location);
     for (int p = 0; p < job->process_count; p++)
         if ((size_t)dp__rank_count_of(job, p) > room)
             return NULL;
@@ -995,7 +997,7 @@ static const dp__heap *dp__shm_heap(const dp__job *job)
 
 static dp_status dp__shm_join(dp__shm_comm *comm)
 {
-    dp__job *job = comm->ring->job;
+    dp__job *job = comm->journal->job;
     size_t control = dp__shm_control_bytes(job->process_count), buffer = dp__shm_buffer_bytes();
     const dp__area area = {.bytes = dp__shm_bytes(job->process_count),
                            .head = control,

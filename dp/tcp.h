@@ -11,11 +11,11 @@
    inside a machine and 37 us between the two hosts, where a thread has to be woken.
 
    CONTENTS (search for the tag)
-     >>ports   where processes find each other
-     >>cables  connections between all
-     >>office  connections that are made when somebody has something to say
-     >>flow    what is under way on cables
-     >>table   the table
+     >>ports       where processes find each other
+     >>connections  connections between all
+     >>listener    connections that are made when somebody has something to say
+     >>flow        what is under way on connections
+     >>table       the table
 */
 
 #ifndef DP__ROOMS
@@ -27,9 +27,10 @@
    other.                                                                                        */
 
 enum {
-    DP__CABLE_SPIN_NS = 20000,
-    DP__CABLE_LOOK_MS = 4,
-    DP__CABLE_FILES = 4 /* for each other process: a cable of each lane, and two for messages */
+    DP__CONNECTION_SPIN_NS = 20000,
+    DP__CONNECTION_LOOK_MS = 4,
+    DP__CONNECTION_FILES =
+        4 /* for each other process: a connection of each lane, and two for messages */
 };
 
 typedef struct dp__port {
@@ -84,7 +85,7 @@ DP__COLD static dp_status dp__port_make(dp__port *port, dp__job *job, bool any)
 /* For connections to all others. */
 static void dp__port_raise(dp__port *port)
 {
-    size_t files = DP__CABLE_FILES * (size_t)port->job->process_count;
+    size_t files = DP__CONNECTION_FILES * (size_t)port->job->process_count;
     if (port->raised || files <= dp__os_files_limit() / 2)
         return;
     port->raised = true;
@@ -112,7 +113,7 @@ static const char *dp__port_host(const dp__port *port, int process)
     return dp__seat_host(port->seats, port->job->process_count, port->job->process, process);
 }
 
-/* What this process says when it comes to another one. */
+/* Makes the request with which this process connects to another one. */
 static dp__join_request dp__port_request(const dp__port *port)
 {
     return (dp__join_request){.magic = DP__JOIN_MAGIC,
@@ -121,19 +122,19 @@ static dp__join_request dp__port_request(const dp__port *port)
                               .process_count = port->job->process_count};
 }
 
-/* ==== >>cables ==================================================================================
-   Each process connects to those before it, and those behind it connect to it: it visits all of
-   them at once, and lets others in meanwhile, so that who does not answer is who is to blame, and
-   not one that waits for him. What may be lacking is there before anybody waits for anybody. Who
-   fails while they connect says why over its cables, too: one that passes on words in the tree may
-   be what has failed.                                                                           */
+/* ==== >>connections =============================================================================
+   Each process connects to those before it, and those behind it connect to it: it attempts all
+   of them at once, and lets others in meanwhile, so that who does not answer is who is to blame,
+   and not one that waits for him. What may be lacking is there before anybody waits for anybody.
+   Who fails while they connect says why over its connections, too: one that passes on words in the
+   tree may be what has failed.                                                                   */
 
 enum { DP__REFUSALS = 8 }; /* in a row: in 0.13 s. It has listened, and has given up */
 
-typedef enum dp__visiting { DP__RESTS, DP__CALLS, DP__ASKS, DP__LET_IN } dp__visiting;
+typedef enum dp__attempt_stage { DP__RESTS, DP__CALLS, DP__ASKS, DP__LET_IN } dp__attempt_stage;
 
-typedef struct dp__visit { /* to a process before this one */
-    dp__visiting stage;
+typedef struct dp__attempt { /* to a process before this one */
+    dp__attempt_stage stage;
     int round, refusals;
     int place;         /* among what is watched; -1: it is not */
     uint64_t until_ns; /* then this stage is over */
@@ -141,149 +142,152 @@ typedef struct dp__visit { /* to a process before this one */
     size_t got;        /* bytes of the challenge */
     dp__challenge challenge;
     dp__join_request request;
-} dp__visit;
+} dp__attempt;
 
-typedef struct dp__cables {
+typedef struct dp__connections {
     dp__port port; /* until all have come, as are the two: */
-    dp__visit *visits;
+    dp__attempt *attempts;
     dp__os_watch *watch;
     int *fds; /* by process; -1: its own */
-} dp__cables;
+} dp__connections;
 
-static void dp__cables_hang_up(dp__cables *cables)
+static void dp__connections_hang_up(dp__connections *connections)
 {
-    int *fds = cables->fds;
-    for (int i = 0; fds != NULL && i < cables->port.job->process_count; i++)
+    int *fds = connections->fds;
+    for (int i = 0; fds != NULL && i < connections->port.job->process_count; i++)
         dp__os_drop(&fds[i]);
 }
 
-static void dp__cables_close(dp__cables *cables)
+static void dp__connections_close(dp__connections *connections)
 {
-    dp__cables_hang_up(cables);
-    dp__port_close(&cables->port);
-    dp__os_free(cables->fds, 0, NULL);
-    dp__os_free(cables->visits, 0, NULL);
-    dp__os_free(cables->watch, 0, NULL);
+    dp__connections_hang_up(connections);
+    dp__port_close(&connections->port);
+    dp__os_free(connections->fds, 0, NULL);
+    dp__os_free(connections->attempts, 0, NULL);
+    dp__os_free(connections->watch, 0, NULL);
 }
 
-DP__COLD static dp_status dp__cables_prepare(dp__cables *cables, dp__job *job, bool far)
+DP__COLD static dp_status dp__connections_prepare(dp__connections *connections, dp__job *job,
+                                                  bool far)
 {
     size_t count = (size_t)job->process_count;
-    cables->fds = dp__os_alloc(count * sizeof *cables->fds, sizeof(int), NULL);
-    cables->visits = dp__os_alloc(count * sizeof *cables->visits, _Alignof(dp__visit), NULL);
-    cables->watch = dp__os_alloc(count * sizeof *cables->watch, _Alignof(dp__os_watch), NULL);
-    for (size_t i = 0; i < count && cables->fds != NULL; i++)
-        cables->fds[i] = -1;
-    for (size_t i = 0; i < count && cables->visits != NULL; i++)
-        cables->visits[i] = (dp__visit){.place = -1};
-    DP_TRY(dp__port_make(&cables->port, job, false));
-    cables->port.server.more = cables->watch;
-    dp__port_raise(&cables->port);
-    if (cables->fds == NULL || cables->visits == NULL || cables->watch == NULL)
+    connections->fds = dp__os_alloc(count * sizeof *connections->fds, sizeof(int), NULL);
+    connections->attempts =
+        dp__os_alloc(count * sizeof *connections->attempts, _Alignof(dp__attempt), NULL);
+    connections->watch =
+        dp__os_alloc(count * sizeof *connections->watch, _Alignof(dp__os_watch), NULL);
+    for (size_t i = 0; i < count && connections->fds != NULL; i++)
+        connections->fds[i] = -1;
+    for (size_t i = 0; i < count && connections->attempts != NULL; i++)
+        connections->attempts[i] = (dp__attempt){.place = -1};
+    DP_TRY(dp__port_make(&connections->port, job, false));
+    connections->port.server.more = connections->watch;
+    dp__port_raise(&connections->port);
+    if (connections->fds == NULL || connections->attempts == NULL || connections->watch == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu connections", count);
-    return dp__port_open(&cables->port, far);
+    return dp__port_open(&connections->port, far);
 }
 
 /* Gives up a try, and rests before the next one. */
-static void dp__visit_rest(dp__visit *visit, int *fd, const char *why)
+static void dp__attempt_rest(dp__attempt *attempt, int *fd, const char *why)
 {
     dp__os_drop(fd);
-    visit->why = why != NULL ? why : visit->why;
-    visit->refusals = why == dp__refused ? visit->refusals + 1 : 0;
-    visit->until_ns = dp__os_after_ms(dp__pause_ms(visit->round++));
-    visit->stage = DP__RESTS;
+    attempt->why = why != NULL ? why : attempt->why;
+    attempt->refusals = why == dp__refused ? attempt->refusals + 1 : 0;
+    attempt->until_ns = dp__os_after_ms(dp__pause_ms(attempt->round++));
+    attempt->stage = DP__RESTS;
 }
 
-DP__COLD static dp_status dp__visit_call(const dp__port *port, dp__visit *visit, int process,
-                                         int *fd)
+DP__COLD static dp_status dp__attempt_call(const dp__port *port, dp__attempt *attempt, int process,
+                                           int *fd)
 {
     dp__job *job = port->job;
     *fd = dp__seat_connect(port->seats, job->process_count, job->process, process);
     if (*fd == DP__OS_FULL)
         return dp__connect_nowhere(job->process);
-    visit->until_ns = dp__os_after_ms(dp__patience_ms(visit->round));
-    visit->stage = DP__CALLS;
+    attempt->until_ns = dp__os_after_ms(dp__patience_ms(attempt->round, false));
+    attempt->stage = DP__CALLS;
     if (*fd < 0)
-        dp__visit_rest(visit, fd, *fd == DP__OS_REFUSED ? dp__refused : NULL);
+        dp__attempt_rest(attempt, fd, *fd == DP__OS_REFUSED ? dp__refused : NULL);
     return DP_OK;
 }
 
 /* Sends the request over a connection that is there, or is not to be had. */
-DP__COLD static void dp__visit_ask(const dp__port *port, dp__visit *visit, int *fd)
+DP__COLD static void dp__attempt_ask(const dp__port *port, dp__attempt *attempt, int *fd)
 {
     int how = dp__os_connection(*fd);
-    visit->request = dp__port_request(port);
-    visit->request.nonce = dp__os_random();
-    visit->request.patience_ms = (uint32_t)dp__os_ms_until(port->server.until_ns);
-    visit->got = 0;
-    visit->stage = DP__ASKS;
-    if (how != 0 || dp__os_send(*fd, &visit->request, sizeof visit->request) !=
-                        (ptrdiff_t)sizeof visit->request)
-        dp__visit_rest(visit, fd, how == DP__OS_REFUSED ? dp__refused : NULL);
+    attempt->request = dp__port_request(port);
+    attempt->request.nonce = dp__os_random();
+    attempt->request.patience_ms = (uint32_t)dp__os_ms_until(port->server.until_ns);
+    attempt->got = 0;
+    attempt->stage = DP__ASKS;
+    if (how != 0 || dp__os_send(*fd, &attempt->request, sizeof attempt->request) !=
+                        (ptrdiff_t)sizeof attempt->request)
+        dp__attempt_rest(attempt, fd, how == DP__OS_REFUSED ? dp__refused : NULL);
 }
 
-DP__COLD static void dp__visit_hear(const dp__port *port, dp__visit *visit, int *fd)
+DP__COLD static void dp__attempt_hear(const dp__port *port, dp__attempt *attempt, int *fd)
 {
-    dp__challenge *said = &visit->challenge;
-    ptrdiff_t got = dp__os_receive(*fd, (char *)said + visit->got, sizeof *said - visit->got);
-    visit->got += got > 0 ? (size_t)got : 0;
-    if (got >= 0 && visit->got < sizeof *said)
+    dp__challenge *said = &attempt->challenge;
+    ptrdiff_t got = dp__os_receive(*fd, (char *)said + attempt->got, sizeof *said - attempt->got);
+    attempt->got += got > 0 ? (size_t)got : 0;
+    if (got >= 0 && attempt->got < sizeof *said)
         return;
     dp__key key = port->launch.key;
-    uint64_t proof = dp__proof(key, &visit->request, said->nonce, true);
+    uint64_t proof = dp__proof(key, &attempt->request, said->nonce, true);
     bool sound = got >= 0 && said->magic == DP__CHALLENGE_MAGIC &&
-                 said->proof == dp__proof(key, &visit->request, said->nonce, false) &&
+                 said->proof == dp__proof(key, &attempt->request, said->nonce, false) &&
                  dp__os_send(*fd, &proof, sizeof proof) == (ptrdiff_t)sizeof proof;
-    visit->stage = DP__LET_IN;
+    attempt->stage = DP__LET_IN;
     if (!sound)
-        dp__visit_rest(visit, fd, dp__silent);
+        dp__attempt_rest(attempt, fd, dp__silent);
 }
 
-/* Goes on with a visit as far as that needs no waiting. */
-DP__COLD static dp_status dp__visit_look(dp__cables *cables, int process)
+/* Goes on with an attempt as far as that needs no waiting. */
+DP__COLD static dp_status dp__attempt_look(dp__connections *connections, int process)
 {
-    const dp__port *port = &cables->port;
-    dp__visit *visit = &cables->visits[process];
-    int *fd = &cables->fds[process];
-    bool ready = visit->place >= 0 && cables->watch[visit->place].revents != 0;
-    bool late = visit->stage != DP__LET_IN && dp__os_ms_until(visit->until_ns) == 0;
-    if (ready && visit->stage == DP__CALLS)
-        dp__visit_ask(port, visit, fd);
-    else if (ready && visit->stage == DP__ASKS)
-        dp__visit_hear(port, visit, fd);
-    else if (late && visit->stage != DP__RESTS)
-        dp__visit_rest(visit, fd, visit->stage == DP__ASKS ? dp__silent : NULL);
+    const dp__port *port = &connections->port;
+    dp__attempt *attempt = &connections->attempts[process];
+    int *fd = &connections->fds[process];
+    bool ready = attempt->place >= 0 && connections->watch[attempt->place].revents != 0;
+    bool late = attempt->stage != DP__LET_IN && dp__os_ms_until(attempt->until_ns) == 0;
+    if (ready && attempt->stage == DP__CALLS)
+        dp__attempt_ask(port, attempt, fd);
+    else if (ready && attempt->stage == DP__ASKS)
+        dp__attempt_hear(port, attempt, fd);
+    else if (late && attempt->stage != DP__RESTS)
+        dp__attempt_rest(attempt, fd, attempt->stage == DP__ASKS ? dp__silent : NULL);
     else if (late)
-        return dp__visit_call(port, visit, process, fd);
-    if (visit->refusals < DP__REFUSALS)
+        return dp__attempt_call(port, attempt, process, fd);
+    if (attempt->refusals < DP__REFUSALS)
         return DP_OK;
     return dp_error(DP_ERR_REMOTE, "process %d of %d has closed its port", process,
                     port->job->process_count);
 }
 
 /* Returns the first one that has not let this process in; -1: all have. */
-DP__COLD static int dp__cables_watch(dp__cables *cables)
+DP__COLD static int dp__connections_watch(dp__connections *connections)
 {
-    dp__server *server = &cables->port.server;
+    dp__server *server = &connections->port.server;
     int first = -1;
     server->more_count = 0;
     for (int p = server->process - 1; p >= 0; p--) {
-        dp__visit *visit = &cables->visits[p];
-        bool open = visit->stage == DP__CALLS || visit->stage == DP__ASKS;
-        first = visit->stage != DP__LET_IN ? p : first;
-        visit->place = open ? server->more_count++ : -1;
+        dp__attempt *attempt = &connections->attempts[p];
+        bool open = attempt->stage == DP__CALLS || attempt->stage == DP__ASKS;
+        first = attempt->stage != DP__LET_IN ? p : first;
+        attempt->place = open ? server->more_count++ : -1;
         if (open)
-            cables->watch[visit->place] =
-                (dp__os_watch){.fd = cables->fds[p],
-                               .events = visit->stage == DP__CALLS ? DP__CAN_WRITE : DP__CAN_READ};
+            connections->watch[attempt->place] = (dp__os_watch){
+                .fd = connections->fds[p],
+                .events = attempt->stage == DP__CALLS ? DP__CAN_WRITE : DP__CAN_READ};
     }
     return first;
 }
 
 /* Fails as the time is up: who is missing is named. */
-DP__COLD static dp_status dp__cables_late(const dp__cables *cables, int missing)
+DP__COLD static dp_status dp__connections_late(const dp__connections *connections, int missing)
 {
-    const dp__port *port = &cables->port;
+    const dp__port *port = &connections->port;
     const dp__server *server = &port->server;
     if (missing < 0)
         return dp__server_timed_out(server);
@@ -293,221 +297,237 @@ DP__COLD static dp_status dp__cables_late(const dp__cables *cables, int missing)
                                .port_count = 1};
     return dp__connect_failed(&target, missing, &request,
                               (double)(server->until_ns - server->opened_ns) * 1e-9,
-                              cables->visits[missing].why);
+                              connections->attempts[missing].why);
+}
+
+/* Reads from the tree why the others fail, if they do, and answers now and then that this process
+   is there. */
+static dp_status dp__connections_listen(dp__tree *tree, uint64_t *answers_ns)
+{
+    if (dp__os_ms_until(*answers_ns) == 0) {
+        dp__tree_stay(tree);
+        *answers_ns = dp__os_after_ms(DP__GRACE_MS / 4);
+    }
+    return dp__tree_listen(tree);
 }
 
 /* Visits all before this process and lets in all behind it, until each has met each. */
-DP__COLD static dp_status dp__cables_meet(dp__cables *cables, uint64_t until_ns)
+DP__COLD static dp_status dp__connections_meet(dp__connections *connections, uint64_t until_ns)
 {
-    dp__server *server = &cables->port.server;
-    dp__tree *tree = dp__port_tree(&cables->port);
+    dp__server *server = &connections->port.server;
+    dp__tree *tree = dp__port_tree(&connections->port);
     dp_status status = DP_OK;
-    server->opened_ns = dp__os_now_ns();
+    uint64_t answers_ns = 0;
     server->until_ns = until_ns;
+    dp__server_begin(server);
     while (status == DP_OK) {
         for (int p = 0; p < server->process && status == DP_OK; p++)
-            status = dp__visit_look(cables, p);
-        int missing = dp__cables_watch(cables);
+            status = dp__attempt_look(connections, p);
+        int missing = dp__connections_watch(connections);
         if (status == DP_OK && missing < 0 && server->taken == server->expected)
             return DP_OK;
         if (status == DP_OK && tree != NULL)
-            status = dp__tree_listen(tree);
+            status = dp__connections_listen(tree, &answers_ns);
         if (status == DP_OK)
-            status = dp__os_ms_until(until_ns) == 0 ? dp__cables_late(cables, missing)
-                                                    : dp__server_look(server);
+            status = dp__server_is_over(server)
+                         ? dp__server_held_up(server, dp__connections_late(connections, missing))
+                         : dp__server_look(server);
     }
     return status;
 }
 
 /* Keeps the connections of those that have come for as long as the communicator is there. */
-static void dp__cables_keep(dp__cables *cables)
+static void dp__connections_keep(dp__connections *connections)
 {
-    dp__server *server = &cables->port.server;
+    dp__server *server = &connections->port.server;
     for (int i = 0; i < server->peer_count; i++) {
-        cables->fds[server->first + i] = server->peers[i].fd;
+        connections->fds[server->first + i] = server->peers[i].fd;
         server->peers[i].fd = -1;
     }
 }
 
 /* Says why to all that are connected. */
-DP__COLD static dp_status dp__cables_say(dp__cables *cables, dp_status status, const char *why)
+DP__COLD static dp_status dp__connections_say(dp__connections *connections, dp_status status,
+                                              const char *why)
 {
-    int own = cables->port.job->process;
+    int own = connections->port.job->process;
     (void)dp_error(status, "%s", why);
     for (int p = 0; p < own; p++)
-        if (cables->visits[p].stage == DP__LET_IN)
-            dp__note_last(&cables->fds[p], status, own, why);
-    return dp__server_fail(&cables->port.server, status);
+        if (connections->attempts[p].stage == DP__LET_IN)
+            dp__tree_header_last(&connections->fds[p], status, own, why);
+    return dp__server_fail(&connections->port.server, status);
 }
 
 /* This process gives up: the others hear why. What another one has ended it may say itself. */
-DP__COLD static dp_status dp__cables_fail(dp__cables *cables, dp_status status)
+DP__COLD static dp_status dp__connections_fail(dp__connections *connections, dp_status status)
 {
-    dp__tree *tree = dp__port_tree(&cables->port);
+    dp__tree *tree = dp__port_tree(&connections->port);
     uint64_t until_ns = dp__os_after_ms(status == DP_ERR_REMOTE ? DP__GRACE_MS : 0);
     char why[DP__TEXT_BYTES];
     memcpy(why, dp_last_error(), sizeof why);
-    while (tree != NULL && dp__tree_listen(tree) == DP_OK && dp__os_ms_until(until_ns) > 0)
+    while (tree != NULL && dp__tree_skip(tree) == DP_OK && dp__os_ms_until(until_ns) > 0)
         dp__os_sleep_ms(1);
     dp_status heard = tree != NULL ? dp__tree_listen(tree) : DP_OK;
     if (heard != DP_OK)
         memcpy(why, dp_last_error(), sizeof why);
     else if (tree != NULL)
-        dp__tree_tell(tree, status, cables->port.job->process, why);
-    return dp__cables_say(cables, heard != DP_OK ? heard : status, why);
+        dp__tree_tell(tree, status, connections->port.job->process, why);
+    return dp__connections_say(connections, heard != DP_OK ? heard : status, why);
 }
 
-DP__COLD static dp_status dp__cables_connect(dp__cables *cables)
+DP__COLD static dp_status dp__connections_connect(dp__connections *connections)
 {
-    dp__job *job = cables->port.job;
-    const dp__port *port = &cables->port;
-    DP_TRY(dp__port_learn(&cables->port));
+    dp__job *job = connections->port.job;
+    const dp__port *port = &connections->port;
+    DP_TRY(dp__port_learn(&connections->port));
     /* all know the same, and say so before one waits for another */
     DP_TRY(dp__job_agree(job, dp__seats_check(port->seats, job->process_count, job->process)));
     dp__tree *tree = dp__port_tree(port);
     if (tree != NULL)
         dp__tree_begin(tree);
-    uint64_t until_ns = tree != NULL ? dp__tree_until(tree) : dp__os_after_ms(job->timeout_ms);
-    dp_status status = dp__cables_meet(cables, until_ns);
+    uint64_t until_ns = tree != NULL ? dp__tree_until(tree, DP__GRACE_MS)
+                                     : dp__os_after_ms(job->timeout_ms);
+    dp_status status = dp__connections_meet(connections, until_ns);
     if (tree != NULL)
         dp__tree_end(tree);
     if (status == DP_OK) {
-        dp__cables_keep(cables);
+        dp__connections_keep(connections);
     } else {
-        status = dp__cables_fail(cables, status);
-        dp__cables_hang_up(cables);
+        status = dp__connections_fail(connections, status);
+        dp__connections_hang_up(connections);
     }
-    dp__port_shut(&cables->port);
+    dp__port_shut(&connections->port);
     return dp__job_agree(job, status);
 }
 
-/* ==== >>office =================================================================================
+/* ==== >>listener =================================================================================
    For messages (dp/messages.h), whatever table has the collectives, a process connects to another
    one when it has something to say for the first time. Nobody waits: the other one may compute for
    a while before it answers. So who calls proves at once that it is of the job, by bytes that serve
    there, and once: a process lets each other one in once. It believes nothing that comes back
    before the other one has proved the same.                                                     */
 
-enum { DP__OFFICE_LOOKS = 3 /* a connection, a request and a proof */ };
+enum { DP__LISTENER_LOOKS = 3 /* a connection, a request and a proof */ };
 
-typedef struct dp__office {
+typedef struct dp__listener {
     dp__port port;
     char why[160]; /* why no process has one; "": all have */
-} dp__office;
+} dp__listener;
 
-typedef struct dp__call { /* to another process, until it has answered */
+typedef struct dp__dial { /* to another process, until it has answered */
     bool asked;           /* and anything may be said now */
     size_t got;           /* bytes of the answer */
     dp__join_request request;
     dp__challenge challenge;
-} dp__call;
+} dp__dial;
 
 /* A child of fork sees the one or the other: see dp__before_fork. */
-static dp__office *dp__office_swap(dp_ctx *ctx, dp__office *office)
+static dp__listener *dp__listener_swap(dp_ctx *ctx, dp__listener *message_listener)
 {
     dp__lock_enter(&ctx->lock);
-    dp__office *before = ctx->office;
-    ctx->office = office;
+    dp__listener *before = ctx->message_listener;
+    ctx->message_listener = message_listener;
     dp__lock_leave(&ctx->lock);
     return before;
 }
 
-static void dp__office_free(dp__office *office)
+static void dp__listener_free(dp__listener *message_listener)
 {
-    if (office == NULL)
+    if (message_listener == NULL)
         return;
-    dp__port_close(&office->port);
-    dp__os_free(office, 0, NULL);
+    dp__port_close(&message_listener->port);
+    dp__os_free(message_listener, 0, NULL);
 }
 
-static void dp__office_close(dp_ctx *ctx)
+static void dp__listener_close(dp_ctx *ctx)
 {
-    dp__office_free(dp__office_swap(ctx, NULL));
+    dp__listener_free(dp__listener_swap(ctx, NULL));
 }
 
 /* Also in a child of fork, whose own neither the port is nor who has come there. */
-static void dp__office_unlisten(const dp_ctx *ctx)
+static void dp__listener_unlisten(const dp_ctx *ctx)
 {
-    if (ctx->office != NULL)
-        dp__server_hang_up(&ctx->office->port.server);
+    if (ctx->message_listener != NULL)
+        dp__server_hang_up(&ctx->message_listener->port.server);
 }
 
 /* No process has one, for the reason that it holds. */
-static void dp__office_shut(dp_ctx *ctx)
+static void dp__listener_shut(dp_ctx *ctx)
 {
-    dp__office_unlisten(ctx);
+    dp__listener_unlisten(ctx);
     if (ctx->info.process == 0)
-        dp__log(ctx, DP_LOG_WARN, "no messages: %s", ctx->office->why);
+        dp__log(ctx, DP_LOG_WARN, "no messages: %s", ctx->message_listener->why);
 }
 
-/* What all know, so that all have an office, or none has. */
-DP__COLD static void dp__office_check(dp__office *office, bool far)
+/* Checks what all know, so that all have a listener, or none has. */
+DP__COLD static void dp__listener_check(dp__listener *message_listener, bool far)
 {
-    const dp__job *job = office->port.job;
-    const dp__seat *seats = office->port.seats;
-    for (int p = 0; p < job->process_count && office->why[0] == '\0'; p++)
+    const dp__job *job = message_listener->port.job;
+    const dp__seat *seats = message_listener->port.seats;
+    for (int p = 0; p < job->process_count && message_listener->why[0] == '\0'; p++)
         if (seats[p].port == 0)
-            snprintf(office->why, sizeof office->why,
+            snprintf(message_listener->why, sizeof message_listener->why,
                      "process %d has opened no port, and has logged why", p);
         else if (far && dp__seat_address(seats, job->process_count, p)[0] == '\0')
-            snprintf(office->why, sizeof office->why,
+            snprintf(message_listener->why, sizeof message_listener->why,
                      "no address of process %d is known: set DP_INTERFACE", p);
 }
 
 /* By all processes. Where one cannot be found by the others, only messages fail. */
-DP__COLD static dp_status dp__office_open(dp_ctx *ctx, bool far)
+DP__COLD static dp_status dp__listener_open(dp_ctx *ctx, bool far)
 {
-    dp__office *office = dp__os_alloc(sizeof *office, 64, NULL);
-    if (office != NULL)
-        office->why[0] = '\0';
+    dp__listener *message_listener = dp__os_alloc(sizeof *message_listener, 64, NULL);
+    if (message_listener != NULL)
+        message_listener->why[0] = '\0';
     dp_status status = dp__job_agree(
-        ctx->job, office != NULL ? dp__port_make(&office->port, ctx->job, true)
-                                 : dp_error(DP_ERR_NO_MEMORY, "no memory for messages"));
+        ctx->job, message_listener != NULL ? dp__port_make(&message_listener->port, ctx->job, true)
+                                           : dp_error(DP_ERR_NO_MEMORY, "no memory for messages"));
     if (status != DP_OK) {
-        dp__office_free(office);
+        dp__listener_free(message_listener);
         return status;
     }
-    (void)dp__office_swap(ctx, office);
-    if (dp__port_open(&office->port, far) != DP_OK) {
+    (void)dp__listener_swap(ctx, message_listener);
+    if (dp__port_open(&message_listener->port, far) != DP_OK) {
         dp__log(ctx, DP_LOG_WARN, "no messages: %s", dp_last_error());
-        office->port.seats[ctx->info.process].port = 0;
+        message_listener->port.seats[ctx->info.process].port = 0;
     }
-    DP_TRY(dp__port_learn(&office->port));
-    dp__office_check(office, far);
-    if (office->why[0] != '\0')
-        dp__office_shut(ctx);
+    DP_TRY(dp__port_learn(&message_listener->port));
+    dp__listener_check(message_listener, far);
+    if (message_listener->why[0] != '\0')
+        dp__listener_shut(ctx);
     return DP_OK;
 }
 
 /* Those that call are let in: what they say first is there in most cases. */
-static dp_status dp__office_look(dp__office *office)
+static dp_status dp__listener_look(dp__listener *message_listener)
 {
-    dp__server *server = &office->port.server;
-    for (int i = 0; i < DP__OFFICE_LOOKS && (i == 0 || server->pending_count > 0); i++)
+    dp__server *server = &message_listener->port.server;
+    for (int i = 0; i < DP__LISTENER_LOOKS && (i == 0 || server->pending_count > 0); i++)
         DP_TRY(dp__server_look(server));
     return DP_OK;
 }
 
 /* The connection of a process that has come since it was last asked for; -1: it has not. */
-static int dp__office_take(dp__office *office, int process)
+static int dp__listener_take(dp__listener *message_listener, int process)
 {
-    dp__peer *peer = &office->port.server.peers[process];
+    dp__peer *peer = &message_listener->port.server.peers[process];
     int fd = peer->fd;
     peer->fd = -1;
     return fd;
 }
 
 /* Begin to connect to a process. -1: not now, or nobody is there any more. */
-DP__COLD static dp_status dp__office_call(const dp__office *office, int process, int *out_fd)
+DP__COLD static dp_status dp__listener_call(const dp__listener *message_listener, int process,
+                                            int *out_fd)
 {
-    const dp__port *port = &office->port;
+    const dp__port *port = &message_listener->port;
     int fd = dp__seat_connect(port->seats, port->job->process_count, port->job->process, process);
     *out_fd = fd >= 0 ? fd : -1;
     return fd == DP__OS_FULL ? dp__connect_nowhere(port->job->process) : DP_OK;
 }
 
 /* Once it is connected. false: it is not. */
-DP__COLD static bool dp__call_ask(dp__call *call, const dp__port *port, int process, int fd)
+DP__COLD static bool dp__call_ask(dp__dial *call, const dp__port *port, int process, int fd)
 {
     struct {
         dp__join_request request;
@@ -515,14 +535,14 @@ DP__COLD static bool dp__call_ask(dp__call *call, const dp__port *port, int proc
     } both = {.request = dp__port_request(port)};
     both.request.nonce = dp__os_random();
     both.request.listens = (uint64_t)process; /* who is meant */
-    both.proof = dp__proof(port->launch.key, &both.request, DP__OFFICE_NONCE, true);
+    both.proof = dp__proof(port->launch.key, &both.request, DP__LISTENER_NONCE, true);
     call->request = both.request;
     call->asked = true;
     return dp__os_connected(fd) && dp__os_send(fd, &both, sizeof both) == (ptrdiff_t)sizeof both;
 }
 
 /* DP_PENDING: the other one has not answered yet. REMOTE: it is none of the job. */
-static dp_status dp__call_hear(dp__call *call, const dp__port *port, int fd)
+static dp_status dp__call_hear(dp__dial *call, const dp__port *port, int fd)
 {
     dp__challenge *answer = &call->challenge;
     ptrdiff_t got = dp__os_receive(fd, (char *)answer + call->got, sizeof *answer - call->got);
@@ -531,21 +551,21 @@ static dp_status dp__call_hear(dp__call *call, const dp__port *port, int fd)
         return DP_PENDING;
     bool sound = got >= 0 && answer->magic == DP__CHALLENGE_MAGIC &&
                  answer->proof ==
-                     dp__proof(port->launch.key, &call->request, DP__OFFICE_NONCE, false);
+                     dp__proof(port->launch.key, &call->request, DP__LISTENER_NONCE, false);
     return sound ? DP_OK : DP_ERR_REMOTE;
 }
 
 /* How long to sleep until something comes: for a short while not at all. */
-static int dp__cable_rest_ms(uint64_t begun_ns)
+static int dp__connection_rest_ms(uint64_t begun_ns)
 {
-    return dp__os_now_ns() - begun_ns < DP__CABLE_SPIN_NS ? 0 : DP__CABLE_LOOK_MS;
+    return dp__os_now_ns() - begun_ns < DP__CONNECTION_SPIN_NS ? 0 : DP__CONNECTION_LOOK_MS;
 }
 
 /* ==== >>flow ===================================================================================
-   What was begun is a load, which has a part for each cable and one from each. A cable carries the
-   parts of one load after those of another, either way, and nothing else: as all processes begin
-   the same loads in the same order, there are no heads. The system takes what is sent as long as it
-   has room, and wakes a process that waits when something has come.                             */
+   What was begun is a load, which has a part for each connection and one from each. A connection
+   carries the parts of one load after those of another, either way, and nothing else: as all
+   processes begin the same loads in the same order, there are no heads. The system takes what is
+   sent as long as it has room, and wakes a process that waits when something has come.           */
 
 enum {
     DP__TCP_LOADS = 8 /* a power of two: more than there are slots */
@@ -559,14 +579,15 @@ typedef struct dp__tcp_load {
     int left; /* parts that have not gone, or not come */
 } dp__tcp_load;
 
-typedef struct dp__tcp_way { /* of a cable: which load it carries, and how much of its part */
+typedef struct
+    dp__tcp_progress { /* of a connection: which load it carries, and how much of its part */
     uint64_t load;
     size_t moved;
-} dp__tcp_way;
+} dp__tcp_progress;
 
 typedef struct dp__tcp {
-    dp__cables cables;
-    dp__tcp_way *out, *in;
+    dp__connections connections;
+    dp__tcp_progress *out, *in;
     dp__os_watch *watch;
     int *watched; /* of which processes */
     dp__tcp_load loads[DP__TCP_LOADS];
@@ -574,15 +595,15 @@ typedef struct dp__tcp {
     uint64_t in_slot[DP__MESH_SLOTS + 1]; /* what was begun there last */
 } dp__tcp;
 
-/* Others may know why, see dp__ring_reason. */
+/* Others may know why, see dp__journal_reason. */
 static dp_status dp__tcp_lost(const dp__mesh_comm *comm, int process)
 {
     char doing[DP__DOING_BYTES], who[DP__WHO_BYTES];
-    const dp__ring *ring = comm->ring;
+    const dp__journal *journal = comm->journal;
     (void)dp_error(DP_ERR_REMOTE, "%s: the connection to %s has ended",
-                   dp__doing(ring, (unsigned)ring->now.seq, doing),
-                   dp__who(ring->job, process, who));
-    dp__of_thread.culprit = ring->job->firsts[process] + 1;
+                   dp__doing(journal, (unsigned)journal->now.seq, doing),
+                   dp__who(journal->job, process, who));
+    dp__of_thread.culprit = journal->job->firsts[process] + 1;
     return DP_ERR_REMOTE;
 }
 
@@ -590,8 +611,8 @@ static dp_status dp__tcp_lost(const dp__mesh_comm *comm, int process)
 static dp_status dp__tcp_move(const dp__mesh_comm *comm, int process, bool sends)
 {
     dp__tcp *tcp = comm->carrier;
-    dp__tcp_way *way = sends ? &tcp->out[process] : &tcp->in[process];
-    int fd = tcp->cables.fds[process];
+    dp__tcp_progress *way = sends ? &tcp->out[process] : &tcp->in[process];
+    int fd = tcp->connections.fds[process];
     while (way->load < tcp->begun) {
         dp__tcp_load *load = &tcp->loads[way->load % DP__TCP_LOADS];
         const dp__mesh_counts *counts = sends ? &load->slot->to : &load->slot->from;
@@ -607,7 +628,7 @@ static dp_status dp__tcp_move(const dp__mesh_comm *comm, int process, bool sends
             return DP_OK;
         if ((size_t)moved < bytes)
             continue;
-        *way = (dp__tcp_way){.load = way->load + 1};
+        *way = (dp__tcp_progress){.load = way->load + 1};
         load->left--;
     }
     return DP_OK;
@@ -623,7 +644,7 @@ static dp_status dp__tcp_look(const dp__mesh_comm *comm, int timeout_ms)
                      (tcp->in[p].load < tcp->begun ? DP__CAN_READ : 0);
         if (events == 0 || p == comm->process)
             continue;
-        tcp->watch[count] = (dp__os_watch){.fd = tcp->cables.fds[p], .events = (short)events};
+        tcp->watch[count] = (dp__os_watch){.fd = tcp->connections.fds[p], .events = (short)events};
         tcp->watched[count++] = p;
     }
     count = count > 0 && dp__os_poll(tcp->watch, count, timeout_ms) > 0 ? count : 0;
@@ -638,7 +659,7 @@ static dp_status dp__tcp_look(const dp__mesh_comm *comm, int timeout_ms)
     return DP_OK;
 }
 
-/* What was begun last in a slot is all gone, and all there. */
+/* Returns true if all that was begun in a slot has been sent, and has come. */
 static bool dp__tcp_has_ended(dp__tcp *tcp, const dp__mesh_slot *slot)
 {
     while (tcp->ended < tcp->begun && tcp->loads[tcp->ended % DP__TCP_LOADS].left == 0)
@@ -691,13 +712,13 @@ static dp_status dp__tcp_await(dp__mesh_comm *comm, dp__mesh_slot *slot)
     uint64_t begun_ns = dp__os_now_ns();
     for (;;) { /* what comes later goes on meanwhile */
         bool ended = dp__tcp_has_ended(tcp, slot);
-        DP_TRY(dp__tcp_look(comm, ended ? 0 : dp__cable_rest_ms(begun_ns)));
+        DP_TRY(dp__tcp_look(comm, ended ? 0 : dp__connection_rest_ms(begun_ns)));
         if (dp__tcp_has_ended(tcp, slot))
             break;
         wait.awaits = dp__tcp_lacks(comm, slot);
-        DP_TRY(dp__ring_rest(comm->ring, &wait));
+        DP_TRY(dp__journal_rest(comm->journal, &wait));
     }
-    dp__ring_rested(comm->ring, &wait);
+    dp__journal_rested(comm->journal, &wait);
     return DP_OK;
 }
 
@@ -717,8 +738,8 @@ static dp_status dp__tcp_prepare(dp__mesh_comm *comm, const dp_comm_config *conf
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a communicator");
     memset(tcp, 0, sizeof *tcp);
     comm->carrier = tcp;
-    DP_TRY(dp__cables_prepare(&tcp->cables, comm->ring->job, !config->one_machine));
-    tcp->out = dp__os_alloc(2 * count * sizeof *tcp->out, _Alignof(dp__tcp_way), NULL);
+    DP_TRY(dp__connections_prepare(&tcp->connections, comm->journal->job, !config->one_machine));
+    tcp->out = dp__os_alloc(2 * count * sizeof *tcp->out, _Alignof(dp__tcp_progress), NULL);
     tcp->watch = dp__os_alloc(count * sizeof *tcp->watch, _Alignof(dp__os_watch), NULL);
     tcp->watched = dp__os_alloc(count * sizeof *tcp->watched, sizeof(int), NULL);
     if (tcp->out == NULL || tcp->watch == NULL || tcp->watched == NULL)
@@ -731,7 +752,7 @@ static dp_status dp__tcp_prepare(dp__mesh_comm *comm, const dp_comm_config *conf
 static dp_status dp__tcp_connect(dp__mesh_comm *comm)
 {
     dp__tcp *tcp = comm->carrier;
-    return dp__cables_connect(&tcp->cables);
+    return dp__connections_connect(&tcp->connections);
 }
 
 static bool dp__tcp_close(dp__mesh_comm *comm)
@@ -739,7 +760,7 @@ static bool dp__tcp_close(dp__mesh_comm *comm)
     dp__tcp *tcp = comm->carrier;
     if (tcp == NULL)
         return true;
-    dp__cables_close(&tcp->cables);
+    dp__connections_close(&tcp->connections);
     dp__os_free(tcp->out, 0, NULL);
     dp__os_free(tcp->watch, 0, NULL);
     dp__os_free(tcp->watched, 0, NULL);

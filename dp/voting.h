@@ -10,22 +10,22 @@
    that can be connected to and does not answer computes, or is stopped: half of the time is for it.
 
    CONTENTS (search for the tag)
-     >>word      of a machine: who claims it first has decided
+     >>decision  a word of a machine's memory: who claims it first has decided
      >>votes     what travels
-     >>door      where processes wait that come later
+     >>joining   where processes wait that come later
      >>voter     what a process votes with
-     >>contacts  connections to the other members
+     >>links     connections to the other members
      >>acting    what dp/members.h asks for, and when it has waited long enough
      >>voting    from a failure to a roster
      >>hearing   that others vote
-     >>knocking  from outside to a seat
+     >>rejoining from outside to a seat
 */
 
 #ifndef DP__ROOMS
 #error "dp/voting.h is a part of dp.h: include dp.h"
 #else
 
-/* ==== >>word ===================================================================================
+/* ==== >>decision =================================================================================
    Memory without a name (so on Linux only; elsewhere all vote as between machines) that the
    processes of one machine share for as long as one of them lives, whatever becomes of the job: a
    word {number, row}, and rows with rosters. A process writes a roster into a row of its own, and
@@ -35,157 +35,161 @@
    died, with its children by fork: while it is only stopped, nobody else writes there. Contexts of
    one process have tickets of their own.                                                         */
 
-typedef struct dp__word_page {
+typedef struct dp__decision_page {
     uint64_t id; /* of this memory: random, not 0 */
-    _Alignas(64) atomic_ullong word;
-} dp__word_page;
+    _Alignas(64) atomic_ullong decision;
+} dp__decision_page;
 
-typedef struct dp__word_card { /* by which another process of the machine finds it */
+typedef struct dp__decision_handle { /* by which another process of the machine finds it */
     dp__shared_name name;
     uint64_t machine;
     uint32_t count, tickets; /* of seats; of processes that hold a row at the same time */
-} dp__word_card;
-_Static_assert(sizeof(dp__word_card) == sizeof(dp__shared_name) + 16 &&
-                   sizeof(dp__word_card) <= sizeof(dp__seat),
+} dp__decision_handle;
+_Static_assert(sizeof(dp__decision_handle) == sizeof(dp__shared_name) + 16 &&
+                   sizeof(dp__decision_handle) <= sizeof(dp__seat),
                "what travels has no gaps, and has room where a roster has");
 
-typedef struct dp__word {
+typedef struct dp__decision {
     dp__shared shared; /* data NULL: there is none */
-    dp__word_card card;
+    dp__decision_handle handle;
     int ticket;
-} dp__word;
+} dp__decision;
 
 enum { DP__WORD_SPARE = 64 }; /* tickets of those that come later, or are stopped for ever */
 
-static size_t dp__word_row_bytes(const dp__word_card *card)
+static size_t dp__decision_row_bytes(const dp__decision_handle *handle)
 {
-    return dp__align_up((size_t)card->count * sizeof(dp__seat), 64);
+    return dp__align_up((size_t)handle->count * sizeof(dp__seat), 64);
 }
 
-static size_t dp__word_bytes(const dp__word_card *card)
+static size_t dp__decision_bytes(const dp__decision_handle *handle)
 {
-    uint64_t rows = 2 * (uint64_t)card->tickets * dp__word_row_bytes(card);
+    uint64_t rows = 2 * (uint64_t)handle->tickets * dp__decision_row_bytes(handle);
     return rows < SIZE_MAX / 2 ? dp__align_up(DP__SHARED_PAGE + (size_t)rows, DP__SHARED_PAGE) : 0;
 }
 
-static size_t dp__word_row_at(const dp__word_card *card, uint32_t row)
+static size_t dp__decision_row_at(const dp__decision_handle *handle, uint32_t row)
 {
-    return DP__SHARED_PAGE + row * dp__word_row_bytes(card);
+    return DP__SHARED_PAGE + row * dp__decision_row_bytes(handle);
 }
 
-static dp__word_page *dp__word_page_of(const dp__word *word)
+static dp__decision_page *dp__decision_page_of(const dp__decision *decision)
 {
-    return word->shared.data;
+    return decision->shared.data;
 }
 
-static uint64_t dp__word_id(const dp__word *word)
+static uint64_t dp__decision_id(const dp__decision *decision)
 {
-    return word->shared.data != NULL ? dp__word_page_of(word)->id : 0;
+    return decision->shared.data != NULL ? dp__decision_page_of(decision)->id : 0;
 }
 
-static uint64_t dp__word_number(uint64_t word)
+static uint64_t dp__decision_number(uint64_t decision)
 {
-    return word >> 32;
+    return decision >> 32;
 }
 
 /* Takes rows of its own. Returns false if none are free. */
-static bool dp__word_enter(dp__word *word)
+static bool dp__decision_enter(dp__decision *decision)
 {
-    const dp__word_card *card = &word->card;
-    int ticket = 0, count = (int)card->tickets;
-    while (ticket < count && !dp__os_shared_own(&word->shared, ticket))
+    const dp__decision_handle *handle = &decision->handle;
+    int ticket = 0, count = (int)handle->tickets;
+    while (ticket < count && !dp__os_shared_own(&decision->shared, ticket))
         ticket++;
-    word->ticket = ticket;
+    decision->ticket = ticket;
     return ticket < count &&
-           dp__os_shared_reserve(&word->shared, dp__word_row_at(card, 2 * (uint32_t)ticket),
-                                 2 * dp__word_row_bytes(card)) == DP_OK;
+           dp__os_shared_reserve(&decision->shared,
+                                 dp__decision_row_at(handle, 2 * (uint32_t)ticket),
+                                 2 * dp__decision_row_bytes(handle)) == DP_OK;
 }
 
 /* Closes the memory if this process cannot use it: then it votes as between machines. */
-static void dp__word_settle(dp__word *word, bool usable)
+static void dp__decision_settle(dp__decision *decision, bool usable)
 {
-    word->card.name.process_id = dp__os_process_id();
-    word->card.name.fd = word->shared.fd;
+    decision->handle.name.process_id = dp__os_process_id();
+    decision->handle.name.fd = decision->shared.fd;
     if (!usable)
-        dp__os_shared_close(&word->shared);
+        dp__os_shared_close(&decision->shared);
 }
 
 /* Makes the memory of a machine, which begins with roster 1. */
-static void dp__word_make(dp__word *word, int count, int processes)
+static void dp__decision_make(dp__decision *decision, int count, int processes)
 {
     char first = dp__sentence_hide();
-    word->card = (dp__word_card){.machine = dp__os_machine(),
-                                 .count = (uint32_t)count,
-                                 .tickets = 2 * (uint32_t)processes + DP__WORD_SPARE};
-    size_t bytes = dp__word_bytes(&word->card);
+    decision->handle = (dp__decision_handle){.machine = dp__os_machine(),
+                                             .count = (uint32_t)count,
+                                             .tickets = 2 * (uint32_t)processes + DP__WORD_SPARE};
+    size_t bytes = dp__decision_bytes(&decision->handle);
     bool made = bytes > 0 &&
-                dp__os_shared_make(false, bytes, &word->shared, &word->card.name) == DP_OK &&
-                dp__os_shared_reserve(&word->shared, 0, DP__SHARED_PAGE) == DP_OK;
+                dp__os_shared_make(false, bytes, &decision->shared, &decision->handle.name) ==
+                    DP_OK &&
+                dp__os_shared_reserve(&decision->shared, 0, DP__SHARED_PAGE) == DP_OK;
     if (made) {
-        dp__word_page_of(word)->id = dp__os_random() | 1;
-        atomic_init(&dp__word_page_of(word)->word, (uint64_t)1 << 32);
+        dp__decision_page_of(decision)->id = dp__os_random() | 1;
+        atomic_init(&dp__decision_page_of(decision)->decision, (uint64_t)1 << 32);
     }
-    dp__word_settle(word, made && dp__word_enter(word));
+    dp__decision_settle(decision, made && dp__decision_enter(decision));
     (void)dp__sentence_after(first, DP_OK);
 }
 
 /* Opens what another process of the machine has made, for so many seats. */
-static void dp__word_find(dp__word *word, const dp__word_card *card, int count)
+static void dp__decision_find(dp__decision *decision, const dp__decision_handle *handle, int count)
 {
     char first = dp__sentence_hide();
-    word->card = *card;
-    bool found = card->tickets > 0 && card->count == (uint32_t)count &&
-                 dp__os_shared_find(&card->name, dp__word_bytes(card), &word->shared) == DP_OK;
-    dp__word_settle(word, found && dp__word_enter(word));
+    decision->handle = *handle;
+    bool found = handle->tickets > 0 && handle->count == (uint32_t)count &&
+                 dp__os_shared_find(&handle->name, dp__decision_bytes(handle), &decision->shared) ==
+                     DP_OK;
+    dp__decision_settle(decision, found && dp__decision_enter(decision));
     (void)dp__sentence_after(first, DP_OK);
 }
 
-static atomic_ullong *dp__word_row(const dp__word *word, uint32_t row)
+static atomic_ullong *dp__decision_row(const dp__decision *decision, uint32_t row)
 {
-    return (void *)((char *)word->shared.data + dp__word_row_at(&word->card, row));
+    return (void *)((char *)decision->shared.data + dp__decision_row_at(&decision->handle, row));
 }
 
-static size_t dp__word_row_words(const dp__word *word)
+static size_t dp__decision_row_words(const dp__decision *decision)
 {
-    return word->card.count * sizeof(dp__seat) / sizeof(uint64_t);
+    return decision->handle.count * sizeof(dp__seat) / sizeof(uint64_t);
 }
 
 /* Reads the roster of the word if its number is above this one; returns its number, or 0. */
-static uint64_t dp__word_read(const dp__word *word, uint64_t above, dp__seat *out)
+static uint64_t dp__decision_read(const dp__decision *decision, uint64_t above, dp__seat *out)
 {
-    if (word->shared.data == NULL)
+    if (decision->shared.data == NULL)
         return 0;
-    dp__word_page *page = dp__word_page_of(word);
+    dp__decision_page *page = dp__decision_page_of(decision);
     for (;;) {
-        uint64_t now = atomic_load(&page->word);
-        if (dp__word_number(now) <= above)
+        uint64_t now = atomic_load(&page->decision);
+        if (dp__decision_number(now) <= above)
             return 0;
-        atomic_ullong *row = dp__word_row(word, (uint32_t)now);
-        for (size_t i = 0; i < dp__word_row_words(word); i++) {
+        atomic_ullong *row = dp__decision_row(decision, (uint32_t)now);
+        for (size_t i = 0; i < dp__decision_row_words(decision); i++) {
             uint64_t part = atomic_load_explicit(&row[i], memory_order_relaxed);
             memcpy((char *)out + i * sizeof part, &part, sizeof part);
         }
         atomic_thread_fence(memory_order_acquire);
-        if (atomic_load(&page->word) == now) /* else its row may have been written anew */
-            return dp__word_number(now);
+        if (atomic_load(&page->decision) == now) /* else its row may have been written anew */
+            return dp__decision_number(now);
     }
 }
 
 /* Makes this the roster of that number, unless the word has come as far already. */
-static void dp__word_claim(const dp__word *word, uint64_t number, const dp__seat *roster)
+static void dp__decision_claim(const dp__decision *decision, uint64_t number,
+                               const dp__seat *roster)
 {
-    dp__word_page *page = dp__word_page_of(word);
-    unsigned long long now = atomic_load(&page->word);
-    uint32_t row = 2 * (uint32_t)word->ticket;
+    dp__decision_page *page = dp__decision_page_of(decision);
+    unsigned long long now = atomic_load(&page->decision);
+    uint32_t row = 2 * (uint32_t)decision->ticket;
     row += (uint32_t)now == row;
     atomic_thread_fence(memory_order_release); /* who reads what is written sees the word of now */
-    for (size_t i = 0; i < dp__word_row_words(word); i++) {
+    for (size_t i = 0; i < dp__decision_row_words(decision); i++) {
         uint64_t part;
         memcpy(&part, (const char *)roster + i * sizeof part, sizeof part);
-        atomic_store_explicit(&dp__word_row(word, row)[i], part, memory_order_relaxed);
+        atomic_store_explicit(&dp__decision_row(decision, row)[i], part, memory_order_relaxed);
     }
-    while (dp__word_number(now) < number &&
-           !atomic_compare_exchange_weak(&page->word, &now, number << 32 | row)) {
+    while (dp__decision_number(now) < number &&
+           !atomic_compare_exchange_weak(&page->decision, &now, number << 32 | row)) {
     }
 }
 
@@ -243,109 +247,110 @@ static void dp__seats_end(dp__seat *seats, int count)
         seats[s].host[sizeof seats[s].host - 1] = '\0';
 }
 
-/* ==== >>door ===================================================================================
+/* ==== >>joining =================================================================================
    From the first dp_admit or dp_recover on, process 0 listens at a place that follows from what
-   the launcher has said: the door. A process that comes later waits there until the others let it
-   in and a seat is free.                                                                        */
+   the launcher has said. A process that comes later waits there until the others let
+   it in and a seat is free.                                                                      */
 
 typedef struct dp__newcomer { /* one that waits */
     int fd;                   /* -1: there is none */
     dp__seat seat;
 } dp__newcomer;
 
-typedef struct dp__stranger { /* one that has come to the door, and has proved nothing yet */
-    dp__pending pending;      /* its fd -1: there is none */
+typedef struct
+    dp__join_candidate { /* one that has come to the join port, and has proved nothing yet */
+    dp__pending pending; /* its fd -1: there is none */
     uint64_t until_ns;
-} dp__stranger;
+} dp__join_candidate;
 
-typedef struct dp__invitation { /* to one that has proved that it is of this job */
+typedef struct dp__join_reply { /* to one that has proved that it is of this job */
     uint32_t magic;
     int32_t status; /* a failure: it can never be let in, and `text` is why */
     uint32_t count, reserved;
-    dp__word_card word; /* tickets 0: it is on another machine, or there is none */
+    dp__decision_handle decision; /* tickets 0: it is on another machine, or there is none */
     char text[DP__SAID_BYTES];
-} dp__invitation;
-_Static_assert(sizeof(dp__invitation) == 16 + sizeof(dp__word_card) + DP__SAID_BYTES,
+} dp__join_reply;
+_Static_assert(sizeof(dp__join_reply) == 16 + sizeof(dp__decision_handle) + DP__SAID_BYTES,
                "what travels has no gaps");
 
-enum { DP__STRANGERS = 8, DP__DOOR_BYTES = DP__HOST_BYTES + 256 };
+enum { DP__JOIN_CANDIDATES = 8, DP__JOIN_PORT_BYTES = DP__HOST_BYTES + 256 };
 
-typedef struct dp__door {
+typedef struct dp__join_port {
     dp__launch launch; /* where it is; its place is "": nowhere */
     int listener;      /* of the process that is there; else -1 */
     int tries;         /* calls of dp_admit in a row that have not opened it */
     int why;   /* it is shut: see dp__os_why; < 0: another one listens there; 0: it is open */
     int count; /* of seats, and of newcomers at most */
     dp__newcomer *newcomers; /* in no order */
-    dp__stranger strangers[DP__STRANGERS];
-} dp__door;
+    dp__join_candidate candidates[DP__JOIN_CANDIDATES];
+} dp__join_port;
 
-static void dp__door_close(dp__door *door)
+static void dp__join_port_close(dp__join_port *port)
 {
-    dp__os_drop(&door->listener);
-    for (int i = 0; i < DP__STRANGERS; i++)
-        dp__os_drop(&door->strangers[i].pending.fd);
-    for (int g = 0; g < door->count; g++)
-        dp__os_drop(&door->newcomers[g].fd);
+    dp__os_drop(&port->listener);
+    for (int i = 0; i < DP__JOIN_CANDIDATES; i++)
+        dp__os_drop(&port->candidates[i].pending.fd);
+    for (int g = 0; g < port->count; g++)
+        dp__os_drop(&port->newcomers[g].fd);
 }
 
 /* Gives its name back, so that another process can have it. */
-static void dp__door_leave(dp__door *door)
+static void dp__join_port_leave(dp__join_port *port)
 {
-    dp__os_address at = dp__os_local(door->launch.place);
-    if (door->listener >= 0 && door->launch.host[0] == '\0')
+    dp__os_address at = dp__os_local(port->launch.place);
+    if (port->listener >= 0 && port->launch.host[0] == '\0')
         dp__os_forget(&at);
-    dp__door_close(door);
+    dp__join_port_close(port);
 }
 
 /* Returns a place behind the ports where the processes of the launch may meet, with a key of its
    own. Where they have told each other the key, as in a group, nobody else can come. */
-static dp__launch dp__door_of(const dp__launch *launch)
+static dp__launch dp__join_port_of(const dp__launch *launch)
 {
-    dp__launch door = *launch;
+    dp__launch port = *launch;
     if (launch->place[0] == '\0' || launch->agreed)
         return (dp__launch){.place = ""};
-    door.key = dp__key_with(launch->key, "door");
+    port.key = dp__key_with(launch->key, "door");
     if (launch->ports.last != 0)
-        door.port = dp__launch_port(&door);
+        port.port = dp__launch_port(&port);
     else
-        door.port += door.port + 2 * DP__PORTS <= DP__PORT_MAX ? DP__PORTS : -DP__PORTS;
-    dp__launch_name(&door);
-    return door;
+        port.port += port.port + 2 * DP__PORTS <= DP__PORT_MAX ? DP__PORTS : -DP__PORTS;
+    dp__launch_name(&port);
+    return port;
 }
 
 /* Returns -1 if it cannot, and why; below 0: another process listens there. */
-static int dp__door_listen(const dp__launch *door, int *out_why)
+static int dp__join_port_listen(const dp__launch *port, int *out_why)
 {
-    dp__server server = {.launch = door, .listener = -1};
-    dp__os_address at = dp__os_local(door->place);
+    dp__server server = {.launch = port, .listener = -1};
+    dp__os_address at = dp__os_local(port->place);
     int other = -1;
-    if (door->host[0] == '\0')
+    if (port->host[0] == '\0')
         server.listener = dp__listen_at(&at, &other);
-    for (int i = 0; door->host[0] != '\0' && i < door->port_count && server.listener < 0; i++)
-        (void)dp__listen_on(&server, door->host, door->port + i);
+    for (int i = 0; port->host[0] != '\0' && i < port->port_count && server.listener < 0; i++)
+        (void)dp__listen_on(&server, port->host, port->port + i);
     *out_why = other >= 0 ? -1 : dp__os_why();
     dp__os_close(other);
     return server.listener;
 }
 
-static bool dp__door_is_shut(const dp__door *door)
+static bool dp__join_port_is_shut(const dp__join_port *port)
 {
-    return door->listener < 0 && door->launch.place[0] != '\0';
+    return port->listener < 0 && port->launch.place[0] != '\0';
 }
 
-static void dp__door_open(dp__door *door)
+static void dp__join_port_open(dp__join_port *port)
 {
-    if (!dp__door_is_shut(door))
+    if (!dp__join_port_is_shut(port))
         return;
-    door->listener = dp__door_listen(&door->launch, &door->why);
+    port->listener = dp__join_port_listen(&port->launch, &port->why);
 }
 
 /* Writes why it is shut. */
-static const char *dp__door_text(const dp__door *door, char *text, size_t room)
+static const char *dp__join_port_text(const dp__join_port *port, char *text, size_t room)
 {
-    const dp__launch *at = &door->launch;
-    bool named = at->host[0] == '\0', taken = door->why < 0 || dp__os_is_taken(door->why);
+    const dp__launch *at = &port->launch;
+    bool named = at->host[0] == '\0', taken = port->why < 0 || dp__os_is_taken(port->why);
     const char *why = !taken  ? "cannot be opened: "
                       : named ? "is that of another process; end it"
                               : "are taken; free one, or set DP_PORTS to a range with a free one, "
@@ -354,7 +359,7 @@ static const char *dp__door_text(const dp__door *door, char *text, size_t room)
                      : snprintf(text, room, "ports %d to %d of %s", at->port,
                                 at->port + at->port_count - 1, at->host);
     snprintf(text + used, room - (size_t)used, ", where they would be awaited, %s%s", why,
-             taken ? "" : dp__os_why_text(door->why));
+             taken ? "" : dp__os_why_text(port->why));
     return text;
 }
 
@@ -378,37 +383,37 @@ static dp__heard dp__pending_serve(dp__key key, dp__pending *pending)
 
 /* Answers one that is of this job with what it needs to be let in, or why it never can be. Its seat
    then says whether it has the memory of this machine. */
-static bool dp__newcomer_invite(int fd, const dp__seat *own, bool reachable, const dp__word *word,
-                                dp__seat *seat, uint64_t until_ns)
+static bool dp__newcomer_invite(int fd, const dp__seat *own, bool reachable,
+                                const dp__decision *decision, dp__seat *seat, uint64_t until_ns)
 {
-    dp__invitation to = {.magic = DP__VOTE_MAGIC, .count = own->limit};
+    dp__join_reply to = {.magic = DP__VOTE_MAGIC, .count = own->limit};
     bool near = seat->machine == own->machine;
     if (!near && !reachable) {
         to.status = DP_ERR_UNSUPPORTED;
         snprintf(to.text, sizeof to.text,
                  "the job has met inside another machine: set DP_INTERFACE for all, and "
                  "DP_ADDR=host:port, so that its processes have addresses");
-    } else if (near && word->shared.data != NULL) {
-        to.word = word->card;
+    } else if (near && decision->shared.data != NULL) {
+        to.decision = decision->handle;
     }
     return dp__wire_send(fd, &to, sizeof to, until_ns) == DP_OK && to.status == DP_OK &&
            dp__wire_receive(fd, &seat->memory, sizeof seat->memory, until_ns) == DP_OK;
 }
 
 /* ==== >>voter ==================================================================================
-   What a process votes with: a port, what it knows of the members, connections to them, the word of
-   its machine, the door.                                                                        */
+   What a process votes with: a port, what it knows of the members, connections to them, the word
+   of its machine, the join port.                                                                 */
 
-typedef enum dp__contact_stage {
+typedef enum dp__vote_link_stage {
     DP__STAGE_DIALS,   /* this process has begun to connect, */
     DP__STAGE_ASKS,    /* and has sent its request */
     DP__STAGE_ANSWERS, /* the other one has connected: its request or its proof is awaited */
     DP__STAGE_TALKS    /* each knows who the other is: votes go both ways */
-} dp__contact_stage;
+} dp__vote_link_stage;
 
-typedef struct dp__contact {
+typedef struct dp__vote_link {
     int fd; /* -1: none */
-    dp__contact_stage stage;
+    dp__vote_link_stage stage;
     int seat;
     uint64_t holder;   /* of that seat, to whom it goes or from whom it comes */
     uint64_t since_ns; /* it was begun; without one: it was tried last */
@@ -420,7 +425,7 @@ typedef struct dp__contact {
     dp__vote_head head;
     bool headed; /* the head has come, */
     void *body;  /* and what follows is awaited; or NULL */
-} dp__contact;
+} dp__vote_link;
 
 typedef enum dp__absence { DP__HERE_MAYBE, DP__OUT_OF_REACH, DP__REFUSED_US } dp__absence;
 
@@ -434,9 +439,9 @@ typedef struct dp__voter {
     dp__members *members;
     dp__actions actions;
     dp__seat *read; /* room for a roster */
-    dp__word word;
-    dp__door door;
-    dp__contact *contacts; /* to each seat, from each seat, callers */
+    dp__decision decision;
+    dp__join_port port;
+    dp__vote_link *links; /* to each seat, from each seat, callers */
     dp__os_watch *watch;
     unsigned char *absent; /* a dp__absence of each seat */
     dp__vote asked;        /* the last one that was spread; */
@@ -444,7 +449,7 @@ typedef struct dp__voter {
     uint64_t begun_ns, until_ns;
     uint64_t others_ns; /* the first of those that have promised has to come to an end by then */
     char why[DP__SAID_BYTES]; /* one that proposed has ended */
-    dp__wait_for wait;
+    dp__wait_kind wait;
     uint64_t waits_ns, ends_ns; /* since when, and until when */
     uint64_t step_ns;           /* see dp__step_measure */
     uint64_t full_ns;           /* when it had no room for a connection or a vote last; 0: never */
@@ -457,7 +462,7 @@ typedef struct dp__voter {
     struct dp__job *before; /* the jobs that were: their memory may be in use */
 } dp__voter;
 
-static int dp__contacts_count(const dp__voter *voter)
+static int dp__vote_links_count(const dp__voter *voter)
 {
     return 2 * voter->count + DP__CALLERS;
 }
@@ -484,54 +489,54 @@ static int dp__seat_number(const dp__seat *seats, int seat)
 /* Makes a voter in one piece of memory: a process without any still has to find out who is left. */
 static dp__voter *dp__voter_make(const dp__launch *launch, int seat, int count)
 {
-    size_t seats = (size_t)count, contacts = 2 * seats + DP__CALLERS;
+    size_t seats = (size_t)count, links = 2 * seats + DP__CALLERS;
     size_t members = dp__align_up(dp__members_bytes(count), _Alignof(max_align_t));
-    size_t bytes = sizeof(dp__voter) + contacts * sizeof(dp__contact) +
+    size_t bytes = sizeof(dp__voter) + links * sizeof(dp__vote_link) +
                    seats * (sizeof(dp__seat) + sizeof(dp__newcomer)) + members +
-                   (contacts + 1) * sizeof(dp__os_watch) + seats;
+                   (links + 1) * sizeof(dp__os_watch) + seats;
     dp__voter *voter = dp__os_alloc(bytes, _Alignof(max_align_t), NULL);
     if (voter == NULL)
         return NULL;
     memset(voter, 0, bytes);
     voter->bytes = bytes;
-    voter->count = voter->door.count = count;
-    voter->contacts = (dp__contact *)(voter + 1);
-    voter->read = (dp__seat *)(voter->contacts + contacts);
-    voter->door.newcomers = (dp__newcomer *)(voter->read + count);
-    voter->members = (dp__members *)(voter->door.newcomers + count);
+    voter->count = voter->port.count = count;
+    voter->links = (dp__vote_link *)(voter + 1);
+    voter->read = (dp__seat *)(voter->links + links);
+    voter->port.newcomers = (dp__newcomer *)(voter->read + count);
+    voter->members = (dp__members *)(voter->port.newcomers + count);
     voter->watch = (void *)((char *)voter->members + members);
-    voter->absent = (unsigned char *)(voter->watch + contacts + 1);
-    voter->listener = voter->door.listener = voter->word.shared.fd = -1;
+    voter->absent = (unsigned char *)(voter->watch + links + 1);
+    voter->listener = voter->port.listener = voter->decision.shared.fd = -1;
     voter->seed = dp__os_random() | 1;
-    for (size_t i = 0; i < contacts; i++)
-        voter->contacts[i].fd = -1;
-    for (int i = 0; i < DP__STRANGERS; i++)
-        voter->door.strangers[i].pending.fd = -1;
+    for (size_t i = 0; i < links; i++)
+        voter->links[i].fd = -1;
+    for (int i = 0; i < DP__JOIN_CANDIDATES; i++)
+        voter->port.candidates[i].pending.fd = -1;
     for (int g = 0; g < count; g++)
-        voter->door.newcomers[g].fd = -1;
-    voter->door.launch = dp__door_of(launch);
+        voter->port.newcomers[g].fd = -1;
+    voter->port.launch = dp__join_port_of(launch);
     voter->members->count = count;
     voter->members->seat = seat;
     voter->members->holder = dp__os_random() | 1;
     return voter;
 }
 
-static void dp__contact_end(dp__contact *contact)
+static void dp__vote_link_end(dp__vote_link *link)
 {
-    dp__os_drop(&contact->fd);
-    dp__os_free(contact->body, 0, NULL);
-    contact->body = NULL;
-    contact->got = 0;
-    contact->headed = false;
+    dp__os_drop(&link->fd);
+    dp__os_free(link->body, 0, NULL);
+    link->body = NULL;
+    link->got = 0;
+    link->headed = false;
 }
 
-static void dp__contacts_end(dp__voter *voter)
+static void dp__vote_links_end(dp__voter *voter)
 {
     if (voter->raised)
         dp__os_files_lower();
     voter->raised = false;
-    for (int i = 0; i < dp__contacts_count(voter); i++)
-        dp__contact_end(&voter->contacts[i]);
+    for (int i = 0; i < dp__vote_links_count(voter); i++)
+        dp__vote_link_end(&voter->links[i]);
 }
 
 /* Closes all ports: the others go on without this process. */
@@ -540,8 +545,8 @@ static void dp__voter_unlisten(dp__voter *voter)
     if (voter == NULL)
         return;
     dp__os_drop(&voter->listener);
-    dp__contacts_end(voter);
-    dp__door_close(&voter->door);
+    dp__vote_links_end(voter);
+    dp__join_port_close(&voter->port);
 }
 
 /* Closes a voter; `own`: not in a child of fork, which has copies. */
@@ -550,9 +555,9 @@ static void dp__voter_close(dp__voter *voter, bool own)
     if (voter == NULL)
         return;
     if (own)
-        dp__door_leave(&voter->door);
+        dp__join_port_leave(&voter->port);
     dp__voter_unlisten(voter);
-    dp__os_shared_close(&voter->word.shared);
+    dp__os_shared_close(&voter->decision.shared);
     dp__os_free(voter, voter->bytes, NULL);
 }
 
@@ -599,7 +604,7 @@ static dp_status dp__voter_open(const dp_bootstrap *boot, const dp__launch *laun
     (*out)->whole = whole;
     (*out)->members->whole = whole;
     if (near.place == 0)
-        dp__word_make(&(*out)->word, limit, near.count);
+        dp__decision_make(&(*out)->decision, limit, near.count);
     return dp__voter_seat(*out, by_tree ? boot->user : NULL, far);
 }
 
@@ -617,27 +622,28 @@ static void dp__voter_begin(dp__voter *voter, int members)
 }
 
 /* Opens the memory that another process of this machine has made. */
-static void dp__voter_share(dp__voter *voter, const dp__word_card *all, int count)
+static void dp__voter_share(dp__voter *voter, const dp__decision_handle *all, int count)
 {
     int own = voter->members->seat, maker = 0;
     while (maker < count && (all[maker].tickets == 0 || all[maker].machine != all[own].machine))
         maker++;
     if (maker == count || maker == own)
         return;
-    dp__os_shared_close(&voter->word.shared); /* two may have thought that they are the first */
-    dp__word_find(&voter->word, &all[maker], voter->count);
+    dp__os_shared_close(&voter->decision.shared); /* two may have thought that they are the first */
+    dp__decision_find(&voter->decision, &all[maker], voter->count);
 }
 
 /* Tells all which memory this process shares, and where it listens, as they do. */
 static dp_status dp__voter_meet(const dp_bootstrap *boot, dp__voter *voter)
 {
     dp__seat *roster = dp__voter_roster(voter), own = *dp__voter_own(voter);
-    dp__word_card *all = (dp__word_card *)voter->read, card = {.machine = own.machine};
-    if (voter->word.shared.data != NULL)
-        card = voter->word.card;
-    DP_TRY(dp__boot_gather(boot, &card, all, sizeof card));
+    dp__decision_handle *all = (dp__decision_handle *)voter->read,
+                        handle = {.machine = own.machine};
+    if (voter->decision.shared.data != NULL)
+        handle = voter->decision.handle;
+    DP_TRY(dp__boot_gather(boot, &handle, all, sizeof handle));
     dp__voter_share(voter, all, boot->process_count);
-    own.memory = dp__word_id(&voter->word);
+    own.memory = dp__decision_id(&voter->decision);
     DP_TRY(dp__boot_gather(boot, &own, roster, sizeof own));
     for (int s = 1; s < boot->process_count; s++)
         if (roster[s].limit != roster[0].limit)
@@ -649,66 +655,67 @@ static dp_status dp__voter_meet(const dp_bootstrap *boot, dp__voter *voter)
     return dp__seats_check(roster, boot->process_count, voter->members->seat);
 }
 
-/* ---- at the door ----------------------------------------------------------------------------- */
+/* ---- at the join port ------------------------------------------------------------------------ */
 
-/* Opens the door if this is process 0, which proposes first. Another one may have to leave it:
+/* Opens the join port if this is process 0, which proposes first. Another one may have to leave it:
    then those that wait come again. */
-static void dp__door_keep(dp__voter *voter)
+static void dp__join_port_keep(dp__voter *voter)
 {
     if (dp__seat_number(dp__voter_roster(voter), voter->members->seat) == 0)
-        dp__door_open(&voter->door);
+        dp__join_port_open(&voter->port);
     else
-        dp__door_leave(&voter->door);
+        dp__join_port_leave(&voter->port);
 }
 
 /* Keeps the connection of one that is of this job, and can be let in. */
-static void dp__door_greet(dp__voter *voter, const dp__pending *pending, uint64_t until_ns)
+static void dp__join_port_greet(dp__voter *voter, const dp__pending *pending, uint64_t until_ns)
 {
-    dp__door *door = &voter->door;
+    dp__join_port *port = &voter->port;
     int fd = pending->fd, slot = 0;
     dp__newcomer newcomer = {.fd = fd};
     const dp__seat *own = dp__voter_own(voter);
     bool reachable =
         dp__seat_address(dp__voter_roster(voter), voter->count, voter->members->seat)[0] != '\0';
-    while (slot < voter->count && door->newcomers[slot].fd >= 0)
+    while (slot < voter->count && port->newcomers[slot].fd >= 0)
         slot++;
     if (slot == voter->count || pending->request.version != DP_VERSION ||
         dp__wire_receive(fd, &newcomer.seat, sizeof newcomer.seat, until_ns) != DP_OK ||
-        !dp__newcomer_invite(fd, own, reachable, &voter->word, &newcomer.seat, until_ns)) {
+        !dp__newcomer_invite(fd, own, reachable, &voter->decision, &newcomer.seat, until_ns)) {
         dp__os_close(fd);
         return;
     }
     dp__seats_end(&newcomer.seat, 1);
     newcomer.seat.limit = own->limit;
     newcomer.seat.key = voter->launch.key;
-    door->newcomers[slot] = newcomer;
+    port->newcomers[slot] = newcomer;
 }
 
 /* Accepts one, if `more` may wait. Another user of the machine is none of this job. */
-static void dp__stranger_accept(dp__voter *voter, dp__stranger *stranger, bool *more)
+static void dp__join_candidate_accept(dp__voter *voter, dp__join_candidate *candidate, bool *more)
 {
     bool full;
-    int fd = dp__os_accept(voter->door.listener, &full);
+    int fd = dp__os_accept(voter->port.listener, &full);
     *more = fd >= 0;
-    if (fd >= 0 && voter->door.launch.host[0] == '\0' && !dp__os_same_user(fd))
+    if (fd >= 0 && voter->port.launch.host[0] == '\0' && !dp__os_same_user(fd))
         dp__os_drop(&fd);
-    *stranger = (dp__stranger){.pending = {.fd = fd}, .until_ns = dp__os_after_ms(DP__GREET_MS)};
+    *candidate =
+        (dp__join_candidate){.pending = {.fd = fd}, .until_ns = dp__os_after_ms(DP__GREET_MS)};
 }
 
 /* Serves one that has come, without waiting for it: training would wait, too. Returns true while
    its proof is to come. */
-static bool dp__stranger_look(dp__voter *voter, dp__stranger *stranger, bool *more)
+static bool dp__join_candidate_look(dp__voter *voter, dp__join_candidate *candidate, bool *more)
 {
-    dp__pending *pending = &stranger->pending;
+    dp__pending *pending = &candidate->pending;
     if (pending->fd < 0 && *more)
-        dp__stranger_accept(voter, stranger, more);
+        dp__join_candidate_accept(voter, candidate, more);
     if (pending->fd < 0)
         return false;
-    dp__heard heard = dp__pending_serve(voter->door.launch.key, pending);
-    if (heard == DP__MORE && dp__os_ms_until(stranger->until_ns) > 0)
+    dp__heard heard = dp__pending_serve(voter->port.launch.key, pending);
+    if (heard == DP__MORE && dp__os_ms_until(candidate->until_ns) > 0)
         return pending->asked;
     if (heard == DP__PROVED)
-        dp__door_greet(voter, pending, dp__os_after_ms(DP__GREET_MS));
+        dp__join_port_greet(voter, pending, dp__os_after_ms(DP__GREET_MS));
     else
         dp__os_close(pending->fd);
     pending->fd = -1;
@@ -717,21 +724,21 @@ static bool dp__stranger_look(dp__voter *voter, dp__stranger *stranger, bool *mo
 
 /* Looks who has come, again while one is about to prove that it is of the job; returns how many
    wait. */
-static int dp__door_attend(dp__voter *voter)
+static int dp__join_port_attend(dp__voter *voter)
 {
     enum { PROOF_MS = 20 };
     char none;
     int count = 0;
-    dp__door *door = &voter->door;
-    bool more = door->listener >= 0, soon = true;
+    dp__join_port *port = &voter->port;
+    bool more = port->listener >= 0, soon = true;
     uint64_t until_ns = dp__os_after_ms(PROOF_MS);
     while (soon && dp__os_ms_until(until_ns) > 0) {
         soon = false;
-        for (int i = 0; i < DP__STRANGERS; i++)
-            soon = dp__stranger_look(voter, &door->strangers[i], &more) || soon;
+        for (int i = 0; i < DP__JOIN_CANDIDATES; i++)
+            soon = dp__join_candidate_look(voter, &port->candidates[i], &more) || soon;
     }
-    for (int g = 0; g < door->count; g++) {
-        dp__newcomer *newcomer = &door->newcomers[g];
+    for (int g = 0; g < port->count; g++) {
+        dp__newcomer *newcomer = &port->newcomers[g];
         if (newcomer->fd >= 0 && dp__os_receive(newcomer->fd, &none, 1) < 0)
             dp__os_drop(&newcomer->fd);
         count += newcomer->fd >= 0;
@@ -740,20 +747,20 @@ static int dp__door_attend(dp__voter *voter)
 }
 
 /* Returns true if one can be let in now. */
-static bool dp__door_look(dp__voter *voter)
+static bool dp__join_port_look(dp__voter *voter)
 {
-    return dp__door_attend(voter) > 0 &&
+    return dp__join_port_attend(voter) > 0 &&
            dp__seat_number(dp__voter_roster(voter), voter->count) < voter->count;
 }
 
-/* ==== >>contacts ===============================================================================
+/* ==== >>links ==================================================================================
    Connections between members. A process connects to another one's port, and each proves that it
    is of the job, and who it is: the key is made from that of the job and the holder whom it is for,
    so that a process that has got the port of another one since does not pass for it.           */
 
 enum { DP__REDIAL_MS = 50, DP__REACH_MS = 1500 };
 
-static void dp__voter_step(dp__voter *voter, const dp__members_event *event, dp__contact *from);
+static void dp__voter_step(dp__voter *voter, const dp__members_event *event, dp__vote_link *from);
 
 static int dp__left_ms(const dp__voter *voter)
 {
@@ -761,10 +768,10 @@ static int dp__left_ms(const dp__voter *voter)
 }
 
 /* Notes what a connection tells of a member; of who had its seat before it, it tells nothing. */
-static void dp__member_is(dp__voter *voter, const dp__contact *contact, dp__absence absence)
+static void dp__member_is(dp__voter *voter, const dp__vote_link *link, dp__absence absence)
 {
-    int seat = contact->seat;
-    if (contact->holder != dp__voter_roster(voter)[seat].holder)
+    int seat = link->seat;
+    if (link->holder != dp__voter_roster(voter)[seat].holder)
         return;
     bool before = voter->absent[seat] != DP__HERE_MAYBE, now = absence != DP__HERE_MAYBE;
     voter->absent[seat] = (unsigned char)absence;
@@ -774,7 +781,7 @@ static void dp__member_is(dp__voter *voter, const dp__contact *contact, dp__abse
             NULL);
 }
 
-static dp__key dp__contact_key(const dp__voter *voter, uint64_t holder)
+static dp__key dp__vote_link_key(const dp__voter *voter, uint64_t holder)
 {
     return dp__key_of_run(voter->launch.key, holder);
 }
@@ -787,37 +794,37 @@ static uint64_t dp__reach_ns(const dp__voter *voter)
 }
 
 /* Begins to connect to a member, but not again and again. */
-static void dp__contact_dial(dp__voter *voter, int seat)
+static void dp__vote_link_dial(dp__voter *voter, int seat)
 {
-    dp__contact *contact = &voter->contacts[seat];
+    dp__vote_link *link = &voter->links[seat];
     const dp__seat *roster = dp__voter_roster(voter);
     uint64_t now = dp__os_now_ns();
-    if (contact->holder != roster[seat].holder)
-        dp__contact_end(contact);
-    if (contact->fd >= 0 || now - contact->since_ns < DP__REDIAL_MS * (uint64_t)1000000)
+    if (link->holder != roster[seat].holder)
+        dp__vote_link_end(link);
+    if (link->fd >= 0 || now - link->since_ns < DP__REDIAL_MS * (uint64_t)1000000)
         return;
     int fd = dp__seat_connect(roster, voter->count, voter->members->seat, seat);
-    *contact = (dp__contact){.fd = fd < 0 ? -1 : fd,
-                             .stage = DP__STAGE_DIALS,
-                             .seat = seat,
-                             .holder = roster[seat].holder,
-                             .since_ns = now};
+    *link = (dp__vote_link){.fd = fd < 0 ? -1 : fd,
+                            .stage = DP__STAGE_DIALS,
+                            .seat = seat,
+                            .holder = roster[seat].holder,
+                            .since_ns = now};
     if (fd == DP__OS_FULL)
         voter->full_ns = now;
     else if (fd == DP__OS_REFUSED)
-        dp__member_is(voter, contact, DP__REFUSED_US);
+        dp__member_is(voter, link, DP__REFUSED_US);
     else if (fd == -1 && now - voter->begun_ns > dp__reach_ns(voter))
-        dp__member_is(voter, contact, DP__OUT_OF_REACH);
+        dp__member_is(voter, link, DP__OUT_OF_REACH);
 }
 
 /* Returns a connection to a member over which votes can go, or NULL. */
-static dp__contact *dp__contact_to(const dp__voter *voter, int seat)
+static dp__vote_link *dp__vote_link_to(const dp__voter *voter, int seat)
 {
     for (int way = 0; way < 2; way++) {
-        dp__contact *contact = &voter->contacts[way * voter->count + seat];
-        if (contact->fd >= 0 && contact->stage == DP__STAGE_TALKS &&
-            contact->holder == dp__voter_roster(voter)[seat].holder)
-            return contact;
+        dp__vote_link *link = &voter->links[way * voter->count + seat];
+        if (link->fd >= 0 && link->stage == DP__STAGE_TALKS &&
+            link->holder == dp__voter_roster(voter)[seat].holder)
+            return link;
     }
     return NULL;
 }
@@ -836,32 +843,32 @@ static dp__vote_head dp__vote_head_of(const dp__voter *voter, const dp__vote *vo
                            .wrappers = voter->wrappers};
 }
 
-static void dp__contact_send(dp__voter *voter, dp__contact *contact, const dp__vote *vote)
+static void dp__vote_link_send(dp__voter *voter, dp__vote_link *link, const dp__vote *vote)
 {
     dp__vote_head head = dp__vote_head_of(voter, vote);
-    if (!dp__vote_post(contact->fd, &head, vote->places))
-        dp__contact_end(contact);
+    if (!dp__vote_post(link->fd, &head, vote->places))
+        dp__vote_link_end(link);
 }
 
 /* Sends one that has proved who it is what all were asked. */
-static void dp__contact_talks(dp__voter *voter, dp__contact *contact)
+static void dp__vote_link_talks(dp__voter *voter, dp__vote_link *link)
 {
-    contact->stage = DP__STAGE_TALKS;
-    if (contact->holder != dp__voter_roster(voter)[contact->seat].holder)
+    link->stage = DP__STAGE_TALKS;
+    if (link->holder != dp__voter_roster(voter)[link->seat].holder)
         return;
-    dp__member_is(voter, contact, DP__HERE_MAYBE);
-    if (voter->asks && contact->fd >= 0)
-        dp__contact_send(voter, contact, &voter->asked);
+    dp__member_is(voter, link, DP__HERE_MAYBE);
+    if (voter->asks && link->fd >= 0)
+        dp__vote_link_send(voter, link, &voter->asked);
 }
 
 /* Returns 1 if all of it has come, 0 if it may come yet, -1 if the connection has ended. */
-static int dp__contact_fill(dp__contact *contact, void *to, size_t bytes)
+static int dp__vote_link_fill(dp__vote_link *link, void *to, size_t bytes)
 {
-    ptrdiff_t got = dp__os_receive(contact->fd, (char *)to + contact->got, bytes - contact->got);
-    contact->got = got < 0 ? 0 : contact->got + (size_t)got;
-    if (got < 0 || contact->got < bytes)
+    ptrdiff_t got = dp__os_receive(link->fd, (char *)to + link->got, bytes - link->got);
+    link->got = got < 0 ? 0 : link->got + (size_t)got;
+    if (got < 0 || link->got < bytes)
         return got < 0 ? -1 : 0;
-    contact->got = 0;
+    link->got = 0;
     return 1;
 }
 
@@ -876,68 +883,66 @@ static void dp__step_measure(dp__voter *voter, uint64_t handshake_ns)
 }
 
 /* Takes a connection that this process has begun a step further; false: it is over. */
-static bool dp__contact_call(dp__voter *voter, dp__contact *contact)
+static bool dp__vote_link_call(dp__voter *voter, dp__vote_link *link)
 {
-    if (contact->stage == DP__STAGE_DIALS) {
-        int how = dp__os_connection(contact->fd);
+    if (link->stage == DP__STAGE_DIALS) {
+        int how = dp__os_connection(link->fd);
         if (how != 0) {
-            dp__member_is(voter, contact,
-                          how == DP__OS_REFUSED ? DP__REFUSED_US : DP__OUT_OF_REACH);
+            dp__member_is(voter, link, how == DP__OS_REFUSED ? DP__REFUSED_US : DP__OUT_OF_REACH);
             return false;
         }
-        contact->request = (dp__join_request){.magic = DP__JOIN_MAGIC,
-                                              .version = DP_VERSION,
-                                              .nonce = dp__os_random(),
-                                              .process = voter->members->seat,
-                                              .process_count = voter->count,
-                                              .listens = voter->members->holder};
-        contact->stage = DP__STAGE_ASKS;
-        return dp__os_send(contact->fd, &contact->request, sizeof contact->request) ==
-               (ptrdiff_t)sizeof contact->request;
+        link->request = (dp__join_request){.magic = DP__JOIN_MAGIC,
+                                           .version = DP_VERSION,
+                                           .nonce = dp__os_random(),
+                                           .process = voter->members->seat,
+                                           .process_count = voter->count,
+                                           .listens = voter->members->holder};
+        link->stage = DP__STAGE_ASKS;
+        return dp__os_send(link->fd, &link->request, sizeof link->request) ==
+               (ptrdiff_t)sizeof link->request;
     }
-    int got = dp__contact_fill(contact, &contact->challenge, sizeof contact->challenge);
+    int got = dp__vote_link_fill(link, &link->challenge, sizeof link->challenge);
     if (got <= 0)
         return got == 0;
-    dp__key key = dp__contact_key(voter, contact->holder);
-    uint64_t nonce = contact->challenge.nonce,
-             proof = dp__proof(key, &contact->request, nonce, true);
-    if (contact->challenge.proof != dp__proof(key, &contact->request, nonce, false)) {
-        dp__member_is(voter, contact, DP__REFUSED_US); /* another one listens there by now */
+    dp__key key = dp__vote_link_key(voter, link->holder);
+    uint64_t nonce = link->challenge.nonce, proof = dp__proof(key, &link->request, nonce, true);
+    if (link->challenge.proof != dp__proof(key, &link->request, nonce, false)) {
+        dp__member_is(voter, link, DP__REFUSED_US); /* another one listens there by now */
         return false;
     }
-    if (dp__os_send(contact->fd, &proof, sizeof proof) != (ptrdiff_t)sizeof proof)
+    if (dp__os_send(link->fd, &proof, sizeof proof) != (ptrdiff_t)sizeof proof)
         return false;
-    dp__step_measure(voter, dp__os_now_ns() - contact->since_ns);
-    dp__contact_talks(voter, contact);
-    return contact->fd >= 0;
+    dp__step_measure(voter, dp__os_now_ns() - link->since_ns);
+    dp__vote_link_talks(voter, link);
+    return link->fd >= 0;
 }
 
 /* Gives one that has proved who it is the place of its seat. */
-static void dp__contact_seat(dp__voter *voter, dp__contact *caller)
+static void dp__vote_link_seat(dp__voter *voter, dp__vote_link *caller)
 {
     const dp__join_request *request = &caller->pending.request;
-    dp__contact *contact = &voter->contacts[voter->count + request->process];
-    dp__contact_end(contact);
-    *contact = (dp__contact){.fd = caller->fd,
-                             .seat = request->process,
-                             .holder = request->listens,
-                             .since_ns = caller->since_ns};
+    dp__vote_link *link = &voter->links[voter->count + request->process];
+    dp__vote_link_end(link);
+    *link = (dp__vote_link){.fd = caller->fd,
+                            .seat = request->process,
+                            .holder = request->listens,
+                            .since_ns = caller->since_ns};
     caller->fd = -1;
-    dp__contact_talks(voter, contact);
+    dp__vote_link_talks(voter, link);
 }
 
 /* Takes a connection that another process has begun a step further; false: it is over. */
-static bool dp__contact_answer(dp__voter *voter, dp__contact *contact)
+static bool dp__vote_link_answer(dp__voter *voter, dp__vote_link *link)
 {
-    const dp__join_request *request = &contact->pending.request;
-    dp__key key = dp__contact_key(voter, voter->members->holder);
-    dp__heard heard = dp__pending_serve(key, &contact->pending);
+    const dp__join_request *request = &link->pending.request;
+    dp__key key = dp__vote_link_key(voter, voter->members->holder);
+    dp__heard heard = dp__pending_serve(key, &link->pending);
     if (heard != DP__PROVED)
         return heard == DP__MORE;
     if (request->version != DP_VERSION || request->process_count != voter->count ||
         request->process < 0 || request->process >= voter->count)
         return false;
-    dp__contact_seat(voter, contact);
+    dp__vote_link_seat(voter, link);
     return true;
 }
 
@@ -958,9 +963,9 @@ static dp__members_event dp__vote_event(const dp__vote_head *head, dp__seat *sea
 
 /* Does what a member has sent. Whoever has promised is told what came of it before its time is
    over, and has time to try itself. */
-static void dp__contact_take(dp__voter *voter, dp__contact *contact, void *body)
+static void dp__vote_link_take(dp__voter *voter, dp__vote_link *link, void *body)
 {
-    const dp__vote_head *head = &contact->head;
+    const dp__vote_head *head = &link->head;
     if (head->kind == DP__VOTE_WHY) {
         if (voter->why[0] == '\0' && head->number == voter->members->number &&
             dp__is_of_roster(voter->members, head->seat, head->holder))
@@ -974,47 +979,47 @@ static void dp__contact_take(dp__voter *voter, dp__contact *contact, void *body)
         voter->ends_ns = now + left / 2 < voter->ends_ns ? now + left / 2 : voter->ends_ns;
     }
     const dp__members_event event = dp__vote_event(head, body, voter->count);
-    dp__voter_step(voter, &event, contact);
+    dp__voter_step(voter, &event, link);
 }
 
 /* Receives what a member sends; false: the connection is over. */
-static bool dp__contact_hear(dp__voter *voter, dp__contact *contact)
+static bool dp__vote_link_hear(dp__voter *voter, dp__vote_link *link)
 {
-    dp__vote_head *head = &contact->head;
-    int got = contact->headed ? 1 : dp__contact_fill(contact, head, sizeof *head);
-    if (got <= 0 || (!contact->headed && !dp__vote_is_sound(head, voter->count)))
+    dp__vote_head *head = &link->head;
+    int got = link->headed ? 1 : dp__vote_link_fill(link, head, sizeof *head);
+    if (got <= 0 || (!link->headed && !dp__vote_is_sound(head, voter->count)))
         return got == 0;
-    contact->headed = true;
+    link->headed = true;
     size_t bytes = dp__vote_bytes(head);
-    if (bytes > 0 && contact->body == NULL) {
-        contact->body = dp__os_alloc(bytes, _Alignof(dp__seat), NULL);
-        voter->full_ns = contact->body == NULL ? dp__os_now_ns() : voter->full_ns;
+    if (bytes > 0 && link->body == NULL) {
+        link->body = dp__os_alloc(bytes, _Alignof(dp__seat), NULL);
+        voter->full_ns = link->body == NULL ? dp__os_now_ns() : voter->full_ns;
     }
     if (bytes > 0)
-        got = contact->body != NULL ? dp__contact_fill(contact, contact->body, bytes) : -1;
+        got = link->body != NULL ? dp__vote_link_fill(link, link->body, bytes) : -1;
     if (got <= 0)
         return got == 0;
-    void *body = contact->body;
-    contact->body = NULL;
-    contact->headed = false;
-    dp__contact_take(voter, contact, body);
+    void *body = link->body;
+    link->body = NULL;
+    link->headed = false;
+    dp__vote_link_take(voter, link, body);
     dp__os_free(body, 0, NULL);
-    return contact->fd >= 0;
+    return link->fd >= 0;
 }
 
 /* Puts one that has connected among the callers, in the place of the one that has been silent for
    longest if there is none left. */
 static void dp__caller_hold(dp__voter *voter, int fd)
 {
-    dp__contact *callers = &voter->contacts[2 * voter->count], *place = callers;
+    dp__vote_link *callers = &voter->links[2 * voter->count], *place = callers;
     for (int i = 0; i < DP__CALLERS && place->fd >= 0; i++) {
         bool better = callers[i].fd < 0 || callers[i].pending.asked < place->pending.asked ||
                       (callers[i].pending.asked == place->pending.asked &&
                        callers[i].since_ns < place->since_ns);
         place = better ? &callers[i] : place;
     }
-    dp__contact_end(place);
-    *place = (dp__contact){.fd = fd, .stage = DP__STAGE_ANSWERS, .since_ns = dp__os_now_ns()};
+    dp__vote_link_end(place);
+    *place = (dp__vote_link){.fd = fd, .stage = DP__STAGE_ANSWERS, .since_ns = dp__os_now_ns()};
     place->pending.fd = fd;
 }
 
@@ -1029,64 +1034,64 @@ static void dp__callers_accept(dp__voter *voter)
     voter->full_ns = voter->full ? dp__os_now_ns() : voter->full_ns;
 }
 
-static bool dp__contact_serve(dp__voter *voter, dp__contact *contact)
+static bool dp__vote_link_serve(dp__voter *voter, dp__vote_link *link)
 {
-    switch (contact->stage) {
+    switch (link->stage) {
     case DP__STAGE_DIALS:
     case DP__STAGE_ASKS:
-        return dp__contact_call(voter, contact);
+        return dp__vote_link_call(voter, link);
     case DP__STAGE_ANSWERS:
-        return dp__contact_answer(voter, contact);
+        return dp__vote_link_answer(voter, link);
     case DP__STAGE_TALKS:
-        return dp__contact_hear(voter, contact);
+        return dp__vote_link_hear(voter, link);
     }
     return false;
 }
 
 /* Gives up a call that takes too long to begin: then it is tried again. */
-static void dp__contact_late(dp__voter *voter, dp__contact *contact)
+static void dp__vote_link_late(dp__voter *voter, dp__vote_link *link)
 {
-    uint64_t age = dp__os_now_ns() - contact->since_ns;
-    if (contact->stage != DP__STAGE_DIALS || age <= dp__reach_ns(voter))
+    uint64_t age = dp__os_now_ns() - link->since_ns;
+    if (link->stage != DP__STAGE_DIALS || age <= dp__reach_ns(voter))
         return;
-    dp__contact_end(contact);
-    dp__member_is(voter, contact, DP__OUT_OF_REACH);
+    dp__vote_link_end(link);
+    dp__member_is(voter, link, DP__OUT_OF_REACH);
 }
 
 /* Lists the listener and what is connected, and nothing else: poll refuses a list that is longer
    than the number of files that may be open. As long as this process runs, votes stay unread. */
-static int dp__contacts_list(dp__voter *voter)
+static int dp__vote_links_list(dp__voter *voter)
 {
     int count = 0;
     bool runs = voter->members->role == DP__ROLE_RUNS;
     voter->watch[count++] =
         (dp__os_watch){.fd = voter->full ? -1 : voter->listener, .events = DP__CAN_READ};
     voter->full = false;
-    for (int i = 0; i < dp__contacts_count(voter); i++) {
-        dp__contact *contact = &voter->contacts[i];
-        bool dials = contact->stage == DP__STAGE_DIALS;
-        bool looks = contact->fd >= 0 && !(runs && contact->stage == DP__STAGE_TALKS);
-        contact->watched = looks ? count : 0;
+    for (int i = 0; i < dp__vote_links_count(voter); i++) {
+        dp__vote_link *link = &voter->links[i];
+        bool dials = link->stage == DP__STAGE_DIALS;
+        bool looks = link->fd >= 0 && !(runs && link->stage == DP__STAGE_TALKS);
+        link->watched = looks ? count : 0;
         if (looks)
             voter->watch[count++] =
-                (dp__os_watch){.fd = contact->fd, .events = dials ? DP__CAN_WRITE : DP__CAN_READ};
+                (dp__os_watch){.fd = link->fd, .events = dials ? DP__CAN_WRITE : DP__CAN_READ};
     }
     return count;
 }
 
 /* Looks once at all connections, for so long at most. */
-static void dp__contacts_look(dp__voter *voter, int ms)
+static void dp__vote_links_look(dp__voter *voter, int ms)
 {
     dp__os_watch *watch = voter->watch;
-    dp__os_poll(watch, dp__contacts_list(voter), ms);
-    for (int i = 0; i < dp__contacts_count(voter); i++) {
-        dp__contact *contact = &voter->contacts[i];
-        if (contact->fd < 0 || contact->watched == 0)
+    dp__os_poll(watch, dp__vote_links_list(voter), ms);
+    for (int i = 0; i < dp__vote_links_count(voter); i++) {
+        dp__vote_link *link = &voter->links[i];
+        if (link->fd < 0 || link->watched == 0)
             continue;
-        if (watch[contact->watched].revents == 0)
-            dp__contact_late(voter, contact);
-        else if (!dp__contact_serve(voter, contact))
-            dp__contact_end(contact);
+        if (watch[link->watched].revents == 0)
+            dp__vote_link_late(voter, link);
+        else if (!dp__vote_link_serve(voter, link))
+            dp__vote_link_end(link);
     }
     if (watch[0].revents != 0)
         dp__callers_accept(voter);
@@ -1107,8 +1112,8 @@ static int dp__lower_await(dp__voter *voter)
     for (int s = 0; s < voter->members->seat; s++) {
         if (dp__voter_roster(voter)[s].holder == 0)
             continue;
-        if (asked < window && dp__contact_to(voter, s) == NULL)
-            dp__contact_dial(voter, s);
+        if (asked < window && dp__vote_link_to(voter, s) == NULL)
+            dp__vote_link_dial(voter, s);
         asked += voter->absent[s] != DP__REFUSED_US;
         place += voter->absent[s] == DP__HERE_MAYBE;
     }
@@ -1127,7 +1132,7 @@ static uint64_t dp__again_ns(dp__voter *voter)
     return voter->step_ns + (voter->seed >> 16) % (most + 1);
 }
 
-static uint64_t dp__wait_ns(dp__voter *voter, dp__wait_for wait)
+static uint64_t dp__wait_ns(dp__voter *voter, dp__wait_kind wait)
 {
     uint64_t left = (uint64_t)dp__left_ms(voter) * 1000000;
     uint64_t quarter = (voter->until_ns - voter->begun_ns) / 4;
@@ -1144,7 +1149,7 @@ static uint64_t dp__wait_ns(dp__voter *voter, dp__wait_for wait)
     return 0;
 }
 
-static void dp__voter_wait(dp__voter *voter, dp__wait_for wait)
+static void dp__voter_wait(dp__voter *voter, dp__wait_kind wait)
 {
     voter->wait = wait;
     voter->waits_ns = dp__os_now_ns();
@@ -1155,10 +1160,9 @@ static void dp__voter_wait(dp__voter *voter, dp__wait_for wait)
 static void dp__head_spread(dp__voter *voter, const dp__vote_head *head, const void *body)
 {
     for (int i = 0; i < 2 * voter->count; i++) {
-        dp__contact *contact = &voter->contacts[i];
-        if (contact->fd >= 0 && contact->stage == DP__STAGE_TALKS &&
-            !dp__vote_post(contact->fd, head, body))
-            dp__contact_end(contact);
+        dp__vote_link *link = &voter->links[i];
+        if (link->fd >= 0 && link->stage == DP__STAGE_TALKS && !dp__vote_post(link->fd, head, body))
+            dp__vote_link_end(link);
     }
 }
 
@@ -1189,7 +1193,7 @@ static void dp__why_spread(dp__voter *voter)
         dp__head_spread(voter, &head, why);
 }
 
-/* Tells those that wait at the door, and have got a seat; with the word of a machine also the
+/* Tells those that wait at the join port, and have got a seat; with the word of a machine also the
    others, as nobody else does. */
 static void dp__decided_tell(dp__voter *voter, bool all)
 {
@@ -1204,7 +1208,7 @@ static void dp__decided_tell(dp__voter *voter, bool all)
     if (all)
         dp__head_spread(voter, &head, roster);
     for (int g = 0; g < voter->count; g++) {
-        dp__newcomer *newcomer = &voter->door.newcomers[g];
+        dp__newcomer *newcomer = &voter->port.newcomers[g];
         if (newcomer->fd < 0 || dp__roster_find(roster, voter->count, newcomer->seat.holder) < 0)
             continue; /* all seats are taken: it waits on */
         (void)dp__vote_post(newcomer->fd, &head, roster);
@@ -1212,22 +1216,22 @@ static void dp__decided_tell(dp__voter *voter, bool all)
     }
 }
 
-static bool dp__word_look(dp__voter *voter)
+static bool dp__decision_look(dp__voter *voter)
 {
     dp__members_event event = {.kind = DP__ON_CLAIMED, .vote = {.places = voter->read}};
-    event.vote.number = dp__word_read(&voter->word, voter->members->number, voter->read);
+    event.vote.number = dp__decision_read(&voter->decision, voter->members->number, voter->read);
     if (event.vote.number == 0)
         return false;
     dp__voter_step(voter, &event, NULL);
     return true;
 }
 
-static void dp__voter_act(dp__voter *voter, const dp__action *action, dp__contact *from)
+static void dp__voter_act(dp__voter *voter, const dp__action *action, dp__vote_link *from)
 {
     switch ((dp__action_kind)action->kind) {
     case DP__DO_REPLY:
         if (from != NULL && from->fd >= 0)
-            dp__contact_send(voter, from, &action->vote);
+            dp__vote_link_send(voter, from, &action->vote);
         break;
     case DP__DO_SPREAD:
         if (action->vote.kind == DP__VOTE_PREPARE)
@@ -1238,10 +1242,11 @@ static void dp__voter_act(dp__voter *voter, const dp__action *action, dp__contac
         break;
     case DP__DO_WAIT:
         voter->asks = voter->asks && action->wait == DP__FOR_ANSWERS;
-        dp__voter_wait(voter, (dp__wait_for)action->wait);
+        dp__voter_wait(voter, (dp__wait_kind)action->wait);
         break;
     case DP__DO_CLAIM:
-        dp__word_claim(&voter->word, voter->members->number + 1, dp__proposed_of(voter->members));
+        dp__decision_claim(&voter->decision, voter->members->number + 1,
+                           dp__proposed_of(voter->members));
         break; /* and then it is looked at */
     case DP__DO_MEET:
         voter->asks = false;
@@ -1254,7 +1259,7 @@ static void dp__voter_act(dp__voter *voter, const dp__action *action, dp__contac
     }
 }
 
-static void dp__voter_step(dp__voter *voter, const dp__members_event *event, dp__contact *from)
+static void dp__voter_step(dp__voter *voter, const dp__members_event *event, dp__vote_link *from)
 {
     dp__members_step(voter->members, event, &voter->actions);
     for (int i = 0; i < voter->actions.count; i++)
@@ -1264,15 +1269,15 @@ static void dp__voter_step(dp__voter *voter, const dp__members_event *event, dp_
 /* ==== >>voting =================================================================================
    The loop of a process: what comes, and what is due.                                            */
 
-/* Tells dp/members.h who waits at the door. Where the job has to be whole, that is looked at again
-   and again, and one more that has come is reason to try again. */
+/* Tells dp/members.h who waits at the join port. Where the job has to be whole, that is looked at
+   again and again, and one more that has come is reason to try again. */
 static void dp__newcomers_look(dp__voter *voter)
 {
     int count = 0, before = 0;
     memset(voter->read, 0, (size_t)voter->count * sizeof *voter->read);
     for (int g = 0; g < voter->count; g++) {
-        if (voter->door.newcomers[g].fd >= 0)
-            voter->read[count++] = voter->door.newcomers[g].seat;
+        if (voter->port.newcomers[g].fd >= 0)
+            voter->read[count++] = voter->port.newcomers[g].seat;
         before += dp__newcomers_of(voter->members)[g].holder != 0;
     }
     dp__voter_step(
@@ -1282,12 +1287,12 @@ static void dp__newcomers_look(dp__voter *voter)
 }
 
 /* Lets newcomers come while this process proposes, if the job needs them. */
-static void dp__door_watch(dp__voter *voter)
+static void dp__join_port_watch(dp__voter *voter)
 {
     if (!voter->whole || !dp__has_proposed(voter))
         return;
-    dp__door_open(&voter->door);
-    (void)dp__door_attend(voter);
+    dp__join_port_open(&voter->port);
+    (void)dp__join_port_attend(voter);
     dp__newcomers_look(voter);
 }
 
@@ -1306,9 +1311,9 @@ static void dp__vote_begin(dp__voter *voter, uint64_t until_ns)
     memset(voter->absent, DP__HERE_MAYBE, (size_t)voter->count);
     dp__marks_clear(members, DP__MARK_GONE);
     if (members->role == DP__ROLE_MEETS) /* who had no room to meet others has none to vote */
-        dp__contacts_end(voter);
+        dp__vote_links_end(voter);
     if (!voter->raised)
-        dp__os_files_raise((size_t)dp__contacts_count(voter));
+        dp__os_files_raise((size_t)dp__vote_links_count(voter));
     voter->raised = true;
     dp__newcomers_look(voter);
     if (in_job)
@@ -1327,8 +1332,8 @@ static void dp__members_dial(dp__voter *voter)
         return;
     for (int s = 0; s < voter->count; s++)
         if (s != members->seat && dp__voter_roster(voter)[s].holder != 0 &&
-            dp__contact_to(voter, s) == NULL)
-            dp__contact_dial(voter, s);
+            dp__vote_link_to(voter, s) == NULL)
+            dp__vote_link_dial(voter, s);
 }
 
 /* Returns true while it is not known who has connected: it may be one that proposes. */
@@ -1336,7 +1341,7 @@ static bool dp__callers_wait(const dp__voter *voter)
 {
     bool wait = false;
     for (int i = 0; i < DP__CALLERS; i++)
-        wait = wait || voter->contacts[2 * voter->count + i].fd >= 0;
+        wait = wait || voter->links[2 * voter->count + i].fd >= 0;
     return wait;
 }
 
@@ -1344,7 +1349,8 @@ static bool dp__callers_wait(const dp__voter *voter)
 static void dp__proposer_watch(dp__voter *voter)
 {
     int proposer = dp__ballot_seat(voter->members->promised);
-    if (voter->wait == DP__FOR_PROPOSER && proposer >= 0 && dp__contact_to(voter, proposer) == NULL)
+    if (voter->wait == DP__FOR_PROPOSER && proposer >= 0 &&
+        dp__vote_link_to(voter, proposer) == NULL)
         dp__voter_wait(voter, DP__FOR_TURN);
 }
 
@@ -1357,7 +1363,7 @@ static uint64_t dp__room_ns(const dp__voter *voter)
 }
 
 /* Returns when what is waited for has taken too long. A turn comes a step later while callers wait,
-   and no later than that: strangers come, too. */
+   and no later than that: candidates come, too. */
 static uint64_t dp__due_ns(dp__voter *voter)
 {
     if (voter->wait != DP__FOR_TURN)
@@ -1381,7 +1387,7 @@ static bool dp__is_hopeless(const dp__voter *voter)
 /* Returns true if a member has come to vote. */
 static bool dp__has_come(const dp__voter *voter, int seat)
 {
-    return seat == voter->members->seat || dp__contact_to(voter, seat) != NULL;
+    return seat == voter->members->seat || dp__vote_link_to(voter, seat) != NULL;
 }
 
 /* Fails with shards if there is not one for each seat: who has died may come back to its own. */
@@ -1390,16 +1396,16 @@ static dp_status dp__check_seated(const dp__voter *voter)
     int here = 0;
     for (int s = 0; s < voter->count; s++)
         here += (dp__voter_roster(voter)[s].holder != 0 && dp__has_come(voter, s)) +
-                (voter->door.newcomers[s].fd >= 0);
+                (voter->port.newcomers[s].fd >= 0);
     if (!voter->whole || here >= voter->count)
         return DP_OK;
-    char why[DP__DOOR_BYTES] = "";
-    bool shut = dp__door_is_shut(&voter->door) && voter->door.why != 0;
+    char why[DP__JOIN_PORT_BYTES] = "";
+    bool shut = dp__join_port_is_shut(&voter->port) && voter->port.why != 0;
     return dp_error(DP_ERR_TIMEOUT,
                     "only %d of %d processes are here: with shards each has to be replaced when it "
                     "has died (DP_REJOIN)%s%s",
                     here, voter->count, shut ? ", and none can come: " : "",
-                    shut ? dp__door_text(&voter->door, why, sizeof why) : "");
+                    shut ? dp__join_port_text(&voter->port, why, sizeof why) : "");
 }
 
 /* Names the first one that is missing, if too few have come. */
@@ -1461,19 +1467,19 @@ static dp_status dp__voter_vote(dp__voter *voter, uint64_t until_ns)
     dp_status status = DP_PENDING;
     dp__vote_begin(voter, until_ns);
     while (status == DP_PENDING) {
-        bool claimed = dp__word_look(voter);
-        dp__door_watch(voter);
+        bool claimed = dp__decision_look(voter);
+        dp__join_port_watch(voter);
         dp__members_dial(voter);
         dp__proposer_watch(voter);
         int ms = dp__os_ms_until(dp__due_ns(voter));
-        dp__contacts_look(voter, claimed ? 0 : ms < LOOK_MS ? ms : LOOK_MS);
+        dp__vote_links_look(voter, claimed ? 0 : ms < LOOK_MS ? ms : LOOK_MS);
         if (dp__os_now_ns() >= dp__due_ns(voter))
             dp__voter_step(voter, &(dp__members_event){.kind = DP__ON_TIMER}, NULL);
         status = dp__vote_status(voter);
     }
     if (status != DP_OK) {
         dp__why_spread(voter);
-        dp__contacts_end(voter);
+        dp__vote_links_end(voter);
     }
     return status;
 }
@@ -1483,7 +1489,7 @@ static dp_status dp__voter_vote(dp__voter *voter, uint64_t until_ns)
 DP__COLD static dp_status dp__voter_meets(void *user)
 {
     dp__voter *voter = user;
-    dp__contacts_look(voter, 0);
+    dp__vote_links_look(voter, 0);
     return voter->members->role == DP__ROLE_MEETS
                ? DP_OK
                : dp_error(DP_ERR_REMOTE, "a process has failed before all had met again");
@@ -1524,8 +1530,8 @@ static dp_status dp__voter_launch(dp__voter *voter, dp__launch *out)
 static int dp__voter_met(dp__voter *voter)
 {
     dp__voter_step(voter, &(dp__members_event){.kind = DP__ON_MET}, NULL);
-    dp__contacts_end(voter);
-    dp__door_keep(voter);
+    dp__vote_links_end(voter);
+    dp__join_port_keep(voter);
     return (int)(voter->members->number - 1);
 }
 
@@ -1548,7 +1554,7 @@ static uint64_t dp__heard_ns(int timeout_ms)
 static int dp__caller_seat(const dp__voter *voter)
 {
     int seat = 0;
-    while (seat < voter->count && dp__contact_to(voter, seat) == NULL)
+    while (seat < voter->count && dp__vote_link_to(voter, seat) == NULL)
         seat++;
     return seat < voter->count ? seat : -1;
 }
@@ -1558,7 +1564,7 @@ static int dp__voter_deserted(dp__voter *voter, int timeout_ms)
 {
     if (voter == NULL || voter->members->role != DP__ROLE_RUNS)
         return -1;
-    dp__contacts_look(voter, 0);
+    dp__vote_links_look(voter, 0);
     int seat = dp__caller_seat(voter);
     uint64_t now = dp__os_now_ns();
     if (seat < 0 || voter->heard_ns == 0)
@@ -1567,7 +1573,7 @@ static int dp__voter_deserted(dp__voter *voter, int timeout_ms)
     return long_ago ? dp__seat_number(dp__voter_roster(voter), seat) : -1;
 }
 
-/* dp__mail.hear: by the connections of the job, and at the port. */
+/* dp__progress_carrier.hear: by the connections of the job, and at the port. */
 static dp_status dp__voter_hear(dp_ctx *ctx, int *out_process)
 {
     char who[DP__WHO_BYTES];
@@ -1582,64 +1588,67 @@ static dp_status dp__voter_hear(dp_ctx *ctx, int *out_process)
                     dp__who(ctx->job, process, who));
 }
 
-static const dp__mail dp__voter_mail = {dp__voter_hear, dp__far_tell, dp__far_send, dp__far_next};
+static const dp__progress_carrier dp__voter_mail = {dp__voter_hear, dp__far_tell, dp__far_send,
+                                                    dp__far_next};
 
-/* ==== >>knocking ===============================================================================
-   A process that comes later waits at the door until the others let it in.                       */
+/* ==== >>rejoining ===============================================================================
+   A process that comes later waits at the join port until the others let it in.               */
 
-enum { DP__KNOCK_MS = 10 };
+enum { DP__REJOIN_MS = 10 };
 
-typedef struct dp__knocking {
+typedef struct dp__rejoining {
     const dp__launch *launch;
-    dp__launch door, own; /* own: where it listens itself */
+    dp__launch port, own; /* own: where it listens itself */
     dp__seat seat;
     int listener;
     bool far;
     uint32_t wrappers; /* of the others */
-} dp__knocking;
+} dp__rejoining;
 
 /* Makes this one a process that nobody has met yet. It may have got a seat without a word of it: so
    it never comes a second time as the same. */
-static dp_status dp__knock_seat(dp__knocking *knocking)
+static dp_status dp__rejoin_seat(dp__rejoining *rejoining)
 {
-    dp__server server = {.launch = &knocking->own, .listener = -1};
-    dp__os_drop(&knocking->listener);
-    knocking->own = (dp__launch){.name = ""};
-    knocking->seat = (dp__seat){.holder = dp__os_random() | 1};
-    dp_status status = dp__seat_make(&knocking->seat, &knocking->own, NULL, knocking->far, &server);
-    knocking->listener = server.listener;
+    dp__server server = {.launch = &rejoining->own, .listener = -1};
+    dp__os_drop(&rejoining->listener);
+    rejoining->own = (dp__launch){.name = ""};
+    rejoining->seat = (dp__seat){.holder = dp__os_random() | 1};
+    dp_status status =
+        dp__seat_make(&rejoining->seat, &rejoining->own, NULL, rejoining->far, &server);
+    rejoining->listener = server.listener;
     return status;
 }
 
-/* Takes the invitation: it opens the memory of the machine, and tells whether it has it. */
-static dp_status dp__knock_enter(dp__knocking *knocking, int fd, uint64_t until_ns, dp__voter **out)
+/* Takes the reply: it opens the memory of the machine, and tells whether it has it. */
+static dp_status dp__rejoin_enter(dp__rejoining *rejoining, int fd, uint64_t until_ns,
+                                  dp__voter **out)
 {
-    dp__invitation invitation;
-    if (dp__wire_receive(fd, &invitation, sizeof invitation, until_ns) != DP_OK ||
-        invitation.magic != DP__VOTE_MAGIC)
+    dp__join_reply reply;
+    if (dp__wire_receive(fd, &reply, sizeof reply, until_ns) != DP_OK ||
+        reply.magic != DP__VOTE_MAGIC)
         return DP_PENDING;
-    invitation.text[sizeof invitation.text - 1] = '\0';
-    if (dp__is_failure((dp_status)invitation.status))
-        return dp_error((dp_status)invitation.status, "%s", invitation.text);
-    if (invitation.count < 2 || invitation.count > DP__PROCESSES_MAX)
+    reply.text[sizeof reply.text - 1] = '\0';
+    if (dp__is_failure((dp_status)reply.status))
+        return dp_error((dp_status)reply.status, "%s", reply.text);
+    if (reply.count < 2 || reply.count > DP__PROCESSES_MAX)
         return DP_PENDING;
-    *out = dp__voter_make(knocking->launch, -1, (int)invitation.count);
+    *out = dp__voter_make(rejoining->launch, -1, (int)reply.count);
     if (*out == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", (int)invitation.count);
-    dp__word_find(&(*out)->word, &invitation.word, (*out)->count);
-    knocking->seat.memory = dp__word_id(&(*out)->word);
-    const uint64_t memory = knocking->seat.memory;
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", (int)reply.count);
+    dp__decision_find(&(*out)->decision, &reply.decision, (*out)->count);
+    rejoining->seat.memory = dp__decision_id(&(*out)->decision);
+    const uint64_t memory = rejoining->seat.memory;
     return dp__wire_send(fd, &memory, sizeof memory, until_ns) == DP_OK ? DP_OK : DP_PENDING;
 }
 
 /* Waits for the roster that has a seat for this process, and becomes a member. */
-static dp_status dp__knock_await(dp__knocking *knocking, dp__voter *voter, int fd,
-                                 uint64_t until_ns)
+static dp_status dp__rejoin_await(dp__rejoining *rejoining, dp__voter *voter, int fd,
+                                  uint64_t until_ns)
 {
     dp__vote_head head;
     dp__members *members = voter->members;
     size_t bytes = (size_t)voter->count * sizeof *voter->read;
-    members->holder = knocking->seat.holder;
+    members->holder = rejoining->seat.holder;
     members->role = DP__ROLE_WAITS;
     if (dp__wire_receive(fd, &head, sizeof head, until_ns) != DP_OK ||
         !dp__vote_is_sound(&head, voter->count) || head.kind != DP__VOTE_DECIDED ||
@@ -1649,49 +1658,49 @@ static dp_status dp__knock_await(dp__knocking *knocking, dp__voter *voter, int f
     dp__voter_step(voter, &event, NULL);
     if (members->role != DP__ROLE_MEETS)
         return DP_PENDING;
-    voter->launch = knocking->own;
+    voter->launch = rejoining->own;
     voter->launch.key = dp__voter_own(voter)->key;
-    knocking->wrappers = head.wrappers;
+    rejoining->wrappers = head.wrappers;
     return DP_OK;
 }
 
 /* Returns DP_PENDING if the others have not let this process in now. */
-static dp_status dp__knock_once(dp__knocking *knocking, int round, uint64_t until_ns, bool *out_met,
-                                const char **out_why, dp__voter **out)
+static dp_status dp__rejoin_once(dp__rejoining *rejoining, int round, uint64_t until_ns,
+                                 bool *out_met, const char **out_why, dp__voter **out)
 {
-    const dp__launch *door = &knocking->door;
-    dp__seat *own = &knocking->seat;
-    dp__target target = {.host = door->host, .port = door->port, .port_count = door->port_count};
+    const dp__launch *port = &rejoining->port;
+    dp__seat *own = &rejoining->seat;
+    dp__target target = {.host = port->host, .port = port->port, .port_count = port->port_count};
     dp__join_request request = {.magic = DP__JOIN_MAGIC, .version = DP_VERSION};
     int fd = -1;
-    memcpy(target.place, door->place, sizeof target.place);
+    memcpy(target.place, port->place, sizeof target.place);
     *out = NULL;
-    DP_TRY(dp__connect_once(&target, door->key, &request, round, until_ns, &fd, out_why));
+    DP_TRY(dp__connect_once(&target, port->key, &request, round, until_ns, &fd, out_why));
     *out_met = true;
     if (own->host[0] == '\0')
         dp__os_host_of(fd, true, own->host, sizeof own->host);
     dp_status status = dp__wire_send(fd, own, sizeof *own, until_ns) == DP_OK ? DP_OK : DP_PENDING;
     if (status == DP_OK)
-        status = dp__knock_enter(knocking, fd, until_ns, out);
+        status = dp__rejoin_enter(rejoining, fd, until_ns, out);
     if (status == DP_OK && *out != NULL)
-        status = dp__knock_await(knocking, *out, fd, until_ns);
+        status = dp__rejoin_await(rejoining, *out, fd, until_ns);
     dp__os_close(fd);
     return status;
 }
 
 /* Says what was found all the time. A job that is there listens only once it has let others in or
    has recovered, and answers only when it looks for them. */
-DP__COLD static dp_status dp__knock_found(const dp__launch *launch, const dp__launch *door,
-                                          double seconds, const char *found)
+DP__COLD static dp_status dp__rejoin_found(const dp__launch *launch, const dp__launch *port,
+                                           double seconds, const char *found)
 {
     char ports[48] = "", claim[128];
     const char *advice = found == dp__refused
                              ? "; a job does from its first dp_admit or dp_recover on"
                          : found == dp__silent ? "; a job does when it calls dp_admit"
                                                : "";
-    if (door->host[0] != '\0')
-        snprintf(ports, sizeof ports, ", ports %d to %d,", door->port,
-                 door->port + door->port_count - 1);
+    if (port->host[0] != '\0')
+        snprintf(ports, sizeof ports, ", ports %d to %d,", port->port,
+                 port->port + port->port_count - 1);
     return dp_error(DP_ERR_TIMEOUT,
                     "no job that others can join was found %s%s within %.3g s: %s%s%s",
                     launch->where, ports, seconds, found != NULL ? found : "nobody answers there",
@@ -1699,7 +1708,7 @@ DP__COLD static dp_status dp__knock_found(const dp__launch *launch, const dp__la
 }
 
 /* Fails where a process of the job has answered, but has not let this one in. */
-DP__COLD static dp_status dp__knock_waited(const dp__launch *launch, double seconds, bool gone)
+DP__COLD static dp_status dp__rejoin_waited(const dp__launch *launch, double seconds, bool gone)
 {
     return dp_error(DP_ERR_TIMEOUT,
                     "the job that %s %s has not let this process in within %.3g s%s",
@@ -1711,45 +1720,45 @@ DP__COLD static dp_status dp__knock_waited(const dp__launch *launch, double seco
 
 /* Waits until the others let this process in. Whatever is there, it waits: a job that recovers, or
    has just begun, may come there later. */
-static dp_status dp__knock_until(dp__knocking *knocking, int timeout_ms, uint64_t until_ns,
-                                 dp__voter **out)
+static dp_status dp__rejoin_until(dp__rejoining *rejoining, int timeout_ms, uint64_t until_ns,
+                                  dp__voter **out)
 {
     const char *why = NULL, *found = NULL;
     bool met = false;
     for (int round = 0; dp__os_ms_until(until_ns) > 0; round++) {
         bool now = false;
         why = dp__lasting(why);
-        dp_status status = dp__knock_once(knocking, round, until_ns, &now, &why, out);
+        dp_status status = dp__rejoin_once(rejoining, round, until_ns, &now, &why, out);
         met = met || now;
         found = now ? NULL : why != NULL ? why : found;
         if (status != DP_OK && *out != NULL)
             dp__voter_close(*out, true);
         if (status == DP_PENDING && now)
-            DP_TRY(dp__knock_seat(knocking));
+            DP_TRY(dp__rejoin_seat(rejoining));
         if (status != DP_PENDING)
             return status;
-        dp__os_sleep_ms(DP__KNOCK_MS);
+        dp__os_sleep_ms(DP__REJOIN_MS);
     }
-    return met ? dp__knock_waited(knocking->launch, timeout_ms * 1e-3, found == dp__refused)
-               : dp__knock_found(knocking->launch, &knocking->door, timeout_ms * 1e-3, found);
+    return met ? dp__rejoin_waited(rejoining->launch, timeout_ms * 1e-3, found == dp__refused)
+               : dp__rejoin_found(rejoining->launch, &rejoining->port, timeout_ms * 1e-3, found);
 }
 
 /* Makes a voter of this process, which has come later; it is of the roster, and has to meet the
    others. */
-static dp_status dp__knock(const dp__launch *launch, bool far, int timeout_ms, uint64_t until_ns,
-                           dp__voter **out)
+static dp_status dp__rejoin(const dp__launch *launch, bool far, int timeout_ms, uint64_t until_ns,
+                            dp__voter **out)
 {
-    dp__knocking knocking = {
-        .launch = launch, .door = dp__door_of(launch), .listener = -1, .far = far};
-    dp_status status = dp__knock_seat(&knocking);
+    dp__rejoining rejoining = {
+        .launch = launch, .port = dp__join_port_of(launch), .listener = -1, .far = far};
+    dp_status status = dp__rejoin_seat(&rejoining);
     if (status == DP_OK)
-        status = dp__knock_until(&knocking, timeout_ms, until_ns, out);
+        status = dp__rejoin_until(&rejoining, timeout_ms, until_ns, out);
     if (status != DP_OK) {
-        dp__os_drop(&knocking.listener);
+        dp__os_drop(&rejoining.listener);
         return status;
     }
-    (*out)->listener = knocking.listener;
-    (*out)->wrappers = knocking.wrappers;
+    (*out)->listener = rejoining.listener;
+    (*out)->wrappers = rejoining.wrappers;
     return DP_OK;
 }
 

@@ -696,10 +696,10 @@ TEST(cores_have_a_bit_each)
 TEST(a_quota_leaves_fewer_cores_than_masks)
 {
     static dp_ctx ctx;
-    static dp__card cards[2];
-    const dp__job job = {.ctx = &ctx, .cards = cards, .process_count = 2};
+    static dp__introduction introductions[2];
+    const dp__job job = {.ctx = &ctx, .introductions = introductions, .process_count = 2};
     for (int core = 0; core < 4; core++) {
-        dp__cores_add(&cards[core / 2].cores, core);
+        dp__cores_add(&introductions[core / 2].cores, core);
     }
     ctx.cores = 3; /* of other processes the masks may be more than of this one */
     CHECK(dp__job_has_cores(&job, 4));

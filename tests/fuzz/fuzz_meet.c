@@ -140,7 +140,7 @@ static void try_server(fuzz *in)
 static int speak(fuzz *in, int fd)
 {
     if (fuzz_next(in, 2) == 1) {
-        dp__note note = {DP__NOTE_MAGIC, 0, 0, 1, 0};
+        dp__tree_header note = {DP__HEADER_MAGIC, 0, 0, 1, 0};
         note.kind = (uint32_t)fuzz_next(in, DP__KINDS + 1);
         note.status = fuzz_next(in, 16) - 14;
         note.bytes = (uint64_t)fuzz_next(in, 40);
@@ -197,16 +197,16 @@ static void try_tree(fuzz *in)
     fds[1] = speak(in, fds[1]);
     dp__os_watch watch = {.fd = fds[0], .events = POLLIN};
     dp_status status = DP_OK;
-    while (status == DP_OK && tree.links[0].got < sizeof(dp__note) && !tree.links[0].left &&
+    while (status == DP_OK && tree.links[0].got < sizeof(dp__tree_header) && !tree.links[0].left &&
            dp__os_poll(&watch, 1, 0) > 0) {
         status = dp__tree_hear(&tree, &tree.links[0], true);
     }
     for (int i = 0; i < DP__LANES; i++) {
-        FUZZ_CHECK(dp__last_text(&tree.job->rings[i], 1, 1, last) == last);
+        FUZZ_CHECK(dp__last_text(&tree.job->journals[i], 1, 1, last) == last);
     }
-    const dp__note *note = &tree.links[0].note; /* what is none is not taken for one */
+    const dp__tree_header *note = &tree.links[0].note; /* what is none is not taken for one */
     FUZZ_CHECK(status != DP_OK || tree.links[0].got < sizeof *note ||
-               (note->magic == DP__NOTE_MAGIC && note->kind < DP__KINDS));
+               (note->magic == DP__HEADER_MAGIC && note->kind < DP__KINDS));
     status = dp__tree_all_gather(own, all, sizeof own, &tree);
     FUZZ_CHECK(status == DP_OK || dp_status_class(status) == DP_CLASS_JOB);
     FUZZ_CHECK(status == DP_OK || dp_last_error()[0] != '\0');
@@ -243,7 +243,7 @@ static void say(fuzz *in, int fd)
     char data[PART * PROCESSES + sizeof(dp__welcome)];
     int kind = fuzz_next(in, DP__KINDS), size = fuzz_next(in, 8), status = fuzz_next(in, 20) - 15;
     int process = fuzz_next(in, PROCESSES + 2) - 1;
-    dp__note note = {DP__NOTE_MAGIC, (uint32_t)kind, status, process, sizes[size % 5]};
+    dp__tree_header note = {DP__HEADER_MAGIC, (uint32_t)kind, status, process, sizes[size % 5]};
     memset(data, 'a' + kind, sizeof data);
     if (kind == DP__GATHER && size > 4)
         note.bytes = PART;

@@ -1,6 +1,6 @@
 /* explore.c - visits the states of dp/members.h: a few processes, all orders of their events.
 
-     explore [--all | --first] [SCENARIO...]
+     explore [--all | --first] [--most=MILLIONS] [SCENARIO...]
 
    Messages stay: each may arrive at any time, again, or never, so a process that is dead, stopped
    or cut off is one that nothing happens to, and needs no event of its own. What waits may take too
@@ -8,8 +8,10 @@
    from some of the states, some of the processes are left alone with a network that works, and have
    to become a job again. A violation is printed with the shortest way to it.
 
-   The last line is "N passed, N failed"; a scenario passes when no new state comes. --all has
-   larger ones, for many minutes; --first ends with the first that fails. */
+   The last line is "N passed, N failed"; a scenario passes when no new state comes, or at the
+   bound, 8 million states if --most has no other: its line then tells "the bound", and in how many
+   steps all have been visited. --all has larger ones, which take 15 minutes and 2 GB of memory with
+   that bound; --first ends with the first that fails. */
 
 #include <assert.h>
 #include <stdarg.h>
@@ -31,6 +33,7 @@ typedef struct dp__seat { /* as much of dp/launch.h's as is looked at */
 #include MEMBERS
 
 enum { PROCESSES = 5, SEATS = 4, NUMBERS = 8, VOTES = 512, LISTS = 200, MACHINES = 3, ALL = 255 };
+enum { MILLIONS = 8 };
 
 typedef struct scenario {
     const char *name;
@@ -500,7 +503,7 @@ typedef struct visit { /* how a state was come to */
 } visit;
 
 static visit *visits;
-static size_t visit_count, visit_room;
+static size_t visit_count, visit_room, visit_most;
 static uint64_t *seen; /* hashes; 0: free */
 static size_t seen_room;
 
@@ -660,7 +663,7 @@ static bool explore(void)
     state s = first_state();
     double begun = seconds();
     int depth = 0;
-    bool good = true;
+    bool good = true, whole = true;
     visit_count = 0;
     if (seen != NULL)
         memset(seen, 0, seen_room * sizeof *seen);
@@ -669,18 +672,21 @@ static bool explore(void)
     slowest = 0;
     (void)enter_state(&s, 0, (happening){0, 0, 0});
     layer_add(&layers[0], &s, 0);
-    for (; good && layers[depth % 2].count > 0; depth++) {
+    for (; good && whole && layers[depth % 2].count > 0; depth++) {
         layer *from = &layers[depth % 2], *to = &layers[1 - depth % 2];
         to->count = 0;
-        for (size_t i = 0; i < from->count && good; i++)
+        for (size_t i = 0; i < from->count && good && whole; i++) {
             good = step_all(from, to, i);
+            whole = visit_count < visit_most;
+        }
     }
     for (int i = 0; i < 2; i++) {
         free(layers[i].states);
         free(layers[i].numbers);
     }
-    printf("%s - %s # %zu states, %d steps deep, %zu left alone, at most %d ticks, %.1f s\n",
-           good ? "ok" : "not ok", now->name, visit_count, depth, settled, slowest,
+    printf("%s - %s # %zu states, %s%d steps%s, %zu left alone, at most %d ticks, %.1f s\n",
+           good ? "ok" : "not ok", now->name, visit_count, whole ? "" : "the bound: all of ",
+           whole ? depth : depth - 1, whole ? " deep" : " and less", settled, slowest,
            seconds() - begun);
     fflush(stdout);
     return good;
@@ -702,6 +708,11 @@ int main(int argc, char **argv)
     int passed = 0, failed = 0;
     bool all = argc > 1 && strcmp(argv[1], "--all") == 0;
     bool first = argc > 1 && strcmp(argv[1], "--first") == 0;
+    unsigned long millions = MILLIONS;
+    for (int i = 1; i < argc; i++)
+        if (strncmp(argv[i], "--most=", 7) == 0)
+            millions = strtoul(argv[i] + 7, NULL, 10);
+    visit_most = millions * 1000000;
     for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios && !(first && failed > 0); i++) {
         now = &scenarios[i];
         if (!is_chosen(argc, argv, all))

@@ -49,7 +49,7 @@ static void spread(int from, const dp__vote *vote, const dp__seat *places)
             put_letter((int)places[seat].holder - 1, from, vote);
 }
 
-static int ticks_of(int p, dp__wait_for wait)
+static int ticks_of(int p, dp__wait_kind wait)
 {
     actor *a = &play.of[p];
     int place = member(p)->seat;
@@ -98,7 +98,7 @@ static void happen(int p, dp__members_event event, int sender)
                 spread(p, &act->vote, before);
             break;
         case DP__DO_WAIT:
-            a->timer = play.now + ticks_of(p, (dp__wait_for)act->wait);
+            a->timer = play.now + ticks_of(p, (dp__wait_kind)act->wait);
             break;
         case DP__DO_CLAIM:
             claim_now(p);

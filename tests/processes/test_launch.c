@@ -1106,6 +1106,30 @@ TEST(silent_ports_before_the_right_one_are_passed_by)
     run_world_at(first, 3, meet_in_a_hurry);
 }
 
+static void meet_one_that_is_late(void)
+{
+    dp_ctx *ctx;
+    double start = now_ms();
+    use_tcp();
+    if (me == 0) {
+        poll(NULL, 0, 200);
+    }
+    CHECK_OK(open_world(8000, NULL, &ctx));
+    CHECK(now_ms() - start < 5000 * test_timeout_scale());
+    check_sum(ctx);
+    dp_close(ctx);
+}
+
+/* Nobody listens at the first port yet, to which the others come back soon. */
+TEST(silent_ports_behind_the_right_one_keep_nobody)
+{
+    int first = free_port();
+    for (int i = 1; i < 8; i++) {
+        CHECK(listen_at(first + i) >= 0);
+    }
+    run_world_at(first, 3, meet_one_that_is_late);
+}
+
 /* Process 0 of this very job is there, and can be seen, but not reached. */
 static void look_past_the_first(void)
 {
@@ -1331,6 +1355,59 @@ TEST(process_that_dies_early_is_named)
         CHECK_INT(waitpid(pids[p], &status, 0), pids[p]);
         CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM);
     }
+}
+
+static int open_ms;
+
+static void find_one_that_is_stopped(void)
+{
+    dp_ctx *ctx;
+    use_tcp();
+    if (me == 2) {
+        CHECK_ERROR(open_world(open_ms / 4, NULL, &ctx), DP_ERR_TIMEOUT, "process 0 of 3 did not");
+        return;
+    }
+    CHECK_ERROR(open_world(open_ms, NULL, &ctx), DP_ERR_TIMEOUT, "process 2 of 3 did not come ");
+    CHECK_SAYS(dp_last_error(), "; process 0 was held up for ");
+    CHECK(strstr(dp_last_error(), "DP_SECRET") == NULL);
+}
+
+static void miss_one_that_is_stopped(void)
+{
+    dp_ctx *ctx;
+    use_tcp();
+    CHECK_ERROR(open_world(me == 2 ? open_ms / 4 : open_ms, NULL, &ctx), DP_ERR_TIMEOUT,
+                me == 2 ? "process 0 of 3 did not" : "process 0 of 3 did not report in time ");
+}
+
+/* Process 0 is stopped when process 1 has joined it, for so many halves of the time-out. */
+static void stop_the_first(void (*body)(void), int halves)
+{
+    pid_t pids[3];
+    int status;
+    open_ms = (int)(2400 * test_timeout_scale());
+    nobody_launched_us();
+    world = 3;
+    port = free_port();
+    pids[0] = start(0, body);
+    close(call_patiently(port)); /* it listens */
+    pids[1] = start(1, body);
+    poll(NULL, 0, open_ms / 3);
+    kill(pids[0], SIGSTOP);
+    CHECK_INT(waitpid(pids[0], &status, WUNTRACED), pids[0]);
+    pids[2] = start(2, body);
+    poll(NULL, 0, open_ms / 2 * halves);
+    kill(pids[0], SIGCONT);
+    for (int p = 0; p < world; p++) {
+        finish(pids[p], p);
+    }
+}
+
+/* Who came to it meanwhile has given up; so has who waits for its words, if that takes longer. */
+TEST(process_0_that_is_stopped_says_so)
+{
+    stop_the_first(find_one_that_is_stopped, 1);
+    stop_the_first(miss_one_that_is_stopped, 3);
 }
 
 /* Each of the others learns who it was, whoever it was and wherever it stands in the tree; also one

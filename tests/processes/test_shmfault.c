@@ -689,16 +689,16 @@ static void leave(int fd)
 
 static void say_what_failed(int fd)
 {
-    dp__note_failure(fd, DP_ERR_NO_MEMORY, 1, "process 1 of 2 is full");
+    dp__tree_header_failure(fd, DP_ERR_NO_MEMORY, 1, "process 1 of 2 is full");
 }
 
 /* It hears that process 0 is there, and then it says what process 0 alone may say. */
 static void ask_and_say_a_wrong_thing(int fd)
 {
-    dp__note note = {DP__NOTE_MAGIC, DP__ASK, 0, 1, 0}, answer;
-    CHECK(dp__note_send(fd, &note, NULL, dp__os_after_ms(100)) == DP_OK);
+    dp__tree_header note = {DP__HEADER_MAGIC, DP__ASK, 0, 1, 0}, answer;
+    CHECK(dp__tree_header_send(fd, &note, NULL, dp__os_after_ms(100)) == DP_OK);
     CHECK(dp__wire_receive(fd, &answer, sizeof answer, dp__os_after_ms(5000)) == DP_OK);
-    CHECK(dp__note_is_sound(&answer) && answer.kind == DP__HERE);
+    CHECK(dp__tree_header_is_sound(&answer) && answer.kind == DP__HERE);
     note.kind = DP__WELCOME;
     note.bytes = sizeof(dp__welcome);
     CHECK(dp__wire_send(fd, &note, sizeof note, dp__os_after_ms(100)) == DP_OK);
@@ -750,11 +750,13 @@ TEST(process_that_joins_and_stalls_is_named)
 /* Process 1 begins a letter, and ends: nothing is made of what has come. */
 TEST(half_a_letter_is_none)
 {
-    for (size_t some = 0; some < sizeof(dp__letter); some += sizeof(dp__letter) / 3) {
+    for (size_t some = 0; some < sizeof(dp__progress_message);
+         some += sizeof(dp__progress_message) / 3) {
         int fds[2];
         dp__tree tree = {.process_count = 2, .claim = -1};
-        const dp__note note = {DP__NOTE_MAGIC, DP__LETTER, 0, 1, sizeof(dp__letter)};
-        const dp__letter letter = {.asks = 1};
+        const dp__tree_header note = {DP__HEADER_MAGIC, DP__PROGRESS, 0, 1,
+                                      sizeof(dp__progress_message)};
+        const dp__progress_message letter = {.asks = 1};
         CHECK_INT(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
         dp__tree_link(&tree, fds[0], 1);
         CHECK(dp__wire_send(fds[1], &note, sizeof note, dp__os_after_ms(100)) == DP_OK);
@@ -791,7 +793,7 @@ static dp__job *make_job(int process_count)
         atomic_store(&dp__progress_of(job, p)->presence, DP__INSIDE);
     }
     for (int i = 0; i < DP__LANES; i++)
-        job->rings[i] = (dp__ring){.job = job, .place = i};
+        job->journals[i] = (dp__journal){.job = job, .place = i};
     return job;
 }
 
@@ -805,23 +807,24 @@ static void connect_link(dp__tree *tree, int process, int *out_end)
     *out_end = fds[1];
 }
 
-static void send_letter(int fd, int from, dp__letter letter)
+static void send_letter(int fd, int from, dp__progress_message letter)
 {
-    const dp__envelope whole = {{DP__NOTE_MAGIC, DP__LETTER, 0, from, sizeof letter}, letter};
+    const dp__tree_progress whole = {{DP__HEADER_MAGIC, DP__PROGRESS, 0, from, sizeof letter},
+                                     letter};
     CHECK(dp__wire_send(fd, &whole, sizeof whole, dp__os_after_ms(5000)) == DP_OK);
 }
 
 /* How many letters about each process have come here. */
 static void count_letters(int fd, int counts[4])
 {
-    dp__envelope whole;
+    dp__tree_progress whole;
     dp__os_watch watch = {.fd = fd, .events = POLLIN};
     memset(counts, 0, 4 * sizeof *counts);
     while (dp__os_poll(&watch, 1, 0) > 0) {
         CHECK(dp__wire_receive(fd, &whole, sizeof whole, dp__os_after_ms(5000)) == DP_OK);
-        CHECK_INT(whole.note.kind, DP__LETTER);
-        CHECK(whole.note.process >= 0 && whole.note.process < 4);
-        counts[whole.note.process]++;
+        CHECK_INT(whole.header.kind, DP__PROGRESS);
+        CHECK(whole.header.process >= 0 && whole.header.process < 4);
+        counts[whole.header.process]++;
     }
 }
 
@@ -848,7 +851,7 @@ TEST(letter_crosses_each_link_once)
                          .claim = -1,
                          .job = job,
                          .lock = DP__LOCK_INITIALIZER};
-        const dp__letter asks = {.presence = DP__INSIDE, .asks = 1};
+        const dp__progress_message asks = {.presence = DP__INSIDE, .asks = 1};
         connect_link(&tree, 1, &ends[0]);
         connect_link(&tree, 2, &ends[1]);
         uint64_t begun_ns = dp__os_now_ns();
@@ -881,7 +884,7 @@ TEST(letters_without_room_are_dropped_whole)
 {
     int end, counts[4];
     dp__tree tree = {.process_count = 4, .claim = -1, .lock = DP__LOCK_INITIALIZER};
-    const dp__letter letter = {.presence = DP__INSIDE};
+    const dp__progress_message letter = {.presence = DP__INSIDE};
     connect_link(&tree, 1, &end);
     for (int i = 0; i < 5000; i++)
         dp__tree_post(&tree, NULL, 2, &letter);
@@ -912,11 +915,11 @@ static void hold_locks(const dp__shared *shared, int told, int hears)
     _exit(EXIT_SUCCESS);
 }
 
-static int look_for_dead(dp__ring *ring)
+static int look_for_dead(dp__journal *ring)
 {
     const dp__slice slice = dp__slice_of(ring);
     locks_asked = 0;
-    return dp__ring_dead(ring, &slice, 1);
+    return dp__journal_dead(ring, &slice, 1);
 }
 
 /* While 1 of 512 waits it asks for 64 locks in a look, and while 256 do, each for one; and it finds
@@ -926,7 +929,7 @@ TEST(those_who_wait_share_the_asking)
     int down[2], up[2], found = -1, looks = 0, ended = 0;
     char word;
     dp__job *job = make_job(CROWD);
-    dp__ring *ring = &job->rings[0];
+    dp__journal *ring = &job->journals[0];
     job->shared.fd = memfd_create("locks", 0);
     job->shared.data = job->board;
     CHECK(job->shared.fd >= 0 && pipe(down) == 0 && pipe(up) == 0);
@@ -971,7 +974,7 @@ TEST(many_to_a_core_look_less_often)
 TEST(processes_of_two_machines_are_no_twins)
 {
     dp__job *job = make_job(5);
-    dp__body bodies[5] = {{1, 40, 0}, {2, 40, 1}, {1, 41, 2}, {2, 40, 3}, {2, 40, 4}};
+    dp__system_process bodies[5] = {{1, 40, 0}, {2, 40, 1}, {1, 41, 2}, {2, 40, 3}, {2, 40, 4}};
     dp__job_twins(job, bodies);
     static const int twins[5] = {0, 3, 2, 4, 1}, ids[5] = {40, 40, 41, 40, 40};
     for (int p = 0; p < 5; p++) {
@@ -1088,7 +1091,7 @@ static int call_office(dp__server *server)
     const struct {
         dp__join_request request;
         uint64_t proof;
-    } both = {request, dp__proof(server->key, &request, DP__OFFICE_NONCE, true)};
+    } both = {request, dp__proof(server->key, &request, DP__LISTENER_NONCE, true)};
     dp__challenge challenge;
     uint64_t until_ns = dp__os_after_ms(9000);
     int fd = dp__os_connect(&server->at);

@@ -277,6 +277,8 @@ static uint64_t later(uint64_t ns)
 /* No cut ends an earlier one: what that has dropped for good is not to be followed by anything. */
 static void cut(int from, int to, uint64_t ns)
 {
+    if (sim.cut_until[from][to] == 0)
+        sim.cut_since[from][to] = sim.now;
     if (later(ns) > sim.cut_until[from][to])
         sim.cut_until[from][to] = later(ns);
     for (int i = 0; i < sim.proc_count; i++)

@@ -65,7 +65,8 @@ typedef struct sim_world {
         uint32_t rate;    /* which go so many 1024ths as fast */
         uint64_t wall_ns;
     } machines[SIM_MACHINES];
-    uint64_t cut_until[SIM_MACHINES][SIM_MACHINES]; /* from, to */
+    uint64_t cut_since[SIM_MACHINES][SIM_MACHINES]; /* from, to; the first one, */
+    uint64_t cut_until[SIM_MACHINES][SIM_MACHINES]; /* and the end of the last */
     int next_fault;
     bool armed;
     uint64_t fault_ns;                /* when the last one happened */

@@ -112,6 +112,31 @@ static void draw_places(sim_plan *plan)
                                       : p * plan->machine_count / plan->process_count;
 }
 
+/* Faults come while the job opens, most of them pauses about as long as the rest of the time-out:
+   one process waits for another one, which waits for a third. */
+static void draw_early(sim_plan *plan)
+{
+    bool pauses = draw(3) > 0;
+    plan->recovers = plan->recovers && draw(4) == 0;
+    if (pauses) {
+        plan->timeout_ms = draw(2) == 0 ? 2000 : 4000;
+        plan->fault_count = 1 + (int)draw(2);
+    }
+    for (int i = 0; i < plan->fault_count; i++) {
+        sim_fault *fault = &plan->faults[i];
+        fault->point = draw((i == 0 ? 100 : 400) * (uint64_t)plan->process_count);
+        if (pauses)
+            *fault = (sim_fault){.kind = SIM_STOP,
+                                 .a = (int)draw((uint64_t)plan->process_count),
+                                 .point = fault->point,
+                                 .after_ns = fault->after_ns};
+        if (fault->kind == SIM_BIRTH && !plan->recovers)
+            fault->kind = SIM_KILL;
+        if (fault->kind == SIM_STOP)
+            fault->ns = (uint64_t)plan->timeout_ms * 1000 * (300 + draw(1200));
+    }
+}
+
 /* Drawn last, so that the rest of a plan does not depend on it. */
 static void draw_more(sim_plan *plan)
 {
@@ -123,6 +148,8 @@ static void draw_more(sim_plan *plan)
                       ? (int)draw((uint64_t)plan->machine_count)
                       : -1;
     plan->forges = draw(2) == 0;
+    if (draw(4) == 0)
+        draw_early(plan);
 }
 
 void sim_plan_draw(uint64_t seed, sim_plan *plan)

@@ -252,13 +252,13 @@ static dp_status do_save(task *t)
 static dp_status share(task *t)
 {
     int64_t mine[2] = {sim_process(), t->step}, all[2 * RANKS];
-    unsigned members = 0;
+    int roster[SIM_PROCESSES];
     DP_TRY(CALL_ALL(dp_all_gather_i64(t->ctx, mine, 2, all)));
     for (int r = 0; r < t->info.rank_count; r++) {
-        members |= 1u << all[2 * r];
+        roster[r * t->info.process_count / t->info.rank_count] = (int)all[2 * r];
         t->step = all[2 * r + 1] > t->step ? (int)all[2 * r + 1] : t->step;
     }
-    sim_is_in(t->info.recoveries, members);
+    sim_is_in(t->info.recoveries, roster, t->info.process_count);
     t->changed = false;
     return DP_OK;
 }

@@ -45,6 +45,9 @@
 
 enum { REPORT = 8000, GRACE_MS = 3000, NUMBERS = 64, JOBS = 64 };
 
+/* From when it is known why a call fails, until it has told all and fails. */
+enum { WORDS_NS = 200000000 };
+
 typedef struct result {
     char broken[12]; /* letters of rules */
     char report[REPORT];
@@ -94,8 +97,9 @@ static void break_rule(char rule, const char *format, ...)
 /* ---- what the judge hears while it goes on --------------------------------------------------- */
 
 static struct {
-    unsigned members;
-    uint64_t first_ns; /* when the first one was in it */
+    int roster[SIM_PROCESSES], count; /* who is which process of it; count 0: nobody has said so */
+    unsigned members;                 /* the same, a bit each */
+    uint64_t first_ns;                /* when the first one was in it */
 } jobs[NUMBERS];
 
 static int64_t last_saved = -1;
@@ -105,17 +109,24 @@ void sim_has_saved(int64_t stamp)
     last_saved = stamp > last_saved ? stamp : last_saved;
 }
 
-void sim_is_in(int number, unsigned members)
+void sim_is_in(int number, const int *roster, int count)
 {
+    unsigned members = 0;
+    for (int i = 0; i < count; i++)
+        members |= 1u << roster[i];
     sim_say("-- is in job %d with members %x", number, members);
     if (number < 0 || number >= NUMBERS)
         return;
     if (jobs[number].first_ns == 0) {
+        memcpy(jobs[number].roster, roster, (size_t)count * sizeof *roster);
+        jobs[number].count = count;
         jobs[number].members = members;
         jobs[number].first_ns = sim_time();
     }
-    if (jobs[number].members != members)
-        break_rule('g', "job %d has the members %x, and %x", number, jobs[number].members, members);
+    if (jobs[number].count != count ||
+        memcmp(jobs[number].roster, roster, (size_t)count * sizeof *roster) != 0)
+        break_rule('g', "job %d has the members %x, and %x, or these in another order", number,
+                   jobs[number].members, members);
 }
 
 /* What the others gave before may still come, if one of them is in the later job; so it may before
@@ -194,8 +205,17 @@ static bool is_well(int p)
     return !proc->dead && proc->hit_ns == 0;
 }
 
+/* Returns the process that has this number in the job of a story, as sentences count; -1: none. */
+static int who_is(const sim_story *story, int number)
+{
+    int job = story->recoveries < NUMBERS ? story->recoveries : 0;
+    if (jobs[job].count == 0)
+        return number < sim.proc_count ? number : -1;
+    return number < jobs[job].count ? jobs[job].roster[number] : -1;
+}
+
 /* "rank 3", "ranks 3 to 5", "processes 2 and 4", "processes 1, 2 and 4" */
-static bool names(const char *text, int p)
+static bool names_number(const char *text, int p)
 {
     const char *const words[] = {"rank ", "ranks ", "process ", "processes "};
     for (int i = 0; i < 4; i++)
@@ -219,21 +239,45 @@ static bool names(const char *text, int p)
     return false;
 }
 
+/* Returns true if the sentence of a story names process p. */
+static bool names(const sim_story *story, int p)
+{
+    bool named = false;
+    for (int number = 0; number < SIM_PROCESSES && !named; number++)
+        named = who_is(story, number) == p && names_number(story->text, number);
+    return named;
+}
+
 static bool is_mute(int p, uint64_t at_ns)
 {
     return sim.procs[p].dead || sim.procs[p].stopped_until_ns > at_ns;
 }
 
+static bool is_cut(int from, int to, uint64_t at_ns)
+{
+    int a = sim.procs[from].machine, b = sim.procs[to].machine;
+    return sim.cut_since[a][b] <= at_ns && at_ns < sim.cut_until[a][b];
+}
+
+/* Returns true if process p closed its context before process q failed, and its job was well. */
+static bool has_left_before(int p, int q)
+{
+    return !stories[p].lost && stories[p].failed_ns < stories[q].failed_ns;
+}
+
 /* Returns true if words of process q do not get to p: they go up the tree, and down again. */
 static bool cannot_hear(int p, int q, uint64_t at_ns)
 {
+    int teller = q;
     while (p != q) {
-        int *below = p > q ? &p : &q;
-        *below &= *below - 1;
-        if (p != q && is_mute(*below, at_ns))
+        int *below = p > q ? &p : &q, parent = *below & (*below - 1);
+        if (below == &p ? is_cut(parent, p, at_ns) : is_cut(q, parent, at_ns))
+            return true;
+        *below = parent;
+        if (p != q && (is_mute(parent, at_ns - WORDS_NS) || has_left_before(parent, teller)))
             return true;
     }
-    return is_mute(p, at_ns);
+    return is_mute(p, at_ns - WORDS_NS);
 }
 
 /* Where a link was cut, or one had no memory, nobody is at fault, and none may be named; nor where
@@ -244,7 +288,7 @@ static bool names_one_who_was_hit(int who)
     const sim_story *story = &stories[who];
     bool somebody = false, at_fault = false;
     for (int p = 0; p < sim.proc_count; p++) {
-        bool named = names(story->text, p);
+        bool named = names(story, p);
         if (named && !is_well(p))
             return true;
         if (named && p != who && stories[p].failed_ns < story->failed_ns &&
@@ -283,11 +327,11 @@ static void judge_time(int p)
         break_rule('d', "%d: %.40s took %.1f ms", p, good->name, (double)good->ns * 1e-6);
 }
 
-static bool names_anybody(const char *text)
+static bool names_anybody(const sim_story *story)
 {
     bool any = false;
     for (int p = 0; p < sim.proc_count; p++)
-        any = any || names(text, p);
+        any = any || names(story, p);
     return any;
 }
 
@@ -326,16 +370,16 @@ static void judge_failure(int p, bool some_done, int well, int begun)
     const sim_story *story = &stories[p];
     bool majority = sim.plan.machine_count == 1 || 2 * well > begun;
     bool recovers = sim.plan.recovers && (story->lost || !story->opened);
+    int blamed = story->blamed >= 0 ? who_is(story, story->blamed) : -1;
     if (is_before_all(story->failed_ns))
         break_rule('e', "%d fails, and nothing has happened", p);
     if (is_before_all(story->failed_ns) || somebody_was_held_up())
         return;
     if (!recovers && is_well(p) && !names_one_who_was_hit(p))
         break_rule('f', "%d names none to whom something has happened", p);
-    else if (!recovers && is_well(p) && story->blamed >= 0 && story->blamed != p &&
-             is_well(story->blamed) && names_anybody(story->text) &&
-             !names(story->text, story->blamed))
-        break_rule('f', "%d blames %d, which it does not name", p, story->blamed);
+    else if (!recovers && is_well(p) && blamed >= 0 && blamed != p && is_well(blamed) &&
+             names_anybody(story) && !names(story, blamed))
+        break_rule('f', "%d blames %d, which it does not name", p, blamed);
     else if (recovers && is_well(p) && story->opened && majority && !some_done && !was_apart(p) &&
              !is_divided(story->tried_ns))
         break_rule('h', "%d is well, and does not go on", p);

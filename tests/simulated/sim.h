@@ -213,7 +213,7 @@ typedef struct sim_story {
     bool opened, done, left_over;
     bool lost; /* its job has failed in the end */
     int tries, recoveries, rank, count;
-    int blamed; /* the process whose fault it is, as it is told; -1: nobody's */
+    int blamed; /* the process of its job whose fault it is, as it is told; -1: nobody's */
     int steps;  /* that went well */
     int status; /* of what went wrong */
     char text[600], wrong[200], left[100]; /* wrong: "" if all that came was right */
@@ -233,8 +233,8 @@ uint64_t sim_time(void); /* without a cost */
 
 /* ---- what the judge hears while it goes on --------------------------------------------------- */
 
-/* The calling process is in the job of this number, with these members: a bit each. */
-void sim_is_in(int number, unsigned members);
+/* The calling process is in the job of this number, in which these are the processes 0, 1 ... */
+void sim_is_in(int number, const int *roster, int count);
 
 #define SIM_FILE "run.safetensors"
 

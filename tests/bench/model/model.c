@@ -453,7 +453,8 @@ static int short_of(const char *name, const double measured[SIZES], const double
 static double far_kib(double p)
 {
     double entries = DP__LANES * (DP__KEPT + p) * (double)sizeof(dp__entry);
-    double each = (double)(sizeof(dp__progress) + sizeof(dp__card) + sizeof(dp__body)) + 12;
+    double each =
+        (double)(sizeof(dp__progress) + sizeof(dp__introduction) + sizeof(dp__system_process)) + 12;
     return (entries + each * p) / 1024;
 }
 
@@ -492,11 +493,11 @@ static paper on_cluster(double p, const pace *own)
     double meeting = 4 * p * own->one_us * 1e-6; /* process 0: comes, proves, has met, may go */
     double most = 1 + log_2(p);                  /* links of process 0 */
     paper out = {.open_s = own->own_ms * 1e-3 + meeting +
-                           own->rounds * gather_s(p, sizeof(dp__card), own->one_us),
+                           own->rounds * gather_s(p, sizeof(dp__introduction), own->one_us),
                  .memory_kib = far_kib(p),
                  .files = p + 2 + DP__PENDING_MAX,
                  .letters_s = p * most * own->one_us * 1e-6 +
-                              p * (double)sizeof(dp__envelope) * most / (LINK_GB * 1e9),
+                              p * (double)sizeof(dp__tree_progress) * most / (LINK_GB * 1e9),
                  .heard_ms = 4 + 2 * log_2(p) * (4 + LINK_US * 1e-3),
                  .ring = 1,
                  .tcp = 1};
@@ -512,8 +513,8 @@ static void table(const pace *own)
         "Here a message costs %.3g us, one of a collective over TCP %.3g; to open takes %.3g\n"
         "ms of each process and %d all_gathers of %zu bytes. Over TCP each process has %d files\n"
         "more for each other one. Gradients: %g MB.\n\n",
-        LINK_US, LINK_GB, own->one_us, own->tcp_us, own->own_ms, own->rounds, sizeof(dp__card),
-        DP__LANES, GRADIENTS * 1e-6);
+        LINK_US, LINK_GB, own->one_us, own->tcp_us, own->own_ms, own->rounds,
+        sizeof(dp__introduction), DP__LANES, GRADIENTS * 1e-6);
     printf("     P   open, s  memory, KiB  files of 0  letters round, s  death, ms  ring, of the "
            "link  TCP, of the link\n");
     for (double p = 2; p <= 16384; p *= 2) {
