@@ -1294,15 +1294,17 @@ static void dp__tree_let_go(dp__tree *tree)
     dp__os_drop(&tree->claim);
 }
 
-/* Waits for nobody. */
+/* Closes the tree, and waits for nobody that has room for a farewell: half of one would read as a
+   death. */
 static void dp__tree_close(dp__tree *tree, bool politely)
 {
     if (tree == NULL)
         return;
     dp__tree_header bye = {DP__HEADER_MAGIC, DP__BYE, DP_OK, tree->process, 0};
+    uint64_t bye_ns = dp__os_after_ms(DP__LAST_WORDS_MS);
     for (int i = 0; i < tree->link_count; i++)
         if (politely && !tree->links[i].left)
-            (void)dp__os_send(tree->links[i].fd, &bye, sizeof bye);
+            (void)dp__wire_send(tree->links[i].fd, &bye, sizeof bye, bye_ns);
     uint64_t until_ns = dp__os_after_ms(tree->failed != DP_OK ? DP__LAST_WORDS_MS : 0);
     for (int i = 0; politely && i < tree->link_count; i++) {
         dp__os_finish(tree->links[i].fd, until_ns);
