@@ -1294,15 +1294,17 @@ static void dp__tree_let_go(dp__tree *tree)
     dp__os_drop(&tree->claim);
 }
 
-/* Waits for nobody. */
+/* Closes the tree, and waits for nobody that has room for a farewell: half of one would read as a
+   death. */
 static void dp__tree_close(dp__tree *tree, bool politely)
 {
     if (tree == NULL)
         return;
     dp__tree_header bye = {DP__HEADER_MAGIC, DP__BYE, DP_OK, tree->process, 0};
+    uint64_t bye_ns = dp__os_after_ms(DP__LAST_WORDS_MS);
     for (int i = 0; i < tree->link_count; i++)
         if (politely && !tree->links[i].left)
-            (void)dp__os_send(tree->links[i].fd, &bye, sizeof bye);
+            (void)dp__wire_send(tree->links[i].fd, &bye, sizeof bye, bye_ns);
     uint64_t until_ns = dp__os_after_ms(tree->failed != DP_OK ? DP__LAST_WORDS_MS : 0);
     for (int i = 0; politely && i < tree->link_count; i++) {
         dp__os_finish(tree->links[i].fd, until_ns);
@@ -1383,6 +1385,8 @@ typedef struct dp__server {
     int pending_count, pending_capacity;
     dp__os_watch *watch;
     uint64_t opened_ns, until_ns;
+    uint64_t shorter_ns;       /* by how much the others' time has made this one shorter; */
+    int earliest;              /* by that of which process */
     uint64_t due_ns, held_ns;  /* when it is to look again; for how long it was held up so far */
     bool again;                /* it was held up for long, and has had more time than others */
     uint64_t quiet_ns;         /* until then a number may come twice */
@@ -1521,7 +1525,11 @@ static void dp__server_add(dp__server *server, const dp__pending *pending)
     peer->host[sizeof peer->host - 1] = '\0';
     if (peer->host[0] == '\0')
         dp__os_host_of(pending->fd, false, peer->host, sizeof peer->host);
-    server->until_ns = until < server->until_ns ? until : server->until_ns;
+    if (until < server->until_ns) {
+        server->shorter_ns += server->until_ns - until;
+        server->earliest = pending->request.process;
+        server->until_ns = until;
+    }
     if (server->all && !server->launch->numbered && !server->launch->secret)
         server->quiet_ns = dp__os_after_ms(DP__QUIET_MS);
     server->taken++;
@@ -1702,12 +1710,22 @@ static int dp__server_held_ms(const dp__server *server)
     return server->held_ns >= most_ns ? (int)(server->held_ns / 1000000) : 0;
 }
 
+/* Puts in words that this process came late itself, if it did: others have waited for much of their
+   time when they find it. */
+static void dp__server_say_late(const dp__server *server, char *text, size_t room)
+{
+    text[0] = '\0';
+    if (server->shorter_ns > (server->until_ns - server->opened_ns) / 4)
+        snprintf(text, room, "; process %d itself came %.3g s after process %d", server->process,
+                 (double)server->shorter_ns * 1e-9, server->earliest);
+}
+
 /* Fails as some did not come. Inside a machine, a process with another secret connects to another
    name, and is not noticed. Those of this job, too, close their connections while this process is
    held up, as those of another job do. */
 static dp_status dp__server_timed_out(const dp__server *server)
 {
-    char missing[160], rejected[80] = "";
+    char missing[160], rejected[80] = "", late[80];
     double seconds = (double)(server->until_ns - server->opened_ns) * 1e-9;
     dp__server_name_missing(server, missing, sizeof missing);
     if (server->welcomed)
@@ -1719,9 +1737,11 @@ static dp_status dp__server_timed_out(const dp__server *server)
                  "; connections from another job, or with another DP_SECRET: %d", server->rejected);
     else if (server->launch->host[0] == '\0' && !server->launch->agreed)
         strcpy(rejected, "; a process with another DP_SECRET cannot find this one");
-    return dp_error(DP_ERR_TIMEOUT, "%s of %d did not come within %.3g s%s%s%s%s", missing,
-                    server->process_count, seconds, rejected, server->said[0] != '\0' ? " (" : "",
-                    server->said, server->said[0] != '\0' ? ", and was refused)" : "");
+    dp__server_say_late(server, late, sizeof late);
+    return dp_error(DP_ERR_TIMEOUT, "%s of %d did not come within %.3g s%s%s%s%s%s", missing,
+                    server->process_count, seconds, late, rejected,
+                    server->said[0] != '\0' ? " (" : "", server->said,
+                    server->said[0] != '\0' ? ", and was refused)" : "");
 }
 
 /* Adds to a sentence that a process was held up, if it was. */

@@ -1410,6 +1410,28 @@ TEST(process_0_that_is_stopped_says_so)
     stop_the_first(miss_one_that_is_stopped, 3);
 }
 
+static void be_late(void)
+{
+    dp_ctx *ctx;
+    use_tcp();
+    if (me == 0) {
+        poll(NULL, 0, open_ms * 2 / 3);
+    }
+    if (me < 2) {
+        CHECK_ERROR(open_world(open_ms, NULL, &ctx), DP_ERR_TIMEOUT,
+                    "process 2 of 3 did not come ");
+        CHECK_SAYS(dp_last_error(), " s; process 0 itself came ");
+        CHECK_SAYS(dp_last_error(), " s after process 1");
+    }
+}
+
+/* Others had little time left when it came, and so it had little for those that were late, too. */
+TEST(process_0_that_comes_late_says_so)
+{
+    open_ms = (int)(1500 * test_timeout_scale());
+    run_world(3, be_late);
+}
+
 /* Each of the others learns who it was, whoever it was and wherever it stands in the tree; also one
    that waits while a late one asks. Who only was too late learns it when it comes. */
 static int victim, how, late;

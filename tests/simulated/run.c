@@ -222,6 +222,8 @@ static bool names_number(const char *text, int p)
         for (const char *at = text; (at = strstr(at, words[i])) != NULL; at++) {
             int each = i < 2 ? sim.plan.device_count : 1, last = -1;
             const char *number = at + strlen(words[i]);
+            if (at - text >= 6 && strncmp(at - 6, "local ", 6) == 0)
+                continue; /* "local rank 0": of the one that fails */
             for (int skip = 0; *number >= '0' && *number <= '9'; number += skip) {
                 char *end;
                 int which = (int)strtol(number, &end, 10) / each;
