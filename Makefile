@@ -1,6 +1,7 @@
 # dp.h is a header: nothing has to be built to use it. This file runs its examples and tests.
 #
-#   make demo       build and run the examples; LIBTORCH=folder: examples/torch with this libtorch
+#   make demo       build and run the examples; LIBTORCH=folder GGML=folder DARKNET=folder: those in
+#                   folders of their own, with these libraries
 #   make torch-backend  build/torch/dp_c10d: the backend "dp" of Python's torch.distributed, where pip
 #                   install examples/torch is not wanted; TORCH_PYTHON=python3: the Python that has torch
 #   make test       whether the library works here: one compiler, all suites once, simulated GPUs, the
@@ -138,9 +139,16 @@ TORCH_HERE = $(if $(shell command -v $(CXX) 2>/dev/null),$(wildcard \
     $(or $(LIBTORCH),/usr)/include/torch/csrc/api/include/torch/torch.h))
 TORCH_PYTHON ?= python3
 export TORCH_PYTHON
+# Where ggml is installed, in /usr or GGML=folder; and sources of darknet, in which it was built.
+GGML         ?=
+DARKNET      ?=
+GGML_HERE     = $(wildcard $(or $(GGML),/usr)/include/ggml-opt.h)
+DARKNET_HERE  = $(if $(DARKNET),$(wildcard $(DARKNET)/libdarknet.a))
+FOREIGN       = $(if $(TORCH_HERE),build/examples/torch_ddp) $(if $(GGML_HERE),build/examples/train_ggml) \
+    $(if $(DARKNET_HERE),build/examples/train_darknet)
 FUZZERS  := $(patsubst tests/fuzz/%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*$(FUZZ).c)))
 HEADERS  := $(sort $(wildcard *.h dp/*.h))
-SOURCES  := $(HEADERS) $(sort $(wildcard install/*.c examples/*.[ch] examples/*.cpp examples/torch/*.[ch]pp \
+SOURCES  := $(HEADERS) $(sort $(wildcard install/*.c examples/*.[ch] examples/*.cpp examples/*/*.[ch] examples/*/*.[ch]pp \
     $(foreach level,* */* */*/*,tests/$(level).[ch] tests/$(level).cpp)))
 
 # Where make install puts things, and with what.
@@ -173,16 +181,17 @@ RUN := +@tests/run.sh
 
 all: $(filter-out $(if $(wildcard $(CUDA_HOME)/include/cublas_v2.h),,$(CUDA_EXAMPLES)) \
     $(if $(BLAS_HERE),,$(BLAS_EXAMPLES)),$(EXAMPLES)) \
-    $(if $(TORCH_HERE),build/examples/torch_ddp build/examples/test_torch)
+    $(FOREIGN) $(if $(TORCH_HERE),build/examples/test_torch)
 
-TORCH_DEMO = $(if $(TORCH_HERE),build/examples/torch_ddp)
 DEMO = $(filter-out $(CUDA_EXAMPLES) $(if $(BLAS_HERE),,$(BLAS_EXAMPLES)),$(EXAMPLES))
 demo: build/pictures build/blas
 	@$(if $(BLAS_HERE),,echo "examples/train_blas.c is skipped: there is no libopenblas-dev")
 	@$(if $(TORCH_HERE),,echo "examples/torch is skipped: there is no libtorch-dev$(comma) and no LIBTORCH=folder")
+	@$(if $(GGML_HERE),,echo "examples/ggml is skipped: there is no ggml$(comma) and no GGML=folder")
+	@$(if $(DARKNET_HERE),,echo "examples/darknet is skipped: there is no DARKNET=folder")
 	+@$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$$(nproc || echo 2)) $(DEMO) \
-	    $(TORCH_DEMO)
-	$(RUN) demo $(DEMO) $(TORCH_DEMO)
+	    $(FOREIGN)
+	$(RUN) demo $(DEMO) $(FOREIGN)
 
 test: export QUICK ?= 1
 test: build/tools
@@ -553,6 +562,16 @@ build/examples/torch_cuda.o: examples/torch/torch_ddp.cpp Makefile
 	@mkdir -p $(@D)/torch/c10/cuda/impl
 	@touch $(@D)/torch/c10/cuda/impl/cuda_cmake_macros.h
 	@$(TORCH_CXX) -DDP_USE_CUDA -isystem $(CUDA_HOME)/include -idirafter $(@D)/torch -c $< -o $@
+
+build/examples/train_ggml: examples/ggml/train_ggml.c
+build/examples/train_darknet: examples/darknet/train_darknet.c
+build/examples/train_ggml: OF = $(if $(GGML),-isystem $(GGML)/include -L$(GGML)/lib \
+    -Wl$(comma)-rpath$(comma)$(GGML)/lib) -lggml -lggml-base -lggml-cpu
+build/examples/train_darknet: OF = -isystem $(DARKNET)/include $(DARKNET)/libdarknet.a
+build/examples/train_ggml build/examples/train_darknet: build/examples/dp.o Makefile
+	@mkdir -p $(@D)
+	@echo "$(CC) $(filter %.c,$^)"
+	@$(CC) -std=gnu11 -O2 $(WARNINGS) -MMD -MP -MT $@ -MF $@.d $(filter %.c %.o,$^) -o $@ $(OF) $(LIBS)
 
 # For the Python that will load it.
 torch-backend: build/torch/dp_c10d/_built.py

@@ -11,7 +11,7 @@ mkdir -p $BUILD
 
 shopt -s nullglob globstar
 HEADERS=(dp.h dp_*.h dp/*.h)
-SOURCES=("${HEADERS[@]}" install/*.c tests/**/*.[ch] tests/**/*.cpp examples/*.[ch] examples/**/*.[ch]pp)
+SOURCES=("${HEADERS[@]}" install/*.c tests/**/*.[ch] tests/**/*.cpp examples/**/*.[ch] examples/**/*.[ch]pp)
 TEXTS=("${SOURCES[@]}" Makefile CMakeLists.txt install/**/*.* tests/**/*.mk tests/**/*.sh tests/**/*.md *.md)
 
 MAX_COLUMNS=100

@@ -39,7 +39,7 @@ pages() {
 # Examples in the order in which one learns from them: those of the list, then others.
 examples() {
     sed -n 's/^\(examples\/[^ ]*\).*/\1/p' $here/examples
-    for file in examples/*.c examples/*.h examples/*.cpp examples/torch/*.?pp; do
+    for file in examples/*.c examples/*.h examples/*.cpp examples/*/*.[ch] examples/*/*.?pp; do
         grep -q "^$file" $here/examples || echo "$file"
     done
 }

@@ -142,7 +142,7 @@ docs_complete() {
         [ "$(grep -c "<li><code><a href=\"[^\"]*\">$name</a>" "$DOCS/cheat.html")" = 1 ] ||
             echo "$name is not on the cheat sheet, or twice"
     done <"$LOGS/docs.functions"
-    for name in examples/*.c examples/*.h examples/*.cpp examples/torch/*.?pp; do
+    for name in examples/*.c examples/*.h examples/*.cpp examples/*/*.[ch] examples/*/*.?pp; do
         [ "$(grep -c "<td><code><a href=\"[^\"]*\">$name</a>" "$DOCS/examples.html")" = 1 ] ||
             echo "$name is not among the examples, or twice"
         grep -qx "$name" install/docs/examples || echo "$name has no place in install/docs/examples"
@@ -159,7 +159,7 @@ docs_mentioned() {
     cat "$LOGS/docs.functions" >>"$names"
     sed -nE 's/^\["(type|macro|constant|option|variable|function)","([^"]*)".*/\2/p' "$DOCS/entries.js" >>"$names"
     awk '{ n = split($0, part, "`"); for (i = 2; i <= n; i += 2) print part[i] }' README.md install/docs/*.md |
-        grep -oE '\<(dp|DP)_[A-Za-z0-9_]+' | grep -vE '^(dp__open|dp_torch|dp_torch_save|dp_c10d)$' | LC_ALL=C sort -u |
+        grep -oE '\<(dp|DP)_[A-Za-z0-9_]+' | grep -vE '^(dp__open|dp_torch|dp_torch_save|dp_c10d|dp_ggml[a-z_]*)$' | LC_ALL=C sort -u |
         LC_ALL=C comm -23 - <(LC_ALL=C sort -u "$names")
 }
 
@@ -179,7 +179,7 @@ docs_excerpts() {
                     for (k = 1; k <= examples && !index(example[k], block[i]); k++) {}
                     if (k > examples) print page ": no example has\n" block[i]
                 }
-            }' "$page" examples/*.c examples/*.h examples/torch/*.?pp
+            }' "$page" examples/*.[ch] examples/*/*.[ch] examples/*/*.?pp
     done
 }
 

@@ -549,10 +549,45 @@ c10d_does_it() {
     fi
 }
 
+# Losses, a line each, differ by less than a part of them.
+losses_agree() { # PART WANT GOT
+    awk -v part="$1" 'FNR == NR { want[++count] = $4; next }
+        { d = $4 - want[FNR]; if (FNR > count || (d < 0 ? -d : d) > part * want[FNR]) exit bad = 1; seen++ }
+        END { exit bad || !count || seen != count }' <(grep '^epoch' <<<"$2") <(grep '^epoch' <<<"$3")
+}
+
+# foreign_does_it SOURCE PART WHY-NOT: a trainer of another library, where that is at hand, learns on
+# all devices and processes what it learns on one
+foreign_does_it() {
+    local source=$1 program how want got
+    program=build/examples/$(basename "$source" .c)
+    if [ ! -x "$program" ]; then
+        skip "$source" "$3"
+        return
+    fi
+    # shellcheck disable=SC2046
+    want=$(DP_DEVICES=1 "$program" $(arguments_of "$program") 2>/dev/null)
+    for how in "DP_DEVICES=2 as_one" "DP_DEVICES=1 as_dprun" "DP_DEVICES=2 as_dprun" "DP_DEVICES=1 as_openmpi"; do
+        if [[ $how == *openmpi ]] && ! has mpirun.openmpi; then
+            skip "$source $how" "no mpirun.openmpi"
+            continue
+        fi
+        got=$(unset DP_LAUNCH; export -f as_one as_dprun as_openmpi
+            timeout 300 env "${how% *}" bash -c "${how#* } $program $(arguments_of "$program")" 2>/dev/null </dev/null)
+        if losses_agree "$2" "$want" "$got"; then
+            echo "ok - $source $how"
+        else
+            echo "not ok - $source $how"
+            printf '%s\n' "$want" "$got" | sed 's/^/#   /'
+        fi
+    done
+}
+
 # What an example is called with. Those that are called with something are tools, without dp.h.
 arguments_of() {
     case ${1##*/} in
     dprun) echo "-n 2 build/examples/train_anywhere" ;;
+    train_darknet) echo "examples/darknet/pictures.cfg" ;;
     timeline) echo "tests/timeline.json build/examples/timeline.html 2" ;;
     esac
 }
@@ -648,6 +683,8 @@ step_examples() {
     elastic_lost_a_machine
     torch_does_it
     c10d_does_it
+    foreign_does_it examples/ggml/train_ggml.c 1e-6 "no ggml"
+    foreign_does_it examples/darknet/train_darknet.c 1e-4 "no darknet"
     launchers_agree
     learns_the_same train
     learns_the_same train_spmd
@@ -660,12 +697,12 @@ step_examples() {
 }
 
 # The same under launchers.
-torch_demo() {
-    printf '\n== dprun -n 2 %s\n' "$1"
-    timeout 60 build/examples/dprun -n 2 "$1" || return 1
+launched_demo() {
+    printf '\n== dprun -n 2 %s\n' "$*"
+    timeout 60 build/examples/dprun -n 2 "$@" || return 1
     if has mpirun.openmpi; then
-        printf '\n== mpirun -np 2 %s\n' "$1"
-        env -u DP_LAUNCH timeout 60 mpirun.openmpi --allow-run-as-root --oversubscribe -np 2 "$1"
+        printf '\n== mpirun -np 2 %s\n' "$*"
+        env -u DP_LAUNCH timeout 60 mpirun.openmpi --allow-run-as-root --oversubscribe -np 2 "$@"
     fi
 }
 
@@ -675,9 +712,12 @@ demo() {
         printf '\n== %s\n' "$program"
         # shellcheck disable=SC2046
         timeout 60 $(launcher_of "$program") "$program" $(arguments_of "$program") || { echo "$program: failed"; failed=1; }
+        case $program in
+        */torch_ddp | */train_ggml | */train_darknet)
+            # shellcheck disable=SC2046
+            launched_demo "$program" $(arguments_of "$program") || { echo "$program: failed"; failed=1; }
+            ;;
+        esac
     done
-    if [ "$program" = build/examples/torch_ddp ]; then
-        torch_demo "$program" || { echo "$program: failed"; failed=1; }
-    fi
     return $failed
 }
