@@ -1901,11 +1901,27 @@ static void dp__server_begin(dp__server *server)
     server->again = false;
 }
 
-/* Returns true once the time is up; to be asked before each look. */
+/* Returns true if another process has said who it is, and is about to prove it. */
+static bool dp__server_is_asked(const dp__server *server)
+{
+    bool asked = false;
+    for (int i = 0; i < server->pending_count; i++)
+        asked = asked || server->pending[i].asked;
+    return asked;
+}
+
+/* Returns true once the time is up; to be asked before each look. A process that was held up has a
+   while more, once, and so has one that is about to be joined: it would be named as one that did
+   not come. */
 static bool dp__server_is_over(dp__server *server)
 {
     if (dp__server_note_time(server) < server->until_ns)
         return false;
+    if (!server->again && dp__server_is_asked(server)) {
+        server->again = true;
+        server->until_ns = dp__os_after_ms(DP__AGAIN_MS);
+        return false;
+    }
     bool last = server->again || dp__server_held_ms(server) == 0;
     return last || dp__ms_left(&server->until_ns, &server->again) == 0;
 }
