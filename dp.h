@@ -46,7 +46,10 @@
      dp/value.h        trees: collate, scatter, gather, replicate
      dp/ranks.h        collectives as a user calls them
      dp/reduce.h       the reducer: buckets that travel while backward runs
-     dp/launch.h       how the processes of a job find each other; dp_spawn
+     dp/launch.h       what a launcher says; dp_spawn
+     dp/tree.h         connections between the processes of a job
+     dp/rendezvous.h   how processes find each other
+     dp/world.h        what a context knows of the others
      dp/members.h      which processes are the job after a failure: the algorithm
      dp/voting.h       how they agree on it
      dp/shm.h          collectives between processes of one machine
@@ -2711,6 +2714,9 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #include "dp/ranks.h"
 #include "dp/reduce.h"
 #include "dp/launch.h"
+#include "dp/tree.h"
+#include "dp/rendezvous.h"
+#include "dp/world.h"
 #include "dp/members.h"
 #include "dp/voting.h"
 #include "dp/shm.h"

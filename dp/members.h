@@ -61,7 +61,7 @@
 #else
 
 /* ==== >>rosters ================================================================================
-   A roster is an array of seats: see dp__seat in dp/launch.h, of which only the holder, when it
+   A roster is an array of seats: see dp__seat in dp/world.h, of which only the holder, when it
    came, and the memory that it shares with its machine are looked at here.                      */
 
 /* Returns true if a seat is more senior than a lower one, or that is -1: none. */

@@ -87,7 +87,7 @@ check_headers() {
 # processes, where the reader knows the least, there is none.
 check_openers() {
     local openers='/\* (What|Who|Whose|Whom|Of|Where|Whether|By what|The same)\>' wing
-    wing=(dp/{launch,members,voting,shm,mesh,tcp,messages,group,recover,job}.h dp_mpi.h)
+    wing=(dp/{launch,tree,rendezvous,world,members,voting,shm,mesh,tcp,messages,group,recover,job}.h dp_mpi.h)
     check "comments between processes say what is done" "$(grep -nE "$openers" "${wing[@]}")"
     check "at most $MAX_HEADLESS comments of the library begin without a verb" \
         "$(grep -hE "$openers" "${HEADERS[@]}" | wc -l | awk -v most=$MAX_HEADLESS '$1 > most { print $1 " do" }')"
@@ -102,7 +102,7 @@ check_vocabulary() {
     sed -n '/^Between processes words/,/^$/p' CONTRIBUTING.md | grep -oE '\b[a-z]+\b' | cat - $own >$words
     check "at most 30 words are ours" "$(awk 'END { if (NR > 30 || NR < 10) print NR }' $own)"
     check "private types between processes have words of CONTRIBUTING.md" "$(
-        for room in launch members voting shm mesh tcp messages group recover job; do
+        for room in launch tree rendezvous world members voting shm mesh tcp messages group recover job; do
             grep -oE '^typedef (struct|enum|union) dp__[a-z_]+' dp/$room.h | grep -oE '[a-z]+$' | sort -u |
                 while read -r name; do
                     [ "$name" = $room ] || grep -qxE "$name|${name%s}|${name%es}" $words || echo "dp/$room.h: $name"

@@ -24,7 +24,7 @@
 
 #define DP__ROOMS
 #define DP_ASSERT(condition) assert(condition)
-typedef struct dp__seat { /* as much of dp/launch.h's as is looked at */
+typedef struct dp__seat { /* as much of dp/world.h's as is looked at */
     uint64_t holder, came, memory;
 } dp__seat;
 #ifndef MEMBERS
