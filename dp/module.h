@@ -1431,6 +1431,25 @@ DP_API dp_ctx *dp_module_ctx(const dp_module *module)
     return dp__check_module_open(__func__, module) == DP_OK ? module->ctx : NULL;
 }
 
+DP_API dp_module *dp_wrapped(const dp_module *module)
+{
+    return dp__check_module(__func__, module) == DP_OK ? module->wraps : NULL;
+}
+
+DP_API bool dp_is_wrapper(const dp_module *module)
+{
+    return dp__check_module(__func__, module) == DP_OK && module->wraps != NULL;
+}
+
+DP_API dp_module *dp_unwrap(dp_module *module)
+{
+    if (dp__check_module(__func__, module) != DP_OK)
+        return NULL;
+    while (module->wraps != NULL)
+        module = module->wraps;
+    return module;
+}
+
 DP_API size_t dp_module_param_count(const dp_module *module)
 {
     return dp__check_module(__func__, module) == DP_OK ? module->listed_count : 0;

@@ -1764,25 +1764,6 @@ DP_API dp_status dp_wrapper_info_get(const dp_module *wrapper, dp_wrapper_info *
     return DP_OK;
 }
 
-DP_API dp_module *dp_wrapped(const dp_module *module)
-{
-    return dp__check_module(__func__, module) == DP_OK ? module->wraps : NULL;
-}
-
-DP_API bool dp_is_wrapper(const dp_module *module)
-{
-    return dp__check_module(__func__, module) == DP_OK && module->wraps != NULL;
-}
-
-DP_API dp_module *dp_unwrap(dp_module *module)
-{
-    if (dp__check_module(__func__, module) != DP_OK)
-        return NULL;
-    while (module->wraps != NULL)
-        module = module->wraps;
-    return module;
-}
-
 /* ==== >>losses ===================================================================================
    Of dp_train_step: losses, weights, gradients as numbers, the log; of both steps, the data.    */
 

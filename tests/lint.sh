@@ -202,9 +202,12 @@ check_rooms() {
     mapfile -t rooms < <(sed -n 's/^#include "\(dp[^"]*\)".*/\1/p' dp.h | grep -v dp_hip | tac |
         awk '!seen[$0]++' | tac)
     awk -f tests/rooms.awk dp.h "${rooms[@]}" "${around[@]}" | sort >$BUILD/names
-    rooms_table "${rooms[@]}" "${around[@]}" <$BUILD/names >$BUILD/rooms
+    grep -v 'public$' $BUILD/names | rooms_table "${rooms[@]}" "${around[@]}" >$BUILD/rooms
     check "no room uses private names of later rooms" \
         "$(awk '$4 == "up" && $1 != "dp.h" { print $1 " " $2 ": " $3 }' $BUILD/names)"
+    check "nor public functions, but for those of errors, scopes and dtypes in what is below them" \
+        "$(awk '$4 == "public" && $1 != "dp.h" && !($2 == "dp/core.h" && $1 ~ /^dp(_cpu|\/(os|os_posix|team))\.h$/) {
+                    print $1 " " $2 ": " $3 }' $BUILD/names)"
     check "around training there are no other private names" \
         "$(awk -v around="${around[*]}" -v worded="^dp__($worded)$" -v walked="^dp__($walked)$" '
             BEGIN { split(around, list, " "); for (k in list) training[list[k]] }

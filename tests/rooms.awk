@@ -2,7 +2,8 @@
 #
 #   awk -f tests/rooms.awk HEADER...   the headers in the order in which dp.h includes them
 #
-# Prints "FROM TO NAME" for each name of TO that is in FROM, and "up" behind it where TO comes later.
+# Prints "FROM TO NAME" for each name of TO that is in FROM, and "up" behind it where TO comes later;
+# of public functions only those, with "public".
 # A pointer to a struct, written as such, uses nothing of it.
 
 # A line without comments and texts. `inside`: a comment that began before it has not ended.
@@ -30,6 +31,10 @@ function define_in(line, pattern,    text) {
 # From column 0 to a ; or {, however many lines it takes: a function or a variable. dp/os.h declares
 # what a system defines.
 function statement_ends(text) {
+    if (text ~ /DP_API/ && text ~ /\{$/) {
+        match(text, /dp_[a-z0-9_]+\(/)
+        if (RSTART) body[substr(text, RSTART, RLENGTH - 1)] = FILENAME
+    }
     if (text ~ /^typedef/)
         define_in(text, "dp__[a-z0-9_]+(\\)? *\\(|;)")
     else if (text ~ /\{$/ || text !~ /\(/ || text ~ /=/ || FILENAME == "dp/os.h")
@@ -43,6 +48,8 @@ FNR == 1 { place[FILENAME] = ++count; inside = enums = 0; statement = "" }
     gsub(/struct dp__[a-z0-9_]+ \*/, "", rest)
     for (; match(rest, /(dp|DP)__[A-Za-z0-9_]+/); rest = substr(rest, RSTART + RLENGTH))
         used[FILENAME, substr(rest, RSTART, RLENGTH)]
+    for (rest = line; match(rest, /dp_[a-z0-9_]+\(/); rest = substr(rest, RSTART + RLENGTH))
+        if (substr(rest, RSTART, 4) != "dp__") called[FILENAME, substr(rest, RSTART, RLENGTH - 1)]
     define_in(line, "^#define +DP__[A-Za-z0-9_]+")
     if (line ~ /^#/) next
     define_in(line, "^(typedef )?(struct|union|enum) dp__[a-z0-9_]+ *\\{")
@@ -63,6 +70,11 @@ FNR == 1 { place[FILENAME] = ++count; inside = enums = 0; statement = "" }
 }
 
 END {
+    for (use in called) {
+        split(use, part, SUBSEP)
+        if (part[2] in body && place[body[part[2]]] > place[part[1]])
+            print part[1], body[part[2]], part[2], "public"
+    }
     for (use in used) {
         split(use, part, SUBSEP)
         if (!(part[2] in home) || home[part[2]] == part[1]) continue
