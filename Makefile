@@ -5,7 +5,7 @@
 #   make torch-backend  build/torch/dp_c10d: the backend "dp" of Python's torch.distributed, where pip
 #                   install examples/torch is not wanted; TORCH_PYTHON=python3: the Python that has torch
 #   make test       whether the library works here: one compiler, all suites once, simulated GPUs, the
-#                   examples, an installation; five minutes; ends with "N passed, N failed"
+#                   examples, an installation; minutes; ends with "N passed, N failed"
 #   make test-all   everything below: other compilers, C libraries and processors, sanitizers, fuzzers,
 #                   MPI, HIP (tests/README.md says what each is for); an hour's quarter, and packages
 #   make install    headers, libdp, files for pkg-config and CMake, manual pages, into PREFIX=/usr/local;

@@ -156,7 +156,8 @@ run_step() {
 run_steps() {
     local name aside=none
     build_ahead "$@"
-    [ $# -lt 3 ] || TESTS_AT_ONCE=$((2 * TESTS_AT_ONCE / 3)) # in all as many as of two
+    # In all as many as of two; with QUICK=1, where few steps run for long, one more of each.
+    [ $# -lt 3 ] || [ -n "${QUICK:-}" ] || TESTS_AT_ONCE=$((2 * TESTS_AT_ONCE / 3))
     for name; do
         while [ "$(jobs -rp | grep -cvx "$aside")" -ge 3 ]; do wait -n; done
         run_step "$name" &

@@ -180,8 +180,8 @@ static dp__job *fuzz_job(void)
     memset(board, 0, head);
     job = (dp__job){.process_count = 2, .board = (void *)board, .firsts = firsts, .ids = ids};
     for (int i = 0; i < DP__LANES; i++) {
-        job.rings[i].job = &job;
-        job.rings[i].place = i;
+        job.journals[i].job = &job;
+        job.journals[i].place = i;
     }
     return &job;
 }
@@ -204,9 +204,9 @@ static void try_tree(fuzz *in)
     for (int i = 0; i < DP__LANES; i++) {
         FUZZ_CHECK(dp__last_text(&tree.job->journals[i], 1, 1, last) == last);
     }
-    const dp__tree_header *note = &tree.links[0].note; /* what is none is not taken for one */
-    FUZZ_CHECK(status != DP_OK || tree.links[0].got < sizeof *note ||
-               (note->magic == DP__HEADER_MAGIC && note->kind < DP__KINDS));
+    const dp__tree_header *header = &tree.links[0].header; /* what is none is not taken for one */
+    FUZZ_CHECK(status != DP_OK || tree.links[0].got < sizeof *header ||
+               (header->magic == DP__HEADER_MAGIC && header->kind < DP__KINDS));
     status = dp__tree_all_gather(own, all, sizeof own, &tree);
     FUZZ_CHECK(status == DP_OK || dp_status_class(status) == DP_CLASS_JOB);
     FUZZ_CHECK(status == DP_OK || dp_last_error()[0] != '\0');
