@@ -206,9 +206,9 @@ one_file() {
 
 one() { "$cc" -I$BUILD/one "${STB[@]}" "$@"; }
 
-# in_one_file EXAMPLE
+# in_one_file EXAMPLE, which holds the library, too
 in_one_file() {
-    "$cc" -std=c11 "${STB[@]}" "$BUILD/one/examples/$1.c" -o "$program" "${LINK[@]}" &&
+    "$cc" -std=c11 -DDP_IMPLEMENTATION "${STB[@]}" "$BUILD/one/examples/$1.c" -o "$program" "${LINK[@]}" &&
         timeout 300 "$program" >/dev/null
 }
 
