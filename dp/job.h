@@ -236,9 +236,9 @@ typedef struct dp__progress_message { /* a process' record as it travels where t
 typedef struct dp__progress_carrier { /* how processes hear of each other without a board */
     dp_status (*hear)(dp_ctx *ctx, int *out_process); /* the first failure; -1: unknown */
     void (*tell)(dp_ctx *ctx, dp_status status, int process, const char *text); /* with one, too */
-    bool (*send)(dp_ctx *ctx,
-                 const dp__progress_message *progress); /* to all; false: there is no way */
-    int (*next)(const dp_ctx *ctx, int from, int to);   /* whom progress messages pass on the way */
+    /* Sends to all; false: there is no way. */
+    bool (*send)(dp_ctx *ctx, const dp__progress_message *progress);
+    int (*next)(const dp_ctx *ctx, int from, int to); /* whom progress messages pass on the way */
 } dp__progress_carrier;
 
 typedef struct dp__job {

@@ -12,7 +12,7 @@
 
    CONTENTS (search for the tag)
      >>ports       where processes find each other
-     >>connections  connections between all
+     >>connections connections between all
      >>listener    connections that are made when somebody has something to say
      >>flow        what is under way on connections
      >>table       the table
@@ -29,8 +29,8 @@
 enum {
     DP__CONNECTION_SPIN_NS = 20000,
     DP__CONNECTION_LOOK_MS = 4,
-    DP__CONNECTION_FILES =
-        4 /* for each other process: a connection of each lane, and two for messages */
+    /* for each other process: a connection of each lane, and two for messages */
+    DP__CONNECTION_FILES = 4
 };
 
 typedef struct dp__port {
@@ -579,8 +579,8 @@ typedef struct dp__tcp_load {
     int left; /* parts that have not gone, or not come */
 } dp__tcp_load;
 
-typedef struct
-    dp__tcp_progress { /* of a connection: which load it carries, and how much of its part */
+/* The load that a connection carries, and how much of its part has been moved. */
+typedef struct dp__tcp_progress {
     uint64_t load;
     size_t moved;
 } dp__tcp_progress;

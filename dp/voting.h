@@ -257,8 +257,8 @@ typedef struct dp__newcomer { /* one that waits */
     dp__seat seat;
 } dp__newcomer;
 
-typedef struct
-    dp__join_candidate { /* one that has come to the join port, and has proved nothing yet */
+/* A process that has come to the join port, and has proved nothing yet. */
+typedef struct dp__join_candidate {
     dp__pending pending; /* its fd -1: there is none */
     uint64_t until_ns;
 } dp__join_candidate;
