@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <link.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -1036,19 +1037,26 @@ TEST(many_peers_are_looked_at_now_and_then)
     dp__server_close(&server);
 }
 
+/* Opens a server that others of this machine can call. */
+static void open_server(dp__server *server, const char *what)
+{
+    char name[40];
+    snprintf(name, sizeof name, "dp-%s-%d", what, (int)getpid());
+    CHECK(dp__server_open(server) == DP_OK);
+    server->at = dp__os_local(name);
+    server->listener = dp__os_listen(&server->at);
+    server->until_ns = dp__os_after_ms(9000);
+}
+
 /* However many call, the server looks at the time, and at who is in, before it lets in more. */
 TEST(a_flood_is_let_in_by_and_by)
 {
     enum { LOOKS = DP__PENDING_MAX / DP__ACCEPT_MAX + 2, CALLERS = LOOKS * DP__ACCEPT_MAX };
     static int callers[CALLERS];
-    char name[40];
     dp__launch launch = {.where = "here"};
     dp__tree tree = {.process_count = 2, .claim = -1};
     dp__server server = {.launch = &launch, .process_count = 2, .all = true, .tree = &tree};
-    snprintf(name, sizeof name, "dp-flood-%d", (int)getpid());
-    CHECK(dp__server_open(&server) == DP_OK);
-    server.at = dp__os_local(name);
-    server.listener = dp__os_listen(&server.at);
+    open_server(&server, "flood");
     dp__os_watch more = {.fd = server.listener, .events = POLLIN};
     for (int i = 0; i < CALLERS; i++) {
         callers[i] = dp__os_connect(&server.at);
@@ -1105,14 +1113,10 @@ static int call_office(dp__server *server)
 /* It would take a note for an answer to a message. */
 TEST(who_calls_an_office_twice_is_not_answered)
 {
-    char name[40], byte;
+    char byte;
     dp__launch launch = {.where = "here"};
     dp__server server = {.launch = &launch, .process_count = 2, .all = true, .any = true};
-    snprintf(name, sizeof name, "dp-office-%d", (int)getpid());
-    CHECK(dp__server_open(&server) == DP_OK);
-    server.at = dp__os_local(name);
-    server.listener = dp__os_listen(&server.at);
-    server.until_ns = dp__os_after_ms(9000);
+    open_server(&server, "office");
     int fds[2] = {call_office(&server)};
     fds[1] = call_office(&server);
     CHECK_INT(server.taken, 1);
@@ -1123,44 +1127,120 @@ TEST(who_calls_an_office_twice_is_not_answered)
     dp__server_close(&server);
 }
 
+static const dp__join_request its_request = {.magic = DP__JOIN_MAGIC,
+                                             .version = DP_VERSION,
+                                             .process = 1,
+                                             .process_count = 2,
+                                             .patience_ms = 9000};
+
+static int send_request(const dp__server *server)
+{
+    int fd = dp__os_connect(&server->at);
+    CHECK(dp__wire_send(fd, &its_request, sizeof its_request, server->until_ns) == DP_OK);
+    return fd;
+}
+
+static void send_proof(const dp__server *server, int fd)
+{
+    dp__challenge challenge;
+    uint64_t until_ns = dp__os_after_ms(9000);
+    CHECK(dp__wire_receive(fd, &challenge, sizeof challenge, until_ns) == DP_OK);
+    uint64_t proof = dp__proof(server->key, &its_request, challenge.nonce, true);
+    CHECK(dp__wire_send(fd, &proof, sizeof proof, until_ns) == DP_OK);
+}
+
 /* Process 1 of 2 has sent its request, and is slow to answer. Meanwhile more strangers come than
    there are places, and send nothing. */
 TEST(process_that_sent_its_request_is_not_replaced)
 {
     enum { CALLERS = 2 * DP__PENDING_MAX + 1, LOOKS = CALLERS / DP__ACCEPT_MAX };
     static int callers[CALLERS];
-    char name[40];
     dp__launch launch = {.where = "here"};
     dp__tree tree = {.process_count = 2, .claim = -1};
     dp__server server = {.launch = &launch, .process_count = 2, .all = true, .tree = &tree};
-    dp__join_request request = {.magic = DP__JOIN_MAGIC,
-                                .version = DP_VERSION,
-                                .process = 1,
-                                .process_count = 2,
-                                .patience_ms = 9000};
-    dp__challenge challenge;
-    snprintf(name, sizeof name, "dp-request-%d", (int)getpid());
-    CHECK(dp__server_open(&server) == DP_OK);
-    server.at = dp__os_local(name);
-    server.listener = dp__os_listen(&server.at);
-    server.until_ns = dp__os_after_ms(9000);
-    int fd = dp__os_connect(&server.at);
-    CHECK(dp__wire_send(fd, &request, sizeof request, server.until_ns) == DP_OK);
+    open_server(&server, "request");
+    int fd = send_request(&server);
     for (int i = 0; i < CALLERS; i++)
         callers[i] = dp__os_connect(&server.at);
     for (int i = 0; i < LOOKS;
          i++) /* as there is always a connection to accept, none of them waits */
         CHECK(dp__server_look(&server) == DP_OK);
     CHECK_INT(server.pending_count, server.pending_capacity);
-    CHECK(dp__wire_receive(fd, &challenge, sizeof challenge, server.until_ns) == DP_OK);
-    uint64_t proof = dp__proof(server.key, &request, challenge.nonce, true);
-    CHECK(dp__wire_send(fd, &proof, sizeof proof, server.until_ns) == DP_OK);
+    send_proof(&server, fd);
     CHECK(dp__server_look(&server) == DP_OK);
     CHECK_INT(server.taken, 1);
     for (int i = 0; i < CALLERS; i++)
         dp__os_close(callers[i]);
     dp__os_close(fd);
     dp__server_close(&server);
+}
+
+/* The time is up between the request and the proof of process 1: it is not named as one that did not
+   come. Another one, which never proves anything, is waited for once, too. */
+TEST(process_that_is_joining_is_waited_for_once_more)
+{
+    dp__launch launch = {.where = "here"};
+    dp__tree tree = {.process_count = 2, .claim = -1};
+    for (int proves = 0; proves < 2; proves++) {
+        dp__server server = {.launch = &launch, .process_count = 2, .all = true, .tree = &tree};
+        open_server(&server, "joining");
+        dp__server_begin(&server);
+        int fd = send_request(&server);
+        for (int looks = 0; looks < 100 && !dp__server_is_asked(&server); looks++)
+            CHECK(dp__server_look(&server) == DP_OK);
+        server.until_ns = dp__os_now_ns();
+        CHECK(!dp__server_is_over(&server));
+        CHECK(dp__os_ms_until(server.until_ns) > 0);
+        if (proves) {
+            send_proof(&server, fd);
+            CHECK(dp__server_look(&server) == DP_OK);
+        }
+        CHECK_INT(server.taken, proves);
+        server.until_ns = dp__os_now_ns();
+        CHECK(dp__server_is_over(&server));
+        dp__os_close(fd);
+        dp__server_close(&server);
+    }
+}
+
+/* Reads to the end, and keeps the last bytes: as many as a header has. */
+static void *read_late(void *end)
+{
+    static dp__tree_header last;
+    char *bytes = (char *)&last;
+    ptrdiff_t got;
+    dp__os_sleep_ms(20);
+    do {
+        char some[1000 + sizeof last];
+        memcpy(some, bytes, sizeof last);
+        got = dp__os_receive(*(int *)end, some + sizeof last, sizeof some - sizeof last);
+        if (got > 0)
+            memcpy(bytes, some + got, sizeof last);
+        else if (got == 0)
+            dp__os_ready(*(int *)end, DP__CAN_READ, 1000);
+    } while (got >= 0);
+    return &last;
+}
+
+/* The other end reads, but is slow, and the connection is full: what comes last is a whole farewell,
+   without which the end of a connection means a death. */
+TEST(farewell_waits_for_room)
+{
+    static const char filling[1000];
+    int end;
+    pthread_t reader;
+    void *last;
+    dp__tree *tree = dp__os_alloc(sizeof *tree, 64, NULL);
+    *tree = (dp__tree){.process = 1, .process_count = 2, .claim = -1};
+    connect_link(tree, 0, &end);
+    while (dp__os_send(tree->links[0].fd, filling, sizeof filling) > 0) {
+    }
+    CHECK_INT(pthread_create(&reader, NULL, read_late, &end), 0);
+    dp__tree_close(tree, true);
+    CHECK_INT(pthread_join(reader, &last), 0);
+    CHECK_INT(((dp__tree_header *)last)->magic, DP__HEADER_MAGIC);
+    CHECK_INT(((dp__tree_header *)last)->kind, DP__BYE);
+    dp__os_close(end);
 }
 
 /* The key and texts of the paper by Aumasson and Bernstein, and of its reference implementation. */
