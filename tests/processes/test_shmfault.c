@@ -899,6 +899,49 @@ TEST(letters_without_room_are_dropped_whole)
     dp__os_close(tree.links[0].fd);
 }
 
+/* Process 1 has begun to send its part, and sleeps: who reads that part is gone before those that ask
+   whether it is there take it for the one that does not answer. */
+TEST(who_reads_a_part_gives_up_before_those_that_ask)
+{
+    bool quick = false;
+    for (int tries = 0; tries < 10 && !quick; tries++) {
+        int end;
+        char part[100];
+        dp__tree tree = {.process_count = 2, .claim = -1, .lock = DP__LOCK_INITIALIZER};
+        const dp__tree_header header = {DP__HEADER_MAGIC, DP__GATHER, 0, 1, sizeof part};
+        connect_link(&tree, 1, &end);
+        CHECK(dp__wire_send(end, &header, sizeof header, dp__os_after_ms(5000)) == DP_OK);
+        CHECK(dp__tree_hear(&tree, &tree.links[0], false) == DP_OK);
+        uint64_t begun_ns = dp__os_now_ns();
+        CHECK_STATUS(dp__tree_take(&tree, &tree.links[0], DP__GATHER, part, sizeof part),
+                     DP_ERR_TIMEOUT);
+        uint64_t ms = (dp__os_now_ns() - begun_ns) / 1000000;
+        CHECK_STR(dp_last_error(), "process 1 of 2 did not send everything within 0 s");
+        CHECK(ms >= DP__GRACE_MS / 4);
+        quick = ms < DP__GRACE_MS * 3 / 4;
+        dp__os_close(end);
+        dp__os_close(tree.links[0].fd);
+    }
+    CHECK(quick);
+}
+
+/* Process 1 has given its part of a call that does not take place here, and then failed. */
+TEST(why_others_fail_stands_behind_what_is_not_read)
+{
+    int end;
+    static const char part[1000];
+    const char *why = "process 1 has no memory";
+    dp__tree tree = {.process_count = 2, .claim = -1, .lock = DP__LOCK_INITIALIZER};
+    const dp__tree_header header = {DP__HEADER_MAGIC, DP__GATHER, 0, 1, sizeof part};
+    connect_link(&tree, 1, &end);
+    CHECK(dp__tree_header_send(end, &header, part, dp__os_after_ms(5000)) == DP_OK);
+    dp__tree_header_last(&end, DP_ERR_NO_MEMORY, 1, why);
+    CHECK(dp__tree_listen(&tree) == DP_OK);
+    CHECK_STATUS(dp__tree_skip(&tree), DP_ERR_REMOTE);
+    CHECK_STR(dp_last_error(), why);
+    dp__os_close(tree.links[0].fd);
+}
+
 enum { CROWD = 512, FALLEN = 300 };
 
 /* Has the locks of all but the first, and then of all but one more, until nobody listens. */
