@@ -286,6 +286,14 @@ static void cut(int from, int to, uint64_t ns)
             sim.procs[i].was_cut = true, pause_process(&sim.procs[i], ns);
 }
 
+static void stop_process(sim_proc *proc, uint64_t ns)
+{
+    if (proc->dead || proc->over)
+        return;
+    proc->stopped_until_ns = later(ns);
+    proc->was_stopped = true;
+}
+
 static void happen(const sim_fault *fault)
 {
     sim_proc *proc = &sim.procs[fault->a % sim.proc_count];
@@ -297,8 +305,7 @@ static void happen(const sim_fault *fault)
     case SIM_STOP:
         if (proc->dead || proc->over)
             break;
-        proc->stopped_until_ns = later(fault->ns);
-        proc->was_stopped = true;
+        stop_process(proc, fault->ns);
         pause_process(proc, fault->ns);
         sim_say("** process %d is stopped for %.6f ms", fault->a, (double)fault->ns * 1e-6);
         break;
@@ -334,6 +341,11 @@ static void happen(const sim_fault *fault)
     case SIM_BIRTH:
         if (sim.proc_count < SIM_PROCESSES && !sim.machines[machine].dark)
             sim_on_birth(machine);
+        break;
+    case SIM_PAUSE:
+        sim_say("** all processes are stopped for %.6f ms", (double)fault->ns * 1e-6);
+        for (int i = 0; i < sim.proc_count; i++)
+            stop_process(&sim.procs[i], fault->ns);
         break;
     case SIM_FAULT_KINDS:
         break;

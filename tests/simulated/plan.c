@@ -137,6 +137,16 @@ static void draw_early(sim_plan *plan)
     }
 }
 
+/* The job is stopped as a whole, as by a shell or a batch system, and goes on later. */
+static void draw_sleep(sim_plan *plan)
+{
+    if (draw(2) == 0)
+        plan->fault_count = 1;
+    sim_fault *fault = &plan->faults[draw((uint64_t)plan->fault_count)];
+    fault->kind = SIM_PAUSE;
+    fault->ns = (uint64_t)plan->timeout_ms * 1000 * (500 + draw(4500));
+}
+
 /* Drawn last, so that the rest of a plan does not depend on it. */
 static void draw_more(sim_plan *plan)
 {
@@ -150,6 +160,8 @@ static void draw_more(sim_plan *plan)
     plan->forges = draw(2) == 0;
     if (draw(4) == 0)
         draw_early(plan);
+    else if (plan->fault_count > 0 && draw(12) == 0)
+        draw_sleep(plan);
 }
 
 void sim_plan_draw(uint64_t seed, sim_plan *plan)
@@ -184,8 +196,9 @@ void sim_plan_print(const sim_plan *plan, FILE *out)
                                         "messages", "admit", "save",   "compute", "large",
                                         "mail",     "group", "reduce"};
     static const char *const faults[] = {
-        "kill process",       "stop process",          "machine goes dark",    "cut from machine",
-        "reset a connection", "no memory for process", "no files for process", "birth on machine"};
+        "kill process",         "stop process",       "machine goes dark",
+        "cut from machine",     "reset a connection", "no memory for process",
+        "no files for process", "birth on machine",   "stop all processes"};
     fprintf(out, "  %d processes of %d devices on machines", plan->process_count,
             plan->device_count);
     for (int p = 0; p < plan->process_count; p++)
@@ -203,12 +216,15 @@ void sim_plan_print(const sim_plan *plan, FILE *out)
         const sim_fault *f = &plan->faults[i];
         if (f->dropped)
             continue;
-        fprintf(out, "  fault %d: %s %d", i, faults[f->kind], f->a);
+        fprintf(out, "  fault %d: %s", i, faults[f->kind]);
+        if (f->kind != SIM_PAUSE)
+            fprintf(out, " %d", f->a);
         if (f->kind == SIM_CUT)
             fprintf(out, " to %d%s", f->b, f->both ? " and back" : "");
         if (f->kind == SIM_NO_MEMORY)
             fprintf(out, ", %d times", f->b);
-        if (f->kind == SIM_STOP || f->kind == SIM_CUT || f->kind == SIM_NO_FILE_LEFT)
+        if (f->kind == SIM_STOP || f->kind == SIM_CUT || f->kind == SIM_NO_FILE_LEFT ||
+            f->kind == SIM_PAUSE)
             fprintf(out, " for %.3f ms", f->ns == SIM_NEVER ? -1.0 : (double)f->ns * 1e-6);
         fprintf(out, " at point %llu + %.3f ms\n", (unsigned long long)f->point,
                 (double)f->after_ns * 1e-6);

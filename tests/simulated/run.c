@@ -18,7 +18,8 @@
      c  something is left when a context is closed: memory, threads, descriptors
      d  a call fails later than its time-out and three seconds after the last thing that happened
         in it (collectives: than two time-outs), or takes a time-out more than there are faults
-     e  nothing has happened to a job yet but short pauses, and it fails
+     e  nothing has happened to a job yet but short pauses, or long ones of all, and it fails; not
+        as it opens: the time for that is that of a clock
      f  a process that nothing has happened to fails without recovery, or in a call that is no
         failure of the job; and it names none to whom something has happened, or blames another
         one than it names
@@ -373,7 +374,7 @@ static void judge_failure(int p, bool some_done, int well, int begun)
     bool majority = sim.plan.machine_count == 1 || 2 * well > begun;
     bool recovers = sim.plan.recovers && (story->lost || !story->opened);
     int blamed = story->blamed >= 0 ? who_is(story, story->blamed) : -1;
-    if (is_before_all(story->failed_ns))
+    if (is_before_all(story->failed_ns) && (story->opened || !sim.procs[p].was_stopped))
         break_rule('e', "%d fails, and nothing has happened", p);
     if (is_before_all(story->failed_ns) || somebody_was_held_up())
         return;

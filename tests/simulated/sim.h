@@ -174,6 +174,7 @@ typedef enum sim_fault_kind {
     SIM_NO_MEMORY,    /* of process a, for the next b calls */
     SIM_NO_FILE_LEFT, /* of process a, for ns */
     SIM_BIRTH,        /* a process comes to machine a */
+    SIM_PAUSE,        /* all processes, for ns, and they go on together: nobody is to miss it */
     SIM_FAULT_KINDS
 } sim_fault_kind;
 
