@@ -1089,7 +1089,7 @@ static dp_status dp__mpi_mailbox_open(dp__mailbox *mailbox)
     dp__mpi_mailbox *own = dp__scope_bytes(mailbox->scope, sizeof *own, 64);
     if (own == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for messages");
-    *own = (dp__mpi_mailbox){.links = mailbox->ctx->mpi_links};
+    *own = (dp__mpi_mailbox){.links = mailbox->ctx->world.mpi_links};
     mailbox->carried = own;
     mailbox->carrier = &carrier;
     return DP_OK;

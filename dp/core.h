@@ -230,6 +230,24 @@ enum { DP__TAG_BYTES = 40, DP__TAG_WORDS = DP__TAG_BYTES / sizeof(uint64_t) };
 
 typedef struct dp__threads dp__threads; /* see dp/threads.h */
 
+/* What a context has of its job: all zero if it has one process, but for messages. A recovery makes
+   another one, and a group has one of its own. */
+typedef struct dp__world {
+    struct dp__job *job;
+    dp__heap heap;
+    dp__heap near; /* for what this machine's processes share, where the job has several machines */
+    int sharings;  /* how many wrappers share their parameters with other processes */
+    int edits;     /* of parameters that are shared: how many are open */
+    dp_part *wires;                  /* room for what processes tell each other */
+    size_t wire_bytes;               /* on each device */
+    dp_scope *wires_scope;           /* where they lie */
+    struct dp__tree *tree;           /* to the others, where a launcher named them; else NULL */
+    struct dp__mpi_links *mpi_links; /* the same, where MPI has brought them together */
+    struct dp__mailbox *mailbox;     /* messages; NULL before the first one */
+    struct dp__listener *listener;   /* of messages; NULL: memory or MPI carries them */
+    struct dp__voter *voter; /* with which those that are left agree who they are; or NULL */
+} dp__world;
+
 struct dp_ctx {
     dp_host host; /* first: a backend's dp_host is the context's head */
     const dp__failing *failing;
@@ -244,10 +262,6 @@ struct dp_ctx {
     dp__device host_device; /* the CPU table; also does what other devices cannot */
     dp__device *devices;    /* stb_ds array, reserved once */
     dp__pool host_pool, pinned_pool, shared_pool, page_pool;
-    dp__heap heap;
-    dp__heap near; /* for what this machine's processes share, where the job has several machines */
-    int sharings;  /* how many wrappers share their parameters with other processes */
-    int edits;     /* of parameters that are shared: how many are open */
     dp__team *team;        /* NULL in a world of one device */
     struct dp__meet *meet; /* where its threads come together: see dp/meet.h */
     dp__os_bound bound;    /* the thread that opened this, where it keeps to some nodes */
@@ -257,25 +271,16 @@ struct dp_ctx {
     dp__lane lanes[DP__LANES];
     atomic_uint tags;                    /* how often dp_tag was called */
     _Atomic uint64_t tag[DP__TAG_WORDS]; /* the last one, word by word: see dp/job.h */
-    dp_dev **commed;       /* the devices that lanes were opened for, and as often the host's */
-    dp_part *wires;        /* with several processes: room for what they tell each other */
-    size_t wire_bytes;     /* on each device */
-    dp_scope *wires_scope; /* where they lie */
-    struct dp__job *job;   /* with several processes; else NULL */
-    struct dp__mailbox *mailbox;           /* messages; NULL before the first one */
-    struct dp__listener *message_listener; /* NULL: memory or MPI carries messages */
-    dp__lock far_lock;                     /* of the next three, while the context is open */
-    struct dp__tree *tree; /* to the other processes, where a launcher named them; else NULL */
-    struct dp__mpi_links *mpi_links; /* the same, where MPI has brought them together */
-    struct dp__voter *voter; /* with which those that are left agree who they are; or NULL */
-    dp_scope *scopes;        /* live ones without a parent */
-    dp_scope *idle;          /* ended ones */
-    dp_scope *lost;          /* ended after the job had failed: see dp/recover.h */
+    dp_dev **commed;     /* the devices that lanes were opened for, and as often the host's */
+    dp__world world;     /* the other processes */
+    dp__lock world_lock; /* of the ways to them, while the context is open */
+    dp_scope *scopes;    /* live ones without a parent */
+    dp_scope *idle;      /* ended ones */
+    dp_scope *lost;      /* ended after the job had failed: see dp/recover.h */
     dp_scope *all_scopes;
     dp__block *all_blocks;
     dp_module *idle_modules; /* destroyed, to be reused */
     dp_module *over_ranks;   /* wrappers by dp_distributed, the oldest first */
-    uint32_t guest_wrappers; /* that this process has yet to make as the others have them */
     uint32_t wrappers;       /* how many dp_distributed has made: their numbers */
     uint32_t reducers;       /* the same of reducers that all processes have made */
     atomic_ullong forwards;  /* with a pass, that have returned */
@@ -1375,7 +1380,7 @@ static dp_status dp__pool_fetch(dp_ctx *ctx, const dp__pool *pool, size_t bytes,
         *out = dp__raw_alloc(ctx, bytes, 64);
         break;
     case DP__FROM_HEAP:
-        DP_TRY(dp__heap_take(ctx, &ctx->heap, bytes, 64, out));
+        DP_TRY(dp__heap_take(ctx, &ctx->world.heap, bytes, 64, out));
         break;
     case DP__FROM_PAGES:
         *out = dp__os_pages_make(dp__block_pages(bytes));
@@ -2618,7 +2623,7 @@ static dp_status dp__shared_make(dp_scope *scope, const dp__device *device, dp__
 {
     dp_ctx *ctx = scope->ctx;
     int64_t count = (int64_t)bytes;
-    bool seen = ctx->heap.shared != NULL ||
+    bool seen = ctx->world.heap.shared != NULL ||
                 (pool == &ctx->page_pool && ctx->info.machine_count > 1);
     if (!seen || device->dev->ops != ctx->host_device.dev->ops)
         return dp__tensor_make(scope, device, DP_U8, 1, &count, out);
@@ -2631,7 +2636,7 @@ DP_API void *dp_shared_alloc(dp_scope *scope, size_t bytes)
     void *data = NULL;
     if (dp__check_scope(__func__, scope) != DP_OK)
         return NULL;
-    if (scope->ctx->heap.shared == NULL)
+    if (scope->ctx->world.heap.shared == NULL)
         data = dp__scope_bytes(scope, bytes, 64);
     else
         (void)dp__scope_block(scope, &scope->ctx->shared_pool, bytes, &data);

@@ -469,7 +469,7 @@ static dp_status dp__cluster_make(const dp_ctx *ctx, dp_scope *scope, dp__cluste
                          .place = numbers + count,
                          .members = numbers + 2 * count,
                          .first = numbers + 3 * count};
-    dp__cluster_fill(all, ctx->job);
+    dp__cluster_fill(all, ctx->world.job);
     *out = all;
     return DP_OK;
 }
@@ -520,7 +520,7 @@ static dp_status dp__strip_messages(dp__sending *sending, const dp__strip *strip
             continue;
         sending->messages[sending->count++] =
             (dp_message){.tensor = dp_wrap(strip->data, DP_U8, 1, &bytes),
-                         .peer = ctx->job->firsts[peer],
+                         .peer = ctx->world.job->firsts[peer],
                          .receives = own == to};
         if (sending->count == DP__STRIPS_AT_ONCE)
             DP_TRY(dp__sending_end(sending));
@@ -547,7 +547,7 @@ static dp_status dp__strip_broadcast(const dp__sending *sending, const dp__strip
                                         .count = count,
                                         .dtype = DP_U8,
                                         .scale = 1,
-                                        .root = ctx->job->firsts[strip->from]}};
+                                        .root = ctx->world.job->firsts[strip->from]}};
         DP_TRY(dp__collective_run(&coll));
     }
     return DP_OK;
@@ -564,7 +564,7 @@ static dp_status dp__strip_send(dp__sending *sending, const dp__strip *strip)
 /* Each process has written the shares of its ranks, and the first one the rest. */
 static dp_status dp__shares_send(dp__sending *sending, const dp_module *wrapper)
 {
-    const dp__job *job = sending->ctx->job;
+    const dp__job *job = sending->ctx->world.job;
     for (size_t s = 0; s < wrapper->stretch_count; s++) {
         const dp_stretch *stretch = &wrapper->stretches[s];
         const dp__param *root = dp__param_at(wrapper, stretch->params[0]);
@@ -635,8 +635,8 @@ static dp_status dp__check_shareable(const char *fn, const dp_module *module,
         why = "some parameters are ignored";
     else if (!dp__all_are_cpu(ctx))
         why = "not all devices are CPU devices";
-    else if (ctx->info.process_count > 1 &&
-             (!DP__PAGES_CHANGE || (ctx->heap.shared == NULL && ctx->info.machine_count == 1)))
+    else if (ctx->info.process_count > 1 && (!DP__PAGES_CHANGE || (ctx->world.heap.shared == NULL &&
+                                                                   ctx->info.machine_count == 1)))
         why = dp__unseen;
     for (size_t home = 0; home < module->listed_count && why == NULL; home++) {
         const dp__param *root = dp__param_at(module, home);
@@ -704,7 +704,7 @@ static dp_status dp__sharing_make(const dp__face *face, const dp__cluster *all, 
     if (sharing == NULL || blocks == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu blocks", layout->range_count);
     *sharing = (dp__sharing){.ctx = ctx,
-                             .heap = all != NULL ? &ctx->near : &ctx->heap,
+                             .heap = all != NULL ? &ctx->world.near : &ctx->world.heap,
                              .cluster = all,
                              .count = layout->range_count,
                              .blocks = blocks};
@@ -768,7 +768,7 @@ static dp_status dp__words_here(const char *fn, dp_ctx *ctx, dp_scope *temp, con
     void *others = dp__array(temp, 1, bytes);
     DP_TRY(dp__all_or_none(fn, ctx, others != NULL ? DP_OK : dp__no_memory()));
     for (int m = 0; m < all->machine_count; m++) {
-        int rank = ctx->job->firsts[all->members[all->first[m]]];
+        int rank = ctx->world.job->firsts[all->members[all->first[m]]];
         void *to = m == all->own ? words : others;
         DP_TRY(dp__words_of(fn, ctx, rank, to, bytes));
     }
@@ -781,7 +781,7 @@ static dp_status dp__heap_near(const char *fn, dp_scope *temp, const dp_module *
                                const dp__cluster *all)
 {
     dp_ctx *ctx = module->ctx;
-    dp__job *job = ctx->job;
+    dp__job *job = ctx->world.job;
     bool first = all->place[job->process] == 0;
     const dp__heap heap = dp__heap_behind(&job->near, 0, 1, 0);
     dp__shared_name name = {.fd = -1};
@@ -799,7 +799,7 @@ static dp_status dp__heap_near(const char *fn, dp_scope *temp, const dp_module *
         dp__os_shared_close(&job->near);
     DP_TRY(status);
     dp__os_shared_dump(&job->near, 0, heap.each, false);
-    ctx->near = heap;
+    ctx->world.near = heap;
     return DP_OK;
 }
 
@@ -813,11 +813,12 @@ static dp_status dp__params_cluster(const char *fn, dp_scope *temp, const dp_mod
     if (status == DP_OK)
         status = dp__mailbox_open(ctx);
     DP_TRY(dp__all_or_none(fn, ctx, status));
-    int64_t carried = ctx->mailbox->carrier != NULL;
+    int64_t carried = ctx->world.mailbox->carrier != NULL;
     DP_TRY(dp__lowest(fn, ctx, &carried));
     all->by_messages = carried != 0;
     *out = all;
-    return ctx->near.shared == NULL ? dp__heap_near(fn, temp, wrapper->face->inner, all) : DP_OK;
+    return ctx->world.near.shared == NULL ? dp__heap_near(fn, temp, wrapper->face->inner, all)
+                                          : DP_OK;
 }
 
 /* From now on parameters are the wrapper's. */
@@ -832,7 +833,7 @@ static dp_status dp__sharing_begin(const char *fn, dp_module *wrapper, dp__shari
     sharing->seen = dp__writes_of(sharing);
     sharing->wrapper = wrapper;
     wrapper->sharing = sharing;
-    wrapper->ctx->sharings++;
+    wrapper->ctx->world.sharings++;
     return dp__all_or_none(fn, wrapper->ctx, DP_OK); /* nobody writes before all are here */
 }
 
@@ -854,7 +855,7 @@ static dp_status dp__params_share(const char *fn, dp_scope *temp, dp_module *wra
         status = dp__sharing_rooms(sharing, places);
     status = dp__all_or_none(fn, ctx, status);
     if (status != DP_OK)
-        dp__rooms_leave(all != NULL ? &ctx->near : &ctx->heap, places, ranges);
+        dp__rooms_leave(all != NULL ? &ctx->world.near : &ctx->world.heap, places, ranges);
     DP_TRY(status);
     DP_TRY(dp__words_here(fn, ctx, temp, all, places, ranges * sizeof *places));
     DP_TRY(dp__shared_failure(ctx, dp__sharing_map(sharing, places)));
@@ -955,7 +956,7 @@ static dp_status dp__edited_find(dp__edited *edited, dp_scope *temp)
     }
     DP_TRY(dp__numbers(edited->fn, ctx, call, own, all));
     for (int p = 0; p < ctx->info.process_count; p++) {
-        const uint64_t *other = all + (size_t)ctx->job->firsts[p] * words;
+        const uint64_t *other = all + (size_t)ctx->world.job->firsts[p] * words;
         for (size_t i = 0; i < count; i++) {
             if (dp__has_bit(other, i))
                 dp__edited_on(edited, i)[edited->all->machine[p]] = true;
@@ -1823,8 +1824,8 @@ static dp_status dp__distributed_meet(const char *fn, dp_module *module, dp_modu
     dp_status begun = dp__temp_begin(ctx, &temp);
     if (begun != DP_OK)
         return dp__exit(fn, ctx, dp__all_or_none(fn, ctx, begun));
-    bool spreads = ctx->guest_wrappers == 0; /* else the others have better numbers */
-    ctx->guest_wrappers -= !spreads;
+    bool spreads =
+        !dp__voter_catches_up(ctx->world.voter); /* else the others' numbers are better */
     status = dp__distributed_alike(fn, temp, module, wrapper, status);
     if (status == DP_OK)
         status = dp__distributed_join(fn, temp, wrapper, spreads);

@@ -42,8 +42,8 @@ typedef struct dp__group {
 static dp_status dp__group_introduction_make(const dp__group *group, dp__group_introduction *out)
 {
     *out = (dp__group_introduction){.group = group->number, .machine = dp__os_machine()};
-    if (group->ctx->tree != NULL)
-        DP_TRY(dp__far_host(group->ctx->tree, out->host, sizeof out->host));
+    if (group->ctx->world.tree != NULL)
+        DP_TRY(dp__far_host(group->ctx->world.tree, out->host, sizeof out->host));
     if (group->number < 0 || dp__os_secret((uint64_t *)&out->secret, sizeof out->secret))
         return DP_OK;
     return dp_error(DP_ERR_UNSUPPORTED,
@@ -54,7 +54,7 @@ static dp_status dp__group_introduction_make(const dp__group *group, dp__group_i
 
 static const dp__group_introduction *dp__group_introduction_of(const dp__group *group, int process)
 {
-    const dp__job *job = group->ctx->job;
+    const dp__job *job = group->ctx->world.job;
     return &group->introductions[job != NULL ? job->firsts[process] : 0];
 }
 
@@ -151,7 +151,7 @@ static int dp__group_timeout_ms(const dp__group *group)
 DP__COLD static dp_status dp__group_hears(void *user)
 {
     const dp__group *group = user;
-    dp__job *job = group->ctx->job;
+    dp__job *job = group->ctx->world.job;
     char who[DP__WHO_BYTES];
     DP_TRY(dp__job_heard(job));
     for (int p = 0; p < job->process_count; p++)
@@ -194,7 +194,7 @@ static dp_status dp__group_join_line(dp__group *group, dp__launch *launch, dp__m
     bool meant;
     dp_bootstrap split;
     dp_config *config = &group->config;
-    DP_TRY(dp__backend_mpi->split(group->ctx->mpi_links, group->number, &split));
+    DP_TRY(dp__backend_mpi->split(group->ctx->world.mpi_links, group->number, &split));
     config->bootstrap = split;
     dp_status status = DP_OK;
     if (group->number >= 0)
@@ -214,7 +214,7 @@ static dp_status dp__group_open(dp__group *group)
     dp__launch launch = {
         .name = "group", .process = group->process, .process_count = group->process_count};
     dp__group_resolve(group);
-    if (dp__backend_mpi != NULL && group->ctx->mpi_links != NULL) {
+    if (dp__backend_mpi != NULL && group->ctx->world.mpi_links != NULL) {
         DP_TRY(dp__group_join_line(group, &launch, &links));
     } else if (group->number >= 0 && group->process_count > 1) {
         DP_TRY(dp__group_launch(group, first, far, &launch));

@@ -507,8 +507,8 @@ static void dp__job_spread_own(dp__job *job, dp_status status, int rank, const c
 /* The job has failed here: the others hear why. */
 static void dp__job_tell(dp_ctx *ctx)
 {
-    if (ctx->job != NULL)
-        dp__job_spread_own(ctx->job, (dp_status)atomic_load(&ctx->failed), ctx->failed_rank,
+    if (ctx->world.job != NULL)
+        dp__job_spread_own(ctx->world.job, (dp_status)atomic_load(&ctx->failed), ctx->failed_rank,
                            ctx->failed_text);
 }
 
@@ -616,21 +616,21 @@ static void dp__progress_message_send(const dp__job *job)
 /* A call has failed, and the job has not: for those who may come to wait for this process. */
 static void dp__job_say(dp_ctx *ctx, const char *text)
 {
-    if (ctx->job == NULL)
+    if (ctx->world.job == NULL)
         return;
     dp__lock_enter(&ctx->lock);
-    dp__progress *own = dp__progress_of(ctx->job, ctx->job->process);
+    dp__progress *own = dp__progress_of(ctx->world.job, ctx->world.job->process);
     dp__label_put(own->said, sizeof own->said, text);
     for (int i = 0; i < DP__LANES; i++)
         atomic_store(&own->tracks[i].said_after, atomic_load(&own->tracks[i].begun));
     dp__lock_leave(&ctx->lock);
-    dp__progress_message_send(ctx->job);
+    dp__progress_message_send(ctx->world.job);
 }
 
 /* It takes part in nothing more. */
 static void dp__job_leave(const dp_ctx *ctx)
 {
-    dp__job *job = ctx->job;
+    dp__job *job = ctx->world.job;
     if (job == NULL)
         return;
     atomic_store(&dp__progress_of(job, job->process)->presence, DP__LEFT);
@@ -1112,7 +1112,7 @@ static bool dp__job_has_cores(const dp__job *job, int threads)
 static bool dp__job_aborted(const dp_host *host)
 {
     const dp_ctx *ctx = dp__ctx_of(host);
-    if (ctx->job == NULL || dp__host_aborted(host))
+    if (ctx->world.job == NULL || dp__host_aborted(host))
         return dp__host_aborted(host);
     const dp__lane *lane = dp__of_thread.lane;
     dp__journal *journal = lane != NULL && lane->ctx == ctx ? lane->journal
@@ -1309,7 +1309,7 @@ static dp_status dp__journal_end(dp__journal *journal, dp_status status)
 /* NULL: there are no other processes. */
 static dp__job *dp__job_of(const dp_host *host)
 {
-    return dp__ctx_of(host)->job;
+    return dp__ctx_of(host)->world.job;
 }
 
 /* Returns the ring of the lane that is opened. */
@@ -1384,7 +1384,7 @@ DP_API size_t dp_recent_collectives(const dp_ctx *ctx, char *text, size_t bytes)
 static void dp__journal_log(const dp_ctx *ctx)
 {
     char line[DP__LINE_ROOM];
-    if (ctx->job == NULL || !dp__log_wants(ctx, DP_LOG_ERROR))
+    if (ctx->world.job == NULL || !dp__log_wants(ctx, DP_LOG_ERROR))
         return;
     dp__log(ctx, DP_LOG_ERROR, "the job failed: %s", ctx->failed_text);
     for (int i = 0; i < DP__LANES; i++)
@@ -1593,7 +1593,7 @@ static dp_status dp__board_share(dp__job *job, const dp__outbox_sizes *lines)
     area.bytes = heap.first + count * heap.each;
     if (dp__area_try(job, &area, false, &job->shared) == DP_OK) {
         dp__os_shared_dump(&job->shared, heap.first, count * heap.each, false);
-        job->ctx->heap = heap;
+        job->ctx->world.heap = heap;
     } else {
         dp__log(job->ctx, DP_LOG_INFO, "gradients are not in shared memory: %s", dp_last_error());
         area = dp__board_area(job, lines->alone);
@@ -1631,7 +1631,7 @@ static dp_status dp__job_seat(dp__job *job, bool one_machine, const dp__outbox_s
         dp__os_shared_close(&job->shared);
         return status;
     }
-    job->ctx->job = job;
+    job->ctx->world.job = job;
     for (int i = 0; i < DP__LANES; i++)
         job->ctx->lanes[i].journal = &job->journals[i];
     job->ctx->host.aborted = dp__job_aborted;

@@ -268,7 +268,8 @@ static dp_status dp__meet_fill(dp_ctx *ctx, const dp_coll_call *want, dp_scope *
 static dp_status dp__meet_count(dp_ctx *ctx, dp_scope *temp, int64_t *out)
 {
     const dp__meet *meet = ctx->meet;
-    const dp_coll_call call = {.local = ctx->wires, .count = 1, .dtype = DP_I64, .op = DP_OP_SUM};
+    const dp_coll_call call = {
+        .local = ctx->world.wires, .count = 1, .dtype = DP_I64, .op = DP_OP_SUM};
     int64_t *takes = dp__array(temp, (size_t)ctx->info.local_count, sizeof *takes), here = 0;
     if (takes == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d ranks", ctx->info.local_count);
@@ -356,7 +357,8 @@ static dp_status dp__meet_do(dp_ctx *ctx)
     const dp__coll *want = &meet->want;
     dp_scope *temp = NULL;
     if (want->call.local == NULL)
-        return ctx->wires != NULL ? dp__barrier(want->fn, ctx, ctx->wires) : dp__sync_all(ctx);
+        return ctx->world.wires != NULL ? dp__barrier(want->fn, ctx, ctx->world.wires)
+                                        : dp__sync_all(ctx);
     DP_TRY(dp__meet_check(ctx));
     if (meet->over_ranks)
         return dp__meet_ranks(ctx);

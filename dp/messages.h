@@ -508,7 +508,7 @@ static void *dp__place_at(const dp__mailbox *mailbox, uint64_t place)
 /* For others; SIZE_MAX: it does not lie in the heap. */
 static uint64_t dp__place_of(const dp__mailbox *mailbox, const void *data, size_t bytes)
 {
-    bool there = dp__heap_place(&mailbox->ctx->heap, data, bytes) != SIZE_MAX;
+    bool there = dp__heap_place(&mailbox->ctx->world.heap, data, bytes) != SIZE_MAX;
     return there ? (uint64_t)((const char *)data - (const char *)mailbox->job->shared.data)
                  : SIZE_MAX;
 }
@@ -539,12 +539,12 @@ static dp_status dp__answer_take(dp__mailbox *mailbox, dp__answer **out)
 {
     dp__outboxes *outboxes = dp__outboxes_here(mailbox);
     void *more = NULL;
-    if (outboxes->answers == NULL && mailbox->ctx->heap.shared == NULL)
+    if (outboxes->answers == NULL && mailbox->ctx->world.heap.shared == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for more than %d messages at once",
                         (int)DP__ANSWERS_ALONE);
     if (outboxes->answers == NULL) {
-        DP_TRY(dp__heap_take(mailbox->ctx, &mailbox->ctx->heap, DP__ANSWERS * sizeof(dp__answer),
-                             64, &more));
+        DP_TRY(dp__heap_take(mailbox->ctx, &mailbox->ctx->world.heap,
+                             DP__ANSWERS * sizeof(dp__answer), 64, &more));
         dp__answers_add(outboxes, more, DP__ANSWERS);
     }
     *out = outboxes->answers;
@@ -557,7 +557,7 @@ static dp_status dp__outbox_room(dp__mailbox *mailbox, dp__outbox_peer *peer)
 {
     void *room = NULL;
     if (peer->room == NULL)
-        DP_TRY(dp__heap_take(mailbox->ctx, &mailbox->ctx->heap,
+        DP_TRY(dp__heap_take(mailbox->ctx, &mailbox->ctx->world.heap,
                              (size_t)DP__ROOM_PIECES * DP__ROOM_PIECE, 64, &room));
     peer->room = room != NULL ? room : peer->room;
     return DP_OK;
@@ -812,7 +812,7 @@ static dp_status dp__outbox_open(dp__mailbox *mailbox)
     outboxes->spin = dp__job_has_cores(mailbox->job, mailbox->process_count);
     mailbox->carried = outboxes;
     mailbox->carrier = &dp__outbox_carrier;
-    if (mailbox->ctx->heap.shared != NULL)
+    if (mailbox->ctx->world.heap.shared != NULL)
         return DP_OK;
     char *behind = (char *)outboxes->own + dp__outbox_bytes(mailbox->process_count);
     dp__answers_add(outboxes, (void *)behind, DP__ANSWERS_ALONE);
@@ -924,7 +924,7 @@ typedef struct dp__channel {
 } dp__channel;
 
 typedef struct dp__channels {
-    dp__listener *message_listener;
+    dp__listener *listener;
     dp__packet *spare;
     dp__os_watch *watch; /* channels that there are, and the listener */
     int *watched;        /* which channels */
@@ -1009,7 +1009,7 @@ static void dp__channel_fail(dp__mailbox *mailbox, int process)
 static void dp__channel_ask(dp__mailbox *mailbox, int process)
 {
     const dp__channel *channel = dp__channel_to(mailbox, process, false);
-    const dp__port *port = &dp__channels_of(mailbox)->message_listener->port;
+    const dp__port *port = &dp__channels_of(mailbox)->listener->port;
     if (!dp__call_ask(channel->call, port, process, channel->fd))
         dp__channel_fail(mailbox, process);
 }
@@ -1024,8 +1024,7 @@ DP__COLD static dp_status dp__channel_reach(dp__mailbox *mailbox, int process, i
     if (channel->call == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a message");
     *channel->call = (dp__dial){.asked = false};
-    dp_status status =
-        dp__listener_call(dp__channels_of(mailbox)->message_listener, process, &channel->fd);
+    dp_status status = dp__listener_call(dp__channels_of(mailbox)->listener, process, &channel->fd);
     if (channel->fd < 0)
         dp__channel_fail(mailbox, process);
     else if (dp__os_ready(channel->fd, DP__CAN_WRITE, ms))
@@ -1198,7 +1197,7 @@ static dp__os_watch dp__channel_watch(const dp__channel *channel)
 static dp_status dp__channel_hear(dp__mailbox *mailbox, dp__channel *channel, int process)
 {
     if (channel->call != NULL) {
-        const dp__port *port = &dp__channels_of(mailbox)->message_listener->port;
+        const dp__port *port = &dp__channels_of(mailbox)->listener->port;
         dp_status status = dp__call_hear(channel->call, port, channel->fd);
         if (status == DP_ERR_REMOTE)
             dp__channel_fail(mailbox, process);
@@ -1227,11 +1226,11 @@ static dp_status dp__channel_go_on(dp__mailbox *mailbox, int place, int events)
 DP__COLD static dp_status dp__channels_let_in(dp__mailbox *mailbox)
 {
     dp__channels *channels = dp__channels_of(mailbox);
-    int before = channels->message_listener->port.server.taken;
-    DP_TRY(dp__shared_failure(mailbox->ctx, dp__listener_look(channels->message_listener)));
-    bool some = channels->message_listener->port.server.taken != before;
+    int before = channels->listener->port.server.taken;
+    DP_TRY(dp__shared_failure(mailbox->ctx, dp__listener_look(channels->listener)));
+    bool some = channels->listener->port.server.taken != before;
     for (int p = 0; p < mailbox->process_count && some; p++) {
-        int fd = dp__listener_take(channels->message_listener, p);
+        int fd = dp__listener_take(channels->listener, p);
         if (fd >= 0)
             *dp__channel_to(mailbox, p, true) = (dp__channel){.fd = fd, .met = true};
     }
@@ -1270,7 +1269,7 @@ static int dp__channels_watch(dp__channels *channels)
 static dp_status dp__channels_look(dp__mailbox *mailbox, int timeout_ms)
 {
     dp__channels *channels = dp__channels_of(mailbox);
-    const dp__server *server = &channels->message_listener->port.server;
+    const dp__server *server = &channels->listener->port.server;
     bool greets = server->pending_count > 0, full = server->full;
     for (int p = 0; p < mailbox->process_count; p++)
         if (channels->of[p].again_ns != 0)
@@ -1380,7 +1379,7 @@ static int dp__channel_presence(const dp__mailbox *mailbox, int process, int kno
 DP__COLD static int dp__channel_excuse(const dp__mailbox *mailbox, const dp__request *request,
                                        char *text, size_t room)
 {
-    const dp__port *port = &dp__channels_of(mailbox)->message_listener->port;
+    const dp__port *port = &dp__channels_of(mailbox)->listener->port;
     int process = request->process;
     char who[DP__WHO_BYTES];
     if (request->receives && port->server.full)
@@ -1396,7 +1395,7 @@ DP__COLD static int dp__channel_excuse(const dp__mailbox *mailbox, const dp__req
     return -1;
 }
 
-DP__COLD static dp_status dp__channels_open(dp__mailbox *mailbox, dp__listener *message_listener)
+DP__COLD static dp_status dp__channels_open(dp__mailbox *mailbox, dp__listener *listener)
 {
     static const dp__carrier carrier = {
         .prepare = dp__channel_prepare,
@@ -1420,11 +1419,9 @@ DP__COLD static dp_status dp__channels_open(dp__mailbox *mailbox, dp__listener *
     int *watched = dp__scope_bytes(mailbox->scope, count * sizeof *watched, 64);
     if (channels == NULL || watch == NULL || watched == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for messages");
-    *channels = (dp__channels){.message_listener = message_listener,
-                               .watch = watch,
-                               .watched = watched,
-                               .count = (int)count};
-    dp__port_raise(&message_listener->port);
+    *channels = (dp__channels){
+        .listener = listener, .watch = watch, .watched = watched, .count = (int)count};
+    dp__port_raise(&listener->port);
     for (size_t i = 0; i < count; i++)
         channels->of[i] = (dp__channel){.fd = -1};
     mailbox->carried = channels;
@@ -1600,17 +1597,17 @@ static dp_status dp__mailbox_fill(dp_ctx *ctx, dp_scope *scope)
     if (mailbox == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for messages");
     *mailbox = (dp__mailbox){.ctx = ctx,
-                             .job = ctx->job,
+                             .job = ctx->world.job,
                              .scope = scope,
                              .process = ctx->info.process,
                              .process_count = ctx->info.process_count};
-    if (ctx->job != NULL && ctx->job->shared.data != NULL)
+    if (ctx->world.job != NULL && ctx->world.job->shared.data != NULL)
         DP_TRY(dp__outbox_open(mailbox));
-    else if (ctx->mpi_links != NULL && dp__backend_mpi != NULL)
+    else if (ctx->world.mpi_links != NULL && dp__backend_mpi != NULL)
         DP_TRY(dp__backend_mpi->mailbox(mailbox));
-    else if (ctx->message_listener != NULL && ctx->message_listener->why[0] == '\0')
-        DP_TRY(dp__channels_open(mailbox, ctx->message_listener));
-    ctx->mailbox = mailbox;
+    else if (ctx->world.listener != NULL && ctx->world.listener->why[0] == '\0')
+        DP_TRY(dp__channels_open(mailbox, ctx->world.listener));
+    ctx->world.mailbox = mailbox;
     return DP_OK;
 }
 
@@ -1618,7 +1615,7 @@ static dp_status dp__mailbox_fill(dp_ctx *ctx, dp_scope *scope)
 static dp_status dp__mailbox_open(dp_ctx *ctx)
 {
     dp_scope *scope;
-    if (ctx->mailbox != NULL)
+    if (ctx->world.mailbox != NULL)
         return DP_OK;
     DP_TRY(dp__temp_begin(ctx, &scope));
     dp_status status = dp__mailbox_fill(ctx, scope);
@@ -1629,9 +1626,9 @@ static dp_status dp__mailbox_open(dp_ctx *ctx)
 
 static void dp__mailbox_close(dp_ctx *ctx)
 {
-    if (ctx->mailbox != NULL && ctx->mailbox->carrier != NULL &&
-        ctx->mailbox->carrier->close != NULL)
-        ctx->mailbox->carrier->close(ctx->mailbox);
+    if (ctx->world.mailbox != NULL && ctx->world.mailbox->carrier != NULL &&
+        ctx->world.mailbox->carrier->close != NULL)
+        ctx->world.mailbox->carrier->close(ctx->world.mailbox);
 }
 
 static void dp__mailbox_let_go(dp__mailbox *mailbox)
@@ -1663,7 +1660,7 @@ static bool dp__mailbox_has_messages(const dp__mailbox *mailbox)
    done. */
 static void dp__mailbox_forget(dp_ctx *ctx)
 {
-    dp__mailbox *mailbox = ctx->mailbox;
+    dp__mailbox *mailbox = ctx->world.mailbox;
     if (mailbox == NULL)
         return;
     dp__mailbox_close(ctx);
@@ -1672,7 +1669,7 @@ static void dp__mailbox_forget(dp_ctx *ctx)
             if (mailbox->blocks[i][k].stage != NULL)
                 mailbox->blocks[i][k].stage->lost = true;
     mailbox->scope->lost = true;
-    ctx->mailbox = NULL;
+    ctx->world.mailbox = NULL;
 }
 
 static dp_status dp__message_check(const char *fn, dp_ctx *ctx, const dp_message *message)
@@ -1698,7 +1695,7 @@ static dp_status dp__request_stage(dp__mailbox *mailbox, dp__request *request,
     void *data = tensor->data;
     if (!own && request->bytes > 0) {
         DP_TRY(dp__temp_begin(ctx, &request->stage));
-        if (ctx->heap.shared != NULL)
+        if (ctx->world.heap.shared != NULL)
             DP_TRY(dp__scope_block(request->stage, &ctx->shared_pool, request->bytes, &data));
         else
             data = dp__scope_bytes(request->stage, request->bytes, 64);
@@ -1733,8 +1730,8 @@ static dp_status dp__request_fill(dp__mailbox *mailbox, dp__request *request,
         request->process = mailbox->job != NULL ? dp__process_of(mailbox->job, message->peer) : 0;
     if (request->process != mailbox->process && mailbox->carrier == NULL)
         return dp_error(DP_ERR_UNSUPPORTED, "nothing carries messages between these processes: %s",
-                        ctx->message_listener != NULL
-                            ? ctx->message_listener->why
+                        ctx->world.listener != NULL
+                            ? ctx->world.listener->why
                             : "they have met through an MPI that was initialised "
                               "below MPI_THREAD_SERIALIZED");
     DP_TRY(dp__request_stage(mailbox, request, &message->tensor));
@@ -1784,22 +1781,22 @@ static dp_status dp__messages_begin(const char *fn, dp_ctx *ctx, dp_message *mes
     size_t made = 0;
     for (size_t i = 0; i < count; i++) {
         DP_TRY(dp__message_check(fn, ctx, &messages[i]));
-        if (dp__request_of(ctx->mailbox, &messages[i]) != NULL)
+        if (dp__request_of(ctx->world.mailbox, &messages[i]) != NULL)
             return dp_error(DP_ERR_STATE, "%s: message %zu has begun, and was not ended", fn, i);
     }
     DP_TRY(dp__mailbox_open(ctx));
     while (made < count && status == DP_OK) {
-        status = dp__message_make(ctx->mailbox, &messages[made], ours);
+        status = dp__message_make(ctx->world.mailbox, &messages[made], ours);
         made += status == DP_OK;
     }
     for (size_t i = 0; i < made && status != DP_OK; i++) {
-        status = dp__request_drop(ctx->mailbox, messages[i].state, status);
+        status = dp__request_drop(ctx->world.mailbox, messages[i].state, status);
         messages[i].state = NULL;
         messages[i].number = 0;
         messages[i].status = status;
     }
     for (size_t i = 0; i < count && status == DP_OK; i++)
-        status = dp__message_start(ctx->mailbox, &messages[i]);
+        status = dp__message_start(ctx->world.mailbox, &messages[i]);
     return status;
 }
 
@@ -1942,7 +1939,7 @@ static void dp__messages_trace(const dp__mailbox *mailbox, const dp_message *mes
 
 static dp_status dp__messages_end(const char *fn, dp_ctx *ctx, dp_message *messages, size_t count)
 {
-    dp__mailbox *mailbox = ctx->mailbox;
+    dp__mailbox *mailbox = ctx->world.mailbox;
     DP_TRY(dp__messages_begun(fn, mailbox, messages, count));
     if (count == 0)
         return DP_OK;
@@ -1962,7 +1959,7 @@ DP_API dp_status dp_messages_end(dp_ctx *ctx, dp_message *messages, size_t count
 
 static dp_status dp__messages_test(const char *fn, dp_ctx *ctx, dp_message *messages, size_t count)
 {
-    dp__mailbox *mailbox = ctx->mailbox;
+    dp__mailbox *mailbox = ctx->world.mailbox;
     uint64_t waited_ns;
     DP_TRY(dp__messages_begun(fn, mailbox, messages, count));
     if (mailbox == NULL)
@@ -1997,7 +1994,7 @@ static dp_status dp__message_whole(const char *fn, dp_ctx *ctx, dp_message *mess
     DP_TRY(dp__messages_begin(fn, ctx, message, 1, false));
     dp_status status = dp__messages_end(fn, ctx, message, 1);
     if (status == DP_ERR_STATE && message->state != NULL) /* nothing has happened */
-        return dp__request_drop(ctx->mailbox, message->state, status);
+        return dp__request_drop(ctx->world.mailbox, message->state, status);
     return status;
 }
 

@@ -1278,7 +1278,7 @@ static void dp__sharing_end(dp_module *wrapper)
         if (root->sharing == sharing)
             root->sharing = NULL;
     }
-    sharing->ctx->sharings--;
+    sharing->ctx->world.sharings--;
     wrapper->sharing = NULL;
 }
 
@@ -2037,7 +2037,7 @@ DP_API dp_status dp_params_move_block(dp_module *module, void *block, void *bloc
 static bool dp__shares(const dp_module *module)
 {
     bool shares = false;
-    for (size_t i = 0; module->ctx->sharings > 0 && i < module->listed_count && !shares; i++)
+    for (size_t i = 0; module->ctx->world.sharings > 0 && i < module->listed_count && !shares; i++)
         shares = dp__param_at(module, i)->sharing != NULL;
     return shares;
 }
@@ -2050,14 +2050,14 @@ static void dp__edits_count(const dp_module *module, int more)
         if (sharing == NULL)
             continue;
         sharing->edits += more;
-        module->ctx->edits += more;
+        module->ctx->world.edits += more;
     }
 }
 
 static bool dp__is_edited(const dp_module *module)
 {
     bool edited = false;
-    for (size_t i = 0; module->ctx->edits > 0 && i < module->listed_count && !edited; i++) {
+    for (size_t i = 0; module->ctx->world.edits > 0 && i < module->listed_count && !edited; i++) {
         const dp__sharing *sharing = dp__param_at(module, i)->sharing;
         edited = sharing != NULL && sharing->edits > 0;
     }

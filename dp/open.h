@@ -315,13 +315,12 @@ DP__APART static dp_status dp__own_tree_open(const dp__port *port, int timeout_m
    as those of a launcher do. Without that they have no messages, unless they could do nothing. */
 static dp_status dp__own_tree(dp_ctx *ctx, dp__meeting *meeting)
 {
-    dp__listener *message_listener = ctx->message_listener;
+    dp__listener *listener = ctx->world.listener;
     dp__tree *tree = NULL;
-    if (message_listener == NULL || message_listener->why[0] != '\0' ||
-        dp__boot_is_ours(meeting->boot))
+    if (listener == NULL || listener->why[0] != '\0' || dp__boot_is_ours(meeting->boot))
         return DP_OK;
-    dp_status status = dp__agree(
-        meeting, dp__own_tree_open(&message_listener->port, ctx->config.timeout_ms, &tree));
+    dp_status status =
+        dp__agree(meeting, dp__own_tree_open(&listener->port, ctx->config.timeout_ms, &tree));
     if (status == DP_OK)
         dp__far_begin(ctx, tree, NULL);
     else
@@ -329,7 +328,7 @@ static dp_status dp__own_tree(dp_ctx *ctx, dp__meeting *meeting)
     if (status == DP_OK || dp__tcp_carries(ctx))
         return status;
     DP_TRY(dp__agree(meeting, DP_OK)); /* the bootstrap has not failed */
-    strcpy(message_listener->why, "the processes do not reach each other over TCP");
+    strcpy(listener->why, "the processes do not reach each other over TCP");
     dp__listener_shut(ctx);
     return DP_OK;
 }
@@ -353,9 +352,9 @@ static void dp__in_child(void)
         dp_ctx *ctx = atomic_load(&dp__live[i]);
         if (ctx == NULL)
             continue;
-        dp__tree_let_go(ctx->tree);
-        dp__voter_unlisten(ctx->voter);
-        dp__mailbox_let_go(ctx->mailbox);
+        dp__tree_let_go(ctx->world.tree);
+        dp__voter_unlisten(ctx->world.voter);
+        dp__mailbox_let_go(ctx->world.mailbox);
         dp__listener_unlisten(ctx);
         dp__unbind_child(ctx);
     }
@@ -379,7 +378,7 @@ static dp_ctx *dp__ctx_new(const dp_config *config)
                     .failing = &failing,
                     .config = *config,
                     .lock = DP__LOCK_INITIALIZER,
-                    .far_lock = DP__LOCK_INITIALIZER};
+                    .world_lock = DP__LOCK_INITIALIZER};
     ctx->config.allocator = allocator;
     ctx->fork_count = dp__os_fork_count();
     dp__resolve_log(ctx);
@@ -392,8 +391,8 @@ static dp_status dp__open_voter(dp_ctx *ctx, dp__meeting *meeting)
     const dp_bootstrap *boot = meeting->boot;
     bool far = !dp__one_machine(meeting) || meeting->launch->own[0] != '\0';
     DP_TRY(dp__agree(meeting, dp__voter_open(boot, meeting->launch, meeting->near.machine, far,
-                                             ctx->config.shards > 0, &ctx->voter)));
-    return dp__agree(meeting, dp__voter_meet(boot, ctx->voter));
+                                             ctx->config.shards > 0, &ctx->world.voter)));
+    return dp__agree(meeting, dp__voter_meet(boot, ctx->world.voter));
 }
 
 /* Makes it for a process that is alone, where others come later. */
@@ -401,9 +400,9 @@ static dp_status dp__open_voter_alone(dp_ctx *ctx, const dp__launch *launch)
 {
     const dp_bootstrap alone = {.process_count = 1};
     DP_TRY(dp__voter_open(&alone, launch, (dp__share){0, 1}, launch->own[0] != '\0',
-                          ctx->config.shards > 0, &ctx->voter));
-    dp__voter_own(ctx->voter)->memory = dp__decision_id(&ctx->voter->decision);
-    dp__voter_begin(ctx->voter, 1);
+                          ctx->config.shards > 0, &ctx->world.voter));
+    dp__voter_own(ctx->world.voter)->memory = dp__decision_id(&ctx->world.voter->decision);
+    dp__voter_begin(ctx->world.voter, 1);
     return DP_OK;
 }
 
@@ -525,11 +524,10 @@ static dp_status dp__open_guest_met(dp_config *config, dp__voter *voter, int tim
     DP_TRY(status);
     tree->timeout_ms = (*out)->config.timeout_ms;
     dp__far_begin(*out, tree, NULL);
-    (*out)->guest_wrappers = voter->wrappers;
     voter->whole = config->shards > 0;
     voter->members->whole = voter->whole;
     (*out)->info.recoveries = dp__voter_met(voter);
-    (*out)->voter = voter;
+    (*out)->world.voter = voter;
     return DP_OK;
 }
 
@@ -653,8 +651,8 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
     if (ask_devices && ctx->lanes[DP__CALLER].comm != NULL)
         ctx->lanes[DP__CALLER].comm->ops->close(ctx->lanes[DP__CALLER].comm);
     dp__listener_close(ctx);
-    dp__tree_close(ctx->tree, ask_devices);
-    dp__mpi_links_close(ctx->mpi_links, ask_devices, ctx->failed != DP_OK);
+    dp__tree_close(ctx->world.tree, ask_devices);
+    dp__mpi_links_close(ctx->world.mpi_links, ask_devices, ctx->failed != DP_OK);
     if (ask_devices && ctx->team != NULL)
         dp__team_close(ctx->team);
     for (ptrdiff_t i = 0; ask_devices && i < dp__devices_count(ctx); i++)
@@ -675,11 +673,11 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         dp__trace_leave(ctx);
     dp__unbind(ctx);
     dp_allocator allocator = ctx->config.allocator;
-    dp__job_close(ctx->job);
-    for (dp__job *job = ctx->voter != NULL ? ctx->voter->before : NULL; job != NULL;
+    dp__job_close(ctx->world.job);
+    for (dp__job *job = ctx->world.voter != NULL ? ctx->world.voter->before : NULL; job != NULL;
          job = job->before)
         dp__job_close(job);
-    dp__voter_close(ctx->voter, ask_devices);
+    dp__voter_close(ctx->world.voter, ask_devices);
     while (ctx->tracked != NULL)
         dp__tracked_free(ctx, ctx->tracked);
     allocator.free(ctx, sizeof *ctx, allocator.user);

@@ -564,9 +564,10 @@ static dp_status dp__exchange(dp__coll coll, void *data, size_t stride)
 static dp_status dp__wires_open(dp_ctx *ctx)
 {
     size_t one_each = (size_t)ctx->info.rank_count * sizeof(int64_t);
-    ctx->wire_bytes = one_each > DP__WIRE_BYTES ? one_each : DP__WIRE_BYTES;
-    DP_TRY(dp__temp_begin(ctx, &ctx->wires_scope));
-    return dp__wires_make("dp_open", ctx, ctx->wires_scope, ctx->wire_bytes, &ctx->wires);
+    ctx->world.wire_bytes = one_each > DP__WIRE_BYTES ? one_each : DP__WIRE_BYTES;
+    DP_TRY(dp__temp_begin(ctx, &ctx->world.wires_scope));
+    return dp__wires_make("dp_open", ctx, ctx->world.wires_scope, ctx->world.wire_bytes,
+                          &ctx->world.wires);
 }
 
 /* A reduction of any byte of each rank: nobody leaves before everybody has given theirs. */
@@ -595,7 +596,8 @@ static dp_status dp__barrier_alone(const char *fn, dp_ctx *ctx)
     if (ctx->lanes[DP__CALLER].comm == NULL)
         return dp__exit(fn, ctx, dp__sync_all(ctx));
     return dp__exit(fn, ctx,
-                    ctx->wires != NULL ? dp__barrier(fn, ctx, ctx->wires) : dp__barrier_here(ctx));
+                    ctx->world.wires != NULL ? dp__barrier(fn, ctx, ctx->world.wires)
+                                             : dp__barrier_here(ctx));
 }
 
 DP_API dp_status dp_barrier(dp_ctx *ctx)
@@ -607,7 +609,7 @@ DP_API dp_status dp_barrier(dp_ctx *ctx)
 /* What a process says in words, or in one number, becomes what all get. */
 static dp_status dp__tell(const char *fn, dp_ctx *ctx, dp_coll_call call, void *data)
 {
-    call.local = ctx->wires;
+    call.local = ctx->world.wires;
     return dp__exchange((dp__coll){fn, &ctx->lanes[DP__CALLER], call}, data, 0);
 }
 
@@ -646,7 +648,7 @@ static dp_status dp__numbers_send(const dp__coll *coll, int local_rank, const vo
     const dp__device *device = &ctx->devices[local_rank];
     const int64_t count = (int64_t)coll->call.count;
     size_t rank = (size_t)(ctx->info.rank_first + local_rank);
-    dp_part *wire = &ctx->wires[local_rank];
+    dp_part *wire = &ctx->world.wires[local_rank];
     bool places = coll->call.verb == DP_ALL_GATHER;
     wire->send = (char *)wire->recv + (places ? rank * dp__blocks_bytes(coll, false) : 0);
     dp_tensor from = dp_wrap_const(own, coll->call.dtype, 1, &count), to = from;
@@ -674,14 +676,14 @@ static dp_status dp__numbers_run(dp__coll coll, const char *own, char *out)
 {
     dp_ctx *ctx = coll.lane->ctx;
     size_t blocks = coll.call.verb == DP_ALL_GATHER ? (size_t)ctx->info.rank_count : 1;
-    size_t count = coll.call.count, most = ctx->wire_bytes / (blocks * sizeof(int64_t));
+    size_t count = coll.call.count, most = ctx->world.wire_bytes / (blocks * sizeof(int64_t));
     for (size_t done = 0; done < count; done += coll.call.count) {
         coll.call.count = count - done < most ? count - done : most;
         for (int i = 0; i < ctx->info.local_count; i++)
             DP_TRY(dp__numbers_send(&coll, i, own + done * sizeof(int64_t)));
         DP_TRY(dp__collective_run(&coll));
         for (int i = 0; i < ctx->info.local_count; i++) /* where all else sends from */
-            ctx->wires[i].send = ctx->wires[i].recv;
+            ctx->world.wires[i].send = ctx->world.wires[i].recv;
         DP_TRY(dp__numbers_get(&coll, blocks, count, out + done * sizeof(int64_t)));
     }
     return DP_OK;
@@ -725,13 +727,13 @@ static dp_status dp__numbers(const char *fn, dp_ctx *ctx, dp_coll_call call, con
                              void *out)
 {
     DP_TRY(dp__check_numbers(fn, ctx, &call, own, out));
-    call.local = ctx->wires;
+    call.local = ctx->world.wires;
     call.scale = 1;
     call.op = call.op == DP_OP_MEAN ? DP_OP_SUM : call.op; /* whose divisor is not that of ranks */
     const dp__coll coll = {fn, &ctx->lanes[DP__CALLER], call};
     DP_TRY(dp__enter(fn, ctx));
     dp_status status = DP_OK;
-    if (ctx->wires != NULL)
+    if (ctx->world.wires != NULL)
         status = dp__shared_failure(ctx, dp__numbers_run(coll, own, out));
     else
         dp__numbers_alone(&coll, own, out);

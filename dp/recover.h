@@ -18,8 +18,16 @@
    What belongs to the processes as they were. Nothing of it runs any more: the job has failed, and
    the devices have been waited for.                                                             */
 
-/* Also what an attempt has made that failed. `old` is what there was before the first one. */
-static void dp__world_end(dp_ctx *ctx, dp__job *old)
+/* Returns what outlives the ways to the others: memory is in use, and the failure can be asked. */
+static dp__world dp__world_rest(const dp__world *world)
+{
+    return (dp__world){
+        .job = world->job, .heap = world->heap, .near = world->near, .voter = world->voter};
+}
+
+/* Ends the world that there is, also one that an attempt has made which failed, and begins an empty
+   one. Of `before`, which the first attempt found, the rest stays. */
+static void dp__world_leave(dp_ctx *ctx, const dp__world *before)
 {
     dp__mailbox_forget(ctx);
     dp__listener_close(ctx);
@@ -31,17 +39,14 @@ static void dp__world_end(dp_ctx *ctx, dp__job *old)
     }
     dp__host_free(&ctx->host, ctx->commed);
     ctx->commed = NULL;
-    if (ctx->wires_scope != NULL)
-        ctx->wires_scope->lost = true;
-    ctx->wires_scope = NULL;
-    ctx->wires = NULL;
-    dp__tree *tree = ctx->tree;
+    if (ctx->world.wires_scope != NULL)
+        ctx->world.wires_scope->lost = true;
+    dp__tree *tree = ctx->world.tree;
     dp__far_begin(ctx, NULL, NULL);
     dp__tree_close(tree, true);
-    if (ctx->job != old)
-        dp__job_free(ctx->job);
-    ctx->job = NULL;
-    ctx->heap = ctx->near = (dp__heap){.shared = NULL};
+    if (ctx->world.job != before->job)
+        dp__job_free(ctx->world.job);
+    ctx->world = (dp__world){.voter = before->voter};
 }
 
 /* No pass goes on that was begun with others. */
@@ -53,18 +58,20 @@ static void dp__passes_void(const dp_scope *scopes)
     }
 }
 
-/* Puts a job in the place of `old`. What lies in its heap stays where it is, as memory of this
+/* Frees the job of a world that is over. What lies in its heap stays where it is, as memory of this
    process. */
-static void dp__job_retire(dp_ctx *ctx, dp__job *old, const dp__heap *heap)
+static void dp__world_retire(const dp__world *before)
 {
+    dp__job *old = before->job;
+    const dp__heap *heap = &before->heap;
     if (old == NULL)
         return;
     if (heap->used > 0) {
         size_t first = (size_t)(dp__heap_part(heap, heap->process) - (char *)old->shared.data);
         dp__os_shared_trim(&old->shared, first, dp__align_up(heap->used, DP__SHARED_PAGE));
         dp__os_shared_close(&old->near);
-        old->before = ctx->voter->before;
-        ctx->voter->before = old;
+        old->before = before->voter->before;
+        before->voter->before = old;
     } else {
         dp__job_free(old);
     }
@@ -96,7 +103,7 @@ static dp_status dp__world_meet(dp_ctx *ctx, int timeout_ms)
 {
     dp__launch launch;
     dp__tree *tree = NULL;
-    DP_TRY(dp__voter_launch(ctx->voter, &launch));
+    DP_TRY(dp__voter_launch(ctx->world.voter, &launch));
     ctx->config.bootstrap = (dp_bootstrap){NULL, NULL, 0, 1};
     if (launch.process_count > 1)
         DP_TRY(dp__join_tree(&ctx->config, &launch, timeout_ms, &tree));
@@ -131,9 +138,8 @@ enum { DP__RECOVER_TRIES = 4 }; /* more than there can be deaths */
 typedef struct dp__recovery {
     const char *fn;
     dp_ctx *ctx;
-    dp__job *old;        /* that which has failed, */
-    dp__heap heap, near; /* and its heaps, */
-    dp_info info;        /* and who was who */
+    dp__world before; /* the rest of the one that has failed, */
+    dp_info info;     /* and who was who in it */
     uint64_t until_ns;
     int tries;
     bool over; /* it has been found out that there is no way */
@@ -180,9 +186,7 @@ static int dp__meet_again_ms(dp__recovery *own)
 
 static void dp__recovery_of(dp__recovery *own)
 {
-    own->old = own->ctx->job;
-    own->heap = own->ctx->heap;
-    own->near = own->ctx->near;
+    own->before = dp__world_rest(&own->ctx->world);
     own->info = own->ctx->info;
 }
 
@@ -200,9 +204,9 @@ static dp_status dp__members_agree(dp__recovery *own)
 {
     dp_status status = dp__devices_drain(own->ctx);
     if (status != DP_OK)
-        dp__voter_unlisten(own->ctx->voter);
+        dp__voter_unlisten(own->ctx->world.voter);
     else
-        status = dp__voter_vote(own->ctx->voter, own->until_ns);
+        status = dp__voter_vote(own->ctx->world.voter, own->until_ns);
     own->over = status != DP_OK;
     return status;
 }
@@ -211,12 +215,12 @@ static dp_status dp__members_agree(dp__recovery *own)
 static dp_status dp__recover_once(dp__recovery *own)
 {
     dp_ctx *ctx = own->ctx;
-    dp__world_end(ctx, own->old);
+    dp__world_leave(ctx, &own->before);
     DP_TRY(dp__members_agree(own));
     dp__failure_clear(ctx);
     DP_TRY(dp__world_return(ctx, dp__meet_again_ms(own)));
-    ctx->info.recoveries = dp__voter_met(ctx->voter);
-    dp__job_retire(ctx, own->old, &own->heap);
+    ctx->info.recoveries = dp__voter_met(ctx->world.voter);
+    dp__world_retire(&own->before);
     dp__recovery_of(own);
     return dp__leave(own->fn, ctx, dp__wrappers_return(own->fn, ctx));
 }
@@ -225,16 +229,14 @@ static dp_status dp__recover(dp__recovery *own)
 {
     dp_ctx *ctx = own->ctx;
     dp_status status;
-    int most = ctx->voter->count + DP__RECOVER_TRIES;
+    int most = ctx->world.voter->count + DP__RECOVER_TRIES;
     do {
         status = dp__recover_once(own);
     } while (status != DP_OK && !own->over && own->tries < most &&
              dp__os_ms_until(own->until_ns) > 0);
     if (status != DP_OK) { /* the context has the job that failed */
-        dp__world_end(ctx, own->old);
-        ctx->job = own->old;
-        ctx->heap = own->heap;
-        ctx->near = own->near;
+        dp__world_leave(ctx, &own->before);
+        ctx->world = own->before;
         ctx->info = own->info;
     }
     return status;
@@ -252,12 +254,12 @@ static uint32_t dp__wrappers_count(const dp_ctx *ctx)
 /* Checks that this context can recover. */
 static dp_status dp__check_recovers(const char *fn, const dp_ctx *ctx)
 {
-    if (ctx->voter == NULL)
+    if (ctx->world.voter == NULL)
         return dp_error(DP_ERR_STATE, "%s: config.recovers was not set, or there was one process",
                         fn);
-    if (ctx->voter->listener < 0)
+    if (ctx->world.voter->listener < 0)
         return dp_error(DP_ERR_STATE, "%s: a device of this process is lost", fn);
-    if (ctx->sharings > 0)
+    if (ctx->world.sharings > 0)
         return dp_error(DP_ERR_UNSUPPORTED,
                         "%s: processes share parameters (share_params): one that has died may have "
                         "left them half written",
@@ -273,7 +275,7 @@ static dp_status dp__job_again(const char *fn, dp_ctx *ctx)
     dp__passes_void(ctx->scopes);
     dp__recovery_of(&own);
     own.until_ns = dp__os_after_ms(ctx->config.timeout_ms);
-    ctx->voter->wrappers = dp__wrappers_count(ctx);
+    ctx->world.voter->wrappers = dp__wrappers_count(ctx);
     (void)dp__devices_drain(ctx); /* a communicator has failed there, and still is */
     dp_status status = dp__recover(&own);
     atomic_store_explicit(&ctx->entered, false, memory_order_release);
@@ -298,7 +300,7 @@ DP_API dp_status dp_recover(dp_ctx *ctx)
    before may be about to leave the join port. */
 static void dp__join_port_warn(dp_ctx *ctx)
 {
-    dp__join_port *port = &ctx->voter->port;
+    dp__join_port *port = &ctx->world.voter->port;
     char why[DP__JOIN_PORT_BYTES];
     bool shut = ctx->info.process == 0 && dp__join_port_is_shut(port);
     port->tries = !shut ? 0 : port->tries < 3 ? port->tries + 1 : 3;
@@ -315,7 +317,7 @@ static dp_status dp__check_between_steps(const char *fn, const dp_ctx *ctx)
     DP_TRY(dp__check_alone(fn, ctx));
     if (ctx->lanes[DP__COURIER].riding != NULL)
         return dp_error(DP_ERR_STATE, "%s: a pass is open", fn);
-    if (dp__mailbox_has_messages(ctx->mailbox))
+    if (dp__mailbox_has_messages(ctx->world.mailbox))
         return dp_error(DP_ERR_STATE, "%s: messages have begun, and were not ended", fn);
     return DP_OK;
 }
@@ -326,15 +328,15 @@ DP_API dp_status dp_admit(dp_ctx *ctx, bool *out_came)
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_pointer(__func__, "out_came", out_came));
     DP_TRY(dp__check_between_steps(__func__, ctx));
-    if (ctx->voter == NULL &&
+    if (ctx->world.voter == NULL &&
         ctx->config.recovers) { /* alone: nobody has a place to come back to */
         *out_came = false;
         return DP_OK;
     }
     DP_TRY(dp__check_recovers(__func__, ctx));
-    dp__join_port_keep(ctx->voter);
+    dp__join_port_keep(ctx->world.voter);
     dp__join_port_warn(ctx);
-    DP_TRY(dp__named(__func__, dp_any(ctx, dp__join_port_look(ctx->voter), &waits)));
+    DP_TRY(dp__named(__func__, dp_any(ctx, dp__join_port_look(ctx->world.voter), &waits)));
     if (waits)
         DP_TRY(dp__job_again(__func__, ctx));
     *out_came = waits;

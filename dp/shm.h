@@ -987,7 +987,7 @@ static void dp__shm_learn(dp__shm_comm *comm)
 /* If there is one, and room for the places of all ranks. */
 static const dp__heap *dp__shm_heap(const dp__job *job)
 {
-    const dp__heap *heap = &job->ctx->heap;
+    const dp__heap *heap = &job->ctx->world.heap;
     size_t room = DP__SHM_SMALL_BYTES / sizeof(dp__shm_location);
     for (int p = 0; p < job->process_count; p++)
         if ((size_t)dp__rank_count_of(job, p) > room)

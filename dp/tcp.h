@@ -422,21 +422,21 @@ typedef struct dp__dial { /* to another process, until it has answered */
 } dp__dial;
 
 /* A child of fork sees the one or the other: see dp__before_fork. */
-static dp__listener *dp__listener_swap(dp_ctx *ctx, dp__listener *message_listener)
+static dp__listener *dp__listener_swap(dp_ctx *ctx, dp__listener *listener)
 {
     dp__lock_enter(&ctx->lock);
-    dp__listener *before = ctx->message_listener;
-    ctx->message_listener = message_listener;
+    dp__listener *before = ctx->world.listener;
+    ctx->world.listener = listener;
     dp__lock_leave(&ctx->lock);
     return before;
 }
 
-static void dp__listener_free(dp__listener *message_listener)
+static void dp__listener_free(dp__listener *listener)
 {
-    if (message_listener == NULL)
+    if (listener == NULL)
         return;
-    dp__port_close(&message_listener->port);
-    dp__os_free(message_listener, 0, NULL);
+    dp__port_close(&listener->port);
+    dp__os_free(listener, 0, NULL);
 }
 
 static void dp__listener_close(dp_ctx *ctx)
@@ -447,8 +447,8 @@ static void dp__listener_close(dp_ctx *ctx)
 /* Also in a child of fork, whose own neither the port is nor who has come there. */
 static void dp__listener_unlisten(const dp_ctx *ctx)
 {
-    if (ctx->message_listener != NULL)
-        dp__server_hang_up(&ctx->message_listener->port.server);
+    if (ctx->world.listener != NULL)
+        dp__server_hang_up(&ctx->world.listener->port.server);
 }
 
 /* No process has one, for the reason that it holds. */
@@ -456,71 +456,70 @@ static void dp__listener_shut(dp_ctx *ctx)
 {
     dp__listener_unlisten(ctx);
     if (ctx->info.process == 0)
-        dp__log(ctx, DP_LOG_WARN, "no messages: %s", ctx->message_listener->why);
+        dp__log(ctx, DP_LOG_WARN, "no messages: %s", ctx->world.listener->why);
 }
 
 /* Checks what all know, so that all have a listener, or none has. */
-DP__COLD static void dp__listener_check(dp__listener *message_listener, bool far)
+DP__COLD static void dp__listener_check(dp__listener *listener, bool far)
 {
-    const dp__job *job = message_listener->port.job;
-    const dp__seat *seats = message_listener->port.seats;
-    for (int p = 0; p < job->process_count && message_listener->why[0] == '\0'; p++)
+    const dp__job *job = listener->port.job;
+    const dp__seat *seats = listener->port.seats;
+    for (int p = 0; p < job->process_count && listener->why[0] == '\0'; p++)
         if (seats[p].port == 0)
-            snprintf(message_listener->why, sizeof message_listener->why,
+            snprintf(listener->why, sizeof listener->why,
                      "process %d has opened no port, and has logged why", p);
         else if (far && dp__seat_address(seats, job->process_count, p)[0] == '\0')
-            snprintf(message_listener->why, sizeof message_listener->why,
+            snprintf(listener->why, sizeof listener->why,
                      "no address of process %d is known: set DP_INTERFACE", p);
 }
 
 /* By all processes. Where one cannot be found by the others, only messages fail. */
 DP__COLD static dp_status dp__listener_open(dp_ctx *ctx, bool far)
 {
-    dp__listener *message_listener = dp__os_alloc(sizeof *message_listener, 64, NULL);
-    if (message_listener != NULL)
-        message_listener->why[0] = '\0';
+    dp__listener *listener = dp__os_alloc(sizeof *listener, 64, NULL);
+    if (listener != NULL)
+        listener->why[0] = '\0';
     dp_status status = dp__job_agree(
-        ctx->job, message_listener != NULL ? dp__port_make(&message_listener->port, ctx->job, true)
-                                           : dp_error(DP_ERR_NO_MEMORY, "no memory for messages"));
+        ctx->world.job, listener != NULL ? dp__port_make(&listener->port, ctx->world.job, true)
+                                         : dp_error(DP_ERR_NO_MEMORY, "no memory for messages"));
     if (status != DP_OK) {
-        dp__listener_free(message_listener);
+        dp__listener_free(listener);
         return status;
     }
-    (void)dp__listener_swap(ctx, message_listener);
-    if (dp__port_open(&message_listener->port, far) != DP_OK) {
+    (void)dp__listener_swap(ctx, listener);
+    if (dp__port_open(&listener->port, far) != DP_OK) {
         dp__log(ctx, DP_LOG_WARN, "no messages: %s", dp_last_error());
-        message_listener->port.seats[ctx->info.process].port = 0;
+        listener->port.seats[ctx->info.process].port = 0;
     }
-    DP_TRY(dp__port_learn(&message_listener->port));
-    dp__listener_check(message_listener, far);
-    if (message_listener->why[0] != '\0')
+    DP_TRY(dp__port_learn(&listener->port));
+    dp__listener_check(listener, far);
+    if (listener->why[0] != '\0')
         dp__listener_shut(ctx);
     return DP_OK;
 }
 
 /* Those that call are let in: what they say first is there in most cases. */
-static dp_status dp__listener_look(dp__listener *message_listener)
+static dp_status dp__listener_look(dp__listener *listener)
 {
-    dp__server *server = &message_listener->port.server;
+    dp__server *server = &listener->port.server;
     for (int i = 0; i < DP__LISTENER_LOOKS && (i == 0 || server->pending_count > 0); i++)
         DP_TRY(dp__server_look(server));
     return DP_OK;
 }
 
 /* The connection of a process that has come since it was last asked for; -1: it has not. */
-static int dp__listener_take(dp__listener *message_listener, int process)
+static int dp__listener_take(dp__listener *listener, int process)
 {
-    dp__peer *peer = &message_listener->port.server.peers[process];
+    dp__peer *peer = &listener->port.server.peers[process];
     int fd = peer->fd;
     peer->fd = -1;
     return fd;
 }
 
 /* Begin to connect to a process. -1: not now, or nobody is there any more. */
-DP__COLD static dp_status dp__listener_call(const dp__listener *message_listener, int process,
-                                            int *out_fd)
+DP__COLD static dp_status dp__listener_call(const dp__listener *listener, int process, int *out_fd)
 {
-    const dp__port *port = &message_listener->port;
+    const dp__port *port = &listener->port;
     int fd = dp__seat_connect(port->seats, port->job->process_count, port->job->process, process);
     *out_fd = fd >= 0 ? fd : -1;
     return fd == DP__OS_FULL ? dp__connect_nowhere(port->job->process) : DP_OK;

@@ -436,6 +436,7 @@ typedef struct dp__voter {
     int count, listener;
     bool whole;        /* the job goes on only if no seat is empty */
     uint32_t wrappers; /* that newcomers have to make, too, before anything else */
+    uint32_t unmade;   /* of a newcomer: how many of those it has yet to make */
     dp__members *members;
     dp__actions actions;
     dp__seat *read; /* room for a roster */
@@ -1535,6 +1536,15 @@ static int dp__voter_met(dp__voter *voter)
     return (int)(voter->members->number - 1);
 }
 
+/* Returns true if the others have made the wrapper that is made here now, and counts it. */
+static bool dp__voter_catches_up(dp__voter *voter)
+{
+    bool behind = voter != NULL && voter->unmade > 0;
+    if (behind)
+        voter->unmade--;
+    return behind;
+}
+
 /* ==== >>hearing ================================================================================
    In a job that runs, a process may wait for one that is stopped, or on whose way news of a failure
    gets no further, while others recover already. They connect to its port, as they vote.         */
@@ -1578,14 +1588,14 @@ static dp_status dp__voter_hear(dp_ctx *ctx, int *out_process)
 {
     char who[DP__WHO_BYTES];
     DP_TRY(dp__far_hear(ctx, out_process));
-    dp__lock_enter(&ctx->far_lock);
-    int process = dp__voter_deserted(ctx->voter, ctx->config.timeout_ms);
-    dp__lock_leave(&ctx->far_lock);
+    dp__lock_enter(&ctx->world_lock);
+    int process = dp__voter_deserted(ctx->world.voter, ctx->config.timeout_ms);
+    dp__lock_leave(&ctx->world_lock);
     if (process < 0)
         return DP_OK;
     *out_process = process;
     return dp_error(DP_ERR_REMOTE, "%s recovers the job, so it has failed there",
-                    dp__who(ctx->job, process, who));
+                    dp__who(ctx->world.job, process, who));
 }
 
 static const dp__progress_carrier dp__voter_mail = {dp__voter_hear, dp__far_tell, dp__far_send,
@@ -1758,7 +1768,7 @@ static dp_status dp__rejoin(const dp__launch *launch, bool far, int timeout_ms, 
         return status;
     }
     (*out)->listener = rejoining.listener;
-    (*out)->wrappers = rejoining.wrappers;
+    (*out)->unmade = rejoining.wrappers;
     return DP_OK;
 }
 

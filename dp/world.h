@@ -52,41 +52,41 @@ static dp_status dp__far_hear(dp_ctx *ctx, int *out_process)
 {
     dp_status status = DP_OK;
     *out_process = -1;
-    dp__lock_enter(&ctx->far_lock);
-    if (ctx->tree != NULL)
-        status = dp__tree_listen(ctx->tree);
+    dp__lock_enter(&ctx->world_lock);
+    if (ctx->world.tree != NULL)
+        status = dp__tree_listen(ctx->world.tree);
     if (status != DP_OK)
-        *out_process = ctx->tree->culprit;
-    if (dp__backend_mpi != NULL && ctx->mpi_links != NULL)
-        status = dp__backend_mpi->hear(ctx->mpi_links, ctx->job, out_process);
-    dp__lock_leave(&ctx->far_lock);
+        *out_process = ctx->world.tree->culprit;
+    if (dp__backend_mpi != NULL && ctx->world.mpi_links != NULL)
+        status = dp__backend_mpi->hear(ctx->world.mpi_links, ctx->world.job, out_process);
+    dp__lock_leave(&ctx->world_lock);
     return status;
 }
 
 /* A failure of this process, which all others hear if it is the first. dp_last_error stays. */
 static void dp__far_tell(dp_ctx *ctx, dp_status status, int process, const char *text)
 {
-    dp__lock_enter(&ctx->far_lock);
-    if (ctx->tree != NULL)
-        dp__tree_tell(ctx->tree, status, process, text);
-    if (dp__backend_mpi != NULL && ctx->mpi_links != NULL)
-        dp__backend_mpi->tell(ctx->mpi_links, status, process, text);
-    dp__lock_leave(&ctx->far_lock);
+    dp__lock_enter(&ctx->world_lock);
+    if (ctx->world.tree != NULL)
+        dp__tree_tell(ctx->world.tree, status, process, text);
+    if (dp__backend_mpi != NULL && ctx->world.mpi_links != NULL)
+        dp__backend_mpi->tell(ctx->world.mpi_links, status, process, text);
+    dp__lock_leave(&ctx->world_lock);
 }
 
 /* Sends what this process has begun to all others; false: there is no way to them. Another thread
    that has the links sends the same. */
 static bool dp__far_send(dp_ctx *ctx, const dp__progress_message *progress)
 {
-    dp__lock_enter(&ctx->far_lock);
-    if (ctx->tree != NULL && dp__tree_enter(ctx->tree, false)) {
-        dp__tree_report(ctx->tree, progress, false);
-        dp__tree_leave(ctx->tree);
+    dp__lock_enter(&ctx->world_lock);
+    if (ctx->world.tree != NULL && dp__tree_enter(ctx->world.tree, false)) {
+        dp__tree_report(ctx->world.tree, progress, false);
+        dp__tree_leave(ctx->world.tree);
     }
-    if (dp__backend_mpi != NULL && ctx->mpi_links != NULL)
-        dp__backend_mpi->send(ctx->mpi_links, progress);
-    bool some = ctx->tree != NULL || ctx->mpi_links != NULL;
-    dp__lock_leave(&ctx->far_lock);
+    if (dp__backend_mpi != NULL && ctx->world.mpi_links != NULL)
+        dp__backend_mpi->send(ctx->world.mpi_links, progress);
+    bool some = ctx->world.tree != NULL || ctx->world.mpi_links != NULL;
+    dp__lock_leave(&ctx->world_lock);
     return some;
 }
 
@@ -108,17 +108,17 @@ static dp_status dp__far_host(const dp__tree *tree, char *text, size_t room)
 /* Returns the process to which another one passes on what is for a third; by MPI it is that one. */
 static int dp__far_next(const dp_ctx *ctx, int from, int to)
 {
-    return ctx->tree != NULL ? dp__towards(from, to, ctx->tree->process_count) : to;
+    return ctx->world.tree != NULL ? dp__towards(from, to, ctx->world.tree->process_count) : to;
 }
 
 static void dp__far_begin(dp_ctx *ctx, dp__tree *tree, dp__mpi_links *links)
 {
-    dp__lock_enter(&ctx->far_lock);
+    dp__lock_enter(&ctx->world_lock);
     if (tree != NULL)
-        tree->job = ctx->job;
-    ctx->tree = tree;
-    ctx->mpi_links = links;
-    dp__lock_leave(&ctx->far_lock);
+        tree->job = ctx->world.job;
+    ctx->world.tree = tree;
+    ctx->world.mpi_links = links;
+    dp__lock_leave(&ctx->world_lock);
 }
 
 /* Meet the processes of a launch. */

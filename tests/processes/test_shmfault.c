@@ -1218,8 +1218,8 @@ TEST(process_that_sent_its_request_is_not_replaced)
     dp__server_close(&server);
 }
 
-/* The time is up between the request and the proof of process 1: it is not named as one that did not
-   come. Another one, which never proves anything, is waited for once, too. */
+/* The time is up between the request and the proof of process 1: it is not named as one that did
+   not come. Another one, which never proves anything, is waited for once, too. */
 TEST(process_that_is_joining_is_waited_for_once_more)
 {
     dp__launch launch = {.where = "here"};
@@ -1265,8 +1265,8 @@ static void *read_late(void *end)
     return &last;
 }
 
-/* The other end reads, but is slow, and the connection is full: what comes last is a whole farewell,
-   without which the end of a connection means a death. */
+/* The other end reads, but is slow, and the connection is full: what comes last is a whole
+   farewell, without which the end of a connection means a death. */
 TEST(farewell_waits_for_room)
 {
     static const char filling[1000];

@@ -85,7 +85,7 @@ PLANTS = [
     ("who fails to connect leaves without a word", "dp/tcp.h",
      "        status = dp__connections_fail(connections, status);\n        dp__connections_hang_up(connections);\n", ""),
     ("the offices of a job that failed stay open", "dp/tcp.h",
-     "    dp__port_close(&message_listener->port);\n    dp__os_free(message_listener, 0, NULL);", "    dp__os_free(message_listener, 0, NULL);"),
+     "    dp__port_close(&listener->port);\n    dp__os_free(listener, 0, NULL);", "    dp__os_free(listener, 0, NULL);"),
 
     # ---- mesh
     ("heads of a group take no turns", "dp/mesh.h",
@@ -206,9 +206,9 @@ PLANTS = [
     ("messages of the job that failed stay", "dp/recover.h",
      "    dp__mailbox_forget(ctx);\n", ""),
     ("the job that failed is lost where there is no other", "dp/recover.h",
-     "        ctx->job = own->old;\n", ""),
+     "        ctx->world = own->before;\n", ""),
     ("what an attempt has made stays when it fails", "dp/recover.h",
-     "    if (ctx->job != old)\n        dp__job_free(ctx->job);\n", ""),
+     "    if (ctx->world.job != before->job)\n        dp__job_free(ctx->world.job);\n", ""),
     ("what a recovery takes counts from its last attempt", "dp/recover.h",
      "    own->over = status != DP_OK;\n", "    own->until_ns = dp__os_after_ms(own->ctx->config.timeout_ms);\n    own->over = false;\n"),
 

@@ -167,7 +167,7 @@ static void be_process(int process, int count)
         dp__os_word_wait(&all->go, 0, 60000000000u);
     must(dp_open(&(dp_config){.device_count = 1}, &ctx));
     all->open_ns[process] = dp__os_now_ns();
-    all->rounds = ctx->tree->calls;
+    all->rounds = ctx->world.tree->calls;
     must(dp_config_get(ctx, &config));
     must(dp_barrier(ctx));
     all->private_kib[process] = private_kib();
