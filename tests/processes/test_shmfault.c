@@ -899,8 +899,8 @@ TEST(letters_without_room_are_dropped_whole)
     dp__os_close(tree.links[0].fd);
 }
 
-/* Process 1 has begun to send its part, and sleeps: who reads that part is gone before those that ask
-   whether it is there take it for the one that does not answer. */
+/* Process 1 has begun to send its part, and sleeps: who reads that part is gone before those that
+   ask whether it is there take it for the one that does not answer. */
 TEST(who_reads_a_part_gives_up_before_those_that_ask)
 {
     bool quick = false;
