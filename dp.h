@@ -36,11 +36,12 @@
      >>contract     for writers of backends: the two tables
      >>literals     shapes, dicts, lists and tuples, written in place
    and the files that dp.h includes, in this order
+     dp/basics.h       statuses, sentences, dtypes
      dp/os.h           what dp.h needs of a system: threads, sockets, processes, shared memory
      dp/os_posix.h     POSIX, Linux and macOS, which have it
      dp/team.h         the threads of a context
      dp_cpu.h          the host as devices, and its collectives inside a process
-     dp/core.h         private structs, sentences, scopes, the timeline, work on tensors
+     dp/core.h         private structs, scopes, the timeline, work on tensors
      dp/threads.h      how many threads OpenMP and BLAS use on each device
      dp/job.h          the processes of a job: what each has begun, who is dead, who failed first
      dp/value.h        trees: collate, scatter, gather, replicate
@@ -2699,6 +2700,7 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #define DP_IMPLEMENTED
 
 #define DP__ROOMS /* none of them can be included by itself */
+#include "dp/basics.h"
 #include "dp/os.h"
 #if defined(DP__SYSTEM)
 #include DP__SYSTEM

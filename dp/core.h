@@ -1,13 +1,13 @@
 /* dp/core.h - v0.2.0 - what everything stands on - MIT licence
 
-   Part of dp.h, which includes it. All private structs, sentences, the log, the timeline, memory
+   Part of dp.h, which includes it. All private structs, the log, the timeline, memory
    that goes with scopes, and the work on tensors.
 
    CONTENTS (search for the tag)
      >>platform  headers, poison
      >>state     all private structs
      >>trace     what threads and streams did, for $DP_TRACE
-     >>errors    sentences, live contexts, the failure of a job
+     >>errors    live contexts, the failure of a job
      >>frames    which of the user's functions a thread is inside
      >>log       records
      >>host      what a backend is lent
@@ -83,7 +83,6 @@ static void dp__unpoison(const void *data, size_t bytes)
    All private structs. A context owns devices, pools, scopes; a scope owns blocks.              */
 
 enum {
-    DP__TEXT_BYTES = 512,
     DP__WORDS_BYTES = 256, /* what a collective is, in words */
     DP__LIVE_MAX = 1024,   /* contexts that may be open at the same time */
     DP__CLASS_COUNT = 320,
@@ -671,75 +670,11 @@ static void dp__trace_leave(const dp_ctx *ctx)
 }
 
 /* ==== >>errors =================================================================================
-   Sentences, liveness, and the one sticky failure of a job.                                     */
-
-static _Thread_local struct {
-    char text[DP__TEXT_BYTES];
-    dp_status status;               /* that the sentence came with */
-    bool fresh;                     /* the sentence is of the public call that is under way */
-    dp_status scope_status;         /* why the last dp_scope_begin or dp_scope_child gave NULL */
-    const struct dp__frame *frames; /* the innermost; see >>frames */
-    const dp__lane *lane; /* that it serves: workers are the caller's; NULL: the caller's own */
-    bool beside;          /* a courier: the caller computes while it waits */
-    int culprit; /* where the failure that is on its way is known to come from: a rank + 1; or 0 */
-} dp__of_thread;
+   Whether a context is live, and the one sticky failure of a job.                                 */
 
 /* Read without the lock: the value of a pointer alone tells whether its context is live. */
 static _Atomic(dp_ctx *) dp__live[DP__LIVE_MAX];
 static dp__lock dp__live_lock = DP__LOCK_INITIALIZER;
-
-DP_API int dp_version(void)
-{
-    return DP_VERSION;
-}
-
-/* clang-format off */
-#define DP__STATUS_NAME(name, value, class_, text) case name: return #name;
-#define DP__STATUS_TEXT(name, value, class_, text) case name: return text;
-#define DP__STATUS_CLASS(name, value, class_, text) case name: return DP_CLASS_##class_;
-/* clang-format on */
-
-DP_API const char *dp_status_name(dp_status status)
-{
-    switch (status) {
-        DP_STATUS_LIST(DP__STATUS_NAME)
-    }
-    return "unknown status";
-}
-
-DP_API const char *dp_status_text(dp_status status)
-{
-    switch (status) {
-        DP_STATUS_LIST(DP__STATUS_TEXT)
-    }
-    return "unknown status";
-}
-
-DP_API dp_class dp_status_class(dp_status status)
-{
-    switch (status) {
-        DP_STATUS_LIST(DP__STATUS_CLASS)
-    }
-    return DP_CLASS_JOB; /* a number that no table should return: nothing can be trusted any more */
-}
-
-DP_API const char *dp_last_error(void)
-{
-    return dp__of_thread.text;
-}
-
-DP_API dp_status dp_error(dp_status status, const char *format, ...)
-{
-    char text[DP__TEXT_BYTES]; /* the arguments may point into the old sentence */
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format != NULL ? format : "(no text)", args);
-    va_end(args);
-    memcpy(dp__of_thread.text, text, sizeof text);
-    dp__of_thread.status = status;
-    dp__of_thread.fresh = true;
-    return status;
-}
 
 /* More of a text that has `used` bytes already; how many it has now. */
 DP_PRINTF(4, 5)
@@ -1952,23 +1887,9 @@ DP_API dp_status dp_scope_attach(dp_scope *parent, dp_scope *scope)
    The public edge: what a user passes in is checked once, here. `fn` is the public function's
    name, with which every sentence begins.                                                       */
 
-#define DP__DTYPE_NAME(name, text, bytes)  text,
-#define DP__DTYPE_BYTES(name, text, bytes) bytes,
-static const char *const dp__dtype_names[] = {DP_DTYPE_LIST(DP__DTYPE_NAME)};
-static const uint8_t dp__dtype_sizes[] = {DP_DTYPE_LIST(DP__DTYPE_BYTES)};
 static const char *const dp__kinds[] = {"none",    "an error", "a bool",   "an int",
                                         "a float", "a string", "a tensor", "a container",
                                         "a list",  "a tuple",  "a dict",   "an opaque pointer"};
-
-DP_API const char *dp_dtype_name(dp_dtype dtype)
-{
-    return (unsigned)dtype < DP_DTYPE_COUNT ? dp__dtype_names[dtype] : "no dtype";
-}
-
-DP_API size_t dp_dtype_bytes(dp_dtype dtype)
-{
-    return (unsigned)dtype < DP_DTYPE_COUNT ? dp__dtype_sizes[dtype] : 0;
-}
 
 static const char *dp__a_kind(uint8_t kind)
 {
