@@ -748,9 +748,9 @@ DP_MUST_USE DP_API dp_status dp_my_rows(const dp_ctx *ctx, int64_t total, int64_
    For a firewall, $DP_PORTS = 20000-20031 (or one port) is the range in which processes listen if
    nothing else gives them a port: process 0 under slurm, and all processes that others connect to.
    Without it, those take any free port. A process needs one while a context opens. For as long as
-   the context is open it needs one for messages (dp_send) if there are several machines, and one if
-   the job can recover (see >>recovery); so does each group. Where others may come later, each
-   machine needs one more, or nobody finds them.
+   the context is open it needs one for collectives over TCP and messages (dp_send), together, if
+   there are several machines, and one if the job can recover (see >>recovery); so does each group.
+   Where others may come later, each machine needs one more, or nobody finds them.
 
    $DP_INTERFACE chooses among the networks of a machine. It is the name of an interface, or the
    beginning of a name (ib) or of an address (10.1.). Processes listen there, and the others connect

@@ -243,7 +243,7 @@ typedef struct dp__world {
     struct dp__tree *tree;           /* to the others, where a launcher named them; else NULL */
     struct dp__mpi_links *mpi_links; /* the same, where MPI has brought them together */
     struct dp__mailbox *mailbox;     /* messages; NULL before the first one */
-    struct dp__listener *listener;   /* of messages; NULL: memory or MPI carries them */
+    struct dp__port *port;           /* where others connect; NULL: memory or MPI carries all */
     struct dp__voter *voter; /* with which those that are left agree who they are; or NULL */
 } dp__world;
 
@@ -670,7 +670,7 @@ static void dp__trace_leave(const dp_ctx *ctx)
 }
 
 /* ==== >>errors =================================================================================
-   Whether a context is live, and the one sticky failure of a job.                                 */
+   Whether a context is live, and the one sticky failure of a job.                                */
 
 /* Read without the lock: the value of a pointer alone tells whether its context is live. */
 static _Atomic(dp_ctx *) dp__live[DP__LIVE_MAX];

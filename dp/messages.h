@@ -886,7 +886,7 @@ static dp_status dp__header_read(dp__mailbox *mailbox, int from, const dp__heade
 }
 
 /* ==== >>channels ================================================================================
-   Two connections to each process (>>listener in dp/tcp.h). A process sends on its own, which it
+   Two connections to each process (>>dialling in dp/tcp.h). A process sends on its own, which it
    makes for the first message; the answers come back there. Until the other one has proved what it
    is the connection may be lost, by the network for example: then it is made again, and all offers
    are sent anew. A process that takes nothing any more may have said something before, which is
@@ -924,9 +924,9 @@ typedef struct dp__channel {
 } dp__channel;
 
 typedef struct dp__channels {
-    dp__listener *listener;
+    dp__port *port;
     dp__packet *spare;
-    dp__os_watch *watch; /* channels that there are, and the listener */
+    dp__os_watch *watch; /* channels that there are, and the port */
     int *watched;        /* which channels */
     int count;
     dp__channel of[]; /* to each process this one's own, then each other's own */
@@ -1009,7 +1009,7 @@ static void dp__channel_fail(dp__mailbox *mailbox, int process)
 static void dp__channel_ask(dp__mailbox *mailbox, int process)
 {
     const dp__channel *channel = dp__channel_to(mailbox, process, false);
-    const dp__port *port = &dp__channels_of(mailbox)->listener->port;
+    const dp__port *port = dp__channels_of(mailbox)->port;
     if (!dp__call_ask(channel->call, port, process, channel->fd))
         dp__channel_fail(mailbox, process);
 }
@@ -1024,7 +1024,7 @@ DP__COLD static dp_status dp__channel_reach(dp__mailbox *mailbox, int process, i
     if (channel->call == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a message");
     *channel->call = (dp__dial){.asked = false};
-    dp_status status = dp__listener_call(dp__channels_of(mailbox)->listener, process, &channel->fd);
+    dp_status status = dp__port_dial(dp__channels_of(mailbox)->port, process, &channel->fd);
     if (channel->fd < 0)
         dp__channel_fail(mailbox, process);
     else if (dp__os_ready(channel->fd, DP__CAN_WRITE, ms))
@@ -1197,7 +1197,7 @@ static dp__os_watch dp__channel_watch(const dp__channel *channel)
 static dp_status dp__channel_hear(dp__mailbox *mailbox, dp__channel *channel, int process)
 {
     if (channel->call != NULL) {
-        const dp__port *port = &dp__channels_of(mailbox)->listener->port;
+        const dp__port *port = dp__channels_of(mailbox)->port;
         dp_status status = dp__call_hear(channel->call, port, channel->fd);
         if (status == DP_ERR_REMOTE)
             dp__channel_fail(mailbox, process);
@@ -1226,11 +1226,11 @@ static dp_status dp__channel_go_on(dp__mailbox *mailbox, int place, int events)
 DP__COLD static dp_status dp__channels_let_in(dp__mailbox *mailbox)
 {
     dp__channels *channels = dp__channels_of(mailbox);
-    int before = channels->listener->port.server.taken;
-    DP_TRY(dp__shared_failure(mailbox->ctx, dp__listener_look(channels->listener)));
-    bool some = channels->listener->port.server.taken != before;
+    int before = channels->port->server.taken;
+    DP_TRY(dp__shared_failure(mailbox->ctx, dp__port_look(channels->port)));
+    bool some = channels->port->server.taken != before;
     for (int p = 0; p < mailbox->process_count && some; p++) {
-        int fd = dp__listener_take(channels->listener, p);
+        int fd = dp__port_take(channels->port, p);
         if (fd >= 0)
             *dp__channel_to(mailbox, p, true) = (dp__channel){.fd = fd, .met = true};
     }
@@ -1269,7 +1269,7 @@ static int dp__channels_watch(dp__channels *channels)
 static dp_status dp__channels_look(dp__mailbox *mailbox, int timeout_ms)
 {
     dp__channels *channels = dp__channels_of(mailbox);
-    const dp__server *server = &channels->listener->port.server;
+    const dp__server *server = &channels->port->server;
     bool greets = server->pending_count > 0, full = server->full;
     for (int p = 0; p < mailbox->process_count; p++)
         if (channels->of[p].again_ns != 0)
@@ -1379,7 +1379,7 @@ static int dp__channel_presence(const dp__mailbox *mailbox, int process, int kno
 DP__COLD static int dp__channel_excuse(const dp__mailbox *mailbox, const dp__request *request,
                                        char *text, size_t room)
 {
-    const dp__port *port = &dp__channels_of(mailbox)->listener->port;
+    const dp__port *port = dp__channels_of(mailbox)->port;
     int process = request->process;
     char who[DP__WHO_BYTES];
     if (request->receives && port->server.full)
@@ -1395,7 +1395,7 @@ DP__COLD static int dp__channel_excuse(const dp__mailbox *mailbox, const dp__req
     return -1;
 }
 
-DP__COLD static dp_status dp__channels_open(dp__mailbox *mailbox, dp__listener *listener)
+DP__COLD static dp_status dp__channels_open(dp__mailbox *mailbox, dp__port *port)
 {
     static const dp__carrier carrier = {
         .prepare = dp__channel_prepare,
@@ -1419,9 +1419,9 @@ DP__COLD static dp_status dp__channels_open(dp__mailbox *mailbox, dp__listener *
     int *watched = dp__scope_bytes(mailbox->scope, count * sizeof *watched, 64);
     if (channels == NULL || watch == NULL || watched == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for messages");
-    *channels = (dp__channels){
-        .listener = listener, .watch = watch, .watched = watched, .count = (int)count};
-    dp__port_raise(&listener->port);
+    *channels =
+        (dp__channels){.port = port, .watch = watch, .watched = watched, .count = (int)count};
+    dp__port_raise(port);
     for (size_t i = 0; i < count; i++)
         channels->of[i] = (dp__channel){.fd = -1};
     mailbox->carried = channels;
@@ -1605,8 +1605,8 @@ static dp_status dp__mailbox_fill(dp_ctx *ctx, dp_scope *scope)
         DP_TRY(dp__outbox_open(mailbox));
     else if (ctx->world.mpi_links != NULL && dp__backend_mpi != NULL)
         DP_TRY(dp__backend_mpi->mailbox(mailbox));
-    else if (ctx->world.listener != NULL && ctx->world.listener->why[0] == '\0')
-        DP_TRY(dp__channels_open(mailbox, ctx->world.listener));
+    else if (ctx->world.port != NULL && ctx->world.port->why[0] == '\0')
+        DP_TRY(dp__channels_open(mailbox, ctx->world.port));
     ctx->world.mailbox = mailbox;
     return DP_OK;
 }
@@ -1730,8 +1730,8 @@ static dp_status dp__request_fill(dp__mailbox *mailbox, dp__request *request,
         request->process = mailbox->job != NULL ? dp__process_of(mailbox->job, message->peer) : 0;
     if (request->process != mailbox->process && mailbox->carrier == NULL)
         return dp_error(DP_ERR_UNSUPPORTED, "nothing carries messages between these processes: %s",
-                        ctx->world.listener != NULL
-                            ? ctx->world.listener->why
+                        ctx->world.port != NULL
+                            ? ctx->world.port->why
                             : "they have met through an MPI that was initialised "
                               "below MPI_THREAD_SERIALIZED");
     DP_TRY(dp__request_stage(mailbox, request, &message->tensor));

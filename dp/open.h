@@ -257,7 +257,7 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
     DP_TRY(dp__agree(meeting, status));
     DP_TRY(dp__agree(meeting, dp__lane_open(&ctx->lanes[DP__COURIER], &choice)));
     bool by_others = job->shared.data != NULL || dp__boot_is_mpi(meeting->boot);
-    return by_others ? DP_OK : dp__listener_open(ctx, !choice.config.one_machine);
+    return by_others ? DP_OK : dp__port_share(ctx, !choice.config.one_machine);
 }
 
 /* ==== >>opening ================================================================================
@@ -315,12 +315,11 @@ DP__APART static dp_status dp__own_tree_open(const dp__port *port, int timeout_m
    as those of a launcher do. Without that they have no messages, unless they could do nothing. */
 static dp_status dp__own_tree(dp_ctx *ctx, dp__meeting *meeting)
 {
-    dp__listener *listener = ctx->world.listener;
+    dp__port *port = ctx->world.port;
     dp__tree *tree = NULL;
-    if (listener == NULL || listener->why[0] != '\0' || dp__boot_is_ours(meeting->boot))
+    if (port == NULL || port->why[0] != '\0' || dp__boot_is_ours(meeting->boot))
         return DP_OK;
-    dp_status status =
-        dp__agree(meeting, dp__own_tree_open(&listener->port, ctx->config.timeout_ms, &tree));
+    dp_status status = dp__agree(meeting, dp__own_tree_open(port, ctx->config.timeout_ms, &tree));
     if (status == DP_OK)
         dp__far_begin(ctx, tree, NULL);
     else
@@ -328,8 +327,8 @@ static dp_status dp__own_tree(dp_ctx *ctx, dp__meeting *meeting)
     if (status == DP_OK || dp__tcp_carries(ctx))
         return status;
     DP_TRY(dp__agree(meeting, DP_OK)); /* the bootstrap has not failed */
-    strcpy(listener->why, "the processes do not reach each other over TCP");
-    dp__listener_shut(ctx);
+    strcpy(port->why, "the processes do not reach each other over TCP");
+    dp__port_refuse(ctx);
     return DP_OK;
 }
 
@@ -355,7 +354,7 @@ static void dp__in_child(void)
         dp__tree_let_go(ctx->world.tree);
         dp__voter_unlisten(ctx->world.voter);
         dp__mailbox_let_go(ctx->world.mailbox);
-        dp__listener_unlisten(ctx);
+        dp__port_unlisten(ctx);
         dp__unbind_child(ctx);
     }
 }
@@ -650,7 +649,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         (void)ctx->devices[i].dev->ops->stream_sync(ctx->devices[i].stream);
     if (ask_devices && ctx->lanes[DP__CALLER].comm != NULL)
         ctx->lanes[DP__CALLER].comm->ops->close(ctx->lanes[DP__CALLER].comm);
-    dp__listener_close(ctx);
+    dp__port_end(ctx);
     dp__tree_close(ctx->world.tree, ask_devices);
     dp__mpi_links_close(ctx->world.mpi_links, ask_devices, ctx->failed != DP_OK);
     if (ask_devices && ctx->team != NULL)

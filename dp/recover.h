@@ -30,7 +30,7 @@ static dp__world dp__world_rest(const dp__world *world)
 static void dp__world_leave(dp_ctx *ctx, const dp__world *before)
 {
     dp__mailbox_forget(ctx);
-    dp__listener_close(ctx);
+    dp__port_end(ctx);
     for (int i = DP__LANES - 1; i >= 0; i--) {
         dp_part *parts = ctx->lanes[i].parts;
         dp__lane_end(&ctx->lanes[i]);

@@ -68,13 +68,14 @@ typedef struct dp__peer { /* a process behind this one */
 typedef struct dp__server {
     const dp__launch *launch;
     int process, process_count;
-    int first;     /* of those that may connect */
-    bool all;      /* all behind it connect, as to process 0; else only children in the tree do */
-    bool any;      /* all others may connect, at any time; nobody is waited for */
-    bool welcomed; /* all have joined, and connect to their neighbours */
-    bool twice;    /* two processes have the same number */
-    dp_status failed; /* no process may join any more: dp_last_error says why */
-    dp__tree *tree;   /* gets the connections in the end */
+    int first; /* of those that may connect */
+    bool all;  /* all behind it connect, as to process 0; else only children in the tree do */
+    bool any;  /* all others may connect, at any time; nobody is waited for */
+    dp__connection_kind kind; /* of the connections that are let in */
+    bool welcomed;            /* all have joined, and connect to their neighbours */
+    bool twice;               /* two processes have the same number */
+    dp_status failed;         /* no process may join any more: dp_last_error says why */
+    dp__tree *tree;           /* gets the connections in the end */
     dp__key key;
     int listener;
     dp__os_address at;
@@ -192,7 +193,7 @@ static size_t dp__pending_bytes(const dp__pending *pending)
 }
 
 /* Checks pending->got bytes, which are untrusted. */
-static dp__heard dp__pending_hear(dp__key key, dp__pending *pending)
+static dp__heard dp__pending_hear(dp__key key, dp__connection_kind kind, dp__pending *pending)
 {
     uint64_t proof;
     if (pending->got < dp__pending_bytes(pending))
@@ -205,7 +206,9 @@ static dp__heard dp__pending_hear(dp__key key, dp__pending *pending)
     }
     memcpy(&pending->request, pending->said, sizeof pending->request);
     pending->asked = true;
-    return pending->request.magic == DP__JOIN_MAGIC ? DP__REQUESTED : DP__NOISE;
+    bool sound = pending->request.magic == DP__JOIN_MAGIC &&
+                 pending->request.kind == (uint32_t)kind;
+    return sound ? DP__REQUESTED : DP__NOISE;
 }
 
 /* The connection belongs to the peer from now on, or to the tree. The first process to arrive has
@@ -295,7 +298,7 @@ static bool dp__server_read(dp__server *server, dp__pending *pending)
         return false;
     }
     pending->got += (size_t)got;
-    dp__heard heard = dp__pending_hear(server->key, pending);
+    dp__heard heard = dp__pending_hear(server->key, server->kind, pending);
     return heard == DP__MORE || dp__server_answer(server, pending, heard);
 }
 

@@ -13,7 +13,7 @@
    CONTENTS (search for the tag)
      >>ports       where processes find each other
      >>connections connections between all
-     >>listener    connections that are made when somebody has something to say
+     >>dialling    connections that are made when somebody has something to say
      >>flow        what is under way on connections
      >>table       the table
 */
@@ -23,8 +23,9 @@
 #else
 
 /* ==== >>ports ===================================================================================
-   Each process opens a port, and all tell each other where it is, and with which key they know each
-   other.                                                                                        */
+   Each process opens one port, and all tell each other where it is, and with which key they know
+   each other. Connections for collectives are made there when a communicator opens, and those for
+   messages at any time.                                                                         */
 
 enum {
     DP__CONNECTION_SPIN_NS = 20000,
@@ -36,15 +37,18 @@ enum {
 typedef struct dp__port {
     dp__job *job;
     dp__seat *seats;   /* where the processes listen */
-    dp__server server; /* who comes to this one */
+    dp__server server; /* who comes to this one, with messages */
     dp__launch launch;
-    bool raised; /* the limit of open files */
+    bool raised;      /* the limit of open files */
+    dp_status status; /* of opening it here, */
+    char said[200];   /* and why that has failed */
+    char why[160];    /* why no process has one; "": all have */
 } dp__port;
 
 /* NULL: they have met by a bootstrap of the user's. */
-static dp__tree *dp__port_tree(const dp__port *port)
+static dp__tree *dp__port_tree(const dp__job *job)
 {
-    const dp_bootstrap *boot = port->job->boot;
+    const dp_bootstrap *boot = job->boot;
     return boot->all_gather == dp__tree_all_gather ? boot->user : NULL;
 }
 
@@ -54,16 +58,18 @@ static void dp__port_shut(dp__port *port)
     port->server = (dp__server){.listener = -1};
 }
 
-static void dp__port_close(dp__port *port)
+static void dp__port_free(dp__port *port)
 {
+    if (port == NULL)
+        return;
     dp__port_shut(port);
     if (port->raised)
         dp__os_files_lower();
     dp__os_free(port->seats, 0, NULL);
+    dp__os_free(port, 0, NULL);
 }
 
-/* `any`: who comes may be any process, at any time; else it is one of those behind this one. */
-DP__COLD static dp_status dp__port_make(dp__port *port, dp__job *job, bool any)
+DP__COLD static dp_status dp__port_make(dp__port *port, dp__job *job)
 {
     size_t count = (size_t)job->process_count;
     *port = (dp__port){.job = job};
@@ -72,9 +78,9 @@ DP__COLD static dp_status dp__port_make(dp__port *port, dp__job *job, bool any)
                                 .process = job->process,
                                 .process_count = job->process_count,
                                 .all = true,
-                                .any = any,
-                                .listener = -1,
-                                .more_most = any ? 0 : job->process};
+                                .any = true,
+                                .kind = DP__FOR_MESSAGES,
+                                .listener = -1};
     port->seats = dp__os_alloc(count * sizeof *port->seats, _Alignof(dp__seat), NULL);
     if (port->seats == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu connections", count);
@@ -92,11 +98,10 @@ static void dp__port_raise(dp__port *port)
     dp__os_files_raise(files);
 }
 
-/* `far`: there are several machines. */
 static dp_status dp__port_open(dp__port *port, bool far)
 {
-    return dp__seat_make(&port->seats[port->job->process], &port->launch, dp__port_tree(port), far,
-                         &port->server);
+    return dp__seat_make(&port->seats[port->job->process], &port->launch, dp__port_tree(port->job),
+                         far, &port->server);
 }
 
 static dp_status dp__port_learn(dp__port *port)
@@ -114,12 +119,84 @@ static const char *dp__port_host(const dp__port *port, int process)
 }
 
 /* Makes the request with which this process connects to another one. */
-static dp__join_request dp__port_request(const dp__port *port)
+static dp__join_request dp__port_request(const dp__port *port, dp__connection_kind kind)
 {
     return (dp__join_request){.magic = DP__JOIN_MAGIC,
                               .version = DP_VERSION,
                               .process = port->job->process,
-                              .process_count = port->job->process_count};
+                              .process_count = port->job->process_count,
+                              .kind = (uint32_t)kind};
+}
+
+/* A child of fork sees the one or the other: see dp__before_fork. */
+static dp__port *dp__port_swap(dp_ctx *ctx, dp__port *port)
+{
+    dp__lock_enter(&ctx->lock);
+    dp__port *before = ctx->world.port;
+    ctx->world.port = port;
+    dp__lock_leave(&ctx->lock);
+    return before;
+}
+
+static void dp__port_end(dp_ctx *ctx)
+{
+    dp__port_free(dp__port_swap(ctx, NULL));
+}
+
+/* Also in a child of fork, whose own neither the port is nor who has come there. */
+static void dp__port_unlisten(const dp_ctx *ctx)
+{
+    if (ctx->world.port != NULL)
+        dp__server_hang_up(&ctx->world.port->server);
+}
+
+/* No process has a port, for the reason that it holds. */
+static void dp__port_refuse(dp_ctx *ctx)
+{
+    dp__port_unlisten(ctx);
+    if (ctx->info.process == 0)
+        dp__log(ctx, DP_LOG_WARN, "no messages: %s", ctx->world.port->why);
+}
+
+/* Checks what all know, so that all have a port, or none has. */
+DP__COLD static void dp__port_check(dp__port *port, bool far)
+{
+    const dp__job *job = port->job;
+    for (int p = 0; p < job->process_count && port->why[0] == '\0'; p++)
+        if (port->seats[p].port == 0)
+            snprintf(port->why, sizeof port->why,
+                     "process %d has opened no port, and has logged why", p);
+        else if (far && dp__seat_address(port->seats, job->process_count, p)[0] == '\0')
+            snprintf(port->why, sizeof port->why,
+                     "no address of process %d is known: set DP_INTERFACE", p);
+}
+
+/* Opens the port, in all processes, unless that was done. Where one cannot be found by the others,
+   what needs it fails. `far`: there are several machines. */
+DP__COLD static dp_status dp__port_share(dp_ctx *ctx, bool far)
+{
+    if (ctx->world.port != NULL)
+        return DP_OK;
+    dp__port *port = dp__os_alloc(sizeof *port, 64, NULL);
+    dp_status status = dp__job_agree(
+        ctx->world.job, port != NULL ? dp__port_make(port, ctx->world.job)
+                                     : dp_error(DP_ERR_NO_MEMORY, "no memory for a port"));
+    if (status != DP_OK) {
+        dp__port_free(port);
+        return status;
+    }
+    (void)dp__port_swap(ctx, port);
+    port->status = dp__port_open(port, far);
+    if (port->status != DP_OK) {
+        snprintf(port->said, sizeof port->said, "%.199s", dp_last_error());
+        dp__log(ctx, DP_LOG_WARN, "no port: %s", port->said);
+        port->seats[ctx->info.process].port = 0;
+    }
+    DP_TRY(dp__port_learn(port));
+    dp__port_check(port, far);
+    if (port->why[0] != '\0')
+        dp__port_refuse(ctx);
+    return DP_OK;
 }
 
 /* ==== >>connections =============================================================================
@@ -145,7 +222,10 @@ typedef struct dp__attempt { /* to a process before this one */
 } dp__attempt;
 
 typedef struct dp__connections {
-    dp__port port; /* until all have come, as are the two: */
+    dp__job *job;
+    bool far; /* there are several machines */
+    dp__port *port;
+    dp__server server; /* listens at that port until all have come; so long there are these two: */
     dp__attempt *attempts;
     dp__os_watch *watch;
     int *fds; /* by process; -1: its own */
@@ -154,14 +234,22 @@ typedef struct dp__connections {
 static void dp__connections_hang_up(dp__connections *connections)
 {
     int *fds = connections->fds;
-    for (int i = 0; fds != NULL && i < connections->port.job->process_count; i++)
+    for (int i = 0; fds != NULL && i < connections->job->process_count; i++)
         dp__os_drop(&fds[i]);
+}
+
+/* Leaves the port, which others may still use. */
+static void dp__connections_end(dp__connections *connections)
+{
+    connections->server.listener = -1;
+    dp__server_close(&connections->server);
+    connections->server = (dp__server){.listener = -1};
 }
 
 static void dp__connections_close(dp__connections *connections)
 {
     dp__connections_hang_up(connections);
-    dp__port_close(&connections->port);
+    dp__connections_end(connections);
     dp__os_free(connections->fds, 0, NULL);
     dp__os_free(connections->attempts, 0, NULL);
     dp__os_free(connections->watch, 0, NULL);
@@ -171,6 +259,8 @@ DP__COLD static dp_status dp__connections_prepare(dp__connections *connections, 
                                                   bool far)
 {
     size_t count = (size_t)job->process_count;
+    connections->job = job;
+    connections->far = far;
     connections->fds = dp__os_alloc(count * sizeof *connections->fds, sizeof(int), NULL);
     connections->attempts =
         dp__os_alloc(count * sizeof *connections->attempts, _Alignof(dp__attempt), NULL);
@@ -180,12 +270,34 @@ DP__COLD static dp_status dp__connections_prepare(dp__connections *connections, 
         connections->fds[i] = -1;
     for (size_t i = 0; i < count && connections->attempts != NULL; i++)
         connections->attempts[i] = (dp__attempt){.place = -1};
-    DP_TRY(dp__port_make(&connections->port, job, false));
-    connections->port.server.more = connections->watch;
-    dp__port_raise(&connections->port);
+    connections->server = (dp__server){.process = job->process,
+                                       .process_count = job->process_count,
+                                       .all = true,
+                                       .kind = DP__FOR_DATA,
+                                       .listener = -1,
+                                       .more = connections->watch,
+                                       .more_most = job->process};
     if (connections->fds == NULL || connections->attempts == NULL || connections->watch == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu connections", count);
-    return dp__port_open(&connections->port, far);
+    return dp__server_open(&connections->server);
+}
+
+/* Lets those in that come to the port of all. */
+DP__COLD static dp_status dp__connections_begin(dp__connections *connections)
+{
+    dp__job *job = connections->job;
+    dp__server *server = &connections->server;
+    DP_TRY(dp__port_share(job->ctx, connections->far));
+    dp__port *port = job->ctx->world.port;
+    connections->port = port;
+    server->launch = &port->launch;
+    server->key = port->launch.key;
+    server->at = port->server.at;
+    server->listener = port->server.listener;
+    dp__port_raise(port);
+    if (port->status != DP_OK)
+        return dp_error(port->status, "%s", port->said);
+    return dp__seats_check(port->seats, job->process_count, job->process);
 }
 
 /* Gives up a try, and rests before the next one. */
@@ -213,12 +325,13 @@ DP__COLD static dp_status dp__attempt_call(const dp__port *port, dp__attempt *at
 }
 
 /* Sends the request over a connection that is there, or is not to be had. */
-DP__COLD static void dp__attempt_ask(const dp__port *port, dp__attempt *attempt, int *fd)
+DP__COLD static void dp__attempt_ask(const dp__port *port, uint64_t until_ns, dp__attempt *attempt,
+                                     int *fd)
 {
     int how = dp__os_connection(*fd);
-    attempt->request = dp__port_request(port);
+    attempt->request = dp__port_request(port, DP__FOR_DATA);
     attempt->request.nonce = dp__os_random();
-    attempt->request.patience_ms = (uint32_t)dp__os_ms_until(port->server.until_ns);
+    attempt->request.patience_ms = (uint32_t)dp__os_ms_until(until_ns);
     attempt->got = 0;
     attempt->stage = DP__ASKS;
     if (how != 0 || dp__os_send(*fd, &attempt->request, sizeof attempt->request) !=
@@ -246,13 +359,13 @@ DP__COLD static void dp__attempt_hear(const dp__port *port, dp__attempt *attempt
 /* Goes on with an attempt as far as that needs no waiting. */
 DP__COLD static dp_status dp__attempt_look(dp__connections *connections, int process)
 {
-    const dp__port *port = &connections->port;
+    const dp__port *port = connections->port;
     dp__attempt *attempt = &connections->attempts[process];
     int *fd = &connections->fds[process];
     bool ready = attempt->place >= 0 && connections->watch[attempt->place].revents != 0;
     bool late = attempt->stage != DP__LET_IN && dp__os_ms_until(attempt->until_ns) == 0;
     if (ready && attempt->stage == DP__CALLS)
-        dp__attempt_ask(port, attempt, fd);
+        dp__attempt_ask(port, connections->server.until_ns, attempt, fd);
     else if (ready && attempt->stage == DP__ASKS)
         dp__attempt_hear(port, attempt, fd);
     else if (late && attempt->stage != DP__RESTS)
@@ -268,7 +381,7 @@ DP__COLD static dp_status dp__attempt_look(dp__connections *connections, int pro
 /* Returns the first one that has not let this process in; -1: all have. */
 DP__COLD static int dp__connections_watch(dp__connections *connections)
 {
-    dp__server *server = &connections->port.server;
+    dp__server *server = &connections->server;
     int first = -1;
     server->more_count = 0;
     for (int p = server->process - 1; p >= 0; p--) {
@@ -287,11 +400,11 @@ DP__COLD static int dp__connections_watch(dp__connections *connections)
 /* Fails as the time is up: who is missing is named. */
 DP__COLD static dp_status dp__connections_late(const dp__connections *connections, int missing)
 {
-    const dp__port *port = &connections->port;
-    const dp__server *server = &port->server;
+    const dp__port *port = connections->port;
+    const dp__server *server = &connections->server;
     if (missing < 0)
         return dp__server_timed_out(server);
-    const dp__join_request request = dp__port_request(port);
+    const dp__join_request request = dp__port_request(port, DP__FOR_DATA);
     const dp__target target = {.host = dp__port_host(port, missing),
                                .port = (int)port->seats[missing].port,
                                .port_count = 1};
@@ -314,8 +427,8 @@ static dp_status dp__connections_listen(dp__tree *tree, uint64_t *answers_ns)
 /* Visits all before this process and lets in all behind it, until each has met each. */
 DP__COLD static dp_status dp__connections_meet(dp__connections *connections, uint64_t until_ns)
 {
-    dp__server *server = &connections->port.server;
-    dp__tree *tree = dp__port_tree(&connections->port);
+    dp__server *server = &connections->server;
+    dp__tree *tree = dp__port_tree(connections->job);
     dp_status status = DP_OK;
     uint64_t answers_ns = 0;
     server->until_ns = until_ns;
@@ -339,7 +452,7 @@ DP__COLD static dp_status dp__connections_meet(dp__connections *connections, uin
 /* Keeps the connections of those that have come for as long as the communicator is there. */
 static void dp__connections_keep(dp__connections *connections)
 {
-    dp__server *server = &connections->port.server;
+    dp__server *server = &connections->server;
     for (int i = 0; i < server->peer_count; i++) {
         connections->fds[server->first + i] = server->peers[i].fd;
         server->peers[i].fd = -1;
@@ -350,18 +463,18 @@ static void dp__connections_keep(dp__connections *connections)
 DP__COLD static dp_status dp__connections_say(dp__connections *connections, dp_status status,
                                               const char *why)
 {
-    int own = connections->port.job->process;
+    int own = connections->job->process;
     (void)dp_error(status, "%s", why);
     for (int p = 0; p < own; p++)
         if (connections->attempts[p].stage == DP__LET_IN)
             dp__tree_header_last(&connections->fds[p], status, own, why);
-    return dp__server_fail(&connections->port.server, status);
+    return dp__server_fail(&connections->server, status);
 }
 
 /* This process gives up: the others hear why. What another one has ended it may say itself. */
 DP__COLD static dp_status dp__connections_fail(dp__connections *connections, dp_status status)
 {
-    dp__tree *tree = dp__port_tree(&connections->port);
+    dp__tree *tree = dp__port_tree(connections->job);
     uint64_t until_ns = dp__os_after_ms(status == DP_ERR_REMOTE ? DP__GRACE_MS : 0);
     char why[DP__TEXT_BYTES];
     memcpy(why, dp_last_error(), sizeof why);
@@ -371,18 +484,16 @@ DP__COLD static dp_status dp__connections_fail(dp__connections *connections, dp_
     if (heard != DP_OK)
         memcpy(why, dp_last_error(), sizeof why);
     else if (tree != NULL)
-        dp__tree_tell(tree, status, connections->port.job->process, why);
+        dp__tree_tell(tree, status, connections->job->process, why);
     return dp__connections_say(connections, heard != DP_OK ? heard : status, why);
 }
 
 DP__COLD static dp_status dp__connections_connect(dp__connections *connections)
 {
-    dp__job *job = connections->port.job;
-    const dp__port *port = &connections->port;
-    DP_TRY(dp__port_learn(&connections->port));
+    dp__job *job = connections->job;
     /* all know the same, and say so before one waits for another */
-    DP_TRY(dp__job_agree(job, dp__seats_check(port->seats, job->process_count, job->process)));
-    dp__tree *tree = dp__port_tree(port);
+    DP_TRY(dp__job_agree(job, dp__connections_begin(connections)));
+    dp__tree *tree = dp__port_tree(job);
     if (tree != NULL)
         dp__tree_begin(tree);
     uint64_t until_ns = tree != NULL ? dp__tree_until(tree, DP__GRACE_MS)
@@ -395,12 +506,13 @@ DP__COLD static dp_status dp__connections_connect(dp__connections *connections)
     } else {
         status = dp__connections_fail(connections, status);
         dp__connections_hang_up(connections);
+        dp__port_shut(connections->port); /* who still calls is refused, and knows */
     }
-    dp__port_shut(&connections->port);
+    dp__connections_end(connections);
     return dp__job_agree(job, status);
 }
 
-/* ==== >>listener =================================================================================
+/* ==== >>dialling =================================================================================
    For messages (dp/messages.h), whatever table has the collectives, a process connects to another
    one when it has something to say for the first time. Nobody waits: the other one may compute for
    a while before it answers. So who calls proves at once that it is of the job, by bytes that serve
@@ -409,11 +521,6 @@ DP__COLD static dp_status dp__connections_connect(dp__connections *connections)
 
 enum { DP__LISTENER_LOOKS = 3 /* a connection, a request and a proof */ };
 
-typedef struct dp__listener {
-    dp__port port;
-    char why[160]; /* why no process has one; "": all have */
-} dp__listener;
-
 typedef struct dp__dial { /* to another process, until it has answered */
     bool asked;           /* and anything may be said now */
     size_t got;           /* bytes of the answer */
@@ -421,105 +528,27 @@ typedef struct dp__dial { /* to another process, until it has answered */
     dp__challenge challenge;
 } dp__dial;
 
-/* A child of fork sees the one or the other: see dp__before_fork. */
-static dp__listener *dp__listener_swap(dp_ctx *ctx, dp__listener *listener)
-{
-    dp__lock_enter(&ctx->lock);
-    dp__listener *before = ctx->world.listener;
-    ctx->world.listener = listener;
-    dp__lock_leave(&ctx->lock);
-    return before;
-}
-
-static void dp__listener_free(dp__listener *listener)
-{
-    if (listener == NULL)
-        return;
-    dp__port_close(&listener->port);
-    dp__os_free(listener, 0, NULL);
-}
-
-static void dp__listener_close(dp_ctx *ctx)
-{
-    dp__listener_free(dp__listener_swap(ctx, NULL));
-}
-
-/* Also in a child of fork, whose own neither the port is nor who has come there. */
-static void dp__listener_unlisten(const dp_ctx *ctx)
-{
-    if (ctx->world.listener != NULL)
-        dp__server_hang_up(&ctx->world.listener->port.server);
-}
-
-/* No process has one, for the reason that it holds. */
-static void dp__listener_shut(dp_ctx *ctx)
-{
-    dp__listener_unlisten(ctx);
-    if (ctx->info.process == 0)
-        dp__log(ctx, DP_LOG_WARN, "no messages: %s", ctx->world.listener->why);
-}
-
-/* Checks what all know, so that all have a listener, or none has. */
-DP__COLD static void dp__listener_check(dp__listener *listener, bool far)
-{
-    const dp__job *job = listener->port.job;
-    const dp__seat *seats = listener->port.seats;
-    for (int p = 0; p < job->process_count && listener->why[0] == '\0'; p++)
-        if (seats[p].port == 0)
-            snprintf(listener->why, sizeof listener->why,
-                     "process %d has opened no port, and has logged why", p);
-        else if (far && dp__seat_address(seats, job->process_count, p)[0] == '\0')
-            snprintf(listener->why, sizeof listener->why,
-                     "no address of process %d is known: set DP_INTERFACE", p);
-}
-
-/* By all processes. Where one cannot be found by the others, only messages fail. */
-DP__COLD static dp_status dp__listener_open(dp_ctx *ctx, bool far)
-{
-    dp__listener *listener = dp__os_alloc(sizeof *listener, 64, NULL);
-    if (listener != NULL)
-        listener->why[0] = '\0';
-    dp_status status = dp__job_agree(
-        ctx->world.job, listener != NULL ? dp__port_make(&listener->port, ctx->world.job, true)
-                                         : dp_error(DP_ERR_NO_MEMORY, "no memory for messages"));
-    if (status != DP_OK) {
-        dp__listener_free(listener);
-        return status;
-    }
-    (void)dp__listener_swap(ctx, listener);
-    if (dp__port_open(&listener->port, far) != DP_OK) {
-        dp__log(ctx, DP_LOG_WARN, "no messages: %s", dp_last_error());
-        listener->port.seats[ctx->info.process].port = 0;
-    }
-    DP_TRY(dp__port_learn(&listener->port));
-    dp__listener_check(listener, far);
-    if (listener->why[0] != '\0')
-        dp__listener_shut(ctx);
-    return DP_OK;
-}
-
 /* Those that call are let in: what they say first is there in most cases. */
-static dp_status dp__listener_look(dp__listener *listener)
+static dp_status dp__port_look(dp__port *port)
 {
-    dp__server *server = &listener->port.server;
+    dp__server *server = &port->server;
     for (int i = 0; i < DP__LISTENER_LOOKS && (i == 0 || server->pending_count > 0); i++)
         DP_TRY(dp__server_look(server));
     return DP_OK;
 }
 
 /* The connection of a process that has come since it was last asked for; -1: it has not. */
-static int dp__listener_take(dp__listener *listener, int process)
+static int dp__port_take(dp__port *port, int process)
 {
-    dp__peer *peer = &listener->port.server.peers[process];
+    dp__peer *peer = &port->server.peers[process];
     int fd = peer->fd;
     peer->fd = -1;
     return fd;
 }
 
 /* Begin to connect to a process. -1: not now, or nobody is there any more. */
-DP__COLD static dp_status dp__listener_call(const dp__listener *listener, int process, int *out_fd)
+DP__COLD static dp_status dp__port_dial(const dp__port *port, int process, int *out_fd)
 {
-    const dp__port *port = &listener->port;
     int fd = dp__seat_connect(port->seats, port->job->process_count, port->job->process, process);
     *out_fd = fd >= 0 ? fd : -1;
     return fd == DP__OS_FULL ? dp__connect_nowhere(port->job->process) : DP_OK;
@@ -531,7 +560,7 @@ DP__COLD static bool dp__call_ask(dp__dial *call, const dp__port *port, int proc
     struct {
         dp__join_request request;
         uint64_t proof;
-    } both = {.request = dp__port_request(port)};
+    } both = {.request = dp__port_request(port, DP__FOR_MESSAGES)};
     both.request.nonce = dp__os_random();
     both.request.listens = (uint64_t)process; /* who is meant */
     both.proof = dp__proof(port->launch.key, &both.request, DP__LISTENER_NONCE, true);

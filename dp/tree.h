@@ -34,13 +34,20 @@ enum {
                          something to tell */
 };
 
+/* Says for what a connection is: who listens lets in one kind. */
+typedef enum dp__connection_kind {
+    DP__FOR_TREE,
+    DP__FOR_DATA,
+    DP__FOR_MESSAGES
+} dp__connection_kind;
+
 typedef struct dp__join_request { /* sent by a connecting process */
     uint32_t magic;
     int32_t version;
     uint64_t nonce;
     int32_t process, process_count;
     uint64_t listens; /* where those behind it connect: a port, or a number in a name */
-    uint32_t patience_ms, reserved;
+    uint32_t patience_ms, kind;
     char host[DP__PLACE_BYTES]; /* and at which address; "": where this comes from */
 } dp__join_request;
 

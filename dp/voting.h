@@ -371,7 +371,7 @@ static dp__heard dp__pending_serve(dp__key key, dp__pending *pending)
     if (got < 0)
         return DP__NOISE;
     pending->got += (size_t)got;
-    dp__heard heard = dp__pending_hear(key, pending);
+    dp__heard heard = dp__pending_hear(key, DP__FOR_TREE, pending);
     if (heard != DP__REQUESTED)
         return heard;
     pending->nonce = dp__os_random();

@@ -324,10 +324,11 @@ static int dp__seat_connect(const dp__seat *seats, int count, int own, int seat)
     return found.count > 0 ? dp__os_connect(&found.list[0]) : -1;
 }
 
+/* Checks that this process can find all that have a port. */
 static dp_status dp__seats_check(const dp__seat *seats, int count, int own)
 {
     for (int s = 0; s < count; s++)
-        if (dp__seat_host(seats, count, own, s)[0] == '\0')
+        if (seats[s].port != 0 && dp__seat_host(seats, count, own, s)[0] == '\0')
             return dp_error(DP_ERR_UNSUPPORTED,
                             "the processes are on several machines, and have met inside one, or by "
                             "a bootstrap of yours, so that no address of process %d is known: set "

@@ -1609,12 +1609,12 @@ static dp_status open_with_few_files(const dp_host *host, const dp_comm_config *
                                      dp_comm **out)
 {
     struct rlimit limit;
-    int next = dup(STDIN_FILENO);
-    CHECK(next >= 0 && close(next) == 0);
-    CHECK_INT(getrlimit(RLIMIT_NOFILE, &limit), 0);
-    limit.rlim_cur = (rlim_t)(next + files_more);
-    limit.rlim_max = files_hard ? limit.rlim_cur : limit.rlim_max;
     if (mesh_process == 1 && files_allowed == 0) {
+        int next = dup(STDIN_FILENO);
+        CHECK(next >= 0 && close(next) == 0);
+        CHECK_INT(getrlimit(RLIMIT_NOFILE, &limit), 0);
+        limit.rlim_cur = (rlim_t)(next + files_more);
+        limit.rlim_max = files_hard ? limit.rlim_cur : limit.rlim_max;
         CHECK_INT(setrlimit(RLIMIT_NOFILE, &limit), 0);
         files_allowed = limit.rlim_cur;
     }

@@ -85,7 +85,7 @@ PLANTS = [
     ("who fails to connect leaves without a word", "dp/tcp.h",
      "        status = dp__connections_fail(connections, status);\n        dp__connections_hang_up(connections);\n", ""),
     ("the offices of a job that failed stay open", "dp/tcp.h",
-     "    dp__port_close(&listener->port);\n    dp__os_free(listener, 0, NULL);", "    dp__os_free(listener, 0, NULL);"),
+     "    dp__port_shut(port);\n    if (port->raised)", "    if (port->raised)"),
 
     # ---- mesh
     ("heads of a group take no turns", "dp/mesh.h",
