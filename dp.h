@@ -33,6 +33,7 @@
      >>pass         a forward, and its backward
      >>wrappers     one model on many devices
      >>timeline     what happened when, as a file for Perfetto
+     >>libraries    for libraries on top of dp.h: checks, and sentences like its own
      >>contract     for writers of backends: the two tables
      >>literals     shapes, dicts, lists and tuples, written in place
    and the files that dp.h includes, in this order
@@ -2293,6 +2294,50 @@ DP_MUST_USE DP_API dp_status dp_predict_step(dp_module *module, dp_scope *scope,
    timeline nothing happens. [any] */
 DP_API void dp_trace_begin(const char *name);
 DP_API void dp_trace_end(void);
+
+/* ==== >>libraries ==============================================================================
+   For libraries on top of dp.h, such as dp_train.h and its neighbours, which use nothing else of
+   it. Their errors look like those of dp.h: a public function checks its arguments first, and its
+   sentence begins with its name, `fn`:
+
+       dp_status my_step(my_thing *thing, dp_scope *scope, dp_value batch, dp_value *out)
+       {
+           DP_TRY(dp_check_pointer(__func__, "thing", thing));   "my_step: thing is NULL"
+           DP_TRY(dp_check_scope(__func__, scope, thing->ctx));
+           DP_TRY(dp_check_value(__func__, "batch", batch));
+           DP_TRY(dp_check_pointer(__func__, "out", out));
+           return dp_error_in(__func__, my_step_in(thing, scope, batch, out));
+       }                                                                                         */
+
+/* Returns `status`. If it is an error and this thread's sentence does not begin with `fn`, it
+   becomes "fn: sentence". [any] */
+DP_API dp_status dp_error_in(const char *fn, dp_status status);
+/* Sets this thread's sentence to "no memory" and returns DP_ERR_NO_MEMORY. [any] */
+DP_API dp_status dp_no_memory(void) DP__COLD;
+
+/* Each returns DP_OK, or sets a sentence that begins with `fn`. [any] */
+/* The context is open, and its job has not failed. */
+DP_MUST_USE DP_API dp_status dp_check_ctx(const char *fn, const dp_ctx *ctx);
+/* Not all devices are in use by one call: it is for what changes things that all use. See INSIDE
+   YOUR FUNCTIONS. */
+DP_MUST_USE DP_API dp_status dp_check_alone(const char *fn, const dp_ctx *ctx);
+/* The scope can be used, and is of this context; ctx NULL: of any. */
+DP_MUST_USE DP_API dp_status dp_check_scope(const char *fn, const dp_scope *scope,
+                                            const dp_ctx *ctx);
+/* It is not NULL; `what` is its name. */
+DP_MUST_USE DP_API dp_status dp_check_pointer(const char *fn, const char *what,
+                                              const void *pointer);
+/* The value is sound, down to its leaves, and no error. Values that constructors made are checked
+   in no time; so `value.as` may be read afterwards. */
+DP_MUST_USE DP_API dp_status dp_check_value(const char *fn, const char *what, dp_value value);
+
+/* Writes the value that a constructor returned, or returns the status of an error value, with its
+   sentence. `out` is then as it was. [any] */
+DP_MUST_USE DP_API dp_status dp_made(dp_value made, dp_value *out);
+
+/* Returns "outer.inner" in memory of the scope, or a copy of `inner` if `outer` is NULL; NULL: see
+   dp_last_error. */
+DP_API char *dp_join_names(dp_scope *scope, const char *outer, const char *inner);
 
 /* ==== >>contract ===============================================================================
    For writers of backends; users of the library can stop reading here. A backend is a header with a

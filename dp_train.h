@@ -1042,7 +1042,7 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, bool s
     out->grad = dp_scope_alloc(scope, all * sizeof *out->grad);
     if (numbers == NULL || out->listed == NULL || out->used == NULL || out->ranks == NULL ||
         out->runs == NULL || out->spans == NULL || out->data == NULL || out->grad == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     DP_TRY(dp_info_get(out->ctx, &out->job));
     DP_TRY(dp__train_number(out, numbers));
     dp__train_list(out, stretches, stretch_count, numbers, shared);
@@ -1110,7 +1110,7 @@ static dp_status dp__train_join(dp_ctx *ctx, dp_scope *temp, dp_op op, double *n
     DP_TRY(dp_info_get(ctx, &job));
     dp_part *parts = dp_scope_alloc(temp, (size_t)job.local_count * sizeof *parts);
     if (parts == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (int r = job.local_count; r-- > 0;) {
         DP_TRY(dp_tensor_from(temp, dp_local_device(ctx, r), &numbers[r], DP_F64, 0, NULL, &first));
         parts[r] = (dp_part){.send = first.data, .recv = r == 0 ? first.data : NULL};
@@ -1164,7 +1164,7 @@ static dp_status dp__train_terms_make(const dp__train_views *views, dp_scope *te
                              .results = dp_scope_alloc(temp, ((size_t)views->job.local_count + 1) *
                                                                  sizeof *out->results)};
     if (out->grads == NULL || out->sums == NULL || out->results == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (int i = 0; i <= views->job.local_count; i++)
         out->results[i] = 0;
     for (size_t owner = 0; owner < views->owner_count; owner++)
@@ -1206,7 +1206,7 @@ static dp_status dp__train_squares(const dp__train_terms *terms, dp_scope *temp)
     double *read = dp_scope_alloc(temp, 2 * terms->count * sizeof *read);
     dp_tensor *stats = dp_scope_alloc(temp, terms->count * sizeof *stats);
     if (read == NULL || stats == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     while (end < terms->count)
         DP_TRY(dp__train_stats(terms, temp, end, &end, &stats[some++]));
     double *to = read;
@@ -1254,7 +1254,7 @@ static dp_status dp__train_all_powers(const dp__train_terms *terms, dp_scope *te
     dp_tensor wide = {0};
     double *read = dp_scope_alloc(temp, CHUNK * sizeof *read);
     if (read == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < terms->count; i++) {
         const dp_tensor *grad = &terms->grads[i];
         if (wide.data == NULL || wide.device.index != grad->device.index)
@@ -1438,7 +1438,7 @@ static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_cli
 {
     bool asked = false;
     dp__train_views views;
-    DP_TRY(dp__named(fn, dp__train_clip_check(clipping->p, clipping->most)));
+    DP_TRY(dp_error_in(fn, dp__train_clip_check(clipping->p, clipping->most)));
     clipping->most = dp_or(clipping->most, 0);
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: not a module", fn);
@@ -1448,17 +1448,17 @@ static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_cli
     if (status == DP_OK)
         status = dp__train_seen(&views, &asked);
     if (status == DP_OK)
-        status = dp__named(fn, dp__train_clip_all(&views, clipping));
+        status = dp_error_in(fn, dp__train_clip_all(&views, clipping));
     if (asked)
         status = dp__train_alone(views.ctx, status);
     dp_scope_end(temp);
-    return dp__named(fn, status);
+    return dp_error_in(fn, status);
 }
 
 DP_API dp_status dp_grad_norm(dp_module *module, double p, double *out)
 {
     dp__train_clipping clipping = {.p = p, .most = 1, .only_norm = true};
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     DP_TRY(dp__train_clip(__func__, module, &clipping));
     *out = clipping.norm;
     return DP_OK;
@@ -2258,7 +2258,7 @@ static dp_status dp__train_groups_copy(dp_scope *scope, dp_optim_config *config)
 {
     dp_param_group *own = dp_scope_alloc(scope, config->group_count * sizeof *own);
     if (own == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < config->group_count; i++) {
         const dp_param_group *group = &config->groups[i];
         double *factors = dp_scope_alloc(scope, 2 * sizeof *factors);
@@ -2266,7 +2266,7 @@ static dp_status dp__train_groups_copy(dp_scope *scope, dp_optim_config *config)
         if (group->match == NULL)
             return dp_error(DP_ERR_INVALID, "groups[%zu].match is NULL", i);
         if (match == NULL || factors == NULL)
-            return dp__no_memory();
+            return dp_no_memory();
         factors[0] = group->lr_factor != NULL ? *group->lr_factor : 1;
         factors[1] = group->decay_factor != NULL ? *group->decay_factor : 1;
         if (!(factors[0] >= 0 && factors[1] >= 0) || !isfinite(factors[0] + factors[1]))
@@ -2382,7 +2382,7 @@ static dp_status dp__train_ring_find(dp_ctx *ctx, dp_scope *temp, const dp_info 
 {
     int64_t *places = dp_scope_alloc(temp, (size_t)job->rank_count * sizeof *places);
     const int64_t own = (int64_t)job->machine * job->process_count + job->process;
-    DP_TRY(dp_agree(ctx, places != NULL ? DP_OK : dp__no_memory()));
+    DP_TRY(dp_agree(ctx, places != NULL ? DP_OK : dp_no_memory()));
     DP_TRY(dp_all_gather_i64(ctx, &own, 1, places));
     for (int p = 0; p < job->process_count; p++) /* of ranks that a process has, one */
         places[p] = places[p * job->local_count];
@@ -2433,7 +2433,7 @@ static dp_status dp__train_milestones_copy(dp_scope *scope, dp_schedule *schedul
     size_t bytes = schedule->milestone_count * sizeof *schedule->milestones;
     int64_t *own = dp_scope_alloc(scope, bytes);
     if (own == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     if (bytes > 0)
         memcpy(own, schedule->milestones, bytes);
     schedule->milestones = own;
@@ -2558,7 +2558,7 @@ static dp_status dp__train_store_make(dp__train_optimizer *optim, size_t s)
     store->state =
         dp_scope_alloc(optim->scope, views->owner_count * store->slots * sizeof *store->state);
     if (store->state == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t owner = 0; owner < views->owner_count; owner++) {
         dp_tensor *state = &store->state[owner * store->slots];
         if (!dp__train_has(views, owner, all->first))
@@ -2613,7 +2613,7 @@ static dp_status dp__train_rooms_make(dp__train_optimizer *optim)
     optim->gates = dp_scope_alloc(optim->scope, bytes);
     optim->rooms = dp_scope_alloc(optim->scope, bytes);
     if (optim->gates == NULL || optim->rooms == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     memset(optim->gates, 0, bytes);
     for (size_t owner = 0; owner < views->owner_count; owner++)
         for (size_t i = 0; i < views->count; i++)
@@ -2633,7 +2633,7 @@ static dp_status dp__train_stages_make(dp__train_optimizer *optim)
     optim->stages = dp_scope_alloc(optim->scope, local * sizeof *optim->stages);
     optim->all = dp_scope_alloc(optim->scope, views->owner_count * sizeof *optim->all);
     if (optim->parts == NULL || optim->stages == NULL || optim->all == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t r = 0; r < local && optim->staged; r++)
         DP_TRY(dp_tensor_new(optim->scope, dp_local_device(views->ctx, (int)r), DP_I64, 1, &room,
                              &optim->stages[r]));
@@ -2648,13 +2648,13 @@ static dp_status dp__train_names_make(dp__train_optimizer *optim)
     dp__train_views *views = &optim->views;
     optim->names = dp_scope_alloc(optim->scope, views->count * sizeof *optim->names);
     if (optim->names == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < views->count; i++) {
         dp_param_info info;
         DP_TRY(dp_module_param(views->module, views->listed[i].param, &info));
         optim->names[i] = dp_text(dp_string(optim->scope, info.name));
         if (optim->names[i] == NULL)
-            return dp__no_memory();
+            return dp_no_memory();
         views->listed[i].group = dp__train_group_of(&optim->config, optim->names[i]);
     }
     dp__train_cut(views, optim->config.rule->whole);
@@ -2726,13 +2726,13 @@ static dp_status dp__train_mirror_make(dp__train_optimizer *optim)
     DP_TRY(dp_device_info_get(views->ctx, 0, &device));
     dp__train_mirror *mirror = dp_scope_alloc(optim->scope, sizeof *mirror);
     if (mirror == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     *mirror = (dp__train_mirror){
         .far = !device.host_memory,
         .messages = dp_scope_alloc(optim->scope, 2 * views->span_count * sizeof *mirror->messages),
         .facts = dp_scope_alloc(optim->scope, (size_t)job->rank_count * sizeof *mirror->facts)};
     if (mirror->messages == NULL || mirror->facts == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     optim->mirror = mirror;
     if (job->process_count > 1)
         views->copied = (dp__train_ranks){before * local, (before + 1) * local};
@@ -2757,7 +2757,7 @@ static dp_status dp__train_queue_make(dp__train_optimizer *optim)
         return DP_OK;
     optim->queue = dp_scope_alloc(optim->scope, sizeof *optim->queue);
     if (optim->queue == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     optim->queue->count = 0;
     return DP_OK;
 }
@@ -2782,7 +2782,7 @@ static dp_status dp__train_optim_fill(dp__train_optimizer *optim)
     size_t span_count = optim->views.span_count;
     optim->stores = dp_scope_alloc(optim->scope, span_count * sizeof *optim->stores);
     if (optim->stores == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     DP_TRY(dp__train_queue_make(optim));
     for (size_t s = 0; s < span_count; s++)
         DP_TRY(dp__train_store_make(optim, s));
@@ -2805,7 +2805,7 @@ static dp_status dp__train_optim_make(dp_module *module, const dp_optim_config *
 {
     dp__train_optimizer *optim = dp_scope_alloc(home, sizeof *optim);
     if (optim == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     *optim = (dp__train_optimizer){.base = {&dp__train_ops},
                                    .home = home,
                                    .scope = config->mirrored ? dp_scope_child(home) : home,
@@ -2834,13 +2834,13 @@ DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *confi
 {
     dp__train_optimizer *optim = NULL;
     dp__train_ring ring = {0, 0};
-    DP_TRY(dp__check_pointer(__func__, "config", config));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_pointer(__func__, "config", config));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: not a module", __func__);
     dp_ctx *ctx = dp_module_ctx(module);
     if (config->sharded && config->mirrored)
-        DP_TRY(dp__named(__func__, dp__train_mirrored_begin(ctx, &ring)));
+        DP_TRY(dp_error_in(__func__, dp__train_mirrored_begin(ctx, &ring)));
     dp_scope *scope = dp_scope_begin(ctx);
     dp_status status = dp_scope_check(scope);
     if (status == DP_OK)
@@ -2853,7 +2853,7 @@ DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *confi
         *out = &optim->base;
     else
         dp_scope_end(scope);
-    return dp__named(__func__, status);
+    return dp_error_in(__func__, status);
 }
 
 DP_API void dp_optim_destroy(dp_optim *optim)
@@ -2875,8 +2875,8 @@ static dp_status dp__train_optim_valid(const char *fn, const dp_optim *optim)
 DP_API dp_status dp_optim_step(dp_optim *optim)
 {
     DP_TRY(dp__train_optim_valid(__func__, optim));
-    DP_TRY(dp__named(__func__, dp__train_rejoin(dp__train_optimizer_of(optim))));
-    return dp__named(__func__, dp__train_optim_apply(dp__train_optimizer_of(optim)));
+    DP_TRY(dp_error_in(__func__, dp__train_rejoin(dp__train_optimizer_of(optim))));
+    return dp_error_in(__func__, dp__train_optim_apply(dp__train_optimizer_of(optim)));
 }
 
 /* Those whose numbers, divided, are no longer what they were. */
@@ -2912,7 +2912,7 @@ static dp_status dp__train_optim_unscale(dp__train_optimizer *optim)
 DP_API dp_status dp_optim_unscale(dp_optim *optim)
 {
     DP_TRY(dp__train_optim_valid(__func__, optim));
-    return dp__named(__func__, dp__train_optim_unscale(dp__train_optimizer_of(optim)));
+    return dp_error_in(__func__, dp__train_optim_unscale(dp__train_optimizer_of(optim)));
 }
 
 DP_API dp_status dp_optim_progress(dp_optim *optim, int64_t done, int64_t total)
@@ -2938,7 +2938,7 @@ static size_t dp__train_state_bytes(const dp__train_optimizer *optim)
 DP_API dp_status dp_optim_info_get(const dp_optim *base, dp_optim_info *out)
 {
     DP_TRY(dp__train_optim_valid(__func__, base));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     const dp__train_optimizer *optim = (const dp__train_optimizer *)base;
     dp_hyper hyper = dp__train_hyper_now(optim, optim->config.group_count);
     *out = (dp_optim_info){.rule = optim->config.rule->name,
@@ -3064,7 +3064,7 @@ static dp_status dp__train_counts_save(const dp__train_optimizer *optim, dp_scop
         alike = alike && views->listed[i].steps == optim->steps;
     }
     *out = dp_none();
-    return alike ? DP_OK : dp__made(dp_dict_make(scope, pairs, views->count), out);
+    return alike ? DP_OK : dp_made(dp_dict_make(scope, pairs, views->count), out);
 }
 
 static dp_status dp__train_state_save(const dp__train_optimizer *optim, dp_scope *scope, bool copy,
@@ -3076,7 +3076,7 @@ static dp_status dp__train_state_save(const dp__train_optimizer *optim, dp_scope
         dp_scope_alloc(scope, views->count * (optim->state_count + 1) * sizeof *items);
     dp_value counts;
     if (pairs == NULL || items == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     DP_TRY(dp__train_counts_save(optim, scope, pairs, &counts));
     for (size_t s = 0; s < views->span_count; s++) {
         const dp__train_run *run = &views->spans[s].all;
@@ -3096,7 +3096,7 @@ static dp_status dp__train_state_save(const dp__train_optimizer *optim, dp_scope
                            {"state", dp_dict_make(scope, pairs, views->count)},
                            {"param_steps", counts}};
     size_t count = sizeof all / sizeof all[0];
-    return dp__made(dp_dict_make(scope, all, counts.kind == DP_NONE ? count - 1 : count), out);
+    return dp_made(dp_dict_make(scope, all, counts.kind == DP_NONE ? count - 1 : count), out);
 }
 
 static dp_status dp__train_optim_save(const char *fn, dp_optim *optim, dp_scope *scope, bool copy,
@@ -3104,10 +3104,10 @@ static dp_status dp__train_optim_save(const char *fn, dp_optim *optim, dp_scope 
 {
     dp__train_optimizer *own = dp__train_optimizer_of(optim);
     DP_TRY(dp__train_optim_valid(fn, optim));
-    DP_TRY(dp__check_scope_of(fn, scope, own->views.ctx));
-    DP_TRY(dp__check_pointer(fn, "out", out));
-    DP_TRY(dp__named(fn, dp__train_rejoin(own)));
-    return dp__named(fn, dp__train_state_save(own, scope, copy, out));
+    DP_TRY(dp_check_scope(fn, scope, own->views.ctx));
+    DP_TRY(dp_check_pointer(fn, "out", out));
+    DP_TRY(dp_error_in(fn, dp__train_rejoin(own)));
+    return dp_error_in(fn, dp__train_state_save(own, scope, copy, out));
 }
 
 DP_API dp_status dp_optim_save(dp_optim *optim, dp_scope *scope, dp_value *out)
@@ -3246,7 +3246,7 @@ static dp_status dp__train_states_load(const dp__train_optimizer *optim, dp_scop
     size_t most = views->count * (optim->state_count + 1); /* and a master copy */
     dp_tensor *saved = dp_scope_alloc(temp, most * sizeof *saved);
     if (saved == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     DP_TRY(dp__train_saved_dense(optim, temp, state, saved));
     for (size_t i = 0; i < views->count; i++)
         for (size_t k = 0; k < optim->stores[views->listed[i].span].slots; k++, saved++)
@@ -3270,13 +3270,13 @@ DP_API dp_status dp_optim_load(dp_optim *base, dp_value saved)
 {
     DP_TRY(dp__train_optim_valid(__func__, base));
     dp__train_optimizer *optim = dp__train_optimizer_of(base);
-    DP_TRY(dp__named(__func__, dp__train_rejoin(optim)));
-    DP_TRY(dp__named(__func__, dp__train_saved_check(optim, saved)));
+    DP_TRY(dp_error_in(__func__, dp__train_rejoin(optim)));
+    DP_TRY(dp_error_in(__func__, dp__train_saved_check(optim, saved)));
     dp_scope *temp = dp_scope_begin(optim->views.ctx);
     DP_TRY(dp_scope_check(temp));
     dp_status status = dp__train_states_load(optim, temp, dp_get(saved, "state"));
     dp_scope_end(temp);
-    DP_TRY(dp__named(__func__, status));
+    DP_TRY(dp_error_in(__func__, status));
     optim->done = dp_get(saved, "done").as.i;
     optim->steps = dp_get(saved, "steps").as.i;
     optim->skipped = dp_get(saved, "skipped").as.i;
@@ -3403,7 +3403,7 @@ static dp_status dp__train_moving_make(dp__train_moving *own)
     own->listed = dp_scope_alloc(own->temp, views->count * sizeof *own->listed);
     own->rooms = dp_scope_alloc(own->temp, local * sizeof *own->rooms);
     if (own->order == NULL || own->listed == NULL || own->rooms == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t r = 1; r < local; r++)
         DP_TRY(dp_tensor_new(own->temp, dp_local_device(views->ctx, (int)r), DP_I64, 1, &room,
                              &own->rooms[r]));
@@ -3702,7 +3702,7 @@ static dp_status dp__train_next_make(const dp__train_optimizer *optim, const dp_
 {
     dp__train_optimizer *next = dp_scope_alloc(scope, sizeof *next);
     if (next == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     *next = (dp__train_optimizer){.base = optim->base,
                                   .home = optim->home,
                                   .scope = scope,
@@ -3782,21 +3782,21 @@ DP_API dp_status dp_optims_save(const dp_named_optim *optims, size_t count, dp_s
                                 dp_value *out)
 {
     DP_TRY(dp__train_optims_check(__func__, optims, count));
-    DP_TRY(dp__check_scope(__func__, scope));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_scope(__func__, scope, NULL));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     if (dp__train_unnamed(optims, count))
         return dp_optim_save(optims[0].optim, scope, out);
     dp_pair *pairs = dp_scope_alloc(scope, count * sizeof *pairs);
     if (pairs == NULL)
-        return dp__named(__func__, dp__no_memory());
+        return dp_error_in(__func__, dp_no_memory());
     /* who has come back makes all of them, too, and then saves */
     for (size_t i = 0; i < count; i++)
-        DP_TRY(dp__named(__func__, dp__train_rejoin(dp__train_optimizer_of(optims[i].optim))));
+        DP_TRY(dp_error_in(__func__, dp__train_rejoin(dp__train_optimizer_of(optims[i].optim))));
     for (size_t i = 0; i < count; i++) {
         pairs[i].key = optims[i].name;
         DP_TRY(dp_optim_save(optims[i].optim, scope, &pairs[i].value));
     }
-    return dp__named(__func__, dp__made(dp_dict_make(scope, pairs, count), out));
+    return dp_error_in(__func__, dp_made(dp_dict_make(scope, pairs, count), out));
 }
 
 DP_API dp_status dp_optims_load(const dp_named_optim *optims, size_t count, dp_value saved)
@@ -3835,10 +3835,10 @@ static dp_status dp__train_log_one(dp_scope *scope, const dp_named_optim *named,
     } all[] = {{"lr", info.lr}, {"momentum", info.momentum}, {"grad_norm", info.grad_norm}};
     for (int i = 0; i < (info.has_norm ? 3 : 2); i++) {
         dp_pair *pair = &pairs[(*used)++];
-        pair->key = dp__join_names(scope, name, all[i].what);
+        pair->key = dp_join_names(scope, name, all[i].what);
         pair->value = dp_float(all[i].number);
         if (pair->key == NULL)
-            return dp__no_memory();
+            return dp_no_memory();
     }
     return DP_OK;
 }
@@ -3848,15 +3848,15 @@ DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t count, dp_sc
 {
     size_t used = 0;
     DP_TRY(dp__train_optims_check(__func__, optims, count));
-    DP_TRY(dp__check_scope(__func__, scope));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_scope(__func__, scope, NULL));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     dp_pair *pairs = dp_scope_alloc(scope, 3 * count * sizeof *pairs);
-    dp_status status = pairs != NULL ? DP_OK : dp__no_memory();
+    dp_status status = pairs != NULL ? DP_OK : dp_no_memory();
     for (size_t i = 0; i < count && status == DP_OK; i++)
         status = dp__train_log_one(scope, &optims[i], pairs, &used);
     if (status == DP_OK)
-        status = dp__made(dp_dict_make(scope, pairs, used), out);
-    return dp__named(__func__, status);
+        status = dp_made(dp_dict_make(scope, pairs, used), out);
+    return dp_error_in(__func__, status);
 }
 
 /* ==== >>means ===================================================================================
@@ -3898,7 +3898,7 @@ static dp_status dp__train_keys_differ(dp_ctx *ctx, dp_scope *temp, dp_value log
     int ranks = dp_rank_count(ctx);
     dp__train_entry *keys = dp_scope_alloc(temp, (size_t)ranks * sizeof *keys);
     if (keys == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t at = 0; at < count; at++) {
         int first = 0, other = 0;
         DP_TRY(dp__train_keys_at(ctx, log, at, keys));
@@ -3957,14 +3957,14 @@ static dp_status dp__train_log_sum(dp_ctx *ctx, dp_scope *scope, dp_scope *temp,
     double *numbers = dp_scope_alloc(temp, ((size_t)count + 1) * sizeof *numbers);
     dp_pair *pairs = dp_scope_alloc(temp, (size_t)count * sizeof *pairs);
     if (numbers == NULL || pairs == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (int64_t i = 0; i <= count; i++)
         numbers[i] = log.kind != DP_DICT ? 0 : i < count ? own[i] : (double)samples;
     DP_TRY(dp_all_reduce_f64(ctx, numbers, (size_t)count + 1, DP_OP_SUM));
     for (int64_t i = 0; i < count && log.kind == DP_DICT; i++)
         pairs[i] = (dp_pair){log.as.pairs[i].key, dp_float(numbers[i] / numbers[count])};
     if (log.kind == DP_DICT)
-        return dp__made(dp_dict_make(scope, pairs, (size_t)count), out);
+        return dp_made(dp_dict_make(scope, pairs, (size_t)count), out);
     *out = dp_none();
     return DP_OK;
 }
@@ -3974,27 +3974,26 @@ static dp_status dp__train_log_mean(dp_ctx *ctx, dp_scope *scope, dp_scope *temp
 {
     int64_t count = -1; /* until all have agreed that there are numbers */
     double *own = dp_scope_alloc(temp, dp_count(log) * sizeof *own);
-    dp_status status = own != NULL ? dp__train_log_numbers(ctx, log, samples, own)
-                                   : dp__no_memory();
+    dp_status status = own != NULL ? dp__train_log_numbers(ctx, log, samples, own) : dp_no_memory();
     status = dp__train_log_agree(ctx, temp, log, status, &count);
     if (count < 0 || status == DP_ERR_MISMATCH)
         return status;
     if (status == DP_OK)
         status = dp__train_log_sum(ctx, scope, temp, log, own, count, samples, out);
-    return dp__train_alone(ctx, dp__named("dp_log_mean", status));
+    return dp__train_alone(ctx, dp_error_in("dp_log_mean", status));
 }
 
 DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log, int64_t samples,
                              dp_value *out)
 {
-    DP_TRY(dp__check_ctx(__func__, ctx));
-    DP_TRY(dp__check_scope_of(__func__, scope, ctx));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_ctx(__func__, ctx));
+    DP_TRY(dp_check_scope(__func__, scope, ctx));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     dp_scope *temp = dp_scope_begin(ctx);
     DP_TRY(dp_scope_check(temp));
     dp_status status = dp__train_log_mean(ctx, scope, temp, log, samples, out);
     dp_scope_end(temp);
-    return dp__named(__func__, status);
+    return dp_error_in(__func__, status);
 }
 
 /* ==== >>line ====================================================================================
@@ -4131,12 +4130,12 @@ DP_API void dp_stop_request(void)
 
 DP_API dp_status dp_stop_requested(dp_ctx *ctx, bool *out)
 {
-    DP_TRY(dp__check_ctx(__func__, ctx));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_ctx(__func__, ctx));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     int64_t at = atomic_load(&dp__stop_at_ns);
     bool own = atomic_load(&dp__stop_asked) || dp__os_asked_to_stop() != 0 ||
                (at != 0 && (int64_t)dp__os_now_ns() >= at);
-    return dp__named(__func__, dp_any(ctx, own, out));
+    return dp_error_in(__func__, dp_any(ctx, own, out));
 }
 #endif /* DP_IMPLEMENTATION && !DP_TRAIN_IMPLEMENTED */
 /* ------------------------------------------------------------------------------------------------

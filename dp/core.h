@@ -870,11 +870,21 @@ DP__APART static dp_status dp__check_ctx(const char *fn, const dp_ctx *ctx)
     return DP_OK;
 }
 
+DP_API dp_status dp_check_ctx(const char *fn, const dp_ctx *ctx)
+{
+    return dp__check_ctx(fn, ctx);
+}
+
 DP__APART static dp_status dp__check_pointer(const char *fn, const char *what, const void *pointer)
 {
     if (pointer == NULL)
         return dp_error(DP_ERR_INVALID, "%s: %s is NULL", fn, what);
     return DP_OK;
+}
+
+DP_API dp_status dp_check_pointer(const char *fn, const char *what, const void *pointer)
+{
+    return dp__check_pointer(fn, what, pointer);
 }
 
 /* True: it is the first failure. */
@@ -930,9 +940,19 @@ DP__APART static dp_status dp__named(const char *fn, dp_status status)
     return dp_error(status, "%s: %s", fn, dp__of_thread.text);
 }
 
+DP_API dp_status dp_error_in(const char *fn, dp_status status)
+{
+    return dp__named(fn, status);
+}
+
 DP__COLD static dp_status dp__no_memory(void)
 {
     return dp_error(DP_ERR_NO_MEMORY, "no memory");
+}
+
+DP_API dp_status dp_no_memory(void)
+{
+    return dp__no_memory();
 }
 
 /* On the way out of a public function that called deeper. Failures of the JOB class stick, for the
@@ -1115,6 +1135,12 @@ static bool dp__is_shared(const dp_ctx *ctx)
 static dp_status dp__check_alone(const char *fn, const dp_ctx *ctx)
 {
     return dp__is_shared(ctx) ? dp__busy(fn, ctx) : DP_OK;
+}
+
+DP_API dp_status dp_check_alone(const char *fn, const dp_ctx *ctx)
+{
+    DP_TRY(dp__check_open(fn, ctx));
+    return dp__check_alone(fn, ctx);
 }
 
 /* For work on a device: while others run too, a function keeps to its own. */
@@ -1946,6 +1972,11 @@ DP_API dp_status dp_scope_attach(dp_scope *parent, dp_scope *scope)
 /* ==== >>checks =================================================================================
    The public edge: what a user passes in is checked once, here. `fn` is the public function's
    name, with which every sentence begins.                                                       */
+
+DP_API dp_status dp_check_scope(const char *fn, const dp_scope *scope, const dp_ctx *ctx)
+{
+    return ctx != NULL ? dp__check_scope_of(fn, scope, ctx) : dp__check_scope(fn, scope);
+}
 
 #define DP__DTYPE_NAME(name, text, bytes)  text,
 #define DP__DTYPE_BYTES(name, text, bytes) bytes,

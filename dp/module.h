@@ -462,7 +462,7 @@ static const char *dp__slot_name(const dp_module *module, const dp__child *child
 {
     if (child->module == module->wraps)
         return name;
-    return dp__join_names(module->scope, child->module->name, name);
+    return dp_join_names(module->scope, child->module->name, name);
 }
 
 static dp_status dp__module_slots(dp_module *module)

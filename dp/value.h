@@ -5,7 +5,8 @@
    up.
 
    CONTENTS (search for the tag)
-     >>values       constructors and look-up
+     >>values       constructors
+     >>reading      what is in a value
      >>walk         trees rebuilt; keep
      >>collating    groups, stacks, padding
      >>splitting    how rows are divided into parts
@@ -30,13 +31,17 @@ DP__APART static char *dp__copy_text(dp_scope *scope, const char *text)
     return copy != NULL ? memcpy(copy, text, bytes) : NULL;
 }
 
-/* "outer.inner"; outer NULL: the inner one alone. */
-DP__APART static char *dp__join_names(dp_scope *scope, const char *outer, const char *inner)
+DP_API char *dp_join_names(dp_scope *scope, const char *outer, const char *inner)
 {
+    if (dp__check_scope(__func__, scope) != DP_OK ||
+        dp__check_pointer(__func__, "inner", inner) != DP_OK)
+        return NULL;
     size_t first = outer != NULL ? strlen(outer) + 1 : 0, bytes = strlen(inner) + 1;
     char *joined = dp__scope_bytes(scope, first + bytes, 1);
-    if (joined == NULL)
+    if (joined == NULL) {
+        dp__named(__func__, dp__no_memory());
         return NULL;
+    }
     if (outer != NULL) {
         memcpy(joined, outer, first - 1);
         joined[first - 1] = '.';
@@ -374,9 +379,17 @@ DP_API dp_value dp_dict_make(dp_scope *scope, const dp_pair *pairs, size_t count
     return dp__value_or(scope, status, value, "dp_dict_make: no scope, or no memory");
 }
 
-/* What a constructor made, or its error as a status. */
-DP__MAYBE_UNUSED static dp_status dp__made(dp_value made, dp_value *out)
+/* ==== >>reading ==================================================================================
+   What is in a value.                                                                           */
+
+DP_API dp_status dp_check_value(const char *fn, const char *what, dp_value value)
 {
+    return dp__check_value(fn, what, value);
+}
+
+DP_API dp_status dp_made(dp_value made, dp_value *out)
+{
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     if (made.kind == DP_ERROR)
         return dp_error((dp_status)made.status, "%s", made.as.s);
     *out = made;

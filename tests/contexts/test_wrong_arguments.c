@@ -798,6 +798,15 @@ FAILS(dp_unwrap, dp_unwrap(a->wrapper) == NULL)
 CALL(dp_train_step, a->module, a->scope, a->dict, NULL, OUT(value))
 CALL(dp_predict_step, a->module, a->scope, a->dict, OUT(value))
 CALL(dp_kernel_run, a->ctx, a->rank, a->kernel)
+CALL(dp_error_in, "dp_error_in", DP_OK)
+FAILS(dp_no_memory, dp_no_memory() != DP_ERR_NO_MEMORY)
+CALL(dp_check_ctx, "dp_check_ctx", a->ctx)
+CALL(dp_check_alone, "dp_check_alone", a->ctx)
+CALL(dp_check_scope, "dp_check_scope", a->scope, a->ctx)
+CALL(dp_check_pointer, "dp_check_pointer", "it", a->memory)
+CALL(dp_check_value, "dp_check_value", "it", a->value)
+CALL(dp_made, dp_of(a->scope, a->a), OUT(value))
+FAILS(dp_join_names, dp_join_names(a->scope, a->known, a->name) == NULL)
 FAILS(dp_cpu, dp_cpu() == NULL)
 FAILS(dp_cpu_coll, dp_cpu_coll() == NULL)
 FAILS(dp_shm_coll, dp_shm_coll() == NULL)
@@ -913,6 +922,10 @@ static const row table[] = {
     ROW(dp_wrapper_info_get, "mO", 0), ROW(dp_is_wrapper, "m", 0), ROW(dp_wrapped, "m", 0),
     ROW(dp_unwrap, "m", 0), ROW(dp_train_step, "msdO", 0), ROW(dp_predict_step, "msdO", 0),
     {"dp_train_step", "msdO", call_wrapper_step, 0}, ROW(dp_kernel_run, "crX", 0),
+    ROW(dp_error_in, "", 0), ROW(dp_no_memory, "", 0), ROW(dp_check_ctx, "c", 0),
+    ROW(dp_check_alone, "c", GOES_ON), ROW(dp_check_scope, "sC", GOES_ON),
+    ROW(dp_check_pointer, "H", 0), ROW(dp_check_value, "v", 0), ROW(dp_made, "TA", GOES_ON),
+    ROW(dp_join_names, "TN", GOES_ON),
     ROW(dp_cpu, "", 0), ROW(dp_cpu_coll, "", 0), ROW(dp_shm_coll, "", 0), ROW(dp_tcp_coll, "", 0),
     ROW(dp_abort, "c", LAST), ROW(dp_close, "C", LAST)};
 /* clang-format on */
@@ -930,6 +943,8 @@ static bool begins_with(const char *fn)
 {
     if (strcmp(fn, "dp_stacked") == 0 || strcmp(fn, "dp_cpu_only") == 0)
         fn = "dp_contain";
+    if (strcmp(fn, "dp_made") == 0) /* the sentence of what made the value */
+        fn = "dp_of";
     size_t length = strlen(fn);
     return strncmp(dp_last_error(), fn, length) == 0 &&
            strncmp(dp_last_error() + length, ": ", 2) == 0 && dp_last_error()[length + 2] != '\0';
