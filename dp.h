@@ -435,6 +435,7 @@ typedef enum dp_dtype { DP_DTYPE_LIST(DP__DTYPE_ENUM) DP_DTYPE_COUNT, DP_DTYPE_A
 
 DP_API const char *dp_dtype_name(dp_dtype dtype);
 DP_API size_t dp_dtype_bytes(dp_dtype dtype); /* 0 if it is not a dtype */
+DP_API bool dp_dtype_is_float(dp_dtype dtype);
 
 typedef struct dp_device {
     int32_t backend; /* 0 is host memory, so {0} means the host; k: the k-th table of the config */
@@ -971,6 +972,7 @@ DP_API dp_tensor dp_wrap_const(const void *data, dp_dtype dtype, int ndim, const
 
 DP_API int64_t dp_tensor_count(const dp_tensor *tensor); /* elements; -1 when it is malformed */
 DP_API bool dp_is_contiguous(const dp_tensor *tensor);   /* row-major without gaps */
+DP_API bool dp_same_shape(const dp_tensor *a, const dp_tensor *b); /* false: if one is malformed */
 
 /* Views; dims may be negative, counted from the end. [any] */
 DP_MUST_USE DP_API dp_status dp_narrow(const dp_tensor *tensor, int dim, int64_t first,
@@ -1001,8 +1003,21 @@ DP_MUST_USE DP_API dp_status dp_copy(dp_ctx *ctx, const dp_tensor *dst, const dp
                                      dp_stream *stream);
 
 /* Same shape, any two dtypes, any two devices. In a cast to integers, what is out of range
-   saturates and NaN becomes 0; f64 becomes f16 or bf16 through f32. */
+   saturates and NaN becomes 0; f64 becomes f16 or bf16 through f32. Between equal dtypes it is
+   dp_copy. */
 DP_MUST_USE DP_API dp_status dp_cast(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src);
+
+/* The elements of a tensor in new memory, row-major, on this device and in this dtype, as by
+   dp_cast; `out` may be `from`. */
+DP_MUST_USE DP_API dp_status dp_tensor_to(dp_scope *scope, dp_device device, dp_dtype dtype,
+                                          const dp_tensor *from, dp_tensor *out);
+
+/* Calls fn(piece, its bytes, user) for views of a tensor, which together are all of it, in
+   row-major order: each has at most `most` bytes (one element is the least), and as many rows as
+   fit. fn's error ends the walk and is returned. [any] */
+typedef dp_status (*dp_piece_fn)(const dp_tensor *piece, size_t bytes, void *user);
+DP_MUST_USE DP_API dp_status dp_tensor_pieces(const dp_tensor *tensor, size_t most, dp_piece_fn fn,
+                                              void *user);
 
 /* out = a * x + b * y, floating dtypes, same shape, each product and the sum rounded. y may be NULL
    (scale); out may be x or y. */
@@ -1099,6 +1114,7 @@ DP_API const char *dp_text(dp_value string);               /* NULL when it is no
 /* Bytes of the UTF-8 character that `text` begins with, 1 at its final NUL; 0: that is none, or
    `text` is NULL. [any] */
 DP_API size_t dp_utf8_bytes(const char *text);
+DP_API bool dp_is_utf8(const char *text); /* all of it; false: NULL. [any] */
 
 /* The tensor in a value, checked; `what` names it in the sentence. DP_DTYPE_ANY, ndim -1: any. */
 DP_MUST_USE DP_API dp_status dp_as_tensor(dp_value value, const char *what, dp_dtype dtype,

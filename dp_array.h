@@ -1042,7 +1042,7 @@ static dp_status dp__npz_name(dp_scope *scope, const dp__npz_entry *entry, const
         return dp_no_memory();
     memcpy(name, entry->name, count);
     name[count] = '\0';
-    if (strlen(name) != count || !dp__is_text(name))
+    if (strlen(name) != count || !dp_is_utf8(name))
         return dp_error(DP_ERR_FILE, "the name of a member is not UTF-8");
     *out = name;
     return DP_OK;
@@ -1254,7 +1254,7 @@ static dp_status dp__array_put_array(dp__array_writer *writer, const dp_tensor *
 {
     char header[DP__ARRAY_HEADER];
     DP_TRY(dp__array_put(writer, header, dp__array_header_make(tensor, header)));
-    return dp__pieces(tensor, DP__ARRAY_CHUNK, dp__array_put_piece, writer);
+    return dp_tensor_pieces(tensor, DP__ARRAY_CHUNK, dp__array_put_piece, writer);
 }
 
 /* A file that `put` fills: all of it, or none. */
@@ -1489,7 +1489,7 @@ static dp_status dp__npz_check(dp_value dict, dp__npz_put *puts)
     for (size_t i = 0; i < dp_count(dict); i++) {
         const char *key = dp_key_at(dict, i);
         size_t count = strlen(key);
-        bool text = dp__is_text(key);
+        bool text = dp_is_utf8(key);
         dp__array_text name = {.at = key, .end = key + count};
         puts[i] = (dp__npz_put){.name = key, .name_bytes = count + sizeof dp__array_suffix - 1};
         if (!text || puts[i].name_bytes > DP__ZIP_NAME_MOST)
@@ -1965,16 +1965,17 @@ static int dp__print_number(const dp__print_form *form, const char *element, int
 static void dp__print_form_make(dp__print_form *form, const char *data, size_t count)
 {
     dp__print_word word;
-    if (dp__is_float(form->dtype))
+    bool floats = dp_dtype_is_float(form->dtype);
+    if (floats)
         dp__print_measure(form, data, count);
-    for (size_t i = 0; i < count && !dp__is_float(form->dtype); i++)
+    for (size_t i = 0; i < count && !floats; i++)
         dp__print_widen(&form->left,
                         dp__print_number(form, data + i * dp_dtype_bytes(form->dtype), 0, &word));
 }
 
 static void dp__print_element(const dp__print_form *form, const char *element, dp__print_word *out)
 {
-    if (dp__is_float(form->dtype))
+    if (dp_dtype_is_float(form->dtype))
         dp__print_float(form, element, out);
     else if (form->dtype == DP_BOOL)
         dp__print_put(out, *element == 0 ? "False" : form->spaced ? " True" : "True");
@@ -2129,7 +2130,7 @@ static dp_status dp__print_plain(dp__print_out *out, const dp_tensor *tensor)
     dp__print_word word;
     DP_TRY(dp__print_begin(&array, tensor));
     const char *data = array.corners.data;
-    if (tensor->ndim == 0 && dp__is_float(array.form.dtype)) {
+    if (tensor->ndim == 0 && dp_dtype_is_float(array.form.dtype)) {
         dp__float number = dp__float_of(array.form.dtype, data);
         dp__print_single(array.form.dtype, &number, &word);
         dp__print_bytes(out, word.text, (size_t)word.count);

@@ -155,8 +155,8 @@ static dp_status dp__average_entry_make(const dp_average *average, size_t i)
     for (size_t owner = 0; owner < average->owner_count; owner++) {
         dp_tensor from;
         DP_TRY(dp_owner_param(average->module, owner, i, &from));
-        DP_TRY(dp__move_new(average->ctx, average->scope, from.device,
-                            dp__average_dtype(entry->dtype), &from, &entry->own[owner]));
+        DP_TRY(dp_tensor_to(average->scope, from.device, dp__average_dtype(entry->dtype), &from,
+                            &entry->own[owner]));
     }
     return DP_OK;
 }
@@ -327,7 +327,7 @@ static dp_status dp__average_entry_update(const dp_average *average, size_t owne
     if (!due && !(entry->buffer && !average->config.buffers))
         return DP_OK;
     DP_TRY(dp_owner_param(average->module, owner, i, &from));
-    return copied ? dp__move(average->ctx, own, &from) : dp__average_blend(average, &from, own);
+    return copied ? dp_cast(average->ctx, own, &from) : dp__average_blend(average, &from, own);
 }
 
 /* The module has the parameters it had when the average was made. After a job failure it lists
@@ -396,8 +396,7 @@ static dp_status dp__average_keep(const dp_average *average, dp_scope *scope)
             const dp__average_entry *entry = &average->entries[i];
             dp_tensor from;
             DP_TRY(dp_owner_param(average->module, owner, i, &from));
-            DP_TRY(dp__move_new(average->ctx, scope, from.device, entry->dtype, &from,
-                                &entry->kept[owner]));
+            DP_TRY(dp_tensor_to(scope, from.device, entry->dtype, &from, &entry->kept[owner]));
         }
     return DP_OK;
 }
@@ -410,7 +409,7 @@ static dp_status dp__average_put(const dp_average *average, bool kept)
             const dp__average_entry *entry = &average->entries[i];
             dp_tensor to;
             DP_TRY(dp_owner_edit(average->module, owner, i, &to, NULL));
-            DP_TRY(dp__move(average->ctx, &to, kept ? &entry->kept[owner] : &entry->own[owner]));
+            DP_TRY(dp_cast(average->ctx, &to, kept ? &entry->kept[owner] : &entry->own[owner]));
         }
     return DP_OK;
 }
@@ -471,7 +470,7 @@ static dp_status dp__average_find(const dp__average_entry *entry, dp_module *mod
     dp_param_info info;
     DP_TRY(dp_module_find(module, entry->name, out));
     DP_TRY(dp_module_param(module, *out, &info));
-    if (info.data.dtype != entry->dtype || !dp__same_shape(&info.data, &entry->own[0]))
+    if (info.data.dtype != entry->dtype || !dp_same_shape(&info.data, &entry->own[0]))
         return dp_error(DP_ERR_MISMATCH, "'%s' of '%s' has another dtype or shape", entry->name,
                         dp_module_name(module));
     return DP_OK;
@@ -484,7 +483,7 @@ static dp_status dp__average_send_all(const dp_average *average, dp_module *modu
     for (size_t i = 0; i < average->count; i++) {
         dp_tensor to;
         DP_TRY(dp_params_edit(module, params[i], &to, NULL));
-        DP_TRY(dp__move(average->ctx, &to, &average->entries[i].own[0]));
+        DP_TRY(dp_cast(average->ctx, &to, &average->entries[i].own[0]));
     }
     return dp_wait(average->ctx);
 }
@@ -542,8 +541,7 @@ static dp_status dp__average_entry_save(const dp_average *average, dp_scope *sco
     dp_tensor own = average->entries[i].own[0];
     own.read_only = true;
     if (copy)
-        DP_TRY(
-            dp__move_new(average->ctx, scope, (dp_device){0, 0}, (dp_dtype)own.dtype, &own, &own));
+        DP_TRY(dp_tensor_to(scope, (dp_device){0, 0}, (dp_dtype)own.dtype, &own, &own));
     *out = dp_of(scope, &own);
     return DP_OK;
 }

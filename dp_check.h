@@ -168,7 +168,7 @@ static double dp__self_epsilon(dp_dtype dtype)
 {
     static const double epsilons[] = {
         [DP_F32] = 0x1p-24, [DP_F64] = 0x1p-53, [DP_F16] = 0x1p-11, [DP_BF16] = 0x1p-8};
-    return dp__is_float(dtype) ? epsilons[dtype] : 0;
+    return dp_dtype_is_float(dtype) ? epsilons[dtype] : 0;
 }
 
 static dp_dtype dp__self_coarser(dp_dtype a, dp_dtype b)
@@ -181,7 +181,7 @@ static double dp__self_tolerance(const dp__self *check, dp_dtype dtype)
 {
     static const double usual[] = {
         [DP_F32] = 1e-4, [DP_F64] = 1e-9, [DP_F16] = 1e-2, [DP_BF16] = 5e-2};
-    if (check->exact || !dp__is_float(dtype))
+    if (check->exact || !dp_dtype_is_float(dtype))
         return 0;
     return dp_or(check->config.tolerance, usual[dp__self_coarser(dtype, check->coarsest)]);
 }
@@ -354,7 +354,7 @@ static dp_status dp__self_grads(const dp__self *check, dp__self_leaves *leaves,
                                 bool mean)
 {
     int64_t first = 0;
-    if (!check->gives_grads || !dp__is_float(one->dtype))
+    if (!check->gives_grads || !dp_dtype_is_float(one->dtype))
         return DP_OK;
     for (int64_t i = 0; i < one->count; i++)
         one->data[i] = one->ndim == 0 ? 1 : dp__self_pattern(i);
@@ -809,7 +809,7 @@ static dp_status dp__self_dot_leaf(const dp__self *check, dp_scope *temp, dp_val
                                    dp_value grad, dp__self_sum *sum)
 {
     dp__self_numbers y = {.dtype = DP_F64, .count = 1, .data = &out.as.f}, g = {.count = 0};
-    if (out.kind == DP_TENSOR && !dp__is_float((dp_dtype)out.as.t->dtype))
+    if (out.kind == DP_TENSOR && !dp_dtype_is_float((dp_dtype)out.as.t->dtype))
         return DP_OK;
     if (out.kind == DP_TENSOR)
         DP_TRY(dp__self_read(check, temp, out.as.t, &y));

@@ -546,8 +546,7 @@ static dp_status dp__data_move(dp__mapper *mapper, dp_value value, dp_value *out
     if (value.kind == DP_TENSOR && !dp__same_device(value.as.t->device, mover->device)) {
         const dp_tensor *from = value.as.t;
         dp_tensor own;
-        DP_TRY(dp__move_new(mover->ctx, mapper->scope, mover->device, (dp_dtype)from->dtype, from,
-                            &own));
+        DP_TRY(dp_tensor_to(mapper->scope, mover->device, (dp_dtype)from->dtype, from, &own));
         return dp_made(dp_of(mapper->scope, &own), out);
     }
     if (value.kind == DP_CONTAINER && !value.as.c->cpu_only) {
@@ -797,7 +796,7 @@ static void dp__data_normalize_host(const dp__data_normalizer *normalizer, const
 static dp_status dp__data_as_f32(const dp__data_normalizer *normalizer, const dp_tensor *image,
                                  dp_tensor *out)
 {
-    return dp__move_new(normalizer->ctx, normalizer->scope, image->device, DP_F32, image, out);
+    return dp_tensor_to(normalizer->scope, image->device, DP_F32, image, out);
 }
 
 /* (channel - mean) / std, in place: a sum of two, divided. */

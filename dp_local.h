@@ -1059,7 +1059,7 @@ static dp_status dp__local_move(const dp_local *local, const dp__local_fragment 
         DP_TRY(back ? dp_params_edit(local->module, entry->param, &info.data, NULL)
                     : dp_module_param(local->module, entry->param, &info));
         DP_TRY(dp__local_part(entry, fragment, &info.data, row, &own, &there));
-        DP_TRY(back ? dp__move(local->ctx, &own, &there) : dp__move(local->ctx, &there, &own));
+        DP_TRY(back ? dp_cast(local->ctx, &own, &there) : dp_cast(local->ctx, &there, &own));
     }
     return DP_OK;
 }
@@ -1521,7 +1521,7 @@ static dp_status dp__local_row_save(const dp_local *local, dp_scope *scope, cons
         DP_TRY(dp_module_param(local->module, entry->param, &info));
         DP_TRY(dp__local_cut(row, entry->first, entry->count, &own));
         DP_TRY(dp_reshape(&own, info.data.ndim, info.data.shape, &own));
-        DP_TRY(dp__move_new(local->ctx, scope, (dp_device){0, 0}, local->dtype, &own, &own));
+        DP_TRY(dp_tensor_to(scope, (dp_device){0, 0}, local->dtype, &own, &own));
         pairs[i] = (dp_pair){entry->name, dp_of(scope, &own)};
     }
     return dp_made(dp_dict_make(scope, pairs, local->entry_count), out);
@@ -1593,7 +1593,7 @@ static dp_status dp__local_row_check(const dp_local *local, dp_value saved, cons
         if (value.kind != DP_TENSOR)
             return dp_error(DP_ERR_MISMATCH, "no %s of '%s' was saved", what, name);
         DP_TRY(dp_as_tensor(value, name, local->dtype, info.data.ndim, &from));
-        if (!dp__same_shape(from, &info.data))
+        if (!dp_same_shape(from, &info.data))
             return dp_error(DP_ERR_MISMATCH, "%s of '%s' has another shape", what, name);
     }
     if (dp_count(saved) != local->entry_count)

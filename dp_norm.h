@@ -142,7 +142,7 @@ static dp_status dp__norm_bring(const dp__norm_work *work, const dp_tensor *tens
     dp_device here = work->call->device;
     if (tensor->device.backend == here.backend && tensor->device.index == here.index)
         return dp_contiguous(work->temp, tensor, out);
-    return dp__move_new(work->call->ctx, work->temp, here, (dp_dtype)tensor->dtype, tensor, out);
+    return dp_tensor_to(work->temp, here, (dp_dtype)tensor->dtype, tensor, out);
 }
 
 /* The dense tensor of three dims, of the dtype that is computed in. */
@@ -153,7 +153,7 @@ static dp_status dp__norm_widen(const dp__norm_work *work, const dp_tensor *tens
     DP_TRY(dp_reshape(out, 3, shape, out));
     if (out->dtype == work->dtype)
         return DP_OK;
-    return dp__move_new(work->call->ctx, work->temp, out->device, work->dtype, out, out);
+    return dp_tensor_to(work->temp, out->device, work->dtype, out, out);
 }
 
 static dp_status dp__norm_begin(dp_call *call, const dp_tensor *x, dp__norm_work *out)
@@ -224,7 +224,7 @@ static dp_status dp__norm_vector(const dp__norm_work *work, const double *number
     dp_tensor wide;
     DP_TRY(
         dp_tensor_from(work->temp, work->call->device, numbers, DP_F64, 1, &work->channels, &wide));
-    return dp__move_new(work->call->ctx, work->temp, work->call->device, dtype, &wide, out);
+    return dp_tensor_to(work->temp, work->call->device, dtype, &wide, out);
 }
 
 /* out = in op the numbers of the channels: some rows at a time. */
@@ -265,7 +265,7 @@ static dp_status dp__norm_get(const dp__norm_work *work, const dp_tensor *tensor
         return dp_error(DP_ERR_INVALID, "%s has %lld elements of %s, x has %lld channels", what,
                         (long long)dp_tensor_count(tensor), dp_dtype_name((dp_dtype)tensor->dtype),
                         (long long)work->channels);
-    DP_TRY(dp__move_new(work->call->ctx, work->temp, tensor->device, DP_F64, tensor, &wide));
+    DP_TRY(dp_tensor_to(work->temp, tensor->device, DP_F64, tensor, &wide));
     return dp_read(work->call->ctx, &wide, out, (size_t)work->channels * sizeof *out);
 }
 
@@ -664,7 +664,7 @@ DP_API dp_status dp_norm_backward(dp_call *call, const void *saved, const dp_ten
     DP_TRY(dp_check_pointer(__func__, "saved", saved));
     DP_TRY(dp_check_pointer(__func__, "dy", dy));
     const dp__norm_saved *own = saved;
-    if (dy->dtype != own->x.dtype || !dp__same_shape(dy, &own->x))
+    if (dy->dtype != own->x.dtype || !dp_same_shape(dy, &own->x))
         return dp_error(DP_ERR_INVALID, "%s: dy does not have the dtype and shape of x", __func__);
     dp_status status = dp__norm_begin(call, dy, &work);
     if (status == DP_OK)

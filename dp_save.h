@@ -317,7 +317,7 @@ static uint64_t dp__save_bytes_of(const dp_tensor *tensor)
 
 static dp_status dp__save_check_text(const char *path, const char *text)
 {
-    if (!dp__is_text(text))
+    if (!dp_is_utf8(text))
         return dp_error(DP_ERR_INVALID, "a string or key in '%s' is not UTF-8",
                         dp__save_show(path).text);
     return DP_OK;
@@ -697,7 +697,7 @@ static dp_status dp__save_put_tensors(dp__save_writer *writer)
             const dp_tensor *tensor = writer->leaves[i].tensor;
             size_t most = dp_is_contiguous(tensor) ? writer->room : DP__SAVE_CHUNK;
             if (dp_dtype_bytes((dp_dtype)tensor->dtype) == dp__save_sizes[s])
-                DP_TRY(dp__pieces(tensor, most, dp__save_put_piece, writer));
+                DP_TRY(dp_tensor_pieces(tensor, most, dp__save_put_piece, writer));
         }
     return DP_OK;
 }
@@ -911,7 +911,7 @@ static dp_status dp__save_string(dp__save_scan *scan, const char **out)
         return dp__save_bad(scan, "a string does not end");
     scan->at++;
     *scan->strings++ = '\0';
-    return dp__is_text(*out) ? DP_OK : dp__save_bad(scan, "a string is not UTF-8");
+    return dp_is_utf8(*out) ? DP_OK : dp__save_bad(scan, "a string is not UTF-8");
 }
 
 /* Digits; what follows is for the caller to judge. */
@@ -1652,8 +1652,7 @@ static dp__save_shown dp__save_form(const dp_tensor *tensor)
 static bool dp__save_fits(const dp__save_loader *loader, const dp_tensor *to, const dp_tensor *from)
 {
     bool floats = to->dtype <= DP_BF16 && from->dtype <= DP_BF16;
-    return dp__same_shape(to, from) &&
-           (to->dtype == from->dtype || (loader->config.cast && floats));
+    return dp_same_shape(to, from) && (to->dtype == from->dtype || (loader->config.cast && floats));
 }
 
 /* As the parameter would have them. */
@@ -1661,7 +1660,7 @@ static dp_status dp__save_numbers(const dp__save_loader *loader, dp_scope *temp,
                                   dp_tensor tensor, void **out)
 {
     if (tensor.dtype != dtype)
-        DP_TRY(dp__move_new(loader->ctx, temp, (dp_device){0, 0}, dtype, &tensor, &tensor));
+        DP_TRY(dp_tensor_to(temp, (dp_device){0, 0}, dtype, &tensor, &tensor));
     size_t bytes = (size_t)dp__save_bytes_of(&tensor);
     *out = dp_scope_alloc(temp, bytes);
     return *out != NULL ? dp_read(loader->ctx, &tensor, *out, bytes) : dp_no_memory();
@@ -1816,8 +1815,8 @@ static dp_status dp__save_ready(dp__save_loader *loader)
         dp_dtype dtype = (dp_dtype)loader->own[i].dtype;
         bool cast = loader->given[i] && from->dtype != dtype;
         if (cast || (loader->given[i] && dp__save_is_written(loader, i)))
-            DP_TRY(dp__move_new(loader->ctx, loader->temp, cast ? (dp_device){0, 0} : from->device,
-                                dtype, from, from));
+            DP_TRY(dp_tensor_to(loader->temp, cast ? (dp_device){0, 0} : from->device, dtype, from,
+                                from));
     }
     return DP_OK;
 }

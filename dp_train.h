@@ -3027,8 +3027,7 @@ static dp_status dp__train_param_save(const dp__train_optimizer *optim, dp_scope
     DP_TRY(dp_reshape(&own, data->ndim, data->shape, &own));
     own.read_only = true;
     if (copy)
-        DP_TRY(dp__move_new(optim->views.ctx, scope, (dp_device){0, 0}, (dp_dtype)own.dtype, &own,
-                            &own));
+        DP_TRY(dp_tensor_to(scope, (dp_device){0, 0}, (dp_dtype)own.dtype, &own, &own));
     *out = dp_of(scope, &own);
     return DP_OK;
 }

@@ -194,8 +194,7 @@ rooms_table() {
 # trees, and says that it is in a function of the user's, too.
 check_rooms() {
     local around=(dp_train.h dp_data.h dp_save.h dp_array.h dp_average.h dp_norm.h dp_check.h dp_local.h)
-    local worded='is_float|is_text|move|move_new|same_shape|pieces'
-    worded+='|steps_may_zero|grads_zeroed'
+    local worded='steps_may_zero|grads_zeroed'
     local walked='collate|collate_leaf|collator|is_sequence|map|mapper|path|same_device|zip_check|zipper'
     walked+='|frame|scope_is_inside|of_thread'
     local rooms

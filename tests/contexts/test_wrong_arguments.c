@@ -580,6 +580,14 @@ static dp_status spawn_nothing(void *user)
     return DP_OK;
 }
 
+static dp_status see_piece(const dp_tensor *piece, size_t bytes, void *user)
+{
+    (void)piece;
+    (void)bytes;
+    (void)user;
+    return DP_OK;
+}
+
 #define HOST ((dp_device){0, 0})
 
 FAILS(dp_version, dp_version() != DP_VERSION)
@@ -597,6 +605,7 @@ FAILS(dp_trace_begin, (dp_trace_begin(NULL), has_spoken()))
 FAILS(dp_trace_end, (dp_trace_end(), has_spoken()))
 FAILS(dp_dtype_name, strcmp(dp_dtype_name((dp_dtype)-1), "no dtype") != 0)
 FAILS(dp_dtype_bytes, dp_dtype_bytes((dp_dtype)NOBODY) != 0)
+FAILS(dp_dtype_is_float, !dp_dtype_is_float(DP_BF16) || dp_dtype_is_float((dp_dtype)NOBODY))
 FAILS(dp_log_stderr, (dp_log_stderr(NULL, NULL), false))
 CALL(dp_open, a->config, OUT(ctx))
 FAILS(dp_close, (dp_close(a->ctx), has_spoken()))
@@ -632,6 +641,9 @@ FAILS(dp_wrap, dp_wrap(a->memory, a->dtype, a->ndim, a->shape).dtype == DP_DTYPE
 FAILS(dp_wrap_const, dp_wrap_const(a->memory, a->dtype, a->ndim, a->shape).dtype == DP_DTYPE_ANY)
 FAILS(dp_tensor_count, dp_tensor_count(a->a) < 0)
 FAILS(dp_is_contiguous, !dp_is_contiguous(a->a))
+FAILS(dp_same_shape, !dp_same_shape(a->a, a->b))
+CALL(dp_tensor_to, a->scope, HOST, a->dtype, a->a, OUT(tensor))
+CALL(dp_tensor_pieces, a->a, a->count * sizeof(float), see_piece, NULL)
 CALL(dp_narrow, a->a, a->dim, 0, 1, OUT(tensor))
 CALL(dp_select, a->a, a->dim, 0, OUT(tensor))
 CALL(dp_transpose, a->a, a->dim, 0, OUT(tensor))
@@ -693,6 +705,7 @@ CALL(dp_rank_all_gather, a->ctx, SEND, RECV, a->count, a->dtype)
 CALL(dp_rank_reduce_scatter, a->ctx, SEND, RECV, a->count, a->dtype, a->op)
 CALL(dp_rank_barrier, a->ctx)
 FAILS(dp_utf8_bytes, dp_utf8_bytes(a->name) == 0)
+FAILS(dp_is_utf8, !dp_is_utf8(a->name))
 FAILS(dp_rank, dp_rank(a->ctx) == -1)
 FAILS(dp_rank_count, dp_rank_count(a->ctx) == -1)
 CALL(dp_agree, a->ctx, DP_OK)
@@ -834,6 +847,7 @@ static const row table[] = {
     ROW(dp_failure, "c", GOES_ON), ROW(dp_tag, "c", GOES_ON),
     ROW(dp_trace_begin, "", 0), ROW(dp_trace_end, "", 0),
     ROW(dp_recent_collectives, "c", GOES_ON), ROW(dp_dtype_name, "", 0), ROW(dp_dtype_bytes, "", 0),
+    ROW(dp_dtype_is_float, "", 0),
     ROW(dp_log_stderr, "", 0), ROW(dp_open, "yO", NOT_RIGHTLY), ROW(dp_spawn, "", 0),
     ROW(dp_recover, "c", NOT_RIGHTLY), ROW(dp_admit, "cO", NOT_RIGHTLY),
     ROW(dp_open_group, "cyO", NOT_RIGHTLY), ROW(dp_info_get, "cO", GOES_ON),
@@ -848,7 +862,8 @@ static const row table[] = {
     ROW(dp_scope_defer, "T", GOES_ON),
     ROW(dp_scope_attach, "T", GOES_ON), ROW(dp_keep, "TvO", 0), ROW(dp_tensor_new, "TehO", 0),
     ROW(dp_tensor_from, "TeHhO", 0), ROW(dp_wrap, "eh", 0), ROW(dp_wrap_const, "eh", 0),
-    ROW(dp_tensor_count, "A", 0), ROW(dp_is_contiguous, "A", 0), ROW(dp_narrow, "ADO", 0),
+    ROW(dp_tensor_count, "A", 0), ROW(dp_is_contiguous, "A", 0), ROW(dp_same_shape, "A", 0),
+    ROW(dp_tensor_to, "TeaO", 0), ROW(dp_tensor_pieces, "AZ", 0), ROW(dp_narrow, "ADO", 0),
     ROW(dp_select, "ADO", 0), ROW(dp_transpose, "ADO", 0), ROW(dp_reshape, "AO", 0),
     ROW(dp_contiguous, "TaO", 0), ROW(dp_fill, "con", 0), ROW(dp_copy, "coa", 0),
     ROW(dp_cast, "coa", 0), ROW(dp_axpby, "cabo", 0), ROW(dp_tensor_stats, "caO", 0),
@@ -872,7 +887,7 @@ static const row table[] = {
     ROW(dp_barrier, "c", 0), ROW(dp_rank_all_reduce, "czef", IN_RUN),
     ROW(dp_rank_broadcast, "czeR", IN_RUN), ROW(dp_rank_all_gather, "cze", IN_RUN),
     ROW(dp_rank_reduce_scatter, "czef", IN_RUN), ROW(dp_rank_barrier, "c", IN_RUN),
-    ROW(dp_utf8_bytes, "N", NEUTRAL),
+    ROW(dp_utf8_bytes, "N", NEUTRAL), ROW(dp_is_utf8, "N", NEUTRAL),
     ROW(dp_rank, "c", GOES_ON), ROW(dp_rank_count, "c", GOES_ON),
     ROW(dp_agree, "c", 0), ROW(dp_any, "cO", 0), ROW(dp_all_reduce_i64, "czfO", 0),
     ROW(dp_all_reduce_f64, "cHzf", 0), ROW(dp_all_gather_i64, "cHzO", 0),

@@ -61,6 +61,14 @@ TEST_BACKENDS(strings_are_copied)
     check_error_value(dp_string(scope, NULL), DP_ERR_INVALID, "");
 }
 
+TEST(texts_are_utf8_or_not)
+{
+    CHECK(dp_is_utf8("") && dp_is_utf8("plain") &&
+          dp_is_utf8("\xc3\xa4 \xe2\x82\xac \xf0\x9f\x98\x80"));
+    CHECK(!dp_is_utf8("a\x80") && !dp_is_utf8("\xc3") && !dp_is_utf8("\xed\xa0\x80") &&
+          !dp_is_utf8("\xc0\xaf") && !dp_is_utf8(NULL));
+}
+
 TEST_BACKENDS(tensor_values_copy_the_view_not_the_data)
 {
     float data[6] = {0, 1, 2, 3, 4, 5};
