@@ -1120,6 +1120,14 @@ DP_API bool dp_is_utf8(const char *text); /* all of it; false: NULL. [any] */
 DP_MUST_USE DP_API dp_status dp_as_tensor(dp_value value, const char *what, dp_dtype dtype,
                                           int ndim, const dp_tensor **out);
 
+/* Calls fn(scope, tensor or container, its place in the new tree, user) for each of a tree. The new
+   tree has what fn made, and shares all other leaves, and lists and dicts without tensors, with
+   `value`. fn may call dp_map for what is in a container. Its error ends the walk and is returned;
+   what it makes may not be deeper than what it got. */
+typedef dp_status (*dp_map_fn)(dp_scope *scope, dp_value value, dp_value *out, void *user);
+DP_MUST_USE DP_API dp_status dp_map(dp_scope *scope, dp_value value, dp_map_fn fn, void *user,
+                                    dp_value *out);
+
 /* ==== >>collate ================================================================================
    Many samples become one batch, field by field: tensors are stacked, numbers become an i64 or f64
    tensor (bools a bool one), strings a list; a container is treated as it says, in groups of
@@ -1127,6 +1135,21 @@ DP_MUST_USE DP_API dp_status dp_as_tensor(dp_value value, const char *what, dp_d
 
 DP_MUST_USE DP_API dp_status dp_collate(dp_scope *scope, const dp_value *samples, size_t count,
                                         size_t samples_per_device, dp_value *out);
+/* The same in part_count groups, among which samples are divided as rows by DP_SPLIT_BALANCED;
+   fewer samples make as many groups. */
+DP_MUST_USE DP_API dp_status dp_collate_parts(dp_scope *scope, const dp_value *samples,
+                                              size_t count, size_t part_count, dp_value *out);
+
+/* mmengine's two ways (dp_collate is mmcv's). Lists, tuples and dicts of samples become a list or a
+   dict of batches, all the way down. If samples differ in that, an error names the place. Both are
+   a dp_collate_fn of dp_data.h; `user` is not used. */
+/* Stacks nothing: each field is the list of the samples' values, whose memory it shares. */
+DP_MUST_USE DP_API dp_status dp_pseudo_collate(dp_scope *scope, const dp_value *samples,
+                                               size_t count, dp_value *out, void *user);
+/* Tensors are stacked, numbers become a tensor, strings and opaque pointers a list; containers are
+   collated by dp_collate, with one sample for each device. */
+DP_MUST_USE DP_API dp_status dp_default_collate(dp_scope *scope, const dp_value *samples,
+                                                size_t count, dp_value *out, void *user);
 
 /* ==== >>primitives =============================================================================
    Scatter, gather, replicate and reduce values over the local devices. If something would be lost,
@@ -2350,6 +2373,12 @@ DP_MUST_USE DP_API dp_status dp_check_value(const char *fn, const char *what, dp
 /* Writes the value that a constructor returned, or returns the status of an error value, with its
    sentence. `out` is then as it was. [any] */
 DP_MUST_USE DP_API dp_status dp_made(dp_value made, dp_value *out);
+
+/* Calls fn(user), a function of the library's user, and returns its status. Until then this thread
+   cannot end the scope, those around it, and the context: it gets STATE, and a sentence that has
+   `what`: "a function of a loader". */
+DP_MUST_USE DP_API dp_status dp_scope_guard(dp_scope *scope, const char *what,
+                                            dp_status (*fn)(void *user), void *user);
 
 /* Returns "outer.inner" in memory of the scope, or a copy of `inner` if `outer` is NULL; NULL: see
    dp_last_error. */

@@ -1,9 +1,8 @@
 /* dp_data.h - v0.2.0 - what brings data to the wrappers of dp.h in a training program - MIT licence
 
-   Include it after dp.h, or instead. It works with every device and any number of processes. Beside
-   the public API it uses some of dp.h: walks over trees (dp/value.h); threads and files (dp/os.h),
-   as dp.h runs devices in parallel, but a loader's threads wait for disks; copies of tensors, and
-   what says that a function of the user's runs (dp/core.h).
+   Include it after dp.h, or instead. It works with every device and any number of processes. It
+   stands on the public API, and on dp.h's system for threads and files (dp/os.h, dp/team.h): dp.h
+   runs devices in parallel, but a loader's threads wait for disks.
 
        static dp_status read_sample(dp_sample *sample, void *user)   on several threads at once
        {
@@ -35,13 +34,11 @@
    CONTENTS (search for the tag)
      >>samplers    which samples, in which order
      >>loader      batches that are read before they are asked for
-     >>collating   samples of any structure become a batch
      >>preparing   to a device, images as a net wants them
      >>idx         files of MNIST and its kin
    and of the implementation
      >>order       a permutation that is computed, not stored
      >>dealing     what is whose
-     >>columns     what becomes of a field of all samples
      >>stacking    tensors of several sizes
      >>images      numbers of pixels
      >>slots       batches on their way
@@ -157,7 +154,7 @@ typedef struct dp_loader_config {
     const dp_field *fields;
     size_t field_count;
     /* Collates the values of samples; NULL: dp_collate, in groups for the local devices. Called in
-       dp_loader_next, where all cores may help. */
+       dp_loader_next, where all cores may help. dp.h has dp_pseudo_collate, dp_default_collate. */
     dp_collate_fn collate;
     int worker_count; /* threads; 0: none, and nothing is read ahead */
     int ahead;        /* batches; 0 = 2 */
@@ -219,19 +216,6 @@ DP_MUST_USE DP_API dp_status dp_loader_load(dp_loader *loader, dp_value saved);
    processes that have died, and count the samples of each step that all have done: the loader has
    given the batch of the step that failed, and stands behind it. */
 DP_MUST_USE DP_API dp_status dp_loader_resume(dp_loader *loader, int64_t epoch, int64_t samples);
-
-/* ==== >>collating ==============================================================================
-   mmengine's two ways beside dp_collate (mmcv's). Lists, tuples and dicts of samples become a list
-   or a dict of batches, all the way down. If samples differ in that, an error names the place. Both
-   are dp_collate_fn; `user` is not used.                                                        */
-
-/* Stacks nothing: each field is the list of the samples' values, whose memory it shares. */
-DP_MUST_USE DP_API dp_status dp_pseudo_collate(dp_scope *scope, const dp_value *samples,
-                                               size_t count, dp_value *out, void *user);
-/* Tensors are stacked, numbers become a tensor, strings and opaque pointers a list; containers are
-   collated by dp_collate, with one sample for each device. */
-DP_MUST_USE DP_API dp_status dp_default_collate(dp_scope *scope, const dp_value *samples,
-                                                size_t count, dp_value *out, void *user);
 
 /* ==== >>preparing ==============================================================================
    What mmengine's data preprocessors do, before a batch goes to a model.                        */
@@ -482,46 +466,6 @@ DP_API int64_t dp_sampler_index(const dp_sampler *sampler, int64_t epoch, int64_
     return dp__data_index(&deal, epoch, position);
 }
 
-/* ==== >>columns ================================================================================
-   Both ways to collate differ from dp_collate in what they make of a leaf's column.             */
-
-static dp_status dp__data_column_list(dp__zipper *zipper, const dp_value *column,
-                                      const dp__path *path, dp_value *out)
-{
-    (void)path;
-    return dp_made(dp_list_make(zipper->scope, DP_LIST, column, zipper->count), out);
-}
-
-/* Structures may be mixed, leaves may not. */
-static dp_status dp__data_column_stack(dp__zipper *zipper, const dp_value *column,
-                                       const dp__path *path, dp_value *out)
-{
-    if (column[0].kind == DP_OPAQUE)
-        return dp__data_column_list(zipper, column, path, out);
-    zipper->mixed = false;
-    dp_status status = dp__zip_check(zipper, column, path);
-    zipper->mixed = true;
-    return status == DP_OK ? dp__collate_leaf(zipper, column, path, out) : status;
-}
-
-DP_API dp_status dp_pseudo_collate(dp_scope *scope, const dp_value *samples, size_t count,
-                                   dp_value *out, void *user)
-{
-    (void)user;
-    dp__collator collator = {{scope, count, .leaf = dp__data_column_list, .mixed = true},
-                             .group = 1};
-    return dp__collate(__func__, &collator, samples, out);
-}
-
-DP_API dp_status dp_default_collate(dp_scope *scope, const dp_value *samples, size_t count,
-                                    dp_value *out, void *user)
-{
-    (void)user;
-    dp__collator collator = {{scope, count, .leaf = dp__data_column_stack, .mixed = true},
-                             .group = 1};
-    return dp__collate(__func__, &collator, samples, out);
-}
-
 /* ==== >>stacking ===============================================================================
    Tensors go to other devices, and become one.                                                  */
 
@@ -533,26 +477,26 @@ static dp_status dp__data_wants(const char *fn, const dp_ctx *ctx, const dp_scop
     return dp_check_pointer(fn, "out", out);
 }
 
-typedef struct dp__data_mover {
-    dp__mapper mapper;
-    dp_ctx *ctx;
-    dp_device device;
-} dp__data_mover;
-
-static dp_status dp__data_move(dp__mapper *mapper, dp_value value, dp_value *out)
+static bool dp__data_same_device(dp_device a, dp_device b)
 {
-    const dp__data_mover *mover = (const dp__data_mover *)mapper;
+    return a.backend == b.backend && a.index == b.index;
+}
+
+/* Moves a tensor, or those in a container, to the device that `user` points to. */
+static dp_status dp__data_move(dp_scope *scope, dp_value value, dp_value *out, void *user)
+{
+    const dp_device *device = user;
     *out = value;
-    if (value.kind == DP_TENSOR && !dp__same_device(value.as.t->device, mover->device)) {
+    if (value.kind == DP_TENSOR && !dp__data_same_device(value.as.t->device, *device)) {
         const dp_tensor *from = value.as.t;
         dp_tensor own;
-        DP_TRY(dp_tensor_to(mapper->scope, mover->device, (dp_dtype)from->dtype, from, &own));
-        return dp_made(dp_of(mapper->scope, &own), out);
+        DP_TRY(dp_tensor_to(scope, *device, (dp_dtype)from->dtype, from, &own));
+        return dp_made(dp_of(scope, &own), out);
     }
     if (value.kind == DP_CONTAINER && !value.as.c->cpu_only) {
         dp_container own = *value.as.c;
-        DP_TRY(dp__map(mapper, value.as.c->data, &own.data));
-        return dp_made(dp_contain(mapper->scope, &own), out);
+        DP_TRY(dp_map(scope, value.as.c->data, dp__data_move, user, &own.data));
+        return dp_made(dp_contain(scope, &own), out);
     }
     return DP_OK;
 }
@@ -560,13 +504,9 @@ static dp_status dp__data_move(dp__mapper *mapper, dp_value value, dp_value *out
 DP_API dp_status dp_to_device(dp_ctx *ctx, dp_scope *scope, dp_value value, dp_device device,
                               dp_value *out)
 {
-    dp__data_mover mover = {{scope, dp__data_move, .keys = true}, ctx, device};
-    dp_value made;
     DP_TRY(dp__data_wants(__func__, ctx, scope, out));
     DP_TRY(dp_check_value(__func__, "value", value));
-    DP_TRY(dp_error_in(__func__, dp__map(&mover.mapper, value, &made)));
-    *out = made;
-    return DP_OK;
+    return dp_error_in(__func__, dp_map(scope, value, dp__data_move, &device, out));
 }
 
 typedef struct dp__data_stacker { /* tensors that become one */
@@ -586,7 +526,7 @@ static dp_status dp__data_stacker_fit(dp__data_stacker *stacker, size_t i)
         return dp_error(DP_ERR_MISMATCH, "tensor %zu has %d dims of %s, tensor 0 %d of %s", i,
                         own->ndim, dp_dtype_name((dp_dtype)own->dtype), first->ndim,
                         dp_dtype_name((dp_dtype)first->dtype));
-    if (!dp__same_device(own->device, first->device))
+    if (!dp__data_same_device(own->device, first->device))
         return dp_error(DP_ERR_MISMATCH, "tensor %zu is on another device than tensor 0", i);
     if (own->shape[0] != first->shape[0])
         return dp_error(DP_ERR_MISMATCH,
@@ -622,7 +562,7 @@ static dp_status dp__data_stacker_of(dp_ctx *ctx, dp_scope *scope, dp_value list
 {
     char what[32];
     *out = (dp__data_stacker){.ctx = ctx, .scope = scope, .count = dp_count(list)};
-    if (!dp__is_sequence(list) || out->count == 0)
+    if ((list.kind != DP_LIST && list.kind != DP_TUPLE) || out->count == 0)
         return dp_error(DP_ERR_INVALID, "not a list of tensors, or an empty one");
     out->of = dp_scope_alloc(scope, out->count * sizeof *out->of);
     if (out->of == NULL)
@@ -1032,28 +972,43 @@ struct dp_loader {
     unsigned fork_count;
 };
 
-/* Around a function of the user's, which cannot end what it works with. */
-static void dp__data_enter(dp__frame *frame, dp_ctx *ctx, const dp_scope *scope)
+typedef struct dp__data_visit { /* a function of the user's that a loader calls */
+    const dp_loader *loader;
+    dp_sample *sample;         /* to be read, or NULL: */
+    const dp__data_slot *slot; /* to be collated */
+    dp_value *out;
+    const struct dp__data_visit *outer; /* in whose function it is called */
+} dp__data_visit;
+
+static _Thread_local const dp__data_visit *dp__data_visits;
+
+static dp_status dp__data_visit_in(void *user)
 {
-    *frame = (dp__frame){.what = "a function of a loader",
-                         .ctx = ctx,
-                         .scope = scope,
-                         .outer = dp__of_thread.frames};
-    dp__of_thread.frames = frame;
+    const dp__data_visit *visit = user;
+    const dp_loader_config *config = &visit->loader->config;
+    if (visit->sample != NULL)
+        return config->read(visit->sample, config->user);
+    return config->collate(visit->slot->scope, visit->slot->values, (size_t)visit->slot->count,
+                           visit->out, config->user);
 }
 
-static void dp__data_leave(const dp__frame *frame)
+/* Calls the function, which cannot end what it works with. */
+static dp_status dp__data_visit_make(dp__data_visit *visit, dp_scope *scope)
 {
-    dp__of_thread.frames = frame->outer;
+    visit->outer = dp__data_visits;
+    dp__data_visits = visit;
+    dp_status status = dp_scope_guard(scope, "a function of a loader", dp__data_visit_in, visit);
+    dp__data_visits = visit->outer;
+    return status;
 }
 
-/* Whether this thread is in a function that works in one of the loader's slots. */
+/* Returns true if this thread is in a function that works in one of the loader's slots. */
 static bool dp__data_is_inside(const dp_loader *loader)
 {
-    const dp__frame *frame = dp__of_thread.frames;
-    while (frame != NULL && !dp__scope_is_inside(frame->scope, loader->scope))
-        frame = frame->outer;
-    return frame != NULL;
+    const dp__data_visit *visit = dp__data_visits;
+    while (visit != NULL && visit->loader != loader)
+        visit = visit->outer;
+    return visit != NULL;
 }
 
 static const dp__data_deal *dp__data_deal_in(const dp_loader *loader, int64_t epoch)
@@ -1259,11 +1214,9 @@ static void dp__data_read(dp__data_reader *reader, dp__data_slot *slot, int64_t 
                         .value = dp_none()};
     for (size_t i = 0; i < loader->config.field_count; i++)
         reader->rows[i] = (char *)slot->tensors[i].data + (size_t)at * loader->row_bytes[i];
-    dp__frame frame;
-    dp__data_enter(&frame, loader->ctx, sample.scope);
+    dp__data_visit visit = {.loader = loader, .sample = &sample};
     (void)dp_error(DP_OK, "%s", ""); /* what is there afterwards is about this sample */
-    dp_status status = loader->config.read(&sample, loader->config.user);
-    dp__data_leave(&frame);
+    dp_status status = dp__data_visit_make(&visit, sample.scope);
     if (status == DP_OK && sample.value.kind == DP_ERROR)
         status = dp_error((dp_status)sample.value.status, "%s", sample.value.as.s);
     slot->values[at] = sample.value;
@@ -1576,23 +1529,17 @@ static dp_status dp__data_collate(const dp_loader *loader, const dp__data_slot *
     size_t count = (size_t)slot->count, devices = loader->local_count;
     size_t full = ((size_t)loader->config.batch - 1) / devices + 1;
     bool shards = loader->config.sampler.shards > 0;
-    dp__collator collator = {{slot->scope, count, .leaf = dp__collate_leaf},
-                             .group = shards ? count / devices : full,
-                             .larger = shards ? count % devices : 0};
-    return dp__collate("dp_collate", &collator, slot->values, out);
+    return shards ? dp_collate_parts(slot->scope, slot->values, count, devices, out)
+                  : dp_collate(slot->scope, slot->values, count, full, out);
 }
 
 static dp_status dp__data_collate_slot(const dp_loader *loader, const dp__data_slot *slot,
                                        dp_value *out)
 {
-    dp__frame frame;
-    size_t count = (size_t)slot->count;
+    dp__data_visit visit = {.loader = loader, .slot = slot, .out = out};
     if (loader->config.collate == NULL)
         return dp__data_collate(loader, slot, out);
-    dp__data_enter(&frame, loader->ctx, slot->scope);
-    dp_status status =
-        loader->config.collate(slot->scope, slot->values, count, out, loader->config.user);
-    dp__data_leave(&frame);
+    dp_status status = dp__data_visit_make(&visit, slot->scope);
     return dp__data_by_user(status == DP_OK ? dp_made(*out, out) : status);
 }
 

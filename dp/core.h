@@ -1978,6 +1978,21 @@ DP_API dp_status dp_check_scope(const char *fn, const dp_scope *scope, const dp_
     return ctx != NULL ? dp__check_scope_of(fn, scope, ctx) : dp__check_scope(fn, scope);
 }
 
+DP_API dp_status dp_scope_guard(dp_scope *scope, const char *what, dp_status (*fn)(void *user),
+                                void *user)
+{
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_pointer(__func__, "what", what));
+    if (fn == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: fn is NULL", __func__);
+    dp__frame frame = {
+        .what = what, .ctx = scope->ctx, .scope = scope, .outer = dp__of_thread.frames};
+    dp__of_thread.frames = &frame;
+    dp_status status = fn(user);
+    dp__of_thread.frames = frame.outer;
+    return status;
+}
+
 #define DP__DTYPE_NAME(name, text, bytes)  text,
 #define DP__DTYPE_BYTES(name, text, bytes) bytes,
 static const char *const dp__dtype_names[] = {DP_DTYPE_LIST(DP__DTYPE_NAME)};

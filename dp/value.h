@@ -541,6 +541,44 @@ static dp_status dp__map(dp__mapper *mapper, dp_value value, dp_value *out)
     return mapper->leaf(mapper, value, out);
 }
 
+typedef struct dp__map_call {
+    dp__mapper mapper;
+    dp_map_fn fn;
+    void *user;
+    bool failed; /* fn, whose sentence stays as it is */
+} dp__map_call;
+
+static dp_status dp__map_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    dp__map_call *call = (dp__map_call *)mapper;
+    *out = value;
+    if (value.kind != DP_TENSOR && value.kind != DP_CONTAINER)
+        return DP_OK;
+    dp_status status = call->fn(mapper->scope, value, out, call->user);
+    call->failed = status != DP_OK;
+    DP_TRY(status);
+    DP_TRY(dp__check_value("dp_map", "what fn made", *out));
+    if (out->depth > value.depth)
+        return dp_error(DP_ERR_INVALID, "fn made a value of depth %d of one of %d", out->depth,
+                        value.depth);
+    return DP_OK;
+}
+
+DP_API dp_status dp_map(dp_scope *scope, dp_value value, dp_map_fn fn, void *user, dp_value *out)
+{
+    dp__map_call call = {.mapper = {scope, dp__map_leaf, .keys = true}, .fn = fn, .user = user};
+    dp_value made = dp_none();
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_value(__func__, "value", value));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    if (fn == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: fn is NULL", __func__);
+    dp_status status = dp__map(&call.mapper, value, &made);
+    if (status == DP_OK)
+        *out = made;
+    return call.failed ? status : dp__named(__func__, status);
+}
+
 /* Several trees of one structure, side by side, become one: `leaf` joins everything except lists,
    tuples and dicts. A difference is a MISMATCH that names the place and the tree. */
 typedef struct dp__zipper {
@@ -1022,6 +1060,52 @@ DP_API dp_status dp_collate(dp_scope *scope, const dp_value *samples, size_t cou
 {
     dp__collator collator = {.zipper = {.scope = scope, .count = count, .leaf = dp__collate_leaf},
                              .group = samples_per_device > 0 ? samples_per_device : 1};
+    return dp__collate(__func__, &collator, samples, out);
+}
+
+DP_API dp_status dp_collate_parts(dp_scope *scope, const dp_value *samples, size_t count,
+                                  size_t part_count, dp_value *out)
+{
+    if (part_count == 0)
+        return dp_error(DP_ERR_INVALID, "%s: part_count is 0", __func__);
+    dp__collator collator = {.zipper = {.scope = scope, .count = count, .leaf = dp__collate_leaf},
+                             .group = count / part_count,
+                             .larger = count % part_count};
+    return dp__collate(__func__, &collator, samples, out);
+}
+
+static dp_status dp__pseudo_leaf(dp__zipper *zipper, const dp_value *column, const dp__path *path,
+                                 dp_value *out)
+{
+    (void)path;
+    return dp_made(dp_list_make(zipper->scope, DP_LIST, column, zipper->count), out);
+}
+
+/* Structures may be mixed, leaves may not. */
+static dp_status dp__default_leaf(dp__zipper *zipper, const dp_value *column, const dp__path *path,
+                                  dp_value *out)
+{
+    if (column[0].kind == DP_OPAQUE)
+        return dp__pseudo_leaf(zipper, column, path, out);
+    zipper->mixed = false;
+    dp_status status = dp__zip_check(zipper, column, path);
+    zipper->mixed = true;
+    return status == DP_OK ? dp__collate_leaf(zipper, column, path, out) : status;
+}
+
+DP_API dp_status dp_pseudo_collate(dp_scope *scope, const dp_value *samples, size_t count,
+                                   dp_value *out, void *user)
+{
+    (void)user;
+    dp__collator collator = {{scope, count, .leaf = dp__pseudo_leaf, .mixed = true}, .group = 1};
+    return dp__collate(__func__, &collator, samples, out);
+}
+
+DP_API dp_status dp_default_collate(dp_scope *scope, const dp_value *samples, size_t count,
+                                    dp_value *out, void *user)
+{
+    (void)user;
+    dp__collator collator = {{scope, count, .leaf = dp__default_leaf, .mixed = true}, .group = 1};
     return dp__collate(__func__, &collator, samples, out);
 }
 

@@ -130,3 +130,47 @@ TEST(what_changes_all_devices_is_refused_while_all_run)
     CHECK_OK(dp_run(ctx, NULL, ask_inside, ctx));
     dp_close(ctx);
 }
+
+/* ---- functions of the library's user --------------------------------------------------------- */
+
+typedef struct guarded {
+    dp_ctx *ctx;
+    dp_scope *outer, *own, *inner;
+    dp_status wanted;
+} guarded;
+
+static dp_status try_to_end(void *user)
+{
+    guarded *g = user;
+    dp_scope *const refused[] = {g->own, g->outer};
+    for (int i = 0; i < 2; i++) {
+        (void)dp_error(DP_OK, "%s", "");
+        dp_scope_end(refused[i]);
+        CHECK(strstr(dp_last_error(), "in use by a function of mine") != NULL);
+        CHECK_OK(dp_scope_check(refused[i]));
+    }
+    dp_close(g->ctx);
+    CHECK_OK(dp_check_ctx("my_work", g->ctx));
+    dp_scope_end(g->inner);
+    CHECK_ERROR(dp_scope_check(g->inner), DP_ERR_STATE, "has ended");
+    return g->wanted == DP_OK ? DP_OK : dp_error(g->wanted, "it does not want to");
+}
+
+TEST(a_function_of_the_users_keeps_its_scope)
+{
+    dp_ctx *ctx = open_devices(1);
+    guarded g = {.ctx = ctx, .outer = dp_scope_begin(ctx)};
+    g.own = dp_scope_child(g.outer);
+    g.inner = dp_scope_child(g.own);
+    CHECK_OK(dp_scope_guard(g.own, "a function of mine", try_to_end, &g));
+    g.inner = dp_scope_child(g.own);
+    g.wanted = DP_ERR_USER;
+    CHECK_ERROR(dp_scope_guard(g.own, "a function of mine", try_to_end, &g), DP_ERR_USER,
+                "it does not want to");
+    CHECK_ERROR(dp_scope_guard(g.own, "a function of mine", NULL, &g), DP_ERR_INVALID,
+                "dp_scope_guard: fn is NULL");
+    dp_scope_end(g.own);
+    CHECK_ERROR(dp_scope_guard(g.own, "a function of mine", try_to_end, &g), DP_ERR_STATE,
+                "dp_scope_guard: the scope has ended");
+    dp_close(ctx);
+}

@@ -676,7 +676,18 @@ FAILS(dp_count, dp_count(a->list) > 4)
 FAILS(dp_key_at, dp_key_at(a->dict, 0) == NULL)
 FAILS(dp_text, dp_text(a->value) == NULL)
 CALL(dp_as_tensor, a->value, "it", a->dtype, -1, OUT(view))
+static dp_status map_same(dp_scope *scope, dp_value value, dp_value *out, void *user)
+{
+    (void)scope;
+    (void)user;
+    *out = value;
+    return DP_OK;
+}
+CALL(dp_map, a->scope, a->dict, map_same, NULL, OUT(value))
 CALL(dp_collate, a->scope, &a->value, a->count, 1, OUT(value))
+CALL(dp_collate_parts, a->scope, &a->value, a->count, 1, OUT(value))
+CALL(dp_pseudo_collate, a->scope, &a->value, a->count, OUT(value), NULL)
+CALL(dp_default_collate, a->scope, &a->value, a->count, OUT(value), NULL)
 CALL(dp_split_rows, ROWS, a->count, a->cut != NULL ? &a->cut->cut : NULL,
      a->outs != NULL ? a->outs->rows : NULL, OUT(count))
 CALL(dp_scatter, a->ctx, a->scope, a->value, a->cut, OUT(value))
@@ -818,6 +829,12 @@ CALL(dp_check_alone, "dp_check_alone", a->ctx)
 CALL(dp_check_scope, "dp_check_scope", a->scope, a->ctx)
 CALL(dp_check_pointer, "dp_check_pointer", "it", a->memory)
 CALL(dp_check_value, "dp_check_value", "it", a->value)
+static dp_status guarded_nothing(void *user)
+{
+    (void)user;
+    return DP_OK;
+}
+CALL(dp_scope_guard, a->scope, a->name, guarded_nothing, NULL)
 CALL(dp_made, dp_of(a->scope, a->a), OUT(value))
 FAILS(dp_join_names, dp_join_names(a->scope, a->known, a->name) == NULL)
 FAILS(dp_cpu, dp_cpu() == NULL)
@@ -875,7 +892,9 @@ static const row table[] = {
     ROW(dp_at, "l", 0), ROW(dp_part_of, "cr", GOES_ON),
     ROW(dp_count, "", 0), ROW(dp_key_at, "d", 0),
     ROW(dp_text, "v", NEUTRAL | NOT_RIGHTLY), ROW(dp_as_tensor, "vEO", 0),
-    ROW(dp_collate, "TvzZO", 0), ROW(dp_split_rows, "wzZO", 0), ROW(dp_scatter, "csvWO", 0),
+    ROW(dp_map, "TdO", GOES_ON), ROW(dp_collate, "TvzZO", 0),
+    ROW(dp_collate_parts, "TvzZO", 0), ROW(dp_pseudo_collate, "TvzZO", 0),
+    ROW(dp_default_collate, "TvzZO", 0), ROW(dp_split_rows, "wzZO", 0), ROW(dp_scatter, "csvWO", 0),
     ROW(dp_scatter_kwargs, "cstdWO", 0), ROW(dp_gather, "cslgO", 0), ROW(dp_replicate, "csvuO", 0),
     ROW(dp_reduce_add, "cslgO", 0), ROW(dp_scatter_into, "caoDzZ", 0),
     ROW(dp_gather_into, "caoDzZ", 0), ROW(dp_replicate_into, "caozZ", 0),
@@ -940,7 +959,7 @@ static const row table[] = {
     ROW(dp_error_in, "", 0), ROW(dp_no_memory, "", 0), ROW(dp_check_ctx, "c", 0),
     ROW(dp_check_alone, "c", GOES_ON), ROW(dp_check_scope, "sC", GOES_ON),
     ROW(dp_check_pointer, "H", 0), ROW(dp_check_value, "v", 0), ROW(dp_made, "TA", GOES_ON),
-    ROW(dp_join_names, "TN", GOES_ON),
+    ROW(dp_scope_guard, "TN", GOES_ON), ROW(dp_join_names, "TN", GOES_ON),
     ROW(dp_cpu, "", 0), ROW(dp_cpu_coll, "", 0), ROW(dp_shm_coll, "", 0), ROW(dp_tcp_coll, "", 0),
     ROW(dp_abort, "c", LAST), ROW(dp_close, "C", LAST)};
 /* clang-format on */
