@@ -2209,6 +2209,12 @@ DP_MUST_USE DP_API dp_status dp_owner_grad(dp_module *module, size_t owner, size
    without the wrapper. Ranks would step apart by such gradients. */
 DP_MUST_USE DP_API dp_status dp_grads_used(dp_module *module, bool *out_used, size_t count);
 
+/* For optimizers whose kernels zero gradients as they step (DP_KERNEL_ZERO_GRAD), which saves a
+   pass over memory: whether they may, if they step all parameters of the module. Where they have,
+   dp_grads_zeroed does what is left of dp_zero_grad; UNSUPPORTED: they may not. */
+DP_API bool dp_grads_may_zero(const dp_module *module);
+DP_MUST_USE DP_API dp_status dp_grads_zeroed(dp_module *module);
+
 /* From the next backward on, whether reduced gradients are scattered: each rank gets only its share
    of them (dp_stretch), so half as much is sent. Other ranks' shares are void here, and for
    another wrapper of the same parameters all of it is. This is for optimizers that step shares;
@@ -2335,9 +2341,9 @@ DP_API void dp_trace_begin(const char *name);
 DP_API void dp_trace_end(void);
 
 /* ==== >>libraries ==============================================================================
-   For libraries on top of dp.h, such as dp_train.h and its neighbours, which use nothing else of
-   it. Their errors look like those of dp.h: a public function checks its arguments first, and its
-   sentence begins with its name, `fn`:
+   For libraries on top of dp.h, such as dp_train.h and its neighbours, which use nothing private of
+   it but its system (dp/os.h). Their errors look like those of dp.h: a public function checks its
+   arguments first, and its sentence begins with its name, `fn`:
 
        dp_status my_step(my_thing *thing, dp_scope *scope, dp_value batch, dp_value *out)
        {

@@ -1,7 +1,7 @@
 /* dp_array.h - v0.2.0 - arrays of others: DLPack, .npy, .npz, and text - MIT licence
 
-   Include it after dp.h, or instead. Of what is private it uses files (dp/os.h), pieces of tensors,
-   and what errors are worded with. It needs no other package.
+   Include it after dp.h, or instead. It stands on the public API of dp.h, and on its system
+   (dp/os.h) for files. It needs no other package.
 
        DLManagedTensor *theirs = ...;                          from torch, CuPy, numpy, JAX
        dp_dlpack_import(ctx, step, theirs, &tensor);           a view; given back when step ends
@@ -31,7 +31,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#if !defined(DP_ARRAY_H) && !defined(DP__REFUSED)
+#if !defined(DP_ARRAY_H) && defined(DP_H)
 #define DP_ARRAY_H
 
 #include <stdio.h>
@@ -1649,7 +1649,7 @@ typedef struct dp__dragon {
     bool even; /* the points half-way stand for the number, too */
 } dp__dragon;
 
-static DP__APART void dp__dragon_begin(dp__dragon *d, const dp__float *number)
+static __attribute__((noinline)) void dp__dragon_begin(dp__dragon *d, const dp__float *number)
 {
     int e = number->e, up = e > 0 ? e : 0, down = e < 0 ? -e : 0, edge = number->edge;
     d->even = number->m % 2 == 0;
@@ -1663,7 +1663,7 @@ static DP__APART void dp__dragon_begin(dp__dragon *d, const dp__float *number)
 }
 
 /* To 1 <= number / scale < 10; returns the exponent of the first digit. */
-static DP__APART int dp__dragon_scale(dp__dragon *d)
+static __attribute__((noinline)) int dp__dragon_scale(dp__dragon *d)
 {
     int exponent = 0;
     dp__big ten = d->scale;
@@ -1693,7 +1693,8 @@ static int dp__dragon_digit(dp__dragon *d)
 
 /* Whether what was said so far stands for the number: as it is, or with one more in its last
    place. */
-static DP__APART void dp__dragon_done(const dp__dragon *d, bool *out_low, bool *out_high)
+static __attribute__((noinline)) void dp__dragon_done(const dp__dragon *d, bool *out_low,
+                                                      bool *out_high)
 {
     dp__big sum = d->number;
     dp__big_add(&sum, &d->high);
@@ -1727,8 +1728,8 @@ static void dp__decimal_round_up(dp__decimal *digits)
 /* Fewest digits that stand for the number, but none below 10^most; if that ends them, they are
    rounded. If `relative`, behind the first digit's place instead. None before 10^least is left out
    without being asked for: so many are exact. */
-static DP__APART void dp__decimal_make(const dp__float *number, bool relative, int most, int least,
-                                       dp__decimal *out)
+static __attribute__((noinline)) void dp__decimal_make(const dp__float *number, bool relative,
+                                                       int most, int least, dp__decimal *out)
 {
     dp__dragon d;
     bool low = false, high = false;

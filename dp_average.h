@@ -1,7 +1,6 @@
 /* dp_average.h - v0.2.0 - averages of a model's parameters over its training - MIT licence
 
-   Include it after dp.h, or instead. But for errors and copies of tensors it uses only the
-   public API of dp.h.
+   Include it after dp.h, or instead. It stands on the public API of dp.h.
 
        dp_average *average;
        dp_average_create(par, &(dp_average_config){.momentum = 0.001}, &average);
@@ -24,7 +23,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#if !defined(DP_AVERAGE_H) && !defined(DP__REFUSED)
+#if !defined(DP_AVERAGE_H) && defined(DP_H)
 #define DP_AVERAGE_H
 
 #ifdef __cplusplus

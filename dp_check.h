@@ -1,7 +1,6 @@
 /* dp_check.h - v0.2.0 - is the model what one believes it to be? - MIT licence
 
-   Include it after dp.h, or instead. But for the wording of errors it uses only the public API of
-   dp.h.
+   Include it after dp.h, or instead. It stands on the public API of dp.h.
 
        dp_check_report report;
        if (dp_self_check(net, batch, NULL, &report) != DP_OK)
@@ -23,7 +22,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#if !defined(DP_CHECK_H) && !defined(DP__REFUSED)
+#if !defined(DP_CHECK_H) && defined(DP_H)
 #define DP_CHECK_H
 
 #ifdef __cplusplus

@@ -51,7 +51,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#if !defined(DP_DATA_H) && !defined(DP__REFUSED)
+#if !defined(DP_DATA_H) && defined(DP_H)
 #define DP_DATA_H
 
 #ifdef __cplusplus

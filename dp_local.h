@@ -1,7 +1,7 @@
 /* dp_local.h - v0.2.0 - training over slow links: smaller sums, and fewer of them - MIT licence
 
-   Include it after dp.h, or instead. But for errors, a lock and copies of tensors it uses only the
-   public API of dp.h.
+   Include it after dp.h, or instead. It stands on the public API of dp.h, and on its system
+   (dp/os.h) for a lock.
 
    Where a step waits for the network, send less. Gradients can travel in 8 or 4 bits, or as narrow
    matrices:
@@ -56,7 +56,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#if !defined(DP_LOCAL_H) && !defined(DP__REFUSED)
+#if !defined(DP_LOCAL_H) && defined(DP_H)
 #define DP_LOCAL_H
 
 #ifdef __cplusplus

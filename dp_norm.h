@@ -1,8 +1,7 @@
 /* dp_norm.h - v0.2.0 - batch statistics of all devices and ranks, for layers in dp.h - MIT licence
 
-   Include it after dp.h, or instead. But for errors and copies of tensors it uses only the public
-   API of dp.h. A layer that normalises by the batch, spread over devices and processes, is two
-   methods:
+   Include it after dp.h, or instead. It stands on the public API of dp.h. A layer that
+   normalises by the batch, spread over devices and processes, is two methods:
 
        static dp_status norm_forward(dp_call *call)
        {
@@ -49,7 +48,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#if !defined(DP_NORM_H) && !defined(DP__REFUSED)
+#if !defined(DP_NORM_H) && defined(DP_H)
 #define DP_NORM_H
 
 #ifdef __cplusplus

@@ -1,8 +1,8 @@
 /* dp_save.h - v0.2.0 - what a training program keeps in files - MIT licence
 
-   Include it after dp.h, or instead. Beside the public API of dp.h it uses what words errors, joins
-   names, and cuts and copies tensors, and what dp/os.h has for files and threads. Files are
-   safetensors files: Python's `safetensors` reads them, and its files can be read here.
+   Include it after dp.h, or instead. It stands on the public API of dp.h, and on its system
+   for files and threads (dp/os.h, dp/team.h). Files are safetensors files: Python's `safetensors`
+   reads them, and its files can be read here.
 
        dp_module_save(par, step, &model);
        dp_optim_save(optim, step, &state);                     of dp_train.h
@@ -46,7 +46,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#if !defined(DP_SAVE_H) && !defined(DP__REFUSED)
+#if !defined(DP_SAVE_H) && defined(DP_H)
 #define DP_SAVE_H
 
 #ifdef __cplusplus

@@ -1,8 +1,7 @@
 /* dp_train.h - v0.2.0 - what stands around the wrappers of dp.h in a training program - MIT licence
 
-   Include it after dp.h, or instead. But for errors, names, copies of tensors and gradients that
-   kernels zero it uses only the public API of dp.h, and functions of dp/os.h (lines, signals), so
-   it works with every device and any number of processes.
+   Include it after dp.h, or instead. It stands on the public API of dp.h, and on its system
+   (dp/os.h) for lines and signals, so it works with every device and any number of processes.
 
        dp_optim *optim;
        dp_optim_create(par, &(dp_optim_config){.rule = dp_adamw(),
@@ -50,7 +49,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#if !defined(DP_TRAIN_H) && !defined(DP__REFUSED)
+#if !defined(DP_TRAIN_H) && defined(DP_H)
 #define DP_TRAIN_H
 
 #ifdef __cplusplus
@@ -1909,7 +1908,7 @@ static bool dp__train_may_zero(const dp__train_optimizer *optim)
 {
     const dp__train_views *views = &optim->views;
     bool may = dp__train_is_own(optim->config.rule) && optim->mirror == NULL &&
-               dp__steps_may_zero(views->module);
+               dp_grads_may_zero(views->module);
     for (size_t r = 0; r < views->run_count && may; r++) {
         const dp__train_run *run = &views->runs[r];
         dp__train_piece pieces[DP__TRAIN_PIECES];
@@ -2158,10 +2157,7 @@ static dp_status dp__train_optim_edit(dp__train_optimizer *optim)
     }
     optim->skipped += skips;
     dp__train_rescale(optim, skips);
-    if (!optim->zeroes)
-        return dp_zero_grad(optim->views.module);
-    dp__grads_zeroed(optim->views.module);
-    return DP_OK;
+    return optim->zeroes ? dp_grads_zeroed(optim->views.module) : dp_zero_grad(optim->views.module);
 }
 
 static dp_status dp__train_optim_apply(dp__train_optimizer *optim)
@@ -2363,7 +2359,7 @@ static int dp__train_place_order(const void *a, const void *b)
 
 /* Machine after machine, the next of a process is as far behind it as the largest machine has
    processes. So it is on another machine, unless its machine has more than half of all. */
-DP__COLD static dp__train_ring dp__train_ring_of(const dp_info *job, int64_t *places)
+static dp__train_ring dp__train_ring_of(const dp_info *job, int64_t *places)
 {
     int64_t count = job->process_count, on = 0, most = 0, at = 0;
     qsort(places, (size_t)count, sizeof *places, dp__train_place_order);
@@ -2409,7 +2405,7 @@ static dp_status dp__train_mirrored_reach(dp_ctx *ctx, const dp_info *job,
 }
 
 /* So that every process knows which ranks the others have, and has a way to the next one. */
-DP__COLD static dp_status dp__train_mirrored_begin(dp_ctx *ctx, dp__train_ring *out)
+static dp_status dp__train_mirrored_begin(dp_ctx *ctx, dp__train_ring *out)
 {
     dp_info job;
     DP_TRY(dp_info_get(ctx, &job));

@@ -588,6 +588,20 @@ static dp_status see_piece(const dp_tensor *piece, size_t bytes, void *user)
     return DP_OK;
 }
 
+static dp_status map_same(dp_scope *scope, dp_value value, dp_value *out, void *user)
+{
+    (void)scope;
+    (void)user;
+    *out = value;
+    return DP_OK;
+}
+
+static dp_status guarded_nothing(void *user)
+{
+    (void)user;
+    return DP_OK;
+}
+
 #define HOST ((dp_device){0, 0})
 
 FAILS(dp_version, dp_version() != DP_VERSION)
@@ -676,13 +690,6 @@ FAILS(dp_count, dp_count(a->list) > 4)
 FAILS(dp_key_at, dp_key_at(a->dict, 0) == NULL)
 FAILS(dp_text, dp_text(a->value) == NULL)
 CALL(dp_as_tensor, a->value, "it", a->dtype, -1, OUT(view))
-static dp_status map_same(dp_scope *scope, dp_value value, dp_value *out, void *user)
-{
-    (void)scope;
-    (void)user;
-    *out = value;
-    return DP_OK;
-}
 CALL(dp_map, a->scope, a->dict, map_same, NULL, OUT(value))
 CALL(dp_collate, a->scope, &a->value, a->count, 1, OUT(value))
 CALL(dp_collate_parts, a->scope, &a->value, a->count, 1, OUT(value))
@@ -771,6 +778,8 @@ CALL(dp_edit_begin, a->module, DP_OK)
 CALL(dp_edit_end, a->module, DP_OK)
 CALL(dp_edit_shares, a->module)
 CALL(dp_zero_grad, a->module)
+FAILS(dp_grads_may_zero, !dp_grads_may_zero(a->module))
+CALL(dp_grads_zeroed, a->module)
 FAILS(dp_param, dp_param(a->call, a->index) == NULL)
 FAILS(dp_buffer, dp_buffer(a->call, a->index + 1) == NULL)
 FAILS(dp_grad, dp_grad(a->call, a->index) == NULL)
@@ -829,11 +838,6 @@ CALL(dp_check_alone, "dp_check_alone", a->ctx)
 CALL(dp_check_scope, "dp_check_scope", a->scope, a->ctx)
 CALL(dp_check_pointer, "dp_check_pointer", "it", a->memory)
 CALL(dp_check_value, "dp_check_value", "it", a->value)
-static dp_status guarded_nothing(void *user)
-{
-    (void)user;
-    return DP_OK;
-}
 CALL(dp_scope_guard, a->scope, a->name, guarded_nothing, NULL)
 CALL(dp_made, dp_of(a->scope, a->a), OUT(value))
 FAILS(dp_join_names, dp_join_names(a->scope, a->known, a->name) == NULL)
@@ -930,7 +934,8 @@ static const row table[] = {
     ROW(dp_params_changed, "m", 0), ROW(dp_edit_begin, "m", 0), ROW(dp_edit_end, "m", 0),
     ROW(dp_params_move, "miH", NOT_RIGHTLY), ROW(dp_params_move_block, "mH", NOT_RIGHTLY),
     ROW(dp_edit_shares, "m", 0),
-    ROW(dp_zero_grad, "m", 0), ROW(dp_param, "ki", INSIDE),
+    ROW(dp_zero_grad, "m", 0), ROW(dp_grads_may_zero, "m", NOT_RIGHTLY),
+    ROW(dp_grads_zeroed, "m", NOT_RIGHTLY), ROW(dp_param, "ki", INSIDE),
     ROW(dp_buffer, "ki", INSIDE), ROW(dp_grad, "ki", INSIDE), ROW(dp_param_tensor, "ki", INSIDE),
     ROW(dp_buffer_tensor, "ki", INSIDE), ROW(dp_grad_tensor, "ki", INSIDE),
     ROW(dp_param_block, "k", INSIDE | NOT_RIGHTLY), ROW(dp_grad_block, "k", INSIDE | NOT_RIGHTLY),
