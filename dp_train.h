@@ -32,19 +32,19 @@
      >>clips      what follows from them
      >>shares     what an optimizer keeps, and what of it each rank has
      >>turns      which gradients make a step, and what is done with them
-     >>beginning  when a mirrored step is made, whatever happens
      >>applying   all of a step
      >>groups     of parameters, by their names
-     >>ring       in which process the copy of a share lies
      >>making     an optimizer and its state
      >>asking     what a loop asks and tells
      >>keeping    what is saved and loaded
-     >>moving     state that is cut anew, from those that have it to all
-     >>mirrors    when that happens
      >>naming     of several
      >>means      of logs
      >>line       on the terminal
      >>ending     signals, a clock
+     >>ring       in which process the copy of a share lies
+     >>beginning  when a mirrored step is made, whatever happens
+     >>moving     state that is cut anew, from those that have it to all
+     >>mirrors    when that happens
 */
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
@@ -1496,39 +1496,11 @@ typedef struct dp__train_queue { /* what the rule steps next, together */
     dp_rule_args args[DP_RULE_STEPS];
 } dp__train_queue;
 
-typedef enum dp__train_phase {
-    DP__TRAIN_BETWEEN, /* steps */
-    DP__TRAIN_READY,   /* the gradients are here, and whether they are everywhere is not known */
-    DP__TRAIN_BEGUN    /* they are: the step is made, whatever happens */
-} dp__train_phase;
-
-typedef struct dp__train_fact { /* what a process has of a cut */
-    int64_t has;                /* 0: nothing; the others are void */
-    int64_t process, process_count, steps, skipped;
-    int64_t before; /* the process whose shares it has the copy of */
-    int64_t ready;  /* it could make one step more */
-} dp__train_fact;
-
 typedef struct dp__train_ring { /* of processes, each with the copy of the one before */
     int before, next;
 } dp__train_ring;
 
-typedef struct dp__train_mirror {
-    int64_t cut; /* all that have state of the same cut have shares of one whole */
-    struct dp__train_optimizer *next; /* NULL; or the cut after it, if it is not known whether all
-                                         have their shares of that */
-    dp__train_phase phase;
-    bool began;         /* the step that was asked for last */
-    double factor;      /* of its gradients */
-    size_t asked, done; /* calls of the rule in it: so far this time, and those that need not be
-                           made again */
-    bool spoiled;       /* the rule has failed between two of them */
-    bool whole;         /* all that belongs to this cut is here */
-    bool far;    /* of devices the host does not reach a gather that fails leaves nothing whole */
-    bool voided; /* and so may have been the last one */
-    dp_message *messages;
-    dp__train_fact *facts; /* by rank */
-} dp__train_mirror;
+typedef struct dp__train_mirror dp__train_mirror; /* see >>mirrors */
 
 typedef struct dp__train_optimizer {
     dp_optim base;
@@ -1558,6 +1530,28 @@ typedef struct dp__train_optimizer {
     dp__train_ring ring;
     dp__train_mirror *mirror; /* NULL: nothing is copied */
 } dp__train_optimizer;
+
+/* What the mirrors of an optimizer do, in the order of the first calls. */
+typedef struct dp__train_mirror_ops {
+    /* Finds the ring. All processes call it before one makes an optimizer. */
+    dp_status (*begin)(dp_ctx *ctx, dp__train_ring *out);
+    dp_status (*make)(dp__train_optimizer *optim);
+    /* Makes room for gradients of a span, of which an owner keeps so many elements. */
+    dp_status (*room)(const dp__train_optimizer *optim, dp__train_store *store,
+                      const dp_tensor *first, int64_t kept);
+    /* Ends what all processes do together. Of those that have made an optimizer at the same time,
+       some may have state already; `before`: what this process has, or NULL. */
+    dp_status (*join)(dp__train_optimizer *optim, dp__train_optimizer *before);
+    void (*turn)(dp__train_optimizer *optim); /* a step is asked for */
+    dp_status (*steps)(dp__train_optimizer *optim, double factor);
+    dp_status (*rule)(const dp__train_optimizer *optim, const dp_rule_args *args, size_t count);
+    /* Returns how a step ended that has ended so far with `status`. */
+    dp_status (*begun)(const dp__train_optimizer *optim, dp_status status);
+    dp_status (*cut_anew)(dp__train_optimizer *optim); /* after dp_recover */
+} dp__train_mirror_ops;
+
+static const dp__train_mirror_ops dp__train_mirrors;
+
 _Static_assert(offsetof(dp__train_optimizer, base) == 0, "a dp_optim is the head of its optimizer");
 
 static dp__train_optimizer *dp__train_optimizer_of(dp_optim *optim)
@@ -1657,10 +1651,6 @@ static dp_status dp__train_gather(const dp__train_optimizer *optim, size_t each,
 /* Of steps: one more can be counted, for as long as anybody will wait. */
 #define DP__TRAIN_COUNT_MAX ((int64_t)1 << 62)
 
-/* See >>mirrors. */
-static dp_status dp__train_rejoin(dp__train_optimizer *optim);
-static dp_status dp__train_mirrors_join(dp__train_optimizer *optim, dp__train_optimizer *before);
-
 /* How many train steps have their gradients in the step that comes next. */
 static int64_t dp__train_gathered(const dp__train_optimizer *optim)
 {
@@ -1723,18 +1713,18 @@ typedef struct dp__train_turn { /* of a piece */
     dp_tensor master;     /* data NULL: there is none */
 } dp__train_turn;
 
-/* Of a step that was interrupted only the rest is made. */
+static dp_status dp__train_rule_call(const dp__train_optimizer *optim, const dp_rule_args *args,
+                                     size_t count)
+{
+    const dp_rule *rule = optim->config.rule;
+    return count > 0 ? rule->steps(args, count) : rule->step(args);
+}
+
 static dp_status dp__train_rule_run(const dp__train_optimizer *optim, const dp_rule_args *args,
                                     size_t count)
 {
-    const dp_rule *rule = optim->config.rule;
-    dp__train_mirror *mirror = optim->mirror;
-    if (mirror != NULL && mirror->asked++ < mirror->done)
-        return DP_OK;
-    dp_status status = count > 0 ? rule->steps(args, count) : rule->step(args);
-    if (mirror != NULL)
-        mirror->done += status == DP_OK;
-    return status;
+    return optim->mirror != NULL ? dp__train_mirrors.rule(optim, args, count)
+                                 : dp__train_rule_call(optim, args, count);
 }
 
 /* In f32, as much at a time as there is room for. */
@@ -1964,103 +1954,6 @@ static void dp__train_count(dp__train_optimizer *optim, int by)
     optim->steps += by;
 }
 
-/* ==== >>beginning ===============================================================================
-   A step of a mirrored optimizer: what it waits for, and that it is made then.                  */
-
-enum { DP__TRAIN_TAG = 0x6d69726f }; /* of messages */
-
-/* Parameters that were stepped, before they are gathered; back: after that has failed. */
-static dp_status dp__train_params_keep(const dp__train_optimizer *optim, bool back)
-{
-    const dp__train_views *views = &optim->views;
-    for (size_t s = 0; s < views->span_count; s++)
-        DP_TRY(dp__train_pieces_copy(views, s, 0, &optim->stores[s].param,
-                                     dp__train_data(views, 0, views->spans[s].all.first), back));
-    return DP_OK;
-}
-
-/* The gradients that a process steps by, but for those that come from another one. */
-static dp_status dp__train_grads_keep(const dp__train_optimizer *optim, size_t s, bool all)
-{
-    const dp__train_views *views = &optim->views;
-    const dp__train_run *run = &views->spans[s].all;
-    dp__train_piece pieces[DP__TRAIN_PIECES];
-    dp__train_pieces(views, run, 0, pieces);
-    for (int k = 0; k < DP__TRAIN_PIECES; k++)
-        if (k != DP__TRAIN_COPY || all)
-            DP_TRY(dp__train_piece_copy(views->ctx, &optim->stores[s].grad,
-                                        dp__train_grad(views, 0, run->first), &pieces[k], false));
-    return DP_OK;
-}
-
-/* Of each span its own to the next process of the ring, and those of the one before from there. */
-static dp_status dp__train_grads_pass_on(const dp__train_optimizer *optim)
-{
-    const dp__train_views *views = &optim->views;
-    dp_message *messages = optim->mirror->messages;
-    int next = optim->ring.next * views->job.local_count;
-    size_t count = 0;
-    for (size_t s = 0; s < views->span_count; s++) {
-        const dp_tensor *kept = &optim->stores[s].grad;
-        dp__train_piece pieces[DP__TRAIN_PIECES];
-        dp__train_pieces(views, &views->spans[s].all, 0, pieces);
-        for (int k = DP__TRAIN_OWN; k <= DP__TRAIN_COPY && views->spans[s].each > 0; k++)
-            messages[count++] =
-                (dp_message){.tensor = dp__train_kept_part(kept, &pieces[k]),
-                             .peer = k == DP__TRAIN_OWN ? next : (int)views->copied.first,
-                             .tag = DP__TRAIN_TAG,
-                             .receives = k == DP__TRAIN_COPY};
-    }
-    DP_TRY(dp_messages_begin(views->ctx, messages, count));
-    return dp_messages_end(views->ctx, messages, count);
-}
-
-/* When this succeeds somewhere, every process has what it needs to make the step by itself. */
-static dp_status dp__train_meet(dp__train_optimizer *optim, double factor)
-{
-    const dp__train_views *views = &optim->views;
-    dp__train_mirror *mirror = optim->mirror;
-    bool passes = views->job.process_count > 1 && dp_grads_are_scattered(views->module);
-    for (size_t s = 0; s < views->span_count; s++)
-        DP_TRY(dp__train_grads_keep(optim, s, !passes));
-    if (passes)
-        DP_TRY(dp__train_grads_pass_on(optim));
-    if (mirror->far) /* what was summed up has not failed */
-        DP_TRY(dp_wait(views->ctx));
-    mirror->factor = factor;
-    mirror->done = 0;
-    mirror->phase = DP__TRAIN_READY;
-    DP_TRY(dp_barrier(views->ctx));
-    mirror->phase = DP__TRAIN_BEGUN;
-    mirror->began = true;
-    return DP_OK;
-}
-
-/* A rule of somebody's may have done a part of what it was called for. Then the share here is worth
-   nothing, and must not get to those who have the copy. */
-static dp_status dp__train_begun_step(const dp__train_optimizer *optim)
-{
-    dp__train_mirror *mirror = optim->mirror;
-    mirror->asked = 0;
-    dp_status status = dp__train_owners_step(optim, mirror->factor);
-    if (status == DP_OK && mirror->far)
-        status = dp__train_params_keep(optim, false);
-    mirror->voided = mirror->far;
-    if (status == DP_OK)
-        mirror->phase = DP__TRAIN_BETWEEN;
-    else if (!dp__train_is_own(optim->config.rule) || dp_status_class(status) != DP_CLASS_JOB)
-        mirror->spoiled = true;
-    return mirror->spoiled ? dp__train_alone(optim->views.ctx, status) : status;
-}
-
-/* What has begun succeeds, though the job may have failed since: the rest follows dp_recover. */
-static dp_status dp__train_begun(const dp__train_optimizer *optim, dp_status status)
-{
-    const dp__train_mirror *mirror = optim->mirror;
-    bool follows = mirror != NULL && mirror->began && !mirror->spoiled;
-    return follows && dp_status_class(status) == DP_CLASS_JOB ? DP_OK : status;
-}
-
 /* ==== >>applying ================================================================================
    All of a step, and what dp_train_step asks.                                                   */
 
@@ -2073,23 +1966,10 @@ static dp_status dp__train_fetch_all(const dp__train_optimizer *optim)
     return DP_OK;
 }
 
-static dp_status dp__train_mirrored_steps(dp__train_optimizer *optim, double factor)
-{
-    dp_ctx *ctx = optim->views.ctx;
-    DP_TRY(dp__train_alone(ctx, dp__train_meet(optim, factor)));
-    DP_TRY(dp__train_begun_step(optim));
-    DP_TRY(dp__train_fetch_all(optim));
-    if (!optim->mirror->far)
-        return DP_OK;
-    DP_TRY(dp_wait(ctx));
-    optim->mirror->voided = false;
-    return DP_OK;
-}
-
 static dp_status dp__train_optim_steps(dp__train_optimizer *optim, double factor)
 {
     if (optim->mirror != NULL)
-        return dp__train_mirrored_steps(optim, factor);
+        return dp__train_mirrors.steps(optim, factor);
     /* a rule that fails here must not make others wait: all send what they have */
     dp_status status = dp__train_owners_step(optim, factor);
     DP_TRY(dp__train_fetch_all(optim));
@@ -2141,6 +2021,12 @@ static dp_status dp__train_is_ours(const dp__train_optimizer *optim)
                     dp_module_name(optim->views.module));
 }
 
+/* Returns how a step ended. One that a mirror has begun is made, whatever happened since. */
+static dp_status dp__train_ended(const dp__train_optimizer *optim, dp_status status)
+{
+    return optim->mirror != NULL ? dp__train_mirrors.begun(optim, status) : status;
+}
+
 static dp_status dp__train_optim_edit(dp__train_optimizer *optim)
 {
     double factor = 1;
@@ -2152,7 +2038,7 @@ static dp_status dp__train_optim_edit(dp__train_optimizer *optim)
     DP_TRY(dp__train_optim_clip(optim, &factor, &skips));
     optim->zeroes = optim->may_zero && optim->views.all_used && !skips;
     if (!skips) {
-        DP_TRY(dp__train_begun(optim, dp__train_optim_steps(optim, factor)));
+        DP_TRY(dp__train_ended(optim, dp__train_optim_steps(optim, factor)));
         dp__train_count(optim, 1);
     }
     optim->skipped += skips;
@@ -2163,9 +2049,29 @@ static dp_status dp__train_optim_edit(dp__train_optimizer *optim)
 static dp_status dp__train_optim_apply(dp__train_optimizer *optim)
 {
     if (optim->mirror != NULL)
-        optim->mirror->began = false;
+        dp__train_mirrors.turn(optim);
     DP_TRY(dp_edit_begin(optim->views.module, dp__train_is_ours(optim)));
-    return dp__train_begun(optim, dp_edit_end(optim->views.module, dp__train_optim_edit(optim)));
+    return dp__train_ended(optim, dp_edit_end(optim->views.module, dp__train_optim_edit(optim)));
+}
+
+/* After dp_recover ranks have other numbers. */
+static dp_status dp__train_rejoin(dp__train_optimizer *optim)
+{
+    dp__train_views *views = &optim->views;
+    dp_info job;
+    DP_TRY(dp_info_get(views->ctx, &job));
+    if (job.recoveries == views->job.recoveries)
+        return DP_OK;
+    if (optim->mirror != NULL)
+        return dp__train_mirrors.cut_anew(optim);
+    if (optim->config.sharded)
+        return dp_error(DP_ERR_STATE,
+                        "the state of '%s' was spread over %d ranks, and some have died with their "
+                        "parts: make a new optimizer, which can load a checkpoint",
+                        dp_module_name(views->module), views->job.rank_count);
+    views->job = job;
+    dp__train_rank_all(views);
+    return DP_OK;
 }
 
 /* ---- for dp_train_step ----------------------------------------------------------------------- */
@@ -2348,79 +2254,6 @@ static dp_status dp__train_group_check(const dp__train_optimizer *optim, size_t 
     return matches ? DP_OK : dp__train_no_match(optim, group);
 }
 
-/* ==== >>ring ====================================================================================
-   Of processes whose optimizer is mirrored: each has the copy of the share of the one before.   */
-
-static int dp__train_place_order(const void *a, const void *b)
-{
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
-/* Machine after machine, the next of a process is as far behind it as the largest machine has
-   processes. So it is on another machine, unless its machine has more than half of all. */
-static dp__train_ring dp__train_ring_of(const dp_info *job, int64_t *places)
-{
-    int64_t count = job->process_count, on = 0, most = 0, at = 0;
-    qsort(places, (size_t)count, sizeof *places, dp__train_place_order);
-    for (int64_t i = 0; i < count; i++) {
-        on = i > 0 && places[i] / count == places[i - 1] / count ? on + 1 : 1;
-        most = on > most ? on : most;
-        at = places[i] % count == job->process ? i : at;
-    }
-    int64_t far = most < count ? most : 1;
-    return (dp__train_ring){.before = (int)(places[(at + count - far) % count] % count),
-                            .next = (int)(places[(at + far) % count] % count)};
-}
-
-static dp_status dp__train_ring_find(dp_ctx *ctx, dp_scope *temp, const dp_info *job,
-                                     dp__train_ring *out)
-{
-    int64_t *places = dp_scope_alloc(temp, (size_t)job->rank_count * sizeof *places);
-    const int64_t own = (int64_t)job->machine * job->process_count + job->process;
-    DP_TRY(dp_agree(ctx, places != NULL ? DP_OK : dp_no_memory()));
-    DP_TRY(dp_all_gather_i64(ctx, &own, 1, places));
-    for (int p = 0; p < job->process_count; p++) /* of ranks that a process has, one */
-        places[p] = places[p * job->local_count];
-    *out = dp__train_ring_of(job, places);
-    return DP_OK;
-}
-
-/* Whether something carries messages, which is found out by one with nothing in it. If not, no
-   process has another answer. */
-static dp_status dp__train_mirrored_reach(dp_ctx *ctx, const dp_info *job,
-                                          const dp__train_ring *ring)
-{
-    const int64_t none = 0;
-    dp_message both[2];
-    for (int i = 0; i < 2; i++)
-        both[i] = (dp_message){.tensor = dp_wrap(NULL, DP_U8, 1, &none),
-                               .peer = (i == 0 ? ring->next : ring->before) * job->local_count,
-                               .tag = DP__TRAIN_TAG,
-                               .receives = i == 1};
-    dp_status status = dp_messages_begin(ctx, both, 2);
-    if (status == DP_OK)
-        status = dp_messages_end(ctx, both, 2);
-    return status == DP_ERR_UNSUPPORTED ? status : dp__train_alone(ctx, status);
-}
-
-/* So that every process knows which ranks the others have, and has a way to the next one. */
-static dp_status dp__train_mirrored_begin(dp_ctx *ctx, dp__train_ring *out)
-{
-    dp_info job;
-    DP_TRY(dp_info_get(ctx, &job));
-    int64_t most[2] = {job.local_count, -job.local_count};
-    DP_TRY(dp_all_reduce_i64(ctx, most, 2, DP_OP_MAX));
-    if (most[0] != -most[1])
-        return dp_error(DP_ERR_UNSUPPORTED, "mirrored: processes have %lld to %lld devices",
-                        (long long)-most[1], (long long)most[0]);
-    dp_scope *temp = dp_scope_begin(ctx);
-    dp_status status = dp__train_ring_find(ctx, temp, &job, out);
-    dp_scope_end(temp);
-    return status == DP_OK && job.machine_count > 1 ? dp__train_mirrored_reach(ctx, &job, out)
-                                                    : status;
-}
-
 /* ==== >>making ==================================================================================
    Everything that an optimizer has is in a scope of its own.                                    */
 
@@ -2566,11 +2399,7 @@ static dp_status dp__train_store_make(dp__train_optimizer *optim, size_t s)
     }
     if (optim->mirror == NULL)
         return DP_OK;
-    const int64_t kept = (int64_t)dp__train_kept(views, all, 0);
-    DP_TRY(dp_tensor_new(optim->scope, first->device, dtype, 1, &kept, &store->grad));
-    if (!optim->mirror->far)
-        return DP_OK;
-    return dp_tensor_new(optim->scope, first->device, dtype, 1, &kept, &store->param);
+    return dp__train_mirrors.room(optim, store, first, (int64_t)dp__train_kept(views, all, 0));
 }
 
 /* How many elements a master copy is stepped by at a time; 0: there is none. */
@@ -2696,45 +2525,6 @@ static dp_status dp__train_sharded_check(const dp__train_optimizer *optim)
                           dp_module_name(views->module));
 }
 
-static dp_status dp__train_mirrored_check(const dp__train_optimizer *optim)
-{
-    const dp__train_views *views = &optim->views;
-    const char *why = NULL;
-    if (!optim->config.sharded)
-        return dp_error(DP_ERR_INVALID, "mirrored is set, and sharded is not");
-    if (views->owner_count > 1)
-        why = "each device of this process has parameters of its own";
-    for (size_t s = 0; s < views->span_count && why == NULL; s++)
-        if (views->spans[s].once)
-            why = "the processes share parameters (share_params)";
-    return why == NULL ? DP_OK
-                       : dp_error(DP_ERR_UNSUPPORTED, "mirrored: '%s': %s",
-                                  dp_module_name(views->module), why);
-}
-
-static dp_status dp__train_mirror_make(dp__train_optimizer *optim)
-{
-    dp__train_views *views = &optim->views;
-    const dp_info *job = &views->job;
-    size_t local = (size_t)job->local_count, before = (size_t)optim->ring.before;
-    dp_device_info device;
-    DP_TRY(dp__train_mirrored_check(optim));
-    DP_TRY(dp_device_info_get(views->ctx, 0, &device));
-    dp__train_mirror *mirror = dp_scope_alloc(optim->scope, sizeof *mirror);
-    if (mirror == NULL)
-        return dp_no_memory();
-    *mirror = (dp__train_mirror){
-        .far = !device.host_memory,
-        .messages = dp_scope_alloc(optim->scope, 2 * views->span_count * sizeof *mirror->messages),
-        .facts = dp_scope_alloc(optim->scope, (size_t)job->rank_count * sizeof *mirror->facts)};
-    if (mirror->messages == NULL || mirror->facts == NULL)
-        return dp_no_memory();
-    optim->mirror = mirror;
-    if (job->process_count > 1)
-        views->copied = (dp__train_ranks){before * local, (before + 1) * local};
-    return DP_OK;
-}
-
 /* All processes gather in the same way, whatever their devices are. `status`: whether this one has
    an optimizer. */
 static dp_status dp__train_sharded_begin(dp_ctx *ctx, dp__train_optimizer *optim, dp_status status)
@@ -2772,7 +2562,7 @@ static dp_status dp__train_optim_fill(dp__train_optimizer *optim)
     DP_TRY(dp__train_sharded_check(optim));
     DP_TRY(dp__train_accumulate_check(optim));
     if (optim->config.mirrored)
-        DP_TRY(dp__train_mirror_make(optim));
+        DP_TRY(dp__train_mirrors.make(optim));
     if (optim->config.sharded)
         DP_TRY(dp__train_hides(&optim->views, &optim->staged));
     size_t span_count = optim->views.span_count;
@@ -2817,13 +2607,13 @@ static dp_status dp__train_optim_make(dp_module *module, const dp_optim_config *
     return dp__train_optim_build(module, optim);
 }
 
-/* What all processes do together. `before`: see dp__train_mirrors_join. */
+/* What all processes do together. `before`: see dp__train_mirror_ops.join. */
 static dp_status dp__train_optim_begin_all(dp_ctx *ctx, dp__train_optimizer *optim,
                                            dp__train_optimizer *before, dp_status status)
 {
     DP_TRY(dp__train_sharded_begin(ctx, optim, status));
     bool mirrored = optim != NULL && optim->mirror != NULL;
-    return mirrored ? dp__train_mirrors_join(optim, before) : DP_OK;
+    return mirrored ? dp__train_mirrors.join(optim, before) : DP_OK;
 }
 
 DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *config, dp_optim **out)
@@ -2836,7 +2626,7 @@ DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *confi
         return dp_error(DP_ERR_INVALID, "%s: not a module", __func__);
     dp_ctx *ctx = dp_module_ctx(module);
     if (config->sharded && config->mirrored)
-        DP_TRY(dp_error_in(__func__, dp__train_mirrored_begin(ctx, &ring)));
+        DP_TRY(dp_error_in(__func__, dp__train_mirrors.begin(ctx, &ring)));
     dp_scope *scope = dp_scope_begin(ctx);
     dp_status status = dp_scope_check(scope);
     if (status == DP_OK)
@@ -3281,6 +3071,668 @@ DP_API dp_status dp_optim_load(dp_optim *base, dp_value saved)
         optim->scale = dp_get(saved, "scale").as.f;
     }
     optim->unscaled = optim->overflow = false;
+    return DP_OK;
+}
+
+/* ==== >>naming ==================================================================================
+   Each is checked before anything is done to one.                                               */
+
+static dp_status dp__train_optims_check(const char *fn, const dp_named_optim *optims, size_t count)
+{
+    if (optims == NULL && count > 0)
+        return dp_error(DP_ERR_INVALID, "%s: optims is NULL", fn);
+    for (size_t i = 0; i < count; i++) {
+        const char *name = optims[i].name;
+        DP_TRY(dp__train_optim_valid(fn, optims[i].optim));
+        if (count > 1 && (name == NULL || *name == '\0'))
+            return dp_error(DP_ERR_INVALID, "%s: optimizer %zu of %zu has no name", fn, i, count);
+        for (size_t k = 0; k < i; k++)
+            if (strcmp(optims[k].name, name) == 0)
+                return dp_error(DP_ERR_INVALID, "%s: two optimizers have the name '%s'", fn, name);
+    }
+    return DP_OK;
+}
+
+static bool dp__train_unnamed(const dp_named_optim *optims, size_t count)
+{
+    return count == 1 && (optims[0].name == NULL || *optims[0].name == '\0');
+}
+
+DP_API dp_status dp_optims_save(const dp_named_optim *optims, size_t count, dp_scope *scope,
+                                dp_value *out)
+{
+    DP_TRY(dp__train_optims_check(__func__, optims, count));
+    DP_TRY(dp_check_scope(__func__, scope, NULL));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
+    if (dp__train_unnamed(optims, count))
+        return dp_optim_save(optims[0].optim, scope, out);
+    dp_pair *pairs = dp_scope_alloc(scope, count * sizeof *pairs);
+    if (pairs == NULL)
+        return dp_error_in(__func__, dp_no_memory());
+    /* who has come back makes all of them, too, and then saves */
+    for (size_t i = 0; i < count; i++)
+        DP_TRY(dp_error_in(__func__, dp__train_rejoin(dp__train_optimizer_of(optims[i].optim))));
+    for (size_t i = 0; i < count; i++) {
+        pairs[i].key = optims[i].name;
+        DP_TRY(dp_optim_save(optims[i].optim, scope, &pairs[i].value));
+    }
+    return dp_error_in(__func__, dp_made(dp_dict_make(scope, pairs, count), out));
+}
+
+DP_API dp_status dp_optims_load(const dp_named_optim *optims, size_t count, dp_value saved)
+{
+    DP_TRY(dp__train_optims_check(__func__, optims, count));
+    if (dp__train_unnamed(optims, count))
+        return dp_optim_load(optims[0].optim, saved);
+    for (size_t i = 0; i < count; i++) {
+        const dp__train_optimizer *optim = dp__train_optimizer_of(optims[i].optim);
+        dp_value own = dp_get(saved, optims[i].name);
+        if (own.kind != DP_DICT)
+            return dp_error(DP_ERR_MISMATCH, "%s: nothing was saved for '%s'", __func__,
+                            optims[i].name);
+        dp_status status = dp__train_saved_check(optim, own);
+        if (status != DP_OK)
+            return dp_error(status, "%s: '%s': %s", __func__, optims[i].name, dp_last_error());
+    }
+    if (dp_count(saved) != count)
+        return dp_error(DP_ERR_MISMATCH, "%s: %zu optimizers, saved %zu", __func__, count,
+                        dp_count(saved));
+    for (size_t i = 0; i < count; i++)
+        DP_TRY(dp_optim_load(optims[i].optim, dp_get(saved, optims[i].name)));
+    return DP_OK;
+}
+
+/* What it is at, added to the pairs that are used already. */
+static dp_status dp__train_log_one(dp_scope *scope, const dp_named_optim *named, dp_pair *pairs,
+                                   size_t *used)
+{
+    const char *name = named->name != NULL && *named->name != '\0' ? named->name : NULL;
+    dp_optim_info info;
+    DP_TRY(dp_optim_info_get(named->optim, &info));
+    const struct {
+        const char *what;
+        double number;
+    } all[] = {{"lr", info.lr}, {"momentum", info.momentum}, {"grad_norm", info.grad_norm}};
+    for (int i = 0; i < (info.has_norm ? 3 : 2); i++) {
+        dp_pair *pair = &pairs[(*used)++];
+        pair->key = dp_join_names(scope, name, all[i].what);
+        pair->value = dp_float(all[i].number);
+        if (pair->key == NULL)
+            return dp_no_memory();
+    }
+    return DP_OK;
+}
+
+DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t count, dp_scope *scope,
+                               dp_value *out)
+{
+    size_t used = 0;
+    DP_TRY(dp__train_optims_check(__func__, optims, count));
+    DP_TRY(dp_check_scope(__func__, scope, NULL));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
+    dp_pair *pairs = dp_scope_alloc(scope, 3 * count * sizeof *pairs);
+    dp_status status = pairs != NULL ? DP_OK : dp_no_memory();
+    for (size_t i = 0; i < count && status == DP_OK; i++)
+        status = dp__train_log_one(scope, &optims[i], pairs, &used);
+    if (status == DP_OK)
+        status = dp_made(dp_dict_make(scope, pairs, used), out);
+    return dp_error_in(__func__, status);
+}
+
+/* ==== >>means ===================================================================================
+   Keys are compared by a number that is made of them, and entries go round as one vector.       */
+
+/* Of the first `count` keys. */
+static int64_t dp__train_keys_hash(dp_value log, size_t count)
+{
+    uint64_t hash = dp__hash_first;
+    for (size_t i = 0; i < count; i++)
+        hash = dp__hash(hash, log.as.pairs[i].key, strlen(log.as.pairs[i].key) + 1);
+    return (int64_t)(hash >> 1);
+}
+
+typedef struct dp__train_entry { /* an entry of a rank's log, in a sentence */
+    int64_t hash;                /* of the keys up to it */
+    char text[56];               /* "'loss'", as much as fits; "nothing"; "": there is no log */
+} dp__train_entry;
+
+static dp_status dp__train_keys_at(dp_ctx *ctx, dp_value log, size_t at, dp__train_entry *all)
+{
+    union { /* as it travels */
+        dp__train_entry entry;
+        int64_t words[sizeof(dp__train_entry) / sizeof(int64_t)];
+    } own = {{0, ""}};
+    if (log.kind == DP_DICT && at < dp_count(log)) {
+        own.entry.hash = dp__train_keys_hash(log, at + 1);
+        snprintf(own.entry.text, sizeof own.entry.text, "'%.*s'", (int)sizeof own.entry.text - 3,
+                 dp_key_at(log, at));
+    } else if (log.kind == DP_DICT) {
+        snprintf(own.entry.text, sizeof own.entry.text, "nothing");
+    }
+    return dp_all_gather_i64(ctx, own.words, sizeof own / sizeof(int64_t), &all->hash);
+}
+
+/* Keys differ somewhere among the first `count`: all processes look for the first that does. */
+static dp_status dp__train_keys_differ(dp_ctx *ctx, dp_scope *temp, dp_value log, size_t count)
+{
+    int ranks = dp_rank_count(ctx);
+    dp__train_entry *keys = dp_scope_alloc(temp, (size_t)ranks * sizeof *keys);
+    if (keys == NULL)
+        return dp_no_memory();
+    for (size_t at = 0; at < count; at++) {
+        int first = 0, other = 0;
+        DP_TRY(dp__train_keys_at(ctx, log, at, keys));
+        while (*keys[first].text == '\0')
+            first++;
+        while (other < ranks &&
+               (*keys[other].text == '\0' || memcmp(&keys[other], &keys[first], sizeof *keys) == 0))
+            other++;
+        if (other < ranks)
+            return dp_error(DP_ERR_MISMATCH,
+                            "entry %zu of the log is %s on rank %d and %s on rank %d", at,
+                            keys[first].text, first, keys[other].text, other);
+    }
+    return dp_error(DP_ERR_MISMATCH, "processes have logs with other keys");
+}
+
+/* The entries times samples. */
+static dp_status dp__train_log_numbers(dp_ctx *ctx, dp_value log, int64_t samples, double *numbers)
+{
+    if (log.kind != DP_DICT && log.kind != DP_NONE)
+        return dp_error(DP_ERR_INVALID, "the log is not a dict");
+    if (samples < 0)
+        return dp_error(DP_ERR_INVALID, "samples is %lld", (long long)samples);
+    for (size_t i = 0; i < dp_count(log); i++) {
+        double number = 0;
+        if (dp_item(ctx, log.as.pairs[i].value, &number) != DP_OK)
+            return dp_error(DP_ERR_INVALID, "'%s' is not a number: %s", log.as.pairs[i].key,
+                            dp_last_error());
+        numbers[i] = samples > 0 ? number * (double)samples : 0;
+    }
+    return DP_OK;
+}
+
+/* How many entries those have that have any: the same keys. `status`: what is wrong with one log,
+   and so for all. */
+static dp_status dp__train_log_agree(dp_ctx *ctx, dp_scope *temp, dp_value log, dp_status status,
+                                     int64_t *out_count)
+{
+    bool has = status == DP_OK && log.kind == DP_DICT;
+    int64_t hash = has ? dp__train_keys_hash(log, dp_count(log)) : 0;
+    int64_t most[] = {has ? hash : INT64_MIN, has ? -hash : INT64_MIN,
+                      has ? (int64_t)dp_count(log) : 0, status != DP_OK};
+    DP_TRY(dp_all_reduce_i64(ctx, most, 4, DP_OP_MAX));
+    if (most[3] != 0)
+        return dp_agree(ctx, status);
+    *out_count = most[2];
+    if (most[0] == INT64_MIN || most[0] == -most[1])
+        return DP_OK;
+    return dp__train_keys_differ(ctx, temp, log, (size_t)most[2]);
+}
+
+/* The means, of so many entries, some of which this process has, times samples. */
+static dp_status dp__train_log_sum(dp_ctx *ctx, dp_scope *scope, dp_scope *temp, dp_value log,
+                                   const double *own, int64_t count, int64_t samples, dp_value *out)
+{
+    double *numbers = dp_scope_alloc(temp, ((size_t)count + 1) * sizeof *numbers);
+    dp_pair *pairs = dp_scope_alloc(temp, (size_t)count * sizeof *pairs);
+    if (numbers == NULL || pairs == NULL)
+        return dp_no_memory();
+    for (int64_t i = 0; i <= count; i++)
+        numbers[i] = log.kind != DP_DICT ? 0 : i < count ? own[i] : (double)samples;
+    DP_TRY(dp_all_reduce_f64(ctx, numbers, (size_t)count + 1, DP_OP_SUM));
+    for (int64_t i = 0; i < count && log.kind == DP_DICT; i++)
+        pairs[i] = (dp_pair){log.as.pairs[i].key, dp_float(numbers[i] / numbers[count])};
+    if (log.kind == DP_DICT)
+        return dp_made(dp_dict_make(scope, pairs, (size_t)count), out);
+    *out = dp_none();
+    return DP_OK;
+}
+
+static dp_status dp__train_log_mean(dp_ctx *ctx, dp_scope *scope, dp_scope *temp, dp_value log,
+                                    int64_t samples, dp_value *out)
+{
+    int64_t count = -1; /* until all have agreed that there are numbers */
+    double *own = dp_scope_alloc(temp, dp_count(log) * sizeof *own);
+    dp_status status = own != NULL ? dp__train_log_numbers(ctx, log, samples, own) : dp_no_memory();
+    status = dp__train_log_agree(ctx, temp, log, status, &count);
+    if (count < 0 || status == DP_ERR_MISMATCH)
+        return status;
+    if (status == DP_OK)
+        status = dp__train_log_sum(ctx, scope, temp, log, own, count, samples, out);
+    return dp__train_alone(ctx, dp_error_in("dp_log_mean", status));
+}
+
+DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log, int64_t samples,
+                             dp_value *out)
+{
+    DP_TRY(dp_check_ctx(__func__, ctx));
+    DP_TRY(dp_check_scope(__func__, scope, ctx));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
+    dp_scope *temp = dp_scope_begin(ctx);
+    DP_TRY(dp_scope_check(temp));
+    dp_status status = dp__train_log_mean(ctx, scope, temp, log, samples, out);
+    dp_scope_end(temp);
+    return dp_error_in(__func__, status);
+}
+
+/* ==== >>line ====================================================================================
+   Put together in a buffer, and written at once.                                                */
+
+enum { DP__TRAIN_UNKNOWN, DP__TRAIN_QUIET, DP__TRAIN_TERMINAL, DP__TRAIN_LINES };
+
+static int dp__train_how(const dp_ctx *ctx)
+{
+    const char *said = getenv("DP_PROGRESS");
+    dp_info info;
+    if (dp_info_get(ctx, &info) != DP_OK || info.process > 0 ||
+        (said != NULL && strcmp(said, "off") == 0))
+        return DP__TRAIN_QUIET;
+    if (dp__os_is_read())
+        return DP__TRAIN_TERMINAL;
+    return said != NULL && strcmp(said, "on") == 0 ? DP__TRAIN_LINES : DP__TRAIN_QUIET;
+}
+
+typedef struct dp__train_line {
+    char text[256]; /* six counts, a loss, a rate and a time are at most 168 */
+    size_t used;
+} dp__train_line;
+
+__attribute__((format(printf, 2, 3))) static void dp__train_add(dp__train_line *line,
+                                                                const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int length = vsnprintf(line->text + line->used, sizeof line->text - line->used, format, args);
+    va_end(args);
+    line->used += length > 0 ? (size_t)length : 0;
+}
+
+/* "step 3/10", or "step 3". */
+static void dp__train_add_count(dp__train_line *line, const char *what, int64_t number, int64_t of)
+{
+    dp__train_add(line, "%s%s %lld", line->used > 0 ? "  " : "", what, (long long)number);
+    if (of > 0)
+        dp__train_add(line, "/%lld", (long long)of);
+}
+
+static void dp__train_add_rest(dp__train_line *line, double seconds)
+{
+    long long left = (long long)(seconds + 0.5);
+    if (left >= 3600)
+        dp__train_add(line, "  %lld:%02lld:%02lld left", left / 3600, left / 60 % 60, left % 60);
+    else
+        dp__train_add(line, "  %lld:%02lld left", left / 60, left % 60);
+}
+
+static void dp__train_show(const dp_progress *progress, dp_ctx *ctx, int64_t epoch, int64_t step,
+                           dp_value log)
+{
+    dp__train_line line = {.used = 0};
+    char text[sizeof line.text + 8];
+    double seconds = (double)(progress->seen.shown_ns - progress->seen.began_ns) * 1e-9, loss = 0;
+    int64_t done = epoch * progress->step_count + step;
+    int64_t steps = done - progress->seen.first_step;
+    int64_t left = progress->epoch_count * progress->step_count - done;
+    dp_value value = dp_get(log, "loss");
+    dp__train_add_count(&line, "epoch", epoch + 1, progress->epoch_count);
+    dp__train_add_count(&line, "step", step, progress->step_count);
+    if (value.kind != DP_NONE && dp_item(ctx, value, &loss) == DP_OK)
+        dp__train_add(&line, "  loss %.4g", loss);
+    if (steps > 0 && seconds > 0) {
+        double rate = (double)progress->seen.samples / seconds;
+        dp__train_add(&line, rate < 1000 ? "  %.4g samples/s" : "  %.0f samples/s", rate);
+        if (left >= 0 && progress->step_count > 0 && progress->epoch_count > 0)
+            dp__train_add_rest(&line, seconds / (double)steps * (double)left);
+    }
+    snprintf(text, sizeof text, progress->seen.how == DP__TRAIN_TERMINAL ? "\r%s\x1b[K" : "%s\n",
+             line.text);
+    dp__os_write(text);
+}
+
+DP_API void dp_progress_step(dp_progress *progress, dp_ctx *ctx, int64_t epoch, int64_t step,
+                             int64_t samples, dp_value log)
+{
+    struct dp__train_seen *seen = &progress->seen;
+    double every = dp_or(progress->every_s, 0.2);
+    int64_t now = (int64_t)dp__os_now_ns();
+    bool begins = seen->how == DP__TRAIN_UNKNOWN;
+    if (begins) /* how long the first one took is not known */
+        *seen = (struct dp__train_seen){.began_ns = now,
+                                        .shown_ns = now,
+                                        .first_step = epoch * progress->step_count + step,
+                                        .how = dp__train_how(ctx)};
+    else
+        seen->samples += samples;
+    if (seen->how == DP__TRAIN_QUIET || (!begins && (double)(now - seen->shown_ns) < every * 1e9))
+        return;
+    seen->shown_ns = now;
+    dp__train_show(progress, ctx, epoch, step, log);
+}
+
+DP_API void dp_progress_end(dp_progress *progress)
+{
+    if (progress->seen.how == DP__TRAIN_TERMINAL)
+        dp__os_write("\n");
+    progress->seen = (struct dp__train_seen){.how = DP__TRAIN_UNKNOWN};
+}
+
+/* ==== >>ending ===================================================================================
+   What a process has heard, until all are asked.                                                */
+
+static atomic_bool dp__stop_asked;
+static _Atomic int64_t dp__stop_at_ns; /* 0: never */
+
+DP_API dp_status dp_stop_on_signal(int signal)
+{
+    if (dp__os_stop_on(signal))
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID, "%s: signal %d is none that a program can wait for", __func__,
+                    signal);
+}
+
+DP_API dp_status dp_stop_after(double seconds)
+{
+    if (!(seconds >= 0 && seconds <= 1e9))
+        return dp_error(DP_ERR_INVALID, "%s: %g seconds: not 0 to 1e9", __func__, seconds);
+    int64_t at = (int64_t)dp__os_now_ns() + (int64_t)(seconds * 1e9);
+    int64_t before = atomic_load(&dp__stop_at_ns);
+    while ((before == 0 || at < before) &&
+           !atomic_compare_exchange_weak(&dp__stop_at_ns, &before, at))
+        continue;
+    return DP_OK;
+}
+
+DP_API void dp_stop_request(void)
+{
+    atomic_store(&dp__stop_asked, true);
+}
+
+DP_API dp_status dp_stop_requested(dp_ctx *ctx, bool *out)
+{
+    DP_TRY(dp_check_ctx(__func__, ctx));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
+    int64_t at = atomic_load(&dp__stop_at_ns);
+    bool own = atomic_load(&dp__stop_asked) || dp__os_asked_to_stop() != 0 ||
+               (at != 0 && (int64_t)dp__os_now_ns() >= at);
+    return dp_error_in(__func__, dp_any(ctx, own, out));
+}
+/* ==== >>ring ====================================================================================
+   Of processes whose optimizer is mirrored: each has the copy of the share of the one before.   */
+
+enum { DP__TRAIN_TAG = 0x6d69726f }; /* of messages */
+
+typedef enum dp__train_phase {
+    DP__TRAIN_BETWEEN, /* steps */
+    DP__TRAIN_READY,   /* the gradients are here, and whether they are everywhere is not known */
+    DP__TRAIN_BEGUN    /* they are: the step is made, whatever happens */
+} dp__train_phase;
+
+typedef struct dp__train_fact { /* what a process has of a cut */
+    int64_t has;                /* 0: nothing; the others are void */
+    int64_t process, process_count, steps, skipped;
+    int64_t before; /* the process whose shares it has the copy of */
+    int64_t ready;  /* it could make one step more */
+} dp__train_fact;
+
+struct dp__train_mirror {
+    int64_t cut; /* all that have state of the same cut have shares of one whole */
+    struct dp__train_optimizer *next; /* NULL; or the cut after it, if it is not known whether all
+                                         have their shares of that */
+    dp__train_phase phase;
+    bool began;         /* the step that was asked for last */
+    double factor;      /* of its gradients */
+    size_t asked, done; /* calls of the rule in it: so far this time, and those that need not be
+                           made again */
+    bool spoiled;       /* the rule has failed between two of them */
+    bool whole;         /* all that belongs to this cut is here */
+    bool far;    /* of devices the host does not reach a gather that fails leaves nothing whole */
+    bool voided; /* and so may have been the last one */
+    dp_message *messages;
+    dp__train_fact *facts; /* by rank */
+};
+
+static int dp__train_place_order(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Machine after machine, the next of a process is as far behind it as the largest machine has
+   processes. So it is on another machine, unless its machine has more than half of all. */
+static dp__train_ring dp__train_ring_of(const dp_info *job, int64_t *places)
+{
+    int64_t count = job->process_count, on = 0, most = 0, at = 0;
+    qsort(places, (size_t)count, sizeof *places, dp__train_place_order);
+    for (int64_t i = 0; i < count; i++) {
+        on = i > 0 && places[i] / count == places[i - 1] / count ? on + 1 : 1;
+        most = on > most ? on : most;
+        at = places[i] % count == job->process ? i : at;
+    }
+    int64_t far = most < count ? most : 1;
+    return (dp__train_ring){.before = (int)(places[(at + count - far) % count] % count),
+                            .next = (int)(places[(at + far) % count] % count)};
+}
+
+static dp_status dp__train_ring_find(dp_ctx *ctx, dp_scope *temp, const dp_info *job,
+                                     dp__train_ring *out)
+{
+    int64_t *places = dp_scope_alloc(temp, (size_t)job->rank_count * sizeof *places);
+    const int64_t own = (int64_t)job->machine * job->process_count + job->process;
+    DP_TRY(dp_agree(ctx, places != NULL ? DP_OK : dp_no_memory()));
+    DP_TRY(dp_all_gather_i64(ctx, &own, 1, places));
+    for (int p = 0; p < job->process_count; p++) /* of ranks that a process has, one */
+        places[p] = places[p * job->local_count];
+    *out = dp__train_ring_of(job, places);
+    return DP_OK;
+}
+
+/* Whether something carries messages, which is found out by one with nothing in it. If not, no
+   process has another answer. */
+static dp_status dp__train_mirrored_reach(dp_ctx *ctx, const dp_info *job,
+                                          const dp__train_ring *ring)
+{
+    const int64_t none = 0;
+    dp_message both[2];
+    for (int i = 0; i < 2; i++)
+        both[i] = (dp_message){.tensor = dp_wrap(NULL, DP_U8, 1, &none),
+                               .peer = (i == 0 ? ring->next : ring->before) * job->local_count,
+                               .tag = DP__TRAIN_TAG,
+                               .receives = i == 1};
+    dp_status status = dp_messages_begin(ctx, both, 2);
+    if (status == DP_OK)
+        status = dp_messages_end(ctx, both, 2);
+    return status == DP_ERR_UNSUPPORTED ? status : dp__train_alone(ctx, status);
+}
+
+/* So that every process knows which ranks the others have, and has a way to the next one. */
+static dp_status dp__train_mirrored_begin(dp_ctx *ctx, dp__train_ring *out)
+{
+    dp_info job;
+    DP_TRY(dp_info_get(ctx, &job));
+    int64_t most[2] = {job.local_count, -job.local_count};
+    DP_TRY(dp_all_reduce_i64(ctx, most, 2, DP_OP_MAX));
+    if (most[0] != -most[1])
+        return dp_error(DP_ERR_UNSUPPORTED, "mirrored: processes have %lld to %lld devices",
+                        (long long)-most[1], (long long)most[0]);
+    dp_scope *temp = dp_scope_begin(ctx);
+    dp_status status = dp__train_ring_find(ctx, temp, &job, out);
+    dp_scope_end(temp);
+    return status == DP_OK && job.machine_count > 1 ? dp__train_mirrored_reach(ctx, &job, out)
+                                                    : status;
+}
+
+static dp_status dp__train_mirrored_check(const dp__train_optimizer *optim)
+{
+    const dp__train_views *views = &optim->views;
+    const char *why = NULL;
+    if (!optim->config.sharded)
+        return dp_error(DP_ERR_INVALID, "mirrored is set, and sharded is not");
+    if (views->owner_count > 1)
+        why = "each device of this process has parameters of its own";
+    for (size_t s = 0; s < views->span_count && why == NULL; s++)
+        if (views->spans[s].once)
+            why = "the processes share parameters (share_params)";
+    return why == NULL ? DP_OK
+                       : dp_error(DP_ERR_UNSUPPORTED, "mirrored: '%s': %s",
+                                  dp_module_name(views->module), why);
+}
+
+static dp_status dp__train_mirror_make(dp__train_optimizer *optim)
+{
+    dp__train_views *views = &optim->views;
+    const dp_info *job = &views->job;
+    size_t local = (size_t)job->local_count, before = (size_t)optim->ring.before;
+    dp_device_info device;
+    DP_TRY(dp__train_mirrored_check(optim));
+    DP_TRY(dp_device_info_get(views->ctx, 0, &device));
+    dp__train_mirror *mirror = dp_scope_alloc(optim->scope, sizeof *mirror);
+    if (mirror == NULL)
+        return dp_no_memory();
+    *mirror = (dp__train_mirror){
+        .far = !device.host_memory,
+        .messages = dp_scope_alloc(optim->scope, 2 * views->span_count * sizeof *mirror->messages),
+        .facts = dp_scope_alloc(optim->scope, (size_t)job->rank_count * sizeof *mirror->facts)};
+    if (mirror->messages == NULL || mirror->facts == NULL)
+        return dp_no_memory();
+    optim->mirror = mirror;
+    if (job->process_count > 1)
+        views->copied = (dp__train_ranks){before * local, (before + 1) * local};
+    return DP_OK;
+}
+
+static dp_status dp__train_mirror_room(const dp__train_optimizer *optim, dp__train_store *store,
+                                       const dp_tensor *first, int64_t kept)
+{
+    dp_dtype dtype = (dp_dtype)first->dtype;
+    DP_TRY(dp_tensor_new(optim->scope, first->device, dtype, 1, &kept, &store->grad));
+    if (!optim->mirror->far)
+        return DP_OK;
+    return dp_tensor_new(optim->scope, first->device, dtype, 1, &kept, &store->param);
+}
+
+/* ==== >>beginning ===============================================================================
+   A step of a mirrored optimizer: what it waits for, and that it is made then.                  */
+
+/* Parameters that were stepped, before they are gathered; back: after that has failed. */
+static dp_status dp__train_params_keep(const dp__train_optimizer *optim, bool back)
+{
+    const dp__train_views *views = &optim->views;
+    for (size_t s = 0; s < views->span_count; s++)
+        DP_TRY(dp__train_pieces_copy(views, s, 0, &optim->stores[s].param,
+                                     dp__train_data(views, 0, views->spans[s].all.first), back));
+    return DP_OK;
+}
+
+/* The gradients that a process steps by, but for those that come from another one. */
+static dp_status dp__train_grads_keep(const dp__train_optimizer *optim, size_t s, bool all)
+{
+    const dp__train_views *views = &optim->views;
+    const dp__train_run *run = &views->spans[s].all;
+    dp__train_piece pieces[DP__TRAIN_PIECES];
+    dp__train_pieces(views, run, 0, pieces);
+    for (int k = 0; k < DP__TRAIN_PIECES; k++)
+        if (k != DP__TRAIN_COPY || all)
+            DP_TRY(dp__train_piece_copy(views->ctx, &optim->stores[s].grad,
+                                        dp__train_grad(views, 0, run->first), &pieces[k], false));
+    return DP_OK;
+}
+
+/* Of each span its own to the next process of the ring, and those of the one before from there. */
+static dp_status dp__train_grads_pass_on(const dp__train_optimizer *optim)
+{
+    const dp__train_views *views = &optim->views;
+    dp_message *messages = optim->mirror->messages;
+    int next = optim->ring.next * views->job.local_count;
+    size_t count = 0;
+    for (size_t s = 0; s < views->span_count; s++) {
+        const dp_tensor *kept = &optim->stores[s].grad;
+        dp__train_piece pieces[DP__TRAIN_PIECES];
+        dp__train_pieces(views, &views->spans[s].all, 0, pieces);
+        for (int k = DP__TRAIN_OWN; k <= DP__TRAIN_COPY && views->spans[s].each > 0; k++)
+            messages[count++] =
+                (dp_message){.tensor = dp__train_kept_part(kept, &pieces[k]),
+                             .peer = k == DP__TRAIN_OWN ? next : (int)views->copied.first,
+                             .tag = DP__TRAIN_TAG,
+                             .receives = k == DP__TRAIN_COPY};
+    }
+    DP_TRY(dp_messages_begin(views->ctx, messages, count));
+    return dp_messages_end(views->ctx, messages, count);
+}
+
+/* When this succeeds somewhere, every process has what it needs to make the step by itself. */
+static dp_status dp__train_meet(dp__train_optimizer *optim, double factor)
+{
+    const dp__train_views *views = &optim->views;
+    dp__train_mirror *mirror = optim->mirror;
+    bool passes = views->job.process_count > 1 && dp_grads_are_scattered(views->module);
+    for (size_t s = 0; s < views->span_count; s++)
+        DP_TRY(dp__train_grads_keep(optim, s, !passes));
+    if (passes)
+        DP_TRY(dp__train_grads_pass_on(optim));
+    if (mirror->far) /* what was summed up has not failed */
+        DP_TRY(dp_wait(views->ctx));
+    mirror->factor = factor;
+    mirror->done = 0;
+    mirror->phase = DP__TRAIN_READY;
+    DP_TRY(dp_barrier(views->ctx));
+    mirror->phase = DP__TRAIN_BEGUN;
+    mirror->began = true;
+    return DP_OK;
+}
+
+/* A rule of somebody's may have done a part of what it was called for. Then the share here is worth
+   nothing, and must not get to those who have the copy. */
+static dp_status dp__train_begun_step(const dp__train_optimizer *optim)
+{
+    dp__train_mirror *mirror = optim->mirror;
+    mirror->asked = 0;
+    dp_status status = dp__train_owners_step(optim, mirror->factor);
+    if (status == DP_OK && mirror->far)
+        status = dp__train_params_keep(optim, false);
+    mirror->voided = mirror->far;
+    if (status == DP_OK)
+        mirror->phase = DP__TRAIN_BETWEEN;
+    else if (!dp__train_is_own(optim->config.rule) || dp_status_class(status) != DP_CLASS_JOB)
+        mirror->spoiled = true;
+    return mirror->spoiled ? dp__train_alone(optim->views.ctx, status) : status;
+}
+
+/* What has begun succeeds, though the job may have failed since: the rest follows dp_recover. */
+static dp_status dp__train_begun(const dp__train_optimizer *optim, dp_status status)
+{
+    const dp__train_mirror *mirror = optim->mirror;
+    bool follows = mirror->began && !mirror->spoiled;
+    return follows && dp_status_class(status) == DP_CLASS_JOB ? DP_OK : status;
+}
+
+static void dp__train_turn_begin(dp__train_optimizer *optim)
+{
+    optim->mirror->began = false;
+}
+
+/* Makes only the rest of a step that was interrupted. */
+static dp_status dp__train_rule_rest(const dp__train_optimizer *optim, const dp_rule_args *args,
+                                     size_t count)
+{
+    dp__train_mirror *mirror = optim->mirror;
+    if (mirror->asked++ < mirror->done)
+        return DP_OK;
+    dp_status status = dp__train_rule_call(optim, args, count);
+    mirror->done += status == DP_OK;
+    return status;
+}
+
+static dp_status dp__train_mirrored_steps(dp__train_optimizer *optim, double factor)
+{
+    dp_ctx *ctx = optim->views.ctx;
+    DP_TRY(dp__train_alone(ctx, dp__train_meet(optim, factor)));
+    DP_TRY(dp__train_begun_step(optim));
+    DP_TRY(dp__train_fetch_all(optim));
+    if (!optim->mirror->far)
+        return DP_OK;
+    DP_TRY(dp_wait(ctx));
+    optim->mirror->voided = false;
     return DP_OK;
 }
 
@@ -3729,409 +4181,16 @@ static dp_status dp__train_cut_anew(dp__train_optimizer *optim)
     return status;
 }
 
-/* After dp_recover ranks have other numbers. */
-static dp_status dp__train_rejoin(dp__train_optimizer *optim)
-{
-    dp__train_views *views = &optim->views;
-    dp_info job;
-    DP_TRY(dp_info_get(views->ctx, &job));
-    if (job.recoveries == views->job.recoveries)
-        return DP_OK;
-    if (optim->mirror != NULL)
-        return dp__train_cut_anew(optim);
-    if (optim->config.sharded)
-        return dp_error(DP_ERR_STATE,
-                        "the state of '%s' was spread over %d ranks, and some have died with their "
-                        "parts: make a new optimizer, which can load a checkpoint",
-                        dp_module_name(views->module), views->job.rank_count);
-    views->job = job;
-    dp__train_rank_all(views);
-    return DP_OK;
-}
+static const dp__train_mirror_ops dp__train_mirrors = {.begin = dp__train_mirrored_begin,
+                                                       .make = dp__train_mirror_make,
+                                                       .room = dp__train_mirror_room,
+                                                       .join = dp__train_mirrors_join,
+                                                       .turn = dp__train_turn_begin,
+                                                       .steps = dp__train_mirrored_steps,
+                                                       .rule = dp__train_rule_rest,
+                                                       .begun = dp__train_begun,
+                                                       .cut_anew = dp__train_cut_anew};
 
-/* ==== >>naming ==================================================================================
-   Each is checked before anything is done to one.                                               */
-
-static dp_status dp__train_optims_check(const char *fn, const dp_named_optim *optims, size_t count)
-{
-    if (optims == NULL && count > 0)
-        return dp_error(DP_ERR_INVALID, "%s: optims is NULL", fn);
-    for (size_t i = 0; i < count; i++) {
-        const char *name = optims[i].name;
-        DP_TRY(dp__train_optim_valid(fn, optims[i].optim));
-        if (count > 1 && (name == NULL || *name == '\0'))
-            return dp_error(DP_ERR_INVALID, "%s: optimizer %zu of %zu has no name", fn, i, count);
-        for (size_t k = 0; k < i; k++)
-            if (strcmp(optims[k].name, name) == 0)
-                return dp_error(DP_ERR_INVALID, "%s: two optimizers have the name '%s'", fn, name);
-    }
-    return DP_OK;
-}
-
-static bool dp__train_unnamed(const dp_named_optim *optims, size_t count)
-{
-    return count == 1 && (optims[0].name == NULL || *optims[0].name == '\0');
-}
-
-DP_API dp_status dp_optims_save(const dp_named_optim *optims, size_t count, dp_scope *scope,
-                                dp_value *out)
-{
-    DP_TRY(dp__train_optims_check(__func__, optims, count));
-    DP_TRY(dp_check_scope(__func__, scope, NULL));
-    DP_TRY(dp_check_pointer(__func__, "out", out));
-    if (dp__train_unnamed(optims, count))
-        return dp_optim_save(optims[0].optim, scope, out);
-    dp_pair *pairs = dp_scope_alloc(scope, count * sizeof *pairs);
-    if (pairs == NULL)
-        return dp_error_in(__func__, dp_no_memory());
-    /* who has come back makes all of them, too, and then saves */
-    for (size_t i = 0; i < count; i++)
-        DP_TRY(dp_error_in(__func__, dp__train_rejoin(dp__train_optimizer_of(optims[i].optim))));
-    for (size_t i = 0; i < count; i++) {
-        pairs[i].key = optims[i].name;
-        DP_TRY(dp_optim_save(optims[i].optim, scope, &pairs[i].value));
-    }
-    return dp_error_in(__func__, dp_made(dp_dict_make(scope, pairs, count), out));
-}
-
-DP_API dp_status dp_optims_load(const dp_named_optim *optims, size_t count, dp_value saved)
-{
-    DP_TRY(dp__train_optims_check(__func__, optims, count));
-    if (dp__train_unnamed(optims, count))
-        return dp_optim_load(optims[0].optim, saved);
-    for (size_t i = 0; i < count; i++) {
-        const dp__train_optimizer *optim = dp__train_optimizer_of(optims[i].optim);
-        dp_value own = dp_get(saved, optims[i].name);
-        if (own.kind != DP_DICT)
-            return dp_error(DP_ERR_MISMATCH, "%s: nothing was saved for '%s'", __func__,
-                            optims[i].name);
-        dp_status status = dp__train_saved_check(optim, own);
-        if (status != DP_OK)
-            return dp_error(status, "%s: '%s': %s", __func__, optims[i].name, dp_last_error());
-    }
-    if (dp_count(saved) != count)
-        return dp_error(DP_ERR_MISMATCH, "%s: %zu optimizers, saved %zu", __func__, count,
-                        dp_count(saved));
-    for (size_t i = 0; i < count; i++)
-        DP_TRY(dp_optim_load(optims[i].optim, dp_get(saved, optims[i].name)));
-    return DP_OK;
-}
-
-/* What it is at, added to the pairs that are used already. */
-static dp_status dp__train_log_one(dp_scope *scope, const dp_named_optim *named, dp_pair *pairs,
-                                   size_t *used)
-{
-    const char *name = named->name != NULL && *named->name != '\0' ? named->name : NULL;
-    dp_optim_info info;
-    DP_TRY(dp_optim_info_get(named->optim, &info));
-    const struct {
-        const char *what;
-        double number;
-    } all[] = {{"lr", info.lr}, {"momentum", info.momentum}, {"grad_norm", info.grad_norm}};
-    for (int i = 0; i < (info.has_norm ? 3 : 2); i++) {
-        dp_pair *pair = &pairs[(*used)++];
-        pair->key = dp_join_names(scope, name, all[i].what);
-        pair->value = dp_float(all[i].number);
-        if (pair->key == NULL)
-            return dp_no_memory();
-    }
-    return DP_OK;
-}
-
-DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t count, dp_scope *scope,
-                               dp_value *out)
-{
-    size_t used = 0;
-    DP_TRY(dp__train_optims_check(__func__, optims, count));
-    DP_TRY(dp_check_scope(__func__, scope, NULL));
-    DP_TRY(dp_check_pointer(__func__, "out", out));
-    dp_pair *pairs = dp_scope_alloc(scope, 3 * count * sizeof *pairs);
-    dp_status status = pairs != NULL ? DP_OK : dp_no_memory();
-    for (size_t i = 0; i < count && status == DP_OK; i++)
-        status = dp__train_log_one(scope, &optims[i], pairs, &used);
-    if (status == DP_OK)
-        status = dp_made(dp_dict_make(scope, pairs, used), out);
-    return dp_error_in(__func__, status);
-}
-
-/* ==== >>means ===================================================================================
-   Keys are compared by a number that is made of them, and entries go round as one vector.       */
-
-/* Of the first `count` keys. */
-static int64_t dp__train_keys_hash(dp_value log, size_t count)
-{
-    uint64_t hash = dp__hash_first;
-    for (size_t i = 0; i < count; i++)
-        hash = dp__hash(hash, log.as.pairs[i].key, strlen(log.as.pairs[i].key) + 1);
-    return (int64_t)(hash >> 1);
-}
-
-typedef struct dp__train_entry { /* an entry of a rank's log, in a sentence */
-    int64_t hash;                /* of the keys up to it */
-    char text[56];               /* "'loss'", as much as fits; "nothing"; "": there is no log */
-} dp__train_entry;
-
-static dp_status dp__train_keys_at(dp_ctx *ctx, dp_value log, size_t at, dp__train_entry *all)
-{
-    union { /* as it travels */
-        dp__train_entry entry;
-        int64_t words[sizeof(dp__train_entry) / sizeof(int64_t)];
-    } own = {{0, ""}};
-    if (log.kind == DP_DICT && at < dp_count(log)) {
-        own.entry.hash = dp__train_keys_hash(log, at + 1);
-        snprintf(own.entry.text, sizeof own.entry.text, "'%.*s'", (int)sizeof own.entry.text - 3,
-                 dp_key_at(log, at));
-    } else if (log.kind == DP_DICT) {
-        snprintf(own.entry.text, sizeof own.entry.text, "nothing");
-    }
-    return dp_all_gather_i64(ctx, own.words, sizeof own / sizeof(int64_t), &all->hash);
-}
-
-/* Keys differ somewhere among the first `count`: all processes look for the first that does. */
-static dp_status dp__train_keys_differ(dp_ctx *ctx, dp_scope *temp, dp_value log, size_t count)
-{
-    int ranks = dp_rank_count(ctx);
-    dp__train_entry *keys = dp_scope_alloc(temp, (size_t)ranks * sizeof *keys);
-    if (keys == NULL)
-        return dp_no_memory();
-    for (size_t at = 0; at < count; at++) {
-        int first = 0, other = 0;
-        DP_TRY(dp__train_keys_at(ctx, log, at, keys));
-        while (*keys[first].text == '\0')
-            first++;
-        while (other < ranks &&
-               (*keys[other].text == '\0' || memcmp(&keys[other], &keys[first], sizeof *keys) == 0))
-            other++;
-        if (other < ranks)
-            return dp_error(DP_ERR_MISMATCH,
-                            "entry %zu of the log is %s on rank %d and %s on rank %d", at,
-                            keys[first].text, first, keys[other].text, other);
-    }
-    return dp_error(DP_ERR_MISMATCH, "processes have logs with other keys");
-}
-
-/* The entries times samples. */
-static dp_status dp__train_log_numbers(dp_ctx *ctx, dp_value log, int64_t samples, double *numbers)
-{
-    if (log.kind != DP_DICT && log.kind != DP_NONE)
-        return dp_error(DP_ERR_INVALID, "the log is not a dict");
-    if (samples < 0)
-        return dp_error(DP_ERR_INVALID, "samples is %lld", (long long)samples);
-    for (size_t i = 0; i < dp_count(log); i++) {
-        double number = 0;
-        if (dp_item(ctx, log.as.pairs[i].value, &number) != DP_OK)
-            return dp_error(DP_ERR_INVALID, "'%s' is not a number: %s", log.as.pairs[i].key,
-                            dp_last_error());
-        numbers[i] = samples > 0 ? number * (double)samples : 0;
-    }
-    return DP_OK;
-}
-
-/* How many entries those have that have any: the same keys. `status`: what is wrong with one log,
-   and so for all. */
-static dp_status dp__train_log_agree(dp_ctx *ctx, dp_scope *temp, dp_value log, dp_status status,
-                                     int64_t *out_count)
-{
-    bool has = status == DP_OK && log.kind == DP_DICT;
-    int64_t hash = has ? dp__train_keys_hash(log, dp_count(log)) : 0;
-    int64_t most[] = {has ? hash : INT64_MIN, has ? -hash : INT64_MIN,
-                      has ? (int64_t)dp_count(log) : 0, status != DP_OK};
-    DP_TRY(dp_all_reduce_i64(ctx, most, 4, DP_OP_MAX));
-    if (most[3] != 0)
-        return dp_agree(ctx, status);
-    *out_count = most[2];
-    if (most[0] == INT64_MIN || most[0] == -most[1])
-        return DP_OK;
-    return dp__train_keys_differ(ctx, temp, log, (size_t)most[2]);
-}
-
-/* The means, of so many entries, some of which this process has, times samples. */
-static dp_status dp__train_log_sum(dp_ctx *ctx, dp_scope *scope, dp_scope *temp, dp_value log,
-                                   const double *own, int64_t count, int64_t samples, dp_value *out)
-{
-    double *numbers = dp_scope_alloc(temp, ((size_t)count + 1) * sizeof *numbers);
-    dp_pair *pairs = dp_scope_alloc(temp, (size_t)count * sizeof *pairs);
-    if (numbers == NULL || pairs == NULL)
-        return dp_no_memory();
-    for (int64_t i = 0; i <= count; i++)
-        numbers[i] = log.kind != DP_DICT ? 0 : i < count ? own[i] : (double)samples;
-    DP_TRY(dp_all_reduce_f64(ctx, numbers, (size_t)count + 1, DP_OP_SUM));
-    for (int64_t i = 0; i < count && log.kind == DP_DICT; i++)
-        pairs[i] = (dp_pair){log.as.pairs[i].key, dp_float(numbers[i] / numbers[count])};
-    if (log.kind == DP_DICT)
-        return dp_made(dp_dict_make(scope, pairs, (size_t)count), out);
-    *out = dp_none();
-    return DP_OK;
-}
-
-static dp_status dp__train_log_mean(dp_ctx *ctx, dp_scope *scope, dp_scope *temp, dp_value log,
-                                    int64_t samples, dp_value *out)
-{
-    int64_t count = -1; /* until all have agreed that there are numbers */
-    double *own = dp_scope_alloc(temp, dp_count(log) * sizeof *own);
-    dp_status status = own != NULL ? dp__train_log_numbers(ctx, log, samples, own) : dp_no_memory();
-    status = dp__train_log_agree(ctx, temp, log, status, &count);
-    if (count < 0 || status == DP_ERR_MISMATCH)
-        return status;
-    if (status == DP_OK)
-        status = dp__train_log_sum(ctx, scope, temp, log, own, count, samples, out);
-    return dp__train_alone(ctx, dp_error_in("dp_log_mean", status));
-}
-
-DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log, int64_t samples,
-                             dp_value *out)
-{
-    DP_TRY(dp_check_ctx(__func__, ctx));
-    DP_TRY(dp_check_scope(__func__, scope, ctx));
-    DP_TRY(dp_check_pointer(__func__, "out", out));
-    dp_scope *temp = dp_scope_begin(ctx);
-    DP_TRY(dp_scope_check(temp));
-    dp_status status = dp__train_log_mean(ctx, scope, temp, log, samples, out);
-    dp_scope_end(temp);
-    return dp_error_in(__func__, status);
-}
-
-/* ==== >>line ====================================================================================
-   Put together in a buffer, and written at once.                                                */
-
-enum { DP__TRAIN_UNKNOWN, DP__TRAIN_QUIET, DP__TRAIN_TERMINAL, DP__TRAIN_LINES };
-
-static int dp__train_how(const dp_ctx *ctx)
-{
-    const char *said = getenv("DP_PROGRESS");
-    dp_info info;
-    if (dp_info_get(ctx, &info) != DP_OK || info.process > 0 ||
-        (said != NULL && strcmp(said, "off") == 0))
-        return DP__TRAIN_QUIET;
-    if (dp__os_is_read())
-        return DP__TRAIN_TERMINAL;
-    return said != NULL && strcmp(said, "on") == 0 ? DP__TRAIN_LINES : DP__TRAIN_QUIET;
-}
-
-typedef struct dp__train_line {
-    char text[256]; /* six counts, a loss, a rate and a time are at most 168 */
-    size_t used;
-} dp__train_line;
-
-__attribute__((format(printf, 2, 3))) static void dp__train_add(dp__train_line *line,
-                                                                const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    int length = vsnprintf(line->text + line->used, sizeof line->text - line->used, format, args);
-    va_end(args);
-    line->used += length > 0 ? (size_t)length : 0;
-}
-
-/* "step 3/10", or "step 3". */
-static void dp__train_add_count(dp__train_line *line, const char *what, int64_t number, int64_t of)
-{
-    dp__train_add(line, "%s%s %lld", line->used > 0 ? "  " : "", what, (long long)number);
-    if (of > 0)
-        dp__train_add(line, "/%lld", (long long)of);
-}
-
-static void dp__train_add_rest(dp__train_line *line, double seconds)
-{
-    long long left = (long long)(seconds + 0.5);
-    if (left >= 3600)
-        dp__train_add(line, "  %lld:%02lld:%02lld left", left / 3600, left / 60 % 60, left % 60);
-    else
-        dp__train_add(line, "  %lld:%02lld left", left / 60, left % 60);
-}
-
-static void dp__train_show(const dp_progress *progress, dp_ctx *ctx, int64_t epoch, int64_t step,
-                           dp_value log)
-{
-    dp__train_line line = {.used = 0};
-    char text[sizeof line.text + 8];
-    double seconds = (double)(progress->seen.shown_ns - progress->seen.began_ns) * 1e-9, loss = 0;
-    int64_t done = epoch * progress->step_count + step;
-    int64_t steps = done - progress->seen.first_step;
-    int64_t left = progress->epoch_count * progress->step_count - done;
-    dp_value value = dp_get(log, "loss");
-    dp__train_add_count(&line, "epoch", epoch + 1, progress->epoch_count);
-    dp__train_add_count(&line, "step", step, progress->step_count);
-    if (value.kind != DP_NONE && dp_item(ctx, value, &loss) == DP_OK)
-        dp__train_add(&line, "  loss %.4g", loss);
-    if (steps > 0 && seconds > 0) {
-        double rate = (double)progress->seen.samples / seconds;
-        dp__train_add(&line, rate < 1000 ? "  %.4g samples/s" : "  %.0f samples/s", rate);
-        if (left >= 0 && progress->step_count > 0 && progress->epoch_count > 0)
-            dp__train_add_rest(&line, seconds / (double)steps * (double)left);
-    }
-    snprintf(text, sizeof text, progress->seen.how == DP__TRAIN_TERMINAL ? "\r%s\x1b[K" : "%s\n",
-             line.text);
-    dp__os_write(text);
-}
-
-DP_API void dp_progress_step(dp_progress *progress, dp_ctx *ctx, int64_t epoch, int64_t step,
-                             int64_t samples, dp_value log)
-{
-    struct dp__train_seen *seen = &progress->seen;
-    double every = dp_or(progress->every_s, 0.2);
-    int64_t now = (int64_t)dp__os_now_ns();
-    bool begins = seen->how == DP__TRAIN_UNKNOWN;
-    if (begins) /* how long the first one took is not known */
-        *seen = (struct dp__train_seen){.began_ns = now,
-                                        .shown_ns = now,
-                                        .first_step = epoch * progress->step_count + step,
-                                        .how = dp__train_how(ctx)};
-    else
-        seen->samples += samples;
-    if (seen->how == DP__TRAIN_QUIET || (!begins && (double)(now - seen->shown_ns) < every * 1e9))
-        return;
-    seen->shown_ns = now;
-    dp__train_show(progress, ctx, epoch, step, log);
-}
-
-DP_API void dp_progress_end(dp_progress *progress)
-{
-    if (progress->seen.how == DP__TRAIN_TERMINAL)
-        dp__os_write("\n");
-    progress->seen = (struct dp__train_seen){.how = DP__TRAIN_UNKNOWN};
-}
-
-/* ==== >>ending ===================================================================================
-   What a process has heard, until all are asked.                                                */
-
-static atomic_bool dp__stop_asked;
-static _Atomic int64_t dp__stop_at_ns; /* 0: never */
-
-DP_API dp_status dp_stop_on_signal(int signal)
-{
-    if (dp__os_stop_on(signal))
-        return DP_OK;
-    return dp_error(DP_ERR_INVALID, "%s: signal %d is none that a program can wait for", __func__,
-                    signal);
-}
-
-DP_API dp_status dp_stop_after(double seconds)
-{
-    if (!(seconds >= 0 && seconds <= 1e9))
-        return dp_error(DP_ERR_INVALID, "%s: %g seconds: not 0 to 1e9", __func__, seconds);
-    int64_t at = (int64_t)dp__os_now_ns() + (int64_t)(seconds * 1e9);
-    int64_t before = atomic_load(&dp__stop_at_ns);
-    while ((before == 0 || at < before) &&
-           !atomic_compare_exchange_weak(&dp__stop_at_ns, &before, at))
-        continue;
-    return DP_OK;
-}
-
-DP_API void dp_stop_request(void)
-{
-    atomic_store(&dp__stop_asked, true);
-}
-
-DP_API dp_status dp_stop_requested(dp_ctx *ctx, bool *out)
-{
-    DP_TRY(dp_check_ctx(__func__, ctx));
-    DP_TRY(dp_check_pointer(__func__, "out", out));
-    int64_t at = atomic_load(&dp__stop_at_ns);
-    bool own = atomic_load(&dp__stop_asked) || dp__os_asked_to_stop() != 0 ||
-               (at != 0 && (int64_t)dp__os_now_ns() >= at);
-    return dp_error_in(__func__, dp_any(ctx, own, out));
-}
 #endif /* DP_IMPLEMENTATION && !DP_TRAIN_IMPLEMENTED */
 /* ------------------------------------------------------------------------------------------------
    MIT licence
