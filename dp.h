@@ -69,8 +69,8 @@
      dp/recover.h      a job goes on without those that have died
    Beside them lie, each with its own manual: dp_train.h (optimizers; their formulas are in
    the contract, and the arithmetic in a kernel of each device: dp_cpu.h, dp_cuda.h), dp_data.h,
-   dp_save.h, dp_array.h, dp_average.h, dp_norm.h, dp_check.h, dp_local.h; dp_cuda.h, dp_nccl.h,
-   dp_hip.h, dp_mpi.h.
+   dp_mirror.h, dp_save.h, dp_array.h, dp_average.h, dp_norm.h, dp_check.h, dp_local.h; dp_cuda.h,
+   dp_nccl.h, dp_hip.h, dp_mpi.h.
 
    WHAT IT IS
    A batch is cut into parts, one per device. Your model runs on all devices at the same time. The
@@ -862,7 +862,8 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
 
    Reducers that you have made, a dp_local, and optimizers with `sharded` (the dead had parts of
    their state) are not valid any more: calls return STATE, and destroying them works. (A new
-   optimizer loads a checkpoint, and one with `mirrored` goes on.) Groups are contexts of their own.
+   optimizer loads a checkpoint, and one with `mirrored`, by dp_mirror.h, goes on.)
+   Groups are contexts of their own.
 
    There is never a second job. Where all processes share a machine with Linux, any number may die.
    Elsewhere only a majority of the job goes on, or the half with the process that has been in it
