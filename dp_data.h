@@ -972,35 +972,17 @@ struct dp_loader {
     unsigned fork_count;
 };
 
-typedef struct dp__data_visit { /* a function of the user's that a loader calls */
+typedef struct dp__data_visit { /* a loader calls functions of the user's */
     const dp_loader *loader;
-    dp_sample *sample;         /* to be read, or NULL: */
-    const dp__data_slot *slot; /* to be collated */
+    dp__data_reader *reader; /* of so many samples of a slot; NULL: a slot is collated */
+    dp__data_slot *slot;
+    int64_t first, count;
+    const dp__data_slot *collated;
     dp_value *out;
     const struct dp__data_visit *outer; /* in whose function it is called */
 } dp__data_visit;
 
 static _Thread_local const dp__data_visit *dp__data_visits;
-
-static dp_status dp__data_visit_in(void *user)
-{
-    const dp__data_visit *visit = user;
-    const dp_loader_config *config = &visit->loader->config;
-    if (visit->sample != NULL)
-        return config->read(visit->sample, config->user);
-    return config->collate(visit->slot->scope, visit->slot->values, (size_t)visit->slot->count,
-                           visit->out, config->user);
-}
-
-/* Calls the function, which cannot end what it works with. */
-static dp_status dp__data_visit_make(dp__data_visit *visit, dp_scope *scope)
-{
-    visit->outer = dp__data_visits;
-    dp__data_visits = visit;
-    dp_status status = dp_scope_guard(scope, "a function of a loader", dp__data_visit_in, visit);
-    dp__data_visits = visit->outer;
-    return status;
-}
 
 /* Returns true if this thread is in a function that works in one of the loader's slots. */
 static bool dp__data_is_inside(const dp_loader *loader)
@@ -1214,14 +1196,35 @@ static void dp__data_read(dp__data_reader *reader, dp__data_slot *slot, int64_t 
                         .value = dp_none()};
     for (size_t i = 0; i < loader->config.field_count; i++)
         reader->rows[i] = (char *)slot->tensors[i].data + (size_t)at * loader->row_bytes[i];
-    dp__data_visit visit = {.loader = loader, .sample = &sample};
     (void)dp_error(DP_OK, "%s", ""); /* what is there afterwards is about this sample */
-    dp_status status = dp__data_visit_make(&visit, sample.scope);
+    dp_status status = loader->config.read(&sample, loader->config.user);
     if (status == DP_OK && sample.value.kind == DP_ERROR)
         status = dp_error((dp_status)sample.value.status, "%s", sample.value.as.s);
     slot->values[at] = sample.value;
     if (status != DP_OK)
         dp__data_failed(loader, slot, at, status);
+}
+
+static dp_status dp__data_visit_in(void *user)
+{
+    const dp__data_visit *visit = user;
+    const dp_loader_config *config = &visit->loader->config;
+    if (visit->reader == NULL)
+        return config->collate(visit->collated->scope, visit->collated->values,
+                               (size_t)visit->collated->count, visit->out, config->user);
+    for (int64_t i = 0; i < visit->count; i++)
+        dp__data_read(visit->reader, visit->slot, visit->first + i);
+    return DP_OK;
+}
+
+/* Calls functions of the user's, which cannot end what they work with. */
+static dp_status dp__data_visit_make(dp__data_visit *visit, dp_scope *scope)
+{
+    visit->outer = dp__data_visits;
+    dp__data_visits = visit;
+    dp_status status = dp_scope_guard(scope, "a function of a loader", dp__data_visit_in, visit);
+    dp__data_visits = visit->outer;
+    return status;
 }
 
 /* False: there is nothing to read. */
@@ -1234,8 +1237,11 @@ static bool dp__data_work(dp__data_reader *reader)
     dp__lock_leave(&loader->lock);
     if (slot == NULL)
         return false;
-    for (int64_t i = 0; i < count; i++)
-        dp__data_read(reader, slot, first + i);
+    dp__data_visit visit = {
+        .loader = loader, .reader = reader, .slot = slot, .first = first, .count = count};
+    dp_status status = dp__data_visit_make(&visit, slot->scopes[reader->index]);
+    if (status != DP_OK) /* the context is closing */
+        dp__data_failed(loader, slot, first, status);
     dp__lock_enter(&loader->lock);
     slot->done += count;
     bool done = dp__data_is_done(slot);
@@ -1536,7 +1542,7 @@ static dp_status dp__data_collate(const dp_loader *loader, const dp__data_slot *
 static dp_status dp__data_collate_slot(const dp_loader *loader, const dp__data_slot *slot,
                                        dp_value *out)
 {
-    dp__data_visit visit = {.loader = loader, .slot = slot, .out = out};
+    dp__data_visit visit = {.loader = loader, .collated = slot, .out = out};
     if (loader->config.collate == NULL)
         return dp__data_collate(loader, slot, out);
     dp_status status = dp__data_visit_make(&visit, slot->scope);
