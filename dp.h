@@ -33,6 +33,7 @@
      >>pass         a forward, and its backward
      >>wrappers     one model on many devices
      >>timeline     what happened when, as a file for Perfetto
+     >>libraries    for libraries on top of dp.h: checks, and sentences like its own
      >>contract     for writers of backends: the two tables
      >>literals     shapes, dicts, lists and tuples, written in place
    and the files that dp.h includes, in this order
@@ -69,8 +70,8 @@
      dp/recover.h      a job goes on without those that have died
    Beside them lie, each with its own manual: dp_train.h (optimizers; their formulas are in
    the contract, and the arithmetic in a kernel of each device: dp_cpu.h, dp_cuda.h), dp_data.h,
-   dp_save.h, dp_array.h, dp_average.h, dp_norm.h, dp_check.h, dp_local.h; dp_cuda.h, dp_nccl.h,
-   dp_hip.h, dp_mpi.h.
+   dp_mirror.h, dp_save.h, dp_array.h, dp_average.h, dp_norm.h, dp_check.h, dp_local.h; dp_cuda.h,
+   dp_nccl.h, dp_hip.h, dp_mpi.h.
 
    WHAT IT IS
    A batch is cut into parts, one per device. Your model runs on all devices at the same time. The
@@ -435,6 +436,7 @@ typedef enum dp_dtype { DP_DTYPE_LIST(DP__DTYPE_ENUM) DP_DTYPE_COUNT, DP_DTYPE_A
 
 DP_API const char *dp_dtype_name(dp_dtype dtype);
 DP_API size_t dp_dtype_bytes(dp_dtype dtype); /* 0 if it is not a dtype */
+DP_API bool dp_dtype_is_float(dp_dtype dtype);
 
 typedef struct dp_device {
     int32_t backend; /* 0 is host memory, so {0} means the host; k: the k-th table of the config */
@@ -861,7 +863,8 @@ DP_MUST_USE static inline dp_status dp_open_group(dp_ctx *ctx, int group, const 
 
    Reducers that you have made, a dp_local, and optimizers with `sharded` (the dead had parts of
    their state) are not valid any more: calls return STATE, and destroying them works. (A new
-   optimizer loads a checkpoint, and one with `mirrored` goes on.) Groups are contexts of their own.
+   optimizer loads a checkpoint, and one with `mirrored`, by dp_mirror.h, goes on.)
+   Groups are contexts of their own.
 
    There is never a second job. Where all processes share a machine with Linux, any number may die.
    Elsewhere only a majority of the job goes on, or the half with the process that has been in it
@@ -971,6 +974,7 @@ DP_API dp_tensor dp_wrap_const(const void *data, dp_dtype dtype, int ndim, const
 
 DP_API int64_t dp_tensor_count(const dp_tensor *tensor); /* elements; -1 when it is malformed */
 DP_API bool dp_is_contiguous(const dp_tensor *tensor);   /* row-major without gaps */
+DP_API bool dp_same_shape(const dp_tensor *a, const dp_tensor *b); /* false: if one is malformed */
 
 /* Views; dims may be negative, counted from the end. [any] */
 DP_MUST_USE DP_API dp_status dp_narrow(const dp_tensor *tensor, int dim, int64_t first,
@@ -1001,8 +1005,21 @@ DP_MUST_USE DP_API dp_status dp_copy(dp_ctx *ctx, const dp_tensor *dst, const dp
                                      dp_stream *stream);
 
 /* Same shape, any two dtypes, any two devices. In a cast to integers, what is out of range
-   saturates and NaN becomes 0; f64 becomes f16 or bf16 through f32. */
+   saturates and NaN becomes 0; f64 becomes f16 or bf16 through f32. Between equal dtypes it is
+   dp_copy. */
 DP_MUST_USE DP_API dp_status dp_cast(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src);
+
+/* The elements of a tensor in new memory, row-major, on this device and in this dtype, as by
+   dp_cast; `out` may be `from`. */
+DP_MUST_USE DP_API dp_status dp_tensor_to(dp_scope *scope, dp_device device, dp_dtype dtype,
+                                          const dp_tensor *from, dp_tensor *out);
+
+/* Calls fn(piece, its bytes, user) for views of a tensor, which together are all of it, in
+   row-major order: each has at most `most` bytes (one element is the least), and as many rows as
+   fit. fn's error ends the walk and is returned. [any] */
+typedef dp_status (*dp_piece_fn)(const dp_tensor *piece, size_t bytes, void *user);
+DP_MUST_USE DP_API dp_status dp_tensor_pieces(const dp_tensor *tensor, size_t most, dp_piece_fn fn,
+                                              void *user);
 
 /* out = a * x + b * y, floating dtypes, same shape, each product and the sum rounded. y may be NULL
    (scale); out may be x or y. */
@@ -1099,10 +1116,19 @@ DP_API const char *dp_text(dp_value string);               /* NULL when it is no
 /* Bytes of the UTF-8 character that `text` begins with, 1 at its final NUL; 0: that is none, or
    `text` is NULL. [any] */
 DP_API size_t dp_utf8_bytes(const char *text);
+DP_API bool dp_is_utf8(const char *text); /* all of it; false: NULL. [any] */
 
 /* The tensor in a value, checked; `what` names it in the sentence. DP_DTYPE_ANY, ndim -1: any. */
 DP_MUST_USE DP_API dp_status dp_as_tensor(dp_value value, const char *what, dp_dtype dtype,
                                           int ndim, const dp_tensor **out);
+
+/* Calls fn(scope, tensor or container, its place in the new tree, user) for each of a tree. The new
+   tree has what fn made, and shares all other leaves, and lists and dicts without tensors, with
+   `value`. fn may call dp_map for what is in a container. Its error ends the walk and is returned;
+   what it makes may not be deeper than what it got. */
+typedef dp_status (*dp_map_fn)(dp_scope *scope, dp_value value, dp_value *out, void *user);
+DP_MUST_USE DP_API dp_status dp_map(dp_scope *scope, dp_value value, dp_map_fn fn, void *user,
+                                    dp_value *out);
 
 /* ==== >>collate ================================================================================
    Many samples become one batch, field by field: tensors are stacked, numbers become an i64 or f64
@@ -1111,6 +1137,21 @@ DP_MUST_USE DP_API dp_status dp_as_tensor(dp_value value, const char *what, dp_d
 
 DP_MUST_USE DP_API dp_status dp_collate(dp_scope *scope, const dp_value *samples, size_t count,
                                         size_t samples_per_device, dp_value *out);
+/* The same in part_count groups, among which samples are divided as rows by DP_SPLIT_BALANCED;
+   fewer samples make as many groups. */
+DP_MUST_USE DP_API dp_status dp_collate_parts(dp_scope *scope, const dp_value *samples,
+                                              size_t count, size_t part_count, dp_value *out);
+
+/* mmengine's two ways (dp_collate is mmcv's). Lists, tuples and dicts of samples become a list or a
+   dict of batches, all the way down. If samples differ in that, an error names the place. Both are
+   a dp_collate_fn of dp_data.h; `user` is not used. */
+/* Stacks nothing: each field is the list of the samples' values, whose memory it shares. */
+DP_MUST_USE DP_API dp_status dp_pseudo_collate(dp_scope *scope, const dp_value *samples,
+                                               size_t count, dp_value *out, void *user);
+/* Tensors are stacked, numbers become a tensor, strings and opaque pointers a list; containers are
+   collated by dp_collate, with one sample for each device. */
+DP_MUST_USE DP_API dp_status dp_default_collate(dp_scope *scope, const dp_value *samples,
+                                                size_t count, dp_value *out, void *user);
 
 /* ==== >>primitives =============================================================================
    Scatter, gather, replicate and reduce values over the local devices. If something would be lost,
@@ -2170,6 +2211,12 @@ DP_MUST_USE DP_API dp_status dp_owner_grad(dp_module *module, size_t owner, size
    without the wrapper. Ranks would step apart by such gradients. */
 DP_MUST_USE DP_API dp_status dp_grads_used(dp_module *module, bool *out_used, size_t count);
 
+/* For optimizers whose kernels zero gradients as they step (DP_KERNEL_ZERO_GRAD), which saves a
+   pass over memory: whether they may, if they step all parameters of the module. Where they have,
+   dp_grads_zeroed does what is left of dp_zero_grad; UNSUPPORTED: they may not. */
+DP_API bool dp_grads_may_zero(const dp_module *module);
+DP_MUST_USE DP_API dp_status dp_grads_zeroed(dp_module *module);
+
 /* From the next backward on, whether reduced gradients are scattered: each rank gets only its share
    of them (dp_stretch), so half as much is sent. Other ranks' shares are void here, and for
    another wrapper of the same parameters all of it is. This is for optimizers that step shares;
@@ -2294,6 +2341,56 @@ DP_MUST_USE DP_API dp_status dp_predict_step(dp_module *module, dp_scope *scope,
    timeline nothing happens. [any] */
 DP_API void dp_trace_begin(const char *name);
 DP_API void dp_trace_end(void);
+
+/* ==== >>libraries ==============================================================================
+   For libraries on top of dp.h, such as dp_train.h and its neighbours, which use nothing private of
+   it but its system (dp/os.h). Their errors look like those of dp.h: a public function checks its
+   arguments first, and its sentence begins with its name, `fn`:
+
+       dp_status my_step(my_thing *thing, dp_scope *scope, dp_value batch, dp_value *out)
+       {
+           DP_TRY(dp_check_pointer(__func__, "thing", thing));   "my_step: thing is NULL"
+           DP_TRY(dp_check_scope(__func__, scope, thing->ctx));
+           DP_TRY(dp_check_value(__func__, "batch", batch));
+           DP_TRY(dp_check_pointer(__func__, "out", out));
+           return dp_error_in(__func__, my_step_in(thing, scope, batch, out));
+       }                                                                                         */
+
+/* Returns `status`. If it is an error and this thread's sentence does not begin with `fn`, it
+   becomes "fn: sentence". [any] */
+DP_API dp_status dp_error_in(const char *fn, dp_status status);
+/* Sets this thread's sentence to "no memory" and returns DP_ERR_NO_MEMORY. [any] */
+DP_API dp_status dp_no_memory(void) DP__COLD;
+
+/* Each returns DP_OK, or sets a sentence that begins with `fn`. [any] */
+/* The context is open, and its job has not failed. */
+DP_MUST_USE DP_API dp_status dp_check_ctx(const char *fn, const dp_ctx *ctx);
+/* Not all devices are in use by one call: it is for what changes things that all use. See INSIDE
+   YOUR FUNCTIONS. */
+DP_MUST_USE DP_API dp_status dp_check_alone(const char *fn, const dp_ctx *ctx);
+/* The scope can be used, and is of this context; ctx NULL: of any. */
+DP_MUST_USE DP_API dp_status dp_check_scope(const char *fn, const dp_scope *scope,
+                                            const dp_ctx *ctx);
+/* It is not NULL; `what` is its name. */
+DP_MUST_USE DP_API dp_status dp_check_pointer(const char *fn, const char *what,
+                                              const void *pointer);
+/* The value is sound, down to its leaves, and no error. Values that constructors made are checked
+   in no time; so `value.as` may be read afterwards. */
+DP_MUST_USE DP_API dp_status dp_check_value(const char *fn, const char *what, dp_value value);
+
+/* Writes the value that a constructor returned, or returns the status of an error value, with its
+   sentence. `out` is then as it was. [any] */
+DP_MUST_USE DP_API dp_status dp_made(dp_value made, dp_value *out);
+
+/* Calls fn(user), a function of the library's user, and returns its status. Until then this thread
+   cannot end the scope, those around it, and the context: it gets STATE, and a sentence that has
+   `what`: "a function of a loader". */
+DP_MUST_USE DP_API dp_status dp_scope_guard(dp_scope *scope, const char *what,
+                                            dp_status (*fn)(void *user), void *user);
+
+/* Returns "outer.inner" in memory of the scope, or a copy of `inner` if `outer` is NULL; NULL: see
+   dp_last_error. */
+DP_API char *dp_join_names(dp_scope *scope, const char *outer, const char *inner);
 
 /* ==== >>contract ===============================================================================
    For writers of backends; users of the library can stop reading here. A backend is a header with a

@@ -1,7 +1,7 @@
 /* dp_array.h - v0.2.0 - arrays of others: DLPack, .npy, .npz, and text - MIT licence
 
-   Include it after dp.h, or instead. Of what is private it uses files (dp/os.h), pieces of tensors,
-   and what errors are worded with. It needs no other package.
+   Include it after dp.h, or instead. It stands on the public API of dp.h, and on its system
+   (dp/os.h) for files. It needs no other package.
 
        DLManagedTensor *theirs = ...;                          from torch, CuPy, numpy, JAX
        dp_dlpack_import(ctx, step, theirs, &tensor);           a view; given back when step ends
@@ -31,7 +31,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#if !defined(DP_ARRAY_H) && !defined(DP__REFUSED)
+#if !defined(DP_ARRAY_H) && defined(DP_H)
 #define DP_ARRAY_H
 
 #include <stdio.h>
@@ -311,7 +311,7 @@ static dp_status dp__dl_tensor_in(const dp__dl_import *import, const dp__dl_tens
     DP_TRY(dp__dl_strides_in(from, &tensor));
     tensor.device = device;
     dp_value value = {.kind = DP_TENSOR, .as.t = &tensor};
-    DP_TRY(dp__check_value(import->fn, "managed", value));
+    DP_TRY(dp_check_value(import->fn, "managed", value));
     *out = tensor;
     return DP_OK;
 }
@@ -321,7 +321,7 @@ static dp_status dp__dl_hold(const dp__dl_import *import, dp_scope *own)
     dp_scope *inner = dp_scope_child(own);
     dp__dl_import *kept = dp_scope_alloc(own, sizeof *kept);
     if (kept == NULL || dp_scope_alloc(inner, 1) == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     *kept = *import;
     return dp_scope_defer(own, dp__dl_return, kept);
 }
@@ -341,10 +341,10 @@ static dp_status dp__dl_import_in(dp__dl_import *import, dp_scope *scope, const 
 static dp_status dp__dl_check(const char *fn, const dp_ctx *ctx, const dp_scope *scope,
                               const void *managed, const void *out)
 {
-    DP_TRY(dp__check_ctx(fn, ctx));
-    DP_TRY(dp__check_scope_of(fn, scope, ctx));
-    DP_TRY(dp__check_pointer(fn, "managed", managed));
-    return dp__check_pointer(fn, "out", out);
+    DP_TRY(dp_check_ctx(fn, ctx));
+    DP_TRY(dp_check_scope(fn, scope, ctx));
+    DP_TRY(dp_check_pointer(fn, "managed", managed));
+    return dp_check_pointer(fn, "out", out);
 }
 
 DP_API dp_status dp_dlpack_import(dp_ctx *ctx, dp_scope *scope, struct DLManagedTensor *managed,
@@ -355,7 +355,7 @@ DP_API dp_status dp_dlpack_import(dp_ctx *ctx, dp_scope *scope, struct DLManaged
     dp__dl_import import = {.fn = __func__, .ctx = ctx, .plain = managed};
     DP_TRY(dp__dl_check(__func__, ctx, scope, managed, out));
     memcpy(&from, (const void *)managed, sizeof from);
-    DP_TRY(dp__named(__func__, dp__dl_import_in(&import, scope, &from.tensor, &tensor)));
+    DP_TRY(dp_error_in(__func__, dp__dl_import_in(&import, scope, &from.tensor, &tensor)));
     *out = tensor;
     return DP_OK;
 }
@@ -373,7 +373,7 @@ DP_API dp_status dp_dlpack_import_versioned(dp_ctx *ctx, dp_scope *scope,
         return dp_error(DP_ERR_UNSUPPORTED, "%s: version %u of DLPack, and not 1", __func__,
                         (unsigned)from.major);
     memcpy(&from, (const void *)managed, sizeof from);
-    DP_TRY(dp__named(__func__, dp__dl_import_in(&import, scope, &from.tensor, &tensor)));
+    DP_TRY(dp_error_in(__func__, dp__dl_import_in(&import, scope, &from.tensor, &tensor)));
     tensor.read_only = (from.flags & DP__DL_READ_ONLY) != 0;
     *out = tensor;
     return DP_OK;
@@ -465,7 +465,7 @@ static dp_status dp__dl_copy(dp_ctx *ctx, const dp_tensor *tensor, dp__dl_export
     made->copy_bytes = bytes > 0 ? bytes : 1;
     made->copy = dp__os_alloc(made->copy_bytes, DP__DL_ALIGN, NULL);
     if (made->copy == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     *out = dp_wrap(made->copy, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape);
     return dp_read(ctx, tensor, made->copy, bytes);
 }
@@ -502,20 +502,20 @@ static dp_status dp__dl_make(const char *fn, dp_ctx *ctx, const dp_tensor *tenso
                              dp__dl_export **out)
 {
     dp_value value = {.kind = DP_TENSOR, .as.t = tensor};
-    DP_TRY(dp__check_pointer(fn, "tensor", tensor));
-    DP_TRY(dp__check_value(fn, "tensor", value));
+    DP_TRY(dp_check_pointer(fn, "tensor", tensor));
+    DP_TRY(dp_check_value(fn, "tensor", value));
     if (config->holder != NULL)
-        DP_TRY(dp__check_scope(fn, config->holder));
+        DP_TRY(dp_check_scope(fn, config->holder, NULL));
     if (config->holder != NULL && config->copy)
         return dp_error(DP_ERR_INVALID, "%s: a copy needs no holder", fn);
     dp__dl_export *made = dp__os_alloc(sizeof *made, 0, NULL);
     if (made == NULL)
-        return dp__named(fn, dp__no_memory());
+        return dp_error_in(fn, dp_no_memory());
     memset(made, 0, sizeof *made);
     dp_status status = dp__dl_fill(ctx, tensor, config, made, filled);
     if (status != DP_OK) {
         dp__dl_free(made);
-        return dp__named(fn, status);
+        return dp_error_in(fn, status);
     }
     *out = made;
     return DP_OK;
@@ -527,8 +527,8 @@ DP_API dp_status dp_dlpack_export(dp_ctx *ctx, const dp_tensor *tensor,
     dp__dl_export *made;
     dp__dl_plain as = {.deleter = dp__dl_delete_plain};
     dp_dlpack_config own = {0};
-    DP_TRY(dp__check_ctx(__func__, ctx));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_ctx(__func__, ctx));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     if (config != NULL)
         own = *config;
     if (tensor != NULL && tensor->read_only && !own.copy)
@@ -550,8 +550,8 @@ DP_API dp_status dp_dlpack_export_versioned(dp_ctx *ctx, const dp_tensor *tensor
     dp__dl_export *made;
     dp__dl_versioned as = {.major = 1, .deleter = dp__dl_delete_versioned};
     dp_dlpack_config own = {0};
-    DP_TRY(dp__check_ctx(__func__, ctx));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_ctx(__func__, ctx));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     if (config != NULL)
         own = *config;
     DP_TRY(dp__dl_make(__func__, ctx, tensor, &own, &as.tensor, &made));
@@ -848,7 +848,7 @@ static dp_status dp__array_parse(dp_scope *scope, const char *bytes, size_t coun
     if (!dp__array_in_order(&form, data, (size_t)size)) {
         char *copy = dp_scope_alloc(scope, (size_t)size);
         if (copy == NULL)
-            return dp__no_memory();
+            return dp_no_memory();
         memcpy(copy, data, (size_t)size);
         dp__array_mend(&form, copy, (size_t)size);
         data = copy;
@@ -867,17 +867,17 @@ static dp_status dp__array_map(dp_ctx *ctx, dp_scope *own, const char *path, dp_
 {
     *out_inner = dp_scope_child(own);
     if (dp_scope_alloc(*out_inner, 1) == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     return dp__os_map_open(ctx, own, path, out);
 }
 
 static dp_status dp__array_check_read(const char *fn, const dp_ctx *ctx, const dp_scope *scope,
                                       const char *path, const void *out)
 {
-    DP_TRY(dp__check_ctx(fn, ctx));
+    DP_TRY(dp_check_ctx(fn, ctx));
     DP_TRY(dp__os_check_path(fn, path));
-    DP_TRY(dp__check_scope_of(fn, scope, ctx));
-    return dp__check_pointer(fn, "out", out);
+    DP_TRY(dp_check_scope(fn, scope, ctx));
+    return dp_check_pointer(fn, "out", out);
 }
 
 DP_API dp_status dp_npy_read(dp_ctx *ctx, dp_scope *scope, const char *path, dp_tensor *out)
@@ -1039,10 +1039,10 @@ static dp_status dp__npz_name(dp_scope *scope, const dp__npz_entry *entry, const
         count -= suffix;
     char *name = dp_scope_alloc(scope, count + 1);
     if (name == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     memcpy(name, entry->name, count);
     name[count] = '\0';
-    if (strlen(name) != count || !dp__is_text(name))
+    if (strlen(name) != count || !dp_is_utf8(name))
         return dp_error(DP_ERR_FILE, "the name of a member is not UTF-8");
     *out = name;
     return DP_OK;
@@ -1080,7 +1080,7 @@ static dp_status dp__npz_read_entry(dp_scope *scope, const dp__npz *zip, const d
     if (status == DP_OK)
         status = dp__array_parse(scope, bytes, (size_t)entry->bytes, &tensor);
     if (status == DP_OK)
-        return dp__made(dp_of(scope, &tensor), &out->value);
+        return dp_made(dp_of(scope, &tensor), &out->value);
     dp__array_text name = {.at = out->key, .end = out->key + strlen(out->key)};
     snprintf(text, sizeof text, "%s", dp_last_error());
     return dp_error(status, "member '%s': %s", dp__array_show(&name), text);
@@ -1096,7 +1096,7 @@ static dp_status dp__npz_read(dp_scope *scope, dp_scope *temp, const char *bytes
     uint64_t at = zip.at;
     dp_pair *pairs = dp_scope_alloc(temp, (size_t)zip.entries * sizeof *pairs);
     if (pairs == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (uint64_t i = 0; i < zip.entries; i++) {
         dp__npz_entry entry;
         DP_TRY(dp__npz_entry_at(&zip, &at, &entry));
@@ -1108,7 +1108,7 @@ static dp_status dp__npz_read(dp_scope *scope, dp_scope *temp, const char *bytes
     dp_value made = dp_dict_make(scope, pairs, (size_t)zip.entries);
     if (made.kind == DP_ERROR && made.status == DP_ERR_INVALID)
         return dp_error(DP_ERR_FILE, "two of its members have the same name");
-    return dp__made(made, out);
+    return dp_made(made, out);
 }
 
 DP_API dp_status dp_npz_read(dp_ctx *ctx, dp_scope *scope, const char *path, dp_value *out)
@@ -1254,7 +1254,7 @@ static dp_status dp__array_put_array(dp__array_writer *writer, const dp_tensor *
 {
     char header[DP__ARRAY_HEADER];
     DP_TRY(dp__array_put(writer, header, dp__array_header_make(tensor, header)));
-    return dp__pieces(tensor, DP__ARRAY_CHUNK, dp__array_put_piece, writer);
+    return dp_tensor_pieces(tensor, DP__ARRAY_CHUNK, dp__array_put_piece, writer);
 }
 
 /* A file that `put` fills: all of it, or none. */
@@ -1264,7 +1264,7 @@ static dp_status dp__array_write_in(dp__array_writer *writer, const char *path,
 {
     writer->chunk = dp_scope_alloc(writer->temp, DP__ARRAY_CHUNK);
     if (writer->chunk == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     DP_TRY(dp__os_part_make(writer->temp, path, &writer->part));
     DP_TRY(dp__os_part_open(&writer->part));
     dp_status status = put(writer, what);
@@ -1294,10 +1294,10 @@ static dp_status dp__array_put_one(dp__array_writer *writer, const void *what)
 DP_API dp_status dp_npy_write(dp_ctx *ctx, const char *path, const dp_tensor *tensor)
 {
     dp_value value = {.kind = DP_TENSOR, .as.t = tensor};
-    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp_check_ctx(__func__, ctx));
     DP_TRY(dp__os_check_path(__func__, path));
-    DP_TRY(dp__check_pointer(__func__, "tensor", tensor));
-    DP_TRY(dp__check_value(__func__, "tensor", value));
+    DP_TRY(dp_check_pointer(__func__, "tensor", tensor));
+    DP_TRY(dp_check_value(__func__, "tensor", value));
     return dp__os_named(__func__, path, dp__array_write(ctx, path, dp__array_put_one, tensor));
 }
 
@@ -1489,7 +1489,7 @@ static dp_status dp__npz_check(dp_value dict, dp__npz_put *puts)
     for (size_t i = 0; i < dp_count(dict); i++) {
         const char *key = dp_key_at(dict, i);
         size_t count = strlen(key);
-        bool text = dp__is_text(key);
+        bool text = dp_is_utf8(key);
         dp__array_text name = {.at = key, .end = key + count};
         puts[i] = (dp__npz_put){.name = key, .name_bytes = count + sizeof dp__array_suffix - 1};
         if (!text || puts[i].name_bytes > DP__ZIP_NAME_MOST)
@@ -1510,7 +1510,7 @@ static dp_status dp__npz_write(dp_ctx *ctx, dp_scope *temp, const char *path, dp
     dp__array_crcs *crcs = dp_scope_alloc(temp, sizeof *crcs);
     what.puts = dp_scope_alloc(temp, dp_count(dict) * sizeof *what.puts);
     if (crcs == NULL || what.puts == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     DP_TRY(dp__npz_check(dict, what.puts));
     dp__array_crcs_make(*crcs);
     writer.crcs = (const dp__array_crcs *)crcs;
@@ -1519,9 +1519,9 @@ static dp_status dp__npz_write(dp_ctx *ctx, dp_scope *temp, const char *path, dp
 
 DP_API dp_status dp_npz_write(dp_ctx *ctx, const char *path, dp_value dict)
 {
-    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp_check_ctx(__func__, ctx));
     DP_TRY(dp__os_check_path(__func__, path));
-    DP_TRY(dp__check_value(__func__, "dict", dict));
+    DP_TRY(dp_check_value(__func__, "dict", dict));
     if (dict.kind != DP_DICT)
         return dp_error(DP_ERR_INVALID, "%s: dict is not a dict", __func__);
     dp_scope *temp = dp_scope_begin(ctx);
@@ -1649,7 +1649,7 @@ typedef struct dp__dragon {
     bool even; /* the points half-way stand for the number, too */
 } dp__dragon;
 
-static DP__APART void dp__dragon_begin(dp__dragon *d, const dp__float *number)
+static __attribute__((noinline)) void dp__dragon_begin(dp__dragon *d, const dp__float *number)
 {
     int e = number->e, up = e > 0 ? e : 0, down = e < 0 ? -e : 0, edge = number->edge;
     d->even = number->m % 2 == 0;
@@ -1663,7 +1663,7 @@ static DP__APART void dp__dragon_begin(dp__dragon *d, const dp__float *number)
 }
 
 /* To 1 <= number / scale < 10; returns the exponent of the first digit. */
-static DP__APART int dp__dragon_scale(dp__dragon *d)
+static __attribute__((noinline)) int dp__dragon_scale(dp__dragon *d)
 {
     int exponent = 0;
     dp__big ten = d->scale;
@@ -1693,7 +1693,8 @@ static int dp__dragon_digit(dp__dragon *d)
 
 /* Whether what was said so far stands for the number: as it is, or with one more in its last
    place. */
-static DP__APART void dp__dragon_done(const dp__dragon *d, bool *out_low, bool *out_high)
+static __attribute__((noinline)) void dp__dragon_done(const dp__dragon *d, bool *out_low,
+                                                      bool *out_high)
 {
     dp__big sum = d->number;
     dp__big_add(&sum, &d->high);
@@ -1727,8 +1728,8 @@ static void dp__decimal_round_up(dp__decimal *digits)
 /* Fewest digits that stand for the number, but none below 10^most; if that ends them, they are
    rounded. If `relative`, behind the first digit's place instead. None before 10^least is left out
    without being asked for: so many are exact. */
-static DP__APART void dp__decimal_make(const dp__float *number, bool relative, int most, int least,
-                                       dp__decimal *out)
+static __attribute__((noinline)) void dp__decimal_make(const dp__float *number, bool relative,
+                                                       int most, int least, dp__decimal *out)
 {
     dp__dragon d;
     bool low = false, high = false;
@@ -1965,16 +1966,17 @@ static int dp__print_number(const dp__print_form *form, const char *element, int
 static void dp__print_form_make(dp__print_form *form, const char *data, size_t count)
 {
     dp__print_word word;
-    if (dp__is_float(form->dtype))
+    bool floats = dp_dtype_is_float(form->dtype);
+    if (floats)
         dp__print_measure(form, data, count);
-    for (size_t i = 0; i < count && !dp__is_float(form->dtype); i++)
+    for (size_t i = 0; i < count && !floats; i++)
         dp__print_widen(&form->left,
                         dp__print_number(form, data + i * dp_dtype_bytes(form->dtype), 0, &word));
 }
 
 static void dp__print_element(const dp__print_form *form, const char *element, dp__print_word *out)
 {
-    if (dp__is_float(form->dtype))
+    if (dp_dtype_is_float(form->dtype))
         dp__print_float(form, element, out);
     else if (form->dtype == DP_BOOL)
         dp__print_put(out, *element == 0 ? "False" : form->spaced ? " True" : "True");
@@ -2129,7 +2131,7 @@ static dp_status dp__print_plain(dp__print_out *out, const dp_tensor *tensor)
     dp__print_word word;
     DP_TRY(dp__print_begin(&array, tensor));
     const char *data = array.corners.data;
-    if (tensor->ndim == 0 && dp__is_float(array.form.dtype)) {
+    if (tensor->ndim == 0 && dp_dtype_is_float(array.form.dtype)) {
         dp__float number = dp__float_of(array.form.dtype, data);
         dp__print_single(array.form.dtype, &number, &word);
         dp__print_bytes(out, word.text, (size_t)word.count);
@@ -2312,7 +2314,7 @@ static dp_status dp__print_make(dp_ctx *ctx, dp_scope *scope, dp_value value, co
     }
     dp_scope_end(made.temp);
     if (status == DP_OK && made.failed)
-        return dp__no_memory();
+        return dp_no_memory();
     *out = made.text;
     return status;
 }
@@ -2320,11 +2322,11 @@ static dp_status dp__print_make(dp_ctx *ctx, dp_scope *scope, dp_value value, co
 DP_API dp_status dp_print_text(dp_ctx *ctx, dp_scope *scope, dp_value value, const char **out)
 {
     const char *text;
-    DP_TRY(dp__check_ctx(__func__, ctx));
-    DP_TRY(dp__check_scope_of(__func__, scope, ctx));
-    DP_TRY(dp__check_value(__func__, "value", value));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
-    DP_TRY(dp__named(__func__, dp__print_make(ctx, scope, value, &text)));
+    DP_TRY(dp_check_ctx(__func__, ctx));
+    DP_TRY(dp_check_scope(__func__, scope, ctx));
+    DP_TRY(dp_check_value(__func__, "value", value));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
+    DP_TRY(dp_error_in(__func__, dp__print_make(ctx, scope, value, &text)));
     *out = text;
     return DP_OK;
 }
@@ -2332,9 +2334,9 @@ DP_API dp_status dp_print_text(dp_ctx *ctx, dp_scope *scope, dp_value value, con
 DP_API dp_status dp_print(dp_ctx *ctx, FILE *file, dp_value value)
 {
     const char *text = "";
-    DP_TRY(dp__check_ctx(__func__, ctx));
-    DP_TRY(dp__check_pointer(__func__, "file", file));
-    DP_TRY(dp__check_value(__func__, "value", value));
+    DP_TRY(dp_check_ctx(__func__, ctx));
+    DP_TRY(dp_check_pointer(__func__, "file", file));
+    DP_TRY(dp_check_value(__func__, "value", value));
     dp_scope *temp = dp_scope_begin(ctx);
     DP_TRY(dp_scope_check(temp));
     dp_status status = dp__print_make(ctx, temp, value, &text);
@@ -2342,7 +2344,7 @@ DP_API dp_status dp_print(dp_ctx *ctx, FILE *file, dp_value value)
         status =
             dp_error(DP_ERR_FILE, "the text cannot be written: %s", dp__os_why_text(dp__os_why()));
     dp_scope_end(temp);
-    return dp__named(__func__, status);
+    return dp_error_in(__func__, status);
 }
 #endif /* little-endian */
 #endif /* DP_IMPLEMENTATION && !DP_ARRAY_IMPLEMENTED */

@@ -1,7 +1,6 @@
 /* dp_average.h - v0.2.0 - averages of a model's parameters over its training - MIT licence
 
-   Include it after dp.h, or instead. But for errors and copies of tensors it uses only the
-   public API of dp.h.
+   Include it after dp.h, or instead. It stands on the public API of dp.h.
 
        dp_average *average;
        dp_average_create(par, &(dp_average_config){.momentum = 0.001}, &average);
@@ -24,7 +23,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#if !defined(DP_AVERAGE_H) && !defined(DP__REFUSED)
+#if !defined(DP_AVERAGE_H) && defined(DP_H)
 #define DP_AVERAGE_H
 
 #ifdef __cplusplus
@@ -151,12 +150,12 @@ static dp_status dp__average_entry_make(const dp_average *average, size_t i)
         .own = dp_scope_alloc(average->scope, average->owner_count * sizeof *entry->own),
         .kept = dp_scope_alloc(average->scope, average->owner_count * sizeof *entry->kept)};
     if (entry->name == NULL || entry->own == NULL || entry->kept == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t owner = 0; owner < average->owner_count; owner++) {
         dp_tensor from;
         DP_TRY(dp_owner_param(average->module, owner, i, &from));
-        DP_TRY(dp__move_new(average->ctx, average->scope, from.device,
-                            dp__average_dtype(entry->dtype), &from, &entry->own[owner]));
+        DP_TRY(dp_tensor_to(average->scope, from.device, dp__average_dtype(entry->dtype), &from,
+                            &entry->own[owner]));
     }
     return DP_OK;
 }
@@ -177,7 +176,7 @@ static dp_status dp__average_wide_make(dp_average *average)
     size_t bytes = (size_t)info.local_count * sizeof *average->wide;
     average->wide = dp_scope_alloc(average->scope, bytes);
     if (average->wide == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     memset(average->wide, 0, bytes);
     for (size_t i = 0; i < average->count; i++) {
         int64_t count = dp__average_halves(&average->entries[i]);
@@ -206,8 +205,8 @@ static bool dp__average_is_apart(const dp_average *average)
 /* While replicas run, each may write to its own device: so not to all of these. */
 static dp_status dp__average_check_alone(const char *fn, const dp_average *average)
 {
-    DP_TRY(dp__check_pointer(fn, "average", average));
-    return average->apart ? dp__check_alone(fn, average->ctx) : DP_OK;
+    DP_TRY(dp_check_pointer(fn, "average", average));
+    return average->apart ? dp_check_alone(fn, average->ctx) : DP_OK;
 }
 
 static dp_status dp__average_check(dp_average_config *config)
@@ -238,7 +237,7 @@ static dp_status dp__average_make(dp_scope *scope, dp_module *module,
     static const dp_average_config zero;
     dp_average *average = dp_scope_alloc(scope, sizeof *average);
     if (average == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     *average = (dp_average){.module = module,
                             .ctx = dp_module_ctx(module),
                             .scope = scope,
@@ -248,7 +247,7 @@ static dp_status dp__average_make(dp_scope *scope, dp_module *module,
     DP_TRY(dp__average_check(&average->config));
     average->entries = dp_scope_alloc(scope, average->count * sizeof *average->entries);
     if (average->entries == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < average->count; i++)
         DP_TRY(dp__average_entry_make(average, i));
     average->apart = dp__average_is_apart(average);
@@ -260,7 +259,7 @@ DP_API dp_status dp_average_create(dp_module *module, const dp_average_config *c
                                    dp_average **out)
 {
     dp_average *average = NULL;
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: not a module", __func__);
     dp_scope *scope = dp_scope_begin(dp_module_ctx(module));
@@ -270,7 +269,7 @@ DP_API dp_status dp_average_create(dp_module *module, const dp_average_config *c
         *out = average;
     else
         dp_scope_end(scope);
-    return dp__named(__func__, status);
+    return dp_error_in(__func__, status);
 }
 
 /* ==== >>updating ================================================================================
@@ -327,7 +326,7 @@ static dp_status dp__average_entry_update(const dp_average *average, size_t owne
     if (!due && !(entry->buffer && !average->config.buffers))
         return DP_OK;
     DP_TRY(dp_owner_param(average->module, owner, i, &from));
-    return copied ? dp__move(average->ctx, own, &from) : dp__average_blend(average, &from, own);
+    return copied ? dp_cast(average->ctx, own, &from) : dp__average_blend(average, &from, own);
 }
 
 /* The module has the parameters it had when the average was made. After a job failure it lists
@@ -366,15 +365,15 @@ static dp_status dp__average_update(const dp_average *average)
 DP_API dp_status dp_average_update(dp_average *average)
 {
     DP_TRY(dp__average_check_alone(__func__, average));
-    DP_TRY(dp__named(__func__, dp__average_update(average)));
+    DP_TRY(dp_error_in(__func__, dp__average_update(average)));
     average->updates++;
     return DP_OK;
 }
 
 DP_API dp_status dp_average_info_get(const dp_average *average, dp_average_info *out)
 {
-    DP_TRY(dp__check_pointer(__func__, "average", average));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_pointer(__func__, "average", average));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     *out = (dp_average_info){.updates = average->updates,
                              .begun = average->kept != NULL,
                              .momentum = dp__average_momentum(average)};
@@ -396,8 +395,7 @@ static dp_status dp__average_keep(const dp_average *average, dp_scope *scope)
             const dp__average_entry *entry = &average->entries[i];
             dp_tensor from;
             DP_TRY(dp_owner_param(average->module, owner, i, &from));
-            DP_TRY(dp__move_new(average->ctx, scope, from.device, entry->dtype, &from,
-                                &entry->kept[owner]));
+            DP_TRY(dp_tensor_to(scope, from.device, entry->dtype, &from, &entry->kept[owner]));
         }
     return DP_OK;
 }
@@ -410,7 +408,7 @@ static dp_status dp__average_put(const dp_average *average, bool kept)
             const dp__average_entry *entry = &average->entries[i];
             dp_tensor to;
             DP_TRY(dp_owner_edit(average->module, owner, i, &to, NULL));
-            DP_TRY(dp__move(average->ctx, &to, kept ? &entry->kept[owner] : &entry->own[owner]));
+            DP_TRY(dp_cast(average->ctx, &to, kept ? &entry->kept[owner] : &entry->own[owner]));
         }
     return DP_OK;
 }
@@ -425,8 +423,8 @@ static dp_status dp__average_write(const dp_average *average, dp_status status, 
 
 DP_API dp_status dp_average_begin(dp_average *average)
 {
-    DP_TRY(dp__check_pointer(__func__, "average", average));
-    DP_TRY(dp__named(__func__, dp__average_not_begun(average, "another one")));
+    DP_TRY(dp_check_pointer(__func__, "average", average));
+    DP_TRY(dp_error_in(__func__, dp__average_not_begun(average, "another one")));
     dp_scope *scope = dp_scope_begin(average->ctx);
     dp_status status = dp_scope_check(scope);
     if (status == DP_OK)
@@ -436,7 +434,7 @@ DP_API dp_status dp_average_begin(dp_average *average)
         average->kept = scope;
     else
         dp_scope_end(scope);
-    return dp__named(__func__, status);
+    return dp_error_in(__func__, status);
 }
 
 static dp_status dp__average_end(dp_average *average)
@@ -452,8 +450,8 @@ static dp_status dp__average_end(dp_average *average)
 
 DP_API dp_status dp_average_end(dp_average *average)
 {
-    DP_TRY(dp__check_pointer(__func__, "average", average));
-    return dp__named(__func__, dp__average_end(average));
+    DP_TRY(dp_check_pointer(__func__, "average", average));
+    return dp_error_in(__func__, dp__average_end(average));
 }
 
 DP_API void dp_average_destroy(dp_average *average)
@@ -471,7 +469,7 @@ static dp_status dp__average_find(const dp__average_entry *entry, dp_module *mod
     dp_param_info info;
     DP_TRY(dp_module_find(module, entry->name, out));
     DP_TRY(dp_module_param(module, *out, &info));
-    if (info.data.dtype != entry->dtype || !dp__same_shape(&info.data, &entry->own[0]))
+    if (info.data.dtype != entry->dtype || !dp_same_shape(&info.data, &entry->own[0]))
         return dp_error(DP_ERR_MISMATCH, "'%s' of '%s' has another dtype or shape", entry->name,
                         dp_module_name(module));
     return DP_OK;
@@ -484,7 +482,7 @@ static dp_status dp__average_send_all(const dp_average *average, dp_module *modu
     for (size_t i = 0; i < average->count; i++) {
         dp_tensor to;
         DP_TRY(dp_params_edit(module, params[i], &to, NULL));
-        DP_TRY(dp__move(average->ctx, &to, &average->entries[i].own[0]));
+        DP_TRY(dp_cast(average->ctx, &to, &average->entries[i].own[0]));
     }
     return dp_wait(average->ctx);
 }
@@ -496,7 +494,7 @@ static dp_status dp__average_find_all(const dp_average *average, dp_scope *temp,
     size_t *params = dp_scope_alloc(temp, average->count * sizeof *params);
     bool *taken = dp_scope_alloc(temp, dp_module_param_count(module) * sizeof *taken);
     if (params == NULL || taken == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     memset(taken, 0, dp_module_param_count(module) * sizeof *taken);
     for (size_t i = 0; i < average->count; i++) {
         DP_TRY(dp__average_find(&average->entries[i], module, &params[i]));
@@ -521,15 +519,15 @@ static dp_status dp__average_copy(const dp_average *average, dp_scope *temp, dp_
 
 DP_API dp_status dp_average_copy(dp_average *average, dp_module *module)
 {
-    DP_TRY(dp__check_pointer(__func__, "average", average));
+    DP_TRY(dp_check_pointer(__func__, "average", average));
     if (dp_module_ctx(module) != average->ctx)
         return dp_error(DP_ERR_INVALID, "%s: not a module of the same context", __func__);
     if (average->kept != NULL)
-        DP_TRY(dp__named(__func__, dp__average_not_begun(average, "a copy")));
+        DP_TRY(dp_error_in(__func__, dp__average_not_begun(average, "a copy")));
     dp_scope *temp = dp_scope_begin(average->ctx);
     dp_status status = dp__average_copy(average, temp, module);
     dp_scope_end(temp);
-    return dp__named(__func__, status);
+    return dp_error_in(__func__, status);
 }
 
 /* ==== >>saving ==================================================================================
@@ -542,8 +540,7 @@ static dp_status dp__average_entry_save(const dp_average *average, dp_scope *sco
     dp_tensor own = average->entries[i].own[0];
     own.read_only = true;
     if (copy)
-        DP_TRY(
-            dp__move_new(average->ctx, scope, (dp_device){0, 0}, (dp_dtype)own.dtype, &own, &own));
+        DP_TRY(dp_tensor_to(scope, (dp_device){0, 0}, (dp_dtype)own.dtype, &own, &own));
     *out = dp_of(scope, &own);
     return DP_OK;
 }
@@ -551,12 +548,12 @@ static dp_status dp__average_entry_save(const dp_average *average, dp_scope *sco
 static dp_status dp__average_save(const char *fn, dp_average *average, dp_scope *scope, bool copy,
                                   dp_value *out)
 {
-    DP_TRY(dp__check_pointer(fn, "average", average));
-    DP_TRY(dp__check_scope_of(fn, scope, average->ctx));
-    DP_TRY(dp__check_pointer(fn, "out", out));
+    DP_TRY(dp_check_pointer(fn, "average", average));
+    DP_TRY(dp_check_scope(fn, scope, average->ctx));
+    DP_TRY(dp_check_pointer(fn, "out", out));
     dp_pair *pairs = dp_scope_alloc(scope, average->count * sizeof *pairs);
     if (pairs == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < average->count; i++) {
         pairs[i].key = average->entries[i].name;
         DP_TRY(dp__average_entry_save(average, scope, i, copy, &pairs[i].value));
@@ -564,17 +561,17 @@ static dp_status dp__average_save(const char *fn, dp_average *average, dp_scope 
     const dp_pair all[] = {{"rule", dp_string(scope, dp__average_rules[average->config.rule])},
                            {"updates", dp_int(average->updates)},
                            {"average", dp_dict_make(scope, pairs, average->count)}};
-    return dp__made(dp_dict_make(scope, all, sizeof all / sizeof all[0]), out);
+    return dp_made(dp_dict_make(scope, all, sizeof all / sizeof all[0]), out);
 }
 
 DP_API dp_status dp_average_save(dp_average *average, dp_scope *scope, dp_value *out)
 {
-    return dp__named(__func__, dp__average_save(__func__, average, scope, true, out));
+    return dp_error_in(__func__, dp__average_save(__func__, average, scope, true, out));
 }
 
 DP_API dp_status dp_average_view(dp_average *average, dp_scope *scope, dp_value *out)
 {
-    return dp__named(__func__, dp__average_save(__func__, average, scope, false, out));
+    return dp_error_in(__func__, dp__average_save(__func__, average, scope, false, out));
 }
 
 static dp_status dp__average_entry_check(const dp__average_entry *entry, dp_value saved)
@@ -614,7 +611,7 @@ static dp_status dp__average_saved_check(const dp_average *average, dp_value sav
 DP_API dp_status dp_average_load(dp_average *average, dp_value saved)
 {
     DP_TRY(dp__average_check_alone(__func__, average));
-    DP_TRY(dp__named(__func__, dp__average_saved_check(average, saved)));
+    DP_TRY(dp_error_in(__func__, dp__average_saved_check(average, saved)));
     for (size_t i = 0; i < average->count; i++)
         for (size_t owner = 0; owner < average->owner_count; owner++) {
             const dp__average_entry *entry = &average->entries[i];

@@ -1,7 +1,6 @@
 /* dp_check.h - v0.2.0 - is the model what one believes it to be? - MIT licence
 
-   Include it after dp.h, or instead. But for the wording of errors it uses only the public API of
-   dp.h.
+   Include it after dp.h, or instead. It stands on the public API of dp.h.
 
        dp_check_report report;
        if (dp_self_check(net, batch, NULL, &report) != DP_OK)
@@ -23,7 +22,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#if !defined(DP_CHECK_H) && !defined(DP__REFUSED)
+#if !defined(DP_CHECK_H) && defined(DP_H)
 #define DP_CHECK_H
 
 #ifdef __cplusplus
@@ -128,7 +127,7 @@ static dp_status dp__self_room(dp_scope *scope, dp_dtype dtype, int ndim, const 
         out->count *= shape[d];
     }
     out->data = dp_scope_alloc(scope, (size_t)out->count * sizeof *out->data);
-    return out->data != NULL ? DP_OK : dp__no_memory();
+    return out->data != NULL ? DP_OK : dp_no_memory();
 }
 
 static dp_status dp__self_read(const dp__self *check, dp_scope *scope, const dp_tensor *tensor,
@@ -161,14 +160,14 @@ static dp_status dp__self_write(const dp__self *check, const dp__self_numbers *n
         dp_tensor_new(check->scope, host, numbers->dtype, numbers->ndim, numbers->shape, &tensor));
     DP_TRY(dp_cast(check->ctx, &tensor, &wide));
     *out = dp_of(check->scope, &tensor);
-    return dp__made(*out, out);
+    return dp_made(*out, out);
 }
 
 static double dp__self_epsilon(dp_dtype dtype)
 {
     static const double epsilons[] = {
         [DP_F32] = 0x1p-24, [DP_F64] = 0x1p-53, [DP_F16] = 0x1p-11, [DP_BF16] = 0x1p-8};
-    return dp__is_float(dtype) ? epsilons[dtype] : 0;
+    return dp_dtype_is_float(dtype) ? epsilons[dtype] : 0;
 }
 
 static dp_dtype dp__self_coarser(dp_dtype a, dp_dtype b)
@@ -181,7 +180,7 @@ static double dp__self_tolerance(const dp__self *check, dp_dtype dtype)
 {
     static const double usual[] = {
         [DP_F32] = 1e-4, [DP_F64] = 1e-9, [DP_F16] = 1e-2, [DP_BF16] = 5e-2};
-    if (check->exact || !dp__is_float(dtype))
+    if (check->exact || !dp_dtype_is_float(dtype))
         return 0;
     return dp_or(check->config.tolerance, usual[dp__self_coarser(dtype, check->coarsest)]);
 }
@@ -354,7 +353,7 @@ static dp_status dp__self_grads(const dp__self *check, dp__self_leaves *leaves,
                                 bool mean)
 {
     int64_t first = 0;
-    if (!check->gives_grads || !dp__is_float(one->dtype))
+    if (!check->gives_grads || !dp_dtype_is_float(one->dtype))
         return DP_OK;
     for (int64_t i = 0; i < one->count; i++)
         one->data[i] = one->ndim == 0 ? 1 : dp__self_pattern(i);
@@ -417,7 +416,7 @@ static dp_status dp__self_tensors(const dp__self *check, const char *name, dp__s
 {
     dp__self_numbers one, *parts = dp_scope_alloc(check->scope, check->count * sizeof *parts);
     if (parts == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     DP_TRY(dp__self_leaf(check, leaves->one, &one));
     for (size_t r = 0; r < check->count; r++) {
         DP_TRY(dp__self_leaf(check, leaves->others[r], &parts[r]));
@@ -457,7 +456,7 @@ static dp_status dp__self_entry(const dp__self *check, const char *name,
     dp__self_leaves in = {.one = dp_at(leaves->one, i)};
     dp_value *others = dp__self_nones(check, 2 * check->count);
     if (others == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     in.others = others;
     in.other_grads = others + check->count;
     for (; appended && at >= dp_count(leaves->others[r]); first = ++r)
@@ -491,12 +490,12 @@ static dp_status dp__self_rebuild(const dp__self *check, dp_value like, const dp
     size_t count = dp_count(like);
     dp_pair *pairs = dp_scope_alloc(check->scope, count * sizeof *pairs);
     if (pairs == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < count; i++)
         pairs[i] = (dp_pair){dp_key_at(like, i), items[i]};
     *out = like.kind == DP_DICT ? dp_dict_make(check->scope, pairs, count)
                                 : dp_list_make(check->scope, (dp_kind)like.kind, items, count);
-    return dp__made(*out, out);
+    return dp_made(*out, out);
 }
 
 static dp_status dp__self_entries(const dp__self *check, const char *name, dp__self_leaves *leaves)
@@ -506,7 +505,7 @@ static dp_status dp__self_entries(const dp__self *check, const char *name, dp__s
     bool only_loss = is_dict && dp__self_has_loss(leaves->one);
     dp_value **grads = dp_scope_alloc(check->scope, (check->count + 1) * sizeof *grads);
     if (grads == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t r = 0; r < check->count; r++) {
         total += dp_count(leaves->others[r]);
         alike = alike && dp_count(leaves->others[r]) == count;
@@ -517,7 +516,7 @@ static dp_status dp__self_entries(const dp__self *check, const char *name, dp__s
     for (size_t r = 0; r <= check->count; r++) {
         grads[r] = dp__self_nones(check, r < check->count ? dp_count(leaves->others[r]) : count);
         if (grads[r] == NULL)
-            return dp__no_memory();
+            return dp_no_memory();
     }
     for (size_t i = 0; i < count; i++) {
         dp__self own = *check;
@@ -592,7 +591,7 @@ static dp_status dp__self_ranks(const dp__self *check, size_t count, int **out)
     for (size_t r = 0; r < count && ranks != NULL; r++)
         ranks[r] = (dp_module_rank(check->module) + (int)r) % info.local_count;
     *out = ranks;
-    return ranks != NULL ? DP_OK : dp__no_memory();
+    return ranks != NULL ? DP_OK : dp_no_memory();
 }
 
 /* Ends with dp__self_run_end, whatever this returns. */
@@ -652,7 +651,7 @@ static dp_status dp__self_cut(dp__self *check, size_t count)
     dp_value args, kwargs;
     double total = 0, *shares = dp_scope_alloc(check->scope, count * sizeof *shares);
     if (shares == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     DP_TRY(dp__self_ranks(check, (size_t)check->config.replicas, &ranks));
     const dp_scatter_config how = {.local_ranks = ranks,
                                    .local_rank_count = (size_t)check->config.replicas};
@@ -728,7 +727,7 @@ static dp_status dp__self_both(const dp__self *check, dp__self_run *one, dp__sel
                               .others = replicas ? other->out.as.items : &other->out,
                               .other_grads = dp__self_nones(check, check->count)};
     if (leaves.other_grads == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     DP_TRY(dp__self_values(check, "output", &leaves));
     if (check->config.only_outputs)
         return DP_OK;
@@ -809,7 +808,7 @@ static dp_status dp__self_dot_leaf(const dp__self *check, dp_scope *temp, dp_val
                                    dp_value grad, dp__self_sum *sum)
 {
     dp__self_numbers y = {.dtype = DP_F64, .count = 1, .data = &out.as.f}, g = {.count = 0};
-    if (out.kind == DP_TENSOR && !dp__is_float((dp_dtype)out.as.t->dtype))
+    if (out.kind == DP_TENSOR && !dp_dtype_is_float((dp_dtype)out.as.t->dtype))
         return DP_OK;
     if (out.kind == DP_TENSOR)
         DP_TRY(dp__self_read(check, temp, out.as.t, &y));
@@ -1064,7 +1063,7 @@ static dp_status dp__self_config_check(dp__self *check, dp_value batch)
     dp_check_config *config = &check->config;
     dp_info info;
     DP_TRY(dp_info_get(check->ctx, &info));
-    DP_TRY(dp__made(batch, &batch));
+    DP_TRY(dp_made(batch, &batch));
     if (!(dp_or(config->tolerance, 0) >= 0) || !isfinite(config->tolerance))
         return dp_error(DP_ERR_INVALID, "tolerance is %g, not a finite number of 0 or more",
                         config->tolerance);
@@ -1137,7 +1136,7 @@ DP_API dp_status dp_self_check(dp_module *module, dp_value batch, const dp_check
     dp_scope_end(check.scope);
     if (out_report != NULL)
         *out_report = report;
-    return dp__named(__func__, status);
+    return dp_error_in(__func__, status);
 }
 #endif /* DP_IMPLEMENTATION && !DP_CHECK_IMPLEMENTED */
 /* ------------------------------------------------------------------------------------------------

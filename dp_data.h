@@ -1,9 +1,8 @@
 /* dp_data.h - v0.2.0 - what brings data to the wrappers of dp.h in a training program - MIT licence
 
-   Include it after dp.h, or instead. It works with every device and any number of processes. Beside
-   the public API it uses some of dp.h: walks over trees (dp/value.h); threads and files (dp/os.h),
-   as dp.h runs devices in parallel, but a loader's threads wait for disks; copies of tensors, and
-   what says that a function of the user's runs (dp/core.h).
+   Include it after dp.h, or instead. It works with every device and any number of processes. It
+   stands on the public API, and on dp.h's system for threads and files (dp/os.h, dp/team.h): dp.h
+   runs devices in parallel, but a loader's threads wait for disks.
 
        static dp_status read_sample(dp_sample *sample, void *user)   on several threads at once
        {
@@ -35,13 +34,11 @@
    CONTENTS (search for the tag)
      >>samplers    which samples, in which order
      >>loader      batches that are read before they are asked for
-     >>collating   samples of any structure become a batch
      >>preparing   to a device, images as a net wants them
      >>idx         files of MNIST and its kin
    and of the implementation
      >>order       a permutation that is computed, not stored
      >>dealing     what is whose
-     >>columns     what becomes of a field of all samples
      >>stacking    tensors of several sizes
      >>images      numbers of pixels
      >>slots       batches on their way
@@ -54,7 +51,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#if !defined(DP_DATA_H) && !defined(DP__REFUSED)
+#if !defined(DP_DATA_H) && defined(DP_H)
 #define DP_DATA_H
 
 #ifdef __cplusplus
@@ -157,7 +154,7 @@ typedef struct dp_loader_config {
     const dp_field *fields;
     size_t field_count;
     /* Collates the values of samples; NULL: dp_collate, in groups for the local devices. Called in
-       dp_loader_next, where all cores may help. */
+       dp_loader_next, where all cores may help. dp.h has dp_pseudo_collate, dp_default_collate. */
     dp_collate_fn collate;
     int worker_count; /* threads; 0: none, and nothing is read ahead */
     int ahead;        /* batches; 0 = 2 */
@@ -219,19 +216,6 @@ DP_MUST_USE DP_API dp_status dp_loader_load(dp_loader *loader, dp_value saved);
    processes that have died, and count the samples of each step that all have done: the loader has
    given the batch of the step that failed, and stands behind it. */
 DP_MUST_USE DP_API dp_status dp_loader_resume(dp_loader *loader, int64_t epoch, int64_t samples);
-
-/* ==== >>collating ==============================================================================
-   mmengine's two ways beside dp_collate (mmcv's). Lists, tuples and dicts of samples become a list
-   or a dict of batches, all the way down. If samples differ in that, an error names the place. Both
-   are dp_collate_fn; `user` is not used.                                                        */
-
-/* Stacks nothing: each field is the list of the samples' values, whose memory it shares. */
-DP_MUST_USE DP_API dp_status dp_pseudo_collate(dp_scope *scope, const dp_value *samples,
-                                               size_t count, dp_value *out, void *user);
-/* Tensors are stacked, numbers become a tensor, strings and opaque pointers a list; containers are
-   collated by dp_collate, with one sample for each device. */
-DP_MUST_USE DP_API dp_status dp_default_collate(dp_scope *scope, const dp_value *samples,
-                                                size_t count, dp_value *out, void *user);
 
 /* ==== >>preparing ==============================================================================
    What mmengine's data preprocessors do, before a batch goes to a model.                        */
@@ -466,7 +450,7 @@ static dp_status dp__data_position_check(const dp__data_deal *deal, int64_t epoc
 DP_API int64_t dp_sampler_count(const dp_sampler *sampler)
 {
     dp__data_deal deal;
-    if (dp__named(__func__, dp__data_deal_of(sampler, 0, &deal)) != DP_OK)
+    if (dp_error_in(__func__, dp__data_deal_of(sampler, 0, &deal)) != DP_OK)
         return -1;
     return deal.count;
 }
@@ -477,49 +461,9 @@ DP_API int64_t dp_sampler_index(const dp_sampler *sampler, int64_t epoch, int64_
     dp_status status = dp__data_deal_of(sampler, 0, &deal);
     if (status == DP_OK)
         status = dp__data_position_check(&deal, epoch, position);
-    if (dp__named(__func__, status) != DP_OK)
+    if (dp_error_in(__func__, status) != DP_OK)
         return -1;
     return dp__data_index(&deal, epoch, position);
-}
-
-/* ==== >>columns ================================================================================
-   Both ways to collate differ from dp_collate in what they make of a leaf's column.             */
-
-static dp_status dp__data_column_list(dp__zipper *zipper, const dp_value *column,
-                                      const dp__path *path, dp_value *out)
-{
-    (void)path;
-    return dp__made(dp_list_make(zipper->scope, DP_LIST, column, zipper->count), out);
-}
-
-/* Structures may be mixed, leaves may not. */
-static dp_status dp__data_column_stack(dp__zipper *zipper, const dp_value *column,
-                                       const dp__path *path, dp_value *out)
-{
-    if (column[0].kind == DP_OPAQUE)
-        return dp__data_column_list(zipper, column, path, out);
-    zipper->mixed = false;
-    dp_status status = dp__zip_check(zipper, column, path);
-    zipper->mixed = true;
-    return status == DP_OK ? dp__collate_leaf(zipper, column, path, out) : status;
-}
-
-DP_API dp_status dp_pseudo_collate(dp_scope *scope, const dp_value *samples, size_t count,
-                                   dp_value *out, void *user)
-{
-    (void)user;
-    dp__collator collator = {{scope, count, .leaf = dp__data_column_list, .mixed = true},
-                             .group = 1};
-    return dp__collate(__func__, &collator, samples, out);
-}
-
-DP_API dp_status dp_default_collate(dp_scope *scope, const dp_value *samples, size_t count,
-                                    dp_value *out, void *user)
-{
-    (void)user;
-    dp__collator collator = {{scope, count, .leaf = dp__data_column_stack, .mixed = true},
-                             .group = 1};
-    return dp__collate(__func__, &collator, samples, out);
 }
 
 /* ==== >>stacking ===============================================================================
@@ -528,32 +472,31 @@ DP_API dp_status dp_default_collate(dp_scope *scope, const dp_value *samples, si
 static dp_status dp__data_wants(const char *fn, const dp_ctx *ctx, const dp_scope *scope,
                                 const dp_value *out)
 {
-    DP_TRY(dp__check_ctx(fn, ctx));
-    DP_TRY(dp__check_scope_of(fn, scope, ctx));
-    return dp__check_pointer(fn, "out", out);
+    DP_TRY(dp_check_ctx(fn, ctx));
+    DP_TRY(dp_check_scope(fn, scope, ctx));
+    return dp_check_pointer(fn, "out", out);
 }
 
-typedef struct dp__data_mover {
-    dp__mapper mapper;
-    dp_ctx *ctx;
-    dp_device device;
-} dp__data_mover;
-
-static dp_status dp__data_move(dp__mapper *mapper, dp_value value, dp_value *out)
+static bool dp__data_same_device(dp_device a, dp_device b)
 {
-    const dp__data_mover *mover = (const dp__data_mover *)mapper;
+    return a.backend == b.backend && a.index == b.index;
+}
+
+/* Moves a tensor, or those in a container, to the device that `user` points to. */
+static dp_status dp__data_move(dp_scope *scope, dp_value value, dp_value *out, void *user)
+{
+    const dp_device *device = user;
     *out = value;
-    if (value.kind == DP_TENSOR && !dp__same_device(value.as.t->device, mover->device)) {
+    if (value.kind == DP_TENSOR && !dp__data_same_device(value.as.t->device, *device)) {
         const dp_tensor *from = value.as.t;
         dp_tensor own;
-        DP_TRY(dp__move_new(mover->ctx, mapper->scope, mover->device, (dp_dtype)from->dtype, from,
-                            &own));
-        return dp__made(dp_of(mapper->scope, &own), out);
+        DP_TRY(dp_tensor_to(scope, *device, (dp_dtype)from->dtype, from, &own));
+        return dp_made(dp_of(scope, &own), out);
     }
     if (value.kind == DP_CONTAINER && !value.as.c->cpu_only) {
         dp_container own = *value.as.c;
-        DP_TRY(dp__map(mapper, value.as.c->data, &own.data));
-        return dp__made(dp_contain(mapper->scope, &own), out);
+        DP_TRY(dp_map(scope, value.as.c->data, dp__data_move, user, &own.data));
+        return dp_made(dp_contain(scope, &own), out);
     }
     return DP_OK;
 }
@@ -561,13 +504,9 @@ static dp_status dp__data_move(dp__mapper *mapper, dp_value value, dp_value *out
 DP_API dp_status dp_to_device(dp_ctx *ctx, dp_scope *scope, dp_value value, dp_device device,
                               dp_value *out)
 {
-    dp__data_mover mover = {{scope, dp__data_move, .keys = true}, ctx, device};
-    dp_value made;
     DP_TRY(dp__data_wants(__func__, ctx, scope, out));
-    DP_TRY(dp__check_value(__func__, "value", value));
-    DP_TRY(dp__named(__func__, dp__map(&mover.mapper, value, &made)));
-    *out = made;
-    return DP_OK;
+    DP_TRY(dp_check_value(__func__, "value", value));
+    return dp_error_in(__func__, dp_map(scope, value, dp__data_move, &device, out));
 }
 
 typedef struct dp__data_stacker { /* tensors that become one */
@@ -587,7 +526,7 @@ static dp_status dp__data_stacker_fit(dp__data_stacker *stacker, size_t i)
         return dp_error(DP_ERR_MISMATCH, "tensor %zu has %d dims of %s, tensor 0 %d of %s", i,
                         own->ndim, dp_dtype_name((dp_dtype)own->dtype), first->ndim,
                         dp_dtype_name((dp_dtype)first->dtype));
-    if (!dp__same_device(own->device, first->device))
+    if (!dp__data_same_device(own->device, first->device))
         return dp_error(DP_ERR_MISMATCH, "tensor %zu is on another device than tensor 0", i);
     if (own->shape[0] != first->shape[0])
         return dp_error(DP_ERR_MISMATCH,
@@ -623,11 +562,11 @@ static dp_status dp__data_stacker_of(dp_ctx *ctx, dp_scope *scope, dp_value list
 {
     char what[32];
     *out = (dp__data_stacker){.ctx = ctx, .scope = scope, .count = dp_count(list)};
-    if (!dp__is_sequence(list) || out->count == 0)
+    if ((list.kind != DP_LIST && list.kind != DP_TUPLE) || out->count == 0)
         return dp_error(DP_ERR_INVALID, "not a list of tensors, or an empty one");
     out->of = dp_scope_alloc(scope, out->count * sizeof *out->of);
     if (out->of == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < out->count; i++) {
         snprintf(what, sizeof what, "tensor %zu", i);
         DP_TRY(dp_as_tensor(dp_at(list, i), what, DP_DTYPE_ANY, -1, &out->of[i]));
@@ -670,7 +609,7 @@ static dp_status dp__data_stack(const dp__data_stacker *stacker, double pad_valu
         DP_TRY(dp__data_stacker_place(stacker, &stack, i, &place));
         DP_TRY(dp_copy(stacker->ctx, &place, stacker->of[i], NULL));
     }
-    return dp__made(dp_of(stacker->scope, &stack), out);
+    return dp_made(dp_of(stacker->scope, &stack), out);
 }
 
 DP_API dp_status dp_stack_batch(dp_ctx *ctx, dp_scope *scope, dp_value tensors, int64_t pad_divisor,
@@ -679,9 +618,9 @@ DP_API dp_status dp_stack_batch(dp_ctx *ctx, dp_scope *scope, dp_value tensors, 
     dp__data_stacker stacker;
     dp_value made;
     DP_TRY(dp__data_wants(__func__, ctx, scope, out));
-    DP_TRY(dp__check_value(__func__, "tensors", tensors));
-    DP_TRY(dp__named(__func__, dp__data_stacker_of(ctx, scope, tensors, pad_divisor, &stacker)));
-    DP_TRY(dp__named(__func__, dp__data_stack(&stacker, pad_value, &made)));
+    DP_TRY(dp_check_value(__func__, "tensors", tensors));
+    DP_TRY(dp_error_in(__func__, dp__data_stacker_of(ctx, scope, tensors, pad_divisor, &stacker)));
+    DP_TRY(dp_error_in(__func__, dp__data_stack(&stacker, pad_value, &made)));
     *out = made;
     return DP_OK;
 }
@@ -748,7 +687,7 @@ static dp_status dp__data_bytes_make(dp__data_normalizer *normalizer)
     float mean, std;
     normalizer->bytes = dp_scope_alloc(normalizer->scope, count * sizeof *normalizer->bytes);
     if (normalizer->bytes == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t at = 0; at < count; at++) {
         dp__data_norms(normalizer->config, at, &mean, &std);
         for (int byte = 0; byte < 256; byte++)
@@ -797,7 +736,7 @@ static void dp__data_normalize_host(const dp__data_normalizer *normalizer, const
 static dp_status dp__data_as_f32(const dp__data_normalizer *normalizer, const dp_tensor *image,
                                  dp_tensor *out)
 {
-    return dp__move_new(normalizer->ctx, normalizer->scope, image->device, DP_F32, image, out);
+    return dp_tensor_to(normalizer->scope, image->device, DP_F32, image, out);
 }
 
 /* (channel - mean) / std, in place: a sum of two, divided. */
@@ -870,13 +809,13 @@ static dp_status dp__data_images_of(dp_scope *scope, dp_value images, dp_value *
     bool counts = (uint64_t)all->shape[0] <= SIZE_MAX / sizeof(dp_value);
     dp_value *items = counts ? dp_scope_alloc(scope, (size_t)all->shape[0] * sizeof *items) : NULL;
     if (items == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (int64_t i = 0; i < all->shape[0]; i++) {
         dp_tensor one;
         DP_TRY(dp_select(all, 0, i, &one));
         items[i] = dp_of(scope, &one);
     }
-    return dp__made(dp_list_make(scope, DP_LIST, items, (size_t)all->shape[0]), out);
+    return dp_made(dp_list_make(scope, DP_LIST, items, (size_t)all->shape[0]), out);
 }
 
 /* Images without pixels, however many; or the empty batch of a process without data, in the shape
@@ -895,7 +834,7 @@ static dp_status dp__data_no_images(dp_ctx *ctx, dp_scope *scope, const dp_image
     DP_TRY(dp__data_stacker_round(&stacker, config->pad_divisor));
     stacker.count = (size_t)images->shape[0]; /* each as the one that is there */
     DP_TRY(dp__data_stacker_make(&stacker, DP_F32, 0, &none));
-    return dp__made(dp_of(scope, &none), out);
+    return dp_made(dp_of(scope, &none), out);
 }
 
 static dp_status dp__data_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_image_config *config,
@@ -927,7 +866,7 @@ static dp_status dp__data_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_ima
         DP_TRY(dp__data_stacker_place(&stacker, &stack, i, &place));
         DP_TRY(dp__data_normalize(&normalizer, stacker.of[i], &place));
     }
-    return dp__made(dp_of(scope, &stack), out);
+    return dp_made(dp_of(scope, &stack), out);
 }
 
 DP_API dp_status dp_image_batch(dp_ctx *ctx, dp_scope *scope, dp_value images,
@@ -935,8 +874,8 @@ DP_API dp_status dp_image_batch(dp_ctx *ctx, dp_scope *scope, dp_value images,
 {
     dp_value made;
     DP_TRY(dp__data_wants(__func__, ctx, scope, out));
-    DP_TRY(dp__check_value(__func__, "images", images));
-    DP_TRY(dp__named(__func__, dp__data_image_batch(ctx, scope, config, images, &made)));
+    DP_TRY(dp_check_value(__func__, "images", images));
+    DP_TRY(dp_error_in(__func__, dp__data_image_batch(ctx, scope, config, images, &made)));
     *out = made;
     return DP_OK;
 }
@@ -951,7 +890,7 @@ static dp_status dp__data_image_dict(dp_ctx *ctx, dp_scope *scope, const dp_imag
         return dp_error(DP_ERR_INVALID, "not a dict with an entry 'inputs'");
     dp_pair *pairs = dp_scope_alloc(scope, (count + 1) * sizeof *pairs);
     if (pairs == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (; used < count; used++) {
         pairs[used] = (dp_pair){dp_key_at(data, used), dp_at(data, used)};
         samples = samples || strcmp(pairs[used].key, "data_samples") == 0;
@@ -964,16 +903,16 @@ static dp_status dp__data_image_dict(dp_ctx *ctx, dp_scope *scope, const dp_imag
         return dp_error(DP_ERR_INVALID, "not a dict with an entry 'inputs'");
     if (!samples)
         pairs[used++] = (dp_pair){"data_samples", dp_none()};
-    return dp__made(dp_dict_make(scope, pairs, used), out);
+    return dp_made(dp_dict_make(scope, pairs, used), out);
 }
 
 DP_API dp_status dp_image_preprocess(dp_ctx *ctx, dp_scope *scope, dp_value data, dp_device device,
                                      const dp_image_config *config, dp_value *out)
 {
     dp_value moved, made;
-    DP_TRY(dp__check_pointer(__func__, "out", out));
-    DP_TRY(dp__named(__func__, dp_to_device(ctx, scope, data, device, &moved)));
-    DP_TRY(dp__named(__func__, dp__data_image_dict(ctx, scope, config, moved, &made)));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
+    DP_TRY(dp_error_in(__func__, dp_to_device(ctx, scope, data, device, &moved)));
+    DP_TRY(dp_error_in(__func__, dp__data_image_dict(ctx, scope, config, moved, &made)));
     *out = made;
     return DP_OK;
 }
@@ -1033,28 +972,25 @@ struct dp_loader {
     unsigned fork_count;
 };
 
-/* Around a function of the user's, which cannot end what it works with. */
-static void dp__data_enter(dp__frame *frame, dp_ctx *ctx, const dp_scope *scope)
-{
-    *frame = (dp__frame){.what = "a function of a loader",
-                         .ctx = ctx,
-                         .scope = scope,
-                         .outer = dp__of_thread.frames};
-    dp__of_thread.frames = frame;
-}
+typedef struct dp__data_visit { /* a loader calls functions of the user's */
+    const dp_loader *loader;
+    dp__data_reader *reader; /* of so many samples of a slot; NULL: a slot is collated */
+    dp__data_slot *slot;
+    int64_t first, count;
+    const dp__data_slot *collated;
+    dp_value *out;
+    const struct dp__data_visit *outer; /* in whose function it is called */
+} dp__data_visit;
 
-static void dp__data_leave(const dp__frame *frame)
-{
-    dp__of_thread.frames = frame->outer;
-}
+static _Thread_local const dp__data_visit *dp__data_visits;
 
-/* Whether this thread is in a function that works in one of the loader's slots. */
+/* Returns true if this thread is in a function that works in one of the loader's slots. */
 static bool dp__data_is_inside(const dp_loader *loader)
 {
-    const dp__frame *frame = dp__of_thread.frames;
-    while (frame != NULL && !dp__scope_is_inside(frame->scope, loader->scope))
-        frame = frame->outer;
-    return frame != NULL;
+    const dp__data_visit *visit = dp__data_visits;
+    while (visit != NULL && visit->loader != loader)
+        visit = visit->outer;
+    return visit != NULL;
 }
 
 static const dp__data_deal *dp__data_deal_in(const dp_loader *loader, int64_t epoch)
@@ -1118,7 +1054,7 @@ static dp_status dp__data_slot_fill(dp_loader *loader, dp_scope *scope, dp__data
     size_t readers = (size_t)loader->reader_count;
     dp__data_slot *slot = dp_scope_alloc(scope, sizeof *slot);
     if (slot == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     *slot = (dp__data_slot){.scope = scope,
                             .epoch = loader->ahead_epoch,
                             .number = loader->ahead_number,
@@ -1129,11 +1065,11 @@ static dp_status dp__data_slot_fill(dp_loader *loader, dp_scope *scope, dp__data
     slot->indices = dp_scope_alloc(scope, count * sizeof *slot->indices);
     if (slot->scopes == NULL || slot->tensors == NULL || slot->values == NULL ||
         slot->indices == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < readers; i++) {
         slot->scopes[i] = dp_scope_child(scope);
         if (slot->scopes[i] == NULL)
-            return dp__no_memory();
+            return dp_no_memory();
     }
     DP_TRY(dp__data_slot_tensors(loader, slot));
     dp__data_slot_samples(loader, slot);
@@ -1152,7 +1088,7 @@ static dp_status dp__data_slot_make(dp_loader *loader)
 {
     dp__data_slot *slot = NULL;
     dp_scope *scope = dp_scope_child(loader->scope);
-    dp_status status = scope != NULL ? dp__data_slot_fill(loader, scope, &slot) : dp__no_memory();
+    dp_status status = scope != NULL ? dp__data_slot_fill(loader, scope, &slot) : dp_no_memory();
     if (status == DP_OK)
         status = dp_scope_attach(loader->scope, loader->guard);
     if (status != DP_OK) {
@@ -1260,16 +1196,35 @@ static void dp__data_read(dp__data_reader *reader, dp__data_slot *slot, int64_t 
                         .value = dp_none()};
     for (size_t i = 0; i < loader->config.field_count; i++)
         reader->rows[i] = (char *)slot->tensors[i].data + (size_t)at * loader->row_bytes[i];
-    dp__frame frame;
-    dp__data_enter(&frame, loader->ctx, sample.scope);
     (void)dp_error(DP_OK, "%s", ""); /* what is there afterwards is about this sample */
     dp_status status = loader->config.read(&sample, loader->config.user);
-    dp__data_leave(&frame);
     if (status == DP_OK && sample.value.kind == DP_ERROR)
         status = dp_error((dp_status)sample.value.status, "%s", sample.value.as.s);
     slot->values[at] = sample.value;
     if (status != DP_OK)
         dp__data_failed(loader, slot, at, status);
+}
+
+static dp_status dp__data_visit_in(void *user)
+{
+    const dp__data_visit *visit = user;
+    const dp_loader_config *config = &visit->loader->config;
+    if (visit->reader == NULL)
+        return config->collate(visit->collated->scope, visit->collated->values,
+                               (size_t)visit->collated->count, visit->out, config->user);
+    for (int64_t i = 0; i < visit->count; i++)
+        dp__data_read(visit->reader, visit->slot, visit->first + i);
+    return DP_OK;
+}
+
+/* Calls functions of the user's, which cannot end what they work with. */
+static dp_status dp__data_visit_make(dp__data_visit *visit, dp_scope *scope)
+{
+    visit->outer = dp__data_visits;
+    dp__data_visits = visit;
+    dp_status status = dp_scope_guard(scope, "a function of a loader", dp__data_visit_in, visit);
+    dp__data_visits = visit->outer;
+    return status;
 }
 
 /* False: there is nothing to read. */
@@ -1282,8 +1237,11 @@ static bool dp__data_work(dp__data_reader *reader)
     dp__lock_leave(&loader->lock);
     if (slot == NULL)
         return false;
-    for (int64_t i = 0; i < count; i++)
-        dp__data_read(reader, slot, first + i);
+    dp__data_visit visit = {
+        .loader = loader, .reader = reader, .slot = slot, .first = first, .count = count};
+    dp_status status = dp__data_visit_make(&visit, slot->scopes[reader->index]);
+    if (status != DP_OK) /* the context is closing */
+        dp__data_failed(loader, slot, first, status);
     dp__lock_enter(&loader->lock);
     slot->done += count;
     bool done = dp__data_is_done(slot);
@@ -1404,12 +1362,12 @@ static dp_status dp__data_fields_copy(dp_loader *loader)
     dp_field *fields = dp_scope_alloc(loader->scope, count * sizeof *fields);
     loader->row_bytes = dp_scope_alloc(loader->scope, count * sizeof *loader->row_bytes);
     if (fields == NULL || loader->row_bytes == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < count; i++) {
         fields[i] = loader->config.fields[i];
         fields[i].name = dp_text(dp_string(loader->scope, fields[i].name));
         if (fields[i].name == NULL)
-            return dp__no_memory();
+            return dp_no_memory();
         dp_tensor row = dp_wrap(&row, fields[i].dtype, fields[i].ndim, fields[i].shape);
         loader->row_bytes[i] = (size_t)dp_tensor_count(&row) * dp_dtype_bytes(fields[i].dtype);
     }
@@ -1470,7 +1428,7 @@ static dp_status dp__data_readers_make(dp_loader *loader)
     loader->ring = dp_scope_alloc(loader->scope, (size_t)loader->depth * sizeof *loader->ring);
     loader->readers = dp_scope_alloc(loader->scope, count * sizeof *loader->readers);
     if (rows == NULL || loader->ring == NULL || loader->readers == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < count; i++)
         loader->readers[i] =
             (dp__data_reader){.loader = loader, .index = (int)i, .rows = rows + i * fields};
@@ -1498,7 +1456,7 @@ static dp_status dp__data_loader_make(dp_ctx *ctx, const dp_loader_config *confi
 {
     dp_loader *loader = dp_scope_alloc(scope, sizeof *loader);
     if (loader == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     *loader = (dp_loader){.ctx = ctx,
                           .scope = scope,
                           .config = *config,
@@ -1509,7 +1467,7 @@ static dp_status dp__data_loader_make(dp_ctx *ctx, const dp_loader_config *confi
     DP_TRY(dp__data_readers_make(loader));
     loader->guard = dp_scope_child(scope);
     if (loader->guard == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     DP_TRY(dp_scope_defer(loader->guard, dp__data_stop, loader));
     dp__gate_init(&loader->news);
     *out = loader;
@@ -1520,11 +1478,11 @@ DP_API dp_status dp_loader_create(dp_ctx *ctx, const dp_loader_config *config, d
 {
     dp_info info;
     dp_loader *loader = NULL;
-    DP_TRY(dp__check_pointer(__func__, "config", config));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_pointer(__func__, "config", config));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     DP_TRY(dp_info_get(ctx, &info));
-    DP_TRY(dp__named(__func__, dp__data_numbers_check(config)));
-    DP_TRY(dp__named(__func__, dp__data_fields_check(config)));
+    DP_TRY(dp_error_in(__func__, dp__data_numbers_check(config)));
+    DP_TRY(dp_error_in(__func__, dp__data_fields_check(config)));
     dp_scope *scope = dp_scope_begin(ctx);
     DP_TRY(dp_scope_check(scope));
     dp_status status = dp__data_loader_make(ctx, config, scope, &loader);
@@ -1532,12 +1490,12 @@ DP_API dp_status dp_loader_create(dp_ctx *ctx, const dp_loader_config *config, d
         *out = loader;
     else
         dp_scope_end(scope);
-    return dp__named(__func__, status);
+    return dp_error_in(__func__, status);
 }
 
 static dp_status dp__data_usable(const char *fn, const dp_loader *loader)
 {
-    DP_TRY(dp__check_pointer(fn, "loader", loader));
+    DP_TRY(dp_check_pointer(fn, "loader", loader));
     if (dp__data_is_inside(loader))
         return dp_error(DP_ERR_STATE, "%s: a function that the loader has called called this", fn);
     return DP_OK;
@@ -1577,24 +1535,18 @@ static dp_status dp__data_collate(const dp_loader *loader, const dp__data_slot *
     size_t count = (size_t)slot->count, devices = loader->local_count;
     size_t full = ((size_t)loader->config.batch - 1) / devices + 1;
     bool shards = loader->config.sampler.shards > 0;
-    dp__collator collator = {{slot->scope, count, .leaf = dp__collate_leaf},
-                             .group = shards ? count / devices : full,
-                             .larger = shards ? count % devices : 0};
-    return dp__collate("dp_collate", &collator, slot->values, out);
+    return shards ? dp_collate_parts(slot->scope, slot->values, count, devices, out)
+                  : dp_collate(slot->scope, slot->values, count, full, out);
 }
 
 static dp_status dp__data_collate_slot(const dp_loader *loader, const dp__data_slot *slot,
                                        dp_value *out)
 {
-    dp__frame frame;
-    size_t count = (size_t)slot->count;
+    dp__data_visit visit = {.loader = loader, .collated = slot, .out = out};
     if (loader->config.collate == NULL)
         return dp__data_collate(loader, slot, out);
-    dp__data_enter(&frame, loader->ctx, slot->scope);
-    dp_status status =
-        loader->config.collate(slot->scope, slot->values, count, out, loader->config.user);
-    dp__data_leave(&frame);
-    return dp__data_by_user(status == DP_OK ? dp__made(*out, out) : status);
+    dp_status status = dp__data_visit_make(&visit, slot->scope);
+    return dp__data_by_user(status == DP_OK ? dp_made(*out, out) : status);
 }
 
 /* The value of a batch: the fields, then what collate made. An empty one has none. */
@@ -1616,12 +1568,12 @@ static dp_status dp__data_compose(const dp_loader *loader, const dp__data_slot *
     }
     dp_pair *pairs = dp_scope_alloc(slot->scope, (fields + more) * sizeof *pairs);
     if (pairs == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < fields; i++)
         pairs[i] = (dp_pair){loader->config.fields[i].name, dp_of(slot->scope, &slot->tensors[i])};
     for (size_t i = 0; i < more; i++)
         pairs[fields + i] = (dp_pair){dp_key_at(made, i), dp_at(made, i)};
-    return dp__made(dp_dict_make(slot->scope, pairs, fields + more), out);
+    return dp_made(dp_dict_make(slot->scope, pairs, fields + more), out);
 }
 
 /* The batch is lost, and the next one comes next. */
@@ -1700,8 +1652,8 @@ static dp_status dp__data_alive(const char *fn, const dp_loader *loader)
 DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *out)
 {
     DP_TRY(dp__data_alive(__func__, loader));
-    DP_TRY(dp__check_scope_of(__func__, scope, loader->ctx));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_scope(__func__, scope, loader->ctx));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     if (loader->number >= dp__data_batches(loader, loader->epoch)) {
         dp__data_end(loader, out);
         return DP_OK;
@@ -1712,7 +1664,7 @@ DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *ou
     dp_status status = dp__data_next(loader, scope, out);
     atomic_fetch_sub_explicit(inside, 1, memory_order_relaxed);
     dp_trace_end();
-    return dp__named(__func__, status);
+    return dp_error_in(__func__, status);
 }
 
 /* ==== >>keeping ================================================================================
@@ -1720,8 +1672,8 @@ DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *ou
 
 DP_API dp_status dp_loader_info_get(const dp_loader *loader, dp_loader_info *out)
 {
-    DP_TRY(dp__check_pointer(__func__, "loader", loader));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_pointer(__func__, "loader", loader));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     *out = (dp_loader_info){.epoch = loader->epoch,
                             .number = loader->number,
                             .batch_count = dp__data_batches(loader, loader->epoch),
@@ -1755,13 +1707,13 @@ static dp_status dp__data_seek(dp_loader *loader, int64_t epoch, int64_t number)
 DP_API dp_status dp_loader_seek(dp_loader *loader, int64_t epoch, int64_t number)
 {
     DP_TRY(dp__data_alive(__func__, loader));
-    return dp__named(__func__, dp__data_seek(loader, epoch, number));
+    return dp_error_in(__func__, dp__data_seek(loader, epoch, number));
 }
 
 DP_API dp_status dp_loader_save(const dp_loader *loader, dp_scope *scope, dp_value *out)
 {
-    DP_TRY(dp__check_pointer(__func__, "loader", loader));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_pointer(__func__, "loader", loader));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     const dp__data_deal *deal = dp__data_deal_in(loader, loader->epoch);
     const dp_sampler *sampler = &deal->of;
     int64_t done = loader->number * loader->config.batch * sampler->world;
@@ -1773,8 +1725,8 @@ DP_API dp_status dp_loader_save(const dp_loader *loader, dp_scope *scope, dp_val
         {"seed", dp_int((int64_t)sampler->seed)},
         {"in_order", dp_bool(sampler->in_order)},
         {"endless", dp_bool(sampler->sampling == DP_SAMPLE_ENDLESS)}};
-    return dp__named(__func__,
-                     dp__made(dp_dict_make(scope, pairs, sizeof pairs / sizeof pairs[0]), out));
+    return dp_error_in(__func__,
+                       dp_made(dp_dict_make(scope, pairs, sizeof pairs / sizeof pairs[0]), out));
 }
 
 static dp_status dp__data_saved(dp_value saved, const char *key, dp_kind kind, int64_t *out)
@@ -1848,7 +1800,7 @@ static dp_status dp__data_load(dp_loader *loader, dp_value saved)
 DP_API dp_status dp_loader_load(dp_loader *loader, dp_value saved)
 {
     DP_TRY(dp__data_alive(__func__, loader));
-    return dp__named(__func__, dp__data_load(loader, saved));
+    return dp_error_in(__func__, dp__data_load(loader, saved));
 }
 
 DP_API dp_status dp_loader_resume(dp_loader *loader, int64_t epoch, int64_t samples)
@@ -1859,7 +1811,7 @@ DP_API dp_status dp_loader_resume(dp_loader *loader, int64_t epoch, int64_t samp
     if (samples < 0 || (ends && samples > sampler->count))
         return dp_error(DP_ERR_INVALID, "%s: samples is %lld, of %lld", __func__,
                         (long long)samples, (long long)sampler->count);
-    return dp__named(__func__, dp__data_deal_again(loader, epoch, samples, ends));
+    return dp_error_in(__func__, dp__data_deal_again(loader, epoch, samples, ends));
 }
 
 /* ==== >>rows ===================================================================================
@@ -1948,7 +1900,7 @@ static dp_status dp__data_idx_make(dp_scope *scope, const char *path, dp_idx **o
     uint64_t bytes = 0;
     dp_idx *idx = dp_scope_alloc(scope, sizeof *idx);
     if (idx == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     const char *slash = strrchr(path, '/');
     *idx = (dp_idx){.scope = scope};
     snprintf(idx->name, sizeof idx->name, "%s", slash != NULL ? slash + 1 : path);
@@ -1966,9 +1918,9 @@ static dp_status dp__data_idx_make(dp_scope *scope, const char *path, dp_idx **o
 DP_API dp_status dp_idx_open(dp_ctx *ctx, const char *path, dp_idx **out)
 {
     dp_idx *idx = NULL;
-    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp_check_ctx(__func__, ctx));
     DP_TRY(dp__os_check_path(__func__, path));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     dp_scope *scope = dp_scope_begin(ctx);
     DP_TRY(dp_scope_check(scope));
     dp_status status = dp__data_idx_make(scope, path, &idx);
@@ -1987,8 +1939,8 @@ DP_API void dp_idx_close(dp_idx *idx)
 
 DP_API dp_status dp_idx_info_get(const dp_idx *idx, dp_idx_info *out)
 {
-    DP_TRY(dp__check_pointer(__func__, "idx", idx));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_pointer(__func__, "idx", idx));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     *out = idx->info;
     return DP_OK;
 }
@@ -2007,8 +1959,8 @@ static void dp__data_turn(unsigned char *bytes, size_t each, size_t count)
 
 DP_API dp_status dp_idx_row(const dp_idx *idx, int64_t row, void *out)
 {
-    DP_TRY(dp__check_pointer(__func__, "idx", idx));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_pointer(__func__, "idx", idx));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     const dp_idx_info *info = &idx->info;
     size_t bytes = info->row_bytes, each = dp_dtype_bytes(info->dtype);
     if (row < 0 || row >= info->shape[0])

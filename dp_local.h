@@ -1,7 +1,7 @@
 /* dp_local.h - v0.2.0 - training over slow links: smaller sums, and fewer of them - MIT licence
 
-   Include it after dp.h, or instead. But for errors, a lock and copies of tensors it uses only the
-   public API of dp.h.
+   Include it after dp.h, or instead. It stands on the public API of dp.h, and on its system
+   (dp/os.h) for a lock.
 
    Where a step waits for the network, send less. Gradients can travel in 8 or 4 bits, or as narrow
    matrices:
@@ -56,7 +56,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#if !defined(DP_LOCAL_H) && !defined(DP__REFUSED)
+#if !defined(DP_LOCAL_H) && defined(DP_H)
 #define DP_LOCAL_H
 
 #ifdef __cplusplus
@@ -369,7 +369,7 @@ static dp_status dp__low_units(dp_compressor *compressor, const dp_compressor_co
     const size_t count = dp_module_param_count(config->module);
     compressor->units = dp_scope_alloc(compressor->scope, count * sizeof *compressor->units);
     if (compressor->units == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < count; i++) {
         dp_param_info info;
         bool ignored = false;
@@ -391,7 +391,7 @@ static dp_status dp__compressor_make(dp_scope *scope, dp_ctx *ctx,
 {
     dp_compressor *compressor = dp_scope_alloc(scope, sizeof *compressor);
     if (compressor == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     *compressor = (dp_compressor){.ctx = ctx,
                                   .scope = scope,
                                   .number = atomic_fetch_add(&dp__compressors, 1) + 1,
@@ -437,17 +437,17 @@ DP_API dp_status dp_compressor_create(dp_ctx *ctx, const dp_compressor_config *c
                                       dp_compressor **out)
 {
     dp_compressor_config own = {0};
-    DP_TRY(dp__check_ctx(__func__, ctx));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_ctx(__func__, ctx));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     if (config != NULL)
         own = *config;
-    DP_TRY(dp__named(__func__, dp__compressor_check(ctx, &own)));
+    DP_TRY(dp_error_in(__func__, dp__compressor_check(ctx, &own)));
     dp_scope *scope = dp_scope_begin(ctx);
     DP_TRY(dp_scope_check(scope));
     dp_status status = dp__compressor_make(scope, ctx, &own, out);
     if (status != DP_OK)
         dp_scope_end(scope);
-    return dp__named(__func__, status);
+    return dp_error_in(__func__, status);
 }
 
 DP_API void dp_compressor_destroy(dp_compressor *compressor)
@@ -477,7 +477,7 @@ static dp_status dp__bits_make(const dp_compressor *compressor, dp__compress_sta
         rank->recv = dp_scope_alloc(state->scope, bytes);
         full = full || rank->part == NULL || rank->send == NULL || rank->recv == NULL;
     }
-    return full ? dp__no_memory() : DP_OK;
+    return full ? dp_no_memory() : DP_OK;
 }
 
 static dp_status dp__low_make(const dp_compressor *compressor, dp__compress_state *state,
@@ -499,13 +499,13 @@ static dp_status dp__compress_state_make(const dp_compressor *compressor, const 
     state->ranks = dp_scope_alloc(state->scope, local_count * sizeof *state->ranks);
     state->parts = dp_scope_alloc(state->scope, local_count * sizeof *state->parts);
     if (state->ranges == NULL || state->ranks == NULL || state->parts == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     memcpy(state->ranges, bucket->info.ranges, state->range_count * sizeof *state->ranges);
     for (size_t i = 0; i < local_count; i++) {
         state->ranks[i] =
             (dp__compress_rank){.own = dp__compress_zeros(state->scope, ranks * state->each)};
         if (state->ranks[i].own == NULL)
-            return dp__no_memory();
+            return dp_no_memory();
     }
     if (bucket->dtype != DP_F32)
         DP_TRY(dp_tensor_new(state->scope, dp_local_device(compressor->ctx, 0), DP_F32, 1, &count,
@@ -586,7 +586,7 @@ static dp_status dp__compress_state_of(const dp_compressor *compressor, const dp
     dp__compress_kept *kept = dp__compress_kept_of(compressor, bucket);
     dp__compress_state *state = kept != NULL ? dp__compress_entry(kept, bucket) : NULL;
     if (state == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     *out = state;
     if (dp__compress_is_of(state, bucket))
         return DP_OK;
@@ -769,7 +769,7 @@ static dp_status dp__low_make(const dp_compressor *compressor, dp__compress_stat
 {
     state->pieces = dp_scope_alloc(state->scope, state->range_count * sizeof *state->pieces);
     if (state->pieces == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     state->left_count = state->right_count = 0;
     for (size_t i = 0, first = 0; i < state->range_count; first += state->ranges[i++].count) {
         dp__low_piece *piece = &state->pieces[i];
@@ -791,7 +791,7 @@ static dp_status dp__low_make(const dp_compressor *compressor, dp__compress_stat
         for (size_t k = 0; k < state->pieces[i].rank; k++)
             dp__low_draw(&state->pieces[i], k,
                          state->start + state->pieces[i].right + k * state->pieces[i].cols);
-    return full ? dp__no_memory() : DP_OK;
+    return full ? dp_no_memory() : DP_OK;
 }
 
 /* P = M Q, or what travels as it is, of which nothing is kept. Q has the size of gradients, so P
@@ -934,16 +934,16 @@ DP_API dp_status dp_compress(const dp_bucket *bucket, void *user)
     const dp_compressor *compressor = user;
     dp__compress_state *state = NULL;
     dp_reducer_info info;
-    DP_TRY(dp__check_pointer(__func__, "bucket", bucket));
-    DP_TRY(dp__check_pointer(__func__, "compressor", user));
+    DP_TRY(dp_check_pointer(__func__, "bucket", bucket));
+    DP_TRY(dp_check_pointer(__func__, "compressor", user));
     if (bucket->ctx != compressor->ctx)
         return dp_error(DP_ERR_INVALID, "%s: the compressor is of another context", __func__);
     DP_TRY(dp_reducer_info_get(bucket->reducer, &info));
-    DP_TRY(dp__named(__func__, dp__compressor_rejoin(user)));
+    DP_TRY(dp_error_in(__func__, dp__compressor_rejoin(user)));
     if (dp__compress_is_plain(compressor, bucket, info.pass_count))
         return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
                                     bucket->scale);
-    DP_TRY(dp__named(__func__, dp__compress_state_of(compressor, bucket, &state)));
+    DP_TRY(dp_error_in(__func__, dp__compress_state_of(compressor, bucket, &state)));
     dp_status status = compressor->bits > 0 ? dp__bits_run(compressor, bucket, state)
                                             : dp__low_run(compressor, bucket, state);
     if (status != DP_OK)
@@ -1059,7 +1059,7 @@ static dp_status dp__local_move(const dp_local *local, const dp__local_fragment 
         DP_TRY(back ? dp_params_edit(local->module, entry->param, &info.data, NULL)
                     : dp_module_param(local->module, entry->param, &info));
         DP_TRY(dp__local_part(entry, fragment, &info.data, row, &own, &there));
-        DP_TRY(back ? dp__move(local->ctx, &own, &there) : dp__move(local->ctx, &there, &own));
+        DP_TRY(back ? dp_cast(local->ctx, &own, &there) : dp_cast(local->ctx, &there, &own));
     }
     return DP_OK;
 }
@@ -1223,11 +1223,11 @@ static dp_status dp__local_step(dp_local *local)
 
 DP_API dp_status dp_local_step(dp_local *local)
 {
-    DP_TRY(dp__check_pointer(__func__, "local", local));
-    DP_TRY(dp__check_alone(__func__, local->ctx));
-    DP_TRY(dp__named(__func__, dp__local_same(local)));
+    DP_TRY(dp_check_pointer(__func__, "local", local));
+    DP_TRY(dp_check_alone(__func__, local->ctx));
+    DP_TRY(dp_error_in(__func__, dp__local_same(local)));
     local->told.step_count++;
-    return dp__named(__func__, dp__local_step(local));
+    return dp_error_in(__func__, dp__local_step(local));
 }
 
 static dp_status dp__local_sync(dp_local *local)
@@ -1246,16 +1246,16 @@ static dp_status dp__local_sync(dp_local *local)
 
 DP_API dp_status dp_local_sync(dp_local *local)
 {
-    DP_TRY(dp__check_pointer(__func__, "local", local));
-    DP_TRY(dp__check_alone(__func__, local->ctx));
-    DP_TRY(dp__named(__func__, dp__local_same(local)));
-    return dp__named(__func__, dp__local_sync(local));
+    DP_TRY(dp_check_pointer(__func__, "local", local));
+    DP_TRY(dp_check_alone(__func__, local->ctx));
+    DP_TRY(dp_error_in(__func__, dp__local_same(local)));
+    return dp_error_in(__func__, dp__local_sync(local));
 }
 
 DP_API dp_status dp_local_info_get(const dp_local *local, dp_local_info *out)
 {
-    DP_TRY(dp__check_pointer(__func__, "local", local));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_pointer(__func__, "local", local));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     *out = local->told;
     out->config = local->config;
     for (int f = 0; f < local->config.fragments; f++)
@@ -1292,7 +1292,7 @@ static dp_status dp__local_list(dp_local *local)
 {
     local->entries = dp_scope_alloc(local->scope, local->param_count * sizeof *local->entries);
     if (local->entries == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < local->param_count; i++) {
         dp_param_info info;
         DP_TRY(dp_module_param(local->module, i, &info));
@@ -1306,7 +1306,7 @@ static dp_status dp__local_list(dp_local *local)
         size_t count = (size_t)dp_tensor_count(&info.data);
         const char *name = dp_text(dp_string(local->scope, info.name));
         if (name == NULL)
-            return dp__no_memory();
+            return dp_no_memory();
         local->entries[local->entry_count++] = (dp__local_entry){name, i, local->count, count};
         local->count += count;
         if (info.data.dtype == DP_F64)
@@ -1325,7 +1325,7 @@ static dp_status dp__local_row(dp_local *local, int rank, dp_tensor *out)
     if (info.host_memory) {
         void *data = dp_shared_alloc(local->scope, local->count * dp_dtype_bytes(local->dtype));
         if (data == NULL)
-            return dp__no_memory();
+            return dp_no_memory();
         *out = dp_wrap(data, local->dtype, 1, &count);
         out->device = device;
     } else {
@@ -1347,7 +1347,7 @@ static dp_status dp__local_rows(dp_local *local)
         DP_TRY(dp__local_row(local, local->rank, &local->left));
     local->idle = dp_scope_alloc(local->scope, (size_t)local_count * sizeof *local->idle);
     if (local->idle == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (int i = 0; i < local_count; i++)
         if (i != local->rank)
             DP_TRY(dp__local_row(local, i, &local->idle[i]));
@@ -1359,7 +1359,7 @@ static dp_status dp__local_cut_all(dp_local *local)
     const size_t count = (size_t)local->config.fragments;
     local->fragments = dp_scope_alloc(local->scope, count * sizeof *local->fragments);
     if (local->fragments == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t f = 0; f < count; f++) {
         size_t first = local->count / count * f + local->count % count * f / count;
         size_t end = local->count / count * (f + 1) + local->count % count * (f + 1) / count;
@@ -1390,7 +1390,7 @@ static dp_status dp__local_agree(const dp_local *local, dp_scope *temp)
         config->fragments, config->delay, (double)local->count, (double)local->dtype};
     size_t ranks = (size_t)local->job.rank_count;
     double *all = dp_scope_alloc(temp, ranks * sizeof own);
-    DP_TRY(dp_agree(local->ctx, all != NULL ? DP_OK : dp__no_memory()));
+    DP_TRY(dp_agree(local->ctx, all != NULL ? DP_OK : dp_no_memory()));
     DP_TRY(dp_all_gather_f64(local->ctx, own, DP__LOCAL_WORDS, all));
     for (size_t r = 1; r < ranks; r++)
         for (size_t i = 0; i < DP__LOCAL_WORDS; i++) {
@@ -1407,7 +1407,7 @@ static dp_status dp__local_reducer(dp_local *local, dp__local_fragment *fragment
     const size_t local_count = (size_t)local->job.local_count;
     const size_t at = fragment->first * dp_dtype_bytes(local->dtype);
     void **rows = dp_scope_alloc(local->scope, local_count * sizeof *rows);
-    DP_TRY(dp_agree(local->ctx, rows != NULL ? DP_OK : dp__no_memory()));
+    DP_TRY(dp_agree(local->ctx, rows != NULL ? DP_OK : dp_no_memory()));
     for (size_t i = 0; i < local_count; i++) {
         const dp_tensor *row = i == (size_t)local->rank ? &local->travel : &local->idle[i];
         rows[i] = (char *)row->data + at;
@@ -1431,7 +1431,7 @@ static dp_status dp__local_begin(dp_local *local)
     dp_part *parts = dp_scope_alloc(local->scope, local_count * sizeof *parts);
     DP_TRY(dp_broadcast_i64(local->ctx, &root, 1, 0));
     DP_TRY(dp_agree(local->ctx, parts != NULL ? dp__local_move(local, &all, &local->anchor, false)
-                                              : dp__no_memory()));
+                                              : dp_no_memory()));
     for (size_t i = 0; i < local_count; i++) {
         dp_tensor *row = i == (size_t)local->rank ? &local->anchor : &local->idle[i];
         parts[i] = (dp_part){.send = row->data, .recv = row->data};
@@ -1465,15 +1465,15 @@ DP_API dp_status dp_local_create(dp_module *module, const dp_local_config *confi
 {
     static const dp_local_config zero;
     dp_ctx *ctx = dp_module_ctx(module);
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     if (ctx == NULL)
         return dp_error(DP_ERR_INVALID, "%s: not a module", __func__);
     dp_scope *scope = dp_scope_begin(ctx);
     dp_local *local = dp_scope_alloc(scope, sizeof *local);
-    dp_status status = dp_agree(ctx, local != NULL ? DP_OK : dp__no_memory());
+    dp_status status = dp_agree(ctx, local != NULL ? DP_OK : dp_no_memory());
     if (status != DP_OK) {
         dp_scope_end(scope);
-        return dp__named(__func__, status);
+        return dp_error_in(__func__, status);
     }
     *local = (dp_local){.module = module,
                         .ctx = ctx,
@@ -1489,14 +1489,14 @@ DP_API dp_status dp_local_create(dp_module *module, const dp_local_config *confi
         *out = local;
     else
         dp__local_end(local);
-    return dp__named(__func__, status);
+    return dp_error_in(__func__, status);
 }
 
 /* What a pass of a job that has failed still uses goes with the context. */
 DP_API void dp_local_destroy(dp_local *local)
 {
     bool used = false;
-    if (local == NULL || dp__check_alone(__func__, local->ctx) != DP_OK)
+    if (local == NULL || dp_check_alone(__func__, local->ctx) != DP_OK)
         return;
     for (dp__local_fragment *first;
          dp__local_is_of_job(local) && (first = dp__local_first(local)) != NULL;)
@@ -1513,7 +1513,7 @@ static dp_status dp__local_row_save(const dp_local *local, dp_scope *scope, cons
 {
     dp_pair *pairs = dp_scope_alloc(scope, local->entry_count * sizeof *pairs);
     if (pairs == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < local->entry_count; i++) {
         const dp__local_entry *entry = &local->entries[i];
         dp_param_info info;
@@ -1521,10 +1521,10 @@ static dp_status dp__local_row_save(const dp_local *local, dp_scope *scope, cons
         DP_TRY(dp_module_param(local->module, entry->param, &info));
         DP_TRY(dp__local_cut(row, entry->first, entry->count, &own));
         DP_TRY(dp_reshape(&own, info.data.ndim, info.data.shape, &own));
-        DP_TRY(dp__move_new(local->ctx, scope, (dp_device){0, 0}, local->dtype, &own, &own));
+        DP_TRY(dp_tensor_to(scope, (dp_device){0, 0}, local->dtype, &own, &own));
         pairs[i] = (dp_pair){entry->name, dp_of(scope, &own)};
     }
-    return dp__made(dp_dict_make(scope, pairs, local->entry_count), out);
+    return dp_made(dp_dict_make(scope, pairs, local->entry_count), out);
 }
 
 static dp_status dp__local_met_save(const dp_local *local, dp_scope *scope, dp_value *out)
@@ -1532,10 +1532,10 @@ static dp_status dp__local_met_save(const dp_local *local, dp_scope *scope, dp_v
     const size_t count = (size_t)local->config.fragments;
     dp_value *met = dp_scope_alloc(scope, count * sizeof *met);
     if (met == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t f = 0; f < count; f++)
         met[f] = dp_int(local->fragments[f].met);
-    return dp__made(dp_list_make(scope, DP_LIST, met, count), out);
+    return dp_made(dp_list_make(scope, DP_LIST, met, count), out);
 }
 
 /* With other fragments than there were, it is as if all had met after the last step. */
@@ -1571,15 +1571,15 @@ static dp_status dp__local_save(const dp_local *local, dp_scope *scope, dp_value
     if (has)
         DP_TRY(dp__local_row_save(local, scope, &local->momentum, &all[3].value));
     DP_TRY(dp_wait(local->ctx));
-    return dp__made(dp_dict_make(scope, all, has ? 4 : 3), out);
+    return dp_made(dp_dict_make(scope, all, has ? 4 : 3), out);
 }
 
 DP_API dp_status dp_local_save(dp_local *local, dp_scope *scope, dp_value *out)
 {
-    DP_TRY(dp__check_pointer(__func__, "local", local));
-    DP_TRY(dp__check_scope_of(__func__, scope, local->ctx));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
-    return dp__named(__func__, dp__local_save(local, scope, out));
+    DP_TRY(dp_check_pointer(__func__, "local", local));
+    DP_TRY(dp_check_scope(__func__, scope, local->ctx));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
+    return dp_error_in(__func__, dp__local_save(local, scope, out));
 }
 
 static dp_status dp__local_row_check(const dp_local *local, dp_value saved, const char *what)
@@ -1593,7 +1593,7 @@ static dp_status dp__local_row_check(const dp_local *local, dp_value saved, cons
         if (value.kind != DP_TENSOR)
             return dp_error(DP_ERR_MISMATCH, "no %s of '%s' was saved", what, name);
         DP_TRY(dp_as_tensor(value, name, local->dtype, info.data.ndim, &from));
-        if (!dp__same_shape(from, &info.data))
+        if (!dp_same_shape(from, &info.data))
             return dp_error(DP_ERR_MISMATCH, "%s of '%s' has another shape", what, name);
     }
     if (dp_count(saved) != local->entry_count)
@@ -1636,8 +1636,8 @@ static dp_status dp__local_load(dp_local *local, dp_value saved)
 
 DP_API dp_status dp_local_load(dp_local *local, dp_value saved)
 {
-    DP_TRY(dp__check_pointer(__func__, "local", local));
-    return dp__named(__func__, dp__local_load(local, saved));
+    DP_TRY(dp_check_pointer(__func__, "local", local));
+    return dp_error_in(__func__, dp__local_load(local, saved));
 }
 #endif /* DP_IMPLEMENTATION && !DP_LOCAL_IMPLEMENTED */
 /* ------------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 /* dp_norm.h - v0.2.0 - batch statistics of all devices and ranks, for layers in dp.h - MIT licence
 
-   Include it after dp.h, or instead. But for errors and copies of tensors it uses only the public
-   API of dp.h. A layer that normalises by the batch, spread over devices and processes, is two
-   methods:
+   Include it after dp.h, or instead. It stands on the public API of dp.h. A layer that
+   normalises by the batch, spread over devices and processes, is two methods:
 
        static dp_status norm_forward(dp_call *call)
        {
@@ -49,7 +48,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#if !defined(DP_NORM_H) && !defined(DP__REFUSED)
+#if !defined(DP_NORM_H) && defined(DP_H)
 #define DP_NORM_H
 
 #ifdef __cplusplus
@@ -142,7 +141,7 @@ static dp_status dp__norm_bring(const dp__norm_work *work, const dp_tensor *tens
     dp_device here = work->call->device;
     if (tensor->device.backend == here.backend && tensor->device.index == here.index)
         return dp_contiguous(work->temp, tensor, out);
-    return dp__move_new(work->call->ctx, work->temp, here, (dp_dtype)tensor->dtype, tensor, out);
+    return dp_tensor_to(work->temp, here, (dp_dtype)tensor->dtype, tensor, out);
 }
 
 /* The dense tensor of three dims, of the dtype that is computed in. */
@@ -153,7 +152,7 @@ static dp_status dp__norm_widen(const dp__norm_work *work, const dp_tensor *tens
     DP_TRY(dp_reshape(out, 3, shape, out));
     if (out->dtype == work->dtype)
         return DP_OK;
-    return dp__move_new(work->call->ctx, work->temp, out->device, work->dtype, out, out);
+    return dp_tensor_to(work->temp, out->device, work->dtype, out, out);
 }
 
 static dp_status dp__norm_begin(dp_call *call, const dp_tensor *x, dp__norm_work *out)
@@ -171,7 +170,7 @@ static dp_status dp__norm_begin(dp_call *call, const dp_tensor *x, dp__norm_work
     for (int d = 2; d < x->ndim; d++)
         out->inner *= x->shape[d];
     out->temp = dp_scope_child(call->scope);
-    return out->temp != NULL ? dp__norm_widen(out, x, &out->x) : dp__no_memory();
+    return out->temp != NULL ? dp__norm_widen(out, x, &out->x) : dp_no_memory();
 }
 
 /* The sums of each channel and then its sums of squares. */
@@ -224,7 +223,7 @@ static dp_status dp__norm_vector(const dp__norm_work *work, const double *number
     dp_tensor wide;
     DP_TRY(
         dp_tensor_from(work->temp, work->call->device, numbers, DP_F64, 1, &work->channels, &wide));
-    return dp__move_new(work->call->ctx, work->temp, work->call->device, dtype, &wide, out);
+    return dp_tensor_to(work->temp, work->call->device, dtype, &wide, out);
 }
 
 /* out = in op the numbers of the channels: some rows at a time. */
@@ -265,7 +264,7 @@ static dp_status dp__norm_get(const dp__norm_work *work, const dp_tensor *tensor
         return dp_error(DP_ERR_INVALID, "%s has %lld elements of %s, x has %lld channels", what,
                         (long long)dp_tensor_count(tensor), dp_dtype_name((dp_dtype)tensor->dtype),
                         (long long)work->channels);
-    DP_TRY(dp__move_new(work->call->ctx, work->temp, tensor->device, DP_F64, tensor, &wide));
+    DP_TRY(dp_tensor_to(work->temp, tensor->device, DP_F64, tensor, &wide));
     return dp_read(work->call->ctx, &wide, out, (size_t)work->channels * sizeof *out);
 }
 
@@ -304,7 +303,7 @@ static dp_status dp__norm_centre(const dp__norm_work *work, dp__norm_moments *mo
 {
     double *minus = dp__norm_numbers(work->temp, work->channels);
     if (minus == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (int64_t c = 0; c < work->channels; c++) {
         double mean = moments->mean[c];
         double shift = work->dtype == DP_F64 ? mean : (double)(float)mean;
@@ -324,7 +323,7 @@ static dp_status dp__norm_moments_make(const dp__norm_work *work, dp__norm_momen
                               .rest = dp__norm_numbers(scope, work->channels),
                               .total = 1,
                               .own = 1};
-    return out->mean != NULL && out->var != NULL && out->rest != NULL ? DP_OK : dp__no_memory();
+    return out->mean != NULL && out->var != NULL && out->rest != NULL ? DP_OK : dp_no_memory();
 }
 
 /* How the parts count. */
@@ -335,7 +334,7 @@ static dp_status dp__norm_mean(const dp__norm_work *work, const dp_norm *norm,
     double here = (double)(work->rows * work->inner);
     double *sums = dp__norm_numbers(work->temp, 2 * channels + 2);
     if (sums == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     bool alike = norm->weights == DP_NORM_DEVICES;
     out->own = alike && here > 0 ? here : 1;
     DP_TRY(dp__norm_sums(work, &work->x, sums + 2));
@@ -356,7 +355,7 @@ static dp_status dp__norm_var(const dp__norm_work *work, const dp_norm *norm, dp
     const int64_t channels = work->channels;
     double *sums = dp__norm_numbers(work->temp, 2 * channels);
     if (sums == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     DP_TRY(dp__norm_sums(work, &out->centred, sums));
     for (int64_t c = 0; c < 2 * channels; c++)
         sums[c] /= out->own;
@@ -420,13 +419,13 @@ DP_API dp_status dp_norm_moments(dp_call *call, const dp_norm *norm, const dp_te
 {
     dp__norm_work work = {.temp = NULL};
     dp__norm_moments moments;
-    DP_TRY(dp__named(__func__, dp__norm_check(call, norm, x)));
+    DP_TRY(dp_error_in(__func__, dp__norm_check(call, norm, x)));
     if (out_mean == NULL || out_var == NULL || out_count == NULL)
         return dp_error(DP_ERR_INVALID, "%s: an out is NULL", __func__);
     dp_status status = dp__norm_moments_run(call, norm, x, &work, &moments);
     dp_scope_end(work.temp);
     if (status != DP_OK)
-        return dp__named(__func__, status);
+        return dp_error_in(__func__, status);
     memcpy(out_mean, moments.mean, (size_t)work.channels * sizeof *out_mean);
     memcpy(out_var, moments.var, (size_t)work.channels * sizeof *out_var);
     *out_count = moments.values;
@@ -452,7 +451,7 @@ static dp_status dp__norm_follow(const dp__norm_work *work, const dp_tensor *run
 {
     double *numbers = dp__norm_numbers(work->temp, work->channels);
     if (numbers == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     DP_TRY(dp__norm_get(work, running, what, numbers));
     for (int64_t c = 0; c < work->channels; c++)
         numbers[c] = (1 - momentum) * numbers[c] + momentum * factor * now[c];
@@ -542,7 +541,7 @@ static dp_status dp__norm_forward(const dp__norm_work *work, const dp_norm *norm
     saved->scale = dp__norm_numbers(scope, work->channels);
     saved->inverse = dp__norm_numbers(scope, work->channels);
     if (offset == NULL || saved->scale == NULL || saved->inverse == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     DP_TRY(dp__norm_moments_make(work, &saved->moments));
     DP_TRY(saved->batch ? dp__norm_of_batch(work, norm, &saved->moments)
                         : dp__norm_of_running(work, norm, &saved->moments));
@@ -556,11 +555,11 @@ DP_API dp_status dp_norm_forward(dp_call *call, const dp_norm *norm, const dp_te
                                  dp_tensor *out_y, void **out_saved)
 {
     dp__norm_work work;
-    DP_TRY(dp__named(__func__, dp__norm_check(call, norm, x)));
-    DP_TRY(dp__check_pointer(__func__, "out_y", out_y));
+    DP_TRY(dp_error_in(__func__, dp__norm_check(call, norm, x)));
+    DP_TRY(dp_check_pointer(__func__, "out_y", out_y));
     dp__norm_saved *saved = dp_scope_alloc(call->scope, sizeof *saved);
     if (saved == NULL)
-        return dp__named(__func__, dp__no_memory());
+        return dp_error_in(__func__, dp_no_memory());
     *saved = (dp__norm_saved){.x = *x,
                               .batch = call->training || norm->mean == NULL,
                               .meets = dp__norm_meets(call, norm)};
@@ -570,7 +569,7 @@ DP_API dp_status dp_norm_forward(dp_call *call, const dp_norm *norm, const dp_te
     dp_scope_end(work.temp);
     if (status == DP_OK && out_saved != NULL)
         *out_saved = saved;
-    return dp__named(__func__, status);
+    return dp_error_in(__func__, status);
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
@@ -635,7 +634,7 @@ static dp_status dp__norm_backward(const dp__norm_work *work, const dp__norm_sav
     double *grads = dp__norm_numbers(work->temp, channels);
     dp_tensor product;
     if (sums == NULL || grads == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     DP_TRY(dp_tensor_new(work->temp, work->call->device, work->dtype, 3, work->x.shape, &product));
     DP_TRY(dp__norm_elements(work, DP_OP_PROD, work->x.data, saved->moments.centred.data,
                              product.data, dp__norm_count(work)));
@@ -660,17 +659,17 @@ DP_API dp_status dp_norm_backward(dp_call *call, const void *saved, const dp_ten
                                   const dp_tensor *bias_grad)
 {
     dp__norm_work work;
-    DP_TRY(dp__check_pointer(__func__, "call", call));
-    DP_TRY(dp__check_pointer(__func__, "saved", saved));
-    DP_TRY(dp__check_pointer(__func__, "dy", dy));
+    DP_TRY(dp_check_pointer(__func__, "call", call));
+    DP_TRY(dp_check_pointer(__func__, "saved", saved));
+    DP_TRY(dp_check_pointer(__func__, "dy", dy));
     const dp__norm_saved *own = saved;
-    if (dy->dtype != own->x.dtype || !dp__same_shape(dy, &own->x))
+    if (dy->dtype != own->x.dtype || !dp_same_shape(dy, &own->x))
         return dp_error(DP_ERR_INVALID, "%s: dy does not have the dtype and shape of x", __func__);
     dp_status status = dp__norm_begin(call, dy, &work);
     if (status == DP_OK)
         status = dp__norm_backward(&work, saved, out_dx, weight_grad, bias_grad);
     dp_scope_end(work.temp);
-    return dp__named(__func__, status);
+    return dp_error_in(__func__, status);
 }
 #endif /* DP_IMPLEMENTATION && !DP_NORM_IMPLEMENTED */
 /* ------------------------------------------------------------------------------------------------

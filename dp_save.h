@@ -1,8 +1,8 @@
 /* dp_save.h - v0.2.0 - what a training program keeps in files - MIT licence
 
-   Include it after dp.h, or instead. Beside the public API of dp.h it uses what words errors, joins
-   names, and cuts and copies tensors, and what dp/os.h has for files and threads. Files are
-   safetensors files: Python's `safetensors` reads them, and its files can be read here.
+   Include it after dp.h, or instead. It stands on the public API of dp.h, and on its system
+   for files and threads (dp/os.h, dp/team.h). Files are safetensors files: Python's `safetensors`
+   reads them, and its files can be read here.
 
        dp_module_save(par, step, &model);
        dp_optim_save(optim, step, &state);                     of dp_train.h
@@ -46,7 +46,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#if !defined(DP_SAVE_H) && !defined(DP__REFUSED)
+#if !defined(DP_SAVE_H) && defined(DP_H)
 #define DP_SAVE_H
 
 #ifdef __cplusplus
@@ -317,7 +317,7 @@ static uint64_t dp__save_bytes_of(const dp_tensor *tensor)
 
 static dp_status dp__save_check_text(const char *path, const char *text)
 {
-    if (!dp__is_text(text))
+    if (!dp_is_utf8(text))
         return dp_error(DP_ERR_INVALID, "a string or key in '%s' is not UTF-8",
                         dp__save_show(path).text);
     return DP_OK;
@@ -333,9 +333,9 @@ static dp_status dp__save_collect_in(dp__save_writer *writer, dp_value value, co
         if (path == NULL && strcmp(key, dp__save_notes_name) == 0)
             continue;
         snprintf(number, sizeof number, "%zu", i);
-        const char *own = dp__join_names(writer->temp, path, key != NULL ? key : number);
+        const char *own = dp_join_names(writer->temp, path, key != NULL ? key : number);
         if (own == NULL)
-            return dp__no_memory();
+            return dp_no_memory();
         if (key != NULL)
             DP_TRY(dp__save_check_text(own, key));
         if (path == NULL && dp_at(value, i).kind != DP_TENSOR)
@@ -376,7 +376,7 @@ static dp_status dp__save_leaves_differ(dp__save_writer *writer)
     bool same = true;
     dp__save_leaf **sorted = dp_scope_alloc(writer->temp, writer->leaf_count * sizeof *sorted);
     if (sorted == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < writer->leaf_count; i++)
         sorted[i] = &writer->leaves[i];
     while (same) {
@@ -387,7 +387,7 @@ static dp_status dp__save_leaves_differ(dp__save_writer *writer)
                 size_t count = strlen(sorted[i]->name);
                 char *name = dp_scope_alloc(writer->temp, count + 2);
                 if (name == NULL)
-                    return dp__no_memory();
+                    return dp_no_memory();
                 memcpy(name, sorted[i]->name, count);
                 memcpy(name + count, "~", 2);
                 sorted[i]->name = name;
@@ -439,7 +439,7 @@ static dp_status dp__save_leaves(dp__save_writer *writer)
     writer->leaves =
         dp_scope_alloc(writer->temp, dp__save_tensors_in(value) * sizeof *writer->leaves);
     if (writer->leaves == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     writer->flat = true;
     DP_TRY(dp__save_check_notes(notes));
     DP_TRY(dp__save_collect_in(writer, value, NULL));
@@ -642,7 +642,7 @@ static dp_status dp__save_header_make(dp__save_writer *writer)
     writer->header_bytes = sizeof length + counted.count;
     writer->header = dp_scope_alloc(writer->temp, writer->header_bytes);
     if (writer->header == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     memcpy(writer->header, &length, sizeof length);
     dp__save_sink sink = {.text = writer->header + sizeof length};
     dp__save_put_header(writer, &sink);
@@ -697,7 +697,7 @@ static dp_status dp__save_put_tensors(dp__save_writer *writer)
             const dp_tensor *tensor = writer->leaves[i].tensor;
             size_t most = dp_is_contiguous(tensor) ? writer->room : DP__SAVE_CHUNK;
             if (dp_dtype_bytes((dp_dtype)tensor->dtype) == dp__save_sizes[s])
-                DP_TRY(dp__pieces(tensor, most, dp__save_put_piece, writer));
+                DP_TRY(dp_tensor_pieces(tensor, most, dp__save_put_piece, writer));
         }
     return DP_OK;
 }
@@ -720,7 +720,7 @@ static dp_status dp__save_write_begin(dp__save_writer *writer, const char *path)
     writer->room = DP__SAVE_CHUNK;
     writer->chunk = dp_scope_alloc(writer->temp, writer->room);
     if (writer->chunk == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     DP_TRY(dp__os_part_open(&writer->part));
     return dp__save_put_file(writer);
 }
@@ -759,7 +759,7 @@ static dp_status dp__save_image_fill(dp__save_writer *writer, dp_scope *scope, d
     out->count = writer->header_bytes + (size_t)writer->data_bytes;
     out->bytes = dp_scope_alloc(scope, out->count);
     if (out->bytes == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     return dp__save_image_put(writer, out->bytes);
 }
 
@@ -796,7 +796,7 @@ static dp_status dp__save_scan_begin(dp__save_scan *scan, dp_scope *temp, const 
                                      const char *text, size_t count)
 {
     *scan = (dp__save_scan){text, text, text + count, what, dp_scope_alloc(temp, count)};
-    return scan->strings != NULL ? DP_OK : dp__no_memory();
+    return scan->strings != NULL ? DP_OK : dp_no_memory();
 }
 
 static dp_status dp__save_bad(const dp__save_scan *scan, const char *why)
@@ -911,7 +911,7 @@ static dp_status dp__save_string(dp__save_scan *scan, const char **out)
         return dp__save_bad(scan, "a string does not end");
     scan->at++;
     *scan->strings++ = '\0';
-    return dp__is_text(*out) ? DP_OK : dp__save_bad(scan, "a string is not UTF-8");
+    return dp_is_utf8(*out) ? DP_OK : dp__save_bad(scan, "a string is not UTF-8");
 }
 
 /* Digits; what follows is for the caller to judge. */
@@ -1111,7 +1111,7 @@ static dp_status dp__save_notes_parse(dp__save_scan *scan, dp__save_reader *read
         reader->notes = dp__save_grow(reader->temp, reader->notes, reader->note_count,
                                       &reader->note_room, sizeof *reader->notes);
         if (reader->notes == NULL)
-            return dp__no_memory();
+            return dp_no_memory();
         if (strcmp(key, dp__save_tree_name) != 0)
             reader->notes[reader->note_count++] = (dp_pair){key, dp_string(reader->scope, text)};
         else if (reader->tree == NULL)
@@ -1133,7 +1133,7 @@ static dp_status dp__save_header_member(dp__save_scan *scan, dp__save_reader *re
     reader->entries = dp__save_grow(reader->temp, reader->entries, reader->entry_count,
                                     &reader->entry_room, sizeof *reader->entries);
     if (reader->entries == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     dp__save_entry *entry = &reader->entries[reader->entry_count++];
     *entry = (dp__save_entry){.name = name};
     return dp__save_entry_parse(scan, entry);
@@ -1245,7 +1245,7 @@ static dp_status dp__save_entries_check(dp__save_reader *reader)
     size_t count = reader->entry_count;
     reader->sorted = dp_scope_alloc(reader->temp, count * sizeof *reader->sorted);
     if (reader->sorted == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < count; i++)
         DP_TRY(dp__save_entry_check(&reader->entries[i], reader->data_bytes));
     dp__save_sort(reader, dp__save_place_order);
@@ -1404,7 +1404,7 @@ static dp_status dp__save_tree_items(dp__save_tree *tree, int depth, dp_value *o
     while (more) {
         items = dp__save_grow(tree->reader->temp, items, count, &room, sizeof *items);
         if (items == NULL)
-            return dp__no_memory();
+            return dp_no_memory();
         DP_TRY(dp__save_tree_value(tree, depth, &items[count++]));
         DP_TRY(dp__save_next(scan, ']', &more));
     }
@@ -1422,7 +1422,7 @@ static dp_status dp__save_tree_pairs(dp__save_tree *tree, int depth, dp_pair **o
         const char *key;
         *out = dp__save_grow(tree->reader->temp, *out, *count, &room, sizeof **out);
         if (*out == NULL)
-            return dp__no_memory();
+            return dp_no_memory();
         DP_TRY(dp__save_string(scan, &key));
         DP_TRY(dp__save_expect(scan, ':'));
         dp_pair *pair = *out + (*count)++;
@@ -1431,7 +1431,7 @@ static dp_status dp__save_tree_pairs(dp__save_tree *tree, int depth, dp_pair **o
         DP_TRY(dp__save_next(scan, '}', &more));
     }
     *out = dp__save_grow(tree->reader->temp, *out, *count, &room, sizeof **out);
-    return *out != NULL ? DP_OK : dp__no_memory();
+    return *out != NULL ? DP_OK : dp_no_memory();
 }
 
 static dp_status dp__save_tree_value(dp__save_tree *tree, int depth, dp_value *out)
@@ -1489,7 +1489,7 @@ static dp_status dp__save_pairs_of_entries(const dp__save_reader *reader, dp_pai
     *count = reader->entry_count;
     *out = dp_scope_alloc(reader->temp, (*count + 1) * sizeof **out);
     if (*out == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < *count; i++)
         (*out)[i] = (dp_pair){reader->entries[i].name, reader->entries[i].value};
     return DP_OK;
@@ -1582,8 +1582,8 @@ static dp_status dp__save_check_read(const char *fn, dp_ctx *ctx, const dp_scope
     dp_info info;
     DP_TRY(dp_info_get(ctx, &info));
     DP_TRY(dp__os_check_path(fn, path));
-    DP_TRY(dp__check_scope_of(fn, scope, ctx));
-    return dp__check_pointer(fn, "out", out);
+    DP_TRY(dp_check_scope(fn, scope, ctx));
+    return dp_check_pointer(fn, "out", out);
 }
 
 DP_API dp_status dp_file_read(dp_ctx *ctx, dp_scope *scope, const char *path, dp_value *out)
@@ -1652,8 +1652,7 @@ static dp__save_shown dp__save_form(const dp_tensor *tensor)
 static bool dp__save_fits(const dp__save_loader *loader, const dp_tensor *to, const dp_tensor *from)
 {
     bool floats = to->dtype <= DP_BF16 && from->dtype <= DP_BF16;
-    return dp__same_shape(to, from) &&
-           (to->dtype == from->dtype || (loader->config.cast && floats));
+    return dp_same_shape(to, from) && (to->dtype == from->dtype || (loader->config.cast && floats));
 }
 
 /* As the parameter would have them. */
@@ -1661,10 +1660,10 @@ static dp_status dp__save_numbers(const dp__save_loader *loader, dp_scope *temp,
                                   dp_tensor tensor, void **out)
 {
     if (tensor.dtype != dtype)
-        DP_TRY(dp__move_new(loader->ctx, temp, (dp_device){0, 0}, dtype, &tensor, &tensor));
+        DP_TRY(dp_tensor_to(temp, (dp_device){0, 0}, dtype, &tensor, &tensor));
     size_t bytes = (size_t)dp__save_bytes_of(&tensor);
     *out = dp_scope_alloc(temp, bytes);
-    return *out != NULL ? dp_read(loader->ctx, &tensor, *out, bytes) : dp__no_memory();
+    return *out != NULL ? dp_read(loader->ctx, &tensor, *out, bytes) : dp_no_memory();
 }
 
 /* Two names of one memory. */
@@ -1816,8 +1815,8 @@ static dp_status dp__save_ready(dp__save_loader *loader)
         dp_dtype dtype = (dp_dtype)loader->own[i].dtype;
         bool cast = loader->given[i] && from->dtype != dtype;
         if (cast || (loader->given[i] && dp__save_is_written(loader, i)))
-            DP_TRY(dp__move_new(loader->ctx, loader->temp, cast ? (dp_device){0, 0} : from->device,
-                                dtype, from, from));
+            DP_TRY(dp_tensor_to(loader->temp, cast ? (dp_device){0, 0} : from->device, dtype, from,
+                                from));
     }
     return DP_OK;
 }
@@ -1842,7 +1841,7 @@ static dp_status dp__save_spans_make(dp__save_loader *loader)
     size_t owners = dp_owner_count(loader->module);
     loader->spans = dp_scope_alloc(loader->temp, owners * loader->count * sizeof *loader->spans);
     if (loader->spans == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t owner = 0; owner < owners; owner++)
         for (size_t i = 0; i < loader->count; i++) {
             dp_tensor data;
@@ -1866,7 +1865,7 @@ static dp_status dp__save_room(dp__save_loader *loader)
     loader->given = dp_scope_alloc(loader->temp, count * sizeof *loader->given);
     if (loader->own == NULL || loader->from == NULL || loader->named == NULL ||
         loader->given == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < count; i++) {
         dp_param_info info;
         DP_TRY(dp_module_param(loader->module, i, &info));
@@ -1929,7 +1928,7 @@ DP_API dp_status dp_module_load(dp_module *module, dp_value saved,
     dp_scope_end(loader.temp);
     if (status == DP_OK) /* which leaves sentences alone; that of a name unknown is not one */
         return dp_error(DP_OK, "%s", before);
-    return dp__named(__func__, status);
+    return dp_error_in(__func__, status);
 }
 
 static dp_status dp__save_module(dp_module *module, dp_scope *scope, dp_value *out)
@@ -1937,7 +1936,7 @@ static dp_status dp__save_module(dp_module *module, dp_scope *scope, dp_value *o
     size_t count = dp_module_param_count(module);
     dp_pair *pairs = dp_scope_alloc(scope, count * sizeof *pairs);
     if (pairs == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < count; i++) {
         dp_param_info info;
         DP_TRY(dp_module_param(module, i, &info));
@@ -1950,9 +1949,9 @@ DP_API dp_status dp_module_save(dp_module *module, dp_scope *scope, dp_value *ou
 {
     dp_value made;
     DP_TRY(dp__save_check_module(__func__, module));
-    DP_TRY(dp__check_scope_of(__func__, scope, dp_module_ctx(module)));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
-    DP_TRY(dp__named(__func__, dp__save_module(module, scope, &made)));
+    DP_TRY(dp_check_scope(__func__, scope, dp_module_ctx(module)));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
+    DP_TRY(dp_error_in(__func__, dp__save_module(module, scope, &made)));
     *out = made;
     return DP_OK;
 }
@@ -2077,7 +2076,7 @@ static dp_status dp__save_pieces_make(dp__save_sharing *own)
     own->pieces = dp_scope_alloc(own->temp, count * sizeof *own->pieces);
     own->parts = dp_scope_alloc(own->temp, count * sizeof *own->parts);
     if (own->pieces == NULL || own->parts == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < count; i++) {
         DP_TRY(dp_tensor_new(own->temp, dp_local_device(own->ctx, (int)i), DP_U8,
                              DP_SHAPE(DP__SAVE_SHARED), &own->pieces[i]));
@@ -2105,7 +2104,7 @@ static dp_status dp__save_image_share(dp__save_sharing *own)
     if (own->root != own->info.rank_first) {
         own->image.count = (size_t)count;
         own->image.bytes = dp_scope_alloc(own->scope, own->image.count);
-        status = own->image.bytes != NULL ? DP_OK : dp__no_memory();
+        status = own->image.bytes != NULL ? DP_OK : dp_no_memory();
     }
     if (status == DP_OK)
         status = dp__save_pieces_make(own);
@@ -2138,8 +2137,8 @@ DP_API dp_status dp_checkpoint_share(dp_ctx *ctx, dp_scope *scope, int64_t progr
 {
     dp__save_sharing own = {.ctx = ctx, .progress = progress};
     DP_TRY(dp_info_get(ctx, &own.info));
-    DP_TRY(dp__check_scope_of(__func__, scope, ctx));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_scope(__func__, scope, ctx));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     if (progress < -1)
         return dp_error(DP_ERR_INVALID, "%s: progress is %lld", __func__, (long long)progress);
     own.scope = dp_scope_child(scope);
@@ -2153,7 +2152,7 @@ DP_API dp_status dp_checkpoint_share(dp_ctx *ctx, dp_scope *scope, int64_t progr
         *out = shared;
     else
         dp_scope_end(own.scope);
-    return dp__named(__func__, status);
+    return dp_error_in(__func__, status);
 }
 
 /* ==== >>names ===================================================================================
@@ -2279,7 +2278,7 @@ static dp_status dp__saver_name(const dp_saver *saver, int64_t number, dp_value 
                   sizeof "-=" + strlen(score);
     char *path = dp_scope_alloc(saver->temp, room);
     if (path == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     snprintf(path, room, "%s%s%lld%s%s%s%s%s", saver->folder, saver->head, (long long)number,
              *entry != '\0' ? "-" : "", entry, *entry != '\0' ? "=" : "", score, saver->tail);
     *out = path;
@@ -2523,7 +2522,7 @@ static dp_status dp__saver_room(dp_saver *saver, size_t bytes)
     saver->copied = dp_scope_child(saver->scope);
     saver->image.bytes = dp_scope_alloc(saver->copied, bytes);
     saver->image_room = bytes;
-    return saver->image.bytes != NULL ? DP_OK : dp__no_memory();
+    return saver->image.bytes != NULL ? DP_OK : dp_no_memory();
 }
 
 static dp_status dp__saver_copy(dp_saver *saver, int64_t number, dp_value value, dp_value log)
@@ -2704,7 +2703,7 @@ static dp_status dp__saver_strings(dp_saver *saver, const dp_saver_config *confi
     saver->path = dp_scope_alloc(saver->scope, folder + DP__SAVER_NAME);
     if (saver->config.path == NULL || saver->config.best_by == NULL || saver->folder == NULL ||
         saver->head == NULL || saver->path == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     if (config->best_by == NULL)
         saver->config.best_by = NULL;
     if (star != NULL)
@@ -2737,7 +2736,7 @@ static dp_status dp__saver_make(dp_ctx *ctx, const dp_saver_config *config, dp_s
     DP_TRY(dp_info_get(ctx, &info));
     dp_saver *saver = dp_scope_alloc(scope, sizeof *saver);
     if (saver == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     *saver = (dp_saver){
         .ctx = ctx, .scope = scope, .newest = -1, .info = info, .writes = info.process == 0};
     DP_TRY(dp__saver_strings(saver, config));
@@ -2750,9 +2749,9 @@ static dp_status dp__saver_make(dp_ctx *ctx, const dp_saver_config *config, dp_s
 DP_API dp_status dp_saver_create(dp_ctx *ctx, const dp_saver_config *config, dp_saver **out)
 {
     dp_saver *saver = NULL;
-    DP_TRY(dp__check_ctx(__func__, ctx));
-    DP_TRY(dp__check_pointer(__func__, "config", config));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_ctx(__func__, ctx));
+    DP_TRY(dp_check_pointer(__func__, "config", config));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     DP_TRY(dp__os_check_path(__func__, config->path));
     DP_TRY(dp__os_named(__func__, config->path, dp__saver_check_config(config)));
     dp_scope *scope = dp_scope_begin(ctx);
@@ -2772,8 +2771,8 @@ DP_API void dp_saver_destroy(dp_saver *saver)
 
 static dp_status dp__saver_check(const char *fn, const dp_saver *saver)
 {
-    DP_TRY(dp__check_pointer(fn, "saver", saver));
-    return dp__check_ctx(fn, saver->ctx);
+    DP_TRY(dp_check_pointer(fn, "saver", saver));
+    return dp_check_ctx(fn, saver->ctx);
 }
 
 /* After dp_recover another process may be the one that writes. */

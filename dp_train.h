@@ -1,8 +1,7 @@
 /* dp_train.h - v0.2.0 - what stands around the wrappers of dp.h in a training program - MIT licence
 
-   Include it after dp.h, or instead. But for errors, names, copies of tensors and gradients that
-   kernels zero it uses only the public API of dp.h, and functions of dp/os.h (lines, signals), so
-   it works with every device and any number of processes.
+   Include it after dp.h, or instead. It stands on the public API of dp.h, and on its system
+   (dp/os.h) for lines and signals, so it works with every device and any number of processes.
 
        dp_optim *optim;
        dp_optim_create(par, &(dp_optim_config){.rule = dp_adamw(),
@@ -19,7 +18,6 @@
      >>rules      how a parameter is stepped: SGD, Adam, AdamW, yours
      >>schedule   what the learning rate is multiplied by
      >>optim      the optimizer that dp_train_step takes; scaled losses, state on several ranks
-     >>mirrored   an optimizer of shares goes on when a process has died
      >>clipping   gradients that are not too large
      >>several    optimizers with names: a generator's, a discriminator's
      >>logging    what dp_train_step has logged, of all processes
@@ -33,15 +31,11 @@
      >>clips      what follows from them
      >>shares     what an optimizer keeps, and what of it each rank has
      >>turns      which gradients make a step, and what is done with them
-     >>beginning  when a mirrored step is made, whatever happens
      >>applying   all of a step
      >>groups     of parameters, by their names
-     >>ring       in which process the copy of a share lies
      >>making     an optimizer and its state
      >>asking     what a loop asks and tells
      >>keeping    what is saved and loaded
-     >>moving     state that is cut anew, from those that have it to all
-     >>mirrors    when that happens
      >>naming     of several
      >>means      of logs
      >>line       on the terminal
@@ -50,7 +44,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#if !defined(DP_TRAIN_H) && !defined(DP__REFUSED)
+#if !defined(DP_TRAIN_H) && defined(DP_H)
 #define DP_TRAIN_H
 
 #ifdef __cplusplus
@@ -213,7 +207,7 @@ typedef struct dp_optim_config {
        together then; and between a forward and the step nobody else writes to parameters. All
        processes make the calls that create, step, save and load. */
     bool sharded;
-    bool mirrored; /* with sharded: each share has a copy in another process. See >>mirrored */
+    bool mirrored; /* with sharded: each share has a copy in another process. See dp_mirror.h */
 } dp_optim_config;
 
 /* Strings and arrays are copied. It ends with the context; or earlier, and before its module. Where
@@ -270,47 +264,6 @@ DP_MUST_USE DP_API dp_status dp_optim_view(dp_optim *optim, dp_scope *scope, dp_
    so does `total`. What dp_optim_view has given of this optimizer is not loaded under other names.
    [host] */
 DP_MUST_USE DP_API dp_status dp_optim_load(dp_optim *optim, dp_value saved);
-
-/* ==== >>mirrored ===============================================================================
-   With `sharded`, each process has a share of the state that no other process has. If the process
-   dies, its share is lost, and after dp_recover the optimizer is not valid any more. With
-   `mirrored` another process has a copy of the share: the next one, or one on another machine. It
-   gets the gradients of the share, too, and steps the copy by itself: state is never sent. So all
-   processes of a machine may die at once, if dp_recover lets the others go on (>>recovery in dp.h).
-
-   After dp_recover or dp_admit, all processes call the optimizer: dp_optim_save, for example. The
-   first call puts the state together from shares and copies, and shares it out among the processes
-   that are left. It makes parameters equal, too. The program is the same as without `sharded`
-   (examples/survivors.c), and so are the numbers, bit by bit.
-
-   A step is made by all processes that live, or by none. Before it begins, each process has the
-   gradients that it needs, and waits until all have theirs. What happens if a process dies:
-     before that       dp_train_step fails, and everything is as it was before the step.
-     after that        dp_train_step succeeds, even if the job has failed; the next call says so.
-                       Parameters are void until the first call after dp_recover ends the step.
-     while some wait   dp_train_step succeeds in processes that know that all have their gradients.
-                       In the others it fails, but the first call after dp_recover makes the step.
-   So a program that counts samples by itself takes the counts of the process that is furthest, by
-   dp_checkpoint_share, or goes by dp_optim_info.step_count, after that first call. Only the latter
-   is right if all processes that were furthest have died since. With `accumulate` the next step
-   begins anew: call dp_optim_progress with `done` = step_count * accumulate.
-
-   The cost is memory for the state of twice as many elements and for their gradients (and for their
-   parameters, if the host does not reach the memory of devices); and in each step the time to step
-   twice as many elements, a barrier, and a message with the gradients of one share, which goes to
-   another machine if there are several.
-
-   If a process and the one with its copy die together, or the second one before that first call,
-   the call returns STATE in all processes. Then all make a new optimizer, which can load a
-   checkpoint.
-
-   A process that comes back by $DP_REJOIN makes its optimizer (all of them, if there are several)
-   while the others make their first call after dp_admit (dp_optims_save). A rule of your own must
-   make the same of the same numbers in every process.
-
-   INVALID: without `sharded`. UNSUPPORTED: if several devices of a process have parameters of their
-   own, or processes share parameters (share_params); if processes have different numbers of
-   devices; if nothing carries messages between machines (>>messages in dp.h).                   */
 
 /* ==== >>clipping ===============================================================================
    For your own loops. The norm is that of all gradients of the module together, before clipping,
@@ -1042,7 +995,7 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, bool s
     out->grad = dp_scope_alloc(scope, all * sizeof *out->grad);
     if (numbers == NULL || out->listed == NULL || out->used == NULL || out->ranks == NULL ||
         out->runs == NULL || out->spans == NULL || out->data == NULL || out->grad == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     DP_TRY(dp_info_get(out->ctx, &out->job));
     DP_TRY(dp__train_number(out, numbers));
     dp__train_list(out, stretches, stretch_count, numbers, shared);
@@ -1110,7 +1063,7 @@ static dp_status dp__train_join(dp_ctx *ctx, dp_scope *temp, dp_op op, double *n
     DP_TRY(dp_info_get(ctx, &job));
     dp_part *parts = dp_scope_alloc(temp, (size_t)job.local_count * sizeof *parts);
     if (parts == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (int r = job.local_count; r-- > 0;) {
         DP_TRY(dp_tensor_from(temp, dp_local_device(ctx, r), &numbers[r], DP_F64, 0, NULL, &first));
         parts[r] = (dp_part){.send = first.data, .recv = r == 0 ? first.data : NULL};
@@ -1164,7 +1117,7 @@ static dp_status dp__train_terms_make(const dp__train_views *views, dp_scope *te
                              .results = dp_scope_alloc(temp, ((size_t)views->job.local_count + 1) *
                                                                  sizeof *out->results)};
     if (out->grads == NULL || out->sums == NULL || out->results == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (int i = 0; i <= views->job.local_count; i++)
         out->results[i] = 0;
     for (size_t owner = 0; owner < views->owner_count; owner++)
@@ -1206,7 +1159,7 @@ static dp_status dp__train_squares(const dp__train_terms *terms, dp_scope *temp)
     double *read = dp_scope_alloc(temp, 2 * terms->count * sizeof *read);
     dp_tensor *stats = dp_scope_alloc(temp, terms->count * sizeof *stats);
     if (read == NULL || stats == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     while (end < terms->count)
         DP_TRY(dp__train_stats(terms, temp, end, &end, &stats[some++]));
     double *to = read;
@@ -1254,7 +1207,7 @@ static dp_status dp__train_all_powers(const dp__train_terms *terms, dp_scope *te
     dp_tensor wide = {0};
     double *read = dp_scope_alloc(temp, CHUNK * sizeof *read);
     if (read == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < terms->count; i++) {
         const dp_tensor *grad = &terms->grads[i];
         if (wide.data == NULL || wide.device.index != grad->device.index)
@@ -1438,7 +1391,7 @@ static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_cli
 {
     bool asked = false;
     dp__train_views views;
-    DP_TRY(dp__named(fn, dp__train_clip_check(clipping->p, clipping->most)));
+    DP_TRY(dp_error_in(fn, dp__train_clip_check(clipping->p, clipping->most)));
     clipping->most = dp_or(clipping->most, 0);
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: not a module", fn);
@@ -1448,17 +1401,17 @@ static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_cli
     if (status == DP_OK)
         status = dp__train_seen(&views, &asked);
     if (status == DP_OK)
-        status = dp__named(fn, dp__train_clip_all(&views, clipping));
+        status = dp_error_in(fn, dp__train_clip_all(&views, clipping));
     if (asked)
         status = dp__train_alone(views.ctx, status);
     dp_scope_end(temp);
-    return dp__named(fn, status);
+    return dp_error_in(fn, status);
 }
 
 DP_API dp_status dp_grad_norm(dp_module *module, double p, double *out)
 {
     dp__train_clipping clipping = {.p = p, .most = 1, .only_norm = true};
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     DP_TRY(dp__train_clip(__func__, module, &clipping));
     *out = clipping.norm;
     return DP_OK;
@@ -1497,39 +1450,11 @@ typedef struct dp__train_queue { /* what the rule steps next, together */
     dp_rule_args args[DP_RULE_STEPS];
 } dp__train_queue;
 
-typedef enum dp__train_phase {
-    DP__TRAIN_BETWEEN, /* steps */
-    DP__TRAIN_READY,   /* the gradients are here, and whether they are everywhere is not known */
-    DP__TRAIN_BEGUN    /* they are: the step is made, whatever happens */
-} dp__train_phase;
-
-typedef struct dp__train_fact { /* what a process has of a cut */
-    int64_t has;                /* 0: nothing; the others are void */
-    int64_t process, process_count, steps, skipped;
-    int64_t before; /* the process whose shares it has the copy of */
-    int64_t ready;  /* it could make one step more */
-} dp__train_fact;
-
 typedef struct dp__train_ring { /* of processes, each with the copy of the one before */
     int before, next;
 } dp__train_ring;
 
-typedef struct dp__train_mirror {
-    int64_t cut; /* all that have state of the same cut have shares of one whole */
-    struct dp__train_optimizer *next; /* NULL; or the cut after it, if it is not known whether all
-                                         have their shares of that */
-    dp__train_phase phase;
-    bool began;         /* the step that was asked for last */
-    double factor;      /* of its gradients */
-    size_t asked, done; /* calls of the rule in it: so far this time, and those that need not be
-                           made again */
-    bool spoiled;       /* the rule has failed between two of them */
-    bool whole;         /* all that belongs to this cut is here */
-    bool far;    /* of devices the host does not reach a gather that fails leaves nothing whole */
-    bool voided; /* and so may have been the last one */
-    dp_message *messages;
-    dp__train_fact *facts; /* by rank */
-} dp__train_mirror;
+typedef struct dp__train_mirror dp__train_mirror; /* of dp_mirror.h */
 
 typedef struct dp__train_optimizer {
     dp_optim base;
@@ -1559,6 +1484,29 @@ typedef struct dp__train_optimizer {
     dp__train_ring ring;
     dp__train_mirror *mirror; /* NULL: nothing is copied */
 } dp__train_optimizer;
+
+/* What the mirrors of an optimizer do, in the order of the first calls. */
+typedef struct dp__train_mirror_ops {
+    /* Finds the ring. All processes call it before one makes an optimizer. */
+    dp_status (*begin)(dp_ctx *ctx, dp__train_ring *out);
+    dp_status (*make)(dp__train_optimizer *optim);
+    /* Makes room for gradients of a span, of which an owner keeps so many elements. */
+    dp_status (*room)(const dp__train_optimizer *optim, dp__train_store *store,
+                      const dp_tensor *first, int64_t kept);
+    /* Ends what all processes do together. Of those that have made an optimizer at the same time,
+       some may have state already; `before`: what this process has, or NULL. */
+    dp_status (*join)(dp__train_optimizer *optim, dp__train_optimizer *before);
+    void (*turn)(dp__train_optimizer *optim); /* a step is asked for */
+    dp_status (*steps)(dp__train_optimizer *optim, double factor);
+    dp_status (*rule)(const dp__train_optimizer *optim, const dp_rule_args *args, size_t count);
+    /* Returns how a step ended that has ended so far with `status`. */
+    dp_status (*begun)(const dp__train_optimizer *optim, dp_status status);
+    dp_status (*cut_anew)(dp__train_optimizer *optim); /* after dp_recover */
+} dp__train_mirror_ops;
+
+/* dp_mirror.h fills it in; without that header all of it is NULL. */
+static const dp__train_mirror_ops dp__train_mirrors;
+
 _Static_assert(offsetof(dp__train_optimizer, base) == 0, "a dp_optim is the head of its optimizer");
 
 static dp__train_optimizer *dp__train_optimizer_of(dp_optim *optim)
@@ -1658,10 +1606,6 @@ static dp_status dp__train_gather(const dp__train_optimizer *optim, size_t each,
 /* Of steps: one more can be counted, for as long as anybody will wait. */
 #define DP__TRAIN_COUNT_MAX ((int64_t)1 << 62)
 
-/* See >>mirrors. */
-static dp_status dp__train_rejoin(dp__train_optimizer *optim);
-static dp_status dp__train_mirrors_join(dp__train_optimizer *optim, dp__train_optimizer *before);
-
 /* How many train steps have their gradients in the step that comes next. */
 static int64_t dp__train_gathered(const dp__train_optimizer *optim)
 {
@@ -1724,18 +1668,18 @@ typedef struct dp__train_turn { /* of a piece */
     dp_tensor master;     /* data NULL: there is none */
 } dp__train_turn;
 
-/* Of a step that was interrupted only the rest is made. */
+static dp_status dp__train_rule_call(const dp__train_optimizer *optim, const dp_rule_args *args,
+                                     size_t count)
+{
+    const dp_rule *rule = optim->config.rule;
+    return count > 0 ? rule->steps(args, count) : rule->step(args);
+}
+
 static dp_status dp__train_rule_run(const dp__train_optimizer *optim, const dp_rule_args *args,
                                     size_t count)
 {
-    const dp_rule *rule = optim->config.rule;
-    dp__train_mirror *mirror = optim->mirror;
-    if (mirror != NULL && mirror->asked++ < mirror->done)
-        return DP_OK;
-    dp_status status = count > 0 ? rule->steps(args, count) : rule->step(args);
-    if (mirror != NULL)
-        mirror->done += status == DP_OK;
-    return status;
+    return optim->mirror != NULL ? dp__train_mirrors.rule(optim, args, count)
+                                 : dp__train_rule_call(optim, args, count);
 }
 
 /* In f32, as much at a time as there is room for. */
@@ -1909,7 +1853,7 @@ static bool dp__train_may_zero(const dp__train_optimizer *optim)
 {
     const dp__train_views *views = &optim->views;
     bool may = dp__train_is_own(optim->config.rule) && optim->mirror == NULL &&
-               dp__steps_may_zero(views->module);
+               dp_grads_may_zero(views->module);
     for (size_t r = 0; r < views->run_count && may; r++) {
         const dp__train_run *run = &views->runs[r];
         dp__train_piece pieces[DP__TRAIN_PIECES];
@@ -1965,103 +1909,6 @@ static void dp__train_count(dp__train_optimizer *optim, int by)
     optim->steps += by;
 }
 
-/* ==== >>beginning ===============================================================================
-   A step of a mirrored optimizer: what it waits for, and that it is made then.                  */
-
-enum { DP__TRAIN_TAG = 0x6d69726f }; /* of messages */
-
-/* Parameters that were stepped, before they are gathered; back: after that has failed. */
-static dp_status dp__train_params_keep(const dp__train_optimizer *optim, bool back)
-{
-    const dp__train_views *views = &optim->views;
-    for (size_t s = 0; s < views->span_count; s++)
-        DP_TRY(dp__train_pieces_copy(views, s, 0, &optim->stores[s].param,
-                                     dp__train_data(views, 0, views->spans[s].all.first), back));
-    return DP_OK;
-}
-
-/* The gradients that a process steps by, but for those that come from another one. */
-static dp_status dp__train_grads_keep(const dp__train_optimizer *optim, size_t s, bool all)
-{
-    const dp__train_views *views = &optim->views;
-    const dp__train_run *run = &views->spans[s].all;
-    dp__train_piece pieces[DP__TRAIN_PIECES];
-    dp__train_pieces(views, run, 0, pieces);
-    for (int k = 0; k < DP__TRAIN_PIECES; k++)
-        if (k != DP__TRAIN_COPY || all)
-            DP_TRY(dp__train_piece_copy(views->ctx, &optim->stores[s].grad,
-                                        dp__train_grad(views, 0, run->first), &pieces[k], false));
-    return DP_OK;
-}
-
-/* Of each span its own to the next process of the ring, and those of the one before from there. */
-static dp_status dp__train_grads_pass_on(const dp__train_optimizer *optim)
-{
-    const dp__train_views *views = &optim->views;
-    dp_message *messages = optim->mirror->messages;
-    int next = optim->ring.next * views->job.local_count;
-    size_t count = 0;
-    for (size_t s = 0; s < views->span_count; s++) {
-        const dp_tensor *kept = &optim->stores[s].grad;
-        dp__train_piece pieces[DP__TRAIN_PIECES];
-        dp__train_pieces(views, &views->spans[s].all, 0, pieces);
-        for (int k = DP__TRAIN_OWN; k <= DP__TRAIN_COPY && views->spans[s].each > 0; k++)
-            messages[count++] =
-                (dp_message){.tensor = dp__train_kept_part(kept, &pieces[k]),
-                             .peer = k == DP__TRAIN_OWN ? next : (int)views->copied.first,
-                             .tag = DP__TRAIN_TAG,
-                             .receives = k == DP__TRAIN_COPY};
-    }
-    DP_TRY(dp_messages_begin(views->ctx, messages, count));
-    return dp_messages_end(views->ctx, messages, count);
-}
-
-/* When this succeeds somewhere, every process has what it needs to make the step by itself. */
-static dp_status dp__train_meet(dp__train_optimizer *optim, double factor)
-{
-    const dp__train_views *views = &optim->views;
-    dp__train_mirror *mirror = optim->mirror;
-    bool passes = views->job.process_count > 1 && dp_grads_are_scattered(views->module);
-    for (size_t s = 0; s < views->span_count; s++)
-        DP_TRY(dp__train_grads_keep(optim, s, !passes));
-    if (passes)
-        DP_TRY(dp__train_grads_pass_on(optim));
-    if (mirror->far) /* what was summed up has not failed */
-        DP_TRY(dp_wait(views->ctx));
-    mirror->factor = factor;
-    mirror->done = 0;
-    mirror->phase = DP__TRAIN_READY;
-    DP_TRY(dp_barrier(views->ctx));
-    mirror->phase = DP__TRAIN_BEGUN;
-    mirror->began = true;
-    return DP_OK;
-}
-
-/* A rule of somebody's may have done a part of what it was called for. Then the share here is worth
-   nothing, and must not get to those who have the copy. */
-static dp_status dp__train_begun_step(const dp__train_optimizer *optim)
-{
-    dp__train_mirror *mirror = optim->mirror;
-    mirror->asked = 0;
-    dp_status status = dp__train_owners_step(optim, mirror->factor);
-    if (status == DP_OK && mirror->far)
-        status = dp__train_params_keep(optim, false);
-    mirror->voided = mirror->far;
-    if (status == DP_OK)
-        mirror->phase = DP__TRAIN_BETWEEN;
-    else if (!dp__train_is_own(optim->config.rule) || dp_status_class(status) != DP_CLASS_JOB)
-        mirror->spoiled = true;
-    return mirror->spoiled ? dp__train_alone(optim->views.ctx, status) : status;
-}
-
-/* What has begun succeeds, though the job may have failed since: the rest follows dp_recover. */
-static dp_status dp__train_begun(const dp__train_optimizer *optim, dp_status status)
-{
-    const dp__train_mirror *mirror = optim->mirror;
-    bool follows = mirror != NULL && mirror->began && !mirror->spoiled;
-    return follows && dp_status_class(status) == DP_CLASS_JOB ? DP_OK : status;
-}
-
 /* ==== >>applying ================================================================================
    All of a step, and what dp_train_step asks.                                                   */
 
@@ -2074,23 +1921,10 @@ static dp_status dp__train_fetch_all(const dp__train_optimizer *optim)
     return DP_OK;
 }
 
-static dp_status dp__train_mirrored_steps(dp__train_optimizer *optim, double factor)
-{
-    dp_ctx *ctx = optim->views.ctx;
-    DP_TRY(dp__train_alone(ctx, dp__train_meet(optim, factor)));
-    DP_TRY(dp__train_begun_step(optim));
-    DP_TRY(dp__train_fetch_all(optim));
-    if (!optim->mirror->far)
-        return DP_OK;
-    DP_TRY(dp_wait(ctx));
-    optim->mirror->voided = false;
-    return DP_OK;
-}
-
 static dp_status dp__train_optim_steps(dp__train_optimizer *optim, double factor)
 {
     if (optim->mirror != NULL)
-        return dp__train_mirrored_steps(optim, factor);
+        return dp__train_mirrors.steps(optim, factor);
     /* a rule that fails here must not make others wait: all send what they have */
     dp_status status = dp__train_owners_step(optim, factor);
     DP_TRY(dp__train_fetch_all(optim));
@@ -2142,6 +1976,12 @@ static dp_status dp__train_is_ours(const dp__train_optimizer *optim)
                     dp_module_name(optim->views.module));
 }
 
+/* Returns how a step ended. One that a mirror has begun is made, whatever happened since. */
+static dp_status dp__train_ended(const dp__train_optimizer *optim, dp_status status)
+{
+    return optim->mirror != NULL ? dp__train_mirrors.begun(optim, status) : status;
+}
+
 static dp_status dp__train_optim_edit(dp__train_optimizer *optim)
 {
     double factor = 1;
@@ -2153,23 +1993,40 @@ static dp_status dp__train_optim_edit(dp__train_optimizer *optim)
     DP_TRY(dp__train_optim_clip(optim, &factor, &skips));
     optim->zeroes = optim->may_zero && optim->views.all_used && !skips;
     if (!skips) {
-        DP_TRY(dp__train_begun(optim, dp__train_optim_steps(optim, factor)));
+        DP_TRY(dp__train_ended(optim, dp__train_optim_steps(optim, factor)));
         dp__train_count(optim, 1);
     }
     optim->skipped += skips;
     dp__train_rescale(optim, skips);
-    if (!optim->zeroes)
-        return dp_zero_grad(optim->views.module);
-    dp__grads_zeroed(optim->views.module);
-    return DP_OK;
+    return optim->zeroes ? dp_grads_zeroed(optim->views.module) : dp_zero_grad(optim->views.module);
 }
 
 static dp_status dp__train_optim_apply(dp__train_optimizer *optim)
 {
     if (optim->mirror != NULL)
-        optim->mirror->began = false;
+        dp__train_mirrors.turn(optim);
     DP_TRY(dp_edit_begin(optim->views.module, dp__train_is_ours(optim)));
-    return dp__train_begun(optim, dp_edit_end(optim->views.module, dp__train_optim_edit(optim)));
+    return dp__train_ended(optim, dp_edit_end(optim->views.module, dp__train_optim_edit(optim)));
+}
+
+/* After dp_recover ranks have other numbers. */
+static dp_status dp__train_rejoin(dp__train_optimizer *optim)
+{
+    dp__train_views *views = &optim->views;
+    dp_info job;
+    DP_TRY(dp_info_get(views->ctx, &job));
+    if (job.recoveries == views->job.recoveries)
+        return DP_OK;
+    if (optim->mirror != NULL)
+        return dp__train_mirrors.cut_anew(optim);
+    if (optim->config.sharded)
+        return dp_error(DP_ERR_STATE,
+                        "the state of '%s' was spread over %d ranks, and some have died with their "
+                        "parts: make a new optimizer, which can load a checkpoint",
+                        dp_module_name(views->module), views->job.rank_count);
+    views->job = job;
+    dp__train_rank_all(views);
+    return DP_OK;
 }
 
 /* ---- for dp_train_step ----------------------------------------------------------------------- */
@@ -2258,7 +2115,7 @@ static dp_status dp__train_groups_copy(dp_scope *scope, dp_optim_config *config)
 {
     dp_param_group *own = dp_scope_alloc(scope, config->group_count * sizeof *own);
     if (own == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < config->group_count; i++) {
         const dp_param_group *group = &config->groups[i];
         double *factors = dp_scope_alloc(scope, 2 * sizeof *factors);
@@ -2266,7 +2123,7 @@ static dp_status dp__train_groups_copy(dp_scope *scope, dp_optim_config *config)
         if (group->match == NULL)
             return dp_error(DP_ERR_INVALID, "groups[%zu].match is NULL", i);
         if (match == NULL || factors == NULL)
-            return dp__no_memory();
+            return dp_no_memory();
         factors[0] = group->lr_factor != NULL ? *group->lr_factor : 1;
         factors[1] = group->decay_factor != NULL ? *group->decay_factor : 1;
         if (!(factors[0] >= 0 && factors[1] >= 0) || !isfinite(factors[0] + factors[1]))
@@ -2352,79 +2209,6 @@ static dp_status dp__train_group_check(const dp__train_optimizer *optim, size_t 
     return matches ? DP_OK : dp__train_no_match(optim, group);
 }
 
-/* ==== >>ring ====================================================================================
-   Of processes whose optimizer is mirrored: each has the copy of the share of the one before.   */
-
-static int dp__train_place_order(const void *a, const void *b)
-{
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
-/* Machine after machine, the next of a process is as far behind it as the largest machine has
-   processes. So it is on another machine, unless its machine has more than half of all. */
-DP__COLD static dp__train_ring dp__train_ring_of(const dp_info *job, int64_t *places)
-{
-    int64_t count = job->process_count, on = 0, most = 0, at = 0;
-    qsort(places, (size_t)count, sizeof *places, dp__train_place_order);
-    for (int64_t i = 0; i < count; i++) {
-        on = i > 0 && places[i] / count == places[i - 1] / count ? on + 1 : 1;
-        most = on > most ? on : most;
-        at = places[i] % count == job->process ? i : at;
-    }
-    int64_t far = most < count ? most : 1;
-    return (dp__train_ring){.before = (int)(places[(at + count - far) % count] % count),
-                            .next = (int)(places[(at + far) % count] % count)};
-}
-
-static dp_status dp__train_ring_find(dp_ctx *ctx, dp_scope *temp, const dp_info *job,
-                                     dp__train_ring *out)
-{
-    int64_t *places = dp_scope_alloc(temp, (size_t)job->rank_count * sizeof *places);
-    const int64_t own = (int64_t)job->machine * job->process_count + job->process;
-    DP_TRY(dp_agree(ctx, places != NULL ? DP_OK : dp__no_memory()));
-    DP_TRY(dp_all_gather_i64(ctx, &own, 1, places));
-    for (int p = 0; p < job->process_count; p++) /* of ranks that a process has, one */
-        places[p] = places[p * job->local_count];
-    *out = dp__train_ring_of(job, places);
-    return DP_OK;
-}
-
-/* Whether something carries messages, which is found out by one with nothing in it. If not, no
-   process has another answer. */
-static dp_status dp__train_mirrored_reach(dp_ctx *ctx, const dp_info *job,
-                                          const dp__train_ring *ring)
-{
-    const int64_t none = 0;
-    dp_message both[2];
-    for (int i = 0; i < 2; i++)
-        both[i] = (dp_message){.tensor = dp_wrap(NULL, DP_U8, 1, &none),
-                               .peer = (i == 0 ? ring->next : ring->before) * job->local_count,
-                               .tag = DP__TRAIN_TAG,
-                               .receives = i == 1};
-    dp_status status = dp_messages_begin(ctx, both, 2);
-    if (status == DP_OK)
-        status = dp_messages_end(ctx, both, 2);
-    return status == DP_ERR_UNSUPPORTED ? status : dp__train_alone(ctx, status);
-}
-
-/* So that every process knows which ranks the others have, and has a way to the next one. */
-DP__COLD static dp_status dp__train_mirrored_begin(dp_ctx *ctx, dp__train_ring *out)
-{
-    dp_info job;
-    DP_TRY(dp_info_get(ctx, &job));
-    int64_t most[2] = {job.local_count, -job.local_count};
-    DP_TRY(dp_all_reduce_i64(ctx, most, 2, DP_OP_MAX));
-    if (most[0] != -most[1])
-        return dp_error(DP_ERR_UNSUPPORTED, "mirrored: processes have %lld to %lld devices",
-                        (long long)-most[1], (long long)most[0]);
-    dp_scope *temp = dp_scope_begin(ctx);
-    dp_status status = dp__train_ring_find(ctx, temp, &job, out);
-    dp_scope_end(temp);
-    return status == DP_OK && job.machine_count > 1 ? dp__train_mirrored_reach(ctx, &job, out)
-                                                    : status;
-}
-
 /* ==== >>making ==================================================================================
    Everything that an optimizer has is in a scope of its own.                                    */
 
@@ -2433,7 +2217,7 @@ static dp_status dp__train_milestones_copy(dp_scope *scope, dp_schedule *schedul
     size_t bytes = schedule->milestone_count * sizeof *schedule->milestones;
     int64_t *own = dp_scope_alloc(scope, bytes);
     if (own == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     if (bytes > 0)
         memcpy(own, schedule->milestones, bytes);
     schedule->milestones = own;
@@ -2558,7 +2342,7 @@ static dp_status dp__train_store_make(dp__train_optimizer *optim, size_t s)
     store->state =
         dp_scope_alloc(optim->scope, views->owner_count * store->slots * sizeof *store->state);
     if (store->state == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t owner = 0; owner < views->owner_count; owner++) {
         dp_tensor *state = &store->state[owner * store->slots];
         if (!dp__train_has(views, owner, all->first))
@@ -2570,11 +2354,7 @@ static dp_status dp__train_store_make(dp__train_optimizer *optim, size_t s)
     }
     if (optim->mirror == NULL)
         return DP_OK;
-    const int64_t kept = (int64_t)dp__train_kept(views, all, 0);
-    DP_TRY(dp_tensor_new(optim->scope, first->device, dtype, 1, &kept, &store->grad));
-    if (!optim->mirror->far)
-        return DP_OK;
-    return dp_tensor_new(optim->scope, first->device, dtype, 1, &kept, &store->param);
+    return dp__train_mirrors.room(optim, store, first, (int64_t)dp__train_kept(views, all, 0));
 }
 
 /* How many elements a master copy is stepped by at a time; 0: there is none. */
@@ -2613,7 +2393,7 @@ static dp_status dp__train_rooms_make(dp__train_optimizer *optim)
     optim->gates = dp_scope_alloc(optim->scope, bytes);
     optim->rooms = dp_scope_alloc(optim->scope, bytes);
     if (optim->gates == NULL || optim->rooms == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     memset(optim->gates, 0, bytes);
     for (size_t owner = 0; owner < views->owner_count; owner++)
         for (size_t i = 0; i < views->count; i++)
@@ -2633,7 +2413,7 @@ static dp_status dp__train_stages_make(dp__train_optimizer *optim)
     optim->stages = dp_scope_alloc(optim->scope, local * sizeof *optim->stages);
     optim->all = dp_scope_alloc(optim->scope, views->owner_count * sizeof *optim->all);
     if (optim->parts == NULL || optim->stages == NULL || optim->all == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t r = 0; r < local && optim->staged; r++)
         DP_TRY(dp_tensor_new(optim->scope, dp_local_device(views->ctx, (int)r), DP_I64, 1, &room,
                              &optim->stages[r]));
@@ -2648,13 +2428,13 @@ static dp_status dp__train_names_make(dp__train_optimizer *optim)
     dp__train_views *views = &optim->views;
     optim->names = dp_scope_alloc(optim->scope, views->count * sizeof *optim->names);
     if (optim->names == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t i = 0; i < views->count; i++) {
         dp_param_info info;
         DP_TRY(dp_module_param(views->module, views->listed[i].param, &info));
         optim->names[i] = dp_text(dp_string(optim->scope, info.name));
         if (optim->names[i] == NULL)
-            return dp__no_memory();
+            return dp_no_memory();
         views->listed[i].group = dp__train_group_of(&optim->config, optim->names[i]);
     }
     dp__train_cut(views, optim->config.rule->whole);
@@ -2700,45 +2480,6 @@ static dp_status dp__train_sharded_check(const dp__train_optimizer *optim)
                           dp_module_name(views->module));
 }
 
-static dp_status dp__train_mirrored_check(const dp__train_optimizer *optim)
-{
-    const dp__train_views *views = &optim->views;
-    const char *why = NULL;
-    if (!optim->config.sharded)
-        return dp_error(DP_ERR_INVALID, "mirrored is set, and sharded is not");
-    if (views->owner_count > 1)
-        why = "each device of this process has parameters of its own";
-    for (size_t s = 0; s < views->span_count && why == NULL; s++)
-        if (views->spans[s].once)
-            why = "the processes share parameters (share_params)";
-    return why == NULL ? DP_OK
-                       : dp_error(DP_ERR_UNSUPPORTED, "mirrored: '%s': %s",
-                                  dp_module_name(views->module), why);
-}
-
-static dp_status dp__train_mirror_make(dp__train_optimizer *optim)
-{
-    dp__train_views *views = &optim->views;
-    const dp_info *job = &views->job;
-    size_t local = (size_t)job->local_count, before = (size_t)optim->ring.before;
-    dp_device_info device;
-    DP_TRY(dp__train_mirrored_check(optim));
-    DP_TRY(dp_device_info_get(views->ctx, 0, &device));
-    dp__train_mirror *mirror = dp_scope_alloc(optim->scope, sizeof *mirror);
-    if (mirror == NULL)
-        return dp__no_memory();
-    *mirror = (dp__train_mirror){
-        .far = !device.host_memory,
-        .messages = dp_scope_alloc(optim->scope, 2 * views->span_count * sizeof *mirror->messages),
-        .facts = dp_scope_alloc(optim->scope, (size_t)job->rank_count * sizeof *mirror->facts)};
-    if (mirror->messages == NULL || mirror->facts == NULL)
-        return dp__no_memory();
-    optim->mirror = mirror;
-    if (job->process_count > 1)
-        views->copied = (dp__train_ranks){before * local, (before + 1) * local};
-    return DP_OK;
-}
-
 /* All processes gather in the same way, whatever their devices are. `status`: whether this one has
    an optimizer. */
 static dp_status dp__train_sharded_begin(dp_ctx *ctx, dp__train_optimizer *optim, dp_status status)
@@ -2757,7 +2498,7 @@ static dp_status dp__train_queue_make(dp__train_optimizer *optim)
         return DP_OK;
     optim->queue = dp_scope_alloc(optim->scope, sizeof *optim->queue);
     if (optim->queue == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     optim->queue->count = 0;
     return DP_OK;
 }
@@ -2776,13 +2517,13 @@ static dp_status dp__train_optim_fill(dp__train_optimizer *optim)
     DP_TRY(dp__train_sharded_check(optim));
     DP_TRY(dp__train_accumulate_check(optim));
     if (optim->config.mirrored)
-        DP_TRY(dp__train_mirror_make(optim));
+        DP_TRY(dp__train_mirrors.make(optim));
     if (optim->config.sharded)
         DP_TRY(dp__train_hides(&optim->views, &optim->staged));
     size_t span_count = optim->views.span_count;
     optim->stores = dp_scope_alloc(optim->scope, span_count * sizeof *optim->stores);
     if (optim->stores == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     DP_TRY(dp__train_queue_make(optim));
     for (size_t s = 0; s < span_count; s++)
         DP_TRY(dp__train_store_make(optim, s));
@@ -2805,7 +2546,7 @@ static dp_status dp__train_optim_make(dp_module *module, const dp_optim_config *
 {
     dp__train_optimizer *optim = dp_scope_alloc(home, sizeof *optim);
     if (optim == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     *optim = (dp__train_optimizer){.base = {&dp__train_ops},
                                    .home = home,
                                    .scope = config->mirrored ? dp_scope_child(home) : home,
@@ -2821,26 +2562,31 @@ static dp_status dp__train_optim_make(dp_module *module, const dp_optim_config *
     return dp__train_optim_build(module, optim);
 }
 
-/* What all processes do together. `before`: see dp__train_mirrors_join. */
+/* What all processes do together. `before`: see dp__train_mirror_ops.join. */
 static dp_status dp__train_optim_begin_all(dp_ctx *ctx, dp__train_optimizer *optim,
                                            dp__train_optimizer *before, dp_status status)
 {
     DP_TRY(dp__train_sharded_begin(ctx, optim, status));
     bool mirrored = optim != NULL && optim->mirror != NULL;
-    return mirrored ? dp__train_mirrors_join(optim, before) : DP_OK;
+    return mirrored ? dp__train_mirrors.join(optim, before) : DP_OK;
 }
 
 DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *config, dp_optim **out)
 {
     dp__train_optimizer *optim = NULL;
     dp__train_ring ring = {0, 0};
-    DP_TRY(dp__check_pointer(__func__, "config", config));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_pointer(__func__, "config", config));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
+    if (config->mirrored && dp__train_mirrors.begin == NULL)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "%s: mirrored: the file that defines DP_IMPLEMENTATION has to include "
+                        "dp_mirror.h",
+                        __func__);
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: not a module", __func__);
     dp_ctx *ctx = dp_module_ctx(module);
     if (config->sharded && config->mirrored)
-        DP_TRY(dp__named(__func__, dp__train_mirrored_begin(ctx, &ring)));
+        DP_TRY(dp_error_in(__func__, dp__train_mirrors.begin(ctx, &ring)));
     dp_scope *scope = dp_scope_begin(ctx);
     dp_status status = dp_scope_check(scope);
     if (status == DP_OK)
@@ -2853,7 +2599,7 @@ DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *confi
         *out = &optim->base;
     else
         dp_scope_end(scope);
-    return dp__named(__func__, status);
+    return dp_error_in(__func__, status);
 }
 
 DP_API void dp_optim_destroy(dp_optim *optim)
@@ -2875,8 +2621,8 @@ static dp_status dp__train_optim_valid(const char *fn, const dp_optim *optim)
 DP_API dp_status dp_optim_step(dp_optim *optim)
 {
     DP_TRY(dp__train_optim_valid(__func__, optim));
-    DP_TRY(dp__named(__func__, dp__train_rejoin(dp__train_optimizer_of(optim))));
-    return dp__named(__func__, dp__train_optim_apply(dp__train_optimizer_of(optim)));
+    DP_TRY(dp_error_in(__func__, dp__train_rejoin(dp__train_optimizer_of(optim))));
+    return dp_error_in(__func__, dp__train_optim_apply(dp__train_optimizer_of(optim)));
 }
 
 /* Those whose numbers, divided, are no longer what they were. */
@@ -2912,7 +2658,7 @@ static dp_status dp__train_optim_unscale(dp__train_optimizer *optim)
 DP_API dp_status dp_optim_unscale(dp_optim *optim)
 {
     DP_TRY(dp__train_optim_valid(__func__, optim));
-    return dp__named(__func__, dp__train_optim_unscale(dp__train_optimizer_of(optim)));
+    return dp_error_in(__func__, dp__train_optim_unscale(dp__train_optimizer_of(optim)));
 }
 
 DP_API dp_status dp_optim_progress(dp_optim *optim, int64_t done, int64_t total)
@@ -2938,7 +2684,7 @@ static size_t dp__train_state_bytes(const dp__train_optimizer *optim)
 DP_API dp_status dp_optim_info_get(const dp_optim *base, dp_optim_info *out)
 {
     DP_TRY(dp__train_optim_valid(__func__, base));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     const dp__train_optimizer *optim = (const dp__train_optimizer *)base;
     dp_hyper hyper = dp__train_hyper_now(optim, optim->config.group_count);
     *out = (dp_optim_info){.rule = optim->config.rule->name,
@@ -3027,8 +2773,7 @@ static dp_status dp__train_param_save(const dp__train_optimizer *optim, dp_scope
     DP_TRY(dp_reshape(&own, data->ndim, data->shape, &own));
     own.read_only = true;
     if (copy)
-        DP_TRY(dp__move_new(optim->views.ctx, scope, (dp_device){0, 0}, (dp_dtype)own.dtype, &own,
-                            &own));
+        DP_TRY(dp_tensor_to(scope, (dp_device){0, 0}, (dp_dtype)own.dtype, &own, &own));
     *out = dp_of(scope, &own);
     return DP_OK;
 }
@@ -3064,7 +2809,7 @@ static dp_status dp__train_counts_save(const dp__train_optimizer *optim, dp_scop
         alike = alike && views->listed[i].steps == optim->steps;
     }
     *out = dp_none();
-    return alike ? DP_OK : dp__made(dp_dict_make(scope, pairs, views->count), out);
+    return alike ? DP_OK : dp_made(dp_dict_make(scope, pairs, views->count), out);
 }
 
 static dp_status dp__train_state_save(const dp__train_optimizer *optim, dp_scope *scope, bool copy,
@@ -3076,7 +2821,7 @@ static dp_status dp__train_state_save(const dp__train_optimizer *optim, dp_scope
         dp_scope_alloc(scope, views->count * (optim->state_count + 1) * sizeof *items);
     dp_value counts;
     if (pairs == NULL || items == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     DP_TRY(dp__train_counts_save(optim, scope, pairs, &counts));
     for (size_t s = 0; s < views->span_count; s++) {
         const dp__train_run *run = &views->spans[s].all;
@@ -3096,7 +2841,7 @@ static dp_status dp__train_state_save(const dp__train_optimizer *optim, dp_scope
                            {"state", dp_dict_make(scope, pairs, views->count)},
                            {"param_steps", counts}};
     size_t count = sizeof all / sizeof all[0];
-    return dp__made(dp_dict_make(scope, all, counts.kind == DP_NONE ? count - 1 : count), out);
+    return dp_made(dp_dict_make(scope, all, counts.kind == DP_NONE ? count - 1 : count), out);
 }
 
 static dp_status dp__train_optim_save(const char *fn, dp_optim *optim, dp_scope *scope, bool copy,
@@ -3104,10 +2849,10 @@ static dp_status dp__train_optim_save(const char *fn, dp_optim *optim, dp_scope 
 {
     dp__train_optimizer *own = dp__train_optimizer_of(optim);
     DP_TRY(dp__train_optim_valid(fn, optim));
-    DP_TRY(dp__check_scope_of(fn, scope, own->views.ctx));
-    DP_TRY(dp__check_pointer(fn, "out", out));
-    DP_TRY(dp__named(fn, dp__train_rejoin(own)));
-    return dp__named(fn, dp__train_state_save(own, scope, copy, out));
+    DP_TRY(dp_check_scope(fn, scope, own->views.ctx));
+    DP_TRY(dp_check_pointer(fn, "out", out));
+    DP_TRY(dp_error_in(fn, dp__train_rejoin(own)));
+    return dp_error_in(fn, dp__train_state_save(own, scope, copy, out));
 }
 
 DP_API dp_status dp_optim_save(dp_optim *optim, dp_scope *scope, dp_value *out)
@@ -3246,7 +2991,7 @@ static dp_status dp__train_states_load(const dp__train_optimizer *optim, dp_scop
     size_t most = views->count * (optim->state_count + 1); /* and a master copy */
     dp_tensor *saved = dp_scope_alloc(temp, most * sizeof *saved);
     if (saved == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     DP_TRY(dp__train_saved_dense(optim, temp, state, saved));
     for (size_t i = 0; i < views->count; i++)
         for (size_t k = 0; k < optim->stores[views->listed[i].span].slots; k++, saved++)
@@ -3270,13 +3015,13 @@ DP_API dp_status dp_optim_load(dp_optim *base, dp_value saved)
 {
     DP_TRY(dp__train_optim_valid(__func__, base));
     dp__train_optimizer *optim = dp__train_optimizer_of(base);
-    DP_TRY(dp__named(__func__, dp__train_rejoin(optim)));
-    DP_TRY(dp__named(__func__, dp__train_saved_check(optim, saved)));
+    DP_TRY(dp_error_in(__func__, dp__train_rejoin(optim)));
+    DP_TRY(dp_error_in(__func__, dp__train_saved_check(optim, saved)));
     dp_scope *temp = dp_scope_begin(optim->views.ctx);
     DP_TRY(dp_scope_check(temp));
     dp_status status = dp__train_states_load(optim, temp, dp_get(saved, "state"));
     dp_scope_end(temp);
-    DP_TRY(dp__named(__func__, status));
+    DP_TRY(dp_error_in(__func__, status));
     optim->done = dp_get(saved, "done").as.i;
     optim->steps = dp_get(saved, "steps").as.i;
     optim->skipped = dp_get(saved, "skipped").as.i;
@@ -3286,471 +3031,6 @@ DP_API dp_status dp_optim_load(dp_optim *base, dp_value saved)
         optim->scale = dp_get(saved, "scale").as.f;
     }
     optim->unscaled = optim->overflow = false;
-    return DP_OK;
-}
-
-/* ==== >>moving ==================================================================================
-   Of each share of a cut those give that have it, or its copy. Parameters are known by number: each
-   cut lists them in an order of its own.                                                        */
-
-static dp_status dp__train_lost(const dp__train_views *views, int64_t process, int64_t count)
-{
-    return dp_error(DP_ERR_STATE,
-                    "the state of '%s' was spread over %lld processes, and process %lld is gone "
-                    "together with the one that had its copy: make a new optimizer, which can load "
-                    "a checkpoint",
-                    dp_module_name(views->module), (long long)count, (long long)process);
-}
-
-typedef struct dp__train_moving {
-    dp__train_optimizer *to;
-    dp__train_optimizer *from; /* NULL: this process has nothing of the cut before */
-    dp_scope *temp;
-    dp__train_fact *facts; /* by rank: what its process has of it */
-    int root;              /* a rank whose process has the last step; -1: there is none */
-    bool fresh;            /* some process has nothing */
-    int64_t *order;        /* of the cut before, as its parameters are listed there: number, span,
-                              share */
-    size_t *listed;        /* by number: which the parameter is in the next cut */
-    dp_tensor whole;       /* room for a span */
-    dp_tensor *rooms;      /* of the other local ranks, for what is meant for the first */
-} dp__train_moving;
-
-static bool dp__train_has_step(const dp__train_fact *fact, int64_t step)
-{
-    return fact->has != 0 && (fact->steps == step || (fact->steps == step - 1 && fact->ready != 0));
-}
-
-/* Who has begun the last step is furthest, and of these, who has left out more. */
-static void dp__train_furthest(dp__train_moving *own)
-{
-    int64_t step = -1, skipped = -1;
-    int ranks = own->to->views.job.rank_count;
-    for (int r = 0; r < ranks; r++)
-        if (own->facts[r].has != 0 && own->facts[r].steps > step)
-            step = own->facts[r].steps;
-    own->root = -1;
-    own->fresh = false;
-    for (int r = 0; r < ranks; r++) {
-        dp__train_fact *fact = &own->facts[r];
-        fact->has = dp__train_has_step(fact, step);
-        own->fresh = own->fresh || fact->has == 0;
-        if (fact->has == 0 || fact->steps < step || fact->skipped <= skipped)
-            continue;
-        own->root = r;
-        skipped = fact->skipped;
-    }
-}
-
-/* The first rank of a process that has the shares of one of the cut before; -1: nobody has. */
-static int dp__train_holder(const dp__train_moving *own, int64_t process)
-{
-    const dp_info *job = &own->to->views.job;
-    int holder = -1;
-    for (int r = 0; r < job->rank_count; r += job->local_count) {
-        const dp__train_fact *fact = &own->facts[r];
-        if (fact->has == 0)
-            continue;
-        if (fact->process == process)
-            return r;
-        if (fact->before == process)
-            holder = r;
-    }
-    return holder;
-}
-
-/* What this process can make of a step that others have begun. */
-static dp_status dp__train_catch_up(dp__train_optimizer *optim, int64_t step)
-{
-    dp__train_mirror *mirror = optim->mirror;
-    if (mirror->phase == DP__TRAIN_READY && optim->steps < step) {
-        dp__train_count(optim, 1);
-        dp__train_rescale(optim, false);
-        mirror->phase = DP__TRAIN_BEGUN;
-    }
-    dp_status status = dp__train_edit(&optim->views, true);
-    if (status == DP_OK && mirror->far && mirror->phase != DP__TRAIN_BEGUN) {
-        status = dp__train_params_keep(optim, mirror->voided);
-        mirror->voided = true; /* by what comes now, should it fail */
-    }
-    if (mirror->phase != DP__TRAIN_BEGUN)
-        return status;
-    dp__train_count(optim, -1); /* as they were when it began */
-    if (status == DP_OK)
-        status = dp__train_begun_step(optim);
-    dp__train_count(optim, 1);
-    return status;
-}
-
-/* ---- what is needed for that ----------------------------------------------------------------- */
-
-static void dp__train_order(const dp__train_views *views, int64_t *order)
-{
-    for (size_t i = 0; i < views->count; i++) {
-        size_t span = views->listed[i].span;
-        order[3 * i] = (int64_t)views->listed[i].number;
-        order[3 * i + 1] = (int64_t)span;
-        order[3 * i + 2] = (int64_t)views->spans[span].each;
-    }
-}
-
-static dp_status dp__train_moving_make(dp__train_moving *own)
-{
-    const dp__train_views *views = &own->to->views;
-    const int64_t room = DP__TRAIN_STAGE;
-    size_t local = (size_t)views->job.local_count;
-    own->order = dp_scope_alloc(own->temp, 3 * views->count * sizeof *own->order);
-    own->listed = dp_scope_alloc(own->temp, views->count * sizeof *own->listed);
-    own->rooms = dp_scope_alloc(own->temp, local * sizeof *own->rooms);
-    if (own->order == NULL || own->listed == NULL || own->rooms == NULL)
-        return dp__no_memory();
-    for (size_t r = 1; r < local; r++)
-        DP_TRY(dp_tensor_new(own->temp, dp_local_device(views->ctx, (int)r), DP_I64, 1, &room,
-                             &own->rooms[r]));
-    for (size_t i = 0; i < views->count; i++)
-        own->listed[views->listed[i].number] = i;
-    return DP_OK;
-}
-
-typedef struct dp__train_old_span { /* of the cut before */
-    size_t first, end;              /* as listed there */
-    size_t number, count, each;     /* which it is; elements */
-    size_t cut;                     /* where the shares end, of `each` elements for a rank */
-    const dp_tensor *data;          /* its first parameter */
-} dp__train_old_span;
-
-/* Which of the next cut one of the cut before is. */
-static size_t dp__train_next_of(const dp__train_moving *own, size_t i)
-{
-    return own->listed[own->order[3 * i]];
-}
-
-/* The one that begins with a parameter, as listed there. */
-static dp__train_old_span dp__train_old_span_at(const dp__train_moving *own, size_t first)
-{
-    const dp__train_views *views = &own->to->views;
-    const int64_t *order = own->order;
-    size_t each = (size_t)order[3 * first + 2];
-    size_t ranks = (size_t)own->facts[own->root].process_count *
-                   (size_t)views->job.local_count; /* there */
-    dp__train_old_span span = {.first = first,
-                               .end = first,
-                               .number = (size_t)order[3 * first + 1],
-                               .each = each,
-                               .cut = each * ranks,
-                               .data = dp__train_data(views, 0, dp__train_next_of(own, first))};
-    while (span.end < views->count && order[3 * span.end + 1] == order[3 * first + 1])
-        span.count += dp__train_elements(views, dp__train_next_of(own, span.end++));
-    return span;
-}
-
-/* DP_OK: each share is somewhere. */
-static dp_status dp__train_all_held(const dp__train_moving *own)
-{
-    const dp__train_views *views = &own->to->views;
-    int64_t count = own->facts[own->root].process_count;
-    bool spread = false;
-    for (size_t i = 0; i < views->count; i++)
-        spread = spread || own->order[3 * i + 2] > 0;
-    for (int64_t process = 0; process < count && spread; process++)
-        if (dp__train_holder(own, process) < 0)
-            return dp__train_lost(views, process, count);
-    return DP_OK;
-}
-
-static dp_status dp__train_whole_make(dp__train_moving *own)
-{
-    const dp__train_views *views = &own->to->views;
-    int64_t most = 0;
-    for (size_t i = 0; i < views->count;) {
-        const dp__train_old_span span = dp__train_old_span_at(own, i);
-        most = (int64_t)span.count > most ? (int64_t)span.count : most;
-        i = span.end;
-    }
-    return dp_tensor_new(own->temp, dp__train_data(views, 0, 0)->device, DP_I64, 1, &most,
-                         &own->whole);
-}
-
-/* ---- how it travels -------------------------------------------------------------------------- */
-
-/* Elements of one rank, in place, to all. */
-static dp_status dp__train_spread(const dp__train_moving *own, const dp_tensor *all, size_t first,
-                                  size_t end, int root)
-{
-    dp_dtype bits = dp__train_bits((dp_dtype)all->dtype);
-    dp_part *parts = own->to->parts;
-    size_t local = (size_t)own->to->views.job.local_count;
-    for (size_t at = first, some; at < end; at += some) {
-        char *data = (char *)all->data + at * dp_dtype_bytes(bits);
-        some = local > 1 && end - at > DP__TRAIN_STAGE ? DP__TRAIN_STAGE : end - at;
-        parts[0] = (dp_part){.send = data, .recv = data};
-        for (size_t r = 1; r < local; r++)
-            parts[r] = (dp_part){.send = own->rooms[r].data, .recv = own->rooms[r].data};
-        DP_TRY(dp_broadcast(own->to->views.ctx, parts, some, bits, root));
-    }
-    return DP_OK;
-}
-
-static dp_status dp__train_shares_spread(const dp__train_moving *own, const dp_tensor *all,
-                                         size_t each)
-{
-    size_t share = each * (size_t)own->to->views.job.local_count; /* a process' */
-    int64_t count = own->facts[own->root].process_count;
-    for (int64_t process = 0; process < count; process++)
-        DP_TRY(dp__train_spread(own, all, (size_t)process * share, ((size_t)process + 1) * share,
-                                dp__train_holder(own, process)));
-    return DP_OK;
-}
-
-/* What this process has of a span's state. */
-static dp_status dp__train_state_give(const dp__train_moving *own, const dp__train_old_span *span,
-                                      size_t k, const dp_tensor *all)
-{
-    const dp__train_optimizer *from = own->from;
-    return from == NULL ? DP_OK
-                        : dp__train_pieces_copy(&from->views, span->number, 0,
-                                                &from->stores[span->number].state[k], all, true);
-}
-
-/* The end everybody has; what ranks do not reduce may differ there, and stays. */
-static dp_status dp__train_slot_move(const dp__train_moving *own, const dp__train_old_span *span,
-                                     size_t k)
-{
-    const dp__train_views *views = &own->to->views;
-    dp_dtype dtype = span->data->dtype == DP_F64 ? DP_F64 : DP_F32;
-    dp_tensor all = dp__train_flat(&own->whole, own->whole.data, dtype, span->count), part;
-    DP_TRY(dp__train_state_give(own, span, k, &all));
-    if (own->fresh) {
-        DP_TRY(dp__train_spread(own, &all, span->cut, span->count, own->root));
-        DP_TRY(dp__train_state_give(own, span, k, &all));
-    }
-    DP_TRY(dp__train_shares_spread(own, &all, span->each));
-    for (size_t i = span->first, at = 0; i < span->end; i++) {
-        size_t next = dp__train_next_of(own, i), count = dp__train_elements(views, next);
-        DP_TRY(dp_narrow(&all, 0, (int64_t)at, (int64_t)count, &part));
-        DP_TRY(dp__train_state_put(own->to, next, 0, k, &part));
-        at += count;
-    }
-    return DP_OK;
-}
-
-/* Who has nothing gets the end of a span's parameters. */
-static dp_status dp__train_end_move(const dp__train_moving *own, const dp__train_old_span *span,
-                                    const dp_tensor *data)
-{
-    const dp__train_views *views = &own->to->views;
-    dp_tensor all =
-        dp__train_flat(&own->whole, own->whole.data, (dp_dtype)data->dtype, span->count);
-    const dp__train_piece end = {span->cut, span->count - span->cut, 0};
-    dp_tensor here = dp__train_part(data, &end), there = dp__train_part(&all, &end);
-    if (own->from != NULL)
-        DP_TRY(dp_copy(views->ctx, &there, &here, NULL));
-    DP_TRY(dp__train_spread(own, &all, span->cut, span->count, own->root));
-    return own->from != NULL ? DP_OK : dp_copy(views->ctx, &here, &there, NULL);
-}
-
-/* Parameters, too: the job may have failed before all had got them. */
-static dp_status dp__train_spans_move(const dp__train_moving *own)
-{
-    const dp__train_views *views = &own->to->views;
-    for (size_t i = 0; i < views->count;) {
-        const dp__train_old_span span = dp__train_old_span_at(own, i);
-        const dp_tensor data =
-            dp__train_flat(span.data, span.data->data, (dp_dtype)span.data->dtype, span.count);
-        size_t slots = own->to->stores[views->listed[dp__train_next_of(own, i)].span].slots;
-        for (size_t k = 0; k < slots; k++)
-            DP_TRY(dp__train_slot_move(own, &span, k));
-        DP_TRY(dp__train_shares_spread(own, &data, span.each));
-        if (own->fresh)
-            DP_TRY(dp__train_end_move(own, &span, &data));
-        i = span.end;
-    }
-    return DP_OK;
-}
-
-static dp_status dp__train_counts_move(const dp__train_moving *own)
-{
-    enum { COUNTS = 4 };
-    dp__train_optimizer *to = own->to;
-    const dp__train_optimizer *from = own->from;
-    int64_t *all = own->order; /* which has served */
-    int64_t counts[COUNTS] = {0};
-    double scale = 0;
-    for (size_t i = 0; i < to->views.count && from != NULL; i++)
-        all[from->views.listed[i].number] = from->views.listed[i].steps;
-    if (from != NULL) {
-        const int64_t has[COUNTS] = {from->done, from->steps, from->skipped, from->good};
-        memcpy(counts, has, sizeof counts);
-        scale = from->scale;
-    }
-    DP_TRY(dp_broadcast_i64(to->views.ctx, counts, COUNTS, own->root));
-    DP_TRY(dp_broadcast_f64(to->views.ctx, &scale, 1, own->root));
-    DP_TRY(dp_broadcast_i64(to->views.ctx, all, to->views.count, own->root));
-    to->done = counts[0];
-    to->steps = counts[1];
-    to->skipped = counts[2];
-    to->good = counts[3];
-    to->scale = scale;
-    for (size_t i = 0; i < to->views.count; i++)
-        to->views.listed[i].steps = all[to->views.listed[i].number];
-    return DP_OK;
-}
-
-/* ==== >>mirrors =================================================================================
-   The cut before stays until all have their part of the next one. If the job fails again at the end
-   of that, some may have the next one alone, and some may have both: then all go on from the next.
-   No step is made before all have it.                                                           */
-
-static dp_status dp__train_move(dp__train_moving *own, dp_status status)
-{
-    enum { WORDS = sizeof(dp__train_fact) / sizeof(int64_t) };
-    const dp__train_views *views = &own->to->views;
-    union {
-        dp__train_fact fact;
-        int64_t words[WORDS];
-    } mine = {{0}};
-    if (own->from != NULL)
-        mine.fact = (dp__train_fact){.has = !own->from->mirror->spoiled,
-                                     .process = own->from->views.job.process,
-                                     .process_count = own->from->views.job.process_count,
-                                     .before = own->from->ring.before,
-                                     .steps = own->from->steps,
-                                     .skipped = own->from->skipped,
-                                     .ready = own->from->mirror->phase == DP__TRAIN_READY};
-    DP_TRY(dp_all_gather_i64(views->ctx, mine.words, WORDS, &own->facts->has));
-    dp__train_furthest(own);
-    if (own->root < 0)
-        return dp_error(DP_ERR_STATE,
-                        "no process has state of '%s': those who lived were in a step in which the "
-                        "rule failed: make a new optimizer, which can load a checkpoint",
-                        dp_module_name(views->module));
-    if (own->facts[views->job.rank_first].has == 0)
-        own->from = NULL;
-    if (status == DP_OK && own->from != NULL)
-        status = dp__train_catch_up(own->from, own->facts[own->root].steps);
-    if (status == DP_OK)
-        status = dp__train_moving_make(own);
-    DP_TRY(dp_agree(views->ctx, status));
-    if (own->from != NULL)
-        dp__train_order(&own->from->views, own->order);
-    DP_TRY(dp_broadcast_i64(views->ctx, own->order, 3 * views->count, own->root));
-    DP_TRY(dp__train_all_held(own));
-    DP_TRY(dp_agree(views->ctx, dp__train_whole_make(own)));
-    DP_TRY(dp__train_spans_move(own));
-    return dp__train_counts_move(own);
-}
-
-/* The next cut takes the place of that which an optimizer has. */
-static void dp__train_become(dp__train_optimizer *optim, dp__train_optimizer *next)
-{
-    dp_scope *scope = optim->scope;
-    next->total = optim->total;
-    next->unscaled = optim->unscaled;
-    next->overflow = optim->overflow;
-    next->has_norm = optim->has_norm;
-    next->norm = optim->norm;
-    *optim = *next;
-    dp_scope_end(scope);
-}
-
-/* Which cut those that have state go on from: the last that all of them have. */
-static dp_status dp__train_resolve(dp_ctx *ctx, dp__train_optimizer *optim, int64_t *out_cut)
-{
-    dp__train_optimizer *next = optim != NULL ? optim->mirror->next : NULL;
-    int64_t cut = optim != NULL ? optim->mirror->cut : -1;
-    int64_t last = next != NULL ? next->mirror->cut : cut;
-    int64_t most[2] = {cut, optim != NULL ? -last : INT64_MIN};
-    DP_TRY(dp_all_reduce_i64(ctx, most, 2, DP_OP_MAX));
-    *out_cut = most[0] < 0 || most[0] > -most[1] ? most[0] : -most[1];
-    if (next == NULL)
-        return DP_OK;
-    optim->mirror->next = NULL;
-    if (next->mirror->cut == *out_cut)
-        dp__train_become(optim, next);
-    else
-        dp_scope_end(next->scope);
-    return DP_OK;
-}
-
-/* Of those that have made one of these at the same time, some may have state already. before: of
-   this process, or NULL. */
-static dp_status dp__train_mirrors_join(dp__train_optimizer *optim, dp__train_optimizer *before)
-{
-    dp_ctx *ctx = optim->views.ctx;
-    int64_t cut = -1;
-    if (optim->staged)
-        return dp_error(DP_ERR_UNSUPPORTED, "mirrored: '%s': devices hide parameters",
-                        dp_module_name(optim->views.module));
-    DP_TRY(dp__train_resolve(ctx, before, &cut));
-    optim->mirror->cut = cut + 1;
-    if (cut < 0)
-        return DP_OK;
-    dp__train_moving own = {.to = optim,
-                            .from = before != NULL && before->mirror->cut == cut ? before : NULL,
-                            .temp = dp_scope_begin(ctx),
-                            .facts = optim->mirror->facts};
-    dp_status status = dp__train_move(&own, dp_scope_check(own.temp));
-    dp_scope_end(own.temp);
-    if (status != DP_OK)
-        return status;
-    optim->mirror->whole = true;
-    return dp_agree(ctx, DP_OK);
-}
-
-static dp_status dp__train_next_make(const dp__train_optimizer *optim, const dp__train_ring *ring,
-                                     dp_scope *scope, dp__train_optimizer **out)
-{
-    dp__train_optimizer *next = dp_scope_alloc(scope, sizeof *next);
-    if (next == NULL)
-        return dp__no_memory();
-    *next = (dp__train_optimizer){.base = optim->base,
-                                  .home = optim->home,
-                                  .scope = scope,
-                                  .config = optim->config,
-                                  .ring = *ring,
-                                  .scale = optim->scale};
-    *out = next;
-    return dp__train_optim_build(optim->views.module, next);
-}
-
-static dp_status dp__train_cut_anew(dp__train_optimizer *optim)
-{
-    dp_ctx *ctx = optim->views.ctx;
-    dp__train_optimizer *next = NULL;
-    dp__train_ring ring;
-    DP_TRY(dp__train_mirrored_begin(ctx, &ring));
-    dp_scope *scope = dp_scope_child(optim->home);
-    dp_status status = dp_scope_check(scope);
-    if (status == DP_OK)
-        status = dp__train_next_make(optim, &ring, scope, &next);
-    status = dp__train_optim_begin_all(ctx, next, optim, status);
-    bool whole = next != NULL && next->mirror != NULL && next->mirror->whole;
-    if (status == DP_OK)
-        dp__train_become(optim, next);
-    else if (whole && dp_status_class(status) == DP_CLASS_JOB)
-        optim->mirror->next = next;
-    else
-        dp_scope_end(scope);
-    return status;
-}
-
-/* After dp_recover ranks have other numbers. */
-static dp_status dp__train_rejoin(dp__train_optimizer *optim)
-{
-    dp__train_views *views = &optim->views;
-    dp_info job;
-    DP_TRY(dp_info_get(views->ctx, &job));
-    if (job.recoveries == views->job.recoveries)
-        return DP_OK;
-    if (optim->mirror != NULL)
-        return dp__train_cut_anew(optim);
-    if (optim->config.sharded)
-        return dp_error(DP_ERR_STATE,
-                        "the state of '%s' was spread over %d ranks, and some have died with their "
-                        "parts: make a new optimizer, which can load a checkpoint",
-                        dp_module_name(views->module), views->job.rank_count);
-    views->job = job;
-    dp__train_rank_all(views);
     return DP_OK;
 }
 
@@ -3782,21 +3062,21 @@ DP_API dp_status dp_optims_save(const dp_named_optim *optims, size_t count, dp_s
                                 dp_value *out)
 {
     DP_TRY(dp__train_optims_check(__func__, optims, count));
-    DP_TRY(dp__check_scope(__func__, scope));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_scope(__func__, scope, NULL));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     if (dp__train_unnamed(optims, count))
         return dp_optim_save(optims[0].optim, scope, out);
     dp_pair *pairs = dp_scope_alloc(scope, count * sizeof *pairs);
     if (pairs == NULL)
-        return dp__named(__func__, dp__no_memory());
+        return dp_error_in(__func__, dp_no_memory());
     /* who has come back makes all of them, too, and then saves */
     for (size_t i = 0; i < count; i++)
-        DP_TRY(dp__named(__func__, dp__train_rejoin(dp__train_optimizer_of(optims[i].optim))));
+        DP_TRY(dp_error_in(__func__, dp__train_rejoin(dp__train_optimizer_of(optims[i].optim))));
     for (size_t i = 0; i < count; i++) {
         pairs[i].key = optims[i].name;
         DP_TRY(dp_optim_save(optims[i].optim, scope, &pairs[i].value));
     }
-    return dp__named(__func__, dp__made(dp_dict_make(scope, pairs, count), out));
+    return dp_error_in(__func__, dp_made(dp_dict_make(scope, pairs, count), out));
 }
 
 DP_API dp_status dp_optims_load(const dp_named_optim *optims, size_t count, dp_value saved)
@@ -3835,10 +3115,10 @@ static dp_status dp__train_log_one(dp_scope *scope, const dp_named_optim *named,
     } all[] = {{"lr", info.lr}, {"momentum", info.momentum}, {"grad_norm", info.grad_norm}};
     for (int i = 0; i < (info.has_norm ? 3 : 2); i++) {
         dp_pair *pair = &pairs[(*used)++];
-        pair->key = dp__join_names(scope, name, all[i].what);
+        pair->key = dp_join_names(scope, name, all[i].what);
         pair->value = dp_float(all[i].number);
         if (pair->key == NULL)
-            return dp__no_memory();
+            return dp_no_memory();
     }
     return DP_OK;
 }
@@ -3848,15 +3128,15 @@ DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t count, dp_sc
 {
     size_t used = 0;
     DP_TRY(dp__train_optims_check(__func__, optims, count));
-    DP_TRY(dp__check_scope(__func__, scope));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_scope(__func__, scope, NULL));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     dp_pair *pairs = dp_scope_alloc(scope, 3 * count * sizeof *pairs);
-    dp_status status = pairs != NULL ? DP_OK : dp__no_memory();
+    dp_status status = pairs != NULL ? DP_OK : dp_no_memory();
     for (size_t i = 0; i < count && status == DP_OK; i++)
         status = dp__train_log_one(scope, &optims[i], pairs, &used);
     if (status == DP_OK)
-        status = dp__made(dp_dict_make(scope, pairs, used), out);
-    return dp__named(__func__, status);
+        status = dp_made(dp_dict_make(scope, pairs, used), out);
+    return dp_error_in(__func__, status);
 }
 
 /* ==== >>means ===================================================================================
@@ -3898,7 +3178,7 @@ static dp_status dp__train_keys_differ(dp_ctx *ctx, dp_scope *temp, dp_value log
     int ranks = dp_rank_count(ctx);
     dp__train_entry *keys = dp_scope_alloc(temp, (size_t)ranks * sizeof *keys);
     if (keys == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (size_t at = 0; at < count; at++) {
         int first = 0, other = 0;
         DP_TRY(dp__train_keys_at(ctx, log, at, keys));
@@ -3957,14 +3237,14 @@ static dp_status dp__train_log_sum(dp_ctx *ctx, dp_scope *scope, dp_scope *temp,
     double *numbers = dp_scope_alloc(temp, ((size_t)count + 1) * sizeof *numbers);
     dp_pair *pairs = dp_scope_alloc(temp, (size_t)count * sizeof *pairs);
     if (numbers == NULL || pairs == NULL)
-        return dp__no_memory();
+        return dp_no_memory();
     for (int64_t i = 0; i <= count; i++)
         numbers[i] = log.kind != DP_DICT ? 0 : i < count ? own[i] : (double)samples;
     DP_TRY(dp_all_reduce_f64(ctx, numbers, (size_t)count + 1, DP_OP_SUM));
     for (int64_t i = 0; i < count && log.kind == DP_DICT; i++)
         pairs[i] = (dp_pair){log.as.pairs[i].key, dp_float(numbers[i] / numbers[count])};
     if (log.kind == DP_DICT)
-        return dp__made(dp_dict_make(scope, pairs, (size_t)count), out);
+        return dp_made(dp_dict_make(scope, pairs, (size_t)count), out);
     *out = dp_none();
     return DP_OK;
 }
@@ -3974,27 +3254,26 @@ static dp_status dp__train_log_mean(dp_ctx *ctx, dp_scope *scope, dp_scope *temp
 {
     int64_t count = -1; /* until all have agreed that there are numbers */
     double *own = dp_scope_alloc(temp, dp_count(log) * sizeof *own);
-    dp_status status = own != NULL ? dp__train_log_numbers(ctx, log, samples, own)
-                                   : dp__no_memory();
+    dp_status status = own != NULL ? dp__train_log_numbers(ctx, log, samples, own) : dp_no_memory();
     status = dp__train_log_agree(ctx, temp, log, status, &count);
     if (count < 0 || status == DP_ERR_MISMATCH)
         return status;
     if (status == DP_OK)
         status = dp__train_log_sum(ctx, scope, temp, log, own, count, samples, out);
-    return dp__train_alone(ctx, dp__named("dp_log_mean", status));
+    return dp__train_alone(ctx, dp_error_in("dp_log_mean", status));
 }
 
 DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log, int64_t samples,
                              dp_value *out)
 {
-    DP_TRY(dp__check_ctx(__func__, ctx));
-    DP_TRY(dp__check_scope_of(__func__, scope, ctx));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_ctx(__func__, ctx));
+    DP_TRY(dp_check_scope(__func__, scope, ctx));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     dp_scope *temp = dp_scope_begin(ctx);
     DP_TRY(dp_scope_check(temp));
     dp_status status = dp__train_log_mean(ctx, scope, temp, log, samples, out);
     dp_scope_end(temp);
-    return dp__named(__func__, status);
+    return dp_error_in(__func__, status);
 }
 
 /* ==== >>line ====================================================================================
@@ -4131,12 +3410,12 @@ DP_API void dp_stop_request(void)
 
 DP_API dp_status dp_stop_requested(dp_ctx *ctx, bool *out)
 {
-    DP_TRY(dp__check_ctx(__func__, ctx));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp_check_ctx(__func__, ctx));
+    DP_TRY(dp_check_pointer(__func__, "out", out));
     int64_t at = atomic_load(&dp__stop_at_ns);
     bool own = atomic_load(&dp__stop_asked) || dp__os_asked_to_stop() != 0 ||
                (at != 0 && (int64_t)dp__os_now_ns() >= at);
-    return dp__named(__func__, dp_any(ctx, own, out));
+    return dp_error_in(__func__, dp_any(ctx, own, out));
 }
 #endif /* DP_IMPLEMENTATION && !DP_TRAIN_IMPLEMENTED */
 /* ------------------------------------------------------------------------------------------------

@@ -439,7 +439,7 @@ DP_API size_t dp_utf8_bytes(const char *text)
     return *at < 0xF8 && code >= least[count] && !half && code <= 0x10FFFF ? count : 0;
 }
 
-DP__MAYBE_UNUSED static bool dp__is_text(const char *text)
+DP_API bool dp_is_utf8(const char *text)
 {
     size_t count = dp_utf8_bytes(text);
     while (count > 0 && *text != '\0')
@@ -810,11 +810,21 @@ DP__APART static dp_status dp__check_ctx(const char *fn, const dp_ctx *ctx)
     return DP_OK;
 }
 
+DP_API dp_status dp_check_ctx(const char *fn, const dp_ctx *ctx)
+{
+    return dp__check_ctx(fn, ctx);
+}
+
 DP__APART static dp_status dp__check_pointer(const char *fn, const char *what, const void *pointer)
 {
     if (pointer == NULL)
         return dp_error(DP_ERR_INVALID, "%s: %s is NULL", fn, what);
     return DP_OK;
+}
+
+DP_API dp_status dp_check_pointer(const char *fn, const char *what, const void *pointer)
+{
+    return dp__check_pointer(fn, what, pointer);
 }
 
 /* True: it is the first failure. */
@@ -870,9 +880,19 @@ DP__APART static dp_status dp__named(const char *fn, dp_status status)
     return dp_error(status, "%s: %s", fn, dp__of_thread.text);
 }
 
+DP_API dp_status dp_error_in(const char *fn, dp_status status)
+{
+    return dp__named(fn, status);
+}
+
 DP__COLD static dp_status dp__no_memory(void)
 {
     return dp_error(DP_ERR_NO_MEMORY, "no memory");
+}
+
+DP_API dp_status dp_no_memory(void)
+{
+    return dp__no_memory();
 }
 
 /* On the way out of a public function that called deeper. Failures of the JOB class stick, for the
@@ -1055,6 +1075,12 @@ static bool dp__is_shared(const dp_ctx *ctx)
 static dp_status dp__check_alone(const char *fn, const dp_ctx *ctx)
 {
     return dp__is_shared(ctx) ? dp__busy(fn, ctx) : DP_OK;
+}
+
+DP_API dp_status dp_check_alone(const char *fn, const dp_ctx *ctx)
+{
+    DP_TRY(dp__check_open(fn, ctx));
+    return dp__check_alone(fn, ctx);
 }
 
 /* For work on a device: while others run too, a function keeps to its own. */
@@ -1887,6 +1913,26 @@ DP_API dp_status dp_scope_attach(dp_scope *parent, dp_scope *scope)
    The public edge: what a user passes in is checked once, here. `fn` is the public function's
    name, with which every sentence begins.                                                       */
 
+DP_API dp_status dp_check_scope(const char *fn, const dp_scope *scope, const dp_ctx *ctx)
+{
+    return ctx != NULL ? dp__check_scope_of(fn, scope, ctx) : dp__check_scope(fn, scope);
+}
+
+DP_API dp_status dp_scope_guard(dp_scope *scope, const char *what, dp_status (*fn)(void *user),
+                                void *user)
+{
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_pointer(__func__, "what", what));
+    if (fn == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: fn is NULL", __func__);
+    dp__frame frame = {
+        .what = what, .ctx = scope->ctx, .scope = scope, .outer = dp__of_thread.frames};
+    dp__of_thread.frames = &frame;
+    dp_status status = fn(user);
+    dp__of_thread.frames = frame.outer;
+    return status;
+}
+
 static const char *const dp__kinds[] = {"none",    "an error", "a bool",   "an int",
                                         "a float", "a string", "a tensor", "a container",
                                         "a list",  "a tuple",  "a dict",   "an opaque pointer"};
@@ -1899,6 +1945,11 @@ static const char *dp__a_kind(uint8_t kind)
 static bool dp__is_float(dp_dtype dtype)
 {
     return dtype == DP_F32 || dtype == DP_F64 || dtype == DP_F16 || dtype == DP_BF16;
+}
+
+DP_API bool dp_dtype_is_float(dp_dtype dtype)
+{
+    return dp__is_float(dtype);
 }
 
 static bool dp__is_half(dp_dtype dtype)
@@ -2579,11 +2630,9 @@ DP_API dp_status dp_tensor_new(dp_scope *scope, dp_device device, dp_dtype dtype
     return dp__leave(__func__, scope->ctx, dp__tensor_make(scope, owner, dtype, ndim, shape, out));
 }
 
-/* Piece by piece, row-major, with at most so many bytes in each: as many rows at a time as that
-   holds; a larger row is a tensor with a dim less. */
-DP__MAYBE_UNUSED static dp_status
-dp__pieces(const dp_tensor *tensor, size_t most,
-           dp_status (*fn)(const dp_tensor *piece, size_t bytes, void *user), void *user)
+/* Walks over as many rows at a time as `most` bytes hold; a larger row is a tensor with a dim
+   less. */
+static dp_status dp__tensor_pieces(const dp_tensor *tensor, size_t most, dp_piece_fn fn, void *user)
 {
     size_t bytes = dp__bytes(tensor);
     if (bytes <= most)
@@ -2595,9 +2644,20 @@ dp__pieces(const dp_tensor *tensor, size_t most,
             DP_TRY(dp_select(tensor, 0, first, &part));
         else
             DP_TRY(dp_narrow(tensor, 0, first, each < rows - first ? each : rows - first, &part));
-        DP_TRY(dp__pieces(&part, most, fn, user));
+        DP_TRY(dp__tensor_pieces(&part, most, fn, user));
     }
     return DP_OK;
+}
+
+DP_API dp_status dp_tensor_pieces(const dp_tensor *tensor, size_t most, dp_piece_fn fn, void *user)
+{
+    DP_TRY(dp__check_tensor(__func__, "tensor", tensor));
+    if (most < dp__size_of(tensor))
+        return dp_error(DP_ERR_INVALID, "%s: %zu bytes do not hold an element of %s", __func__,
+                        most, dp__dtype_names[tensor->dtype]);
+    if (fn == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: fn is NULL", __func__);
+    return dp__tensor_pieces(tensor, most, fn, user);
 }
 
 /* ==== >>kernels ================================================================================
@@ -3236,6 +3296,12 @@ static bool dp__same_shape(const dp_tensor *a, const dp_tensor *b)
            memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof a->shape[0]) == 0;
 }
 
+DP_API bool dp_same_shape(const dp_tensor *a, const dp_tensor *b)
+{
+    return dp__check_tensor(__func__, "a", a) == DP_OK &&
+           dp__check_tensor(__func__, "b", b) == DP_OK && dp__same_shape(a, b);
+}
+
 static const char *dp__shape_text(const dp_tensor *tensor, char *text, size_t bytes)
 {
     size_t used = 0;
@@ -3651,38 +3717,48 @@ static dp_status dp__check_same_device(const char *fn, const char *what, const d
                     (int)b->device.index);
 }
 
-DP_API dp_status dp_cast(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src)
+/* Copies elements between memory of one shape, whatever the dtypes. `device` has `src`. */
+static dp_status dp__cast(dp_ctx *ctx, const dp__device *device, const dp_tensor *dst,
+                          const dp_tensor *src)
 {
     dp__dense dense = {0};
-    dp__pair pair = {.dst_name = "dst", .src_name = "src", .dst = dst, .src = src};
-    DP_TRY(dp__check_ctx(__func__, ctx));
-    DP_TRY(dp__check_copy(__func__, ctx, &pair));
+    if (dst->dtype == src->dtype)
+        return dp__copy_tensor(ctx, dst, src, NULL);
     if (dp__count(dst) == 0)
         return DP_OK;
     dp_status status = dp__dense_begin(ctx, dst, &src, 1, &dense);
     if (status == DP_OK)
-        status = dp__cast_flat(ctx, pair.from, dense.out.data, (dp_dtype)dst->dtype,
-                               dense.in[0].data, (dp_dtype)src->dtype, (size_t)dp__count(dst));
-    status = dp__dense_end(ctx, dst, &dense, status);
-    return dp__leave(__func__, ctx, status);
+        status = dp__cast_flat(ctx, device, dense.out.data, (dp_dtype)dst->dtype, dense.in[0].data,
+                               (dp_dtype)src->dtype, (size_t)dp__count(dst));
+    return dp__dense_end(ctx, dst, &dense, status);
 }
 
-/* Between memory of the same shape, whatever the dtypes. */
-DP__MAYBE_UNUSED static dp_status dp__move(dp_ctx *ctx, const dp_tensor *to, const dp_tensor *from)
+DP_API dp_status dp_cast(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src)
 {
-    return to->dtype == from->dtype ? dp_copy(ctx, to, from, NULL) : dp_cast(ctx, to, from);
+    dp__pair pair = {.dst_name = "dst", .src_name = "src", .dst = dst, .src = src};
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_copy(__func__, ctx, &pair));
+    return dp__leave(__func__, ctx, dp__cast(ctx, pair.from, dst, src));
 }
 
-/* The same elements in memory of their own, wherever and in whatever dtype; `out` may be `from`. */
-DP__MAYBE_UNUSED static dp_status dp__move_new(dp_ctx *ctx, dp_scope *scope, dp_device device,
-                                               dp_dtype dtype, const dp_tensor *from,
-                                               dp_tensor *out)
+DP_API dp_status dp_tensor_to(dp_scope *scope, dp_device device, dp_dtype dtype,
+                              const dp_tensor *from, dp_tensor *out)
 {
+    int64_t count = 0;
     dp_tensor made;
-    DP_TRY(dp_tensor_new(scope, device, dtype, from->ndim, from->shape, &made));
-    DP_TRY(dp__move(ctx, &made, from));
-    *out = made;
-    return DP_OK;
+    dp__device *to = NULL, *source = NULL;
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_ctx(__func__, scope->ctx));
+    DP_TRY(dp__check_placed(__func__, scope->ctx, "from", from, &source));
+    DP_TRY(dp__check_shape(__func__, dtype, from->ndim, from->shape, &count));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_device(__func__, scope->ctx, device, &to));
+    dp_status status = dp__tensor_make(scope, to, dtype, from->ndim, from->shape, &made);
+    if (status == DP_OK)
+        status = dp__cast(scope->ctx, source, &made, from);
+    if (status == DP_OK)
+        *out = made;
+    return dp__leave(__func__, scope->ctx, status);
 }
 
 DP_API dp_status dp_axpby(dp_ctx *ctx, double a, const dp_tensor *x, double b, const dp_tensor *y,

@@ -462,7 +462,7 @@ static const char *dp__slot_name(const dp_module *module, const dp__child *child
 {
     if (child->module == module->wraps)
         return name;
-    return dp__join_names(module->scope, child->module->name, name);
+    return dp_join_names(module->scope, child->module->name, name);
 }
 
 static dp_status dp__module_slots(dp_module *module)
@@ -1702,9 +1702,11 @@ static size_t dp__padding_before(const dp__layout *layout, size_t i)
 /* Returns true if kernels that step all parameters may zero their gradients as they do. Where
    memory is the user's, two gradients may lie in the same; and padding has to be in the host's
    reach, as kernels leave it alone. */
-DP__MAYBE_UNUSED static bool dp__steps_may_zero(dp_module *module)
+DP_API bool dp_grads_may_zero(const dp_module *module)
 {
-    const dp_module *runs = dp__runs_of(module);
+    if (dp__check_module(__func__, module) != DP_OK)
+        return false;
+    const dp_module *runs = dp__runs_of((dp_module *)(uintptr_t)module);
     const dp__layout *layout = &runs->layouts[DP__GRADS];
     bool may = runs->ready;
     for (size_t i = 0; i < layout->region_count && may; i++) {
@@ -1717,9 +1719,12 @@ DP__MAYBE_UNUSED static bool dp__steps_may_zero(dp_module *module)
     return may;
 }
 
-/* Does the rest of dp_zero_grad, after kernels have zeroed all gradients: what lies between. */
-DP__MAYBE_UNUSED static void dp__grads_zeroed(dp_module *module)
+DP_API dp_status dp_grads_zeroed(dp_module *module)
 {
+    DP_TRY(dp__check_unshared(__func__, module));
+    if (!dp_grads_may_zero(module))
+        return dp_error(DP_ERR_UNSUPPORTED, "%s: kernels cannot zero all gradients of '%s'",
+                        __func__, module->name);
     const dp__layout *layout = &dp__runs_of(module)->layouts[DP__GRADS];
     dp__grads_forget(module);
     for (size_t i = 0; i < layout->region_count; i++) {
@@ -1727,6 +1732,7 @@ DP__MAYBE_UNUSED static void dp__grads_zeroed(dp_module *module)
         if (padding > 0)
             memset(layout->regions[i].at - padding, 0, padding);
     }
+    return DP_OK;
 }
 
 DP_API dp_status dp_zero_grad(dp_module *module)

@@ -5,7 +5,8 @@
    up.
 
    CONTENTS (search for the tag)
-     >>values       constructors and look-up
+     >>values       constructors
+     >>reading      what is in a value
      >>walk         trees rebuilt; keep
      >>collating    groups, stacks, padding
      >>splitting    how rows are divided into parts
@@ -30,13 +31,17 @@ DP__APART static char *dp__copy_text(dp_scope *scope, const char *text)
     return copy != NULL ? memcpy(copy, text, bytes) : NULL;
 }
 
-/* "outer.inner"; outer NULL: the inner one alone. */
-DP__APART static char *dp__join_names(dp_scope *scope, const char *outer, const char *inner)
+DP_API char *dp_join_names(dp_scope *scope, const char *outer, const char *inner)
 {
+    if (dp__check_scope(__func__, scope) != DP_OK ||
+        dp__check_pointer(__func__, "inner", inner) != DP_OK)
+        return NULL;
     size_t first = outer != NULL ? strlen(outer) + 1 : 0, bytes = strlen(inner) + 1;
     char *joined = dp__scope_bytes(scope, first + bytes, 1);
-    if (joined == NULL)
+    if (joined == NULL) {
+        dp__named(__func__, dp__no_memory());
         return NULL;
+    }
     if (outer != NULL) {
         memcpy(joined, outer, first - 1);
         joined[first - 1] = '.';
@@ -374,9 +379,17 @@ DP_API dp_value dp_dict_make(dp_scope *scope, const dp_pair *pairs, size_t count
     return dp__value_or(scope, status, value, "dp_dict_make: no scope, or no memory");
 }
 
-/* What a constructor made, or its error as a status. */
-DP__MAYBE_UNUSED static dp_status dp__made(dp_value made, dp_value *out)
+/* ==== >>reading ==================================================================================
+   What is in a value.                                                                           */
+
+DP_API dp_status dp_check_value(const char *fn, const char *what, dp_value value)
 {
+    return dp__check_value(fn, what, value);
+}
+
+DP_API dp_status dp_made(dp_value made, dp_value *out)
+{
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     if (made.kind == DP_ERROR)
         return dp_error((dp_status)made.status, "%s", made.as.s);
     *out = made;
@@ -526,6 +539,44 @@ static dp_status dp__map(dp__mapper *mapper, dp_value value, dp_value *out)
     if (value.kind == DP_DICT && value.count > 0)
         return dp__map_dict(mapper, value, out);
     return mapper->leaf(mapper, value, out);
+}
+
+typedef struct dp__map_call {
+    dp__mapper mapper;
+    dp_map_fn fn;
+    void *user;
+    bool failed; /* fn, whose sentence stays as it is */
+} dp__map_call;
+
+static dp_status dp__map_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    dp__map_call *call = (dp__map_call *)mapper;
+    *out = value;
+    if (value.kind != DP_TENSOR && value.kind != DP_CONTAINER)
+        return DP_OK;
+    dp_status status = call->fn(mapper->scope, value, out, call->user);
+    call->failed = status != DP_OK;
+    DP_TRY(status);
+    DP_TRY(dp__check_value("dp_map", "what fn made", *out));
+    if (out->depth > value.depth)
+        return dp_error(DP_ERR_INVALID, "fn made a value of depth %d of one of %d", out->depth,
+                        value.depth);
+    return DP_OK;
+}
+
+DP_API dp_status dp_map(dp_scope *scope, dp_value value, dp_map_fn fn, void *user, dp_value *out)
+{
+    dp__map_call call = {.mapper = {scope, dp__map_leaf, .keys = true}, .fn = fn, .user = user};
+    dp_value made = dp_none();
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_value(__func__, "value", value));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    if (fn == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: fn is NULL", __func__);
+    dp_status status = dp__map(&call.mapper, value, &made);
+    if (status == DP_OK)
+        *out = made;
+    return call.failed ? status : dp__named(__func__, status);
 }
 
 /* Several trees of one structure, side by side, become one: `leaf` joins everything except lists,
@@ -1009,6 +1060,52 @@ DP_API dp_status dp_collate(dp_scope *scope, const dp_value *samples, size_t cou
 {
     dp__collator collator = {.zipper = {.scope = scope, .count = count, .leaf = dp__collate_leaf},
                              .group = samples_per_device > 0 ? samples_per_device : 1};
+    return dp__collate(__func__, &collator, samples, out);
+}
+
+DP_API dp_status dp_collate_parts(dp_scope *scope, const dp_value *samples, size_t count,
+                                  size_t part_count, dp_value *out)
+{
+    if (part_count == 0)
+        return dp_error(DP_ERR_INVALID, "%s: part_count is 0", __func__);
+    dp__collator collator = {.zipper = {.scope = scope, .count = count, .leaf = dp__collate_leaf},
+                             .group = count / part_count,
+                             .larger = count % part_count};
+    return dp__collate(__func__, &collator, samples, out);
+}
+
+static dp_status dp__pseudo_leaf(dp__zipper *zipper, const dp_value *column, const dp__path *path,
+                                 dp_value *out)
+{
+    (void)path;
+    return dp_made(dp_list_make(zipper->scope, DP_LIST, column, zipper->count), out);
+}
+
+/* Structures may be mixed, leaves may not. */
+static dp_status dp__default_leaf(dp__zipper *zipper, const dp_value *column, const dp__path *path,
+                                  dp_value *out)
+{
+    if (column[0].kind == DP_OPAQUE)
+        return dp__pseudo_leaf(zipper, column, path, out);
+    zipper->mixed = false;
+    dp_status status = dp__zip_check(zipper, column, path);
+    zipper->mixed = true;
+    return status == DP_OK ? dp__collate_leaf(zipper, column, path, out) : status;
+}
+
+DP_API dp_status dp_pseudo_collate(dp_scope *scope, const dp_value *samples, size_t count,
+                                   dp_value *out, void *user)
+{
+    (void)user;
+    dp__collator collator = {{scope, count, .leaf = dp__pseudo_leaf, .mixed = true}, .group = 1};
+    return dp__collate(__func__, &collator, samples, out);
+}
+
+DP_API dp_status dp_default_collate(dp_scope *scope, const dp_value *samples, size_t count,
+                                    dp_value *out, void *user)
+{
+    (void)user;
+    dp__collator collator = {{scope, count, .leaf = dp__default_leaf, .mixed = true}, .group = 1};
     return dp__collate(__func__, &collator, samples, out);
 }
 

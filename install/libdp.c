@@ -6,6 +6,7 @@
 #include "dp_check.h"
 #include "dp_data.h"
 #include "dp_local.h"
+#include "dp_mirror.h"
 #include "dp_norm.h"
 #include "dp_save.h"
 #include "dp_train.h"

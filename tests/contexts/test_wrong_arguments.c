@@ -580,6 +580,28 @@ static dp_status spawn_nothing(void *user)
     return DP_OK;
 }
 
+static dp_status see_piece(const dp_tensor *piece, size_t bytes, void *user)
+{
+    (void)piece;
+    (void)bytes;
+    (void)user;
+    return DP_OK;
+}
+
+static dp_status map_same(dp_scope *scope, dp_value value, dp_value *out, void *user)
+{
+    (void)scope;
+    (void)user;
+    *out = value;
+    return DP_OK;
+}
+
+static dp_status guarded_nothing(void *user)
+{
+    (void)user;
+    return DP_OK;
+}
+
 #define HOST ((dp_device){0, 0})
 
 FAILS(dp_version, dp_version() != DP_VERSION)
@@ -597,6 +619,7 @@ FAILS(dp_trace_begin, (dp_trace_begin(NULL), has_spoken()))
 FAILS(dp_trace_end, (dp_trace_end(), has_spoken()))
 FAILS(dp_dtype_name, strcmp(dp_dtype_name((dp_dtype)-1), "no dtype") != 0)
 FAILS(dp_dtype_bytes, dp_dtype_bytes((dp_dtype)NOBODY) != 0)
+FAILS(dp_dtype_is_float, !dp_dtype_is_float(DP_BF16) || dp_dtype_is_float((dp_dtype)NOBODY))
 FAILS(dp_log_stderr, (dp_log_stderr(NULL, NULL), false))
 CALL(dp_open, a->config, OUT(ctx))
 FAILS(dp_close, (dp_close(a->ctx), has_spoken()))
@@ -632,6 +655,9 @@ FAILS(dp_wrap, dp_wrap(a->memory, a->dtype, a->ndim, a->shape).dtype == DP_DTYPE
 FAILS(dp_wrap_const, dp_wrap_const(a->memory, a->dtype, a->ndim, a->shape).dtype == DP_DTYPE_ANY)
 FAILS(dp_tensor_count, dp_tensor_count(a->a) < 0)
 FAILS(dp_is_contiguous, !dp_is_contiguous(a->a))
+FAILS(dp_same_shape, !dp_same_shape(a->a, a->b))
+CALL(dp_tensor_to, a->scope, HOST, a->dtype, a->a, OUT(tensor))
+CALL(dp_tensor_pieces, a->a, a->count * sizeof(float), see_piece, NULL)
 CALL(dp_narrow, a->a, a->dim, 0, 1, OUT(tensor))
 CALL(dp_select, a->a, a->dim, 0, OUT(tensor))
 CALL(dp_transpose, a->a, a->dim, 0, OUT(tensor))
@@ -664,7 +690,11 @@ FAILS(dp_count, dp_count(a->list) > 4)
 FAILS(dp_key_at, dp_key_at(a->dict, 0) == NULL)
 FAILS(dp_text, dp_text(a->value) == NULL)
 CALL(dp_as_tensor, a->value, "it", a->dtype, -1, OUT(view))
+CALL(dp_map, a->scope, a->dict, map_same, NULL, OUT(value))
 CALL(dp_collate, a->scope, &a->value, a->count, 1, OUT(value))
+CALL(dp_collate_parts, a->scope, &a->value, a->count, 1, OUT(value))
+CALL(dp_pseudo_collate, a->scope, &a->value, a->count, OUT(value), NULL)
+CALL(dp_default_collate, a->scope, &a->value, a->count, OUT(value), NULL)
 CALL(dp_split_rows, ROWS, a->count, a->cut != NULL ? &a->cut->cut : NULL,
      a->outs != NULL ? a->outs->rows : NULL, OUT(count))
 CALL(dp_scatter, a->ctx, a->scope, a->value, a->cut, OUT(value))
@@ -693,6 +723,7 @@ CALL(dp_rank_all_gather, a->ctx, SEND, RECV, a->count, a->dtype)
 CALL(dp_rank_reduce_scatter, a->ctx, SEND, RECV, a->count, a->dtype, a->op)
 CALL(dp_rank_barrier, a->ctx)
 FAILS(dp_utf8_bytes, dp_utf8_bytes(a->name) == 0)
+FAILS(dp_is_utf8, !dp_is_utf8(a->name))
 FAILS(dp_rank, dp_rank(a->ctx) == -1)
 FAILS(dp_rank_count, dp_rank_count(a->ctx) == -1)
 CALL(dp_agree, a->ctx, DP_OK)
@@ -747,6 +778,8 @@ CALL(dp_edit_begin, a->module, DP_OK)
 CALL(dp_edit_end, a->module, DP_OK)
 CALL(dp_edit_shares, a->module)
 CALL(dp_zero_grad, a->module)
+FAILS(dp_grads_may_zero, !dp_grads_may_zero(a->module))
+CALL(dp_grads_zeroed, a->module)
 FAILS(dp_param, dp_param(a->call, a->index) == NULL)
 FAILS(dp_buffer, dp_buffer(a->call, a->index + 1) == NULL)
 FAILS(dp_grad, dp_grad(a->call, a->index) == NULL)
@@ -798,6 +831,16 @@ FAILS(dp_unwrap, dp_unwrap(a->wrapper) == NULL)
 CALL(dp_train_step, a->module, a->scope, a->dict, NULL, OUT(value))
 CALL(dp_predict_step, a->module, a->scope, a->dict, OUT(value))
 CALL(dp_kernel_run, a->ctx, a->rank, a->kernel)
+CALL(dp_error_in, "dp_error_in", DP_OK)
+FAILS(dp_no_memory, dp_no_memory() != DP_ERR_NO_MEMORY)
+CALL(dp_check_ctx, "dp_check_ctx", a->ctx)
+CALL(dp_check_alone, "dp_check_alone", a->ctx)
+CALL(dp_check_scope, "dp_check_scope", a->scope, a->ctx)
+CALL(dp_check_pointer, "dp_check_pointer", "it", a->memory)
+CALL(dp_check_value, "dp_check_value", "it", a->value)
+CALL(dp_scope_guard, a->scope, a->name, guarded_nothing, NULL)
+CALL(dp_made, dp_of(a->scope, a->a), OUT(value))
+FAILS(dp_join_names, dp_join_names(a->scope, a->known, a->name) == NULL)
 FAILS(dp_cpu, dp_cpu() == NULL)
 FAILS(dp_cpu_coll, dp_cpu_coll() == NULL)
 FAILS(dp_shm_coll, dp_shm_coll() == NULL)
@@ -825,6 +868,7 @@ static const row table[] = {
     ROW(dp_failure, "c", GOES_ON), ROW(dp_tag, "c", GOES_ON),
     ROW(dp_trace_begin, "", 0), ROW(dp_trace_end, "", 0),
     ROW(dp_recent_collectives, "c", GOES_ON), ROW(dp_dtype_name, "", 0), ROW(dp_dtype_bytes, "", 0),
+    ROW(dp_dtype_is_float, "", 0),
     ROW(dp_log_stderr, "", 0), ROW(dp_open, "yO", NOT_RIGHTLY), ROW(dp_spawn, "", 0),
     ROW(dp_recover, "c", NOT_RIGHTLY), ROW(dp_admit, "cO", NOT_RIGHTLY),
     ROW(dp_open_group, "cyO", NOT_RIGHTLY), ROW(dp_info_get, "cO", GOES_ON),
@@ -839,7 +883,8 @@ static const row table[] = {
     ROW(dp_scope_defer, "T", GOES_ON),
     ROW(dp_scope_attach, "T", GOES_ON), ROW(dp_keep, "TvO", 0), ROW(dp_tensor_new, "TehO", 0),
     ROW(dp_tensor_from, "TeHhO", 0), ROW(dp_wrap, "eh", 0), ROW(dp_wrap_const, "eh", 0),
-    ROW(dp_tensor_count, "A", 0), ROW(dp_is_contiguous, "A", 0), ROW(dp_narrow, "ADO", 0),
+    ROW(dp_tensor_count, "A", 0), ROW(dp_is_contiguous, "A", 0), ROW(dp_same_shape, "A", 0),
+    ROW(dp_tensor_to, "TeaO", 0), ROW(dp_tensor_pieces, "AZ", 0), ROW(dp_narrow, "ADO", 0),
     ROW(dp_select, "ADO", 0), ROW(dp_transpose, "ADO", 0), ROW(dp_reshape, "AO", 0),
     ROW(dp_contiguous, "TaO", 0), ROW(dp_fill, "con", 0), ROW(dp_copy, "coa", 0),
     ROW(dp_cast, "coa", 0), ROW(dp_axpby, "cabo", 0), ROW(dp_tensor_stats, "caO", 0),
@@ -851,7 +896,9 @@ static const row table[] = {
     ROW(dp_at, "l", 0), ROW(dp_part_of, "cr", GOES_ON),
     ROW(dp_count, "", 0), ROW(dp_key_at, "d", 0),
     ROW(dp_text, "v", NEUTRAL | NOT_RIGHTLY), ROW(dp_as_tensor, "vEO", 0),
-    ROW(dp_collate, "TvzZO", 0), ROW(dp_split_rows, "wzZO", 0), ROW(dp_scatter, "csvWO", 0),
+    ROW(dp_map, "TdO", GOES_ON), ROW(dp_collate, "TvzZO", 0),
+    ROW(dp_collate_parts, "TvzZO", 0), ROW(dp_pseudo_collate, "TvzZO", 0),
+    ROW(dp_default_collate, "TvzZO", 0), ROW(dp_split_rows, "wzZO", 0), ROW(dp_scatter, "csvWO", 0),
     ROW(dp_scatter_kwargs, "cstdWO", 0), ROW(dp_gather, "cslgO", 0), ROW(dp_replicate, "csvuO", 0),
     ROW(dp_reduce_add, "cslgO", 0), ROW(dp_scatter_into, "caoDzZ", 0),
     ROW(dp_gather_into, "caoDzZ", 0), ROW(dp_replicate_into, "caozZ", 0),
@@ -863,7 +910,7 @@ static const row table[] = {
     ROW(dp_barrier, "c", 0), ROW(dp_rank_all_reduce, "czef", IN_RUN),
     ROW(dp_rank_broadcast, "czeR", IN_RUN), ROW(dp_rank_all_gather, "cze", IN_RUN),
     ROW(dp_rank_reduce_scatter, "czef", IN_RUN), ROW(dp_rank_barrier, "c", IN_RUN),
-    ROW(dp_utf8_bytes, "N", NEUTRAL),
+    ROW(dp_utf8_bytes, "N", NEUTRAL), ROW(dp_is_utf8, "N", NEUTRAL),
     ROW(dp_rank, "c", GOES_ON), ROW(dp_rank_count, "c", GOES_ON),
     ROW(dp_agree, "c", 0), ROW(dp_any, "cO", 0), ROW(dp_all_reduce_i64, "czfO", 0),
     ROW(dp_all_reduce_f64, "cHzf", 0), ROW(dp_all_gather_i64, "cHzO", 0),
@@ -887,7 +934,8 @@ static const row table[] = {
     ROW(dp_params_changed, "m", 0), ROW(dp_edit_begin, "m", 0), ROW(dp_edit_end, "m", 0),
     ROW(dp_params_move, "miH", NOT_RIGHTLY), ROW(dp_params_move_block, "mH", NOT_RIGHTLY),
     ROW(dp_edit_shares, "m", 0),
-    ROW(dp_zero_grad, "m", 0), ROW(dp_param, "ki", INSIDE),
+    ROW(dp_zero_grad, "m", 0), ROW(dp_grads_may_zero, "m", NOT_RIGHTLY),
+    ROW(dp_grads_zeroed, "m", NOT_RIGHTLY), ROW(dp_param, "ki", INSIDE),
     ROW(dp_buffer, "ki", INSIDE), ROW(dp_grad, "ki", INSIDE), ROW(dp_param_tensor, "ki", INSIDE),
     ROW(dp_buffer_tensor, "ki", INSIDE), ROW(dp_grad_tensor, "ki", INSIDE),
     ROW(dp_param_block, "k", INSIDE | NOT_RIGHTLY), ROW(dp_grad_block, "k", INSIDE | NOT_RIGHTLY),
@@ -913,6 +961,10 @@ static const row table[] = {
     ROW(dp_wrapper_info_get, "mO", 0), ROW(dp_is_wrapper, "m", 0), ROW(dp_wrapped, "m", 0),
     ROW(dp_unwrap, "m", 0), ROW(dp_train_step, "msdO", 0), ROW(dp_predict_step, "msdO", 0),
     {"dp_train_step", "msdO", call_wrapper_step, 0}, ROW(dp_kernel_run, "crX", 0),
+    ROW(dp_error_in, "", 0), ROW(dp_no_memory, "", 0), ROW(dp_check_ctx, "c", 0),
+    ROW(dp_check_alone, "c", GOES_ON), ROW(dp_check_scope, "sC", GOES_ON),
+    ROW(dp_check_pointer, "H", 0), ROW(dp_check_value, "v", 0), ROW(dp_made, "TA", GOES_ON),
+    ROW(dp_scope_guard, "TN", GOES_ON), ROW(dp_join_names, "TN", GOES_ON),
     ROW(dp_cpu, "", 0), ROW(dp_cpu_coll, "", 0), ROW(dp_shm_coll, "", 0), ROW(dp_tcp_coll, "", 0),
     ROW(dp_abort, "c", LAST), ROW(dp_close, "C", LAST)};
 /* clang-format on */
@@ -930,6 +982,8 @@ static bool begins_with(const char *fn)
 {
     if (strcmp(fn, "dp_stacked") == 0 || strcmp(fn, "dp_cpu_only") == 0)
         fn = "dp_contain";
+    if (strcmp(fn, "dp_made") == 0) /* the sentence of what made the value */
+        fn = "dp_of";
     size_t length = strlen(fn);
     return strncmp(dp_last_error(), fn, length) == 0 &&
            strncmp(dp_last_error() + length, ": ", 2) == 0 && dp_last_error()[length + 2] != '\0';

@@ -3,6 +3,7 @@
 #include <dp.h>
 #include <dp_train.h>
 #include <stdio.h>
+#include <string.h>
 
 /* What is declared, because a package said so, has to be in the library, too. */
 #if defined(DP_USE_CUDA)
@@ -21,6 +22,16 @@
 #define MPI "-"
 #endif
 
+/* Whether the library was compiled with dp_mirror.h. */
+static const char *mirrors(void)
+{
+    static dp_optim_config config;
+    dp_optim *optim;
+    config.sharded = config.mirrored = true;
+    dp_status status = dp_optim_create(NULL, &config, &optim);
+    return status == DP_ERR_UNSUPPORTED ? strstr(dp_last_error(), "dp_mirror.h") : "mirrors";
+}
+
 int main(void)
 {
     static dp_config config;
@@ -37,8 +48,8 @@ int main(void)
     DP_CHECK(dp_info_get(ctx, &info));
     DP_CHECK(dp_all_reduce(ctx, part, 1, DP_F32, DP_OP_SUM));
     if (info.process == 0)
-        printf("%d ranks by %s: %g %s %s %s %s\n", info.rank_count, info.launcher, (double)own[0],
-               dp_adamw()->name, CUDA, NCCL, MPI);
+        printf("%d ranks by %s: %g %s %s %s %s %s\n", info.rank_count, info.launcher,
+               (double)own[0], dp_adamw()->name, mirrors(), CUDA, NCCL, MPI);
     dp_close(ctx);
     return dp_version() == DP_VERSION ? 0 : 1;
 }

@@ -112,7 +112,7 @@ docs_beside() {
         tr '\n' ' ' <dp.h
         cat dp_*.h | tr '\n' ' '
     } | grep -oE '\<dp_status dp_[a-z0-9_]+\(' | tr -d '(' | cut -d' ' -f2 |
-        grep -vE '^dp_(error|hip_adopt)$' >"$LOGS/docs.statuses" # one returns what it is given, one is CUDA's
+        grep -vE '^dp_(error|error_in|hip_adopt)$' >"$LOGS/docs.statuses" # two return what they are given, one is CUDA's
     cat "$LOGS/docs.statuses" "$DOCS"/*.html | awk '
         /^dp_[a-z0-9_]+$/ { fails[$0] = 1 }
         /^<h3 id="dp_/ { match($0, /dp_[a-z0-9_]+/); name = substr($0, RSTART, RLENGTH) }

@@ -2,7 +2,7 @@
 # install.sh - a step of run.sh: what make install puts somewhere can be used, and taken away.
 
 INSTALL=$PWD/build/install
-SAYS="3 ranks by none: 6 adamw" # tests/install/program.c
+SAYS="3 ranks by none: 6 adamw mirrors" # tests/install/program.c
 HIDDEN="-O0 -fvisibility=hidden" # a packager's flags
 
 # tried NAME PATTERN COMMAND...: the command ends well, and this is the last line that it prints
@@ -176,7 +176,7 @@ with_cmake() {
     has cmake || { skip "CMake" "no cmake"; return; }
     tried "CMake: find_package" "$SAYS cuda nccl -" by_cmake found "$cuda" \
         "-DLINK=dp::cuda;dp::nccl"
-    tried "CMake: find_package, headers alone" "$SAYS - - -" by_cmake headers -DLINK=dp::headers
+    tried "CMake: find_package, headers alone" "${SAYS% mirrors} dp_mirror.h - - -" by_cmake headers -DLINK=dp::headers
     tried "CMake: add_subdirectory" "$SAYS - - -" by_cmake inside "-DSUBDIRECTORY=$PWD" -DLINK=dp::dp
     tried "CMake: FetchContent, shared" "$SAYS - - -" by_cmake fetched "-DFETCHED=$PWD" -DLINK=dp::train \
         -DBUILD_SHARED_LIBS=ON -DCMAKE_C_VISIBILITY_PRESET=hidden \
@@ -194,7 +194,7 @@ with_cmake() {
 with_mpi() {
     [ -n "$MPICC" ] || { skip "installed for MPI" "no Open MPI"; return; }
     export DP_LAUNCH=mpi # which only a library with MPI takes for a launcher
-    tried "pkg-config: dp-mpi, two processes" "6 ranks by mpi: 12 adamw cuda nccl MPI" \
+    tried "pkg-config: dp-mpi, two processes" "6 ranks by mpi: 12 adamw mirrors cuda nccl MPI" \
         by_make in_mpi dp-mpi timeout 120 mpirun.openmpi --allow-run-as-root --oversubscribe -np 2
     export DP_LAUNCH=none
 }

@@ -263,6 +263,32 @@ TEST_BACKENDS(groups_are_consecutive_samples)
     CHECK_COLLATE(table);
 }
 
+TEST_BACKENDS(groups_are_those_of_parts)
+{
+    const size_t cases[][6] = {/* samples, parts, groups and their samples */
+                               {5, 3, 3, 2, 2, 1},
+                               {6, 3, 3, 2, 2, 2},
+                               {2, 3, 2, 1, 1, 0},
+                               {4, 1, 1, 4, 0, 0}};
+    dp_value samples[6], out = dp_none();
+    (void)ctx;
+    for (int i = 0; i < 6; i++)
+        samples[i] = dp_cpu_only(scope, dp_int(i));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        CHECK_OK(dp_collate_parts(scope, samples, cases[i][0], cases[i][1], &out));
+        CHECK_INT(dp_count(out.as.c->data), cases[i][2]);
+        int64_t next = 0;
+        for (size_t g = 0; g < cases[i][2]; g++) {
+            dp_value group = dp_at(out.as.c->data, g);
+            CHECK_INT(dp_count(group), cases[i][3 + g]);
+            for (size_t k = 0; k < dp_count(group); k++)
+                CHECK_INT(dp_at(group, k).as.i, next++);
+        }
+    }
+    CHECK_ERROR(dp_collate_parts(scope, samples, 2, 0, &out), DP_ERR_INVALID,
+                "dp_collate_parts: part_count is 0");
+}
+
 TEST_BACKENDS(no_padding_wants_equal_shapes)
 {
     static const collate_case table[] = {

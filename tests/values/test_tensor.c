@@ -1301,6 +1301,119 @@ TEST(cast_goes_from_one_device_to_another)
     dp_close(ctx);
 }
 
+TEST(cast_between_equal_dtypes_copies_all_bits)
+{
+    const uint32_t bits[3] = {0x7fa00001, 0x80000000, 0xff800000}; /* a NaN that signals */
+    dp_ctx *ctx = open_cpus(2);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor x, y;
+    uint32_t got[3];
+    CHECK_OK(dp_tensor_from(scope, host, bits, DP_F32, DP_SHAPE(3), &x));
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 1), DP_F32, DP_SHAPE(3), &y));
+    CHECK_OK(dp_cast(ctx, &y, &x));
+    CHECK_OK(dp_read(ctx, &y, got, sizeof got));
+    CHECK_BYTES(got, bits, sizeof bits);
+    dp_close(ctx);
+}
+
+TEST(a_tensor_goes_to_another_device_and_dtype)
+{
+    const float numbers[6] = {1, -2, 3, 4, 5, 6.5F};
+    const double want[6] = {1, 4, -2, 5, 3, 6.5};
+    dp_ctx *ctx = open_cpus(2);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_device second = dp_local_device(ctx, 1);
+    dp_tensor x, turned, y;
+    double got[6];
+    CHECK_OK(dp_tensor_from(scope, host, numbers, DP_F32, DP_SHAPE(2, 3), &x));
+    CHECK_OK(dp_transpose(&x, 0, 1, &turned));
+    CHECK_OK(dp_tensor_to(scope, second, DP_F64, &turned, &y));
+    CHECK(y.device.index == second.index && y.device.backend == second.backend);
+    CHECK(y.dtype == DP_F64 && dp_is_contiguous(&y));
+    check_shape(&y, 2, (int64_t[]){3, 2}, NULL);
+    CHECK_OK(dp_read(ctx, &y, got, sizeof got));
+    CHECK_BYTES(got, want, sizeof want);
+    CHECK_OK(dp_tensor_to(scope, host, DP_F32, &x, &y)); /* new memory, also where nothing moves */
+    CHECK(y.data != x.data && !y.read_only);
+    CHECK_OK(dp_tensor_to(scope, host, DP_F64, &x, &x));
+    CHECK_INT(x.dtype, DP_F64);
+    CHECK_ERROR(dp_tensor_to(scope, host, DP_F64, NULL, &x), DP_ERR_INVALID,
+                "dp_tensor_to: from is NULL");
+    dp_close(ctx);
+}
+
+typedef struct pieces { /* what came so far */
+    uint8_t bytes[256];
+    size_t used, count, largest;
+    size_t fails_at;
+} pieces;
+
+static dp_status take_piece(const dp_tensor *piece, size_t bytes, void *user)
+{
+    pieces *all = user;
+    walk w = walk_start(piece);
+    CHECK_INT(bytes, (size_t)dp_tensor_count(piece) * 2);
+    all->largest = bytes > all->largest ? bytes : all->largest;
+    if (++all->count == all->fails_at)
+        return dp_error(DP_ERR_USER, "the disk is full");
+    for (; !w.done; walk_next(&w, piece)) {
+        memcpy(all->bytes + all->used, (const int16_t *)piece->data + w.offset, 2);
+        all->used += 2;
+    }
+    return DP_OK;
+}
+
+TEST(a_tensor_is_walked_over_in_pieces)
+{
+    const struct {
+        size_t most, largest, count;
+    } cases[] = {{1000, 60, 1}, {60, 60, 1}, {59, 40, 2}, {20, 20, 3}, {19, 16, 6}, {2, 2, 30}};
+    int16_t data[30], turned_data[30];
+    dp_tensor x = dp_wrap(data, DP_I16, DP_SHAPE(3, 5, 2)), turned;
+    for (int i = 0; i < 30; i++)
+        data[i] = (int16_t)i;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        pieces all = {.count = 0};
+        CHECK_OK(dp_tensor_pieces(&x, cases[i].most, take_piece, &all));
+        CHECK_INT(all.used, sizeof data);
+        CHECK_BYTES(all.bytes, data, sizeof data);
+        CHECK_INT(all.largest, cases[i].largest);
+        CHECK_INT(all.count, cases[i].count);
+    }
+    pieces all = {.fails_at = 0};
+    CHECK_OK(dp_transpose(&x, 0, 2, &turned));
+    walk w = walk_start(&turned);
+    for (int i = 0; !w.done; walk_next(&w, &turned), i++)
+        turned_data[i] = data[w.offset];
+    CHECK_OK(dp_tensor_pieces(&turned, 6, take_piece, &all));
+    CHECK_BYTES(all.bytes, turned_data, sizeof turned_data);
+    all = (pieces){.fails_at = 2};
+    CHECK_ERROR(dp_tensor_pieces(&x, 20, take_piece, &all), DP_ERR_USER, "the disk is full");
+    CHECK_INT(all.count, 2);
+    CHECK_ERROR(dp_tensor_pieces(&x, 1, take_piece, &all), DP_ERR_INVALID,
+                "dp_tensor_pieces: 1 bytes do not hold an element of i16");
+    CHECK_ERROR(dp_tensor_pieces(&x, 2, NULL, &all), DP_ERR_INVALID,
+                "dp_tensor_pieces: fn is NULL");
+}
+
+TEST(shapes_are_the_same_whatever_else_differs)
+{
+    float data[6];
+    dp_tensor x = dp_wrap(data, DP_F32, DP_SHAPE(2, 3)), y = dp_wrap(data, DP_F16, DP_SHAPE(2, 3));
+    dp_tensor turned, flat = dp_wrap(data, DP_F32, DP_SHAPE(6)), wrong = x;
+    CHECK_OK(dp_transpose(&x, 0, 1, &turned));
+    wrong.ndim = 9;
+    CHECK(dp_same_shape(&x, &y) && !dp_same_shape(&x, &turned) && !dp_same_shape(&x, &flat));
+    CHECK(!dp_same_shape(&wrong, &wrong) && !dp_same_shape(&x, NULL));
+}
+
+TEST(dtypes_are_floats_or_not)
+{
+    for (int i = -1; i <= DP_DTYPE_COUNT; i++)
+        CHECK_INT(dp_dtype_is_float((dp_dtype)i),
+                  i == DP_F32 || i == DP_F64 || i == DP_F16 || i == DP_BF16);
+}
+
 TEST(cast_refuses_overlap_and_other_shapes)
 {
     dp_ctx *ctx = open_cpus(1);

@@ -61,6 +61,14 @@ TEST_BACKENDS(strings_are_copied)
     check_error_value(dp_string(scope, NULL), DP_ERR_INVALID, "");
 }
 
+TEST(texts_are_utf8_or_not)
+{
+    CHECK(dp_is_utf8("") && dp_is_utf8("plain") &&
+          dp_is_utf8("\xc3\xa4 \xe2\x82\xac \xf0\x9f\x98\x80"));
+    CHECK(!dp_is_utf8("a\x80") && !dp_is_utf8("\xc3") && !dp_is_utf8("\xed\xa0\x80") &&
+          !dp_is_utf8("\xc0\xaf") && !dp_is_utf8(NULL));
+}
+
 TEST_BACKENDS(tensor_values_copy_the_view_not_the_data)
 {
     float data[6] = {0, 1, 2, 3, 4, 5};
@@ -589,4 +597,78 @@ TEST_BACKENDS(marks_of_changed_values)
         CHECK(k != 1 || believed == 0);
     }
     CHECK(believed <= 3);
+}
+
+/* ---- trees that are mapped ------------------------------------------------------------------- */
+
+typedef struct mapped {
+    int tensors, containers;
+    int fails_at; /* the number of a tensor */
+    dp_value becomes;
+} mapped;
+
+static dp_status map_one(dp_scope *scope, dp_value value, dp_value *out, void *user)
+{
+    mapped *all = user;
+    if (value.kind == DP_CONTAINER) {
+        dp_container own = *value.as.c;
+        all->containers++;
+        DP_TRY(dp_map(scope, own.data, map_one, user, &own.data));
+        *out = dp_contain(scope, &own);
+        return DP_OK;
+    }
+    CHECK_INT(value.kind, DP_TENSOR);
+    if (++all->tensors == all->fails_at)
+        return dp_error(DP_ERR_USER, "tensor %d is not wanted", all->tensors);
+    *out = all->becomes;
+    return DP_OK;
+}
+
+TEST(a_map_makes_the_same_tree_of_other_tensors)
+{
+    static const float data[2] = {1, 2};
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    dp_scope *scope = dp_scope_begin(ctx), *inner = dp_scope_begin(ctx);
+    dp_value tensor = dp_array(inner, data, DP_F32, DP_SHAPE(2)), out = dp_none();
+    dp_value plain = DP_LIST_OF(inner, dp_int(1), dp_string(inner, "x"), dp_none());
+    char key[] = "a";
+    dp_value tree = DP_DICT(inner, {key, tensor}, {"b", DP_TUPLE_OF(inner, tensor, dp_float(2))},
+                            {"c", dp_stacked(inner, DP_LIST_OF(inner, tensor), 0)}, {"d", plain});
+    mapped all = {.becomes = dp_int(7)};
+    CHECK_OK(dp_map(scope, tree, map_one, &all, &out));
+    CHECK(all.tensors == 3 && all.containers == 1);
+    CHECK_INT(dp_get(out, "a").as.i, 7);
+    CHECK(dp_get(out, "b").kind == DP_TUPLE && dp_at(dp_get(out, "b"), 1).kind == DP_FLOAT);
+    CHECK_INT(dp_at(dp_get(out, "b"), 0).as.i, 7);
+    CHECK_INT(dp_at(dp_get(out, "c").as.c->data, 0).as.i, 7);
+    CHECK(dp_get(out, "d").as.items == plain.as.items); /* shared */
+    CHECK(dp_key_at(out, 0) != dp_key_at(tree, 0));
+    CHECK_INT(dp_get(tree, "a").kind, DP_TENSOR);
+    CHECK_OK(dp_map(scope, tensor, map_one, &all, &out));
+    CHECK_INT(out.as.i, 7);
+    CHECK_OK(dp_map(scope, dp_none(), map_one, &all, &out));
+    CHECK_INT(out.kind, DP_NONE);
+    dp_close(ctx);
+}
+
+TEST(a_map_that_fails_gives_nothing)
+{
+    static const float data[2] = {1, 2};
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value tensor = dp_array(scope, data, DP_F32, DP_SHAPE(2)), out = dp_int(3);
+    dp_value tree = DP_LIST_OF(scope, tensor, tensor);
+    mapped all = {.fails_at = 2, .becomes = tensor};
+    CHECK_ERROR(dp_map(scope, tree, map_one, &all, &out), DP_ERR_USER, "tensor 2 is not wanted");
+    CHECK(strncmp(dp_last_error(), "tensor", 6) == 0);
+    all = (mapped){.becomes = tree};
+    CHECK_ERROR(dp_map(scope, tree, map_one, &all, &out), DP_ERR_INVALID,
+                "dp_map: fn made a value of depth 1 of one of 0");
+    all.becomes = dp_string(scope, NULL);
+    CHECK_ERROR(dp_map(scope, tree, map_one, &all, &out), DP_ERR_INVALID, "dp_map: what fn made");
+    CHECK_ERROR(dp_map(scope, tree, NULL, &all, &out), DP_ERR_INVALID, "dp_map: fn is NULL");
+    CHECK_INT(out.as.i, 3);
+    dp_close(ctx);
 }

@@ -267,6 +267,42 @@ TEST(steps_zero_gradients_as_they_pass)
         check_plan(&plans[i]);
 }
 
+/* What an optimizer of somebody's does whose kernels zero gradients: it asks, and says so. */
+TEST(another_optimizer_may_zero_gradients)
+{
+    const plan p = {.what = "by hand"};
+    for (int knows = 0; knows < 2; knows++) {
+        dp_ctx *ctx = counted_ctx(knows == 1);
+        dp_module *net = planned_net(ctx, &p);
+        dp_tensor data, grad;
+        bool used[SIZES];
+        planned_grads(net, &p, 1);
+        CHECK_INT(dp_grads_may_zero(net), knows == 1);
+        CHECK_OK(dp_grads_used(net, used, SIZES));
+        CHECK(used[0] && used[4]);
+        if (knows == 0) {
+            CHECK_ERROR(dp_grads_zeroed(net), DP_ERR_UNSUPPORTED,
+                        "dp_grads_zeroed: kernels cannot zero all gradients of 'net'");
+            CHECK_OK(dp_grads_used(net, used, SIZES));
+            CHECK(used[0]);
+        } else {
+            for (size_t i = 0; i < SIZES; i++) {
+                CHECK_OK(dp_params_edit(net, i, &data, &grad));
+                CHECK_OK(dp_fill(ctx, &grad, dp_float(0)));
+            }
+            CHECK_OK(dp_params_edit(net, 2, &data, &grad));
+            float *behind = (float *)grad.data + 1;
+            *behind = 5;
+            CHECK_OK(dp_grads_zeroed(net));
+            CHECK_F64(*behind, 0, 0);
+            CHECK_OK(dp_grads_used(net, used, SIZES));
+            CHECK(!used[0] && !used[4]);
+        }
+        dp_close(ctx);
+    }
+    CHECK(!dp_grads_may_zero(NULL));
+}
+
 /* It is zeroed with the gradients, and is part of what ranks add up. */
 TEST(padding_between_gradients_is_zeroed_too)
 {
