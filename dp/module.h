@@ -5,6 +5,7 @@
 
    CONTENTS (search for the tag)
      >>modules   methods, parameters and children, as they are given
+     >>kinds     what a wrapper keeps, and what kinds of wrappers there are
      >>slots     parameters as a tree sees them; modules made and destroyed
      >>storage   blocks of parameters and gradients
      >>layout    which parameters lie together
@@ -12,7 +13,6 @@
      >>editing   parameters that are written to, gradients that are zeroed; copies
      >>moving    memory of the user's that gets another address
      >>sharing   edits of parameters that processes share
-     >>kinds     what a wrapper keeps, and what kinds of wrappers there are
      >>replicas  the memory of a wrapper's devices
      >>passes    one record: a method, its call, its backward
      >>asking    what a method may ask of its call
@@ -452,6 +452,132 @@ static dp_status dp__module_children(dp_module *module, const dp_module_config *
     }
     module->wraps = config->wraps;
     return DP_OK;
+}
+
+/* ==== >>kinds ====================================================================================
+   What one of the library's wrappers keeps: its devices, and for each a replica of the module's
+   memory. A table holds what each kind of wrapper does in its own way.                        */
+
+typedef struct dp__distributed dp__distributed;
+typedef struct dp__face_ops dp__face_ops;
+typedef struct dp__record dp__record;
+typedef struct dp__invocation dp__invocation;
+
+struct dp__face {
+    const dp__face_ops *ops;
+    dp_ctx *ctx;
+    dp_scope *scope;  /* holds all of it */
+    dp_module *inner; /* what is wrapped */
+    dp_module *runs;  /* what has the methods: `inner`, or what library wrappers there wrap */
+    dp_scatter_config how;
+    size_t count;     /* devices, each with a replica */
+    int *threads;     /* by replica: which thread runs it */
+    bool own_threads; /* no two replicas on one thread */
+    bool own_devices; /* nor on one device */
+    dp__device *output;
+    bool mean_of_samples;
+    dp__memory *replicas;
+    dp__layout layouts[DP__SORT_COUNT];
+    dp_tensor *sent_to;     /* room for the replicas of a range */
+    uint64_t version;       /* of the parameters that the replicas have */
+    bool foreign;           /* some are the user's, who does not say when they change */
+    dp__distributed *ranks; /* of a face over all ranks, else NULL; see dp/distributed.h */
+    const void **keys;      /* by home: see dp__ranks_ignore; NULL: nothing is ignored */
+};
+
+/* What a kind of wrapper does in a way of its own: nothing else knows of kinds. */
+struct dp__face_ops {
+    bool output_on_one;                  /* of its own devices: output_rank is one of them */
+    const char *no_step, *no_prediction; /* why this module by itself has none; NULL: it has */
+    const char *no_padding;              /* why its parts are not filled up; NULL: they may be */
+    /* May this method run? NULL: all may. */
+    dp_status (*allows)(const dp__face *face, const char *method);
+    dp_status (*cut)(const dp__invocation *invocation, dp__face *face, dp_pass **out);
+    /* The outputs of all replicas become one; NULL: they stay where they are, in a list. */
+    dp_status (*join)(const dp_pass *pass, dp_value list, dp_value *out);
+    /* A replica's part of the gradient that was given; NULL: it is cut as outputs were gathered. */
+    dp_status (*out_grad)(const dp_pass *pass, size_t r, dp_value grad, dp_value *out);
+    dp_status (*backward)(const char *fn, dp_pass *pass); /* of all replicas, to one gradient */
+    /* The gradient of what was cut; NULL: that of each replica's part, gathered. */
+    dp_status (*args_grad)(const dp_pass *pass, const dp_value *own, dp_value *grads,
+                           dp_value *out);
+
+    /* All ranks have the same passes; all that follows is there then, and only then. */
+    bool over_ranks;
+    dp_reduction (*reduces)(const dp__face *face, size_t slot); /* how, or 0 */
+    /* When the wrapper is made, before its replicas have memory. */
+    dp_status (*prepare)(const char *fn, dp__face *face, const void *config);
+    /* Before the replicas run a forward, and after it, with how it went. */
+    dp_status (*before)(dp_pass *pass, const dp__invocation *invocation);
+    dp_status (*after)(dp_pass *pass, const dp__invocation *invocation, dp_status status);
+    double (*weight)(const dp_pass *pass, size_t r); /* of a replica in a mean */
+    dp_status (*ran_backward)(dp__record *record);   /* one replica has */
+    /* A backward, or a step, begins, with its forward behind it or not; it has ended so. */
+    void (*begin)(const dp__face *face, bool has_run);
+    dp_status (*end)(const char *fn, const dp__face *face, bool synced, dp_status status);
+    /* Before a step: may it be made of these data? After it, with how it went. */
+    dp_status (*check_data)(const dp__face *face, dp_value data);
+    void (*stepped)(const dp__face *face, bool synced, dp_value data, dp_status status);
+    dp_status (*idle)(const dp__invocation *invocation,
+                      const dp__face *face); /* a step without data */
+};
+
+static bool dp__is_over_ranks(const dp__face *face)
+{
+    return face != NULL && face->ops->over_ranks;
+}
+
+/* Which child of a module has a slot; child_count: none, it is the module's own. */
+static size_t dp__child_of_slot(const dp_module *module, size_t slot)
+{
+    size_t child = module->child_count;
+    while (child > 0 && slot < module->children[child - 1].slot_first)
+        child--;
+    return child > 0 ? child - 1 : module->child_count;
+}
+
+/* The wrapper by dp_distributed in a tree that holds a slot, *out_slot there; NULL: none does. */
+static dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size_t *out_slot)
+{
+    while (!dp__is_over_ranks(module->face)) {
+        dp_module *const *separate = module->separate;
+        module = separate != NULL ? module->wraps : module; /* whose slots are the same */
+        size_t child = dp__child_of_slot(module, slot);
+        if (child == module->child_count)
+            return NULL;
+        slot -= module->children[child].slot_first;
+        bool apart = separate != NULL && separate[child] != NULL;
+        module = apart ? separate[child] : module->children[child].module;
+    }
+    *out_slot = slot;
+    return module->face;
+}
+
+/* The wrapper in the module's tree that reduces a gradient, under any of its names; NULL: none
+   does. *out_slot is the name's there. */
+static dp__face *dp__slot_reducer(const dp_module *module, size_t slot, size_t *out_slot)
+{
+    dp__face *found = NULL;
+    for (; slot != DP__NO_SLOT && found == NULL; slot = module->next_tied[slot]) {
+        dp__face *face = dp__slot_ranks(module, slot, out_slot);
+        if (face != NULL && face->ops->reduces(face, *out_slot) != 0)
+            found = face;
+    }
+    return found;
+}
+
+/* How it does, or 0. */
+static dp_reduction dp__slot_reduction(const dp_module *module, size_t slot)
+{
+    size_t own = 0;
+    const dp__face *face = dp__slot_reducer(module, slot, &own);
+    return face != NULL ? face->ops->reduces(face, own) : (dp_reduction)0;
+}
+
+/* Whether other processes have the same pass, and reduce what it gives. */
+static bool dp__is_joint(const dp__face *face, bool synced)
+{
+    return synced && dp__is_over_ranks(face) && face->ctx->info.process_count > 1;
 }
 
 /* ==== >>slots ====================================================================================
@@ -1772,8 +1898,6 @@ static void dp__grads_found(const dp_module *module)
     }
 }
 
-static dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size_t *out_slot);
-
 /* A pass whose gradients are not reduced is about to add to them, but for those of children that
    are wrapped so. It matters only where there are such wrappers. */
 static dp_status dp__grads_claim(const dp_module *module)
@@ -2078,132 +2202,6 @@ static dp_status dp__check_unedited(const char *fn, const dp_module *module)
 static unsigned dp__writes_of(const dp__sharing *sharing)
 {
     return atomic_load(&sharing->blocks->head->writes);
-}
-
-/* ==== >>kinds ====================================================================================
-   What one of the library's wrappers keeps: its devices, and for each a replica of the module's
-   memory. A table holds what each kind of wrapper does in its own way.                        */
-
-typedef struct dp__distributed dp__distributed;
-typedef struct dp__face_ops dp__face_ops;
-typedef struct dp__record dp__record;
-typedef struct dp__invocation dp__invocation;
-
-struct dp__face {
-    const dp__face_ops *ops;
-    dp_ctx *ctx;
-    dp_scope *scope;  /* holds all of it */
-    dp_module *inner; /* what is wrapped */
-    dp_module *runs;  /* what has the methods: `inner`, or what library wrappers there wrap */
-    dp_scatter_config how;
-    size_t count;     /* devices, each with a replica */
-    int *threads;     /* by replica: which thread runs it */
-    bool own_threads; /* no two replicas on one thread */
-    bool own_devices; /* nor on one device */
-    dp__device *output;
-    bool mean_of_samples;
-    dp__memory *replicas;
-    dp__layout layouts[DP__SORT_COUNT];
-    dp_tensor *sent_to;     /* room for the replicas of a range */
-    uint64_t version;       /* of the parameters that the replicas have */
-    bool foreign;           /* some are the user's, who does not say when they change */
-    dp__distributed *ranks; /* of a face over all ranks, else NULL; see dp/distributed.h */
-    const void **keys;      /* by home: see dp__ranks_ignore; NULL: nothing is ignored */
-};
-
-/* What a kind of wrapper does in a way of its own: nothing else knows of kinds. */
-struct dp__face_ops {
-    bool output_on_one;                  /* of its own devices: output_rank is one of them */
-    const char *no_step, *no_prediction; /* why this module by itself has none; NULL: it has */
-    const char *no_padding;              /* why its parts are not filled up; NULL: they may be */
-    /* May this method run? NULL: all may. */
-    dp_status (*allows)(const dp__face *face, const char *method);
-    dp_status (*cut)(const dp__invocation *invocation, dp__face *face, dp_pass **out);
-    /* The outputs of all replicas become one; NULL: they stay where they are, in a list. */
-    dp_status (*join)(const dp_pass *pass, dp_value list, dp_value *out);
-    /* A replica's part of the gradient that was given; NULL: it is cut as outputs were gathered. */
-    dp_status (*out_grad)(const dp_pass *pass, size_t r, dp_value grad, dp_value *out);
-    dp_status (*backward)(const char *fn, dp_pass *pass); /* of all replicas, to one gradient */
-    /* The gradient of what was cut; NULL: that of each replica's part, gathered. */
-    dp_status (*args_grad)(const dp_pass *pass, const dp_value *own, dp_value *grads,
-                           dp_value *out);
-
-    /* All ranks have the same passes; all that follows is there then, and only then. */
-    bool over_ranks;
-    dp_reduction (*reduces)(const dp__face *face, size_t slot); /* how, or 0 */
-    /* When the wrapper is made, before its replicas have memory. */
-    dp_status (*prepare)(const char *fn, dp__face *face, const void *config);
-    /* Before the replicas run a forward, and after it, with how it went. */
-    dp_status (*before)(dp_pass *pass, const dp__invocation *invocation);
-    dp_status (*after)(dp_pass *pass, const dp__invocation *invocation, dp_status status);
-    double (*weight)(const dp_pass *pass, size_t r); /* of a replica in a mean */
-    dp_status (*ran_backward)(dp__record *record);   /* one replica has */
-    /* A backward, or a step, begins, with its forward behind it or not; it has ended so. */
-    void (*begin)(const dp__face *face, bool has_run);
-    dp_status (*end)(const char *fn, const dp__face *face, bool synced, dp_status status);
-    /* Before a step: may it be made of these data? After it, with how it went. */
-    dp_status (*check_data)(const dp__face *face, dp_value data);
-    void (*stepped)(const dp__face *face, bool synced, dp_value data, dp_status status);
-    dp_status (*idle)(const dp__invocation *invocation,
-                      const dp__face *face); /* a step without data */
-};
-
-static bool dp__is_over_ranks(const dp__face *face)
-{
-    return face != NULL && face->ops->over_ranks;
-}
-
-/* Which child of a module has a slot; child_count: none, it is the module's own. */
-static size_t dp__child_of_slot(const dp_module *module, size_t slot)
-{
-    size_t child = module->child_count;
-    while (child > 0 && slot < module->children[child - 1].slot_first)
-        child--;
-    return child > 0 ? child - 1 : module->child_count;
-}
-
-/* The wrapper by dp_distributed in a tree that holds a slot, *out_slot there; NULL: none does. */
-static dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size_t *out_slot)
-{
-    while (!dp__is_over_ranks(module->face)) {
-        dp_module *const *separate = module->separate;
-        module = separate != NULL ? module->wraps : module; /* whose slots are the same */
-        size_t child = dp__child_of_slot(module, slot);
-        if (child == module->child_count)
-            return NULL;
-        slot -= module->children[child].slot_first;
-        bool apart = separate != NULL && separate[child] != NULL;
-        module = apart ? separate[child] : module->children[child].module;
-    }
-    *out_slot = slot;
-    return module->face;
-}
-
-/* The wrapper in the module's tree that reduces a gradient, under any of its names; NULL: none
-   does. *out_slot is the name's there. */
-static dp__face *dp__slot_reducer(const dp_module *module, size_t slot, size_t *out_slot)
-{
-    dp__face *found = NULL;
-    for (; slot != DP__NO_SLOT && found == NULL; slot = module->next_tied[slot]) {
-        dp__face *face = dp__slot_ranks(module, slot, out_slot);
-        if (face != NULL && face->ops->reduces(face, *out_slot) != 0)
-            found = face;
-    }
-    return found;
-}
-
-/* How it does, or 0. */
-static dp_reduction dp__slot_reduction(const dp_module *module, size_t slot)
-{
-    size_t own = 0;
-    const dp__face *face = dp__slot_reducer(module, slot, &own);
-    return face != NULL ? face->ops->reduces(face, own) : (dp_reduction)0;
-}
-
-/* Whether other processes have the same pass, and reduce what it gives. */
-static bool dp__is_joint(const dp__face *face, bool synced)
-{
-    return synced && dp__is_over_ranks(face) && face->ctx->info.process_count > 1;
 }
 
 /* ==== >>replicas =================================================================================
