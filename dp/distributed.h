@@ -391,6 +391,39 @@ static dp_status dp__ranks_start(const char *fn, const dp__face *face, dp_scope 
     return DP_OK;
 }
 
+static dp_reduction dp__ranks_reduces(const dp__face *face, size_t slot)
+{
+    bool grads = dp__is_of_sort(dp__root(face->inner->slots[slot]), DP__GRADS);
+    bool reduces = grads && !dp__ignores(face, face->inner->homes[slot]);
+    return reduces ? face->ranks->config.reduction : (dp_reduction)0;
+}
+
+/* Makes the ranges of a layout, which have to be the same on all ranks. Memory of the user's makes
+   one in a packed module only, if nothing is ignored. What is the user's on some ranks only makes
+   others; that is compared. */
+static dp_status dp__lay_ranks(const dp__face *face, dp__layout *layout)
+{
+    const dp_module *inner = face->inner;
+    const dp__region *all = layout->regions;
+    layout->regions = dp__array(face->scope, layout->region_count, sizeof *all);
+    if (layout->regions == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", layout->region_count);
+    for (size_t i = 0; i < layout->region_count; i++) {
+        dp__region *own = &layout->regions[i];
+        *own = all[i];
+        const dp__param *root = dp__param_at(inner, own->home);
+        if (own->foreign)
+            own->key = root->owner->packed && face->keys == NULL ? (const void *)root->owner : root;
+        else if (face->keys != NULL)
+            own->key = face->keys[own->home];
+    }
+    DP_TRY(dp__layout_cut(face->scope, layout));
+    for (size_t i = 0; i < layout->region_count; i++)
+        layout->ranges[layout->regions[i].range].ignored =
+            dp__ignores(face, layout->regions[i].home);
+    return DP_OK;
+}
+
 /* ==== >>machines ================================================================================
    Where the processes that share parameters are on several machines, each machine has one copy, and
    what was written on one travels to the others in strips. For each strip there is one process that
@@ -1523,6 +1556,14 @@ static void dp__ranks_owe(const dp__face *face, bool synced, dp_value data, dp_s
     memcpy(dp__of_thread.text, text, sizeof text);
 }
 
+static dp_status dp__ranks_stepped(const dp__invocation *invocation, const dp__face *face,
+                                   dp_value data, dp_status status)
+{
+    bool synced = !invocation->config.no_sync && !invocation->config.no_grad;
+    dp__ranks_owe(face, synced, data, status);
+    return dp__ranks_void(invocation->fn, face, synced, status);
+}
+
 static dp_status dp__check_owed(const dp__face *face, dp_value data)
 {
     uint64_t hash = 0;
@@ -1581,7 +1622,7 @@ DP_API dp_status dp_grad_ready(const dp_call *call, size_t param)
     if (!call->record->in_backward)
         return dp_error(DP_ERR_STATE, "%s: gradients exist only in backward", __func__);
     const dp__face *face = record->pass->face;
-    if (!dp__is_over_ranks(face) || face->runs->mean_grads)
+    if (!dp__ops(face)->over_ranks || face->runs->mean_grads)
         return DP_OK;
     dp__distributed *ranks = face->ranks;
     uint32_t unit = ranks->units[slot];
@@ -1635,18 +1676,18 @@ static dp_status dp__check_distributed(const char *fn, const dp_ctx *ctx,
     return DP_OK;
 }
 
-static dp_reduction dp__ranks_reduces(const dp__face *face, size_t slot)
-{
-    bool grads = dp__is_of_sort(dp__root(face->inner->slots[slot]), DP__GRADS);
-    bool reduces = grads && !dp__ignores(face, face->inner->homes[slot]);
-    return reduces ? face->ranks->config.reduction : (dp_reduction)0;
-}
+/* Inside a replica a wrapper has only that replica's device, and would reduce over nobody. */
+static const char dp__no_wrapper[] = "reduces over all ranks: it cannot be wrapped again";
 
-static const dp__face_ops dp__distributed_face = {.cut = dp__pass_cut,
-                                                  .backward = dp__ranks_backward,
+static const dp__face_ops dp__distributed_face = {.needs_all = true,
+                                                  .keeps_buffers = true,
                                                   .over_ranks = true,
+                                                  .no_wrapper = dp__no_wrapper,
+                                                  .cut = dp__pass_cut,
+                                                  .backward = dp__ranks_backward,
                                                   .reduces = dp__ranks_reduces,
                                                   .prepare = dp__ranks_ignore,
+                                                  .lay = dp__lay_ranks,
                                                   .before = dp__ranks_forward,
                                                   .after = dp__ranks_ran,
                                                   .weight = dp__ranks_share,
@@ -1654,7 +1695,7 @@ static const dp__face_ops dp__distributed_face = {.cut = dp__pass_cut,
                                                   .begin = dp__ranks_start_over,
                                                   .end = dp__ranks_void,
                                                   .check_data = dp__check_owed,
-                                                  .stepped = dp__ranks_owe,
+                                                  .end_step = dp__ranks_stepped,
                                                   .idle = dp__ranks_idle};
 
 /* Everything that this process does by itself. */
@@ -1878,7 +1919,7 @@ DP_API size_t dp_owner_count(const dp_module *module)
     if (dp__check_module(__func__, module) != DP_OK)
         return 0;
     const dp__face *face = module->face;
-    while (dp__is_over_ranks(face) && dp__owner_replica(face, count) < face->count)
+    while (dp__ops(face)->over_ranks && dp__owner_replica(face, count) < face->count)
         count++;
     return count;
 }
@@ -1900,7 +1941,7 @@ static dp_status dp__check_owner(const char *fn, dp_module *module, size_t owner
                                  dp__face **out_face, size_t *out_replica)
 {
     DP_TRY(dp__check_module(fn, module));
-    dp__face *face = dp__is_over_ranks(module->face) ? module->face : NULL;
+    dp__face *face = module->ops->over_ranks ? module->face : NULL;
     *out_replica = face != NULL ? dp__owner_replica(face, owner) : owner;
     *out_face = face;
     if (*out_replica < (face != NULL ? face->count : 1))
@@ -2080,7 +2121,7 @@ static dp_stretch dp__stretch_of(const dp_module *module, size_t home, size_t *p
    each owner that ranks reduce both for; for the first one in any case. */
 static bool dp__home_follows(dp_module *module, const dp__region *before, size_t home, bool owned)
 {
-    const dp__face *face = dp__is_over_ranks(module->face) ? module->face : NULL;
+    const dp__face *face = module->ops->over_ranks ? module->face : NULL;
     const dp__memory *memory = face != NULL ? face->replicas : &dp__runs_of(module)->memory;
     size_t count = face != NULL && owned ? face->count : 1;
     size_t last = module->listed[before->home], slot = module->listed[home];
@@ -2272,7 +2313,7 @@ static void dp__buffers_changed(dp__face *face)
 /* Returns true if a wrapper by dp_distributed, which may have no parameters, is in a tree. */
 static bool dp__has_ranks(const dp_module *module)
 {
-    bool found = module->separate != NULL || dp__is_over_ranks(module->face);
+    bool found = module->ops->over_ranks;
     for (size_t i = 0; i < module->child_count && !found; i++)
         found = dp__has_ranks(module->children[i].module);
     return found;
@@ -2417,6 +2458,18 @@ static dp_status dp__separating_run(dp__separating *own, dp_module *wrapper, dp_
     return DP_OK;
 }
 
+static dp_status dp__separate_step(const dp_module *wrapper)
+{
+    return dp_error(DP_ERR_UNSUPPORTED,
+                    "children of '%s' are trained by its own methods, which dp_invoke runs",
+                    wrapper->wraps->name);
+}
+
+static const dp__face_ops dp__separate_face = {.needs_all = true,
+                                               .over_ranks = true,
+                                               .no_wrapper = dp__no_wrapper,
+                                               .allows_step = dp__separate_step};
+
 static dp_status dp__separate_make(const dp__separating *own, dp_module **out)
 {
     dp_module *module = own->module;
@@ -2430,10 +2483,12 @@ static dp_status dp__separate_make(const dp__separating *own, dp_module **out)
         return dp_error(DP_ERR_INVALID, "%s: '%s' is a wrapper: what it wraps has the children",
                         own->fn, module->name);
     DP_TRY(dp__module_make(module->ctx, &config, out));
+    (*out)->ops = &dp__separate_face;
     (*out)->separate = dp__array((*out)->scope, module->child_count, sizeof(dp_module *));
     if ((*out)->separate == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu children", own->fn,
                         module->child_count);
+    (*out)->separate_count = module->child_count;
     return DP_OK;
 }
 
@@ -2464,7 +2519,7 @@ DP_API dp_status dp_separate_distributed(dp_module *module, const dp_distributed
 
 DP_API const dp_reducer *dp_wrapper_reducer(const dp_module *wrapper)
 {
-    if (dp__check_module(__func__, wrapper) != DP_OK || !dp__is_over_ranks(wrapper->face))
+    if (dp__check_module(__func__, wrapper) != DP_OK || wrapper->ops->reduces == NULL)
         return NULL;
     return wrapper->face->ranks->reducer;
 }
@@ -2621,7 +2676,7 @@ static dp_status dp__page_wrappers(dp__page *page, const dp_module *module)
         DP_TRY(dp__page_buckets(page, ranks->reducer, &report.reducer));
         dp__page_times(page, &report);
     }
-    for (size_t i = 0; module->separate != NULL && i < module->wraps->child_count; i++)
+    for (size_t i = 0; i < module->separate_count; i++)
         if (module->separate[i] != NULL)
             DP_TRY(dp__page_wrappers(page, module->separate[i]));
     for (size_t i = 0; i < module->child_count; i++)

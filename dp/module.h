@@ -5,6 +5,7 @@
 
    CONTENTS (search for the tag)
      >>modules   methods, parameters and children, as they are given
+     >>kinds     what a wrapper keeps, and what kinds of wrappers there are
      >>slots     parameters as a tree sees them; modules made and destroyed
      >>storage   blocks of parameters and gradients
      >>layout    which parameters lie together
@@ -12,7 +13,6 @@
      >>editing   parameters that are written to, gradients that are zeroed; copies
      >>moving    memory of the user's that gets another address
      >>sharing   edits of parameters that processes share
-     >>kinds     what a wrapper keeps, and what kinds of wrappers there are
      >>replicas  the memory of a wrapper's devices
      >>passes    one record: a method, its call, its backward
      >>asking    what a method may ask of its call
@@ -140,6 +140,7 @@ typedef struct dp__sharing { /* what one wrapper shares with the other processes
 } dp__sharing;
 
 typedef struct dp__face dp__face;
+typedef struct dp__face_ops dp__face_ops;
 
 struct dp_module {
     uint32_t magic, serial; /* serial tells this one from an earlier one in the same place */
@@ -176,10 +177,12 @@ struct dp_module {
     bool partial;     /* mean_grads: a pass with no_sync has left gradients, to be added to */
     int local_rank;
     bool training, ready, announces_changes, moves, packed, mean_grads;
-    dp__face *face;             /* of the library's wrappers */
+    dp__face *face;             /* of the library's wrappers that have replicas */
+    const dp__face_ops *ops;    /* of a wrapper of the library's, or of none: see >>kinds */
     dp_module *next_over_ranks; /* see dp_ctx */
     dp__sharing *sharing;       /* of a wrapper; NULL: it shares nothing */
-    dp_module **separate; /* by child of what it wraps: a wrapper, or NULL; NULL: there are none */
+    dp_module **separate; /* by child of what it wraps: a wrapper that this one has, or NULL */
+    size_t separate_count;
 };
 
 /* One that exists, even if its job has failed. */
@@ -452,6 +455,151 @@ static dp_status dp__module_children(dp_module *module, const dp_module_config *
     }
     module->wraps = config->wraps;
     return DP_OK;
+}
+
+/* ==== >>kinds ====================================================================================
+   What one of the library's wrappers keeps: its devices, and for each a replica of the module's
+   memory. A table holds what each kind of wrapper does in its own way.                        */
+
+typedef struct dp__distributed dp__distributed;
+typedef struct dp__record dp__record;
+typedef struct dp__invocation dp__invocation;
+
+struct dp__face {
+    const dp__face_ops *ops;
+    dp_ctx *ctx;
+    dp_scope *scope;  /* holds all of it */
+    dp_module *inner; /* what is wrapped */
+    dp_module *runs;  /* what has the methods: `inner`, or what library wrappers there wrap */
+    dp_scatter_config how;
+    size_t count;     /* devices, each with a replica */
+    int *threads;     /* by replica: which thread runs it */
+    bool own_threads; /* no two replicas on one thread */
+    bool own_devices; /* nor on one device */
+    dp__device *output;
+    bool mean_of_samples;
+    dp__memory *replicas;
+    dp__layout layouts[DP__SORT_COUNT];
+    dp_tensor *sent_to;     /* room for the replicas of a range */
+    uint64_t version;       /* of the parameters that the replicas have */
+    bool foreign;           /* some are the user's, who does not say when they change */
+    dp__distributed *ranks; /* of a face over all ranks, else NULL; see dp/distributed.h */
+    const void **keys;      /* by home: see dp__ranks_ignore; NULL: nothing is ignored */
+};
+
+/* What a kind of wrapper does in a way of its own: nothing else knows of kinds. NULL stands for
+   what a module without a wrapper does, or as the function says. */
+struct dp__face_ops {
+    bool runs;                 /* of none: methods are the module's, not those of what it wraps */
+    bool output_on_one;        /* of its own devices: output_rank is one of them */
+    bool needs_all;            /* nothing runs beside it, on whatever devices */
+    bool keeps_buffers;        /* before() makes those of replicas equal */
+    bool over_ranks;           /* all ranks have the same passes: their replicas are partners */
+    const char *no_wrapper;    /* why there is none around it; NULL: there may be */
+    const char *no_prediction; /* why this module by itself has none; NULL: it has */
+    const char *no_padding;    /* why its parts are not filled up; NULL: they may be */
+    /* May this method run? May dp_train_step run it? NULL: all may. */
+    dp_status (*allows)(const dp__face *face, const char *method);
+    dp_status (*allows_step)(const dp_module *wrapper);
+    dp_status (*cut)(const dp__invocation *invocation, dp__face *face, dp_pass **out);
+    /* The outputs of all replicas become one; NULL: they stay where they are, in a list. */
+    dp_status (*join)(const dp_pass *pass, dp_value list, dp_value *out);
+    /* A replica's part of the gradient that was given; NULL: it is cut as outputs were gathered. */
+    dp_status (*out_grad)(const dp_pass *pass, size_t r, dp_value grad, dp_value *out);
+    dp_status (*backward)(const char *fn, dp_pass *pass); /* of all replicas, to one gradient */
+    /* The gradient of what was cut; NULL: that of each replica's part, gathered. */
+    dp_status (*args_grad)(const dp_pass *pass, const dp_value *own, dp_value *grads,
+                           dp_value *out);
+
+    dp_reduction (*reduces)(const dp__face *face, size_t slot); /* how over ranks, or 0 */
+    /* When the wrapper is made, before its replicas have memory. */
+    dp_status (*prepare)(const char *fn, dp__face *face, const void *config);
+    dp_status (*lay)(const dp__face *face, dp__layout *layout); /* changes the original's layout */
+    /* Before the replicas run a forward, and after it, with how it went. */
+    dp_status (*before)(dp_pass *pass, const dp__invocation *invocation);
+    dp_status (*after)(dp_pass *pass, const dp__invocation *invocation, dp_status status);
+    /* Of a replica in a mean over all ranks; NULL: those of this process are summed here. */
+    double (*weight)(const dp_pass *pass, size_t r);
+    dp_status (*ran_backward)(dp__record *record); /* one replica has */
+    /* A backward, or a step, begins, with its forward behind it or not; it has ended so. */
+    void (*begin)(const dp__face *face, bool has_run);
+    dp_status (*end)(const char *fn, const dp__face *face, bool synced, dp_status status);
+    /* Before a step: may it be made of these data? NULL: if they are any. After it, instead of
+       end(). */
+    dp_status (*check_data)(const dp__face *face, dp_value data);
+    dp_status (*end_step)(const dp__invocation *invocation, const dp__face *face, dp_value data,
+                          dp_status status);
+    dp_status (*idle)(const dp__invocation *invocation,
+                      const dp__face *face); /* a step without data */
+};
+
+/* Returns the table of a face, or of none. */
+static const dp__face_ops *dp__ops(const dp__face *face)
+{
+    static const dp__face_ops none = {.runs = true};
+    return face != NULL ? face->ops : &none;
+}
+
+/* Which child of a module has a slot; child_count: none, it is the module's own. */
+static size_t dp__child_of_slot(const dp_module *module, size_t slot)
+{
+    size_t child = module->child_count;
+    while (child > 0 && slot < module->children[child - 1].slot_first)
+        child--;
+    return child > 0 ? child - 1 : module->child_count;
+}
+
+/* Returns a module's child, or what the wrapper that a pass goes through has in its place. */
+static dp_module *dp__child_through(const dp_module *through, const dp_module *module, size_t child)
+{
+    dp_module *wrapper = NULL;
+    if (child < through->separate_count && through->wraps == module)
+        wrapper = through->separate[child];
+    return wrapper != NULL ? wrapper : module->children[child].module;
+}
+
+/* Returns the wrapper in a tree that holds a slot and reduces it over ranks, *out_slot there; NULL:
+   none does. */
+static dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size_t *out_slot)
+{
+    for (const dp_module *through = module; module->ops->reduces == NULL;) {
+        size_t child = dp__child_of_slot(module, slot);
+        if (child == module->child_count)
+            return NULL;
+        slot -= module->children[child].slot_first;
+        const dp_module *next = dp__child_through(through, module, child);
+        through = module;
+        module = next;
+    }
+    *out_slot = slot;
+    return module->face;
+}
+
+/* The wrapper in the module's tree that reduces a gradient, under any of its names; NULL: none
+   does. *out_slot is the name's there. */
+static dp__face *dp__slot_reducer(const dp_module *module, size_t slot, size_t *out_slot)
+{
+    dp__face *found = NULL;
+    for (; slot != DP__NO_SLOT && found == NULL; slot = module->next_tied[slot]) {
+        dp__face *face = dp__slot_ranks(module, slot, out_slot);
+        if (face != NULL && face->ops->reduces(face, *out_slot) != 0)
+            found = face;
+    }
+    return found;
+}
+
+/* How it does, or 0. */
+static dp_reduction dp__slot_reduction(const dp_module *module, size_t slot)
+{
+    size_t own = 0;
+    const dp__face *face = dp__slot_reducer(module, slot, &own);
+    return face != NULL ? face->ops->reduces(face, own) : (dp_reduction)0;
+}
+
+/* Whether other processes have the same pass, and reduce what it gives. */
+static bool dp__is_joint(const dp__face *face, bool synced)
+{
+    return synced && dp__ops(face)->over_ranks && face->ctx->info.process_count > 1;
 }
 
 /* ==== >>slots ====================================================================================
@@ -803,6 +951,7 @@ static dp_status dp__module_make(dp_ctx *ctx, const dp_module_config *config, dp
     module->moves = config->moves;
     module->mean_grads = config->mean_grads;
     module->training = true;
+    module->ops = dp__ops(NULL);
     dp_status status = module->scope != NULL ? dp__module_fill(module, config)
                                              : dp__full("dp_module_create");
     if (status == DP_OK)
@@ -1176,9 +1325,7 @@ static dp_status dp__module_ready(dp_module *module)
    wrapper of the library's is around, which lists the same parameters. */
 static dp_module *dp__runs_of(dp_module *module)
 {
-    if (module->separate != NULL)
-        return module->wraps;
-    while (module->face != NULL)
+    while (!module->ops->runs)
         module = module->wraps;
     return module;
 }
@@ -1201,7 +1348,7 @@ static bool dp__has_wrapper(const dp_module *module, const dp_module **out)
 static void dp__module_mark(dp_module *module)
 {
     module->magic = 0;
-    for (size_t i = 0; module->separate != NULL && i < module->wraps->child_count; i++)
+    for (size_t i = 0; i < module->separate_count; i++)
         if (module->separate[i] != NULL)
             module->separate[i]->magic = 0;
     for (size_t i = 0; i < dp__own_child_count(module); i++)
@@ -1304,7 +1451,7 @@ static void dp__wrapper_unlist(const dp_module *module)
 static void dp__module_give_tree(dp_module *module)
 {
     dp__wrapper_unlist(module);
-    for (size_t i = 0; module->separate != NULL && i < module->wraps->child_count; i++)
+    for (size_t i = 0; i < module->separate_count; i++)
         if (module->separate[i] != NULL)
             dp__module_give_tree(module->separate[i]);
     if (module->wraps != NULL)
@@ -1778,13 +1925,12 @@ static void dp__grads_found(const dp_module *module)
     }
 }
 
-static dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size_t *out_slot);
-
 /* A pass whose gradients are not reduced is about to add to them, but for those of children that
    are wrapped so. It matters only where there are such wrappers. */
 static dp_status dp__grads_claim(const dp_module *module)
 {
-    size_t count = module->ctx->wrappers > 0 ? module->listed_count : 0, own = 0;
+    bool some = module->ctx->wrappers > 0 && module->ops->reduces == NULL;
+    size_t count = some ? module->listed_count : 0, own = 0;
     for (size_t home = 0; home < count; home++)
         if (dp__slot_ranks(module, module->listed[home], &own) == NULL)
             DP_TRY(dp__check_adder(dp__param_at(module, home), DP__ONE_PROCESS));
@@ -2086,132 +2232,6 @@ static unsigned dp__writes_of(const dp__sharing *sharing)
     return atomic_load(&sharing->blocks->head->writes);
 }
 
-/* ==== >>kinds ====================================================================================
-   What one of the library's wrappers keeps: its devices, and for each a replica of the module's
-   memory. A table holds what each kind of wrapper does in its own way.                        */
-
-typedef struct dp__distributed dp__distributed;
-typedef struct dp__face_ops dp__face_ops;
-typedef struct dp__record dp__record;
-typedef struct dp__invocation dp__invocation;
-
-struct dp__face {
-    const dp__face_ops *ops;
-    dp_ctx *ctx;
-    dp_scope *scope;  /* holds all of it */
-    dp_module *inner; /* what is wrapped */
-    dp_module *runs;  /* what has the methods: `inner`, or what library wrappers there wrap */
-    dp_scatter_config how;
-    size_t count;     /* devices, each with a replica */
-    int *threads;     /* by replica: which thread runs it */
-    bool own_threads; /* no two replicas on one thread */
-    bool own_devices; /* nor on one device */
-    dp__device *output;
-    bool mean_of_samples;
-    dp__memory *replicas;
-    dp__layout layouts[DP__SORT_COUNT];
-    dp_tensor *sent_to;     /* room for the replicas of a range */
-    uint64_t version;       /* of the parameters that the replicas have */
-    bool foreign;           /* some are the user's, who does not say when they change */
-    dp__distributed *ranks; /* of a face over all ranks, else NULL; see dp/distributed.h */
-    const void **keys;      /* by home: see dp__ranks_ignore; NULL: nothing is ignored */
-};
-
-/* What a kind of wrapper does in a way of its own: nothing else knows of kinds. */
-struct dp__face_ops {
-    bool output_on_one;                  /* of its own devices: output_rank is one of them */
-    const char *no_step, *no_prediction; /* why this module by itself has none; NULL: it has */
-    const char *no_padding;              /* why its parts are not filled up; NULL: they may be */
-    /* May this method run? NULL: all may. */
-    dp_status (*allows)(const dp__face *face, const char *method);
-    dp_status (*cut)(const dp__invocation *invocation, dp__face *face, dp_pass **out);
-    /* The outputs of all replicas become one; NULL: they stay where they are, in a list. */
-    dp_status (*join)(const dp_pass *pass, dp_value list, dp_value *out);
-    /* A replica's part of the gradient that was given; NULL: it is cut as outputs were gathered. */
-    dp_status (*out_grad)(const dp_pass *pass, size_t r, dp_value grad, dp_value *out);
-    dp_status (*backward)(const char *fn, dp_pass *pass); /* of all replicas, to one gradient */
-    /* The gradient of what was cut; NULL: that of each replica's part, gathered. */
-    dp_status (*args_grad)(const dp_pass *pass, const dp_value *own, dp_value *grads,
-                           dp_value *out);
-
-    /* All ranks have the same passes; all that follows is there then, and only then. */
-    bool over_ranks;
-    dp_reduction (*reduces)(const dp__face *face, size_t slot); /* how, or 0 */
-    /* When the wrapper is made, before its replicas have memory. */
-    dp_status (*prepare)(const char *fn, dp__face *face, const void *config);
-    /* Before the replicas run a forward, and after it, with how it went. */
-    dp_status (*before)(dp_pass *pass, const dp__invocation *invocation);
-    dp_status (*after)(dp_pass *pass, const dp__invocation *invocation, dp_status status);
-    double (*weight)(const dp_pass *pass, size_t r); /* of a replica in a mean */
-    dp_status (*ran_backward)(dp__record *record);   /* one replica has */
-    /* A backward, or a step, begins, with its forward behind it or not; it has ended so. */
-    void (*begin)(const dp__face *face, bool has_run);
-    dp_status (*end)(const char *fn, const dp__face *face, bool synced, dp_status status);
-    /* Before a step: may it be made of these data? After it, with how it went. */
-    dp_status (*check_data)(const dp__face *face, dp_value data);
-    void (*stepped)(const dp__face *face, bool synced, dp_value data, dp_status status);
-    dp_status (*idle)(const dp__invocation *invocation,
-                      const dp__face *face); /* a step without data */
-};
-
-static bool dp__is_over_ranks(const dp__face *face)
-{
-    return face != NULL && face->ops->over_ranks;
-}
-
-/* Which child of a module has a slot; child_count: none, it is the module's own. */
-static size_t dp__child_of_slot(const dp_module *module, size_t slot)
-{
-    size_t child = module->child_count;
-    while (child > 0 && slot < module->children[child - 1].slot_first)
-        child--;
-    return child > 0 ? child - 1 : module->child_count;
-}
-
-/* The wrapper by dp_distributed in a tree that holds a slot, *out_slot there; NULL: none does. */
-static dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size_t *out_slot)
-{
-    while (!dp__is_over_ranks(module->face)) {
-        dp_module *const *separate = module->separate;
-        module = separate != NULL ? module->wraps : module; /* whose slots are the same */
-        size_t child = dp__child_of_slot(module, slot);
-        if (child == module->child_count)
-            return NULL;
-        slot -= module->children[child].slot_first;
-        bool apart = separate != NULL && separate[child] != NULL;
-        module = apart ? separate[child] : module->children[child].module;
-    }
-    *out_slot = slot;
-    return module->face;
-}
-
-/* The wrapper in the module's tree that reduces a gradient, under any of its names; NULL: none
-   does. *out_slot is the name's there. */
-static dp__face *dp__slot_reducer(const dp_module *module, size_t slot, size_t *out_slot)
-{
-    dp__face *found = NULL;
-    for (; slot != DP__NO_SLOT && found == NULL; slot = module->next_tied[slot]) {
-        dp__face *face = dp__slot_ranks(module, slot, out_slot);
-        if (face != NULL && face->ops->reduces(face, *out_slot) != 0)
-            found = face;
-    }
-    return found;
-}
-
-/* How it does, or 0. */
-static dp_reduction dp__slot_reduction(const dp_module *module, size_t slot)
-{
-    size_t own = 0;
-    const dp__face *face = dp__slot_reducer(module, slot, &own);
-    return face != NULL ? face->ops->reduces(face, own) : (dp_reduction)0;
-}
-
-/* Whether other processes have the same pass, and reduce what it gives. */
-static bool dp__is_joint(const dp__face *face, bool synced)
-{
-    return synced && dp__is_over_ranks(face) && face->ctx->info.process_count > 1;
-}
-
 /* ==== >>replicas =================================================================================
    Parameters that a device can see are not copied. Others are, range by range.                  */
 
@@ -2305,38 +2325,13 @@ static dp_status dp__replica_block(const dp__face *face, dp__sort sort, size_t r
     return sort == DP__GRADS ? dp__replica_grad_groups(face, r, regions, count, block.data) : DP_OK;
 }
 
-/* Ranks have to make the same ranges. Memory of the user's makes one in a packed module only, if
-   nothing is ignored. What is the user's on some ranks only makes others; that is compared. */
-static dp_status dp__lay_ranks(const dp__face *face, dp__layout *layout)
-{
-    const dp_module *inner = face->inner;
-    const dp__region *all = layout->regions;
-    layout->regions = dp__array(face->scope, layout->region_count, sizeof *all);
-    if (layout->regions == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", layout->region_count);
-    for (size_t i = 0; i < layout->region_count; i++) {
-        dp__region *own = &layout->regions[i];
-        *own = all[i];
-        const dp__param *root = dp__param_at(inner, own->home);
-        if (own->foreign)
-            own->key = root->owner->packed && face->keys == NULL ? (const void *)root->owner : root;
-        else if (face->keys != NULL)
-            own->key = face->keys[own->home];
-    }
-    DP_TRY(dp__layout_cut(face->scope, layout));
-    for (size_t i = 0; i < layout->region_count; i++)
-        layout->ranges[layout->regions[i].range].ignored =
-            dp__ignores(face, layout->regions[i].home);
-    return DP_OK;
-}
-
 /* The layout of one sort, and the replicas' memory for it. */
 static dp_status dp__lay(dp__face *face, dp__sort sort)
 {
     dp__layout *layout = &face->layouts[sort];
     *layout = face->inner->layouts[sort];
-    if (dp__is_over_ranks(face))
-        DP_TRY(dp__lay_ranks(face, layout));
+    if (face->ops->lay != NULL)
+        DP_TRY(face->ops->lay(face, layout));
     for (size_t first = 0, last = 0; first < layout->region_count; first = last) {
         const dp__region *regions = &layout->regions[first];
         while (last < layout->region_count && layout->regions[last].dtype == regions->dtype)
@@ -2443,9 +2438,9 @@ static bool dp__replicas_differ(const dp__face *face)
     return apart && (face->foreign || !alike);
 }
 
-/* Before a forward: parameters if somebody may have written to them, and buffers, except with
-   ranks, which handle their own. Parameters go to all replicas, not only to the `count` of this
-   pass: one version stands for all. */
+/* Before a forward: parameters if somebody may have written to them, and buffers, unless the face
+   handles its own. Parameters go to all replicas, not only to the `count` of this pass: one version
+   stands for all. */
 static dp_status dp__replicas_update(dp__face *face, size_t count)
 {
     if (dp__replicas_differ(face)) {
@@ -2454,7 +2449,7 @@ static dp_status dp__replicas_update(dp__face *face, size_t count)
         for (size_t r = 0; r < face->count; r++)
             face->replicas[r].edits = 0;
     }
-    return dp__is_over_ranks(face) ? DP_OK : dp__replicas_send(face, DP__BUFFERS, count);
+    return face->ops->keeps_buffers ? DP_OK : dp__replicas_send(face, DP__BUFFERS, count);
 }
 
 /* Replicas that see another one's parameters work on streams of their own: their work comes after
@@ -2708,11 +2703,16 @@ static dp__record *dp__outermost(dp__record *record)
     return record;
 }
 
+/* Returns true if replicas of a pass have partners, here or in other processes. */
+static bool dp__has_partners(const dp_pass *pass)
+{
+    return pass->count > 1 || dp__ops(pass->face)->over_ranks;
+}
+
 /* Returns the same, but where ranks of other processes have the pass too, it is that pass'. */
 static dp__record *dp__outermost_of_ranks(dp__record *record)
 {
-    while (!dp__is_over_ranks(record->pass->face) && record->outer != NULL &&
-           record->pass->count == 1)
+    while (!dp__has_partners(record->pass) && record->outer != NULL)
         record = record->outer;
     return record;
 }

@@ -223,7 +223,8 @@ static dp_status dp__record_set_aside(const dp__record *record, dp_tensor **out)
 {
     const dp_call *call = &record->call;
     *out = NULL;
-    if (!record->pass->adds || (call->replica > 0 && !dp__is_over_ranks(record->pass->face)))
+    bool summed = dp__ops(record->pass->face)->weight == NULL;
+    if (!record->pass->adds || (call->replica > 0 && summed))
         return DP_OK;
     DP_TRY(dp__record_keep(record, DP__GRADS, out));
     for (size_t i = 0; i < dp__record_range_count(record, DP__GRADS); i++) {
@@ -238,11 +239,11 @@ static dp_status dp__record_set_aside(const dp__record *record, dp_tensor **out)
 static dp_status dp__record_weigh(const dp__record *record, const dp_tensor *aside)
 {
     const dp_pass *pass = record->pass;
-    bool ranks = dp__is_over_ranks(pass->face);
-    double total = dp__weight_total(pass), over = total > 0 && !ranks ? total : 1;
-    double by = ranks ? pass->factor * pass->face->ops->weight(pass, record->call.replica)
-                : pass->count > 1 ? pass->factor * record->call.weight
-                                  : pass->factor * over;
+    const dp__face_ops *ops = dp__ops(pass->face);
+    double total = dp__weight_total(pass), over = total > 0 && ops->weight == NULL ? total : 1;
+    double by = ops->weight != NULL ? pass->factor * ops->weight(pass, record->call.replica)
+                : pass->count > 1   ? pass->factor * record->call.weight
+                                    : pass->factor * over;
     bool scales = by < over || by > over;
     size_t count = scales || aside != NULL ? dp__record_range_count(record, DP__GRADS) : 0;
     for (size_t i = 0; i < count; i++) {
@@ -272,9 +273,10 @@ static dp_status dp__record_grads(dp__record *record)
 
 static void dp__stage_backward(dp__record *record)
 {
+    const dp__face_ops *ops = dp__ops(record->pass->face);
     record->status = dp__record_grads(record);
-    if (record->status == DP_OK && dp__is_over_ranks(record->pass->face) && !record->absent)
-        record->status = record->pass->face->ops->ran_backward(record);
+    if (record->status == DP_OK && ops->ran_backward != NULL && !record->absent)
+        record->status = ops->ran_backward(record);
 }
 
 /* Runs a stage of a replica whose rank has no rows, where other processes may have no replica for
@@ -393,7 +395,7 @@ static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
 /* Returns true if ranks must compute alike however they are spread over processes. */
 static bool dp__has_shards(const dp__face *face)
 {
-    return face->ctx->config.shards > 0 && dp__is_over_ranks(face);
+    return face->ctx->config.shards > 0 && face->ops->over_ranks;
 }
 
 /* Positional and named arguments are cut together, so that no replica goes without. */
@@ -526,7 +528,7 @@ static dp_status dp__invoke_face(const dp__invocation *invocation, dp__face *fac
     DP_TRY(status);
     pass->keeps = invocation->keeps || face->ops->join == NULL;
     DP_TRY(dp__replicas_update(face, pass->count));
-    if (face->ops->over_ranks)
+    if (face->ops->before != NULL)
         DP_TRY(face->ops->before(pass, invocation));
     *out_pass = pass;
     dp_trace_begin("forward");
@@ -538,7 +540,7 @@ static dp_status dp__invoke_face(const dp__invocation *invocation, dp__face *fac
         status = dp__pass_out(pass, out);
     dp_trace_end();
     pass->number = dp__pass_number(face->ctx);
-    return face->ops->over_ranks ? face->ops->after(pass, invocation, status) : status;
+    return face->ops->after != NULL ? face->ops->after(pass, invocation, status) : status;
 }
 
 /* ==== >>invoking ===============================================================================
@@ -561,8 +563,7 @@ static dp_status dp__check_runs(const char *fn, dp_module *module)
 {
     DP_TRY(dp__check_module(fn, module));
     DP_TRY(dp__check_unedited(fn, module));
-    bool wide = module->separate != NULL || (module->face != NULL && module->face->count > 1) ||
-                dp__is_over_ranks(module->face);
+    bool wide = module->ops->needs_all || (module->face != NULL && module->face->count > 1);
     dp_status status = wide ? dp__check_alone(fn, module->ctx) : dp__check_unshared(fn, module);
     const dp__frame *frame = status != DP_OK ? dp__frame_of(module->ctx, true) : NULL;
     if (frame != NULL && frame->call != NULL)
@@ -659,16 +660,6 @@ static const dp__child *dp__child_find(const dp_module *module, const char *name
     return found ? &module->children[at] : NULL;
 }
 
-/* The child, or what dp_separate_distributed has put around it. */
-static dp_module *dp__child_through(const dp_call *call, const dp__child *child)
-{
-    const dp_module *through = call->record->pass->module;
-    dp_module *wrapper = NULL;
-    if (through->separate != NULL && through->wraps == call->module)
-        wrapper = through->separate[child - call->module->children];
-    return wrapper != NULL ? wrapper : child->module;
-}
-
 DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *method, dp_value args,
                                dp_value kwargs, dp_value *out, dp_pass **out_pass)
 {
@@ -686,7 +677,8 @@ DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *met
     }
     dp__invocation invocation = {
         .fn = __func__,
-        .module = dp__child_through(call, found),
+        .module = dp__child_through(call->record->pass->module, call->module,
+                                    (size_t)(found - call->module->children)),
         .method = method,
         .scope = call->scope,
         .args = args,
@@ -1092,7 +1084,7 @@ static dp_status dp__backward_plain(dp_pass *pass, dp_input_grad *out)
 /* The gradients of outputs are in the calls already. */
 static dp_status dp__backward_run(const char *fn, dp_pass *pass, dp_input_grad *out)
 {
-    if (!dp__is_over_ranks(pass->face) && pass->records[0].outer == NULL)
+    if (pass->records[0].outer == NULL)
         DP_TRY(dp__grads_claim(pass->module));
     dp_trace_begin("backward");
     dp_status status = pass->face != NULL ? dp__backward_face(fn, pass, out)
@@ -1186,9 +1178,8 @@ static dp_status dp__backward_end(const char *fn, dp_pass *pass, dp_status statu
 {
     if (status != DP_OK && dp__is_joint(pass->face, pass->synced))
         pass->used = true;
-    return dp__is_over_ranks(pass->face)
-               ? pass->face->ops->end(fn, pass->face, pass->synced, status)
-               : status;
+    const dp__face_ops *ops = dp__ops(pass->face);
+    return ops->end != NULL ? ops->end(fn, pass->face, pass->synced, status) : status;
 }
 
 DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out)
@@ -1196,7 +1187,7 @@ DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out)
     dp_input_grad inputs = {dp_none(), dp_none()};
     DP_TRY(dp__check_pass(__func__, pass));
     DP_TRY(dp__check_unedited(__func__, pass->module));
-    if (dp__is_over_ranks(pass->face))
+    if (dp__ops(pass->face)->begin != NULL)
         pass->face->ops->begin(pass->face, true);
     dp_status status = dp__check_value(__func__, "grad", grad);
     if (status == DP_OK)
@@ -1496,11 +1487,17 @@ static const dp__face_ops dp__container_face = {.allows = dp__container_allows,
 
 static const dp__face_ops dp__model_face = {.cut = dp__pass_cut, .backward = dp__backward_summed};
 
+static dp_status dp__criterion_step(const dp_module *wrapper)
+{
+    (void)wrapper;
+    return dp_error(DP_ERR_UNSUPPORTED, "a criterion alone cannot be trained");
+}
+
 static const dp__face_ops dp__criterion_face = {
     .output_on_one = true,
-    .no_step = "a criterion alone cannot be trained",
     .no_prediction = "a criterion alone predicts nothing",
     .no_padding = "a criterion gets outputs and targets without padding",
+    .allows_step = dp__criterion_step,
     .cut = dp__criterion_cut,
     .join = dp__criterion_mean,
     .out_grad = dp__criterion_grad,
@@ -1622,14 +1619,12 @@ static bool dp__has_foreign(const dp_module *module)
     return found;
 }
 
-/* Inside a replica a wrapper has only that replica's device, and would reduce over nobody. */
-static dp_status dp__check_no_ranks(const dp_module *module)
+static dp_status dp__check_wrappable(const dp_module *module)
 {
-    if (module->separate != NULL || dp__is_over_ranks(module->face))
-        return dp_error(DP_ERR_UNSUPPORTED,
-                        "'%s' reduces over all ranks: it cannot be wrapped again", module->name);
+    if (module->ops->no_wrapper != NULL)
+        return dp_error(DP_ERR_UNSUPPORTED, "'%s' %s", module->name, module->ops->no_wrapper);
     for (size_t i = 0; i < module->child_count; i++)
-        DP_TRY(dp__check_no_ranks(module->children[i].module));
+        DP_TRY(dp__check_wrappable(module->children[i].module));
     return DP_OK;
 }
 
@@ -1650,14 +1645,14 @@ static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *modul
                        .runs = dp__runs_of(module),
                        .mean_of_samples = config->mean_of_samples,
                        .foreign = dp__has_foreign(module)};
-    DP_TRY(dp__check_no_ranks(module));
+    DP_TRY(dp__check_wrappable(module));
     if (dp__find_method(face->runs, "forward") == NULL)
         return dp__no_method(DP_ERR_INVALID, fn, face->runs, "forward");
     DP_TRY(dp__face_ranks(fn, face, config));
     DP_TRY(dp__face_output(fn, face, config));
     DP_TRY(dp__check_home(module, dp__rank_at(&face->how, 0)));
     dp__face_threads(face);
-    if (ops->over_ranks)
+    if (ops->prepare != NULL)
         DP_TRY(ops->prepare(fn, face, own));
     DP_TRY(dp__replicas_make(face));
     *out = face;
@@ -1677,6 +1672,7 @@ static dp_status dp__wrapper_make(const char *fn, const char *name, dp_module *m
         status = dp__face_make(fn, wrapper->scope, module, ops, config, own, &face);
     if (status == DP_OK) {
         wrapper->face = face;
+        wrapper->ops = ops;
         if (!dp__warn_balance(face, true))
             (void)dp__warn_balance(face, false);
         *out = wrapper;
@@ -1918,7 +1914,7 @@ static dp_status dp__step_grad(const dp_pass *pass, size_t r, double factor, dp_
     bool means = pass->runs->mean_grads; /* of its own rows: the rest is done to what it writes */
     if (means)
         total = own;
-    else if (dp__is_over_ranks(pass->face)) /* weight / total is its share */
+    else if (dp__ops(pass->face)->weight != NULL) /* weight / total is its share */
         total = own / pass->face->ops->weight(pass, r);
     factor = means ? 1 : factor;
     dp_pair *pairs = dp__scope_bytes(pass->scope, losses.count * sizeof *pairs, 8);
@@ -2126,15 +2122,11 @@ static dp_status dp__step_pass(dp__invocation *invocation, dp_value data, double
     dp_module *module = invocation->module;
     dp_pass *pass = NULL;
     dp_value losses = dp_none();
-    if (data.kind == DP_NONE && dp__is_over_ranks(module->face))
-        return module->face->ops->idle(invocation, module->face);
+    if (data.kind == DP_NONE && module->ops->idle != NULL)
+        return module->ops->idle(invocation, module->face);
     DP_TRY(dp__step_take(invocation, data));
-    if (module->face != NULL && module->face->ops->no_step != NULL)
-        return dp_error(DP_ERR_UNSUPPORTED, "%s", module->face->ops->no_step);
-    if (module->separate != NULL)
-        return dp_error(DP_ERR_UNSUPPORTED,
-                        "children of '%s' are trained by its own methods, which dp_invoke runs",
-                        module->wraps->name);
+    if (module->ops->allows_step != NULL)
+        DP_TRY(module->ops->allows_step(module));
     DP_TRY(module->face != NULL ? dp__invoke_face(invocation, module->face, &losses, &pass)
                                 : dp__invoke_plain(invocation, module, &losses, &pass));
     DP_TRY(dp__check_losses(pass));
@@ -2159,19 +2151,14 @@ static dp_status dp__step(dp__invocation *invocation, dp_value data, dp_optim *o
                           dp_value *out_log)
 {
     const dp__face *face = invocation->module->face;
-    bool ranks = dp__is_over_ranks(face);
+    const dp__face_ops *ops = invocation->module->ops;
     double factor = 1;
-    DP_TRY(ranks ? face->ops->check_data(face, data) : dp__step_take(invocation, data));
+    DP_TRY(ops->check_data != NULL ? ops->check_data(face, data) : dp__step_take(invocation, data));
     DP_TRY(dp__step_begin(invocation, optim, &factor));
-    if (ranks)
-        face->ops->begin(face, false);
+    if (ops->begin != NULL)
+        ops->begin(face, false);
     dp_status status = dp__step_pass(invocation, data, factor, out_log);
-    bool synced = !invocation->config.no_sync && !invocation->config.no_grad;
-    if (ranks) {
-        face->ops->stepped(face, synced, data, status);
-        status = face->ops->end(invocation->fn, face, synced, status);
-    }
-    DP_TRY(status);
+    DP_TRY(ops->end_step != NULL ? ops->end_step(invocation, face, data, status) : status);
     return optim != NULL ? dp__optim_update(optim, invocation) : DP_OK;
 }
 
@@ -2222,8 +2209,8 @@ DP_API dp_status dp_predict_step(dp_module *module, dp_scope *scope, dp_value da
     dp__invocation invocation = dp__step_request(__func__, module, scope, "predict");
     DP_TRY(dp__check_request(&invocation, out));
     dp_status status = dp__step_take(&invocation, data);
-    if (status == DP_OK && module->face != NULL && module->face->ops->no_prediction != NULL)
-        status = dp_error(DP_ERR_UNSUPPORTED, "%s", module->face->ops->no_prediction);
+    if (status == DP_OK && module->ops->no_prediction != NULL)
+        status = dp_error(DP_ERR_UNSUPPORTED, "%s", module->ops->no_prediction);
     return status == DP_OK ? dp__invoke_by(&invocation, module->face, out, NULL)
                            : dp__leave(__func__, module->ctx, status);
 }

@@ -153,17 +153,8 @@ static dp_status dp__check_coll(const dp__coll *coll)
 static dp_status dp__scale_alone(const dp__coll *coll, const dp_part *part)
 {
     dp_ctx *ctx = coll->lane->ctx;
-    const dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
-                                 .op = DP_OP_SUM,
-                                 .dtype = coll->call.dtype,
-                                 .in_dtype = coll->call.dtype,
-                                 .count = coll->call.count,
-                                 .out = &part->recv,
-                                 .in = &part->send,
-                                 .out_count = 1,
-                                 .in_count = 1,
-                                 .alpha = coll->call.scale,
-                                 .beta = 1};
+    const dp_kernel_args args = dp__sum_args(coll->call.dtype, coll->call.count, &part->send, 1,
+                                             coll->call.scale, 1, &part->recv);
     return dp__kernel(ctx, &ctx->devices[0], part->stream, &args);
 }
 
@@ -362,15 +353,10 @@ static dp_status dp__weigh_part(const dp__coll *coll, int local_rank, double sha
     const dp__device *device = &coll->lane->ctx->devices[local_rank];
     const dp_part *part = &coll->call.local[local_rank];
     bool counts = share > 0;
-    dp_kernel_args args = {.kernel = counts ? DP_KERNEL_AXPBY : DP_KERNEL_FILL,
-                           .dtype = coll->call.dtype,
-                           .in_dtype = coll->call.dtype,
-                           .count = coll->call.count,
-                           .out = &part->recv,
-                           .in = counts ? &part->send : NULL,
-                           .out_count = 1,
-                           .in_count = counts,
-                           .alpha = share};
+    dp_kernel_args args = dp__kernel_args(counts ? DP_KERNEL_AXPBY : DP_KERNEL_FILL,
+                                          coll->call.dtype, coll->call.count, &part->recv,
+                                          counts ? &part->send : NULL);
+    args.alpha = share;
     return dp__kernel(coll->lane->ctx, device, part->stream != NULL ? part->stream : device->stream,
                       &args);
 }

@@ -54,7 +54,7 @@ static void dp__meet_begin_pass(dp_pass *pass)
     meet->pass = pass;
     meet->count = pass->count;
     meet->open = pass->face->own_threads;
-    meet->over_ranks = dp__is_over_ranks(pass->face);
+    meet->over_ranks = dp__ops(pass->face)->over_ranks;
     meet->takers = &pass->takers;
     for (size_t r = 0; r < pass->count && meet->open; r++)
         dp__meet_partner(meet, r, pass->records[r].call.local_rank, pass->face->threads[r],
@@ -86,7 +86,7 @@ static dp_status dp__call_reduce(const char *fn, dp_call *call, const dp_coll_ca
     dp__record *record = dp__outermost_of_ranks(call->record);
     const dp_part *part = &want->local[0];
     DP_TRY(dp__check_brought(fn, ctx, call->local_rank, want));
-    if (record->pass->count > 1 || dp__is_over_ranks(record->pass->face))
+    if (dp__has_partners(record->pass))
         return dp__replica_meets(record, &(dp__coll){fn, &ctx->lanes[DP__CALLER], *want});
     dp_tensor to = dp__flat(part->recv, call->device, want->dtype, (int64_t)want->count), from = to;
     from.data = (void *)(uintptr_t)part->send;
@@ -156,7 +156,7 @@ static dp_status dp__rank_alone(dp_ctx *ctx, const dp__coll *want)
 static dp_status dp__rank_in_method(dp__record *record, const dp__coll *want)
 {
     const dp_pass *pass = record->pass;
-    if (!dp__is_over_ranks(pass->face))
+    if (!dp__ops(pass->face)->over_ranks)
         return dp_error(DP_ERR_UNSUPPORTED,
                         "%s: this pass of '%s' is not over all ranks, as one by dp_distributed is: "
                         "dp_call_all_reduce goes over its replicas",
@@ -180,8 +180,8 @@ static dp__record *dp__rank_record(const dp__frame *frame)
         return NULL;
     dp__record *record = dp__outermost_of_ranks(frame->call->record);
     const dp_pass *pass = record->pass;
-    bool several = pass->count > 1 || frame->ctx->info.local_count > 1;
-    return pass->face != NULL && (several || dp__is_over_ranks(pass->face)) ? record : NULL;
+    bool several = frame->ctx->info.local_count > 1 || dp__has_partners(pass);
+    return pass->face != NULL && several ? record : NULL;
 }
 
 static dp_status dp__rank_collective(dp_ctx *ctx, dp__coll *want)

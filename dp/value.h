@@ -2338,17 +2338,24 @@ DP_API dp_status dp_replicate(dp_ctx *ctx, dp_scope *scope, dp_value value,
 
 /* ---- sums ------------------------------------------------------------------------------------ */
 
-/* out = the sum of the parts, in a tree, times by / over; all are dense and where `device` can read
-   them. */
+/* Returns what a kernel is asked for: out = the sum of the parts, in a tree, times by / over. */
+static dp_kernel_args dp__sum_args(dp_dtype dtype, size_t count, const void *const *parts,
+                                   size_t part_count, double by, double over, void *const *out)
+{
+    dp_kernel_args args = dp__kernel_args(DP_KERNEL_REDUCE, dtype, count, out, parts);
+    args.op = DP_OP_SUM;
+    args.in_count = part_count;
+    args.alpha = by;
+    args.beta = over;
+    return args;
+}
+
+/* Makes the same of a tensor; all parts are dense and where `device` can read them. */
 static dp_status dp__sum(dp_ctx *ctx, const dp__device *device, const void *const *parts,
                          size_t count, double by, double over, const dp_tensor *out)
 {
-    dp_kernel_args args = dp__kernel_args(DP_KERNEL_REDUCE, (dp_dtype)out->dtype,
-                                          (size_t)dp__count(out), &out->data, parts);
-    args.op = DP_OP_SUM;
-    args.in_count = count;
-    args.alpha = by;
-    args.beta = over;
+    const dp_kernel_args args = dp__sum_args((dp_dtype)out->dtype, (size_t)dp__count(out), parts,
+                                             count, by, over, &out->data);
     return dp__kernel(ctx, device, device->stream, &args);
 }
 

@@ -117,7 +117,8 @@ TEST(the_first_of_several_failures_is_named)
     in_processes_on(toy_device(), 4, several_fail);
 }
 
-/* A gradient that is none: the pass is over, here too. */
+/* A gradient that is none: the pass is over, here too. At last another pass goes backward between
+   its forward and its backward. */
 static void one_gradient_is_wrong(meeting *m)
 {
     dp_ctx *ctx = open_over_shm(m, 1 + m->process % 2, 0);
@@ -125,12 +126,18 @@ static void one_gradient_is_wrong(meeting *m)
     dp_scope *scope = dp_scope_begin(ctx);
     dp_value out, one = dp_float(1), odd = DP_LIST_OF(scope, one, one, one, one);
     bool here = m->process == 0;
-    for (int i = 0; i < 2; i++) {
-        dp_pass *pass = NULL;
-        dp_value wrong = i == 0 ? odd : dp_list_make(scope, DP_INT, NULL, 0);
+    for (int i = 0; i < 3; i++) {
+        dp_pass *pass = NULL, *other = NULL;
+        dp_value wrong = i == 1 ? dp_list_make(scope, DP_INT, NULL, 0) : odd;
         CHECK_OK(dp_zero_grad(par));
+        if (i == 2)
+            CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), a_part_each(ctx, scope), NULL,
+                               &out, &other));
         CHECK_OK(dp_invoke(par, scope, "forward", dp_none(), a_part_each(ctx, scope), NULL, &out,
                            &pass));
+        if (i == 2)
+            CHECK_OK(dp_backward(other, one, NULL));
+        CHECK_OK(dp_zero_grad(par));
         dp_status status = dp_backward(pass, here ? wrong : one, NULL);
         CHECK_INT(dp_status_class(status), DP_CLASS_CALL);
         check_same_error(status, status, here, "dp_backward", 0, "dp_backward: ");
