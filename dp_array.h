@@ -1532,111 +1532,11 @@ DP_API dp_status dp_npz_write(dp_ctx *ctx, const char *path, dp_value dict)
 }
 
 /* ==== >>digits =================================================================================
-   A number m * 2^e lies between two neighbours; the shortest decimal between the points half-way to
-   them stands for it (Steele and White; Dragon4). All is done with whole numbers, as long as need
-   be: value = number / scale, and low and high are the ways to these points, times scale.       */
+   The shortest decimal that is read as a number stands for it. The C library writes numbers in as
+   many exact digits as one asks for, and reads them. What stands for a point depends on the locale:
+   it is skipped in what is written, and there is none in what is read.                           */
 
-enum {
-    DP__BIG_WORDS = 38, /* 2^1074 and some */
-    DP__DIGITS_MOST = 24,
-    DP__DIGITS_ALL = 1 << 20 /* as many as it takes */
-};
-
-typedef struct dp__big {
-    uint32_t word[DP__BIG_WORDS];
-    int count; /* without leading zeros */
-} dp__big;
-
-static void dp__big_times(dp__big *a, uint32_t factor)
-{
-    uint64_t carry = 0;
-    for (int i = 0; i < a->count; i++) {
-        carry += (uint64_t)a->word[i] * factor;
-        a->word[i] = (uint32_t)carry;
-        carry >>= 32;
-    }
-    if (carry > 0)
-        a->word[a->count++] = (uint32_t)carry;
-}
-
-static void dp__big_shift(dp__big *a, int bits)
-{
-    enum { STEP = 31 };
-    for (; bits > STEP; bits -= STEP)
-        dp__big_times(a, (uint32_t)1 << STEP);
-    dp__big_times(a, (uint32_t)1 << bits);
-}
-
-static dp__big dp__big_of(uint64_t number)
-{
-    dp__big a = {.word = {(uint32_t)number, (uint32_t)(number >> 32)}};
-    a.count = a.word[1] != 0 ? 2 : a.word[0] != 0;
-    return a;
-}
-
-static int dp__big_compare(const dp__big *a, const dp__big *b)
-{
-    if (a->count != b->count)
-        return a->count < b->count ? -1 : 1;
-    for (int i = a->count - 1; i >= 0; i--)
-        if (a->word[i] != b->word[i])
-            return a->word[i] < b->word[i] ? -1 : 1;
-    return 0;
-}
-
-static void dp__big_add(dp__big *a, const dp__big *b)
-{
-    uint64_t carry = 0;
-    int count = a->count > b->count ? a->count : b->count;
-    for (int i = 0; i < count; i++) {
-        carry += (uint64_t)(i < a->count ? a->word[i] : 0) + (i < b->count ? b->word[i] : 0);
-        a->word[i] = (uint32_t)carry;
-        carry >>= 32;
-    }
-    a->count = count;
-    if (carry > 0)
-        a->word[a->count++] = (uint32_t)carry;
-}
-
-/* b is not larger. */
-static void dp__big_subtract(dp__big *a, const dp__big *b)
-{
-    int64_t borrow = 0;
-    for (int i = 0; i < a->count; i++) {
-        borrow += (int64_t)a->word[i] - (i < b->count ? b->word[i] : 0);
-        a->word[i] = (uint32_t)borrow;
-        borrow = borrow < 0 ? -1 : 0;
-    }
-    while (a->count > 0 && a->word[a->count - 1] == 0)
-        a->count--;
-}
-
-typedef struct dp__float { /* a number as its dtype has it */
-    uint64_t m;
-    int e;
-    bool negative, finite, nan;
-    bool edge; /* the neighbour below is nearer than the one above */
-} dp__float;
-
-static dp__float dp__float_of(dp_dtype dtype, const char *element)
-{
-    static const struct {
-        int bytes, fraction, exponent; /* the last two in bits */
-    } forms[] = {{4, 23, 8}, {8, 52, 11}, {2, 10, 5}, {2, 7, 8}};
-    int fraction = forms[dtype].fraction, exponent = forms[dtype].exponent;
-    uint64_t bits = dp__array_number(element, forms[dtype].bytes), one = 1;
-    int biased = (int)(bits >> fraction & ((one << exponent) - 1)),
-        bias = (1 << (exponent - 1)) - 1;
-    dp__float number = {.m = bits & ((one << fraction) - 1),
-                        .e = (biased > 0 ? biased : 1) - bias - fraction,
-                        .negative = (bits >> (fraction + exponent) & 1) != 0,
-                        .finite = biased < (1 << exponent) - 1};
-    number.nan = !number.finite && number.m != 0;
-    number.edge = number.m == 0 && biased > 1;
-    if (biased > 0)
-        number.m |= one << fraction;
-    return number;
-}
+enum { DP__DIGITS_MOST = 17 }; /* all that f64 takes */
 
 typedef struct dp__decimal {
     char text[DP__DIGITS_MOST]; /* without zeros at the end, or a NUL */
@@ -1644,76 +1544,46 @@ typedef struct dp__decimal {
     int exponent;               /* of the first */
 } dp__decimal;
 
-typedef struct dp__dragon {
-    dp__big number, scale, low, high;
-    bool even; /* the points half-way stand for the number, too */
-} dp__dragon;
+enum { DP__DECIMAL_ROOM = DP__DIGITS_MOST + 24 }; /* with a sign, a point of some bytes, exponent */
 
-static __attribute__((noinline)) void dp__dragon_begin(dp__dragon *d, const dp__float *number)
+static double dp__array_float(dp_dtype dtype, const char *element)
 {
-    int e = number->e, up = e > 0 ? e : 0, down = e < 0 ? -e : 0, edge = number->edge;
-    d->even = number->m % 2 == 0;
-    d->number = dp__big_of(number->m);
-    dp__big_shift(&d->number, up + 1 + edge);
-    d->scale = dp__big_of(1);
-    dp__big_shift(&d->scale, down + 1 + edge);
-    d->low = d->high = dp__big_of(1);
-    dp__big_shift(&d->low, up);
-    dp__big_shift(&d->high, up + edge);
+    static const struct {
+        int bytes, fraction, exponent; /* the last two in bits */
+    } forms[] = {{4, 23, 8}, {8, 52, 11}, {2, 10, 5}, {2, 7, 8}};
+    int fraction = forms[dtype].fraction, exponent = forms[dtype].exponent;
+    uint64_t bits = dp__array_number(element, forms[dtype].bytes), one = 1;
+    int most = (1 << exponent) - 1, biased = (int)(bits >> fraction) & most;
+    double m = (double)((bits & ((one << fraction) - 1)) + (biased > 0 ? one << fraction : 0)),
+           size = ldexp(m, (biased > 0 ? biased : 1) - most / 2 - fraction);
+    if (biased == most)
+        size = (bits & ((one << fraction) - 1)) != 0 ? (double)NAN : HUGE_VAL;
+    return (bits >> (fraction + exponent) & 1) != 0 ? -size : size;
 }
 
-/* To 1 <= number / scale < 10; returns the exponent of the first digit. */
-static __attribute__((noinline)) int dp__dragon_scale(dp__dragon *d)
+/* Rounds to a dtype, as if it had no largest number. */
+static double dp__array_round(dp_dtype dtype, double number)
 {
-    int exponent = 0;
-    dp__big ten = d->scale;
-    dp__big_times(&ten, 10);
-    while (dp__big_compare(&d->number, &ten) >= 0) {
-        d->scale = ten;
-        dp__big_times(&ten, 10);
-        exponent++;
-    }
-    while (dp__big_compare(&d->number, &d->scale) < 0) {
-        dp__big_times(&d->number, 10);
-        dp__big_times(&d->low, 10);
-        dp__big_times(&d->high, 10);
-        exponent--;
-    }
-    return exponent;
+    static const int bits[] = {24, 53, 11, 8}, least[] = {-149, -1074, -24, -133};
+    int exponent;
+    (void)frexp(number, &exponent);
+    exponent = exponent - bits[dtype] > least[dtype] ? exponent - bits[dtype] : least[dtype];
+    return ldexp(nearbyint(ldexp(number, -exponent)), exponent);
 }
 
-/* The next digit; what is left of the number is below the scale. */
-static int dp__dragon_digit(dp__dragon *d)
+/* Returns true if the decimal is read as the number. Decimals of f32 are not rounded twice. */
+static bool dp__decimal_is(const dp__decimal *digits, dp_dtype dtype, double size)
 {
-    int digit = 0;
-    for (; dp__big_compare(&d->number, &d->scale) >= 0; digit++)
-        dp__big_subtract(&d->number, &d->scale);
-    return digit;
+    char text[DP__DECIMAL_ROOM];
+    snprintf(text, sizeof text, "%.*se%d", digits->count, digits->text,
+             digits->exponent + 1 - digits->count);
+    double again = dtype == DP_F32 ? (double)strtof(text, NULL)
+                                   : dp__array_round(dtype, strtod(text, NULL));
+    return !(again < size) && !(again > size);
 }
 
-/* Whether what was said so far stands for the number: as it is, or with one more in its last
-   place. */
-static __attribute__((noinline)) void dp__dragon_done(const dp__dragon *d, bool *out_low,
-                                                      bool *out_high)
-{
-    dp__big sum = d->number;
-    dp__big_add(&sum, &d->high);
-    int low = dp__big_compare(&d->number, &d->low), high = dp__big_compare(&sum, &d->scale);
-    *out_low = low < 0 || (low == 0 && d->even);
-    *out_high = high > 0 || (high == 0 && d->even);
-}
-
-static bool dp__dragon_rounds_up(dp__dragon *d, int digit, bool low, bool high)
-{
-    if (low != high)
-        return high;
-    dp__big_times(&d->number, 2);
-    int half = dp__big_compare(&d->number, &d->scale);
-    return half > 0 || (half == 0 && digit % 2 != 0);
-}
-
-/* One more in the last place. */
-static void dp__decimal_round_up(dp__decimal *digits)
+/* Adds one in the last place. */
+static void dp__decimal_next(dp__decimal *digits)
 {
     while (digits->count > 0 && digits->text[digits->count - 1] == '9')
         digits->count--;
@@ -1725,35 +1595,47 @@ static void dp__decimal_round_up(dp__decimal *digits)
     digits->exponent++;
 }
 
-/* Fewest digits that stand for the number, but none below 10^most; if that ends them, they are
-   rounded. If `relative`, behind the first digit's place instead. None before 10^least is left out
-   without being asked for: so many are exact. */
-static __attribute__((noinline)) void dp__decimal_make(const dp__float *number, bool relative,
-                                                       int most, int least, dp__decimal *out)
+/* Rounds to so many digits. Returns true if the number is read again from these, or from the next
+   decimal: the neighbour below a power of two is nearer than the one above. */
+static bool dp__decimal_round(dp_dtype dtype, double size, int count, dp__decimal *out)
 {
-    dp__dragon d;
-    bool low = false, high = false;
-    *out = (dp__decimal){.text = {'0'}, .count = 1};
-    if (number->m == 0)
-        return;
-    dp__dragon_begin(&d, number);
-    int at = dp__dragon_scale(&d), digit;
-    *out = (dp__decimal){.exponent = at};
-    int last = relative ? at - most : -most, first = relative ? at - least : INT_MAX;
-    for (;; at--) {
-        digit = dp__dragon_digit(&d);
-        dp__dragon_done(&d, &low, &high);
-        out->text[out->count++] = (char)('0' + digit);
-        if (((low || high) && at <= first) || at <= last || out->count == DP__DIGITS_MOST)
-            break;
-        dp__big_times(&d.number, 10);
-        dp__big_times(&d.low, 10);
-        dp__big_times(&d.high, 10);
+    char text[DP__DECIMAL_ROOM], *at = text;
+    snprintf(text, sizeof text, "%.*e", count - 1, size);
+    out->count = 0;
+    for (; *at != 'e'; at++)
+        if (*at >= '0' && *at <= '9')
+            out->text[out->count++] = *at;
+    out->exponent = atoi(at + 1);
+    if (dp__decimal_is(out, dtype, size))
+        return true;
+    dp__decimal next = *out;
+    dp__decimal_next(&next);
+    bool found = dp__decimal_is(&next, dtype, size);
+    *out = found ? next : *out;
+    return found;
+}
+
+/* Makes the shortest decimal that is read as the number, or else rounds it to the most digits. */
+static void dp__decimal_make(dp_dtype dtype, double size, int least, int most, dp__decimal *out)
+{
+    while (least < most) { /* if some digits are enough, more are, too */
+        int middle = (least + most) / 2;
+        bool found = dp__decimal_round(dtype, size, middle, out);
+        least = found ? least : middle + 1;
+        most = found ? middle : most;
     }
-    if (dp__dragon_rounds_up(&d, digit, low, high))
-        dp__decimal_round_up(out);
+    dp__decimal_round(dtype, size, least, out);
     while (out->count > 1 && out->text[out->count - 1] == '0')
         out->count--;
+}
+
+/* Makes the same, but with no more than so many digits behind the point. */
+static void dp__decimal_places(dp_dtype dtype, double size, int places, dp__decimal *out)
+{
+    dp__decimal_make(dtype, size, 1, DP__DIGITS_MOST, out);
+    int most = out->exponent + 1 + places;
+    if (out->count > most)
+        dp__decimal_make(dtype, size, most, most, out);
 }
 
 /* ==== >>numbers ================================================================================
@@ -1817,24 +1699,9 @@ static void dp__print_put(dp__print_word *word, const char *text)
     memcpy(word->text, text, count);
 }
 
-static void dp__print_special(const dp__float *number, dp__print_word *out)
+static void dp__print_special(double number, dp__print_word *out)
 {
-    dp__print_put(out, number->nan ? "nan" : number->negative ? "-inf" : "inf");
-}
-
-/* A number that is none of NaN and infinity; all dtypes have fewer bits than f64. */
-static double dp__print_double(const dp__float *number)
-{
-    return ldexp((double)number->m, number->e);
-}
-
-/* numpy compares in the numbers' own dtype. */
-static double dp__print_round(dp_dtype dtype, double number)
-{
-    static const int bits[] = {24, 53, 11, 8};
-    int exponent;
-    double fraction = frexp(number, &exponent);
-    return ldexp(nearbyint(ldexp(fraction, bits[dtype])), exponent - bits[dtype]);
+    dp__print_put(out, isnan(number) ? "nan" : number < 0 ? "-inf" : "inf");
 }
 
 /* From here on numbers have an exponent: with more digits than the dtype has, or than 8. */
@@ -1842,22 +1709,22 @@ static const double dp__print_large[] = {1e6, 1e8, 1e3, 1e2};
 static const double dp__print_small = 1e-4, dp__print_range = 1000, dp__print_large_f64 = 1e16;
 
 /* As Python's repr of a number, and numpy's str of a scalar: "1.0", "1e-05". */
-static void dp__print_single(dp_dtype dtype, const dp__float *number, dp__print_word *out)
+static void dp__print_single(dp_dtype dtype, const char *element, dp__print_word *out)
 {
     dp__decimal digits;
-    double large = dtype == DP_F64 ? dp__print_large_f64 : dp__print_large[dtype];
-    if (!number->finite) {
+    double large = dtype == DP_F64 ? dp__print_large_f64 : dp__print_large[dtype],
+           number = dp__array_float(dtype, element), size = fabs(number);
+    if (!isfinite(number)) {
         dp__print_special(number, out);
         return;
     }
-    double size = dp__print_double(number);
-    dp__decimal_make(number, true, DP__DIGITS_ALL, -1, &digits);
+    dp__decimal_make(dtype, size, 1, DP__DIGITS_MOST, &digits);
     if (size == 0 || (size >= dp__print_small && size < large)) {
-        dp__print_positional(&digits, number->negative, out);
+        dp__print_positional(&digits, signbit(number) != 0, out);
         dp__print_char(out, '0', out->right == 0);
         return;
     }
-    dp__print_scientific(&digits, number->negative, 0, 2, out);
+    dp__print_scientific(&digits, signbit(number) != 0, 0, 2, out);
     if (out->right == 0) { /* no point before the "e" */
         memmove(out->text + out->left, out->text + out->left + 1, (size_t)out->tail);
         out->count--;
@@ -1876,16 +1743,15 @@ static bool dp__print_is_scientific(dp_dtype dtype, const char *data, size_t cou
 {
     double most = 0, least = HUGE_VAL;
     for (size_t i = 0; i < count; i++) {
-        dp__float number = dp__float_of(dtype, data + i * dp_dtype_bytes(dtype));
-        double size = number.finite ? dp__print_double(&number) : 0;
-        if (size == 0)
+        double size = fabs(dp__array_float(dtype, data + i * dp_dtype_bytes(dtype)));
+        if (size == 0 || !isfinite(size))
             continue;
         most = size > most ? size : most;
         least = size < least ? size : least;
     }
     return most > 0 &&
-           (most >= dp__print_large[dtype] || least < dp__print_round(dtype, dp__print_small) ||
-            dp__print_round(dtype, most / least) > dp__print_range);
+           (most >= dp__print_large[dtype] || least < dp__array_round(dtype, dp__print_small) ||
+            dp__array_round(dtype, most / least) > dp__print_range);
 }
 
 static void dp__print_widen(int *width, int count)
@@ -1900,17 +1766,19 @@ static void dp__print_measure(dp__print_form *form, const char *data, size_t cou
     int special = 0;
     form->scientific = dp__print_is_scientific(form->dtype, data, count);
     for (size_t i = 0; i < count; i++) {
-        dp__float number = dp__float_of(form->dtype, data + i * dp_dtype_bytes(form->dtype));
-        if (!number.finite) {
-            dp__print_special(&number, &word);
-            dp__print_widen(&special, number.nan ? 3 : word.count);
+        double number = dp__array_float(form->dtype, data + i * dp_dtype_bytes(form->dtype));
+        if (!isfinite(number)) {
+            dp__print_special(number, &word);
+            dp__print_widen(&special, isnan(number) ? 3 : word.count);
             continue;
         }
-        dp__decimal_make(&number, form->scientific, DP__PRINT_PRECISION, -1, &digits);
-        if (form->scientific)
-            dp__print_scientific(&digits, number.negative, 0, 2, &word);
-        else
-            dp__print_positional(&digits, number.negative, &word);
+        if (form->scientific) {
+            dp__decimal_make(form->dtype, fabs(number), 1, 1 + DP__PRINT_PRECISION, &digits);
+            dp__print_scientific(&digits, signbit(number) != 0, 0, 2, &word);
+        } else {
+            dp__decimal_places(form->dtype, fabs(number), DP__PRINT_PRECISION, &digits);
+            dp__print_positional(&digits, signbit(number) != 0, &word);
+        }
         dp__print_widen(&form->left, word.left);
         dp__print_widen(&form->right, word.right);
         dp__print_widen(&form->exponent_digits, word.tail - 2);
@@ -1925,18 +1793,18 @@ static void dp__print_float(const dp__print_form *form, const char *element, dp_
 {
     dp__print_word word;
     dp__decimal digits;
-    dp__float number = dp__float_of(form->dtype, element);
-    int least = form->scientific ? form->precision : -1;
-    if (!number.finite) {
-        dp__print_special(&number, &word);
+    double number = dp__array_float(form->dtype, element);
+    int count = 1 + form->precision;
+    if (!isfinite(number)) {
+        dp__print_special(number, &word);
         word.left = word.count - form->right - 1;
     } else if (form->scientific) {
-        dp__decimal_make(&number, true, form->precision, least, &digits);
-        dp__print_scientific(&digits, number.negative, form->precision, form->exponent_digits,
+        dp__decimal_make(form->dtype, fabs(number), count, count, &digits);
+        dp__print_scientific(&digits, signbit(number) != 0, form->precision, form->exponent_digits,
                              &word);
     } else {
-        dp__decimal_make(&number, false, DP__PRINT_PRECISION, least, &digits);
-        dp__print_positional(&digits, number.negative, &word);
+        dp__decimal_places(form->dtype, fabs(number), DP__PRINT_PRECISION, &digits);
+        dp__print_positional(&digits, signbit(number) != 0, &word);
         dp__print_char(&word, ' ', form->right - word.right);
     }
     *out = (dp__print_word){.count = 0};
@@ -2131,9 +1999,8 @@ static dp_status dp__print_plain(dp__print_out *out, const dp_tensor *tensor)
     dp__print_word word;
     DP_TRY(dp__print_begin(&array, tensor));
     const char *data = array.corners.data;
-    if (tensor->ndim == 0 && dp_dtype_is_float(array.form.dtype)) {
-        dp__float number = dp__float_of(array.form.dtype, data);
-        dp__print_single(array.form.dtype, &number, &word);
+    if (tensor->ndim == 0 && dp__is_float(array.form.dtype)) {
+        dp__print_single(array.form.dtype, data, &word);
         dp__print_bytes(out, word.text, (size_t)word.count);
     } else if (dp_tensor_count(tensor) == 0) {
         dp__print_words(out, "[]");
@@ -2245,8 +2112,7 @@ static void dp__print_scalar(dp__print_out *out, dp_value value)
     char text[DP__PRINT_WORD];
     dp__print_word word;
     if (value.kind == DP_FLOAT) {
-        dp__float number = dp__float_of(DP_F64, (const char *)&value.as.f);
-        dp__print_single(DP_F64, &number, &word);
+        dp__print_single(DP_F64, (const char *)&value.as.f, &word);
         dp__print_bytes(out, word.text, (size_t)word.count);
         return;
     }

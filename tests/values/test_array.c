@@ -1312,6 +1312,31 @@ TEST(halves_are_read_as_what_is_printed)
     dp_close(ctx);
 }
 
+/* Below a power of two numbers are twice as near: a decimal that is not the nearest may stand for
+   it, and be shorter. */
+TEST(shortest_decimals_of_numbers_at_an_edge)
+{
+    static const struct {
+        double number;
+        const char *want;
+    } edges[] = {{0x1p-44, "5.684341886080802e-14"},
+                 {-0x1p-44, "-5.684341886080802e-14"},
+                 {0x1p-1074, "5e-324"},
+                 {0x1p-1022, "2.2250738585072014e-308"},
+                 {0x1.fffffffffffffp+1023, "1.7976931348623157e+308"},
+                 {0x1p53, "9007199254740992.0"},
+                 {9.999999999999998, "9.999999999999998"},
+                 {1e23, "1e+23"}};
+    dp_ctx *ctx = open_cpus(1);
+    dp_scope *scope = dp_scope_begin(ctx);
+    const char *text;
+    for (size_t i = 0; i < sizeof edges / sizeof edges[0]; i++) {
+        CHECK_OK(dp_print_text(ctx, scope, dp_float(edges[i].number), &text));
+        CHECK_STR(text, edges[i].want);
+    }
+    dp_close(ctx);
+}
+
 /* From each device, with any strides; of a large tensor only the corners. */
 TEST_BACKENDS(prints_from_a_device)
 {
