@@ -1999,7 +1999,7 @@ static dp_status dp__print_plain(dp__print_out *out, const dp_tensor *tensor)
     dp__print_word word;
     DP_TRY(dp__print_begin(&array, tensor));
     const char *data = array.corners.data;
-    if (tensor->ndim == 0 && dp__is_float(array.form.dtype)) {
+    if (tensor->ndim == 0 && dp_dtype_is_float(array.form.dtype)) {
         dp__print_single(array.form.dtype, data, &word);
         dp__print_bytes(out, word.text, (size_t)word.count);
     } else if (dp_tensor_count(tensor) == 0) {
