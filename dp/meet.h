@@ -288,18 +288,8 @@ static dp_status dp__meet_divide(dp_ctx *ctx, const dp__partner *partner, int64_
     const dp_coll_call *want = &ctx->meet->want.call;
     const dp__device *device = &ctx->devices[partner->local_rank];
     const void *in = partner->part.recv;
-    void *out = partner->part.recv;
-    const dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
-                                 .op = DP_OP_SUM,
-                                 .dtype = want->dtype,
-                                 .in_dtype = want->dtype,
-                                 .count = want->count,
-                                 .out = &out,
-                                 .in = &in,
-                                 .out_count = 1,
-                                 .in_count = 1,
-                                 .alpha = 1,
-                                 .beta = (double)by};
+    const dp_kernel_args args =
+        dp__sum_args(want->dtype, want->count, &in, 1, 1, (double)by, &partner->part.recv);
     return dp__kernel(ctx, device, device->stream, &args);
 }
 
