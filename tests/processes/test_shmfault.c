@@ -1246,6 +1246,26 @@ TEST(process_that_is_joining_is_waited_for_once_more)
     }
 }
 
+/* A request says for what the connection is to be. */
+TEST(connection_of_another_kind_is_refused)
+{
+    dp__launch launch = {.where = "here"};
+    dp__tree tree = {.process_count = 2, .claim = -1};
+    for (int kind = DP__FOR_TREE; kind <= DP__FOR_MESSAGES; kind++) {
+        char byte;
+        dp__server server = {.launch = &launch, .process_count = 2, .all = true, .tree = &tree};
+        server.kind = (dp__connection_kind)kind;
+        open_server(&server, "kind");
+        int fd = send_request(&server);
+        for (int i = 0; i < 4; i++)
+            CHECK(dp__server_look(&server) == DP_OK);
+        ptrdiff_t got = dp__os_receive(fd, &byte, 1);
+        CHECK_INT(got, its_request.kind == (uint32_t)kind ? 1 : -1);
+        dp__os_close(fd);
+        dp__server_close(&server);
+    }
+}
+
 /* Reads to the end, and keeps the last bytes: as many as a header has. */
 static void *read_late(void *end)
 {
