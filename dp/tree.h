@@ -642,11 +642,13 @@ DP__COLD static dp_status dp__tree_probe(dp__tree *tree, int *out_held_ms)
     return DP_OK;
 }
 
-/* Begins to wait for others while a context opens: what it takes is not there for the next wait. */
+/* Begins to wait for others. While a context opens, what a wait takes is not there for the next
+   one; once it is open, and has a job, each has the whole time-out. */
 static void dp__tree_begin(dp__tree *tree)
 {
+    uint64_t whole_ns = (uint64_t)tree->timeout_ms * 1000000;
     tree->begun_ns = dp__os_now_ns();
-    tree->ends_ns = tree->begun_ns + tree->spare_ns;
+    tree->ends_ns = tree->begun_ns + (tree->job != NULL ? whole_ns : tree->spare_ns);
 }
 
 static void dp__tree_end(dp__tree *tree)

@@ -925,6 +925,24 @@ TEST(who_reads_a_part_gives_up_before_those_that_ask)
     CHECK(quick);
 }
 
+/* A table of the user's may call the bootstrap for as long as the context is open. */
+TEST(waits_of_an_open_context_have_the_whole_time)
+{
+    dp__tree tree = {.process_count = 2, .claim = -1, .timeout_ms = 5000, .spare_ns = 7};
+    dp__job *job = make_job(2);
+    dp__tree_begin(&tree);
+    CHECK(tree.ends_ns - tree.begun_ns == 7);
+    dp__tree_end(&tree);
+    CHECK(tree.spare_ns == 0);
+    tree.job = job;
+    for (int i = 0; i < 2; i++) {
+        dp__tree_begin(&tree);
+        CHECK(tree.ends_ns - tree.begun_ns == 5000000000);
+        dp__tree_end(&tree);
+    }
+    dp__os_free(job->board, 0, NULL);
+}
+
 /* Process 1 has given its part of a call that does not take place here, and then failed. */
 TEST(why_others_fail_stands_behind_what_is_not_read)
 {
