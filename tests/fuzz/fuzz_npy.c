@@ -16,7 +16,7 @@ static bool tensor_has_nan(const dp_tensor *tensor)
     size_t size = dp_dtype_bytes((dp_dtype)tensor->dtype);
     for (int64_t i = 0; dp__is_float((dp_dtype)tensor->dtype) && i < FUZZ_ELEMENTS; i++)
         if (i < dp_tensor_count(tensor) &&
-            dp__float_of((dp_dtype)tensor->dtype, at + (size_t)i * size).nan)
+            isnan(dp__array_float((dp_dtype)tensor->dtype, at + (size_t)i * size)))
             return true;
     return false;
 }
