@@ -344,6 +344,7 @@ static void happen(const sim_fault *fault)
         break;
     case SIM_PAUSE:
         sim_say("** all processes are stopped for %.6f ms", (double)fault->ns * 1e-6);
+        sim.paused_ns = sim.paused_ns != 0 ? sim.paused_ns : sim.now;
         for (int i = 0; i < sim.proc_count; i++)
             stop_process(&sim.procs[i], fault->ns);
         break;

@@ -72,7 +72,8 @@ typedef struct sim_world {
     uint64_t fault_ns;                /* when the last one happened */
     uint64_t moments[4 * SIM_FAULTS]; /* when a fault happened, or ended */
     int moment_count;
-    uint64_t hit_ns; /* when the first one was hit by more than a short pause; 0: none was */
+    uint64_t hit_ns;    /* when the first one was hit by more than a short pause; 0: none was */
+    uint64_t paused_ns; /* when all were stopped together; 0: they were not */
 } sim_world;
 
 extern sim_world sim;

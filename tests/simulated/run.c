@@ -309,6 +309,13 @@ static bool is_before_all(uint64_t ns)
     return sim.hit_ns == 0 || ns < sim.hit_ns;
 }
 
+/* All have been stopped by then: contexts that open, and groups, may fail, as they have the time of
+   a clock. */
+static bool is_late(uint64_t ns)
+{
+    return sim.paused_ns != 0 && sim.paused_ns < ns;
+}
+
 /* A call that fails does so in time, counted from what has happened last in it; collectives also
    from when the last one has begun them. One that goes well may have waited anew after each thing
    that has happened. */
@@ -374,9 +381,10 @@ static void judge_failure(int p, bool some_done, int well, int begun)
     bool majority = sim.plan.machine_count == 1 || 2 * well > begun;
     bool recovers = sim.plan.recovers && (story->lost || !story->opened);
     int blamed = story->blamed >= 0 ? who_is(story, story->blamed) : -1;
-    if (is_before_all(story->failed_ns) && (story->opened || !sim.procs[p].was_stopped))
+    bool excused = !story->opened && is_late(story->failed_ns);
+    if (is_before_all(story->failed_ns) && !excused)
         break_rule('e', "%d fails, and nothing has happened", p);
-    if (is_before_all(story->failed_ns) || somebody_was_held_up())
+    if (is_before_all(story->failed_ns) || excused || somebody_was_held_up())
         return;
     if (!recovers && is_well(p) && !names_one_who_was_hit(p))
         break_rule('f', "%d names none to whom something has happened", p);
@@ -455,7 +463,7 @@ static void judge(int verdict)
         if (story->left_over)
             break_rule('c', "%d leaves %s", p, story->left);
         judge_time(p);
-        if (story->hurt[0] != '\0' && is_before_all(story->hurt_ns))
+        if (story->hurt[0] != '\0' && is_before_all(story->hurt_ns) && !is_late(story->hurt_ns))
             break_rule('e', "%d: %s, and nothing has happened", p, story->hurt);
         if (!story->done && p < sim.plan.process_count)
             judge_failure(p, some_done, well, sim.proc_count);
