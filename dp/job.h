@@ -210,6 +210,7 @@ typedef struct dp__journal {
     int patience_ms;     /* beyond the time-out */
     atomic_uint done;    /* calls that have returned */
     atomic_uint odd;     /* in which others seemed to differ */
+    atomic_uint late;    /* and of which the time was up, and nobody is known to be at fault */
     atomic_uint asked;   /* and in which they were asked */
     atomic_uint looks;   /* so far */
     dp__wait wait;       /* of the table's threads */
@@ -944,7 +945,10 @@ DP__COLD static dp_status dp__journal_late(dp__journal *journal, unsigned seq)
         return dp__journal_differs(journal, seq, NULL);
     int missing = dp__journal_missing(journal, seq, since_ns);
     int root = dp__journal_root(journal, missing, since_ns);
-    if (root < 0 && missing < 0)
+    bool nobody = root < 0 && missing < 0;
+    if (nobody && atomic_exchange(&journal->late, seq) != seq)
+        return DP_OK; /* what this process waits for may have come while it asked */
+    if (nobody)
         return dp__job_fail(job, DP_ERR_TIMEOUT, job->process,
                             "%s: all processes have begun it, and it did not end within %d ms",
                             doing, ms);

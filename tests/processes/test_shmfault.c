@@ -840,6 +840,44 @@ static void check_letters(const int ends[2], int of_zero, bool all)
     }
 }
 
+static bool sends_to_all(dp_ctx *ctx, const dp__progress_message *progress)
+{
+    (void)ctx, (void)progress;
+    return true;
+}
+
+static dp_status hears_of_nothing(dp_ctx *ctx, int *out_process)
+{
+    (void)ctx, (void)out_process;
+    return DP_OK;
+}
+
+static void tells_nobody(dp_ctx *ctx, dp_status status, int process, const char *text)
+{
+    (void)ctx, (void)status, (void)process, (void)text;
+}
+
+/* Both processes are in a collective, and answer: it may have ended while one of them asked, so the
+   time is up only when that one has looked again. */
+TEST(wait_looks_once_more_before_it_is_late)
+{
+    static const dp__progress_carrier carrier = {
+        .hear = hears_of_nothing, .tell = tells_nobody, .send = sends_to_all};
+    dp__job *job = make_job(2);
+    dp__journal *journal = &job->journals[DP__CALLER];
+    job->carrier = &carrier;
+    for (unsigned seq = 1; seq <= 2; seq++) {
+        for (int p = 0; p < 2; p++) {
+            atomic_store(&dp__progress_of(job, p)->tracks[DP__CALLER].begun, seq);
+            atomic_store(&dp__progress_of(job, p)->looked_ns, dp__os_now_ns() + 9000000000);
+        }
+        CHECK(dp__journal_late(journal, seq) == DP_OK);
+    }
+    CHECK_STATUS(dp__journal_late(journal, 2), DP_ERR_TIMEOUT);
+    CHECK(strstr(dp_last_error(), "all processes have begun it, and it did not end") != NULL);
+    dp__os_free(job->board, 0, NULL);
+}
+
 /* Process 0 of 4, before 1 and 2; 3 is behind 2. All three ask, as they do who wait for it. */
 TEST(letter_crosses_each_link_once)
 {
