@@ -1137,7 +1137,7 @@ DP_MUST_USE DP_API dp_status dp_map(dp_scope *scope, dp_value value, dp_map_fn f
 
 DP_MUST_USE DP_API dp_status dp_collate(dp_scope *scope, const dp_value *samples, size_t count,
                                         size_t samples_per_device, dp_value *out);
-/* The same in part_count groups, among which samples are divided as rows by DP_SPLIT_BALANCED;
+/* Collates in part_count groups, among which samples are divided as rows by DP_SPLIT_BALANCED;
    fewer samples make as many groups. */
 DP_MUST_USE DP_API dp_status dp_collate_parts(dp_scope *scope, const dp_value *samples,
                                               size_t count, size_t part_count, dp_value *out);

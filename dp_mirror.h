@@ -142,8 +142,8 @@ static dp_status dp__train_ring_find(dp_ctx *ctx, dp_scope *temp, const dp_info 
     return DP_OK;
 }
 
-/* Whether something carries messages, which is found out by one with nothing in it. If not, no
-   process has another answer. */
+/* Checks that something carries messages, by one with nothing in it. If not, no process has another
+   answer. */
 static dp_status dp__train_mirrored_reach(dp_ctx *ctx, const dp_info *job,
                                           const dp__train_ring *ring)
 {
@@ -253,7 +253,8 @@ static dp_status dp__train_grads_keep(const dp__train_optimizer *optim, size_t s
     return DP_OK;
 }
 
-/* Of each span its own to the next process of the ring, and those of the one before from there. */
+/* Sends the own gradients of each span to the next process of the ring, and receives those of the
+   one before. */
 static dp_status dp__train_grads_pass_on(const dp__train_optimizer *optim)
 {
     const dp__train_views *views = &optim->views;
@@ -313,7 +314,8 @@ static dp_status dp__train_begun_step(const dp__train_optimizer *optim)
     return mirror->spoiled ? dp__train_alone(optim->views.ctx, status) : status;
 }
 
-/* What has begun succeeds, though the job may have failed since: the rest follows dp_recover. */
+/* Returns OK for a step that has begun, though the job may have failed since: the rest follows
+   dp_recover. */
 static dp_status dp__train_begun(const dp__train_optimizer *optim, dp_status status)
 {
     const dp__train_mirror *mirror = optim->mirror;
@@ -383,7 +385,7 @@ static bool dp__train_has_step(const dp__train_fact *fact, int64_t step)
     return fact->has != 0 && (fact->steps == step || (fact->steps == step - 1 && fact->ready != 0));
 }
 
-/* Who has begun the last step is furthest, and of these, who has left out more. */
+/* Finds the process that has begun the last step; of several, the one that has left out more. */
 static void dp__train_furthest(dp__train_moving *own)
 {
     int64_t step = -1, skipped = -1;
@@ -421,7 +423,7 @@ static int dp__train_holder(const dp__train_moving *own, int64_t process)
     return holder;
 }
 
-/* What this process can make of a step that others have begun. */
+/* Makes what this process can of a step that others have begun. */
 static dp_status dp__train_catch_up(dp__train_optimizer *optim, int64_t step)
 {
     dp__train_mirror *mirror = optim->mirror;
@@ -564,7 +566,7 @@ static dp_status dp__train_shares_spread(const dp__train_moving *own, const dp_t
     return DP_OK;
 }
 
-/* What this process has of a span's state. */
+/* Gives what this process has of a span's state. */
 static dp_status dp__train_state_give(const dp__train_moving *own, const dp__train_old_span *span,
                                       size_t k, const dp_tensor *all)
 {
@@ -596,7 +598,7 @@ static dp_status dp__train_slot_move(const dp__train_moving *own, const dp__trai
     return DP_OK;
 }
 
-/* Who has nothing gets the end of a span's parameters. */
+/* Sends the end of a span's parameters to those that have nothing of it. */
 static dp_status dp__train_end_move(const dp__train_moving *own, const dp__train_old_span *span,
                                     const dp_tensor *data)
 {
@@ -734,8 +736,8 @@ static dp_status dp__train_resolve(dp_ctx *ctx, dp__train_optimizer *optim, int6
     return DP_OK;
 }
 
-/* Of those that have made one of these at the same time, some may have state already. before: of
-   this process, or NULL. */
+/* Joins those that have made an optimizer at the same time, some of which may have state already.
+   before: this process' own, or NULL. */
 static dp_status dp__train_mirrors_join(dp__train_optimizer *optim, dp__train_optimizer *before)
 {
     dp_ctx *ctx = optim->views.ctx;

@@ -1485,7 +1485,7 @@ typedef struct dp__train_optimizer {
     dp__train_mirror *mirror; /* NULL: nothing is copied */
 } dp__train_optimizer;
 
-/* What the mirrors of an optimizer do, in the order of the first calls. */
+/* Lists what the mirrors of an optimizer do, in the order of the first calls. */
 typedef struct dp__train_mirror_ops {
     /* Finds the ring. All processes call it before one makes an optimizer. */
     dp_status (*begin)(dp_ctx *ctx, dp__train_ring *out);
@@ -2562,7 +2562,7 @@ static dp_status dp__train_optim_make(dp_module *module, const dp_optim_config *
     return dp__train_optim_build(module, optim);
 }
 
-/* What all processes do together. `before`: see dp__train_mirror_ops.join. */
+/* Makes what all processes make together. `before`: see dp__train_mirror_ops.join. */
 static dp_status dp__train_optim_begin_all(dp_ctx *ctx, dp__train_optimizer *optim,
                                            dp__train_optimizer *before, dp_status status)
 {

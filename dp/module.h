@@ -487,8 +487,8 @@ struct dp__face {
     const void **keys;      /* by home: see dp__ranks_ignore; NULL: nothing is ignored */
 };
 
-/* What a kind of wrapper does in a way of its own: nothing else knows of kinds. NULL stands for
-   what a module without a wrapper does, or as the function says. */
+/* Tells the kinds of wrappers apart: nothing else knows of kinds. NULL stands for what a module
+   without a wrapper does, or as the function says. */
 struct dp__face_ops {
     bool runs;                 /* of none: methods are the module's, not those of what it wraps */
     bool output_on_one;        /* of its own devices: output_rank is one of them */
@@ -518,7 +518,7 @@ struct dp__face_ops {
     /* Before the replicas run a forward, and after it, with how it went. */
     dp_status (*before)(dp_pass *pass, const dp__invocation *invocation);
     dp_status (*after)(dp_pass *pass, const dp__invocation *invocation, dp_status status);
-    /* Of a replica in a mean over all ranks; NULL: those of this process are summed here. */
+    /* Returns that of a replica in a mean over all ranks; NULL: this process sums its own here. */
     double (*weight)(const dp_pass *pass, size_t r);
     dp_status (*ran_backward)(dp__record *record); /* one replica has */
     /* A backward, or a step, begins, with its forward behind it or not; it has ended so. */
@@ -596,7 +596,7 @@ static dp_reduction dp__slot_reduction(const dp_module *module, size_t slot)
     return face != NULL ? face->ops->reduces(face, own) : (dp_reduction)0;
 }
 
-/* Whether other processes have the same pass, and reduce what it gives. */
+/* Returns true if other processes have the same pass, and reduce what it gives. */
 static bool dp__is_joint(const dp__face *face, bool synced)
 {
     return synced && dp__ops(face)->over_ranks && face->ctx->info.process_count > 1;

@@ -22,7 +22,7 @@
 #define MPI "-"
 #endif
 
-/* Whether the library was compiled with dp_mirror.h. */
+/* Returns "mirrors" if the library was compiled with dp_mirror.h, else the end of a sentence. */
 static const char *mirrors(void)
 {
     static dp_optim_config config;

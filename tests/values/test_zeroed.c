@@ -267,7 +267,7 @@ TEST(steps_zero_gradients_as_they_pass)
         check_plan(&plans[i]);
 }
 
-/* What an optimizer of somebody's does whose kernels zero gradients: it asks, and says so. */
+/* An optimizer of somebody's whose kernels zero gradients asks before, and says so after. */
 TEST(another_optimizer_may_zero_gradients)
 {
     const plan p = {.what = "by hand"};
