@@ -19,6 +19,7 @@
 #                   files it has the same bytes. make abi: install/abi.txt, which lint compares
 #   make check      while developing: lint, and the tests with one compiler
 #   make asan tsan  the tests under AddressSanitizer + UBSan, under ThreadSanitizer
+#   make alone      a library with DP_ONE_PROCESS, and the suites of one process
 #   make conform    BACKEND=path/to/its.h TABLE=function [COLL=function]: whether a table of yours keeps
 #                   to the contract in dp.h (devices, collectives, wrappers); CONFORM_FLAGS are for
 #                   its compiler, CONFORM_LIBS for its linker. Without arguments: tables of our own
@@ -119,6 +120,7 @@ TESTS_gcc     := $(call of,cpu|gcc)
 TESTS_asan    := $(call of,cpu|asan)
 TESTS_tsan    := $(call of,cpu|tsan)
 TESTS_with    := $(call of,cpu|with)
+TESTS_alone   := $(call of,alone)
 TESTS_conform := $(call of,conform)
 TESTS_gpu     := $(call of,gpu)
 TESTS_sim     := $(call of,sim)
@@ -198,7 +200,7 @@ test: build/tools
 	$(RUN) steps gcc sim examples install lint docs simulated
 
 test-all: build/all-tools
-	$(RUN) steps lint docs compile examples install gcc clang compilers musl mpi asan tsan sim hip ptx gpu conform fuzz faults members simulated aarch64
+	$(RUN) steps lint docs compile examples install gcc alone clang compilers musl mpi asan tsan sim hip ptx gpu conform fuzz faults members simulated aarch64
 
 check:
 	$(RUN) steps lint gcc examples
@@ -206,7 +208,7 @@ check:
 lint: # shows too how many private names each room uses of each other one
 	$(RUN) steps $@ && cat build/lint/rooms
 
-asan tsan sim hip mpi fuzz compile compilers musl members simulated:
+alone asan tsan sim hip mpi fuzz compile compilers musl members simulated:
 	$(RUN) steps $@
 
 compilers: export COMPILERS ?= all
@@ -278,7 +280,7 @@ format:
 clean:
 	rm -rf build
 
-.PHONY: all demo torch-backend test test-all check install uninstall install-test docs docs-test single dist abi asan tsan sim hip ptx mpi conform sim-selftest simulate simulate-plants replay simulated members explore gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
+.PHONY: all alone demo torch-backend test test-all check install uninstall install-test docs docs-test single dist abi asan tsan sim hip ptx mpi conform sim-selftest simulate simulate-plants replay simulated members explore gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------
@@ -387,6 +389,14 @@ build/with/%/tests: build/with/%/dp.o $(TESTS_with:%=build/gcc/%.o)
 	$(CC) $(filter-out tests/%,$^) -o $@ $(LIBS)
 
 .PRECIOUS: build/with/%/dp.o
+
+# The library for one process, and the tests that the usual compiler has compiled.
+build/alone/dp.o: tests/dp.c $(HEADERS) Makefile build/config.mk
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -DDP_ONE_PROCESS $(CFLAGS_checked) $(WARNINGS) $(GCC_WARNINGS) $(STB_CFLAGS) -MMD -MP -c $< -o $@
+
+build/alone/tests: build/alone/dp.o $(TESTS_alone:%=build/gcc/%.o)
+	$(CC) $^ -o $@ $(LIBS)
 
 # What clang says of the tests, which the usual compiler compiles.
 build/clang/silent: $(patsubst %,build/clang/%.silent,$(filter-out dp,$(TESTS_gcc)))
@@ -529,11 +539,11 @@ build/examples/%: examples/%.c Makefile build/config.mk
 	@echo "$(CC) $<"
 	@$(CC) -std=c11 $(CFLAGS_gcc) -I. $(STB_CFLAGS) -MMD -MP -MT $@ -MF $@.d $< $(filter %.o,$^) -o $@ $(LIBS)
 
-ALONE := build/examples/dprun build/examples/timeline
+ALONE := build/examples/dprun build/examples/status build/examples/timeline
 $(filter-out $(ALONE) $(CUDA_EXAMPLES) %_cpp,$(EXAMPLES)): build/examples/dp.o
 
 # What is installed is made as the library is, and no warning of its compiler stops that.
-build/lib/dprun: examples/dprun.c Makefile build/lib/flags
+build/lib/dprun: examples/dprun.c examples/status.c Makefile build/lib/flags
 	$(CC) -std=c11 -O2 $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $< -o $@ $(LIBS)
 
 # C++ links what is compiled once.

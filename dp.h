@@ -8,8 +8,7 @@
 
    and includes the other headers that you use. cc -std=c11 -O2 -c dp.c takes 20 seconds, once.
    Other files, C or C++, just include them. dp.h needs stb_ds.h (Debian: libstb-dev, or copy it
-   beside dp.h). Link with dp.o and -lpthread -lm. Do not compile dp.c with -ffast-math: it loses
-   NaN.
+   beside dp.h). Link with dp.o, -lpthread and -lm. Compile dp.c without -ffast-math: it loses NaN.
 
    CONTENTS (search for the tag)
      >>basics       the version, limits, and macros of declarations
@@ -42,31 +41,42 @@
      dp/os_posix.h     POSIX, Linux and macOS, which have it
      dp/team.h         the threads of a context
      dp_cpu.h          the host as devices, and its collectives inside a process
+     dp/late.h         which process comes last
      dp/core.h         private structs, scopes, the timeline, work on tensors
      dp/threads.h      how many threads OpenMP and BLAS use on each device
-     dp/job.h          the processes of a job: what each has begun, who is dead, who failed first
+     dp/processes.h    what dp.h needs of the other processes of a job
      dp/value.h        trees: collate, scatter, gather, replicate
      dp/ranks.h        collectives as a user calls them
      dp/reduce.h       the reducer: buckets that travel while backward runs
-     dp/launch.h       what a launcher says; dp_spawn
-     dp/tree.h         connections between the processes of a job
-     dp/rendezvous.h   how processes find each other
-     dp/world.h        what a context knows of the others
-     dp/members.h      which processes are the job after a failure: the algorithm
-     dp/voting.h       how they agree on it
-     dp/shm.h          collectives between processes of one machine
-     dp/mesh.h         collectives of processes that share no memory
-     dp/tcp.h          connections between all processes, and collectives over them
-     dp/messages.h     messages from one rank to another
      dp/config.h       what a config means
      dp/meet.h         where ranks come together on their threads
      dp/open.h         from a config to a context, and back
      dp/run.h          what a context is asked, and functions on its devices
-     dp/group.h        some processes of a job as a job of their own
      dp/module.h       modules: parameters, replicas, passes
      dp/spmd.h         collectives that each rank calls for itself
+     dp/checks.h       what is wrong, but legal
      dp/parallel.h     wrappers of one process, dp_train_step
      dp/distributed.h  the wrapper for all ranks of a job
+     dp/launchers.h    which launcher has started this process
+     dp/alone.h        with DP_ONE_PROCESS, in place of all that follow
+     dp/job.h          the processes of a job: what each has begun, who is dead, who failed first
+     dp/metrics.h      what a job does, as a file for monitors
+     dp/launch.h       where the processes meet; dp_spawn
+     dp/tree.h         connections between the processes of a job
+     dp/listener.h     where a process can be reached, and who has come
+     dp/rendezvous.h   how processes find each other
+     dp/world.h        what a context knows of the others
+     dp/watchdog.h     what listens while a process computes, or hangs
+     dp/members.h      which processes are the job after a failure: the algorithm
+     dp/voting.h       how they agree on it
+     dp/shm.h          collectives between processes of one machine
+     dp/carrier.h      the table that carries bytes between processes
+     dp/mesh.h         collectives of processes that share no memory
+     dp/tcp.h          connections between all processes, and collectives over them
+     dp/messages.h     messages from one rank to another
+     dp/sharing.h      parameters that the processes of a machine have once
+     dp/meeting.h      how the processes of a job open their contexts together
+     dp/group.h        some processes of a job as a job of their own
      dp/recover.h      a job goes on without those that have died
    Beside them lie, each with its own manual: dp_train.h (optimizers; their formulas are in
    the contract, and the arithmetic in a kernel of each device: dp_cpu.h, dp_cuda.h), dp_data.h,
@@ -110,8 +120,7 @@
      pass      one forward, and the backward that may follow it.
      wrapper   a module that runs another module on several devices.
      bucket    gradients that are reduced together. A gradient, or a group of them, that becomes
-               ready at once is a unit. A thread called the courier reduces buckets while you
-               compute.
+               ready at once is a unit. A thread, the courier, reduces buckets while you compute.
 
    OPTIONS (macros; where to set them)
      DP_IMPLEMENTATION                in one C file, before the first include of any header
@@ -125,17 +134,22 @@
                                       RCCL needs. A program is for one kind of GPUs
      DP_USE_MPI                       every file: includes dp_mpi.h; MPI carries data from one
                                       machine to another
+     DP_ONE_PROCESS                   with DP_IMPLEMENTATION: leaves out what lies between
+                                      processes (see >>launch), a third of the object
      DP_DYNAMIC_LOAD                  with DP_IMPLEMENTATION: CUDA and NCCL, or HIP and RCCL, are
                                       looked for at run time
-   At run time: $DP_DEBUG = error|warn|info|trace logs to stderr; $DP_DEVICES = how many devices, or
-   which: 4, or 0,1 (2,: only 2); $DP_SIMD = base limits the CPU's kernels to instructions that
-   every processor of its kind has; $DP_CACHE = off compiles the kernels for GPUs each time, else
-   they are kept in $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h; $DP_PEERS = off: GPUs of a process copy
-   through the host; $DP_TRACE = a file: see >>timeline; $DP_NCCL: see dp_nccl.h; $DP_LAUNCH,
-   $DP_ADDR, $DP_PORTS, $DP_INTERFACE, $DP_SECRET and $DP_TIMEOUT: see >>launch; $DP_REJOIN and
-   $DP_PROCESS_LIMIT: see >>recovery. For tests: $DP_MACHINE = a word; processes with different ones
-   act as if on different machines, and share no memory; $DP_TOPOLOGY = a folder in place of the
-   system's /sys/devices/system/node.
+   At run time: $DP_DEBUG = error|warn|info|trace logs to stderr, and check, alone or as in
+   info,check, looks for mistakes (dp_check.h); $DP_DEVICES = how many devices, or which: 4, or 0,1
+   (2,: only 2); $DP_SIMD = base limits the CPU's kernels to instructions that every processor of
+   its kind has; $DP_CACHE = off compiles the kernels for GPUs each time, else they are kept in
+   $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h; $DP_PEERS = off: GPUs of a process copy through the host;
+   $DP_TRACE = a file: see >>timeline; $DP_METRICS = a file, for monitors: of several processes what
+   dprun --status shows, each 5 s (OpenMetrics); $DP_STUCK = stack: a thread that is waited for too
+   long prints its stack; $DP_NCCL: see dp_nccl.h; $DP_LAUNCH, $DP_ADDR, $DP_PORTS, $DP_INTERFACE,
+   $DP_CONNECTIONS, $DP_SECRET, $DP_TIMEOUT, $DP_GRACE: see >>launch; $DP_REJOIN, $DP_PROCESS_LIMIT:
+   see >>recovery. For tests: $DP_MACHINE = a word; processes with different ones act as if on
+   different machines, and share no memory; $DP_TOPOLOGY = a folder in place of the system's
+   /sys/devices/system/node.
 
    OWNERSHIP
    What you pass in stays yours. What a function returns belongs to the scope you passed, or to the
@@ -222,14 +236,14 @@
    ERRORS
    What can fail returns a dp_status, or NULL, -1 or 0. dp_last_error() then returns a sentence with
    names and numbers, which begins with the function's name. A wrong call changes nothing. The
-   library never exits. It prints one line to stderr, once per process, if no log is installed and
-   it uses another backend because the preferred devices cannot be used; otherwise only $DP_DEBUG
-   and dp_progress_step print. A call that fails on a device waits for the work that it has
-   enqueued. Writing raises no signal: a file that may not grow (RLIMIT_FSIZE) is an error, and a
-   log that nobody reads any more is ignored. Your signal handlers and masks stay as they are. After
-   a failure of the JOB class (>>status) only dp_close works, and dp_recover where the config asks
-   for it. Until one of them has returned nothing is waited for, no memory is reused, and a device
-   may use your memory. */
+   library ends no process, but for grace_ms (>>launch). It prints one line to stderr, once per
+   process, if no log is installed and it uses another backend because the preferred devices cannot
+   be used, or processes train apart; otherwise only $DP_DEBUG and dp_progress_step print. A call
+   that fails on a device waits for the work that it has enqueued. Writing raises no signal: a file
+   that may not grow (RLIMIT_FSIZE) is an error, and a log that nobody reads any more is ignored.
+   Your signal handlers and masks stay as they are. After a failure of the JOB class (>>status) only
+   dp_close works, and dp_recover where the config asks for it. Until one of them has returned
+   nothing is waited for, no memory is reused, and a device may use your memory. */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -266,6 +280,9 @@
 #error "dp.h: compile the file that defines DP_IMPLEMENTATION with gcc or clang"
 #elif !defined(__STDC_VERSION__) || __STDC_VERSION__ < 201112L
 #error "dp.h: compile the file that defines DP_IMPLEMENTATION as C11 or newer (-std=c11)"
+#elif defined(DP_ONE_PROCESS) &&                                                                   \
+    (defined(DP_USE_MPI) || defined(DP_USE_NCCL) || defined(DP_USE_RCCL))
+#error "dp.h: DP_ONE_PROCESS leaves out what MPI, NCCL and RCCL are for: define one or the other"
 #elif __SIZEOF_SIZE_T__ != 8
 #error "dp.h: for systems of 64 bits only: sizes are counted in them"
 #elif !defined(__unix__) && !defined(__APPLE__)
@@ -357,7 +374,8 @@ extern "C" {
     X(DP_ERR_ABORTED,     -11, JOB,  "the job was aborted")                \
     X(DP_ERR_INTERNAL,    -12, JOB,  "a bug in dp.h, or in a backend")     \
     X(DP_ERR_FILE,        -13, PASS, "a file is damaged, or the system refuses it") \
-    X(DP_ERR_NO_FILE,     -14, PASS, "no such file")
+    X(DP_ERR_NO_FILE,     -14, PASS, "no such file")                       \
+    X(DP_ERR_CHECK,       -15, PASS, "a check of $DP_DEBUG=check has found a mistake")
 #define DP__STATUS_ENUM(name, value, class_, text) name = value,
 typedef enum dp_status { DP_STATUS_LIST(DP__STATUS_ENUM) } dp_status;
 #undef DP__STATUS_ENUM
@@ -420,6 +438,32 @@ DP_API void dp_tag(dp_ctx *ctx, const char *text);
    devices that work on their own. Returns the length of the whole, as snprintf does. When a job
    fails, these lines are logged at error level. "" with one process. [any] */
 DP_API size_t dp_recent_collectives(const dp_ctx *ctx, char *text, size_t bytes);
+
+/* Tells who comes last. All enter a collective, so all wait for the last one, which by its own
+   times is the only one that looks well. dp.h knows how long each process has waited for others to
+   begin each collective. When all have had to wait for one of them 64 to 1024 times, it looks
+   whether that was the same one in four of five long waits, and for a twentieth of the time. If so
+   process 0 logs it at warn level, once, and again when it is another one; and in what that one
+   spends the time: in forward or backward of a wrapper by dp_distributed, or outside of both (code
+   between steps, a loader). Where it is each time another one, none is named.
+
+   It costs no message, and some nanoseconds a collective. It is known where dp.h compares what the
+   processes begin: in shared memory, over TCP and MPI, not with NCCL. Between machines whose links
+   differ by more than what is looked for, the nearest one may be named. The devices of a process
+   are told apart, too, in passes that give each the same rows and in collectives under dp_run:
+   that process logs it, and where it is the only one, dp_late tells it. [any]                  */
+typedef struct dp_late_info {
+    int rank;            /* when this was judged last, the process that comes last was that of this
+                            first rank; -1: none was */
+    int waits, last;     /* so often all have waited long for one; and for this one */
+    double late_s;       /* each time for so long, in the mean */
+    const char *where;   /* "in forward", "in backward", "outside of forward and backward" */
+    double longest_s;    /* the longest that all others have waited for one process, */
+    int longest_rank;    /* and for which; -1: for none */
+    double for_others_s; /* in all, this process has waited so long for others, */
+    double by_others_s;  /* and all others for this one */
+} dp_late_info;
+DP_MUST_USE DP_API dp_status dp_late(const dp_ctx *ctx, dp_late_info *out);
 
 /* ==== >>types ==================================================================================
    Small things that travel by value. None of them owns memory.                                 */
@@ -524,8 +568,10 @@ typedef struct
      bootstrap      the processes that a launcher has started (>>launch), else this one alone
      job            "": contexts of several processes meet under one name
      timeout_ms     $DP_TIMEOUT, which is in seconds, else 60,000
+     grace_ms       $DP_GRACE, which is in seconds, else no process is ended
      unbound        threads keep to nodes of the machine, if it has several: see NODES
      allocator      the C library's
+     check          what $DP_DEBUG = check or check=N says, else none
      log            silent, or what $DP_DEBUG = error|warn|info|trace says, to stderr           */
 
 typedef enum dp_level {
@@ -576,13 +622,15 @@ typedef struct dp_config {
        alone. */
     int threads_per_device;
     dp_bootstrap bootstrap;
-    bool local_only; /* this process alone, whatever started it */
-    bool unbound;    /* threads run where the system likes: see NODES */
-    const char *job; /* tells this context's job from others: the same in all its processes */
-    bool recovers;   /* dp_recover may follow a failure: see >>recovery */
-    int timeout_ms;  /* of everything that waits for another process */
-    bool poison;     /* to find invalid uses of memory: each piece of a scope has a block of its
-                        own, which is filled with 0xDD when the scope gives it back */
+    bool local_only;  /* this process alone, whatever started it */
+    bool unbound;     /* threads run where the system likes: see NODES */
+    const char *job;  /* tells this context's job from others: the same in all its processes */
+    bool recovers;    /* dp_recover may follow a failure: see >>recovery */
+    int timeout_ms;   /* of everything that waits for another process */
+    int grace_ms;     /* of a process that hangs while the job has failed: see >>launch */
+    bool poison;      /* to find invalid uses of memory: see dp_check.h */
+    int check;        /* n: the first step and each n-th are checked: see dp_check.h; -1: none is */
+    bool check_warns; /* what checks find is logged, and no error */
     dp_allocator allocator;
     dp_log log;
 } dp_config;
@@ -685,19 +733,17 @@ DP_MUST_USE DP_API dp_status dp_wait(dp_ctx *ctx);
    several, OpenMP, OpenBLAS, BLIS and MKL use threads_per_device threads on each, or as many as the
    caller has set, if that is less. They are looked for when the context is opened, or when a job
    grows that had one device on the machine. When the call returns, the caller has its settings
-   again. Methods of a plain module keep the caller's settings, and so does one part alone where a
-   process has several devices: see dp_threads_limit. OpenBLAS built with threads of its own has one
-   setting, for all threads of the process, and lets one call at a time use several. What cannot be
-   set so is logged, with its variable; what is linked statically, or loaded later or privately, is
-   not found. */
+   again. Methods of a plain module keep the caller's, and so does one part alone where a process
+   has several devices: see dp_threads_limit. OpenBLAS built with threads of its own has one setting
+   for all threads of the process, and lets one call at a time use several. What cannot be set so is
+   logged, with its variable; what is linked statically, loaded later or privately is not found. */
 typedef dp_status (*dp_run_fn)(int local_rank, dp_scope *scope, void *user);
 DP_MUST_USE DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user);
 
 /* From now on these libraries use at most threads_per_device threads on the calling thread: for a
    process that shares its machine with others of the job, and computes outside of dp_run and of
    wrappers' methods, where each would use all cores. No number is raised or put back; one that you
-   set later counts. Libraries are looked for when this is called. If threads_per_device is -1,
-   nothing happens. */
+   set later counts. Libraries are looked for now. If threads_per_device is -1, nothing happens. */
 DP_MUST_USE DP_API dp_status dp_threads_limit(dp_ctx *ctx);
 
 /* The rows (or elements of a block) of a local device if `count` are shared equally: the first
@@ -737,6 +783,11 @@ DP_MUST_USE DP_API dp_status dp_my_rows(const dp_ctx *ctx, int64_t total, int64_
    name of the first column selects its set. Slurm's variables count only inside a step made by
    srun: under salloc or sbatch alone a program is one process.
 
+   With DP_ONE_PROCESS the object of dp.h and the time to compile it are two thirds, and dp_open,
+   where this table, DP_REJOIN or a bootstrap says that there are others, is UNSUPPORTED. So are
+   dp_spawn, messages, also to oneself, and MPI, NCCL and RCCL. All that serves the devices of one
+   process is as before, dp_distributed too.
+
    $DP_ADDR = host:port is the address of process 0, for any launcher. If another program has that
    port, the next seven are tried; one that takes connections there and never answers has its share
    of timeout_ms, and then the next port is tried. Looking up a host name takes timeout_ms at most.
@@ -744,15 +795,14 @@ DP_MUST_USE DP_API dp_status dp_my_rows(const dp_ctx *ctx, int64_t total, int64_
    MASTER_PORT. With slurm it is made from the numbers of job and step, between 20000 and 29999.
    mpirun gives no address: its processes meet inside their machine, under a name made from the
    job's, or from the number of the process that has started them (mpich: the one behind PMI_FD); so
-   do processes with $DP_ADDR = @name. On systems other than Linux the name is that of a file in
-   $TMPDIR.
+   do processes with $DP_ADDR = @name. Other systems have a file of that name in $TMPDIR.
 
    For a firewall, $DP_PORTS = 20000-20031 (or one port) is the range in which processes listen if
    nothing else gives them a port: process 0 under slurm, and all processes that others connect to.
-   Without it, those take any free port. A process needs one while a context opens. For as long as
-   the context is open it needs one for collectives over TCP and messages (dp_send), together, if
-   there are several machines, and one if the job can recover (see >>recovery); so does each group.
-   Where others may come later, each machine needs one more, or nobody finds them.
+   Without it, those take any free port. A process needs one while a context opens, and one for as
+   long as the context is open if there are several machines or the job can recover: all that others
+   have to say to it comes there. So does each group. Where others may come later, each machine
+   needs one more, or nobody finds them.
 
    $DP_INTERFACE chooses among the networks of a machine. It is the name of an interface, or the
    beginning of a name (ib) or of an address (10.1.). Processes listen there, and the others connect
@@ -761,11 +811,20 @@ DP_MUST_USE DP_API dp_status dp_my_rows(const dp_ctx *ctx, int64_t total, int64_
    the address above; if that is the interface's, it listens nowhere else. NCCL gets the same
    interface (dp_nccl.h), MPI has settings of its own.
 
+   $DP_CONNECTIONS = 1 to 64 is how many connections two processes have for collectives over TCP;
+   without it, one. More are for links that one does not fill, as they are long, or as the network
+   slows each connection down. A connection gets one window across in each round trip: so take the
+   bytes that the link carries in a second, times its round trip, divided by what a window may have
+   (Linux: net.ipv4.tcp_wmem and tcp_rmem). Where one fills the link, more of them cost files, and
+   time to open. The number of process 0 is that of the job, also for processes that come later; who
+   has another one logs a warning. If a process has more than 16 KiB for another one, connections
+   carry parts of it side by side. Who loses one of them has lost the process. Messages keep to a
+   connection of their own.
+
    Two jobs at one address are told apart by the number that their launcher has given them
    (TORCHELASTIC_RUN_ID, PMIX_NAMESPACE or OMPI_MCA_ess_base_jobid, PMI_JOBID, SLURM_JOB_ID and
    SLURM_STEP_ID; TORCHELASTIC_RESTART_COUNT, SLURM_RESTART_COUNT), or by $DP_SECRET: the same in
-   all processes of a job, and different in every job. A secret also keeps out processes that know
-   the launcher's number.
+   all processes of a job, different in every job. It also keeps out processes that know the number.
 
    Without either, processes of two jobs at one address cannot be told apart. But only one process 0
    can have the address until its dp_close; the error of a second one names it. If the first job is
@@ -773,8 +832,7 @@ DP_MUST_USE DP_API dp_status dp_my_rows(const dp_ctx *ctx, int64_t total, int64_
    process number comes twice; process 0 waits half a second for that when all have come. If the
    first job has formed, processes of the second one find nobody, and their error says who has the
    address. One case remains: a process of the second job takes a place in the first, and the
-   rightful one comes more than half a second after the job has formed. Then only the rightful one
-   gets an error.
+   rightful one comes more than half a second after the job has formed: only that one gets an error.
 
    Where there is no launcher, examples/dprun.c is one. By hand, in two terminals:
 
@@ -797,8 +855,18 @@ DP_MUST_USE DP_API dp_status dp_my_rows(const dp_ctx *ctx, int64_t total, int64_
 
    Later, too, the error of all others names a process that is killed, stops, leaves out a
    collective or issues a different one. Every process returns within the time-out plus a few
-   seconds, in which it asks which one is missing. The others can go on without it: see
-   >>recovery.                                                                                  */
+   seconds, in which it asks which one is missing. The others can go on without it: see >>recovery.
+   The error, and a warning at a quarter of the time-out, also say which of your functions that one
+   is in, and since when.
+
+   A process that hangs in a function of yours does not learn that the job has failed. With grace_ms
+   it ends: if the job has failed for so long, and no call has returned that to the program (to a
+   function that the context has called does not count), a thread beside it logs what it is in (to
+   stderr, if there is no log) and ends the process, with status 124 and without exit handlers; what
+   stdio has not written is lost. So does one that dp_recover has left behind. What the program does
+   after it has the error takes as long as it likes. A process that is stopped (SIGSTOP) cannot end
+   itself: that is for its launcher (dprun --grace). Groups have a grace only if their config says
+   so. MPI has to serve several threads.                                                        */
 
 /* Run fn(user) in `count` new processes (1 to 4096), as a job on this machine, and wait for all.
    The environment tells each process its number, so its dp_open needs no config. A process begins
@@ -933,8 +1001,7 @@ DP_API dp_scope *dp_scope_child(dp_scope *parent); /* ends with its parent, or e
 DP_MUST_USE DP_API dp_status dp_scope_check(const dp_scope *scope);
 
 /* End it and its children, the newest or last attached first. Waits only for copies that still read
-   host memory. NULL is fine. Refused (see dp_last_error) in a function called for this scope or one
-   inside it. */
+   host memory. NULL is fine. Refused (dp_last_error) in a function called for it, or one inside. */
 DP_API void dp_scope_end(dp_scope *scope);
 
 /* Host bytes, 64-byte aligned, not cleared; NULL when out of memory. 0 bytes give a pointer too. */
@@ -1004,9 +1071,8 @@ DP_MUST_USE DP_API dp_status dp_fill(dp_ctx *ctx, const dp_tensor *dst, dp_value
 DP_MUST_USE DP_API dp_status dp_copy(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src,
                                      dp_stream *stream);
 
-/* Same shape, any two dtypes, any two devices. In a cast to integers, what is out of range
-   saturates and NaN becomes 0; f64 becomes f16 or bf16 through f32. Between equal dtypes it is
-   dp_copy. */
+/* Same shape, any two dtypes and devices. To integers, what is out of range saturates and NaN
+   becomes 0; f64 becomes f16 or bf16 through f32. Between equal dtypes it is dp_copy. */
 DP_MUST_USE DP_API dp_status dp_cast(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src);
 
 /* The elements of a tensor in new memory, row-major, on this device and in this dtype, as by
@@ -1106,8 +1172,7 @@ static inline dp_value dp_cpu_only(dp_scope *scope, dp_value data)
     return dp_contain(scope, &container);
 }
 
-/* None if absent; an error value stays an error. dp_get compares one key after another: use indices
-   for a large dict. */
+/* None if absent; an error value stays one. Keys are compared in turn: use indices for many. */
 DP_API dp_value dp_get(dp_value dict, const char *key);
 DP_API dp_value dp_at(dp_value value, size_t index); /* of a list, tuple or dict */
 DP_API size_t dp_count(dp_value value);              /* entries of a list, tuple or dict, else 0 */
@@ -1267,8 +1332,7 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    Same call, same bits: ranks are added in a binary tree, ((0 + 1) + (2 + 3)) + (4 + 5) and so on.
    The left half of each sum has the largest power of two. So neighbours can be added first, and the
    sum over the same ranks does not depend on how they are spread over devices and processes.
-   Between machines this holds if all processes have the same number of ranks, a power of two. See
-   THE SAME BITS.
+   Between machines each process needs as many ranks, a power of two: see THE SAME BITS.
 
    A call that is refused (>>status: CALL) changes nothing, here or elsewhere. You can correct and
    repeat it: the others wait for it. If you will not, call dp_abort or dp_close.
@@ -1877,9 +1941,8 @@ struct dp_call {
     struct dp__record *record;
 };
 
-/* The replica's parameter, by its index in dp_module_config.params. NULL (see dp_last_error) if
-   there is none. Gradients exist only in backward, which adds to them; frozen parameters have
-   none. */
+/* The replica's parameter, by its index in dp_module_config.params; NULL: see dp_last_error.
+   Gradients exist only in backward, which adds to them; frozen parameters have none. */
 DP_API const void *dp_param(const dp_call *call, size_t param);
 DP_API void *dp_buffer(const dp_call *call, size_t param);
 DP_API void *dp_grad(const dp_call *call, size_t param);
@@ -1901,8 +1964,7 @@ DP_API void *dp_grad_block(const dp_call *call);
 DP_MUST_USE DP_API dp_status dp_grad_ready(const dp_call *call, size_t param);
 
 /* In backward: the gradient of the output called `name` (NULL: of an output that is one tensor), as
-   a dense tensor like that output, whatever dp_backward was given: a number fills it, none zeroes
-   it. */
+   a dense tensor like that output, whatever dp_backward got: a number fills it, none zeroes it. */
 DP_MUST_USE DP_API dp_status dp_call_out_grad(const dp_call *call, const char *name,
                                               dp_tensor *out);
 
@@ -1912,6 +1974,9 @@ DP_MUST_USE DP_API dp_status dp_call_tensor(const dp_call *call, const char *nam
                                             int ndim, const dp_tensor **out);
 DP_MUST_USE DP_API dp_status dp_call_arg(const dp_call *call, size_t index, dp_dtype dtype,
                                          int ndim, const dp_tensor **out);
+/* The same with the sizes that it must have; -1 is any: DP_SHAPE(-1, 16) takes rows of 16. */
+DP_MUST_USE DP_API dp_status dp_call_shaped(const dp_call *call, const char *name, dp_dtype dtype,
+                                            int ndim, const int64_t *shape, const dp_tensor **out);
 /* The same as it came, never copied: channels-last, transposed, or a part cut along dim 1, say. */
 DP_MUST_USE DP_API dp_status dp_call_tensor_view(const dp_call *call, const char *name,
                                                  dp_dtype dtype, int ndim, const dp_tensor **out);
@@ -1990,8 +2055,7 @@ DP_MUST_USE DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_
 /* ==== >>wrappers ===============================================================================
    A wrapper is a module that runs another one on several devices. It has the methods of the wrapped
    module, and adds nothing to the names of parameters. Wrappers nest. The batch is cut as by
-   dp_scatter, every part goes through a replica, and the gradients of all replicas are summed into
-   the original.
+   dp_scatter, every part goes through a replica, and all gradients are summed into the original.
 
      dp_data_parallel       outputs are gathered on one device (torch's DataParallel)
      dp_container_parallel  the same; the module's own train_step and val_step need a single device
@@ -2314,18 +2378,18 @@ DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, d
                                            dp_optim *optim, dp_value *out_log);
 
 /* An evaluation with the same data: "preprocess", with dp_call.training false, and "forward" with
-   mode "predict". The result is returned as by dp_invoke. No backward follows, and no other process
-   takes part. */
+   mode "predict"; the result is as by dp_invoke. No backward follows, and others take no part. */
 DP_MUST_USE DP_API dp_status dp_predict_step(dp_module *module, dp_scope *scope, dp_value data,
                                              dp_value *out);
 
 /* ==== >>timeline ===============================================================================
    With $DP_TRACE=run.json in the environment, dp_open starts to record in that file what the
    process does, for ui.perfetto.dev and chrome://tracing: steps and their parts, methods and other
-   functions of yours, collectives, waits for messages, loaders and checkpoints, each in the row of
-   the thread that ran it. The caller's row is also that of device 0. Devices with memory of their
-   own, such as GPUs, have a row for their stream: when it began a method or a collective, and when
-   that was done. To find out, the stream waits for the host for some microseconds.
+   functions of yours, collectives, in them waits for processes that begin them later, waits for
+   messages, loaders and checkpoints, each in the row of the thread that ran it. The caller's row is
+   also that of device 0. Devices with memory of their own, such as GPUs, have a row for their
+   stream: when it began a method or a collective, and when that was done. To find out, the stream
+   waits for the host for some microseconds.
 
    The processes of a machine share the file, each as a process in it. Several machines need one
    file each. All lines but the first can be appended to another machine's file: time is that of
@@ -2388,8 +2452,7 @@ DP_MUST_USE DP_API dp_status dp_made(dp_value made, dp_value *out);
 DP_MUST_USE DP_API dp_status dp_scope_guard(dp_scope *scope, const char *what,
                                             dp_status (*fn)(void *user), void *user);
 
-/* Returns "outer.inner" in memory of the scope, or a copy of `inner` if `outer` is NULL; NULL: see
-   dp_last_error. */
+/* Returns "outer.inner", or "inner" if outer is NULL, of the scope; NULL: no memory. */
 DP_API char *dp_join_names(dp_scope *scope, const char *outer, const char *inner);
 
 /* ==== >>contract ===============================================================================
@@ -2796,7 +2859,11 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #if defined(DP_IMPLEMENTATION) && !defined(DP_IMPLEMENTED)
 #define DP_IMPLEMENTED
 
-#define DP__ROOMS /* none of them can be included by itself */
+#define DP__ROOMS           /* none of them can be included by itself */
+#if defined(DP_ONE_PROCESS) /* functions that only the rooms between processes call stay unused */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-function"
+#endif
 #include "dp/basics.h"
 #include "dp/os.h"
 #if defined(DP__SYSTEM)
@@ -2806,32 +2873,47 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #endif
 #include "dp/team.h"
 #include "dp_cpu.h"
+#include "dp/late.h"
 #include "dp/core.h"
 #include "dp/threads.h"
-#include "dp/job.h"
+#include "dp/processes.h"
 #include "dp/value.h"
 #include "dp/ranks.h"
 #include "dp/reduce.h"
-#include "dp/launch.h"
-#include "dp/tree.h"
-#include "dp/rendezvous.h"
-#include "dp/world.h"
-#include "dp/members.h"
-#include "dp/voting.h"
-#include "dp/shm.h"
-#include "dp/mesh.h"
-#include "dp/tcp.h"
-#include "dp/messages.h"
 #include "dp/config.h"
 #include "dp/meet.h"
 #include "dp/open.h"
 #include "dp/run.h"
-#include "dp/group.h"
 #include "dp/module.h"
 #include "dp/spmd.h"
+#include "dp/checks.h"
 #include "dp/parallel.h"
 #include "dp/distributed.h"
+#include "dp/launchers.h"
+#if defined(DP_ONE_PROCESS)
+#include "dp/alone.h"
+#pragma GCC diagnostic pop
+#else
+#include "dp/job.h"
+#include "dp/metrics.h"
+#include "dp/launch.h"
+#include "dp/tree.h"
+#include "dp/listener.h"
+#include "dp/rendezvous.h"
+#include "dp/world.h"
+#include "dp/watchdog.h"
+#include "dp/members.h"
+#include "dp/voting.h"
+#include "dp/shm.h"
+#include "dp/carrier.h"
+#include "dp/mesh.h"
+#include "dp/tcp.h"
+#include "dp/messages.h"
+#include "dp/sharing.h"
+#include "dp/meeting.h"
+#include "dp/group.h"
 #include "dp/recover.h"
+#endif
 #undef DP__ROOMS
 
 #if defined(DP_USE_HIP) && !defined(DP__HIP_FIRST_DP)

@@ -11,6 +11,7 @@
 
    CONTENTS (search for the tag)
      >>check        one device against several, backward against differences
+     >>watching     what $DP_DEBUG=check finds while a program trains
    and of the implementation
      >>numbers      tensors as doubles, and where two of them differ
      >>outputs      of one device and of all replicas, side by side
@@ -38,6 +39,9 @@ extern "C" {
      twice       The same again on one device. If it differs, the model is random or reads memory
                  that nobody wrote, and nothing else can be checked. Dropout needs a seed from the
                  sample, or from dp_call.row_first.
+     adding      With gradients that begin as NaN: where they are numbers after the backward, it has
+                 set them (=) in place of adding to them (+=). Not if the output is one number, and
+                 not with dp_module_config.mean_grads.
      replicas    Cut over several devices, as by dp_data_parallel. Tensors are joined along dim 0,
                  and lists appended, if that gives as many as on one device. Anything else, such as
                  a loss without dims, must be the mean over the replicas, weighted by their rows, or
@@ -79,6 +83,69 @@ typedef struct dp_check_report {
 DP_MUST_USE DP_API dp_status dp_self_check(dp_module *module, dp_value batch,
                                            const dp_check_config *config,
                                            dp_check_report *out_report);
+
+/* ==== >>watching ===============================================================================
+   Some mistakes are legal: each call is fine, and the model learns nothing. With $DP_DEBUG=check in
+   the environment, dp.h looks for them in the first step and in each 100th of any program, also of
+   one that does not include this header. check=20 is each 20th. Words of a level may stand beside
+   it: info,check=20. In a program dp_config.check is the same, and counts before the environment.
+   What is found makes the call fail with DP_ERR_CHECK, a failure of this pass alone. With
+   check=warn (dp_config.check_warns) it is one line of the log, at warn level, and nothing fails. A
+   step is a pass with gradients that you ask for; under dp_distributed, what ends with a reduction.
+
+   LEARNING
+     loss           It is not finite: which rank and step, and whether the batch or a parameter was
+                    so before. Looked at are entries that hold "loss" in their name, and a loss
+                    alone; not those of a replica without rows.
+     gradients      One is not finite: parameter, place, rank and step, before gradients are added
+                    up, and once they are. Not with a loss that is scaled, where this may happen.
+     cleared        Parameters were updated since the last backward, and their gradients are what
+                    they were: each step would count again in the next. (Found in the step after one
+                    that is checked.) Backwards that are added up before one update are fine; so is
+                    who zeroes or scales gradients by hand.
+     apart          No gradients travel between the processes of a job: after 32 updates. That is
+                    also a warning without `check`.
+   and, by running methods of some replicas again, one at a time:
+     set            A backward sets a gradient (=) where it has to add to it (+=).
+     kept           The backward of one replica gives other gradients if the forward of another one
+                    has run before it: both keep something in one place, a static variable, say.
+     beside         A forward has returned something else beside the others than it returns alone.
+                    (Where there are no buffers.)
+     batch          A method writes to the batch.
+   and under dp_distributed, of all processes, which have to check the same steps (else creating a
+   wrapper is a MISMATCH):
+     rows           Two processes give the same rows.
+     parameters     They are not the same on all ranks. (Buffers are made the same before each
+                    forward.)
+   What is found before gradients are reduced all ranks learn, as of any failure of a backward.
+
+   Methods that run again leave nothing in gradients and buffers, but they do again what they do
+   elsewhere: draw random numbers, count, add to memory of yours. They are not run again if the
+   module has mean_grads or no gradients, if messages were sent, if the first replica has no rows,
+   and in passes inside a method of yours. One that fails, as it calls a collective, has no partners
+   and is given up (a line at info level). Of a model that is random only `set` and `batch` can be
+   found. dp_self_check finds more, with data that you choose.
+
+   MEMORY
+   dp_config.poison, which `check` sets, fills host memory that nobody may use with bytes that are
+   NaN as a float of any size (and -1 as an integer): what a scope has given back, what nobody has
+   written yet, and 64 bytes behind each piece of a scope. Each piece has a block of its own, and
+   with `check` it is not used again soon. A read there becomes NaN in what is computed from it. A
+   write there is logged at error level when the scope ends, or when the memory is used again.
+   Whenever the program is compiled with -fsanitize=address, with `check` or without it,
+   AddressSanitizer knows what may be used, and reports the line that reads or writes. Memory of
+   devices that the host does not reach is left alone, and so is what processes share.
+
+   WHAT IT COSTS
+   A step that is checked copies gradients and parameters to the host and reads them, and hashes the
+   batch: about two passes over each, and three small collectives; and it runs four forwards and
+   three backwards of one replica, and a forward of each. All other steps pay for poison: each piece
+   of memory is filled twice. Without `check` it is a few branches a pass.
+
+   WHAT NOTHING FINDS
+   Labels that belong to other rows, and an evaluation with dp_module_train(net, true): numbers are
+   fine, and only you know what they should be. tests/models/test_mistakes.c has fifty mistakes, and
+   what is said of each.                                                                         */
 
 #ifdef __cplusplus
 }
@@ -765,6 +832,69 @@ static dp_status dp__self_twice(const dp__self *check, dp__self_run *one, dp_val
     return dp__self_run_end(&again, status);
 }
 
+static dp_status dp__self_fill_grads(const dp__self *check, dp_module *copy, double number)
+{
+    for (size_t i = 0; i < dp_module_param_count(copy); i++) {
+        dp_param_info info;
+        dp_tensor data, grad;
+        DP_TRY(dp_module_param(copy, i, &info));
+        if (info.frozen || info.buffer)
+            continue;
+        DP_TRY(dp_params_edit(copy, i, &data, &grad));
+        DP_TRY(dp_fill(check->ctx, &grad, dp_float(number)));
+    }
+    return DP_OK;
+}
+
+/* Looks for an element that was NaN before the backward, and is not. */
+static dp_status dp__self_set_grads(const dp__self *check, dp_module *copy)
+{
+    for (size_t i = 0; i < dp_module_param_count(copy); i++) {
+        char name[160], place[160];
+        int64_t at = 0;
+        dp_param_info info;
+        dp_tensor data, grad;
+        dp__self_numbers numbers;
+        DP_TRY(dp_module_param(copy, i, &info));
+        if (info.frozen || info.buffer)
+            continue;
+        DP_TRY(dp_params_edit(copy, i, &data, &grad));
+        DP_TRY(dp__self_read(check, check->scope, &grad, &numbers));
+        while (at < numbers.count && isnan(numbers.data[at]))
+            at++;
+        if (at == numbers.count)
+            continue;
+        double found = numbers.data[at];
+        numbers.data[at] = (double)NAN;
+        snprintf(name, sizeof name, "gradient of '%s'", info.name);
+        dp__self_note(check, name, &numbers, at, found);
+        return dp_error(DP_ERR_MISMATCH,
+                        "%s%s is set, to %.9g, and has to be added to (+=): other passes and other "
+                        "uses of the parameter add to the same gradient",
+                        name, dp__self_place(check->report, place, sizeof place), found);
+    }
+    return DP_OK;
+}
+
+/* A number as the gradient may be for mean_grads, where the library clears gradients itself. */
+static dp_status dp__self_adds(const dp__self *check, dp_value grad)
+{
+    dp__self_run run;
+    if (grad.kind == DP_FLOAT || check->config.only_outputs)
+        return DP_OK;
+    dp_status status = dp__self_run_make(check, false, &run);
+    if (status == DP_OK)
+        status = dp__self_fill_grads(check, run.copy, (double)NAN);
+    if (status == DP_OK)
+        status = dp_invoke(run.wrapper, run.scope, check->config.method, check->args, check->kwargs,
+                           NULL, &run.out, &run.pass);
+    if (status == DP_OK)
+        status = dp_backward(run.pass, grad, NULL);
+    if (status == DP_OK)
+        status = dp__self_set_grads(check, run.copy);
+    return dp__self_run_end(&run, status);
+}
+
 static dp_status dp__self_replicas(const dp__self *check, dp__self_run *one, dp_value *grad)
 {
     char other[64];
@@ -1098,6 +1228,8 @@ static dp_status dp__self_all(dp__self *check)
     dp_status status = dp__self_run_begin(check, false, &one);
     if (status == DP_OK)
         status = dp__self_twice(check, &one, &grad);
+    if (status == DP_OK)
+        status = dp__self_adds(check, grad);
     if (status == DP_OK && !config->no_replicas)
         status = dp__self_replicas(check, &one, &grad);
     if (status == DP_OK && !config->no_differences && !config->only_outputs)

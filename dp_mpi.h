@@ -54,8 +54,9 @@
      >>links        to the other processes: what they tell each other when something fails
      >>patience     waits that end
      >>joining      whether MPI brings the processes together
-     >>headers      messages from one rank to another
-     >>table        what MPI carries of collectives, and the table
+     >>loads        what MPI carries of collectives
+     >>packets      messages from one rank to another
+     >>table        the tables
 */
 
 #define DP__MPI_FIRST_DP /* dp.h must not include this file again */
@@ -431,7 +432,7 @@ static dp_status dp__mpi_ask(dp__mpi_links *links)
     uint64_t until = dp__os_after_ms(DP__MPI_GRACE_MS);
     dp__mpi_tell(links, DP__MPI_ASKS, -1, NULL);
     do {
-        dp__os_sleep_ns(DP__MESH_NAP_NS);
+        dp__os_sleep_ns(DP__IDLE_NAP_NS);
         DP_TRY(dp__mpi_hear(links, NULL));
     } while (dp__mpi_missing(links, -1, &first) > 0 && dp__os_ms_until(until) > 0);
     return DP_OK;
@@ -456,12 +457,12 @@ static dp_status dp__mpi_accuse(dp__mpi_links *links, dp_status status, const ch
 }
 
 /* MPI says that a collective has failed: often because others are gone. */
-static dp_status dp__mpi_suspect(dp__mpi_links *links, dp__journal *journal, int code)
+static dp_status dp__mpi_suspect(dp__mpi_links *links, int code)
 {
     char text[200];
     (void)dp__mpi_error(links->comm == MPI_COMM_NULL ? "MPI_Comm_idup" : "MPI_Test", code);
     snprintf(text, sizeof text, "does not answer (%.140s)", dp_last_error());
-    return journal != NULL ? DP_ERR_REMOTE : dp__mpi_accuse(links, DP_ERR_REMOTE, text);
+    return dp__mpi_accuse(links, DP_ERR_REMOTE, text);
 }
 
 /* While a context opens there is no job yet to look at. */
@@ -478,28 +479,32 @@ static dp_status dp__mpi_look(dp__mpi_links *links, dp__wait *wait)
     return dp__mpi_accuse(links, DP_ERR_TIMEOUT, text);
 }
 
-static dp_status dp__mpi_rest(dp__mpi_links *links, dp__journal *journal, dp__mesh_wait *wait)
+/* Asks whether MPI is done with it. */
+static dp_status dp__mpi_test(MPI_Request *request, bool *out)
 {
-    if (!dp__mesh_idle(wait))
-        return DP_OK;
-    return journal != NULL ? dp__journal_rest(journal, &wait->look)
-                           : dp__mpi_look(links, &wait->look);
+    int done = 0;
+    dp__mpi_enter();
+    int code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
+    dp__mpi_leave();
+    *out = done;
+    return code == MPI_SUCCESS ? DP_OK : dp__mpi_error("MPI_Test", code);
 }
 
-/* `ring`: of the collective that waits; NULL: a context opens. */
-static dp_status dp__mpi_await(dp__mpi_links *links, dp__journal *journal, MPI_Request *request)
+/* While a context opens. */
+static dp_status dp__mpi_await(dp__mpi_links *links, MPI_Request *request)
 {
-    dp__mesh_wait wait = {0};
+    dp__idle_wait wait = {0};
     for (;;) {
         int done = 0;
         dp__mpi_enter();
         int code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         dp__mpi_leave();
         if (code != MPI_SUCCESS)
-            return dp__mpi_suspect(links, journal, code);
+            return dp__mpi_suspect(links, code);
         if (done)
             return DP_OK;
-        DP_TRY(dp__mpi_rest(links, journal, &wait));
+        if (dp__idle(&wait))
+            DP_TRY(dp__mpi_look(links, &wait.look));
     }
 }
 
@@ -557,7 +562,7 @@ static dp_status dp__mpi_copy(dp__mpi_links *links, MPI_Comm of, MPI_Comm *comin
     dp__mpi_leave();
     if (code != MPI_SUCCESS)
         return dp__mpi_error("MPI_Comm_idup", code);
-    DP_TRY(dp__mpi_await(links, NULL, &request));
+    DP_TRY(dp__mpi_await(links, &request));
     dp__mpi_enter();
     MPI_Comm_set_errhandler(*coming, MPI_ERRORS_RETURN);
     dp__mpi_leave();
@@ -610,7 +615,7 @@ static dp_status dp__mpi_links_gather(const void *in, void *out, size_t bytes_ea
     dp__mpi_leave();
     if (code != MPI_SUCCESS)
         return dp__mpi_broken(links, "MPI_Iallgather", code);
-    DP_TRY(dp__mpi_await(links, NULL, &request));
+    DP_TRY(dp__mpi_await(links, &request));
     memcpy(out, room, all);
     dp__os_free(room, 0, NULL);
     return DP_OK;
@@ -812,168 +817,167 @@ static dp_status dp__mpi_join(dp_config *config, int timeout_ms, dp__launch *lau
     return DP_OK;
 }
 
-/* ==== >>headers ==================================================================================
-   Messages from one rank to another (see dp/messages.h) on the links: its headers are offers and
-   answers, small, and in order. The data of what is wanted follows with a tag of its own, so that
-   two that are under way are not taken for each other. MPI writes and reads headers after a
-   failure, too: they are not the context's memory.                                               */
+/* ==== >>loads ==================================================================================
+   The mesh (dp/mesh.h) cuts collectives into pieces, which MPI's own carry. Each lane has a
+   communicator for them.                                                                        */
 
-enum {
-    DP__MPI_SLIPS = DP__MPI_NOTES + 1, /* the tag */
-    DP__MPI_DATA = DP__MPI_NOTES + 16, /* the first of those for data: MPI has 32,767 at least */
-    DP__MPI_DATA_TAGS = 4096,
-    DP__MPI_DATA_BYTES = 1 << 30 /* at once: MPI counts in int */
-};
-
-typedef struct dp__mpi_packet { /* what MPI has in its hands: a header, or data */
-    struct dp__mpi_packet *next;
+typedef struct
+    dp__mpi_packet { /* MPI may still have it after a failure: it is no context's memory */
+    dp__packet is;
+    int process;
     MPI_Request request; /* MPI_REQUEST_NULL: nothing */
-    dp__header header;
 } dp__mpi_packet;
+_Static_assert(offsetof(dp__mpi_packet, is) == 0, "a packet is the head of what MPI has of it");
 
-typedef struct dp__mpi_mailbox {
-    dp__mpi_links *links;
-    dp__mpi_packet *free, *out; /* out: headers on their way */
-} dp__mpi_mailbox;
+typedef struct dp__mpi_endpoint {
+    dp__mpi_links *links; /* over which its context has opened */
+    MPI_Comm native;      /* for loads */
+    MPI_Request requests[DP__LOADS];
+    dp__load *begun[DP__LOADS]; /* NULL: that has ended */
+    dp__packet *in;             /* the next one that comes; or NULL */
+    dp__packet *out, *coming;   /* sent, and with data on its way to here */
+} dp__mpi_endpoint;
 
-static dp__mpi_mailbox *dp__mpi_mailbox_of(const dp__mailbox *mailbox)
+static int dp__mpi_gather(const dp__endpoint *endpoint, const dp__load *load, MPI_Request *request)
 {
-    return mailbox->carried;
+    const dp__mpi_endpoint *own = endpoint->own;
+    int bytes = load->to.counts[endpoint->process];
+    const char *out = load->out;
+    char *in = load->in;
+    const void *from = out == in + load->from.places[endpoint->process] ? MPI_IN_PLACE : out;
+    if (load->even)
+        return MPI_Iallgather(from, bytes, MPI_BYTE, in, bytes, MPI_BYTE, own->native, request);
+    return MPI_Iallgatherv(from, bytes, MPI_BYTE, in, load->from.counts, load->from.places,
+                           MPI_BYTE, own->native, request);
 }
 
-static dp_status dp__mpi_packet_take(dp__mailbox *mailbox, dp__mpi_packet **out)
+static dp_status dp__mpi_begin_load(dp__endpoint *endpoint, dp__load *load)
 {
-    dp__mpi_mailbox *own = dp__mpi_mailbox_of(mailbox);
-    dp__mpi_packet *packet = own->free;
-    if (packet != NULL)
-        own->free = packet->next;
-    else
-        packet = dp__os_alloc(sizeof *packet, 64, NULL);
-    if (packet == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for a message");
-    memset(packet, 0, sizeof *packet);
-    packet->request = MPI_REQUEST_NULL;
-    *out = packet;
-    return DP_OK;
-}
-
-static void dp__mpi_packet_give(dp__mailbox *mailbox, dp__mpi_packet *packet)
-{
-    packet->next = dp__mpi_mailbox_of(mailbox)->free;
-    dp__mpi_mailbox_of(mailbox)->free = packet;
-}
-
-/* Asks whether MPI is done with it. */
-static dp_status dp__mpi_packet_test(dp__mpi_packet *packet, bool *out)
-{
-    int done = 0;
+    dp__mpi_endpoint *own = endpoint->own;
+    MPI_Request *request = &own->requests[load->place];
     dp__mpi_enter();
-    int code = MPI_Test(&packet->request, &done, MPI_STATUS_IGNORE);
+    int code = load->same ? dp__mpi_gather(endpoint, load, request)
+                          : MPI_Ialltoallv(load->out, load->to.counts, load->to.places, MPI_BYTE,
+                                           load->in, load->from.counts, load->from.places, MPI_BYTE,
+                                           own->native, request);
     dp__mpi_leave();
-    *out = done;
-    return code == MPI_SUCCESS ? DP_OK : dp__mpi_error("MPI_Test", code);
+    load->left = 1;
+    own->begun[load->place] = load;
+    return code == MPI_SUCCESS
+               ? DP_OK
+               : dp__mpi_error(load->same ? "MPI_Iallgatherv" : "MPI_Ialltoallv", code);
 }
 
-static dp_status dp__mpi_headers_reap(dp__mailbox *mailbox)
+static dp_status dp__mpi_loads_look(dp__mpi_endpoint *own)
 {
-    dp__mpi_packet **at = &dp__mpi_mailbox_of(mailbox)->out;
-    while (*at != NULL) {
-        dp__mpi_packet *packet = *at;
+    for (int i = 0; i < DP__LOADS; i++) {
         bool done = false;
-        DP_TRY(dp__mpi_packet_test(packet, &done));
-        if (done) {
-            *at = packet->next;
-            dp__mpi_packet_give(mailbox, packet);
-        } else {
-            at = &packet->next;
-        }
+        if (own->begun[i] == NULL)
+            continue;
+        DP_TRY(dp__mpi_test(&own->requests[i], &done));
+        own->begun[i]->left = !done;
+        own->begun[i] = done ? NULL : own->begun[i];
     }
     return DP_OK;
 }
 
-static dp_status dp__mpi_header_send(dp__mailbox *mailbox, int process, const dp__header *header)
+/* ==== >>packets ==================================================================================
+   Messages from one rank to another (dp/messages.h) travel on the links. A header is a message of
+   MPI's, and so is each part of the data that follows it, with a tag of its own, so that two that
+   are under way are not taken for each other.                                                    */
+
+enum {
+    DP__MPI_HEADERS = DP__MPI_NOTES + 1, /* the tag */
+    DP__MPI_DATA = DP__MPI_NOTES + 16,   /* the first of those for data: MPI has 32,767 at least */
+    DP__MPI_DATA_TAGS = 4096,
+    DP__MPI_DATA_BYTES = 1 << 30 /* at once: MPI counts in int */
+};
+
+static dp__mpi_packet *dp__mpi_packet_of(dp__packet *packet)
 {
-    dp__mpi_mailbox *own = dp__mpi_mailbox_of(mailbox);
-    dp__mpi_packet *packet = NULL;
-    DP_TRY(dp__shared_failure(mailbox->ctx, dp__mpi_packet_take(mailbox, &packet)));
-    packet->header = *header;
-    packet->next = own->out;
-    own->out = packet;
-    dp__mpi_enter();
-    int code = MPI_Isend(&packet->header, (int)sizeof packet->header, MPI_BYTE, process,
-                         DP__MPI_SLIPS, own->links->comm, &packet->request);
-    dp__mpi_leave();
-    return code == MPI_SUCCESS ? DP_OK : dp__mpi_error("MPI_Isend", code);
+    return (void *)packet;
 }
 
-/* The next part of the data, to the other process or from it. */
-static dp_status dp__mpi_data(dp__mailbox *mailbox, dp__request *request)
+/* Returns how many bytes of a packet MPI moves next. */
+static int dp__mpi_bytes(const dp__packet *packet)
 {
-    const dp__mpi_mailbox *own = dp__mpi_mailbox_of(mailbox);
-    dp__mpi_packet *packet = request->wire;
-    const dp__offer *offer = request->receives ? &request->other : &request->is;
-    size_t left = request->bytes - request->moved;
-    int bytes = left < DP__MPI_DATA_BYTES ? (int)left : DP__MPI_DATA_BYTES;
-    int tag = DP__MPI_DATA + (int)(offer->reply % DP__MPI_DATA_TAGS);
+    return packet->left < DP__MPI_DATA_BYTES ? (int)packet->left : DP__MPI_DATA_BYTES;
+}
+
+/* Gives MPI the next part of a packet. */
+static dp_status dp__mpi_part(dp__endpoint *endpoint, dp__packet *packet, bool sends)
+{
+    const dp__mpi_endpoint *own = endpoint->own;
+    dp__mpi_packet *part = dp__mpi_packet_of(packet);
+    int bytes = dp__mpi_bytes(packet);
+    int tag = packet->data ? DP__MPI_DATA + (int)(packet->header.is.reply % DP__MPI_DATA_TAGS)
+                           : DP__MPI_HEADERS;
+    part->request = MPI_REQUEST_NULL;
     dp__mpi_enter();
-    int code = request->receives
-                   ? MPI_Irecv(request->data + request->moved, bytes, MPI_BYTE, request->process,
-                               tag, own->links->comm, &packet->request)
-                   : MPI_Isend(request->data + request->moved, bytes, MPI_BYTE, request->process,
-                               tag, own->links->comm, &packet->request);
+    int code = sends ? MPI_Isend(packet->at, bytes, MPI_BYTE, part->process, tag, own->links->comm,
+                                 &part->request)
+                     : MPI_Irecv(packet->at, bytes, MPI_BYTE, part->process, tag, own->links->comm,
+                                 &part->request);
     dp__mpi_leave();
-    request->moved += (size_t)bytes;
     return code == MPI_SUCCESS ? DP_OK : dp__mpi_error("MPI_Isend, MPI_Irecv", code);
 }
 
-/* Asks whether all of it has been sent, or has come. */
-static dp_status dp__mpi_data_go_on(dp__mailbox *mailbox, dp__request *request, bool *out)
+/* Sends what can be sent of a packet. Returns, in `out_gone`, true if that was all. */
+static dp_status dp__mpi_packet_send(dp__endpoint *endpoint, dp__packet *packet, bool *out_gone)
 {
     bool done = false;
-    DP_TRY(dp__mpi_packet_test(request->wire, &done));
-    *out = done && request->moved == request->bytes;
-    mailbox->moved = mailbox->moved || *out;
-    return done && !*out ? dp__mpi_data(mailbox, request) : DP_OK;
+    *out_gone = false;
+    for (;;) {
+        DP_TRY(dp__mpi_test(&dp__mpi_packet_of(packet)->request, &done));
+        if (!done)
+            return DP_OK;
+        *out_gone = dp__packet_sent(endpoint, packet, (size_t)dp__mpi_bytes(packet));
+        if (*out_gone)
+            return DP_OK;
+        DP_TRY(dp__mpi_part(endpoint, packet, true));
+    }
 }
 
-static dp_status dp__mpi_prepare(dp__mailbox *mailbox, dp__request *send)
+static dp_status dp__mpi_send_packet(dp__endpoint *endpoint, int process, dp__packet *packet)
 {
-    dp__mpi_packet *packet = NULL;
-    DP_TRY(dp__mpi_packet_take(mailbox, &packet));
-    send->wire = packet;
+    dp__mpi_endpoint *own = endpoint->own;
+    bool gone = false;
+    dp__mpi_packet_of(packet)->process = process;
+    packet->next = own->out;
+    own->out = packet;
+    DP_TRY(dp__mpi_part(endpoint, packet, true));
+    dp__packet *next = packet->next;
+    DP_TRY(dp__mpi_packet_send(endpoint, packet, &gone));
+    own->out = gone ? next : own->out;
     return DP_OK;
 }
 
-static dp_status dp__mpi_data_begin(dp__mailbox *mailbox, dp__request *request)
+static dp_status dp__mpi_out_look(dp__endpoint *endpoint)
 {
-    if (request->receives)
-        DP_TRY(dp__shared_failure(mailbox->ctx, dp__mpi_prepare(mailbox, request)));
-    return dp__mpi_data(mailbox, request);
+    dp__mpi_endpoint *own = endpoint->own;
+    for (dp__packet **at = &own->out; *at != NULL;) {
+        dp__packet *next = (*at)->next;
+        bool gone = false;
+        DP_TRY(dp__mpi_packet_send(endpoint, *at, &gone));
+        if (gone)
+            *at = next;
+        else
+            at = &(*at)->next;
+    }
+    return DP_OK;
 }
 
-static void dp__mpi_discard(dp__mailbox *mailbox, dp__request *request)
+/* Receives a header, if one has come; *out_from is -1 else. */
+static dp_status dp__mpi_header_next(dp__endpoint *endpoint, dp__packet *packet, int *out_from)
 {
-    dp__mpi_packet *packet = request->wire;
-    if (packet == NULL)
-        return;
-    dp__mpi_enter();
-    MPI_Wait(&packet->request, MPI_STATUS_IGNORE); /* the other one has all: it does not block */
-    dp__mpi_leave();
-    dp__mpi_packet_give(mailbox, packet);
-    request->wire = NULL;
-}
-
-/* The next header, if one has come; *out_from is -1 else. */
-static dp_status dp__mpi_header_next(dp__mailbox *mailbox, dp__header *header, int *out_from)
-{
-    MPI_Comm comm = dp__mpi_mailbox_of(mailbox)->links->comm;
+    MPI_Comm comm = ((const dp__mpi_endpoint *)endpoint->own)->links->comm;
     MPI_Status status;
     int there = 0;
     *out_from = -1;
     dp__mpi_enter();
-    int code = MPI_Iprobe(MPI_ANY_SOURCE, DP__MPI_SLIPS, comm, &there, &status);
+    int code = MPI_Iprobe(MPI_ANY_SOURCE, DP__MPI_HEADERS, comm, &there, &status);
     if (code == MPI_SUCCESS && there) /* it is here, so this does not block */
-        code = MPI_Recv(header, (int)sizeof *header, MPI_BYTE, status.MPI_SOURCE, DP__MPI_SLIPS,
+        code = MPI_Recv(packet->at, (int)packet->left, MPI_BYTE, status.MPI_SOURCE, DP__MPI_HEADERS,
                         comm, &status);
     dp__mpi_leave();
     if (code != MPI_SUCCESS)
@@ -982,127 +986,94 @@ static dp_status dp__mpi_header_next(dp__mailbox *mailbox, dp__header *header, i
     return DP_OK;
 }
 
-static dp_status dp__mpi_requests_go_on(dp__mailbox *mailbox)
+/* Takes headers that have come, and begins to receive what follows them. */
+static dp_status dp__mpi_headers_look(dp__endpoint *endpoint)
 {
-    for (dp__request *send = mailbox->offered.first; send != NULL; send = send->next) {
-        dp__mpi_packet *packet = send->wire;
-        bool gone = false;
-        if (packet->request != MPI_REQUEST_NULL)
-            DP_TRY(dp__mpi_data_go_on(mailbox, send, &gone));
-    }
-    dp__request *receive = mailbox->fetched.first, *next;
-    for (; receive != NULL; receive = next) {
-        bool all = false;
-        next = receive->next;
-        DP_TRY(dp__mpi_data_go_on(mailbox, receive, &all));
-        if (!all)
+    dp__mpi_endpoint *own = endpoint->own;
+    for (;;) {
+        int from;
+        if (own->in == NULL)
+            DP_TRY(dp__packet_take(endpoint, &own->in));
+        dp__packet *packet = own->in;
+        DP_TRY(dp__mpi_header_next(endpoint, packet, &from));
+        if (from < 0)
+            return DP_OK;
+        DP_TRY(dp__packet_received(endpoint, from, packet, packet->left));
+        if (!packet->data)
             continue;
-        DP_TRY(dp__header_fetched(mailbox, receive));
+        dp__mpi_packet_of(packet)->process = from;
+        packet->next = own->coming;
+        own->coming = packet;
+        own->in = NULL;
+        DP_TRY(dp__mpi_part(endpoint, packet, false));
+    }
+}
+
+static dp_status dp__mpi_coming_look(dp__endpoint *endpoint)
+{
+    dp__mpi_endpoint *own = endpoint->own;
+    for (dp__packet **at = &own->coming; *at != NULL;) {
+        dp__packet *packet = *at, *next = packet->next;
+        bool done = false;
+        DP_TRY(dp__mpi_test(&dp__mpi_packet_of(packet)->request, &done));
+        if (done)
+            DP_TRY(dp__packet_received(endpoint, dp__mpi_packet_of(packet)->process, packet,
+                                       (size_t)dp__mpi_bytes(packet)));
+        if (done && !packet->data) {
+            *at = next;
+            dp__packet_end(endpoint, packet);
+            continue;
+        }
+        if (done)
+            DP_TRY(dp__mpi_part(endpoint, packet, false));
+        at = &packet->next;
     }
     return DP_OK;
 }
 
-static dp_status dp__mpi_advance(dp__mailbox *mailbox)
+/* Ends packets of a list which MPI is done with before the time is up. Returns true if that is so
+   for all; MPI cannot always give back what is under way, which stays with it. */
+static bool dp__mpi_packets_leave(dp__endpoint *endpoint, dp__packet *list, uint64_t until)
 {
-    dp__header header;
-    int from;
-    do {
-        DP_TRY(dp__mpi_header_next(mailbox, &header, &from));
-        if (from >= 0)
-            DP_TRY(dp__header_read(mailbox, from, &header));
-    } while (from >= 0);
-    DP_TRY(dp__mpi_requests_go_on(mailbox));
-    return dp__mpi_headers_reap(mailbox);
-}
-
-static dp_status dp__mpi_mailbox_wait(dp__mailbox *mailbox)
-{
-    dp__mesh_wait wait = {0};
-    for (;;) {
-        DP_TRY(dp__mpi_advance(mailbox));
-        if (mailbox->moved)
-            return DP_OK;
-        if (dp__mesh_idle(&wait))
-            DP_TRY(dp__mailbox_rest(mailbox, &wait.look));
-    }
-}
-
-/* MPI cannot always give back data that is under way: that stays with it. */
-static void dp__mpi_data_leave(dp__mailbox *mailbox, dp__request *request, uint64_t until)
-{
-    dp__mpi_packet *packet = request->wire;
-    bool done = false;
-    if (packet->request != MPI_REQUEST_NULL && request->receives) {
+    bool all = true;
+    while (list != NULL) {
+        dp__packet *packet = list;
+        dp__mpi_packet *part = dp__mpi_packet_of(packet);
+        bool done = false;
+        list = packet->next;
+        while (dp__mpi_test(&part->request, &done) == DP_OK && !done && dp__os_ms_until(until) > 0)
+            dp__os_yield();
+        if (done)
+            dp__packet_end(endpoint, packet);
+        all = all && done;
         dp__mpi_enter();
-        MPI_Cancel(&packet->request);
+        if (!done)
+            MPI_Request_free(&part->request);
         dp__mpi_leave();
     }
-    while (dp__mpi_packet_test(packet, &done) == DP_OK && !done && dp__os_ms_until(until) > 0)
-        dp__os_yield();
-    if (done) {
-        dp__mpi_discard(mailbox, request);
-        return;
-    }
-    if (request->stage != NULL)
-        dp__scope_keep(request->stage);
-    dp__mpi_enter();
-    MPI_Request_free(&packet->request);
-    dp__mpi_leave();
+    return all;
 }
 
-/* Slips that are still on their way stay with MPI, too. */
-static void dp__mpi_mailbox_close(dp__mailbox *mailbox)
+static bool dp__mpi_messages_close(dp__endpoint *endpoint)
 {
-    dp__mpi_mailbox *own = dp__mpi_mailbox_of(mailbox);
+    dp__mpi_endpoint *own = endpoint->own;
     uint64_t until = dp__os_after_ms(DP__MPI_FLUSH_MS);
     if (!dp__mpi_is_there())
-        return;
-    while (dp__mpi_headers_reap(mailbox) == DP_OK && own->out != NULL && dp__os_ms_until(until) > 0)
+        return false;
+    while (dp__mpi_out_look(endpoint) == DP_OK && own->out != NULL && dp__os_ms_until(until) > 0)
         dp__os_yield();
-    for (int i = 0; i < mailbox->block_count; i++)
-        for (size_t k = 0; k < dp__requests_in(i); k++)
-            if (mailbox->blocks[i][k].wire != NULL)
-                dp__mpi_data_leave(mailbox, &mailbox->blocks[i][k], until);
-    while (own->free != NULL) {
-        dp__mpi_packet *packet = own->free;
-        own->free = packet->next;
-        dp__os_free(packet, 0, NULL);
-    }
-}
-
-static dp_status dp__mpi_mailbox_open(dp__mailbox *mailbox)
-{
-    static const dp__carrier carrier = {
-        .prepare = dp__mpi_prepare,
-        .discard = dp__mpi_discard,
-        .offer = dp__header_offer,
-        .fetch = dp__header_fetch,
-        .answer = dp__header_answer,
-        .advance = dp__mpi_advance,
-        .wait = dp__mpi_mailbox_wait,
-        .close = dp__mpi_mailbox_close,
-        .header = dp__mpi_header_send,
-        .data = dp__mpi_data_begin,
-    };
-    if (dp__mpi_level() < MPI_THREAD_SERIALIZED)
-        return DP_OK;
-    dp__mpi_mailbox *own = dp__scope_bytes(mailbox->scope, sizeof *own, 64);
-    if (own == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for messages");
-    *own = (dp__mpi_mailbox){.links = mailbox->ctx->world.mpi_links};
-    mailbox->carried = own;
-    mailbox->carrier = &carrier;
-    return DP_OK;
+    dp__mpi_enter();
+    for (dp__packet *packet = own->coming; packet != NULL; packet = packet->next)
+        MPI_Cancel(&dp__mpi_packet_of(packet)->request);
+    dp__mpi_leave();
+    dp__packet_end(endpoint, own->in);
+    bool sent = dp__mpi_packets_leave(endpoint, own->out, until);
+    bool came = dp__mpi_packets_leave(endpoint, own->coming, until);
+    return sent && came;
 }
 
 /* ==== >>table ==================================================================================
-   The mesh (dp/mesh.h) cuts collectives into pieces, which MPI's own carry.                      */
-
-typedef struct dp__mpi_carrier {
-    dp__mpi_links *links; /* over which its context has opened */
-    MPI_Comm native;
-    MPI_Request requests[DP__MESH_SLOTS + 1];
-} dp__mpi_carrier;
+   For CPU devices of processes that have met through MPI.                                       */
 
 static bool dp__mpi_fits(const dp_comm_config *config)
 {
@@ -1110,82 +1081,74 @@ static bool dp__mpi_fits(const dp_comm_config *config)
            config->bootstrap->all_gather == dp__mpi_links_gather;
 }
 
-static dp_status dp__mpi_mesh_prepare(dp__mesh_comm *comm, const dp_comm_config *config)
+static dp_status dp__mpi_open_endpoint(dp__endpoint *endpoint)
 {
-    if (dp__mpi_level() < MPI_THREAD_SERIALIZED)
+    bool able = dp__mpi_level() >= MPI_THREAD_SERIALIZED, messages = endpoint->mailbox != NULL;
+    if (!able && messages)
+        endpoint->why = "they have met through an MPI that was initialised below "
+                        "MPI_THREAD_SERIALIZED";
+    else if (!able)
         return dp_error(DP_ERR_UNSUPPORTED,
                         "MPI was initialised with MPI_THREAD_%s, and the thread that carries "
                         "gradients has to call it: ask MPI_Init_thread for MPI_THREAD_MULTIPLE, or "
                         "leave it to dp_open",
                         dp__mpi_level() == MPI_THREAD_FUNNELED ? "FUNNELED" : "SINGLE");
-    dp__mpi_carrier *own = dp__os_alloc(sizeof *own, 64, NULL);
+    if (!able)
+        return DP_OK;
+    dp__mpi_endpoint *own = dp__os_alloc(sizeof *own, 64, NULL);
     if (own == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "MPI: no memory for a communicator");
-    *own = (dp__mpi_carrier){.links = config->bootstrap->user, .native = MPI_COMM_NULL};
-    comm->carrier = own;
+    *own = (dp__mpi_endpoint){.links = messages ? endpoint->job->ctx->world.mpi_links
+                                                : endpoint->job->boot->user,
+                              .native = MPI_COMM_NULL};
+    endpoint->own = own;
     return DP_OK;
 }
 
-static dp_status dp__mpi_mesh_connect(dp__mesh_comm *comm)
+static dp_status dp__mpi_connect(dp__endpoint *endpoint)
 {
-    dp__mpi_carrier *own = comm->carrier;
+    dp__mpi_endpoint *own = endpoint->own;
     return dp__mpi_copy(own->links, own->links->comm, &own->native);
 }
 
-static int dp__mpi_piece_gather(const dp__mpi_carrier *own, const dp__mesh_comm *comm,
-                                const dp__mesh_slot *slot, const char *out, char *in,
-                                MPI_Request *request)
+/* MPI cannot wake anybody. */
+static dp_status dp__mpi_progress(dp__endpoint *endpoint, int timeout_ms)
 {
-    int bytes = slot->to.counts[comm->process];
-    const void *from = out == in + slot->from.places[comm->process] ? MPI_IN_PLACE : out;
-    if (slot->place == DP__MESH_MEETING)
-        return MPI_Iallgather(from, bytes, MPI_BYTE, in, bytes, MPI_BYTE, own->native, request);
-    return MPI_Iallgatherv(from, bytes, MPI_BYTE, in, slot->from.counts, slot->from.places,
-                           MPI_BYTE, own->native, request);
-}
-
-static dp_status dp__mpi_piece_begin(dp__mesh_comm *comm, dp__mesh_slot *slot, bool same,
-                                     const char *out, char *in)
-{
-    dp__mpi_carrier *own = comm->carrier;
-    MPI_Request *request = &own->requests[slot->place];
-    dp__mpi_enter();
-    int code = same ? dp__mpi_piece_gather(own, comm, slot, out, in, request)
-                    : MPI_Ialltoallv(out, slot->to.counts, slot->to.places, MPI_BYTE, in,
-                                     slot->from.counts, slot->from.places, MPI_BYTE, own->native,
-                                     request);
-    dp__mpi_leave();
-    return code == MPI_SUCCESS ? DP_OK
-                               : dp__mpi_error(same ? "MPI_Iallgatherv" : "MPI_Ialltoallv", code);
-}
-
-static dp_status dp__mpi_piece_await(dp__mesh_comm *comm, dp__mesh_slot *slot)
-{
-    dp__mpi_carrier *own = comm->carrier;
-    return dp__mpi_await(own->links, comm->journal, &own->requests[slot->place]);
+    (void)timeout_ms;
+    if (endpoint->mailbox == NULL)
+        return dp__mpi_loads_look(endpoint->own);
+    DP_TRY(dp__mpi_headers_look(endpoint));
+    DP_TRY(dp__mpi_coming_look(endpoint));
+    return dp__mpi_out_look(endpoint);
 }
 
 /* MPI may still read and write what it was given before something failed. */
-static bool dp__mpi_mesh_close(dp__mesh_comm *comm)
+static bool dp__mpi_close(dp__endpoint *endpoint)
 {
-    dp__mpi_carrier *own = comm->carrier;
+    dp__mpi_endpoint *own = endpoint->own;
+    bool done = true;
     if (own == NULL)
         return true;
-    if (comm->broken || atomic_load(&own->links->failed) != DP_OK)
+    if (endpoint->mailbox != NULL)
+        done = dp__mpi_messages_close(endpoint);
+    else if (endpoint->broken || atomic_load(&own->links->failed) != DP_OK)
         return false;
     dp__mpi_drop(&own->native);
     dp__os_free(own, 0, NULL);
-    return true;
+    return done;
 }
+
+static const dp__carrier dp__mpi_carrier = {.open = dp__mpi_open_endpoint,
+                                            .progress = dp__mpi_progress,
+                                            .close = dp__mpi_close,
+                                            .connect = dp__mpi_connect,
+                                            .begin = dp__mpi_begin_load,
+                                            .send = dp__mpi_send_packet,
+                                            .packet_bytes = sizeof(dp__mpi_packet)};
 
 static dp_status dp__mpi_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
 {
-    static const dp__mesh_ops ops = {.prepare = dp__mpi_mesh_prepare,
-                                     .connect = dp__mpi_mesh_connect,
-                                     .begin = dp__mpi_piece_begin,
-                                     .await = dp__mpi_piece_await,
-                                     .close = dp__mpi_mesh_close};
-    return dp__mesh_open(host, config, dp_mpi_coll(), &ops, out);
+    return dp__mesh_open(host, config, dp_mpi_coll(), &dp__mpi_carrier, out);
 }
 
 DP_API const dp_coll_ops *dp_mpi_coll(void)
@@ -1210,7 +1173,7 @@ static const dp__mpi_backend dp__mpi_here = {
     .send = dp__mpi_links_send,
     .split = dp__mpi_split,
     .drop = dp__mpi_drop_split,
-    .mailbox = dp__mpi_mailbox_open,
+    .carrier = &dp__mpi_carrier,
 };
 static const dp__mpi_backend *dp__backend_mpi = &dp__mpi_here; /* dp.h asks for it */
 

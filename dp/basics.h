@@ -68,6 +68,10 @@ static _Thread_local struct {
     const struct dp__frame *frames; /* the innermost of the user's functions; see dp/core.h */
     const struct dp__lane *lane;    /* that it serves, also as a worker; NULL: the caller's own */
     bool beside;                    /* a courier: the caller computes while it waits */
+    bool absent;                    /* a watchdog: no thread of its process waits for others */
+    int number;                     /* the system's, of this thread; 0: it was not asked */
+    unsigned fork_count;            /* when it was */
+    bool replays;                   /* in a method that runs once more: see >>replay */
     int culprit; /* where the failure that is on its way is known to come from: a rank + 1; or 0 */
 } dp__of_thread;
 

@@ -4,6 +4,7 @@
 
    CONTENTS (search for the tag)
      >>resolve  what a config means
+     >>debug    the words of $DP_DEBUG
      >>nodes    which thread keeps to the cores of which nodes
      >>devices  a context's, an array of stb_ds
      >>carrier  which table of collectives serves its devices
@@ -133,12 +134,9 @@ static dp_status dp__resolve_tables(dp_ctx *ctx)
     bool cuda = dp__backend_cuda != NULL;
     const dp_device_ops *const devices[] = {cuda ? dp__backend_cuda() : dp_cpu(),
                                             cuda ? dp_cpu() : NULL, NULL};
-    const dp_coll_ops *colls[] = {dp_cpu_coll(), dp_shm_coll(), NULL, NULL, NULL, NULL, NULL};
-    int count = 2;
+    const dp_coll_ops *colls[DP__CARRIERS + 4] = {dp_cpu_coll()};
+    int count = 1 + dp__carriers(&colls[1]);
     dp_config *config = &ctx->config;
-    if (dp__backend_mpi != NULL)
-        colls[count++] = dp__backend_mpi->coll();
-    colls[count++] = dp_tcp_coll();
     if (dp__backend_nccl_coll != NULL)
         colls[count++] = dp__backend_nccl_coll();
     if (cuda)
@@ -157,21 +155,14 @@ static dp_status dp__resolve_tables(dp_ctx *ctx)
                          (const void *const **)&config->colls);
 }
 
-/* Devices that are there and cannot be used: a job on others would be slow without a word. So who
-   has no log hears it too, once a process. */
+/* Devices that are there and cannot be used: a job on others would be slow without a word. */
 static void dp__warn_of_unused(const dp_ctx *ctx, const char *unused, const char *serves)
 {
     static atomic_bool said;
     char text[DP__TEXT_BYTES];
-    bool silent = ctx->config.log.fn == NULL;
-    if ((!silent && !dp__log_wants(ctx, DP_LOG_WARN)) || atomic_exchange(&said, true))
-        return;
     snprintf(text, sizeof text, "%s is used, because there are devices that cannot be used: %s",
              serves, unused);
-    if (silent)
-        dp_log_stderr(&(dp_log_record){DP_LOG_WARN, -1, text}, NULL);
-    else
-        dp__log(ctx, DP_LOG_WARN, "%s", text);
+    dp__warn_all(ctx, &said, text);
 }
 
 /* Tables that have found a device, here or in a process that this one was forked from; by name, as
@@ -227,6 +218,9 @@ static dp_status dp__choose_backend(dp_ctx *ctx, int *out_place, int *out_count)
         if (status == DP_OK && count > 0) {
             if (unused[0] != '\0')
                 dp__warn_of_unused(ctx, unused, backends[place]->name);
+            else if (place > 0)
+                dp__log(ctx, DP_LOG_WARN, "%s is used, because there are no other devices (%s)",
+                        backends[place]->name, said);
             *out_place = place;
             *out_count = count;
             return DP_OK;
@@ -372,15 +366,21 @@ static dp_status dp__resolve_numbers(dp_ctx *ctx, dp__share cores)
     dp__os_cores_of(0, &mask);
     ctx->cores = dp__os_core_count();
     ctx->limited = ctx->cores < dp__cores_count(&mask);
-    if (config->thread_count < 0 || config->timeout_ms < 0 || config->device_count < 0)
+    if (config->thread_count < 0 || config->timeout_ms < 0 || config->grace_ms < 0 ||
+        config->device_count < 0)
         return dp_error(DP_ERR_INVALID, "dp_open: %s is negative",
                         config->thread_count < 0 ? "thread_count"
                         : config->timeout_ms < 0 ? "timeout_ms"
+                        : config->grace_ms < 0   ? "grace_ms"
                                                  : "device_count");
     if (config->threads_per_device < -1)
         return dp_error(DP_ERR_INVALID,
                         "dp_open: threads_per_device is %d: give a number of threads, or -1",
                         config->threads_per_device);
+    if (config->check < -1)
+        return dp_error(DP_ERR_INVALID,
+                        "dp_open: check is %d: give it n, for each n-th step, or -1 for none",
+                        config->check);
     if (config->log.level < DP_LOG_DEFAULT || config->log.level > DP_LOG_TRACE)
         return dp_error(DP_ERR_INVALID, "dp_open: log.level is %d", (int)config->log.level);
     DP_TRY(dp__check_shards(config));
@@ -391,18 +391,87 @@ static dp_status dp__resolve_numbers(dp_ctx *ctx, dp__share cores)
     return dp__copy_job(ctx, config->job, &config->job);
 }
 
-/* $DP_DEBUG counts if no log was asked for; an unknown word in it is reported. */
-static void dp__resolve_log(dp_ctx *ctx)
+/* ==== >>debug ==================================================================================
+   The words of $DP_DEBUG.                                                                       */
+
+enum { DP__CHECK_EVERY = 100, DP__CHECK_EVERY_MAX = 100000000 };
+
+/* Reads "check", "check=20" or "check=warn"; false: it is none of these. */
+static bool dp__check_word(const char *word, dp_config *asked)
 {
-    dp_log *log = &ctx->config.log;
-    const char *debug = log->fn == NULL ? dp__os_env("DP_DEBUG") : NULL;
-    dp_level level = dp__level_of(debug);
-    if (debug != NULL)
-        *log = (dp_log){dp_log_stderr, NULL, level != DP_LOG_DEFAULT ? level : DP_LOG_WARN};
-    if (log->level == DP_LOG_DEFAULT)
-        log->level = DP_LOG_INFO;
-    if (debug != NULL && level == DP_LOG_DEFAULT)
-        dp__log(ctx, DP_LOG_WARN, "DP_DEBUG is '%s', not error, warn, info or trace", debug);
+    static const char check[] = "check=";
+    const char *at = word + sizeof check - 1;
+    bool warns = strcmp(word, "check=warn") == 0;
+    if (warns || strcmp(word, "check") == 0) {
+        asked->check = asked->check != 0 ? asked->check : DP__CHECK_EVERY;
+        asked->check_warns = asked->check_warns || warns;
+        return true;
+    }
+    if (strncmp(word, check, sizeof check - 1) != 0)
+        return false;
+    asked->check = dp__number_below(&at, DP__CHECK_EVERY_MAX);
+    return *at == '\0' && asked->check > 0;
+}
+
+/* Reads one word of $DP_DEBUG; false: it is none. */
+static bool dp__debug_word(const char *word, dp_config *asked)
+{
+    dp_level level = dp__level_of(word);
+    if (level == DP_LOG_DEFAULT)
+        return dp__check_word(word, asked);
+    asked->log.level = level;
+    return true;
+}
+
+enum { DP__WORD_BYTES = 32 };
+
+/* Reads words between commas. False: one is none; `wrong` is the first of these. */
+static bool dp__debug_words(const char *text, dp_config *asked, char wrong[DP__WORD_BYTES])
+{
+    char word[DP__WORD_BYTES];
+    bool good = true;
+    for (bool more = text != NULL; more;) {
+        int length = (int)strcspn(text, ",");
+        dp_config before = *asked;
+        snprintf(word, sizeof word, "%.*s", length, text);
+        if (length >= DP__WORD_BYTES || !dp__debug_word(word, asked)) {
+            *asked = before;
+            if (good)
+                memcpy(wrong, word, sizeof word);
+            good = false;
+        }
+        more = text[length] == ',';
+        text += length + 1;
+    }
+    return good;
+}
+
+/* $DP_DEBUG says what is logged if no log was asked for, and which steps are checked if the config
+   does not; a word in it that is unknown is reported. */
+static void dp__resolve_debug(dp_ctx *ctx)
+{
+    dp_config *config = &ctx->config, asked = {.check = 0};
+    char wrong[DP__WORD_BYTES];
+    const char *debug = dp__os_env("DP_DEBUG");
+    bool silent = config->log.fn == NULL && debug != NULL;
+    bool good = dp__debug_words(debug, &asked, wrong);
+    if (config->check == 0) {
+        config->check = asked.check;
+        config->check_warns = config->check_warns || asked.check_warns;
+    }
+    ctx->checks.every = config->check > 0 ? (unsigned)config->check : 0;
+    ctx->checks.warns = config->check_warns;
+    config->poison = config->poison || ctx->checks.every > 0;
+    if (silent)
+        config->log = (dp_log){dp_log_stderr, NULL,
+                               asked.log.level != DP_LOG_DEFAULT ? asked.log.level : DP_LOG_WARN};
+    if (config->log.level == DP_LOG_DEFAULT)
+        config->log.level = DP_LOG_INFO;
+    if (!good)
+        dp__log(ctx, DP_LOG_WARN,
+                "DP_DEBUG is '%s', and '%s' is not error, warn, info, trace, check, check=N (each "
+                "N-th step) or check=warn",
+                debug, wrong);
 }
 
 /* ==== >>nodes ==================================================================================
@@ -554,6 +623,46 @@ static const char *dp__bind_workers(dp__binding *binding)
 }
 
 /* The threads of a context: devices, and others that share long copies. */
+static void dp__devices_tell(const dp_ctx *ctx, int device, const char *activity)
+{
+    dp__log(ctx, DP_LOG_WARN, "device %d (%s) is waited for: it is in %s", device,
+            ctx->info.device_backend, activity);
+    dp__activity_ask(dp__activity_of(ctx, device), dp__os_process_id());
+}
+
+/* dp__team.watch: logs in which functions devices are that all wait for. */
+DP__COLD static void dp__devices_warn(void *watched, uint64_t waited_ns)
+{
+    const dp_ctx *ctx = watched;
+    char text[DP__ACTIVITY_BYTES];
+    for (int i = 0; i < ctx->info.local_count; i++) {
+        dp__activity_text(dp__activity_of(ctx, i), waited_ns / 2, "", text);
+        if (text[0] != '\0')
+            dp__devices_tell(ctx, i, text);
+    }
+}
+
+/* Reads $DP_STUCK: threads that are waited for print where they are. */
+static void dp__stuck_open(const dp_ctx *ctx)
+{
+    const char *wanted = dp__os_env("DP_STUCK");
+    if (wanted == NULL)
+        return;
+    if (strcmp(wanted, "stack") != 0)
+        dp__log(ctx, DP_LOG_WARN, "DP_STUCK is '%s', not stack", wanted);
+    else if (!dp__os_stack_open())
+        dp__log(ctx, DP_LOG_WARN,
+                "DP_STUCK: no stack can be printed here, as it takes glibc on Linux, and SIGURG");
+}
+
+/* Lets a thread that waits for devices log for which, first at a quarter of the time-out. */
+static void dp__devices_watch(dp_ctx *ctx)
+{
+    ctx->team->watch = dp__devices_warn;
+    ctx->team->watched = ctx;
+    ctx->team->watch_ns = (uint64_t)ctx->config.timeout_ms * 250000;
+}
+
 DP__APART static dp_status dp__threads_start(dp_ctx *ctx, const dp__neighbours *near)
 {
     dp__row row;
@@ -564,6 +673,8 @@ DP__APART static dp_status dp__threads_start(dp_ctx *ctx, const dp__neighbours *
         why = dp__bind_caller(&binding);
     if (threads > 1)
         DP_TRY(dp__team_open(&ctx->host, threads, ctx->info.core_count, &ctx->team));
+    if (threads > 1)
+        dp__devices_watch(ctx);
     if (why == NULL)
         why = dp__bind_workers(&binding);
     ctx->info.node_count = why == NULL ? ctx->info.node_count : 0;

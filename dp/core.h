@@ -11,6 +11,7 @@
      >>frames    which of the user's functions a thread is inside
      >>log       records
      >>host      what a backend is lent
+     >>poison    memory that nobody may use
      >>pool      blocks that are kept and reused
      >>scopes    lifetimes on top of the pools
      >>checks    what a user passes in
@@ -110,6 +111,7 @@ typedef struct dp__block {                /* memory of a pool, in a scope or in 
     struct dp__pool *pool;
     void *data;
     size_t bytes; /* capacity: the size of its class */
+    size_t given; /* bytes that somebody may use; with poison a fence is behind them */
     int class_;
     bool everybodys; /* other processes have it too: see dp__sharing */
     bool kept;       /* somebody may still read or write it: it is never freed */
@@ -187,7 +189,32 @@ struct dp_scope {
     bool lost;             /* a call that the job's failure ended has left it */
 };
 
+enum {
+    DP__ACTIVITY_WORDS = 6,
+    DP__ACTIVITY_NAME = DP__ACTIVITY_WORDS * sizeof(uint64_t),
+    DP__ACTIVITY_BYTES = 112,
+    DP__ACTIVITY_LEAST_NS = 100000000
+};
+
+typedef struct dp__activity {  /* the user's function that a device is in, for those that wait */
+    _Atomic uint64_t since_ns; /* 0: it is in none */
+    _Atomic uint64_t words[DP__ACTIVITY_WORDS]; /* its name, as text */
+    atomic_int thread;                          /* the system's number; 0: it has none */
+} dp__activity;
+
+/* Figures of a process, for those outside of it. A step is one that has ended; what it takes is a
+   mean in which the last ones count most. */
+typedef enum dp__figure {
+    DP__OPENED_NS,
+    DP__RECOVERIES,
+    DP__STEPS,
+    DP__STEPPED_NS, /* when the last one ended */
+    DP__STEP_NS,
+    DP__FIGURES
+} dp__figure;
+
 typedef struct dp__slot { /* of one local rank under dp_run */
+    dp__activity activity;
     dp_status status;
     bool behind; /* it has failed because another one did */
     char text[DP__TEXT_BYTES];
@@ -233,6 +260,8 @@ typedef struct dp__threads dp__threads; /* see dp/threads.h */
    makes another one, and a group has one of its own. */
 typedef struct dp__world {
     struct dp__job *job;
+    dp__activity *activity;    /* of the first device, where other processes see it; or NULL */
+    _Atomic uint64_t *figures; /* the context's, where they are seen; or NULL */
     dp__heap heap;
     dp__heap near; /* for what this machine's processes share, where the job has several machines */
     int sharings;  /* how many wrappers share their parameters with other processes */
@@ -244,8 +273,24 @@ typedef struct dp__world {
     struct dp__mpi_links *mpi_links; /* the same, where MPI has brought them together */
     struct dp__mailbox *mailbox;     /* messages; NULL before the first one */
     struct dp__port *port;           /* where others connect; NULL: memory or MPI carries all */
-    struct dp__voter *voter; /* with which those that are left agree who they are; or NULL */
+    struct dp__voter *voter;       /* with which those that are left agree who they are; or NULL */
+    struct dp__watchdog *watchdog; /* looks while this process does not; or NULL */
 } dp__world;
+
+typedef struct dp__apart { /* see dp/checks.h */
+    uint64_t exchanges;    /* dp__exchanges, when the last backward ended, */
+    uint64_t forward;      /* and which forward that was of; 0: there was none yet */
+    unsigned updates;      /* since the last exchange */
+    bool said;
+} dp__apart;
+
+enum { DP__SENTENCE_BYTES = 256 };
+
+typedef struct dp__checks { /* see dp/checks.h */
+    unsigned every;         /* the first step and each of so many are checked; 0: none is */
+    bool warns;             /* what is found is logged, and no error */
+    char damage[DP__SENTENCE_BYTES]; /* the first that is known of, under the lock; "": none */
+} dp__checks;
 
 struct dp_ctx {
     dp_host host; /* first: a backend's dp_host is the context's head */
@@ -268,7 +313,9 @@ struct dp_ctx {
     bool threads_sought;   /* they have been looked for */
     dp__slot *slots;
     dp__lane lanes[DP__LANES];
-    atomic_uint tags;                    /* how often dp_tag was called */
+    _Atomic uint64_t spent_ns[DP__LATE_PARTS]; /* in passes: see dp/late.h */
+    dp__late_devices *late; /* NULL: there is one device, or they take turns on fewer cores */
+    atomic_uint tags;       /* how often dp_tag was called */
     _Atomic uint64_t tag[DP__TAG_WORDS]; /* the last one, word by word: see dp/job.h */
     dp_dev **commed;     /* the devices that lanes were opened for, and as often the host's */
     dp__world world;     /* the other processes */
@@ -278,16 +325,20 @@ struct dp_ctx {
     dp_scope *lost;      /* ended after the job had failed: see dp/recover.h */
     dp_scope *all_scopes;
     dp__block *all_blocks;
-    dp_module *idle_modules; /* destroyed, to be reused */
-    dp_module *over_ranks;   /* wrappers by dp_distributed, the oldest first */
-    uint32_t wrappers;       /* how many dp_distributed has made: their numbers */
-    uint32_t reducers;       /* the same of reducers that all processes have made */
-    atomic_ullong forwards;  /* with a pass, that have returned */
-    atomic_ullong written;   /* how many of them had, at the last edit of a parameter */
-    atomic_ullong torn;      /* how many backwards have failed */
-    atomic_bool entered;     /* a dp_run, a collective or a pass of several replicas is under way */
-    atomic_int inside;       /* threads in the user's functions, except those under `entered` */
-    atomic_int failed;       /* a dp_status of the JOB class, or DP_OK */
+    dp_module *idle_modules;       /* destroyed, to be reused */
+    dp_module *over_ranks;         /* wrappers by dp_distributed, the oldest first */
+    uint32_t wrappers;             /* how many dp_distributed has made: their numbers */
+    uint32_t reducers;             /* the same of reducers that all processes have made */
+    atomic_ullong forwards;        /* with a pass, that have returned */
+    atomic_ullong written;         /* how many of them had, at the last edit of a parameter */
+    atomic_ullong torn;            /* how many backwards have failed */
+    uint64_t figures[DP__FIGURES]; /* that outlive a recovery */
+    dp__apart apart;               /* backwards whose gradients stay in this process */
+    dp__checks checks;
+    atomic_bool entered; /* a dp_run, a collective or a pass of several replicas is under way */
+    atomic_int inside;   /* threads in the user's functions, except those under `entered` */
+    atomic_int failed;   /* a dp_status of the JOB class, or DP_OK */
+    atomic_bool told;    /* and the program knows: see dp/watchdog.h */
     int failed_rank;
     char failed_text[DP__TEXT_BYTES];
     char failed_here[DP__WORDS_BYTES];
@@ -707,7 +758,7 @@ static char dp__sentence_hide(void)
 
 static bool dp__is_failure(dp_status status) /* one of the list */
 {
-    return status < DP_OK && status >= DP_ERR_NO_FILE;
+    return status < DP_OK && status >= DP_ERR_CHECK;
 }
 
 static dp_status dp__sentence_after(char first, dp_status status)
@@ -800,14 +851,25 @@ DP__COLD static void dp__name_once(const char *fn)
     memmove(at, rest, strlen(rest) + 1);
 }
 
+/* Notes that the program is about to learn that the job has failed; a function that the context has
+   called is not the program, nor is a thread of the library's. */
+DP__COLD static void dp__tell_program(const dp_ctx *ctx)
+{
+    if (dp__of_thread.frames == NULL && dp__of_thread.lane == NULL)
+        atomic_store(&((dp_ctx *)(uintptr_t)ctx)->told, true);
+}
+
+DP__COLD static dp_status dp__failed_before(const char *fn, const dp_ctx *ctx, dp_status status)
+{
+    dp__tell_program(ctx);
+    return dp_error(status, "%s: the job failed: %s", fn, dp__unnamed(fn, ctx->failed_text));
+}
+
 DP__APART static dp_status dp__check_ctx(const char *fn, const dp_ctx *ctx)
 {
     DP_TRY(dp__check_open(fn, ctx));
     int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
-    if (failed != DP_OK)
-        return dp_error((dp_status)failed, "%s: the job failed: %s", fn,
-                        dp__unnamed(fn, ctx->failed_text));
-    return DP_OK;
+    return failed == DP_OK ? DP_OK : dp__failed_before(fn, ctx, (dp_status)failed);
 }
 
 /* The library itself calls the private one, as of the others below: of a static function a compiler
@@ -908,6 +970,7 @@ DP__APART static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status stat
     dp__named(fn, status);
     dp__name_once(fn);
     if (dp_status_class(status) == DP_CLASS_JOB) {
+        dp__tell_program(ctx);
         dp__job_end(ctx, status, dp_last_error());
     } else {
         ctx->failing->say(ctx, dp_last_error());
@@ -940,6 +1003,8 @@ DP_API bool dp_failure(const dp_ctx *ctx, dp_failure_info *out)
     if (dp__check_open("dp_failure", ctx) != DP_OK)
         return false;
     int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
+    if (failed != DP_OK)
+        dp__tell_program(ctx);
     if (failed != DP_OK && out != NULL)
         *out = (dp_failure_info){(dp_status)failed, ctx->failed_rank, ctx->failed_text,
                                  ctx->failed_here};
@@ -957,6 +1022,7 @@ DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...)
     va_end(args);
     if (!dp__is_failure(why) || dp_status_class(why) != DP_CLASS_JOB)
         why = DP_ERR_ABORTED;
+    dp__tell_program(ctx);
     dp__job_end(ctx, why, text);
 }
 
@@ -977,7 +1043,10 @@ typedef struct dp__frame {
     bool on_all;      /* a hook: it works on the streams that it was given */
     bool counted;     /* in ctx->inside; not the courier's, whom dp_close waits for */
     bool fresh;       /* of dp__of_thread, to be put back */
+    bool unseen;      /* nobody waits for it */
     char first;       /* first progress message of the sentence that was set aside */
+    int device;       /* whose activity it is */
+    uint64_t since_ns;
     const struct dp__frame *outer;
 } dp__frame;
 
@@ -1011,6 +1080,155 @@ static void dp__frame_trace(const dp__frame *frame, char phase)
                          phase == 'B' ? name : "");
 }
 
+/* ---- what devices are in, as others see it --------------------------------------------------- */
+
+/* Returns where it is shown what a device of this process is in. */
+static dp__activity *dp__activity_of(const dp_ctx *ctx, int device)
+{
+    bool seen = device == 0 && ctx->world.activity != NULL;
+    return seen ? ctx->world.activity : &ctx->slots[device].activity;
+}
+
+/* Writes "logreg.forward", "the hook of logreg" or "a function under dp_run", as far as there is
+   room; snprintf would take longer than some functions do. */
+static void dp__activity_name(const dp__frame *frame, char *text, size_t most)
+{
+    bool both = frame->name != NULL;
+    const char *const parts[] = {frame->method != NULL ? "" : frame->what,
+                                 both && frame->method == NULL ? " " : "", both ? frame->name : "",
+                                 frame->method != NULL ? "." : "",
+                                 frame->method != NULL ? frame->method : ""};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        for (const char *at = parts[i]; *at != '\0' && most > 0; at++, most--)
+            *text++ = *at;
+}
+
+/* Returns the system's number for this thread, which is asked once; a child of fork has another. */
+static int dp__thread_number(void)
+{
+    if (dp__of_thread.number == 0 || dp__of_thread.fork_count != dp__os_fork_count()) {
+        dp__of_thread.number = dp__os_thread();
+        dp__of_thread.fork_count = dp__os_fork_count();
+    }
+    return dp__of_thread.number;
+}
+
+/* Writes what a device is in, since when, and on which thread; since_ns 0: in nothing. By the one
+   thread that may. */
+static void dp__activity_put(dp__activity *activity, const uint64_t *words, int thread,
+                             uint64_t since_ns)
+{
+    atomic_store_explicit(&activity->since_ns, 0, memory_order_relaxed);
+    if (since_ns == 0)
+        return;
+    atomic_thread_fence(memory_order_release);
+    for (int i = 0; i < DP__ACTIVITY_WORDS; i++)
+        atomic_store_explicit(&activity->words[i], words[i], memory_order_relaxed);
+    atomic_store_explicit(&activity->thread, thread, memory_order_relaxed);
+    atomic_store_explicit(&activity->since_ns, since_ns, memory_order_release);
+}
+
+/* Reads it, and returns since when; 0: it is in nothing, or was written meanwhile. */
+static uint64_t dp__activity_get(const dp__activity *activity, uint64_t *words, int *out_thread)
+{
+    uint64_t since = atomic_load_explicit(&activity->since_ns, memory_order_acquire);
+    for (int i = 0; i < DP__ACTIVITY_WORDS; i++)
+        words[i] = atomic_load_explicit(&activity->words[i], memory_order_relaxed);
+    *out_thread = atomic_load_explicit(&activity->thread, memory_order_relaxed);
+    atomic_thread_fence(memory_order_acquire);
+    return since == atomic_load_explicit(&activity->since_ns, memory_order_relaxed) ? since : 0;
+}
+
+/* Shows that a device is in the function of a frame; NULL: in none. */
+DP__APART static void dp__activity_show(dp__activity *activity, const dp__frame *frame)
+{
+    uint64_t words[DP__ACTIVITY_WORDS] = {0};
+    if (frame != NULL)
+        dp__activity_name(frame, (char *)words, sizeof words - 1);
+    dp__activity_put(activity, words, frame != NULL ? dp__thread_number() : 0,
+                     frame != NULL ? frame->since_ns : 0);
+}
+
+/* Writes `before` and "logreg.forward since 4.0 s (thread 4242)", or "" if it is in no function for
+   so long. */
+DP__COLD static const char *dp__activity_text(const dp__activity *activity, uint64_t least_ns,
+                                              const char *before, char *text)
+{
+    uint64_t words[DP__ACTIVITY_WORDS + 1] = {0}, now = dp__os_now_ns();
+    int thread;
+    uint64_t since = dp__activity_get(activity, words, &thread);
+    text[0] = '\0';
+    if (since != 0 && now > since && now - since >= least_ns)
+        snprintf(text, DP__ACTIVITY_BYTES, "%s%s since %.1f s (thread %d)", before,
+                 (const char *)words, (double)(now - since) * 1e-9, thread);
+    return text;
+}
+
+/* Asks the thread that is shown, of a process of this machine, to print where it is, if $DP_STUCK
+   says so. */
+DP__COLD static void dp__activity_ask(const dp__activity *activity, int process_id)
+{
+    int thread = atomic_load_explicit(&activity->thread, memory_order_relaxed);
+    if (thread != 0 && atomic_load_explicit(&activity->since_ns, memory_order_relaxed) != 0)
+        dp__os_stack_ask(process_id, thread);
+}
+
+/* Shows a frame that begins on this thread, if somebody could wait for it: another device, or
+   another process. */
+static void dp__frame_show(dp__frame *frame)
+{
+    const dp__frame *outer = frame->outer;
+    const dp_ctx *ctx = frame->ctx;
+    bool same = outer != NULL && outer->ctx == ctx;
+    bool alone = ctx->info.local_count == 1 && ctx->world.activity == NULL;
+    frame->device = same && !frame->together ? outer->device : frame->local_rank;
+    frame->unseen = frame->unseen || alone || dp__of_thread.lane != NULL || (same && outer->unseen);
+    if (frame->unseen)
+        return;
+    frame->since_ns = dp__os_coarse_ns();
+    dp__activity_show(dp__activity_of(ctx, frame->device), frame);
+}
+
+/* Shows the one around it again. */
+static void dp__frame_hide(const dp__frame *frame)
+{
+    const dp__frame *outer = frame->outer;
+    bool same = outer != NULL && outer->ctx == frame->ctx && outer->device == frame->device;
+    if (!frame->unseen)
+        dp__activity_show(dp__activity_of(frame->ctx, frame->device), same ? outer : NULL);
+}
+
+/* Sets a figure, by the one thread that calls into the context, and shows it where it is seen. */
+static void dp__figure_set(dp_ctx *ctx, dp__figure figure, uint64_t number)
+{
+    ctx->figures[figure] = number;
+    if (ctx->world.figures != NULL)
+        atomic_store_explicit(&ctx->world.figures[figure], number, memory_order_relaxed);
+}
+
+/* Shows all of them in a new place. */
+DP__COLD static void dp__figures_begin(dp_ctx *ctx, _Atomic uint64_t *seen)
+{
+    ctx->world.figures = seen;
+    if (ctx->figures[DP__OPENED_NS] == 0)
+        ctx->figures[DP__OPENED_NS] = dp__os_now_ns();
+    for (int i = 0; i < DP__FIGURES; i++)
+        dp__figure_set(ctx, (dp__figure)i, ctx->figures[i]);
+}
+
+/* Counts a step that has ended. Those inside of the user's functions are parts of another one. */
+static void dp__step_count(dp_ctx *ctx)
+{
+    uint64_t steps = ctx->figures[DP__STEPS], mean = ctx->figures[DP__STEP_NS];
+    if (ctx->world.figures == NULL || dp__of_thread.frames != NULL)
+        return;
+    uint64_t now = dp__os_now_ns(), took = now - ctx->figures[DP__STEPPED_NS];
+    if (steps > 0)
+        dp__figure_set(ctx, DP__STEP_NS, steps > 1 ? mean - mean / 8 + took / 8 : took);
+    dp__figure_set(ctx, DP__STEPPED_NS, now);
+    dp__figure_set(ctx, DP__STEPS, steps + 1);
+}
+
 static void dp__frame_enter(dp__frame *frame)
 {
     frame->outer = dp__of_thread.frames;
@@ -1021,6 +1239,7 @@ static void dp__frame_enter(dp__frame *frame)
     frame->fresh = dp__of_thread.fresh;
     frame->first = dp__sentence_hide();
     dp__of_thread.frames = frame;
+    dp__frame_show(frame);
     if (dp__trace_is_on())
         dp__frame_trace(frame, 'B');
 }
@@ -1030,6 +1249,7 @@ static dp_status dp__frame_leave(const dp__frame *frame, dp_status status)
 {
     if (dp__trace_is_on())
         dp__frame_trace(frame, 'E');
+    dp__frame_hide(frame);
     dp__of_thread.frames = frame->outer;
     if (frame->counted)
         atomic_fetch_sub_explicit(&frame->ctx->inside, 1, memory_order_relaxed);
@@ -1114,6 +1334,12 @@ static dp_status dp__exit(const char *fn, dp_ctx *ctx, dp_status status)
     return dp__leave(fn, ctx, status);
 }
 
+/* A method that runs once more, to be checked, has no partners: nobody else runs it. */
+static dp_status dp__check_replays(const char *fn)
+{
+    return dp__of_thread.replays ? dp_error(DP_ERR_UNSUPPORTED, "%s: in a replay", fn) : DP_OK;
+}
+
 /* ==== >>log ====================================================================================
    Records go to the user's function, or to stderr as $DP_DEBUG says.                            */
 
@@ -1157,12 +1383,27 @@ DP_PRINTF(3, 4) static void dp__log(const dp_ctx *ctx, dp_level level, const cha
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     int rank = ctx->info.rank_count > 0 ? ctx->info.rank_first : -1;
-    dp__frame frame = {.what = "the log function", .ctx = (dp_ctx *)(uintptr_t)ctx};
+    dp__frame frame = {.what = "the log function", .ctx = (dp_ctx *)(uintptr_t)ctx, .unseen = true};
     dp__frame_enter(&frame);
     ctx->config.log.fn(&(dp_log_record){level, rank, text}, ctx->config.log.user);
     (void)dp__frame_leave(&frame, DP_OK);
     memcpy(dp__of_thread.text, said, sizeof said);
     dp__of_thread.fresh = fresh;
+}
+
+/* Warns once a process, whose `said` that is. If there is no log it goes to stderr: for what makes
+   all work useless or slow, and cannot be seen otherwise. */
+static void dp__warn_all(const dp_ctx *ctx, atomic_bool *said, const char *text)
+{
+    bool silent = ctx->config.log.fn == NULL;
+    if ((!silent && !dp__log_wants(ctx, DP_LOG_WARN)) || atomic_exchange(said, true))
+        return;
+    if (silent)
+        dp_log_stderr(&(dp_log_record){DP_LOG_WARN,
+                                       ctx->info.rank_count > 0 ? ctx->info.rank_first : -1, text},
+                      NULL);
+    else
+        dp__log(ctx, DP_LOG_WARN, "%s", text);
 }
 
 /* ==== >>host ===================================================================================
@@ -1262,6 +1503,64 @@ static dp_host dp__host_make(void)
                      .parallel = dp__host_parallel,
                      .thread_count = dp__host_thread_count,
                      .aborted = dp__host_aborted};
+}
+
+/* ==== >>poison =================================================================================
+   With dp_config.poison, host memory that nobody may use has bytes that are NaN as a float of any
+   size: what a scope has given back, what nobody has written yet, and a fence behind each piece. So
+   a read of it is seen in what is computed, and a write when the block is looked at again.      */
+
+enum { DP__POISON = 0xFF, DP__FENCE_BYTES = 64, DP__RESTING = 8 };
+
+static bool dp__pool_is_host(const dp__pool *pool)
+{
+    return pool->source != DP__FROM_DEVICE || pool->device->info.host_memory;
+}
+
+/* Returns true if no other process, and no device on its own, uses a pool's memory. */
+static bool dp__pool_is_poisoned(const dp_ctx *ctx, const dp__pool *pool)
+{
+    return ctx->config.poison && dp__pool_is_host(pool) && pool->source != DP__FROM_HEAP &&
+           pool->source != DP__FROM_PAGES;
+}
+
+/* Returns how many bytes a piece takes. */
+static size_t dp__fenced_bytes(const dp_ctx *ctx, const dp__pool *pool, size_t bytes)
+{
+    bool fence = dp__pool_is_poisoned(ctx, pool) && bytes <= SIZE_MAX - DP__FENCE_BYTES;
+    return fence ? bytes + DP__FENCE_BYTES : bytes;
+}
+
+/* Keeps the first of what nobody may have written, for the next check, and logs each. */
+DP__COLD static void dp__damaged(dp_ctx *ctx, size_t given, size_t at)
+{
+    char text[DP__SENTENCE_BYTES];
+    if (given > 0)
+        snprintf(text, sizeof text,
+                 "something was written behind a piece of %zu bytes, at byte %zu from its begin: "
+                 "seen as its scope ended",
+                 given, at);
+    else
+        snprintf(text, sizeof text,
+                 "something was written to memory of a scope that had ended, at byte %zu of a "
+                 "piece: seen as another scope got it",
+                 at);
+    dp__log(ctx, DP_LOG_ERROR, "%s", text);
+    dp__lock_enter(&ctx->lock);
+    if (ctx->checks.damage[0] == '\0')
+        memcpy(ctx->checks.damage, text, sizeof text);
+    dp__lock_leave(&ctx->lock);
+}
+
+/* Looks whether a block is as it was filled, behind the bytes that somebody may use. */
+static void dp__poison_look(dp_ctx *ctx, const dp__block *block, size_t given)
+{
+    const unsigned char *bytes = block->data;
+    size_t at = given;
+    while (at < block->bytes && bytes[at] == DP__POISON)
+        at++;
+    if (at < block->bytes)
+        dp__damaged(ctx, given, at);
 }
 
 /* ==== >>pool ===================================================================================
@@ -1379,29 +1678,44 @@ static void dp__pool_return(dp_ctx *ctx, const dp__block *block)
     }
 }
 
-static bool dp__pool_is_host(const dp__pool *pool)
-{
-    return pool->source != DP__FROM_DEVICE || pool->device->info.host_memory;
-}
-
 static dp_status dp__block_make(dp_ctx *ctx, dp__pool *pool, int class_, size_t bytes,
                                 dp__block **out)
 {
     dp__block *block = dp__raw_alloc(ctx, sizeof *block, _Alignof(dp__block));
     if (block == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu bytes", sizeof *block);
-    *block = (dp__block){.pool = pool, .bytes = bytes, .class_ = class_};
+    *block = (dp__block){.pool = pool, .bytes = bytes, .given = bytes, .class_ = class_};
     dp_status status = dp__pool_fetch(ctx, pool, bytes, &block->data);
     if (status != DP_OK) {
         dp__raw_free(ctx, block, sizeof *block);
         return status;
     }
+    if (dp__pool_is_poisoned(ctx, pool))
+        memset(block->data, DP__POISON, block->bytes);
     dp__lock_enter(&ctx->lock);
     block->made_before = ctx->all_blocks;
     ctx->all_blocks = block;
     dp__lock_leave(&ctx->lock);
     *out = block;
     return DP_OK;
+}
+
+/* Returns true if blocks stay free for a while, where steps are checked: a late read of one would
+   find what the next piece of that size has. */
+static bool dp__pool_rests(const dp_ctx *ctx, const dp__pool *pool)
+{
+    return ctx->checks.every > 0 && dp__pool_is_poisoned(ctx, pool);
+}
+
+/* Returns the first free block; NULL: there is none. Under the context's lock. */
+static dp__block *dp__block_reuse(const dp_ctx *ctx, dp__pool *pool, int class_)
+{
+    dp__block *first = pool->free[class_], *block = first;
+    for (int i = 0; i < DP__RESTING && block != NULL && dp__pool_rests(ctx, pool); i++)
+        block = block->next;
+    if (block != NULL)
+        pool->free[class_] = first->next;
+    return block != NULL ? first : NULL;
 }
 
 static dp_status dp__block_take(dp_ctx *ctx, dp__pool *pool, size_t bytes, dp__block **out)
@@ -1411,36 +1725,44 @@ static dp_status dp__block_take(dp_ctx *ctx, dp__pool *pool, size_t bytes, dp__b
     if (!dp__class_of(bytes, &class_, &capacity))
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu bytes", bytes);
     dp__lock_enter(&ctx->lock);
-    dp__block *block = pool->free[class_];
-    if (block != NULL)
-        pool->free[class_] = block->next;
+    dp__block *block = dp__block_reuse(ctx, pool, class_);
     dp__lock_leave(&ctx->lock);
     if (block == NULL)
         return dp__block_make(ctx, pool, class_, capacity, out);
     block->next = NULL;
+    if (dp__pool_is_poisoned(ctx, pool)) {
+        dp__unpoison(block->data, block->bytes);
+        dp__poison_look(ctx, block, 0);
+        dp__poison(block->data, block->bytes);
+    }
+    block->given = block->bytes;
     *out = block;
     return DP_OK;
 }
 
 /* What the host can see is poisoned before it goes back. */
-static void dp__blocks_wipe(const dp_ctx *ctx, const dp__block *blocks)
+static void dp__blocks_wipe(dp_ctx *ctx, dp__block *blocks)
 {
-    for (const dp__block *block = blocks; block != NULL; block = block->next) {
+    for (dp__block *block = blocks; block != NULL; block = block->next) {
         if (!dp__pool_is_host(block->pool) || block->everybodys)
             continue;
-        if (ctx->config.poison) {
+        if (dp__pool_is_poisoned(ctx, block->pool)) {
             dp__unpoison(block->data, block->bytes);
-            memset(block->data, 0xDD, block->bytes);
+            dp__poison_look(ctx, block, block->given);
+            memset(block->data, DP__POISON, block->bytes);
         }
         dp__poison(block->data, block->bytes);
     }
 }
 
-static void dp__blocks_give(dp__block *blocks) /* under the context's lock */
+/* The last one given is the first to be used; of those that rest, the last. Under the lock. */
+static void dp__blocks_give(const dp_ctx *ctx, dp__block *blocks)
 {
     while (blocks != NULL) {
         dp__block *block = blocks, **list = &block->pool->free[block->class_];
         blocks = block->next;
+        while (*list != NULL && dp__pool_rests(ctx, block->pool))
+            list = &(*list)->next;
         block->next = *list;
         *list = block;
     }
@@ -1515,7 +1837,8 @@ static dp_status dp__scope_chunk(dp_scope *scope, size_t bytes)
 static dp_status dp__scope_block(dp_scope *scope, dp__pool *pool, size_t bytes, void **out)
 {
     dp__block *block = NULL;
-    DP_TRY(dp__block_take(scope->ctx, pool, bytes, &block));
+    DP_TRY(dp__block_take(scope->ctx, pool, dp__fenced_bytes(scope->ctx, pool, bytes), &block));
+    block->given = bytes;
     block->next = scope->blocks;
     scope->blocks = block;
     if (dp__pool_is_host(pool))
@@ -1758,7 +2081,7 @@ static void dp__scopes_give(dp_ctx *ctx, dp_scope *scopes)
         dp_scope *scope = scopes;
         scopes = scope->next;
         if (list == &ctx->idle) {
-            dp__blocks_give(scope->blocks);
+            dp__blocks_give(ctx, scope->blocks);
             scope->blocks = NULL;
             scope->replicas = NULL;
         }
@@ -2669,6 +2992,14 @@ DP_API dp_status dp_tensor_pieces(const dp_tensor *tensor, size_t most, dp_piece
 static bool dp__is_host(const dp__device *device)
 {
     return device->info.host_memory;
+}
+
+static bool dp__all_are_host(const dp_ctx *ctx)
+{
+    bool host = true;
+    for (int i = 0; i < ctx->info.local_count && host; i++)
+        host = dp__is_host(&ctx->devices[i]);
+    return host;
 }
 
 /* Whether the host reaches the memory once nothing that is enqueued uses it. */
@@ -3986,7 +4317,9 @@ DP_API dp_status dp_item(dp_ctx *ctx, dp_value scalar, double *out)
         return dp__leave(__func__, ctx, dp__item(ctx, device, scalar.as.t, out));
     }
     if (scalar.kind != DP_INT && scalar.kind != DP_FLOAT && scalar.kind != DP_BOOLEAN)
-        return dp_error(DP_ERR_INVALID, "%s: scalar is %s", __func__, dp__a_kind(scalar.kind));
+        return dp_error(DP_ERR_INVALID, "%s: scalar is %s%s", __func__, dp__a_kind(scalar.kind),
+                        scalar.kind == DP_NONE ? ", which dp_get gives for a key that is not there"
+                                               : "");
     *out = scalar.kind == DP_FLOAT ? scalar.as.f
                                    : (double)(scalar.kind == DP_INT ? scalar.as.i : scalar.as.b);
     return DP_OK;

@@ -93,52 +93,6 @@ static const char *dp__group_address(const dp__group *group, const dp__group_int
    From the introductions to a context. All processes of the job take part in each step, whatever
    group they are in, and hear how it went: so all groups are opened or none is.                  */
 
-static dp_status dp__group_check(dp__group *group, const dp_config *config)
-{
-    const char *field = config->bootstrap.all_gather != NULL || config->bootstrap.process_count != 0
-                            ? "bootstrap"
-                        : config->local_only  ? "local_only"
-                        : config->job != NULL ? "job"
-                                              : NULL;
-    if (group->number < -1)
-        return dp_error(DP_ERR_INVALID, "%s: group is %d: -1 is none, others count from 0",
-                        group->fn, group->number);
-    if (field != NULL)
-        return dp_error(DP_ERR_INVALID,
-                        "%s: config.%s is set, but who is in a group is known without it",
-                        group->fn, field);
-    return DP_OK;
-}
-
-/* Takes from the context of all what is not set. */
-static void dp__group_resolve(dp__group *group)
-{
-    const dp_ctx *ctx = group->ctx;
-    const dp_config *all = &ctx->config;
-    dp_config *config = &group->config;
-    int ranks = group->process_count * ctx->info.local_count;
-    if (config->backends == NULL && config->devices == NULL && config->device_count == 0) {
-        config->devices = all->devices;
-        config->device_count = all->device_count;
-        if (config->shards == 0 && all->shards > 0 && (ranks & (ranks - 1)) == 0)
-            config->shards = ranks;
-        if (config->threads_per_device == 0)
-            config->threads_per_device = all->threads_per_device;
-    }
-    config->backends = config->backends != NULL ? config->backends : all->backends;
-    config->colls = config->colls != NULL ? config->colls : all->colls;
-    config->thread_count = config->thread_count != 0 ? config->thread_count : all->thread_count;
-    config->timeout_ms = config->timeout_ms != 0 ? config->timeout_ms : all->timeout_ms;
-    if (config->allocator.alloc == NULL && config->allocator.free == NULL)
-        config->allocator = all->allocator;
-    dp_level level = config->log.level;
-    if (config->log.fn == NULL)
-        config->log = all->log;
-    config->log.level = level != DP_LOG_DEFAULT ? level : all->log.level;
-    config->poison = config->poison || all->poison;
-    config->unbound = true;
-}
-
 /* Returns how long its processes may take to meet: no longer than those that wait for it in ctx
    have, see dp__group_opened. A wrong one is found later. */
 static int dp__group_timeout_ms(const dp__group *group)
@@ -147,12 +101,15 @@ static int dp__group_timeout_ms(const dp__group *group)
     return own > 0 && own < all ? own : all;
 }
 
-/* dp__launch.hear: the job of all has failed, or one of the group has died before all have met. */
-DP__COLD static dp_status dp__group_hears(void *user)
+/* dp__launch.rest: fails if the job of all has failed, or one of the group has died before all have
+   met. */
+DP__COLD static dp_status dp__group_rests(void *user, int ms)
 {
     const dp__group *group = user;
     dp__job *job = group->ctx->world.job;
     char who[DP__WHO_BYTES];
+    if (ms > 0)
+        dp__os_sleep_ms(ms);
     DP_TRY(dp__job_heard(job));
     for (int p = 0; p < job->process_count; p++)
         if (dp__group_introduction_of(group, p)->group == group->number && p != job->process &&
@@ -166,7 +123,7 @@ DP__COLD static dp_status dp__group_hears(void *user)
 static dp_status dp__group_launch(dp__group *group, const dp__group_introduction *first, bool far,
                                   dp__launch *out)
 {
-    out->hear = dp__group_hears;
+    out->rest = dp__group_rests;
     out->user = group;
     out->key = first->secret;
     out->numbered = out->agreed = out->again = true;
@@ -213,13 +170,13 @@ static dp_status dp__group_open(dp__group *group)
     const dp__group_introduction *first = dp__group_meet(group, &far);
     dp__launch launch = {
         .name = "group", .process = group->process, .process_count = group->process_count};
-    dp__group_resolve(group);
+    dp__group_resolve(group->ctx, group->process_count, &group->config);
     if (dp__backend_mpi != NULL && group->ctx->world.mpi_links != NULL) {
         DP_TRY(dp__group_join_line(group, &launch, &links));
     } else if (group->number >= 0 && group->process_count > 1) {
         DP_TRY(dp__group_launch(group, first, far, &launch));
         DP_TRY(dp__join_tree(&group->config, &launch, dp__group_timeout_ms(group), &tree));
-        launch.hear = NULL; /* all have met; what the context keeps of this outlives the group */
+        launch.rest = NULL; /* all have met; what the context keeps of this outlives the group */
     }
     if (group->number < 0)
         return DP_OK;
@@ -281,7 +238,7 @@ DP_API dp_status dp__open_group(dp_ctx *ctx, int number, const dp_config *config
     size_t bytes = (size_t)ctx->info.rank_count * sizeof own;
     dp__group_introduction *introductions =
         dp__host_alloc(&ctx->host, bytes, _Alignof(dp__group_introduction));
-    dp_status status = dp__group_check(&group, &group.config);
+    dp_status status = dp__check_group(group.fn, number, &group.config);
     if (status == DP_OK && introductions == NULL)
         status = dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %d ranks", group.fn,
                           ctx->info.rank_count);

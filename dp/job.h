@@ -5,13 +5,15 @@
    few milliseconds.
 
    CONTENTS (search for the tag)
-     >>entries  what a collective is, to compare, and in words
+     >>entries  what a process has begun, to compare, and in words
      >>members  what each process says of itself
+     >>shown    what those outside of the job see
      >>failing  the first failure, in words, for all
      >>blaming  for whom all wait in the end
      >>looking  whether it makes sense to wait for others
      >>watching a word in shared memory, until it changes
      >>journal  what this process begins
+     >>lateness who comes last
      >>opening  from a bootstrap to a job
 */
 
@@ -20,43 +22,9 @@
 #else
 
 /* ==== >>entries ==================================================================================
-   What a collective is: what all ranks have to issue alike, and what a sentence says about it.   */
+   A collective that a process has begun, and what a sentence says about it.                     */
 
-typedef struct dp__rule {
-    bool send_all, recv_all;         /* a block for every rank, else one */
-    bool send_at_root, recv_at_root; /* matters there only */
-    bool reduces;
-    bool in_place; /* send's block may be recv's: its own one where there is one for every rank */
-    bool recv_optional; /* a rank with no recv wants no result */
-    bool one_owner;     /* so it is where all devices are the host's; and there a recv may lie where
-                           another local rank sends the same elements */
-} dp__rule;
-
-static const dp__rule dp__rules[] = {
-    [DP_ALL_REDUCE] = {.reduces = true, .in_place = true, .recv_optional = true},
-    [DP_BROADCAST] = {.send_at_root = true, .in_place = true},
-    [DP_ALL_GATHER] = {.recv_all = true, .in_place = true, .one_owner = true},
-    [DP_REDUCE_SCATTER] = {.send_all = true, .reduces = true, .in_place = true, .one_owner = true},
-    [DP_ALL_TO_ALL] = {.send_all = true, .recv_all = true},
-    [DP_REDUCE_TO] = {.recv_at_root = true, .reduces = true, .in_place = true},
-    [DP_GATHER_TO] = {.recv_all = true, .recv_at_root = true, .in_place = true},
-    [DP_SCATTER_FROM] = {.send_all = true, .send_at_root = true, .in_place = true}};
-
-enum { DP__RECENT = 16, DP__LABEL_BYTES = 64 };
-
-typedef struct dp__signature { /* what has to be the same on all ranks */
-    int32_t verb, dtype, op, root;
-    uint32_t reducer, bucket; /* see dp__purpose */
-    uint64_t count;
-    double scale;
-} dp__signature;
-
-/* Names the reducer and the bucket that collectives are for, each counted from 1; 0: none, or all.
-   So what has the same size cannot be taken for something else. */
-typedef struct dp__purpose {
-    const char *what; /* lasts as long as the purpose; or NULL */
-    uint32_t reducer, bucket;
-} dp__purpose;
+enum { DP__RECENT = 16 };
 
 typedef struct dp__label { /* the same in words */
     char what[DP__LABEL_BYTES], by[24], tag[DP__TAG_BYTES];
@@ -65,21 +33,16 @@ typedef struct dp__label { /* the same in words */
 typedef struct dp__entry {
     uint64_t seq; /* its number on its lane */
     dp__signature is;
+    uint64_t late; /* about the one before: see >>telling in dp/late.h */
     dp__label label;
 } dp__entry;
 
 enum {
     DP__ENTRY_WORDS = sizeof(dp__entry) / sizeof(uint64_t),
+    DP__SAME_WORDS = offsetof(dp__entry, late) / sizeof(uint64_t), /* that are compared */
     DP__HEAD_WORDS = offsetof(dp__entry, label) / sizeof(uint64_t) /* a line of a cache */
 };
 _Static_assert(DP__ENTRY_WORDS * sizeof(uint64_t) == sizeof(dp__entry), "an entry is words");
-
-static const char *const dp__verb_names[] = {[DP_ALL_REDUCE] = "all_reduce",
-                                             [DP_BROADCAST] = "broadcast",
-                                             [DP_ALL_GATHER] = "all_gather",
-                                             [DP_REDUCE_SCATTER] = "reduce_scatter",
-                                             [DP_ALL_TO_ALL] = "all_to_all"};
-static const char *const dp__op_names[] = {"sum", "mean", "prod", "min", "max"};
 
 static void dp__words_store(_Atomic uint64_t *to, const void *from, size_t count)
 {
@@ -105,20 +68,6 @@ static void dp__label_put(char *out, size_t room, const char *text)
     memset(out, 0, room);
     if (bytes > 0)
         memcpy(out, text, bytes);
-}
-
-/* "all_reduce of 25 f32 (sum)" */
-static size_t dp__signature_text(const dp__signature *is, char *text, size_t room)
-{
-    size_t used = dp__append(text, room, 0, "%s of %llu %s", dp__verb_names[is->verb],
-                             (unsigned long long)is->count, dp_dtype_name((dp_dtype)is->dtype));
-    if (is->verb == DP_BROADCAST)
-        return dp__append(text, room, used, " (root %d)", (int)is->root);
-    if (!dp__rules[is->verb].reduces)
-        return used;
-    if (!(is->scale >= 1 && is->scale <= 1))
-        return dp__append(text, room, used, " (%s times %g)", dp__op_names[is->op], is->scale);
-    return dp__append(text, room, used, " (%s)", dp__op_names[is->op]);
 }
 
 /* "all_reduce of 73 f32 (mean), bucket 0 of 'net', 'v', in dp_backward, at 'epoch 3'" */
@@ -153,8 +102,9 @@ enum {
     DP__COMPLAINT_BYTES = 160,
     DP__WHO_BYTES = 96,
     DP__DOING_BYTES = DP__WORDS_BYTES + 32,
-    DP__LAST_BYTES = DP__WORDS_BYTES + 384,
+    DP__LAST_BYTES = DP__WORDS_BYTES + DP__ACTIVITY_BYTES + 384,
     DP__FAULT_BYTES = 64,
+    DP__HOST_NAME_BYTES = 64,
     DP__LATE_BYTES = DP__WHO_BYTES + 2 * DP__FAULT_BYTES
 };
 
@@ -171,6 +121,10 @@ typedef struct dp__lane_progress {               /* of a lane */
     /* In a wait: for which process' part, from 1; its own: it cannot do its part; 0: that is not
        known. */
     atomic_uint awaits;
+    atomic_uint since;         /* which one it waits in, as it was seen to last, */
+    _Atomic uint64_t since_ns; /* and since when */
+    /* All others waited long for it so often, in all for so long; it waited so long for others. */
+    _Atomic uint64_t late, late_ns, waited_ns;
 } dp__lane_progress;
 
 typedef struct dp__progress {
@@ -181,10 +135,26 @@ typedef struct dp__progress {
     /* Without a board: since when a question is unanswered, or 0; how long the last answer took,
        and when it came. */
     _Atomic uint64_t asked_ns, away_ns, back_ns;
+    dp__activity activity;          /* of its first device */
     char said[DP__COMPLAINT_BYTES]; /* of a call that failed; "": none did */
+    _Atomic uint64_t figures[DP__FIGURES];
+    int32_t id, rank, rank_count; /* id: what its system calls it */
+    uint32_t here;                /* it is on the machine of the board */
+    char host[DP__HOST_NAME_BYTES];
 } dp__progress;
 
+typedef struct dp__board_head {     /* see >>shown */
+    _Atomic uint64_t magic;         /* it is there once all else is */
+    uint32_t layout, version;       /* DP__BOARD_LAYOUT, DP_VERSION */
+    int32_t process_count, process; /* process: whose board it is; -1: that of all */
+    uint32_t member_bytes, entry_bytes, kept, recent; /* kept, recent: entries of a lane */
+    uint64_t members_at, entries_at, each; /* each: from a process' entries to the next one's */
+    uint64_t epoch;                        /* the same on all boards of a job */
+    char launcher[24];
+} dp__board_head;
+
 typedef struct dp__board {
+    dp__board_head head;
     atomic_uint failed;   /* 1: the text is being written, 2: it is there */
     int32_t status, rank; /* of the first failure: where it is from */
     char text[DP__TEXT_BYTES];
@@ -211,27 +181,34 @@ typedef struct dp__journal {
     atomic_uint done;    /* calls that have returned */
     atomic_uint odd;     /* in which others seemed to differ */
     atomic_uint late;    /* and of which the time was up, and nobody is known to be at fault */
-    atomic_uint asked;   /* and in which they were asked */
+    atomic_uint asked;   /* and in which they were asked, */
+    atomic_uint again;   /* and once more, before a warning */
+    atomic_uint warned;  /* and in which a warning has said for whom all wait */
     atomic_uint looks;   /* so far */
     dp__wait wait;       /* of the table's threads */
+    dp__late arrivals;   /* where the table compares: the writer's */
 } dp__journal;
 
 typedef dp_status dp__gather_fn(const dp_bootstrap *boot, const void *own, void *all, size_t bytes);
 
-typedef struct dp__introduction { /* what a process tells the others while it opens */
+typedef struct dp__introduction { /* for dp__job_agree: what every process tells the others */
     int32_t status;
     char text[200];
     dp__shared_name name;
     uint64_t machine;
     dp__cores cores;
+    char host[DP__HOST_NAME_BYTES];
 } dp__introduction;
 
 typedef struct dp__progress_message { /* a process' record as it travels where there is no board */
     int32_t presence, asks;           /* asks: whoever gets it answers with his own */
     uint32_t ended[DP__LANES], said_after[DP__LANES], awaits[DP__LANES];
-    uint32_t held, reserved;
+    uint32_t held, absent; /* absent: none of its threads waits for others; its watchdog says so */
     dp__entry last[DP__LANES];
     char said[DP__COMPLAINT_BYTES];
+    uint64_t in_ns; /* for how long it has been in a function; 0: it is in none */
+    int32_t thread, reserved;
+    char in[DP__ACTIVITY_NAME]; /* the function */
 } dp__progress_message;
 
 typedef struct dp__progress_carrier { /* how processes hear of each other without a board */
@@ -252,13 +229,18 @@ typedef struct dp__job {
     int *firsts;      /* of each process: its first rank, and at the end how many ranks there are */
     int *ids;         /* what its system calls it */
     int *twins; /* the next one that is in the same process of a system; itself, if it is alone */
+    char *arrivals; /* memory for those of the journals */
+    int named;      /* the process that was said to come last; -1: none; under the context's lock */
     dp__board *board;
     dp__shared shared; /* data NULL: the board is this process' own, */
-    char why[200];     /* and why */
+    char why[200];     /* and why, */
+    dp__shared own;    /* where it lies then; data NULL: in the host's memory */
+    uint64_t epoch;    /* the same in all processes of a job */
     dp__shared near; /* with processes on several machines: of those on this one, if they need it */
     size_t each;     /* bytes of a process behind the board: its entries, and its lines */
     const dp__progress_carrier *carrier;
-    struct dp__job *before; /* see dp__voter */
+    struct dp__job *before;      /* see dp__voter */
+    struct dp__metrics *metrics; /* NULL: they are not written */
     dp__journal journals[DP__LANES];
 } dp__job;
 
@@ -337,8 +319,8 @@ static bool dp__entries_same(const dp__entry *a, const dp__entry *b)
 static bool dp__entry_matches(const dp__journal *journal, int process, unsigned seq,
                               const dp__entry *own)
 {
-    uint64_t head[DP__HEAD_WORDS];
-    dp__words_load(head, dp__entry_of(journal, process, seq), DP__HEAD_WORDS);
+    uint64_t head[DP__SAME_WORDS];
+    dp__words_load(head, dp__entry_of(journal, process, seq), DP__SAME_WORDS);
     return memcmp(head, own, sizeof head) == 0;
 }
 
@@ -352,8 +334,9 @@ static bool dp__has_ended(const dp__journal *journal, int process, unsigned seq)
     return (int)(atomic_load(&dp__lane_progress_of(journal, process)->ended) - seq) >= 0;
 }
 
-/* A context that shares its process with this one is alive, and so is one that has left its lock to
-   another context of that process. */
+/* Returns true if a process is alive. On a board it holds a lock on its byte of the memory until it
+   dies; without one, its connection in the tree has not ended. A context that shares its process
+   with this one is alive, and so is one that has left its lock to another one of that process. */
 static bool dp__is_alive(const dp__job *job, int process)
 {
     for (int p = job->twins[process]; p != process; p = job->twins[p])
@@ -411,11 +394,69 @@ static const char *dp__last_text(const dp__journal *journal, unsigned seq, int p
         atomic_load(&member->tracks[journal->place].said_after) == begun)
         used = dp__append(text, DP__LAST_BYTES, used, ", and then a call failed: %.159s",
                           member->said);
+    char activity[DP__ACTIVITY_BYTES];
+    if (ended)
+        used = dp__append(
+            text, DP__LAST_BYTES, used, "%s",
+            dp__activity_text(&member->activity, DP__ACTIVITY_LEAST_NS, "; it is in ", activity));
     if (atomic_load(&member->held) > 0)
         (void)dp__append(text, DP__LAST_BYTES, used,
                          ", and it waits to take memory until another context's collectives have "
                          "ended: use both contexts in one thread, in the same order everywhere");
     return text;
+}
+
+/* ==== >>shown ===================================================================================
+   A board is a file in memory that has no name, but a magic number at its beginning: whoever may
+   see what the processes of this user have open (Linux: /proc) finds it and reads it, without their
+   help, even if they hang. examples/status.c is such a reader, and has no part of dp.h in it. So
+   the layout of what it reads has a number, which changes with dp__board, dp__progress, dp__entry.
+   */
+
+static const uint64_t dp__board_magic = 0x6472616f622e7064u; /* "dp.board" */
+
+enum { DP__BOARD_LAYOUT = 1 };
+_Static_assert(sizeof(dp__board_head) == 96 && offsetof(dp__board, text) == 108 &&
+                   sizeof(dp__lane_progress) == 384 && offsetof(dp__progress, said) == 872 &&
+                   sizeof(dp__progress) == 1152 && sizeof(dp__entry) == 184,
+               "another layout has another number, here and in examples/status.c");
+
+/* Shows who a process is. */
+DP__COLD static void dp__member_show(const dp__job *job, int process)
+{
+    dp__progress *member = dp__progress_of(job, process);
+    const dp__introduction *its = &job->introductions[process];
+    member->id = job->ids[process];
+    member->rank = job->firsts[process];
+    member->rank_count = dp__rank_count_of(job, process);
+    member->here = its->machine == job->introduction.machine;
+    dp__label_put(member->host, sizeof member->host, its->host);
+}
+
+/* Shows what a board is, once it can be read: process 0 does for all, if all have it. */
+DP__COLD static void dp__board_show(const dp__job *job)
+{
+    bool all = job->shared.data != NULL;
+    dp__board_head *head = &job->board->head;
+    for (int p = 0; p < job->process_count; p++)
+        if (p == job->process || !all)
+            dp__member_show(job, p);
+    if (all && job->process != 0)
+        return;
+    head->layout = DP__BOARD_LAYOUT;
+    head->version = DP_VERSION;
+    head->process_count = job->process_count;
+    head->process = all ? -1 : job->process;
+    head->member_bytes = sizeof(dp__progress);
+    head->entry_bytes = sizeof(dp__entry);
+    head->kept = DP__KEPT;
+    head->recent = DP__RECENT;
+    head->members_at = offsetof(dp__board, members);
+    head->entries_at = dp__board_bytes(job->process_count);
+    head->each = all ? job->each : 0;
+    head->epoch = job->epoch;
+    dp__label_put(head->launcher, sizeof head->launcher, job->ctx->info.launcher);
+    atomic_store_explicit(&head->magic, dp__board_magic, memory_order_release);
 }
 
 /* ==== >>failing ================================================================================
@@ -441,6 +482,13 @@ static bool dp__job_is_lost(const dp__job *job)
     return atomic_load_explicit(&job->board->failed, memory_order_acquire) != 0;
 }
 
+/* Notes the failure that dp_last_error tells. -1: it is not known because of which process. */
+static void dp__job_learn(const dp__job *job, dp_status status, int process)
+{
+    (void)dp__board_fail(job->board, status, job->firsts[process >= 0 ? process : job->process],
+                         dp_last_error());
+}
+
 /* Why the job has failed, if this process can know. */
 static dp_status dp__job_heard(dp__job *job)
 {
@@ -450,8 +498,7 @@ static dp_status dp__job_heard(dp__job *job)
     if (!dp__job_is_lost(job) && job->shared.data == NULL)
         status = job->carrier->hear(job->ctx, &process);
     if (status != DP_OK)
-        (void)dp__board_fail(board, status, job->firsts[process >= 0 ? process : job->process],
-                             dp_last_error());
+        dp__job_learn(job, status, process);
     if (!dp__job_is_lost(job))
         return DP_OK;
     for (int i = 0; i < 100 && atomic_load(&board->failed) != 2; i++)
@@ -523,12 +570,34 @@ static uint64_t dp__news_ns(int timeout_ms)
     return part < DP__ASK_NS ? part : DP__ASK_NS;
 }
 
+/* Puts into a progress message what a device is in. Clocks differ, so it says for how long. */
+static void dp__activity_tell(const dp__activity *activity, dp__progress_message *out)
+{
+    uint64_t words[DP__ACTIVITY_WORDS], now = dp__os_now_ns();
+    int thread;
+    uint64_t since = dp__activity_get(activity, words, &thread);
+    if (since == 0)
+        return;
+    out->in_ns = now > since ? now - since : 1;
+    out->thread = thread;
+    memcpy(out->in, words, sizeof words);
+}
+
+/* Takes it out again. */
+static void dp__activity_hear(dp__activity *activity, const dp__progress_message *progress)
+{
+    uint64_t words[DP__ACTIVITY_WORDS], now = dp__os_now_ns(), ns = progress->in_ns;
+    memcpy(words, progress->in, sizeof words);
+    dp__activity_put(activity, words, progress->thread, ns != 0 && ns < now ? now - ns : 0);
+}
+
 /* The own one. */
 static dp__progress_message dp__progress_message_of(const dp__job *job)
 {
     const dp__progress *own = dp__progress_of(job, job->process);
     dp__progress_message progress = {.presence = atomic_load(&own->presence),
-                                     .held = atomic_load(&own->held)};
+                                     .held = atomic_load(&own->held),
+                                     .absent = dp__of_thread.absent};
     for (int i = 0; i < DP__LANES; i++) {
         unsigned begun = atomic_load(&own->tracks[i].begun);
         (void)dp__entry_get(&job->journals[i], job->process, begun, &progress.last[i]);
@@ -537,13 +606,14 @@ static dp__progress_message dp__progress_message_of(const dp__job *job)
         progress.awaits[i] = atomic_load(&own->tracks[i].awaits);
     }
     memcpy(progress.said, own->said, sizeof progress.said);
+    dp__activity_tell(&own->activity, &progress);
     return progress;
 }
 
 /* Returns true if what a progress message tells can be put in words. */
 static bool dp__progress_message_is_sound(const dp__progress_message *progress)
 {
-    bool sound = true;
+    bool sound = progress->in[sizeof progress->in - 1] == '\0';
     for (int i = 0; i < DP__LANES; i++) {
         const dp__signature *is = &progress->last[i].is;
         const dp__label *label = &progress->last[i].label;
@@ -555,16 +625,23 @@ static bool dp__progress_message_is_sound(const dp__progress_message *progress)
     return sound;
 }
 
-/* Takes in what another process has sent. True: it asks. */
-static bool dp__progress_message_read(const dp__job *job, int process,
-                                      const dp__progress_message *progress)
+/* Notes that a process has answered, and how long that took. */
+static void dp__progress_answered(dp__progress *other)
 {
-    dp__progress *other = dp__progress_of(job, process);
     uint64_t now = dp__os_now_ns(), asked_ns = atomic_exchange(&other->asked_ns, 0);
     if (asked_ns != 0) {
         atomic_store(&other->away_ns, now - asked_ns);
         atomic_store(&other->back_ns, now);
     }
+    atomic_store(&other->looked_ns, now);
+}
+
+/* Takes in what another process has sent; it counts as an answer only if a thread that waits has
+   sent it. True: it asks. */
+static bool dp__progress_message_read(const dp__job *job, int process,
+                                      const dp__progress_message *progress)
+{
+    dp__progress *other = dp__progress_of(job, process);
     memcpy(other->said, progress->said, sizeof other->said);
     other->said[sizeof other->said - 1] = '\0';
     for (int i = 0; i < DP__LANES; i++) {
@@ -576,8 +653,10 @@ static bool dp__progress_message_read(const dp__job *job, int process,
         atomic_store(&other->tracks[i].ended, progress->ended[i]);
         atomic_store(&other->tracks[i].begun, (unsigned)last->seq);
     }
+    dp__activity_hear(&other->activity, progress);
     atomic_store(&other->held, progress->held);
-    atomic_store(&other->looked_ns, now);
+    if (progress->absent == 0)
+        dp__progress_answered(other);
     atomic_store(&other->presence, progress->presence);
     return progress->asks != 0;
 }
@@ -628,7 +707,6 @@ static void dp__job_say(dp_ctx *ctx, const char *text)
     dp__progress_message_send(ctx->world.job);
 }
 
-/* It takes part in nothing more. */
 static void dp__job_leave(const dp_ctx *ctx)
 {
     dp__job *job = ctx->world.job;
@@ -734,7 +812,7 @@ static bool dp__journal_clashes(const dp__journal *journal, unsigned seq)
 }
 
 /* How many ranks have begun what this process has. */
-static int dp__votes(const dp__job *job, const dp__entry *entries, int process)
+static int dp__ranks_alike(const dp__job *job, const dp__entry *entries, int process)
 {
     int votes = 0;
     for (int p = 0; p < job->process_count; p++)
@@ -748,7 +826,7 @@ static dp_status dp__entries_differ(dp__job *job, unsigned seq, const dp__entry 
     char who[2][DP__WHO_BYTES], what[2][DP__WORDS_BYTES];
     int most = 0, odd = 0;
     for (int p = 1; p < job->process_count; p++)
-        if (dp__votes(job, entries, p) > dp__votes(job, entries, most))
+        if (dp__ranks_alike(job, entries, p) > dp__ranks_alike(job, entries, most))
             most = p;
     while (odd < job->process_count - 1 && dp__entries_same(&entries[odd], &entries[most]))
         odd++;
@@ -960,6 +1038,30 @@ DP__COLD static dp_status dp__journal_late(dp__journal *journal, unsigned seq)
                         dp__last_text(journal, seq, named, last));
 }
 
+/* Returns true if a process is on this machine. */
+static bool dp__is_near(const dp__job *job, int process)
+{
+    return job->introductions[process].machine == job->introduction.machine;
+}
+
+/* Says once, long before the time is up, for whom all wait. Process 0 does, or process 1 where all
+   wait for that one; no other one asks who is at fault, as that asks the kernel. */
+DP__COLD static void dp__journal_warn(dp__journal *journal, unsigned seq, uint64_t waited_ns)
+{
+    const dp__job *job = journal->job;
+    char doing[DP__DOING_BYTES], last[DP__LAST_BYTES], who[DP__WHO_BYTES];
+    uint64_t since_ns = dp__os_now_ns() - waited_ns;
+    int missing = dp__journal_missing(journal, seq, since_ns);
+    int root = dp__journal_root(journal, missing, since_ns), named = root >= 0 ? root : missing;
+    if (named < 0 || atomic_exchange(&journal->warned, seq) == seq || job->process != (named == 0))
+        return;
+    dp__log(job->ctx, DP_LOG_WARN, "%s: waits for %s for %.1f s; %s",
+            dp__doing(journal, seq, doing), dp__who(job, named, who), (double)waited_ns * 1e-9,
+            dp__last_text(journal, seq, named, last));
+    if ((dp__is_near(job, named)) && 0)
+        dp__activity_ask(&dp__progress_of(job, named)->activity, job->ids[named]);
+}
+
 /* ==== >>looking ================================================================================
    Who waits looks here every few milliseconds whether another process has failed, has closed its
    context, has died, or does something else; and who is missing when the time is up.            */
@@ -1053,19 +1155,41 @@ static int dp__journal_dead(dp__journal *journal, const dp__slice *slice, unsign
     return -1;
 }
 
+/* Asks the others, where there is no board, once a wait takes long, and again a moment before who
+   may warn says what they are in: by then they may be in something else. */
+static void dp__journal_ask(dp__journal *journal, unsigned seq, uint64_t waited_ns)
+{
+    const dp__job *job = journal->job;
+    uint64_t timeout_ns = (uint64_t)dp__journal_timeout_ms(journal) * 1000000;
+    bool soon = job->process <= 1 && waited_ns + DP__ASK_NS >= timeout_ns / 4;
+    for (int p = 0; p < job->process_count; p++)
+        dp__lane_progress_guess(journal, p);
+    if (waited_ns <= DP__ASK_NS)
+        return;
+    bool asks = atomic_exchange(&journal->asked, seq) != seq;
+    if ((soon && atomic_exchange(&journal->again, seq) != seq) || asks)
+        (void)dp__job_ask(job);
+}
+
+/* Shows since when this process has waited in number `seq`. */
+DP__COLD static void dp__journal_show(const dp__journal *journal, unsigned seq, uint64_t waited_ns)
+{
+    dp__lane_progress *own = dp__own_lane_progress(journal);
+    atomic_store_explicit(&own->since_ns, dp__os_now_ns() - waited_ns, memory_order_relaxed);
+    atomic_store_explicit(&own->since, seq, memory_order_release);
+}
+
 /* Looks whether it makes sense to wait for the end of number `seq`, for which this process has
    waited so long. Only what two looks find different counts: a call that the table refuses is on
    the board for a moment. */
 static dp_status dp__journal_look(dp__journal *journal, unsigned seq, uint64_t waited_ns)
 {
     dp__job *job = journal->job;
+    dp__journal_show(journal, seq, waited_ns);
     dp__job_looks(job);
     DP_TRY(dp__job_heard(job));
-    for (int p = 0; p < job->process_count && job->shared.data == NULL; p++)
-        dp__lane_progress_guess(journal, p);
-    if (job->shared.data == NULL && waited_ns > DP__ASK_NS &&
-        atomic_exchange(&journal->asked, seq) != seq)
-        (void)dp__job_ask(job);
+    if (job->shared.data == NULL)
+        dp__journal_ask(journal, seq, waited_ns);
     const dp__slice slice = dp__slice_of(journal);
     for (int i = 0; i < slice.count; i++) {
         int p = dp__slice_at(job, &slice, i);
@@ -1079,7 +1203,10 @@ static dp_status dp__journal_look(dp__journal *journal, unsigned seq, uint64_t w
     bool clashes = dp__journal_clashes(journal, seq);
     if (clashes && atomic_exchange(&journal->odd, seq) == seq)
         return dp__journal_differs(journal, seq, NULL);
-    bool late = waited_ns >= (uint64_t)dp__journal_timeout_ms(journal) * 1000000;
+    uint64_t timeout_ns = (uint64_t)dp__journal_timeout_ms(journal) * 1000000;
+    bool late = waited_ns >= timeout_ns, warns = job->process <= 1 && waited_ns >= timeout_ns / 4;
+    if (warns && atomic_load(&journal->warned) != seq)
+        dp__journal_warn(journal, seq, waited_ns);
     return late ? dp__journal_late(journal, seq) : DP_OK;
 }
 
@@ -1174,9 +1301,16 @@ typedef struct dp__watch {
     dp_status (*rest)(void *what, dp__wait *wait);
     void *what;
     atomic_uint *word, *sleepers; /* the word that changes when it comes; who sleeps until then */
+    uint64_t *waited_ns;          /* to which a wait is added; or NULL */
     unsigned *missed;             /* spins in a row that ran out */
     uint64_t look_ns;
 } dp__watch;
+
+static void dp__watch_waited(const dp__watch *watch, uint64_t ns)
+{
+    if (watch->waited_ns != NULL)
+        *watch->waited_ns += ns;
+}
 
 static bool dp__watch_spin(const dp__watch *watch)
 {
@@ -1185,6 +1319,7 @@ static bool dp__watch_spin(const dp__watch *watch)
         for (int i = 0; i < 16; i++) {
             if (watch->there(watch->what)) {
                 *watch->missed = 0;
+                dp__watch_waited(watch, now - start);
                 return true;
             }
             dp__os_pause();
@@ -1195,12 +1330,14 @@ static bool dp__watch_spin(const dp__watch *watch)
             dp__os_yield();
     } while (now - start < DP__WATCH_PATIENCE * patience);
     ++*watch->missed;
+    dp__watch_waited(watch, now - start);
     return false;
 }
 
 static dp_status dp__watch_sleep(const dp__watch *watch)
 {
     dp__wait wait = {0};
+    uint64_t begun = dp__os_now_ns();
     dp_status status = watch->rest(watch->what, &wait);
     atomic_fetch_add(watch->sleepers, 1);
     while (status == DP_OK) {
@@ -1211,6 +1348,7 @@ static dp_status dp__watch_sleep(const dp__watch *watch)
         status = watch->there(watch->what) ? DP_OK : watch->rest(watch->what, &wait);
     }
     atomic_fetch_sub(watch->sleepers, 1);
+    dp__watch_waited(watch, dp__os_now_ns() - begun);
     return status;
 }
 
@@ -1233,8 +1371,6 @@ DP_API void dp_tag(dp_ctx *ctx, const char *text)
     atomic_fetch_add_explicit(&ctx->tags, 1, memory_order_release);
 }
 
-/* Sets what the collectives to come are for, until this is called again. Returns what they were
-   for. For the writer. */
 static dp__purpose dp__journal_for(const dp__lane *lane, dp__purpose purpose)
 {
     dp__journal *journal = lane->journal;
@@ -1256,28 +1392,17 @@ static void dp__journal_label(dp__journal *journal, const char *by)
     dp__words_load(label->tag, journal->job->ctx->tag, DP__TAG_WORDS);
 }
 
-/* Makes the signature of a call on a lane. It is compared byte by byte: all NaN are the same one.
+/* Writes what a table is about to be called for. The label is made anew only where it has changed.
    */
-static dp__signature dp__sign(const dp__journal *journal, const dp_coll_call *call)
-{
-    return (dp__signature){.verb = (int32_t)call->verb,
-                           .dtype = (int32_t)call->dtype,
-                           .op = (int32_t)call->op,
-                           .root = call->root,
-                           .reducer = journal != NULL ? journal->purpose.reducer : 0,
-                           .bucket = journal != NULL ? journal->purpose.bucket : 0,
-                           .count = call->count,
-                           .scale = isnan(call->scale) ? (double)NAN : call->scale};
-}
-
-/* A table is about to be called. The label is made anew only where it has changed. */
-static void dp__journal_begin(dp__journal *journal, const char *by, const dp_coll_call *call)
+static void dp__journal_write(dp__journal *journal, const char *by, const dp_coll_call *call)
 {
     if (journal->by != by ||
         journal->tags != atomic_load_explicit(&journal->job->ctx->tags, memory_order_relaxed))
         dp__journal_label(journal, by);
     journal->now.seq++;
-    journal->now.is = dp__sign(journal, call);
+    journal->now.is = dp__sign(call, journal->purpose);
+    journal->now.late =
+        dp__late_tell(&journal->arrivals, journal->now.seq, journal->job->ctx->spent_ns);
     unsigned seq = (unsigned)journal->now.seq;
     if (!journal->compared && !journal->ends_later)
         journal->begun_ns = dp__os_now_ns();
@@ -1288,6 +1413,22 @@ static void dp__journal_begin(dp__journal *journal, const char *by, const dp_col
     atomic_store_explicit(&dp__own_lane_progress(journal)->begun, seq, memory_order_release);
 }
 
+static dp_status dp__journal_begin(const dp__lane *lane, const char *by, const dp_coll_call *call)
+{
+    dp__journal *journal = lane->journal;
+    if (journal == NULL)
+        return DP_OK;
+    if (dp__job_is_lost(journal->job))
+        return dp__job_heard(journal->job);
+    dp__journal_write(journal, by, call);
+    return DP_OK;
+}
+
+static dp_status dp__journal_heard(const dp__lane *lane)
+{
+    return lane->journal != NULL ? dp__job_heard(lane->journal->job) : DP_OK;
+}
+
 /* Up to number `seq` all has ended here, so that others have begun it. */
 static dp_status dp__journal_ended_to(dp__journal *journal, unsigned seq)
 {
@@ -1296,9 +1437,12 @@ static dp_status dp__journal_ended_to(dp__journal *journal, unsigned seq)
     return clashes ? dp__journal_differs(journal, seq, NULL) : DP_OK;
 }
 
-/* The table has returned. What it refuses counts in no process, so that all count alike. */
-static dp_status dp__journal_end(dp__journal *journal, dp_status status)
+/* Leaves out what a table refuses, so that all count alike. */
+static dp_status dp__journal_end(const dp__lane *lane, dp_status status)
 {
+    dp__journal *journal = lane->journal;
+    if (journal == NULL)
+        return status;
     bool refused = status != DP_OK && dp_status_class(status) == DP_CLASS_CALL;
     journal->now.seq -= refused;
     unsigned seq = (unsigned)journal->now.seq;
@@ -1338,14 +1482,6 @@ static bool dp__journal_ended(const dp__journal *journal, const dp__entry *entry
 {
     unsigned done = atomic_load_explicit(&journal->done, memory_order_acquire);
     return (int)(done - (unsigned)entry->seq) >= 0;
-}
-
-static bool dp__all_are_host(const dp_ctx *ctx)
-{
-    bool host = true;
-    for (int i = 0; i < ctx->info.local_count && host; i++)
-        host = dp__is_host(&ctx->devices[i]);
-    return host;
 }
 
 /* Says what it means that a table's call has returned: a device of its own may do the work later.
@@ -1409,6 +1545,109 @@ static void dp__journal_here(const dp_ctx *ctx, char *text, size_t bytes)
             return;
         }
     }
+}
+
+static const dp__failing dp__failing_job = {dp__journal_here, dp__journal_log, dp__job_say,
+                                            dp__job_tell};
+
+/* ==== >>lateness ===============================================================================
+   Puts into words which process comes last, where a table compares what all begin.              */
+
+/* "rank 3 (process 3, pid 42) comes last: all others waited for it, in 60 of ..." */
+DP__COLD static void dp__late_warn(const dp__job *job, const dp__late_verdict *verdict)
+{
+    char who[DP__WHO_BYTES], text[DP__LATE_TEXT];
+    dp__log(job->ctx, DP_LOG_WARN, "%s%s", dp__who(job, verdict->process, who),
+            dp__late_say(verdict, text));
+}
+
+/* Judges a window. Process 0 says who comes last, once, and again when that changes. */
+DP__COLD static void dp__journal_judge(dp__journal *journal)
+{
+    dp__job *job = journal->job;
+    dp__late_verdict verdict;
+    if (!dp__late_judge(&journal->arrivals, dp__os_now_ns(), &verdict))
+        return;
+    dp__lock_enter(&job->ctx->lock);
+    journal->arrivals.verdict = verdict;
+    bool news = verdict.process >= 0 && verdict.process != job->named;
+    job->named = news ? verdict.process : job->named;
+    dp__lock_leave(&job->ctx->lock);
+    if (news && job->process == 0)
+        dp__late_warn(job, &verdict);
+}
+
+/* Shows in the timeline that this thread waits for a process to begin the same. -1: it is not known
+   for which. */
+static void dp__journal_trace(const dp__journal *journal, int process, char phase)
+{
+    char name[32] = "waits for others";
+    if (!dp__trace_is_on())
+        return;
+    if (process >= 0)
+        snprintf(name, sizeof name, "waits for rank %d", journal->job->firsts[process]);
+    if (phase == 'B')
+        dp_trace_begin(name);
+    else
+        dp_trace_end();
+}
+
+/* Notes that all have begun the collective that is under way, and told about the one before. */
+static void dp__journal_met(dp__journal *journal)
+{
+    const dp__late *late = &journal->arrivals;
+    dp__lane_progress *own = dp__own_lane_progress(journal);
+    bool judges = dp__late_count(&journal->arrivals);
+    atomic_store_explicit(&own->late, late->times, memory_order_relaxed);
+    atomic_store_explicit(&own->late_ns,
+                          atomic_load_explicit(&late->by_others_ns, memory_order_relaxed),
+                          memory_order_relaxed);
+    atomic_store_explicit(&own->waited_ns,
+                          atomic_load_explicit(&late->for_others_ns, memory_order_relaxed),
+                          memory_order_relaxed);
+    if (judges)
+        dp__journal_judge(journal);
+}
+
+static uint64_t dp__journal_waited_ns(const dp__lane *lane)
+{
+    const dp__journal *journal = lane->journal;
+    if (journal == NULL)
+        return 0;
+    return journal->arrivals.waited_ns +
+           atomic_load_explicit(&journal->arrivals.for_others_ns, memory_order_relaxed);
+}
+
+/* Adds what a lane knows; the lane that says more names the rank. */
+static void dp__late_info_add(const dp__job *job, const dp__late *late, dp_late_info *out)
+{
+    const dp__late_verdict *verdict = &late->verdict;
+    double late_s = verdict->last > 0 ? (double)verdict->ns * 1e-9 / verdict->last : 0;
+    double longest_s = (double)atomic_load_explicit(&late->longest_ns, memory_order_relaxed) * 1e-9;
+    int longest = atomic_load_explicit(&late->longest, memory_order_relaxed);
+    out->for_others_s += (double)atomic_load_explicit(&late->for_others_ns, memory_order_relaxed) *
+                         1e-9;
+    out->by_others_s += (double)atomic_load_explicit(&late->by_others_ns, memory_order_relaxed) *
+                        1e-9;
+    if (longest >= 0 && longest_s > out->longest_s) {
+        out->longest_s = longest_s;
+        out->longest_rank = job->firsts[longest];
+    }
+    if (verdict->process < 0 || late_s * verdict->last <= out->late_s * out->last)
+        return;
+    out->rank = job->firsts[verdict->process];
+    dp__late_info(verdict, out);
+}
+
+static void dp__job_late(const dp_ctx *ctx, dp_late_info *out)
+{
+    dp__job *job = ctx->world.job;
+    if (job == NULL)
+        return;
+    dp__lock_enter(&job->ctx->lock);
+    for (int i = 0; i < DP__LANES; i++)
+        dp__late_info_add(job, &job->journals[i].arrivals, out);
+    dp__lock_leave(&job->ctx->lock);
 }
 
 /* ==== >>opening ================================================================================
@@ -1503,11 +1742,13 @@ static dp_status dp__job_make(dp_ctx *ctx, const dp_bootstrap *boot, dp__gather_
 {
     size_t count = (size_t)boot->process_count;
     size_t numbers = (3 * count + 1) * sizeof(int);
+    size_t late_bytes = dp__late_bytes(count);
     dp__job *job = dp__host_alloc(&ctx->host, sizeof *job, 64);
     int *firsts = dp__host_alloc(&ctx->host, numbers, sizeof(int));
     dp__introduction *introductions =
         dp__host_alloc(&ctx->host, count * sizeof *introductions, _Alignof(dp__introduction));
-    if (job == NULL || firsts == NULL || introductions == NULL)
+    char *arrivals = dp__host_alloc(&ctx->host, DP__LANES * late_bytes, 8);
+    if (job == NULL || firsts == NULL || introductions == NULL || arrivals == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %zu processes", count);
     memset(job, 0, sizeof *job);
     memset(firsts, 0, numbers);
@@ -1516,6 +1757,7 @@ static dp_status dp__job_make(dp_ctx *ctx, const dp_bootstrap *boot, dp__gather_
     job->gather = gather;
     job->introductions = introductions;
     job->introduction.machine = dp__os_machine();
+    dp__os_host_name(job->introduction.host, sizeof job->introduction.host);
     dp__os_cores_of(0, &job->introduction.cores);
     job->process = boot->process;
     job->process_count = boot->process_count;
@@ -1524,10 +1766,14 @@ static dp_status dp__job_make(dp_ctx *ctx, const dp_bootstrap *boot, dp__gather_
     job->firsts = firsts;
     job->ids = firsts + count + 1;
     job->twins = job->ids + count;
-    job->shared.fd = job->near.fd = -1;
+    job->shared.fd = job->near.fd = job->own.fd = -1;
+    job->named = -1;
+    job->arrivals = arrivals;
     for (int i = 0; i < DP__LANES; i++) {
         job->journals[i].job = job;
         job->journals[i].place = i;
+        dp__late_open(&job->journals[i].arrivals, job->process, (int)count,
+                      arrivals + (size_t)i * late_bytes);
     }
     *out = job;
     return DP_OK;
@@ -1607,9 +1853,24 @@ static dp_status dp__board_share(dp__job *job, const dp__outbox_sizes *lines)
     return DP_OK;
 }
 
+/* Makes a board that this process has for itself: as a file in memory, if it can, so that those
+   outside see it. */
+DP__COLD static dp__board *dp__own_board(dp__job *job, size_t bytes)
+{
+    dp__shared_name name;
+    if (dp__os_shared_make(false, bytes, &job->own, &name) == DP_OK &&
+        dp__os_shared_reserve(&job->own, 0, bytes) == DP_OK)
+        return job->own.data;
+    dp__log(job->ctx, DP_LOG_INFO, "no other program sees what this process does: %s",
+            dp_last_error());
+    dp__os_shared_close(&job->own);
+    dp__board *board = dp__host_alloc(&job->ctx->host, bytes, 128);
+    return board != NULL ? memset(board, 0, bytes) : NULL;
+}
+
 /* Without a board that all see, failures are noticed later. */
-static dp_status dp__job_seat(dp__job *job, bool one_machine, const dp__outbox_sizes *lines,
-                              const dp__progress_carrier *carrier)
+static dp_status dp__job_board_open(dp__job *job, bool one_machine, const dp__outbox_sizes *lines,
+                                    const dp__progress_carrier *carrier)
 {
     size_t head = dp__board_bytes(job->process_count);
     size_t entries = (size_t)(DP__LANES * (DP__KEPT + job->process_count));
@@ -1623,9 +1884,7 @@ static dp_status dp__job_seat(dp__job *job, bool one_machine, const dp__outbox_s
     if (seen)
         job->look_ns = dp__look_ns(job->process_count, job->ctx->cores);
     else
-        job->board = dp__host_alloc(&job->ctx->host, bytes, 128);
-    if (!seen && job->board != NULL)
-        memset(job->board, 0, head);
+        job->board = dp__own_board(job, bytes);
     if (job->board != NULL)
         atomic_store(&dp__progress_of(job, job->process)->presence, DP__INSIDE);
     dp_status status = dp__job_agree(
@@ -1633,9 +1892,13 @@ static dp_status dp__job_seat(dp__job *job, bool one_machine, const dp__outbox_s
         job->board != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for a job"));
     if (status != DP_OK) {
         dp__os_shared_close(&job->shared);
+        dp__os_shared_close(&job->own);
         return status;
     }
+    dp__board_show(job);
     job->ctx->world.job = job;
+    job->ctx->world.activity = &dp__progress_of(job, job->process)->activity;
+    dp__figures_begin(job->ctx, dp__progress_of(job, job->process)->figures);
     for (int i = 0; i < DP__LANES; i++)
         job->ctx->lanes[i].journal = &job->journals[i];
     job->ctx->host.aborted = dp__job_aborted;
@@ -1650,6 +1913,7 @@ static void dp__job_close(dp__job *job)
         return;
     dp__os_shared_close(&job->shared);
     dp__os_shared_close(&job->near);
+    dp__os_shared_close(&job->own);
 }
 
 /* Nobody uses it any more. */
@@ -1658,11 +1922,12 @@ static void dp__job_free(dp__job *job)
     if (job == NULL)
         return;
     const dp_host *host = &job->ctx->host;
-    if (job->shared.data == NULL)
+    if (job->shared.data == NULL && job->own.data == NULL)
         dp__host_free(host, job->board);
     dp__job_close(job);
     dp__host_free(host, job->introductions);
     dp__host_free(host, job->firsts);
+    dp__host_free(host, job->arrivals);
     dp__host_free(host, job);
 }
 

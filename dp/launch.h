@@ -4,22 +4,19 @@
    many there are, and where they meet. dp_spawn is the launcher for one machine.
 
    CONTENTS (search for the tag)
-     >>launchers what the environment says
-     >>place     and where the processes meet
-     >>spawn     processes without a launcher
+     >>keys  what was found, and what only processes of one job know
+     >>place where the processes meet
+     >>spawn processes without a launcher
 */
 
 #ifndef DP__ROOMS
 #error "dp/launch.h is a part of dp.h: include dp.h"
 #else
 
-/* ==== >>launchers ==============================================================================
-   One table of what launchers set; the first of them whose variables are there decides. An
-   incomplete set is an error: something was lost, and every process would train by itself and
-   overwrite what the others write.                                                              */
+/* ==== >>keys =====================================================================================
+   What was found in the environment; what only processes of one job know.                       */
 
 enum {
-    DP__PROCESSES_MAX = 1 << 20,
     DP__PORT_MAX = 65535,
     DP__PORTS = 8,          /* from the first on, where another program may have taken the first */
     DP__PORT_FIRST = 20000, /* of those that process 0 takes if no one says which */
@@ -28,59 +25,6 @@ enum {
     DP__PLACE_BYTES = 64,
     DP__WHERE_BYTES = 80
 };
-
-typedef struct dp__launcher {
-    const char *name;                /* in DP_LAUNCH and dp_info */
-    const char *process, *count;     /* variables: which of how many this is */
-    const char *local, *local_count; /* among those of its machine; NULL: it does not say */
-    const char *host, *port;         /* of process 0, if the launcher says that */
-    const char *job[2];              /* what distinguishes this job from all others */
-    const char *again;               /* and this run of it from earlier ones */
-    const char *channel; /* a descriptor that the launcher left to each of its processes */
-    const char *step, *pseudo_step[2]; /* if it is not set, or one of these, nothing was started */
-} dp__launcher;
-
-/* Slurm sets its variables for salloc and sbatch too, where one shell runs: only what srun starts
-   has a step. The steps in which those shells themselves run have numbers of their own. */
-static const dp__launcher dp__launchers[] = {
-    {.name = "dp",
-     .process = "DP_PROCESS",
-     .count = "DP_PROCESS_COUNT",
-     .local = "DP_LOCAL_PROCESS",
-     .local_count = "DP_LOCAL_PROCESS_COUNT"},
-    {.name = "torchrun",
-     .process = "RANK",
-     .count = "WORLD_SIZE",
-     .local = "LOCAL_RANK",
-     .local_count = "LOCAL_WORLD_SIZE",
-     .host = "MASTER_ADDR",
-     .port = "MASTER_PORT",
-     .job = {"TORCHELASTIC_RUN_ID"},
-     .again = "TORCHELASTIC_RESTART_COUNT"},
-    {.name = "openmpi",
-     .process = "OMPI_COMM_WORLD_RANK",
-     .count = "OMPI_COMM_WORLD_SIZE",
-     .local = "OMPI_COMM_WORLD_LOCAL_RANK",
-     .local_count = "OMPI_COMM_WORLD_LOCAL_SIZE",
-     .job = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
-    {.name = "mpich",
-     .process = "PMI_RANK",
-     .count = "PMI_SIZE",
-     .local = "MPI_LOCALRANKID",
-     .local_count = "MPI_LOCALNRANKS",
-     .job = {"PMI_JOBID"},
-     .channel = "PMI_FD"},
-    {.name = "slurm",
-     .process = "SLURM_PROCID",
-     .count = "SLURM_NTASKS",
-     .local = "SLURM_LOCALID",
-     .job = {"SLURM_JOB_ID", "SLURM_STEP_ID"},
-     .again = "SLURM_RESTART_COUNT",
-     .step = "SLURM_STEP_ID",
-     .pseudo_step = {"4294967290", "4294967291"}},
-};
-
-enum { DP__LAUNCHERS = sizeof dp__launchers / sizeof dp__launchers[0] };
 
 typedef struct dp__key { /* what only processes of one job know */
     uint64_t low, high;
@@ -96,18 +40,18 @@ typedef struct dp__launch { /* what was found */
     int local, local_count;    /* local_count 0: the launcher does not say */
     char host[DP__HOST_BYTES]; /* of process 0; "": all meet at a place inside this machine */
     int port, port_count;
-    char where[DP__WHERE_BYTES]; /* the same in words */
-    const int *listener;         /* with which process 0 does already; or NULL */
-    dp__ports ports;             /* where processes listen that no one has told where */
-    char own[DP__PLACE_BYTES];   /* at which address this one does; "": at all that it has */
-    char place[DP__PLACE_BYTES]; /* a name inside this machine */
+    char where[DP__WHERE_BYTES];   /* the same in words */
+    struct dp__listener *listener; /* with which each process does already; or NULL */
+    dp__ports ports;               /* where processes listen that no one has told where */
+    char own[DP__PLACE_BYTES];     /* at which address this one does; "": at all that it has */
+    char place[DP__PLACE_BYTES];   /* a name inside this machine */
     dp__key key;
     bool numbered; /* the launcher has told this job from all others */
     bool agreed;   /* the processes have told each other the key: none has another one */
     bool secret;   /* or the user has */
     bool again;    /* they have met before, and look for each other at the same time */
-    dp_status (*hear)(
-        void *user); /* asked while others are awaited: a failure ends that; or NULL */
+    /* Lets so much time pass while others are awaited; fails if that is in vain. Or NULL. */
+    dp_status (*rest)(void *user, int ms);
     void *user;
 } dp__launch;
 
@@ -161,82 +105,6 @@ static dp__key dp__key_of_run(dp__key key, uint64_t run)
     char text[24];
     snprintf(text, sizeof text, "%016llx", (unsigned long long)run);
     return dp__key_with(key, text);
-}
-
-static dp_status dp__env_number(const char *variable, int least, int most, int *out)
-{
-    const char *set = dp__os_env(variable), *text = set != NULL ? set : "", *at = text;
-    int64_t number = 0;
-    for (; *at >= '0' && *at <= '9' && number <= most; at++)
-        number = number * 10 + (*at - '0');
-    if (at == text || *at != '\0' || number < least || number > most)
-        return dp_error(DP_ERR_INVALID, "dp_open: %s is '%s', not a whole number from %d to %d",
-                        variable, text, least, most);
-    *out = (int)number;
-    return DP_OK;
-}
-
-static dp_status dp__half_a_set(const char *there, const char *missing)
-{
-    return dp_error(DP_ERR_INVALID,
-                    "dp_open: %s is '%s' and %s is not set: a launcher sets both. If there is "
-                    "none, DP_LAUNCH=none says so",
-                    there, dp__os_env(there), missing);
-}
-
-/* This process joins others that run already. */
-static bool dp__comes_later(void)
-{
-    return dp__os_env("DP_REJOIN") != NULL;
-}
-
-/* Two variables, which are set both or not at all: which of how many. */
-DP__COLD static dp_status dp__env_place(const char *place, const char *count, int *out_place,
-                                        int *out_count)
-{
-    bool has_place = dp__os_env(place) != NULL, has_count = dp__os_env(count) != NULL;
-    if (!has_place && !has_count)
-        return DP_OK;
-    if (has_place != has_count)
-        return dp__half_a_set(has_place ? place : count, has_place ? count : place);
-    DP_TRY(dp__env_number(count, 1, DP__PROCESSES_MAX, out_count));
-    DP_TRY(dp__env_number(place, 0, DP__PROCESSES_MAX, out_place));
-    if (*out_place >= *out_count && !dp__comes_later())
-        return dp_error(DP_ERR_INVALID,
-                        "dp_open: %s is %d and %s is %d: they contradict each other, as the first "
-                        "one counts from 0",
-                        place, *out_place, count, *out_count);
-    return DP_OK;
-}
-
-static bool dp__launcher_ran(const dp__launcher *launcher)
-{
-    const char *step = launcher->step != NULL ? dp__os_env(launcher->step) : NULL;
-    if (launcher->step == NULL)
-        return dp__os_env(launcher->process) != NULL || dp__os_env(launcher->count) != NULL ||
-               dp__os_env(launcher->local) != NULL || dp__os_env(launcher->local_count) != NULL;
-    return step != NULL && strcmp(step, launcher->pseudo_step[0]) != 0 &&
-           strcmp(step, launcher->pseudo_step[1]) != 0;
-}
-
-/* NULL when no launcher started this process, or DP_LAUNCH says so. */
-DP__COLD static dp_status dp__launcher_find(const dp__launcher **out)
-{
-    const char *only = dp__os_env("DP_LAUNCH");
-    *out = NULL;
-    if (only != NULL && strcmp(only, "none") == 0)
-        return DP_OK;
-    for (int i = 0; i < DP__LAUNCHERS && *out == NULL; i++) {
-        const dp__launcher *launcher = &dp__launchers[i];
-        if (only != NULL ? strcmp(only, launcher->name) == 0 : dp__launcher_ran(launcher))
-            *out = launcher;
-    }
-    if (only != NULL && *out == NULL)
-        return dp_error(DP_ERR_INVALID,
-                        "dp_open: DP_LAUNCH is '%s', not none, dp, torchrun, openmpi, mpich or "
-                        "slurm",
-                        only);
-    return DP_OK;
 }
 
 /* ==== >>place ==================================================================================
@@ -429,11 +297,7 @@ DP__COLD static dp_status dp__launch_where(dp__launch *launch, const dp__launche
 DP__COLD static dp_status dp__launch_self(const dp__launcher *launcher, dp__launch *out)
 {
     out->name = launcher->name;
-    out->process_count = 0;
-    DP_TRY(dp__env_place(launcher->process, launcher->count, &out->process, &out->process_count));
-    if (out->process_count == 0)
-        return dp_error(DP_ERR_INVALID, "dp_open: %s and %s are not set", launcher->process,
-                        launcher->count);
+    DP_TRY(dp__launcher_place(launcher, &out->process, &out->process_count));
     if (launcher->local_count != NULL)
         DP_TRY(
             dp__env_place(launcher->local, launcher->local_count, &out->local, &out->local_count));
@@ -446,10 +310,14 @@ DP__COLD static dp_status dp__launch_self(const dp__launcher *launcher, dp__laun
     return DP_OK;
 }
 
-/* Returns why it is in vain to await others, if there is something that knows it. */
-static dp_status dp__launch_hear(const dp__launch *launch)
+/* Lets so much time pass, and fails if it is known by then that it is in vain to await others. */
+static dp_status dp__launch_rest(const dp__launch *launch, int ms)
 {
-    return launch->hear != NULL ? launch->hear(launch->user) : DP_OK;
+    if (launch != NULL && launch->rest != NULL)
+        return launch->rest(launch->user, ms);
+    if (ms > 0)
+        dp__os_sleep_ms(ms);
+    return DP_OK;
 }
 
 /* A world of one needs no address, unless others come later. */
@@ -487,7 +355,10 @@ DP__COLD static dp_status dp__launch_read(const char *job, dp__launch *out)
    The launcher for one machine: it forks, tells each child with the usual variables which process
    of how many it is, and waits for all. The first that fails ends the others.                   */
 
-enum { DP__SPAWN_GRACE_MS = 2000, DP__SPAWN_MAX = 4096 };
+enum {
+    DP__SPAWN_WORDS_MS = 300, /* after the first failure: others may find who it was, and log it */
+    DP__SPAWN_GRACE_MS = 2000 /* from the request to end to the end by force */
+};
 
 typedef struct dp__exit_report { /* of a child, in memory that it shares with its parent */
     atomic_int said;             /* all that follows: its function has returned */
@@ -574,7 +445,7 @@ static void dp__spawn_judge(dp__children *all, int process)
     all->status = (dp_status)words->status;
     snprintf(all->text, sizeof all->text, "process %d of %d: %s", process, all->count, words->text);
     if (!all->ending)
-        all->until_ns = dp__os_after_ms(echo ? 300 : 0);
+        all->until_ns = dp__os_after_ms(DP__SPAWN_WORDS_MS);
 }
 
 /* Tell all to end, and kill those that do not. */
@@ -634,27 +505,6 @@ DP__COLD static dp_status dp__spawn_all(dp__children *all, dp_status (*fn)(void 
     }
     dp__spawn_wait(all);
     return all->status == DP_OK ? DP_OK : dp_error(all->status, "dp_spawn: %s", all->text);
-}
-
-static dp_status dp__spawn_check(int count, dp_status (*fn)(void *user))
-{
-    const dp__launcher *launcher;
-    if (fn == NULL)
-        return dp_error(DP_ERR_INVALID, "dp_spawn: fn is NULL");
-    if (count < 1 || count > DP__SPAWN_MAX)
-        return dp_error(DP_ERR_INVALID, "dp_spawn: count is %d, not 1 to %d", count, DP__SPAWN_MAX);
-    for (int i = 0; i < DP__LIVE_MAX; i++) {
-        const dp_ctx *ctx = atomic_load(&dp__live[i]);
-        if (ctx != NULL && ctx->fork_count == dp__os_fork_count())
-            return dp_error(DP_ERR_STATE, "dp_spawn: a context is open, and its threads would not "
-                                          "be in the new processes: close it before");
-    }
-    if (dp__launcher_find(&launcher) == DP_OK && launcher != NULL)
-        return dp_error(DP_ERR_STATE,
-                        "dp_spawn: this process is one of several already: '%s' has started it",
-                        launcher->name);
-    const char *obstacle = dp__os_let_threads_go();
-    return obstacle == NULL ? DP_OK : dp_error(DP_ERR_STATE, "dp_spawn: %s", obstacle);
 }
 
 DP__COLD DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), void *user)

@@ -9,6 +9,7 @@
 
    CONTENTS (search for the tag)
      >>partners  who may come, and who has returned
+     >>lateness  which device comes last
      >>parts     one collective of what all have brought
      >>rounds    to arrive, to wait, to give up
 */
@@ -26,6 +27,7 @@ typedef struct dp__partner {
     _Alignas(64) atomic_uint returned; /* how often what ran here has: of all partners the same
                                           between two runs */
     unsigned came;                     /* 1 + the last round that it has come to; under the lock */
+    uint64_t came_ns;                  /* and when, if it is watched who comes last */
     int local_rank, thread;
     bool idle;    /* it counts for nothing: see dp__record.leaves_nothing */
     bool behind;  /* it has failed because another one did */
@@ -166,6 +168,43 @@ static bool dp__meet_leave(const dp_ctx *ctx, size_t i, dp_status status)
     if (waited_for)
         dp__meet_wake(ctx);
     return behind;
+}
+
+/* ==== >>lateness ===============================================================================
+   Under dp_run devices wait for each other in each collective; in a pass at its end, which
+   dp/parallel.h counts.                                                                         */
+
+/* Logs which device comes last, once, and again when it is another one. */
+DP__COLD static void dp__late_devices_judge(dp_ctx *ctx)
+{
+    char text[DP__LATE_TEXT];
+    dp__late_verdict verdict;
+    dp__late_devices *late = ctx->late;
+    if (!dp__late_judge(&late->is, dp__os_now_ns(), &verdict))
+        return;
+    dp__lock_enter(&ctx->lock);
+    late->is.verdict = verdict;
+    dp__lock_leave(&ctx->lock);
+    if (verdict.process < 0 || verdict.process == late->named)
+        return;
+    late->named = verdict.process;
+    dp__log(ctx, DP_LOG_WARN, "rank %d (%s %d of this process)%s",
+            ctx->info.rank_first + verdict.process, ctx->info.device_backend, verdict.process,
+            dp__late_say(&verdict, text));
+}
+
+/* Counts which of the devices has come last to a round: the one that calls this. What they do
+   meanwhile is no part of a pass. */
+static void dp__meet_late(dp_ctx *ctx)
+{
+    const dp__meet *meet = ctx->meet;
+    dp__late_devices *late = ctx->late;
+    late->last_ns = dp__os_now_ns();
+    for (size_t i = 0; i < meet->count; i++)
+        dp__late_device(late, meet->partners[i].local_rank, DP__LATE_FORWARD,
+                        meet->partners[i].came_ns, meet->partners[i].came_ns);
+    if (dp__late_count(&late->is))
+        dp__late_devices_judge(ctx);
 }
 
 /* ==== >>parts ==================================================================================
@@ -362,7 +401,7 @@ static dp_status dp__meet_do(dp_ctx *ctx)
 /* "all_reduce of 4 f32 (sum)" */
 static const char *dp__meet_text(const dp__coll *want, char *text)
 {
-    const dp__signature is = dp__sign(NULL, &want->call);
+    const dp__signature is = dp__sign(&want->call, dp__no_purpose);
     if (want->call.local == NULL)
         return "a barrier";
     (void)dp__signature_text(&is, text, DP__WORDS_BYTES);
@@ -371,7 +410,8 @@ static const char *dp__meet_text(const dp__coll *want, char *text)
 
 static bool dp__meet_is_same(const dp__coll *a, const dp__coll *b)
 {
-    const dp__signature one = dp__sign(NULL, &a->call), other = dp__sign(NULL, &b->call);
+    const dp__signature one = dp__sign(&a->call, dp__no_purpose),
+                        other = dp__sign(&b->call, dp__no_purpose);
     return (a->call.local == NULL) == (b->call.local == NULL) &&
            memcmp(&one, &other, sizeof one) == 0;
 }
@@ -386,8 +426,9 @@ static void dp__meet_look(dp__meet *meet, size_t own)
 }
 
 /* Brings a partner's part, under the lock. The first to come says what is to be done. */
-static dp_status dp__meet_join(dp__meet *meet, size_t i, const dp__coll *want)
+static dp_status dp__meet_join(const dp_ctx *ctx, size_t i, const dp__coll *want)
 {
+    dp__meet *meet = ctx->meet;
     char first[DP__WORDS_BYTES], own[DP__WORDS_BYTES];
     const char *who = dp__partner_names[meet->who];
     dp__partner *partner = &meet->partners[i];
@@ -408,6 +449,7 @@ static dp_status dp__meet_join(dp__meet *meet, size_t i, const dp__coll *want)
     if (want->call.local != NULL)
         partner->part = want->call.local[0];
     partner->came = meet->round + 1;
+    partner->came_ns = ctx->late != NULL ? dp__os_now_ns() : 0;
     atomic_fetch_add(&meet->here, 1); /* before it looks who has returned: see dp__meet_leave */
     if (comes_first)
         dp__meet_look(meet, i);
@@ -425,6 +467,8 @@ static dp_status dp__meet_error(dp__meet *meet, size_t i)
 static dp_status dp__meet_work(dp_ctx *ctx)
 {
     dp__meet *meet = ctx->meet;
+    if (ctx->late != NULL && meet->who == DP__LOCAL_RANKS)
+        dp__meet_late(ctx);
     dp_status status = dp__meet_do(ctx);
     dp__lock_enter(&meet->lock);
     meet->result = status;
@@ -442,7 +486,7 @@ static void dp__meet_miss(const dp_ctx *ctx)
 {
     dp__meet *meet = ctx->meet;
     size_t missing = 0, first = 0;
-    char others[32] = "";
+    char others[32] = "", activity[DP__ACTIVITY_BYTES];
     for (size_t i = meet->count; i-- > 0;)
         if (meet->partners[i].came != meet->round + 1) {
             missing++;
@@ -450,13 +494,15 @@ static void dp__meet_miss(const dp_ctx *ctx)
         }
     if (missing > 1)
         snprintf(others, sizeof others, " and %zu more", missing - 1);
-    dp__meet_close(meet, DP_ERR_TIMEOUT, "%s %zu%s did not come within %d ms",
-                   dp__partner_names[meet->who], first, others, ctx->config.timeout_ms);
+    dp__activity_text(dp__activity_of(ctx, meet->partners[first].local_rank), DP__ACTIVITY_LEAST_NS,
+                      missing > 1 ? "; the first is in " : "; it is in ", activity);
+    dp__meet_close(meet, DP_ERR_TIMEOUT, "%s %zu%s did not come within %d ms%s",
+                   dp__partner_names[meet->who], first, others, ctx->config.timeout_ms, activity);
 }
 
 /* Looks, under the lock, whether a round is over, or will never be. While not all have come, their
-   time runs, and a failure of the job ends it. Returns until when to wait; 0: no longer. */
-static uint64_t dp__meet_see(const dp_ctx *ctx, unsigned round, uint64_t until_ns)
+   time runs, and a failure of the job ends it. Returns for how long to wait; 0: no longer. */
+static uint64_t dp__meet_see(const dp_ctx *ctx, unsigned round, uint64_t left_ns)
 {
     dp__meet *meet = ctx->meet;
     if (meet->round != round)
@@ -466,9 +512,21 @@ static uint64_t dp__meet_see(const dp_ctx *ctx, unsigned round, uint64_t until_n
     if (dp__has_failed(ctx))
         dp__meet_close(meet, (dp_status)atomic_load(&ctx->failed), "the job failed: %s",
                        ctx->failed_text);
-    else if (dp__os_now_ns() >= until_ns)
+    else if (left_ns == 0)
         dp__meet_miss(ctx);
-    return meet->status != DP_OK ? 0 : until_ns;
+    return meet->status != DP_OK ? 0 : left_ns;
+}
+
+enum { DP__MEET_LOOK_NS = 100000000 }; /* the most that goes by between two looks */
+
+/* Sleeps for so long at most, but not for longer than that. Returns how much of it is
+   left: time for which the whole process was stopped does not count, as the others were, too. */
+static uint64_t dp__meet_sleep(const dp_ctx *ctx, int thread, unsigned seen, uint64_t ns)
+{
+    uint64_t begun = dp__os_now_ns(), slice = ns < DP__MEET_LOOK_NS ? ns : DP__MEET_LOOK_NS;
+    dp__team_sleep(ctx->team, thread, seen, begun + slice);
+    uint64_t slept = dp__os_now_ns() - begun;
+    return ns - (slept < slice ? slept : slice);
 }
 
 /* Waits until a round is over. The others are woken by the one that closes the meeting, or by the
@@ -477,19 +535,19 @@ static dp_status dp__meet_wait(dp_ctx *ctx, size_t i, unsigned round)
 {
     dp__meet *meet = ctx->meet;
     int thread = meet->partners[i].thread;
-    uint64_t until_ns = dp__os_after_ms(ctx->config.timeout_ms), sleep_ns = 1;
+    uint64_t left_ns = (uint64_t)ctx->config.timeout_ms * 1000000, sleep_ns = 1;
     dp_status status = DP_OK;
     while (sleep_ns > 0) {
         unsigned seen = dp__team_ticket(ctx->team, thread);
         dp__lock_enter(&meet->lock);
-        sleep_ns = dp__meet_see(ctx, round, until_ns);
+        sleep_ns = dp__meet_see(ctx, round, left_ns);
         if (meet->round == round && sleep_ns == 0)
             status = dp__meet_error(meet, i);
         else if (meet->round != round && meet->result != DP_OK)
             status = dp_error(meet->result, "%s", meet->result_text);
         dp__lock_leave(&meet->lock);
         if (sleep_ns > 0)
-            dp__team_sleep(ctx->team, thread, seen, sleep_ns);
+            left_ns = dp__meet_sleep(ctx, thread, seen, sleep_ns);
     }
     return status;
 }
@@ -497,12 +555,13 @@ static dp_status dp__meet_wait(dp_ctx *ctx, size_t i, unsigned round)
 /* Brings a partner's part to a collective, and returns when that is done. */
 static dp_status dp__meet_enter(dp_ctx *ctx, size_t i, const dp__coll *want)
 {
+    DP_TRY(dp__check_replays(want->fn));
     dp__meet *meet = ctx->meet;
     if (!meet->open)
         return dp_error(DP_ERR_UNSUPPORTED, "several replicas share a thread: a device is in the "
                                             "list twice, and cannot wait for itself");
     dp__lock_enter(&meet->lock);
-    dp_status status = dp__meet_join(meet, i, want);
+    dp_status status = dp__meet_join(ctx, i, want);
     bool closed = meet->status != DP_OK;
     unsigned round = meet->round;
     bool last = !closed && atomic_load(&meet->here) == meet->count;

@@ -16,28 +16,30 @@
      PROMISE(n, b, a, V)   nothing below b is accepted; V was accepted at a, or a is 0
      ACCEPT(n, b, V)       the proposer's roster for n + 1
      ACCEPTED(n, b)
-     REJECT(n, b, p)       a ballot p > b was promised
+     REJECT(n, b, p)       a ballot p > b was promised; with b = p = 0: n is over for the receiver,
+                           which is ahead, and sends what was decided
      DECIDED(n, V)         V is roster n; also the answer to every message of a lower number
 
    A quorum of a roster is more than half of its members, or half with the most senior one. Any two
    quorums of one roster share a member. Who is known to be dead counts like anybody else.
 
    V is what was accepted at the highest ballot of a quorum of promises; if nothing was, it is those
-   that have promised, and as many newcomers as leave those that have promised a quorum of V.
+   that have promised, and as many newcomers as there can be while these are still a quorum of V.
 
    On one machine. If all members of roster n have the same memory, that memory has one acceptor: a
    word {number, whose proposal}, which goes from n to n + 1 by compare-and-exchange. Then no quorum
    is needed, so any number may die, and who was stopped reads the word when it wakes up. Which
    acceptor decides n + 1 follows from roster n alone.
 
-   Roles: RUNS -> WAITS -> PREPARES -> PROPOSES -> MEETS -> RUNS; LEFT is for ever. MEETS becomes
+   Roles of a member that proposes: RUNS -> WAITS -> PREPARES -> PROPOSES (with the word: CLAIMS) ->
+   MEETS -> RUNS; of any other: RUNS -> WAITS -> MEETS -> RUNS; LEFT is for ever. MEETS becomes
    RUNS when all of the roster have come to MEETS. A member that promises for n + 1 has left roster
    n, and does not run in it again: that job is over for all, since a collective needs every member.
 
    Claims, and why they hold:
      a. A number has one roster. Paxos: a value that a quorum has accepted at ballot b is in every
         quorum of promises for a higher ballot; on one machine, the word changes once a number.
-     b. Two jobs never run with all their members. For roster n + 1 to be decided, a quorum of
+     b. No two jobs can both end a collective. For roster n + 1 to be decided, a quorum of
         roster n (on one machine: whoever claimed the word) has left it.
      c. Who is not in a roster never runs again: DECIDED, or the word, makes it LEFT, whenever it
         wakes up. Until then its job lacks the members that have left.
@@ -556,7 +558,7 @@ static void dp__take_vote(dp__members *m, dp__actions *out, const dp__vote *vote
             dp__adopt(m, out, vote->number, vote->places);
     } else if (vote->number < m->number) {
         dp__answer_late(m, out, vote);
-    } else if (vote->number > m->number) { /* it is behind itself: that is the question */
+    } else if (vote->number > m->number) { /* this one is behind: the sender answers DECIDED */
         dp__vote_send(m, out, DP__DO_REPLY, (dp__vote){.kind = DP__VOTE_REJECT});
     } else if (m->role != DP__ROLE_LEFT && dp__is_of_roster(m, vote->seat, vote->holder)) {
         dp__take_member_vote(m, out, vote);

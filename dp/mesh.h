@@ -1,11 +1,9 @@
 /* dp/mesh.h - v0.2.0 - collectives of processes that share no memory - MIT licence
 
    Part of dp.h, which includes it. How processes on several machines add up, and move data,
-   whatever carries their bytes: see dp__mesh_ops. MPI does (dp_mpi.h), and so do connections over
-   TCP (dp/tcp.h).
+   whatever carries their bytes: see dp__carrier.
 
    CONTENTS (search for the tag)
-     >>waiting    until something has come that does not wake anybody
      >>pieces     how a collective is cut, and how many pieces are under way at once
      >>adding     reductions
      >>groups     sums, where several processes are on one machine
@@ -16,48 +14,6 @@
 #ifndef DP__ROOMS
 #error "dp/mesh.h is a part of dp.h: include dp.h"
 #else
-
-/* ==== >>waiting ================================================================================
-   A waiting thread looks again and again: first without a pause, then yielding the core in between,
-   and after a while with short sleeps between bursts.                                           */
-
-enum {
-    DP__MESH_TRIES = 64, /* without a pause */
-    DP__MESH_BURST = 16, /* between two sleeps */
-    DP__MESH_AWAKE_NS = 1000000,
-    DP__MESH_NAP_NS = 50000,  /* at first */
-    DP__MESH_REST_NS = 500000 /* at most */
-};
-
-typedef struct dp__mesh_wait {
-    unsigned tries;
-    uint64_t begun;
-    dp__wait look;
-} dp__mesh_wait;
-
-/* The longer a wait has taken, the less a longer nap matters. */
-static uint64_t dp__mesh_nap_ns(uint64_t waited)
-{
-    uint64_t nap = waited / (DP__MESH_AWAKE_NS / DP__MESH_NAP_NS);
-    return nap < DP__MESH_REST_NS ? nap : DP__MESH_REST_NS;
-}
-
-/* Between two looks. False: it is not worth while to ask yet whether to go on waiting. */
-static bool dp__mesh_idle(dp__mesh_wait *wait)
-{
-    if (wait->tries++ < DP__MESH_TRIES) {
-        dp__os_pause();
-        return false;
-    }
-    uint64_t now = dp__os_now_ns();
-    if (wait->begun == 0)
-        wait->begun = now;
-    if (now - wait->begun < DP__MESH_AWAKE_NS || wait->tries % DP__MESH_BURST != 0)
-        dp__os_yield();
-    else
-        dp__os_sleep_ns(dp__mesh_nap_ns(now - wait->begun));
-    return true;
-}
 
 /* ==== >>pieces =================================================================================
    Every collective is cut into pieces that fit into buffers, whose size stays the same, so that no
@@ -77,7 +33,7 @@ enum {
     DP__MESH_BUFFER_BYTES = 2 << 20,
     DP__MESH_SMALL_BYTES = 64 << 10,   /* of all processes together */
     DP__MESH_TINY_BYTES = 1 << 10,     /* of one */
-    DP__MESH_SLOTS = 3,                /* pieces on the way */
+    DP__MESH_SLOTS = DP__LOADS - 1,    /* pieces on the way */
     DP__MESH_MEETING = DP__MESH_SLOTS, /* the place of one more slot: what all begin with */
     DP__MESH_TURNS = 2,                /* places for what all begin with, in a group */
     DP__MESH_SLICE = 16,               /* elements: slices begin where vectors do */
@@ -86,14 +42,9 @@ enum {
     DP__MESH_PIECE_BYTES = 8 << 20     /* the most that a piece grows to for its slices */
 };
 
-typedef struct dp__mesh_counts { /* bytes by process: they stay until the piece has arrived */
-    int *counts, *places;
-} dp__mesh_counts;
-
 typedef struct dp__mesh_slot {
+    dp__load is;
     char *out, *in, *sums; /* buffers: what is sent, what arrives, what nobody here wants */
-    dp__mesh_counts to, from;
-    int place; /* among all slots */
 } dp__mesh_slot;
 
 typedef struct dp__mesh_head { /* what a process begins */
@@ -113,8 +64,7 @@ typedef struct dp__mesh_group { /* of processes that share memory: see >>groups 
 typedef struct dp__mesh_comm {
     dp_comm base;
     dp__journal *journal;
-    const struct dp__mesh_ops *ops;
-    void *carrier; /* its own */
+    dp__endpoint endpoint;
     int process, process_count;
     const dp__simd *simd;
     int rank_first, local_count, rank_count;
@@ -125,7 +75,6 @@ typedef struct dp__mesh_comm {
     char *heads;       /* of every process: in a group's memory, or own_heads */
     char *own_heads;   /* and behind them this process' own */
     size_t head_bytes; /* of each */
-    bool broken;       /* something is still under way */
     dp__mesh_group group;
     char *wide;      /* one buffer more: halves on the way, in f32 */
     char *buffers;   /* all of them */
@@ -134,19 +83,6 @@ typedef struct dp__mesh_comm {
     void **out;
 } dp__mesh_comm;
 _Static_assert(offsetof(dp__mesh_comm, base) == 0, "a dp_comm is the head of its communicator");
-
-/* Carries the bytes. What is begun in a slot goes on while other functions are called, and ends in
-   the order in which it was begun. */
-typedef struct dp__mesh_ops {
-    dp_status (*prepare)(dp__mesh_comm *comm, const dp_comm_config *config); /* alone */
-    dp_status (*connect)(dp__mesh_comm *comm); /* with all other processes */
-    /* To each process what slot->to says, out of `out`, and from each what slot->from says, into
-       `in`. `same`: all get the same bytes; they may be in their place in `in` already. */
-    dp_status (*begin)(dp__mesh_comm *comm, dp__mesh_slot *slot, bool same, const char *out,
-                       char *in);
-    dp_status (*await)(dp__mesh_comm *comm, dp__mesh_slot *slot);
-    bool (*close)(dp__mesh_comm *comm); /* false: memory that it was given may still be in use */
-} dp__mesh_ops;
 
 typedef struct dp__mesh_call { /* one collective */
     dp__mesh_comm *comm;
@@ -242,12 +178,45 @@ static size_t dp__mesh_input_at(const dp__mesh_comm *comm, int place)
 static dp_status dp__mesh_await_mark(dp__mesh_comm *comm, int process, const atomic_uint *word,
                                      unsigned value)
 {
-    dp__mesh_wait wait = {.look = {.awaits = (unsigned)process + 1}};
+    dp__idle_wait wait = {.look = {.awaits = (unsigned)process + 1}};
     while ((int)(atomic_load_explicit(word, memory_order_acquire) - value) < 0)
-        if (dp__mesh_idle(&wait))
+        if (dp__idle(&wait))
             DP_TRY(dp__journal_rest(comm->journal, &wait.look));
     if (wait.begun != 0)
         dp__journal_rested(comm->journal, &wait.look);
+    return DP_OK;
+}
+
+/* ---- what travels --------------------------------------------------------------------------- */
+
+static dp_status dp__mesh_begin(dp__mesh_comm *comm, dp__mesh_slot *slot, bool same,
+                                const char *out, char *in)
+{
+    dp__load *load = &slot->is;
+    load->same = same;
+    load->out = out;
+    load->in = in;
+    return comm->endpoint.carrier->begin(&comm->endpoint, load);
+}
+
+/* Waits until that has ended. What was begun later goes on meanwhile. */
+static dp_status dp__mesh_await(dp__mesh_comm *comm, const dp__mesh_slot *slot)
+{
+    dp__endpoint *endpoint = &comm->endpoint;
+    const dp__carrier *carrier = endpoint->carrier;
+    dp__idle_wait wait = {0};
+    bool asks = false;
+    if (slot->is.left == 0)
+        return carrier->progress(endpoint, 0);
+    for (;;) {
+        DP_TRY(dp__endpoint_look(endpoint, &wait, &asks));
+        if (slot->is.left == 0)
+            break;
+        wait.look.awaits = carrier->lacks != NULL ? carrier->lacks(endpoint, &slot->is) : 0;
+        if (asks)
+            DP_TRY(dp__journal_rest(comm->journal, &wait.look));
+    }
+    dp__journal_rested(comm->journal, &wait.look);
     return DP_OK;
 }
 
@@ -300,8 +269,8 @@ static dp_status dp__mesh_tell_all(const dp__mesh_call *call, const void *data, 
     if (bytes > 0)
         memcpy(own->data, data, bytes);
     if (!grouped)
-        return comm->ops->begin(comm, &comm->slots[DP__MESH_MEETING], true, (const char *)own,
-                                comm->heads);
+        return dp__mesh_begin(comm, &comm->slots[DP__MESH_MEETING], true, (const char *)own,
+                              comm->heads);
     atomic_store_explicit(&dp__mesh_mark_of(comm, comm->process)->said, ++group->meetings,
                           memory_order_release);
     return DP_OK;
@@ -324,9 +293,9 @@ static dp_status dp__mesh_hear_group(dp__mesh_comm *comm)
     dp__mesh_mark *mark = dp__mesh_mark_of(comm, first);
     for (int p = first; p < end && comm->process == first; p++)
         DP_TRY(dp__mesh_await_mark(comm, p, &dp__mesh_mark_of(comm, p)->said, group->meetings));
-    DP_TRY(comm->ops->begin(comm, slot, false, comm->heads + (size_t)first * comm->head_bytes,
-                            comm->heads + (size_t)dp__mesh_first_heard(comm) * comm->head_bytes));
-    DP_TRY(comm->ops->await(comm, slot));
+    DP_TRY(dp__mesh_begin(comm, slot, false, comm->heads + (size_t)first * comm->head_bytes,
+                          comm->heads + (size_t)dp__mesh_first_heard(comm) * comm->head_bytes));
+    DP_TRY(dp__mesh_await(comm, slot));
     if (comm->process != first)
         return dp__mesh_await_mark(comm, first, &mark->heard, group->meetings);
     atomic_store_explicit(&mark->heard, group->meetings, memory_order_release);
@@ -347,14 +316,30 @@ static dp_status dp__mesh_differs(const dp__mesh_comm *comm)
     return status;
 }
 
+/* Waits until all have begun the same. */
+static dp_status dp__mesh_await_all(dp__mesh_comm *comm)
+{
+    uint64_t begun = dp__os_now_ns();
+    dp__journal_trace(comm->journal, -1, 'B');
+    dp_status status = dp__mesh_is_grouped(comm)
+                           ? dp__mesh_hear_group(comm)
+                           : dp__mesh_await(comm, &comm->slots[DP__MESH_MEETING]);
+    dp__journal_trace(comm->journal, -1, 'E');
+    comm->journal->arrivals.waited_ns += dp__os_now_ns() - begun;
+    return status;
+}
+
 static dp_status dp__mesh_hear_all(const dp__mesh_call *call)
 {
     dp__mesh_comm *comm = call->comm;
-    DP_TRY(dp__mesh_is_grouped(comm) ? dp__mesh_hear_group(comm)
-                                     : comm->ops->await(comm, &comm->slots[DP__MESH_MEETING]));
-    for (int p = 0; p < comm->process_count; p++)
-        if (!dp__entries_same(&dp__mesh_head_of(comm, p)->entry, &comm->journal->now))
+    DP_TRY(dp__mesh_await_all(comm));
+    for (int p = 0; p < comm->process_count; p++) {
+        const dp__entry *entry = &dp__mesh_head_of(comm, p)->entry;
+        if (!dp__entries_same(entry, &comm->journal->now))
             return dp__mesh_differs(comm);
+        dp__late_hear(&comm->journal->arrivals, p, entry->late);
+    }
+    dp__journal_met(comm->journal);
     return DP_OK;
 }
 
@@ -365,11 +350,11 @@ static dp_status dp__mesh_arrive(const dp__mesh_call *call, size_t step)
     dp__mesh_comm *comm = call->comm;
     dp__mesh_slot *slot = dp__mesh_slot_of(call, step);
     if (!dp__mesh_is_tiny(call))
-        return comm->ops->await(comm, slot);
+        return dp__mesh_await(comm, slot);
     DP_TRY(dp__mesh_hear_all(call));
     for (int p = 0; p < comm->process_count; p++)
-        memcpy(slot->in + slot->from.places[p], dp__mesh_head_of(comm, p)->data,
-               (size_t)slot->from.counts[p]);
+        memcpy(slot->in + slot->is.from.places[p], dp__mesh_head_of(comm, p)->data,
+               (size_t)slot->is.from.counts[p]);
     return DP_OK;
 }
 
@@ -377,7 +362,7 @@ static dp_status dp__mesh_give_each(const dp__mesh_call *call, const char *out, 
                                     size_t step)
 {
     dp__mesh_comm *comm = call->comm;
-    return comm->ops->begin(comm, dp__mesh_slot_of(call, step), false, out, in);
+    return dp__mesh_begin(comm, dp__mesh_slot_of(call, step), false, out, in);
 }
 
 /* `out` NULL: it is in its place already. */
@@ -386,18 +371,18 @@ static dp_status dp__mesh_give_all(const dp__mesh_call *call, const char *out, c
 {
     dp__mesh_comm *comm = call->comm;
     dp__mesh_slot *slot = dp__mesh_slot_of(call, step);
-    int own = slot->from.counts[comm->process];
+    int own = slot->is.from.counts[comm->process];
     if (dp__mesh_is_tiny(call))
         return dp__mesh_tell_all(call, out, (size_t)own);
     for (int p = 0; p < comm->process_count; p++) {
-        slot->to.counts[p] = own;
-        slot->to.places[p] = 0;
+        slot->is.to.counts[p] = own;
+        slot->is.to.places[p] = 0;
     }
-    return comm->ops->begin(comm, slot, true,
-                            out != NULL ? out : in + slot->from.places[comm->process], in);
+    return dp__mesh_begin(comm, slot, true,
+                          out != NULL ? out : in + slot->is.from.places[comm->process], in);
 }
 
-static dp_status dp__mesh_run_steps(const dp__mesh_call *call, const dp__mesh_steps *run)
+static dp_status dp__mesh_run_steps(const dp__mesh_call *call, const dp__mesh_steps *how)
 {
     size_t steps = (call->asked.count + call->piece - 1) / call->piece;
     if (!dp__mesh_is_tiny(call)) {
@@ -405,22 +390,22 @@ static dp_status dp__mesh_run_steps(const dp__mesh_call *call, const dp__mesh_st
         DP_TRY(dp__mesh_hear_all(call));
     }
     for (size_t i = 0; i < steps + 2; i++) {
-        if (i < steps && run->begin != NULL)
-            DP_TRY(run->begin(call, i));
+        if (i < steps && how->begin != NULL)
+            DP_TRY(how->begin(call, i));
         if (i >= 1 && i - 1 < steps)
-            DP_TRY(run->turn(call, i - 1));
-        if (i >= 2 && run->end != NULL)
-            DP_TRY(run->end(call, i - 2));
+            DP_TRY(how->turn(call, i - 1));
+        if (i >= 2 && how->end != NULL)
+            DP_TRY(how->end(call, i - 2));
     }
     return DP_OK;
 }
 
 /* `piece`: elements of a block that fit into what they go through. */
-static dp_status dp__mesh_run(dp__mesh_call *call, const dp__mesh_steps *run, size_t piece)
+static dp_status dp__mesh_run(dp__mesh_call *call, const dp__mesh_steps *how, size_t piece)
 {
     call->piece = piece;
-    dp_status status = dp__mesh_run_steps(call, run);
-    call->comm->broken = call->comm->broken || status != DP_OK;
+    dp_status status = dp__mesh_run_steps(call, how);
+    call->comm->endpoint.broken = call->comm->endpoint.broken || status != DP_OK;
     return status;
 }
 
@@ -446,18 +431,18 @@ static void dp__mesh_reduce(const dp__mesh_call *call, size_t in_count, size_t o
 static void dp__mesh_add_own_halves(const dp__mesh_call *call, size_t at, size_t count, char *out)
 {
     const dp__mesh_comm *comm = call->comm;
-    size_t most = comm->buffer_bytes / sizeof(float) / (size_t)comm->local_count, run = 0;
-    for (size_t done = 0; done < count; done += run) {
-        run = count - done < most ? count - done : most;
+    size_t most = comm->buffer_bytes / sizeof(float) / (size_t)comm->local_count, part = 0;
+    for (size_t done = 0; done < count; done += part) {
+        part = count - done < most ? count - done : most;
         for (int i = 0; i < comm->local_count; i++) {
             char *wide = comm->wide + (size_t)i * most * sizeof(float);
             dp__cpu_run_cast(comm->base.host, comm->simd, wide, DP_F32,
                              (const char *)call->asked.local[i].send + at + done * call->size,
-                             call->asked.dtype, run);
+                             call->asked.dtype, part);
             comm->in[i] = wide;
         }
         comm->out[0] = out + done * sizeof(float);
-        dp__mesh_reduce(call, (size_t)comm->local_count, 1, run, false);
+        dp__mesh_reduce(call, (size_t)comm->local_count, 1, part, false);
     }
 }
 
@@ -540,10 +525,10 @@ static dp_status dp__mesh_slices_begin(const dp__mesh_call *call, size_t step)
     size_t own = dp__mesh_slice(comm, count, comm->process, &first);
     for (int p = 0; p < comm->process_count; p++) {
         bool other = p != comm->process;
-        slot->to.counts[p] = other ? (int)(dp__mesh_slice(comm, count, p, &first) * wire) : 0;
-        slot->to.places[p] = other ? (int)(first * wire) : 0;
-        slot->from.counts[p] = other ? (int)(own * wire) : 0;
-        slot->from.places[p] = (int)((size_t)p * own * wire);
+        slot->is.to.counts[p] = other ? (int)(dp__mesh_slice(comm, count, p, &first) * wire) : 0;
+        slot->is.to.places[p] = other ? (int)(first * wire) : 0;
+        slot->is.from.counts[p] = other ? (int)(own * wire) : 0;
+        slot->is.from.places[p] = (int)((size_t)p * own * wire);
     }
     return dp__mesh_give_each(call, dp__mesh_own(call, step, true), slot->in, step);
 }
@@ -563,8 +548,8 @@ static dp_status dp__mesh_slices_spread(const dp__mesh_call *call, size_t step)
     dp__mesh_slot *slot = dp__mesh_slot_of(call, step);
     size_t count = dp__mesh_count(call, step), first;
     for (int p = 0; p < call->comm->process_count; p++) {
-        slot->from.counts[p] = (int)(dp__mesh_slice(call->comm, count, p, &first) * call->size);
-        slot->from.places[p] = (int)(first * call->size);
+        slot->is.from.counts[p] = (int)(dp__mesh_slice(call->comm, count, p, &first) * call->size);
+        slot->is.from.places[p] = (int)(first * call->size);
     }
     return dp__mesh_give_all(call, NULL, dp__mesh_sums(call, step), step);
 }
@@ -620,8 +605,8 @@ static dp_status dp__mesh_small_begin(const dp__mesh_call *call, size_t step)
     dp__mesh_slot *slot = dp__mesh_slot_of(call, step);
     size_t bytes = call->asked.count * dp__mesh_wire_bytes(call);
     for (int p = 0; p < comm->process_count; p++) {
-        slot->from.counts[p] = (int)bytes;
-        slot->from.places[p] = (int)((size_t)p * bytes);
+        slot->is.from.counts[p] = (int)bytes;
+        slot->is.from.places[p] = (int)((size_t)p * bytes);
     }
     return dp__mesh_give_all(call, dp__mesh_own(call, step, true), slot->in, step);
 }
@@ -732,8 +717,8 @@ static void dp__mesh_group_counts(const dp__mesh_call *call, size_t step, bool b
 {
     const dp__mesh_comm *comm = call->comm;
     dp__mesh_slot *slot = dp__mesh_slot_of(call, step);
-    const dp__mesh_counts *sent = back ? &slot->from : &slot->to;
-    const dp__mesh_counts *added = back ? &slot->to : &slot->from;
+    const dp__counts *sent = back ? &slot->is.from : &slot->is.to;
+    const dp__counts *added = back ? &slot->is.to : &slot->is.from;
     int self = comm->process;
     size_t size = back ? call->size : dp__mesh_wire_bytes(call), first;
     size_t own = dp__mesh_part(call, step, self, &first);
@@ -762,7 +747,7 @@ static dp_status dp__mesh_group_begin(const dp__mesh_call *call, size_t step)
     DP_TRY(dp__mesh_await_group(call, false, step));
     dp__mesh_group_counts(call, step, false);
     for (int p = 0; p < comm->process_count; p++)
-        if (slot->to.counts[p] > 0)
+        if (slot->is.to.counts[p] > 0)
             dp__mesh_add_group(call, step, p, slot->out);
     return dp__mesh_give_each(call, slot->out, slot->in, step);
 }
@@ -825,9 +810,9 @@ static dp_status dp__mesh_group_end(const dp__mesh_call *call, size_t step)
     return DP_OK;
 }
 
-static dp_status dp__mesh_run_shared(dp__mesh_call *call, const dp__mesh_steps *run, size_t piece)
+static dp_status dp__mesh_run_shared(dp__mesh_call *call, const dp__mesh_steps *how, size_t piece)
 {
-    DP_TRY(dp__mesh_run(call, run, piece));
+    DP_TRY(dp__mesh_run(call, how, piece));
     call->comm->group.pieces += (unsigned)((call->asked.count + piece - 1) / piece);
     return DP_OK;
 }
@@ -866,10 +851,10 @@ static dp_status dp__mesh_scatter_begin(const dp__mesh_call *call, size_t step)
     size_t count = dp__mesh_count(call, step), bytes = count * dp__mesh_wire_bytes(call);
     dp__mesh_add_own_all(call, step, slot->out);
     for (int p = 0; p < comm->process_count; p++) {
-        slot->to.counts[p] = (int)((size_t)dp__rank_count_of(comm->journal->job, p) * bytes);
-        slot->to.places[p] = (int)((size_t)comm->journal->job->firsts[p] * bytes);
-        slot->from.counts[p] = (int)((size_t)comm->local_count * bytes);
-        slot->from.places[p] = (int)((size_t)(p * comm->local_count) * bytes);
+        slot->is.to.counts[p] = (int)((size_t)dp__rank_count_of(comm->journal->job, p) * bytes);
+        slot->is.to.places[p] = (int)((size_t)comm->journal->job->firsts[p] * bytes);
+        slot->is.from.counts[p] = (int)((size_t)comm->local_count * bytes);
+        slot->is.from.places[p] = (int)((size_t)(p * comm->local_count) * bytes);
     }
     return dp__mesh_give_each(call, slot->out, slot->in, step);
 }
@@ -961,10 +946,10 @@ static dp_status dp__mesh_broadcast_begin(const dp__mesh_call *call, size_t step
     for (int p = 0; p < comm->process_count; p++) {
         bool sends = self == root && p != root, receives = self != root && p == root;
         size_t slice = dp__mesh_slice(comm, count, p, &first) * call->size;
-        slot->to.counts[p] = sends ? (int)(whole ? all : slice) : 0;
-        slot->to.places[p] = whole ? 0 : (int)(first * call->size);
-        slot->from.counts[p] = receives ? (int)(whole ? all : own) : 0;
-        slot->from.places[p] = 0;
+        slot->is.to.counts[p] = sends ? (int)(whole ? all : slice) : 0;
+        slot->is.to.places[p] = whole ? 0 : (int)(first * call->size);
+        slot->is.from.counts[p] = receives ? (int)(whole ? all : own) : 0;
+        slot->is.from.places[p] = 0;
     }
     if (dp__mesh_is_tiny(call))
         return dp__mesh_tell_all(call, source, source != NULL ? all : 0);
@@ -995,10 +980,10 @@ static dp_status dp__mesh_parts_turn(const dp__mesh_call *call, size_t step)
         memcpy(dp__mesh_sums(call, step) + at, slot->in, own);
     for (int p = 0; p < comm->process_count; p++) {
         size_t slice = dp__mesh_slice(comm, count, p, &first) * call->size;
-        slot->to.counts[p] = p != self && p != root ? (int)own : 0;
-        slot->to.places[p] = self == root ? (int)at : 0;
-        slot->from.counts[p] = p != self && self != root ? (int)slice : 0;
-        slot->from.places[p] = (int)(first * call->size);
+        slot->is.to.counts[p] = p != self && p != root ? (int)own : 0;
+        slot->is.to.places[p] = self == root ? (int)at : 0;
+        slot->is.from.counts[p] = p != self && self != root ? (int)slice : 0;
+        slot->is.from.places[p] = (int)(first * call->size);
     }
     return self == root ? dp__mesh_give_each(call, dp__mesh_source(call, step), slot->in, step)
                         : dp__mesh_give_each(call, slot->in, dp__mesh_sums(call, step), step);
@@ -1039,8 +1024,8 @@ static dp_status dp__mesh_gather_begin(const dp__mesh_call *call, size_t step)
     dp__mesh_slot *slot = dp__mesh_slot_of(call, step);
     size_t bytes = dp__mesh_count(call, step) * call->size, at = dp__mesh_at(call, step);
     for (int p = 0; p < comm->process_count; p++) {
-        slot->from.counts[p] = (int)((size_t)dp__rank_count_of(comm->journal->job, p) * bytes);
-        slot->from.places[p] = (int)((size_t)comm->journal->job->firsts[p] * bytes);
+        slot->is.from.counts[p] = (int)((size_t)dp__rank_count_of(comm->journal->job, p) * bytes);
+        slot->is.from.places[p] = (int)((size_t)comm->journal->job->firsts[p] * bytes);
     }
     if (comm->local_count == 1)
         return dp__mesh_give_all(call, (const char *)call->asked.local[0].send + at, slot->in,
@@ -1091,8 +1076,8 @@ static dp_status dp__mesh_exchange_begin(const dp__mesh_call *call, size_t step)
     for (int p = 0; p < comm->process_count; p++) {
         size_t first = (size_t)comm->journal->job->firsts[p],
                ranks = (size_t)dp__rank_count_of(comm->journal->job, p);
-        slot->to.counts[p] = slot->from.counts[p] = (int)(locals * ranks * bytes);
-        slot->to.places[p] = slot->from.places[p] = (int)(locals * first * bytes);
+        slot->is.to.counts[p] = slot->is.from.counts[p] = (int)(locals * ranks * bytes);
+        slot->is.to.places[p] = slot->is.from.places[p] = (int)(locals * first * bytes);
         for (size_t i = 0; i < locals; i++)
             for (size_t k = 0; k < ranks; k++, out += bytes)
                 memcpy(out, (const char *)call->asked.local[i].send + (first + k) * each + at,
@@ -1167,7 +1152,7 @@ static dp_status dp__mesh_full(void)
 
 /* The part that depends on this process alone. */
 static dp_status dp__mesh_new(const dp_host *host, const dp_comm_config *config,
-                              const dp_coll_ops *table, const dp__mesh_ops *ops,
+                              const dp_coll_ops *table, const dp__carrier *carrier,
                               dp__mesh_comm **out)
 {
     const dp__simd *simd = NULL;
@@ -1177,7 +1162,6 @@ static dp_status dp__mesh_new(const dp_host *host, const dp_comm_config *config,
         return dp__mesh_full();
     memset(comm, 0, sizeof *comm);
     comm->base = (dp_comm){table, host};
-    comm->ops = ops;
     comm->simd = simd;
     comm->group.shared.fd = -1;
     comm->journal = dp__journal_opening(dp__job_of(host));
@@ -1187,8 +1171,14 @@ static dp_status dp__mesh_new(const dp_host *host, const dp_comm_config *config,
     comm->rank_first = config->rank_first;
     comm->local_count = config->local_count;
     comm->rank_count = config->rank_count;
+    comm->endpoint = (dp__endpoint){.carrier = carrier,
+                                    .job = comm->journal->job,
+                                    .journal = comm->journal,
+                                    .process = comm->process,
+                                    .process_count = comm->process_count,
+                                    .far = !config->one_machine};
     *out = comm;
-    return ops->prepare(comm, config);
+    return carrier->open(&comm->endpoint);
 }
 
 /* A piece has at least one element of every block. */
@@ -1199,9 +1189,9 @@ static void dp__mesh_place_buffers(dp__mesh_comm *comm)
     char *at = comm->buffers;
     for (int i = 0; i <= DP__MESH_MEETING; i++) {
         dp__mesh_slot *slot = &comm->slots[i];
-        slot->place = i;
-        slot->to = (dp__mesh_counts){numbers, numbers + processes};
-        slot->from = (dp__mesh_counts){numbers + 2 * processes, numbers + 3 * processes};
+        slot->is.place = i;
+        slot->is.to = (dp__counts){numbers, numbers + processes};
+        slot->is.from = (dp__counts){numbers + 2 * processes, numbers + 3 * processes};
         numbers += 4 * processes;
         if (i == DP__MESH_MEETING)
             break;
@@ -1217,19 +1207,20 @@ static void dp__mesh_place_buffers(dp__mesh_comm *comm)
    it. */
 static void dp__mesh_place_heads(dp__mesh_comm *comm)
 {
-    const dp__mesh_slot *slot = &comm->slots[DP__MESH_MEETING];
+    dp__mesh_slot *slot = &comm->slots[DP__MESH_MEETING];
     int own = dp__mesh_group_first(comm, comm->group.own);
     bool grouped = dp__mesh_is_grouped(comm), sends = comm->process == own;
     int heard = grouped ? dp__mesh_first_heard(comm) : 0;
+    slot->is.even = !grouped;
     for (int p = 0; p < comm->process_count; p++) {
         int group = dp__mesh_group_of(comm, p);
         bool hears = !grouped || (sends && p != own && p == dp__mesh_group_first(comm, group));
         int to = dp__mesh_group_size(comm, comm->group.own);
         int from = dp__mesh_group_size(comm, group);
-        slot->to.counts[p] = hears ? to * (int)comm->head_bytes : 0;
-        slot->to.places[p] = 0;
-        slot->from.counts[p] = hears ? from * (int)comm->head_bytes : 0;
-        slot->from.places[p] = hears ? (p - heard) * (int)comm->head_bytes : 0;
+        slot->is.to.counts[p] = hears ? to * (int)comm->head_bytes : 0;
+        slot->is.to.places[p] = 0;
+        slot->is.from.counts[p] = hears ? from * (int)comm->head_bytes : 0;
+        slot->is.from.places[p] = hears ? (p - heard) * (int)comm->head_bytes : 0;
     }
 }
 
@@ -1333,22 +1324,23 @@ static dp_status dp__mesh_open_all(dp__mesh_comm *comm)
     DP_TRY(dp__job_agree(comm->journal->job, dp__mesh_learn(comm)));
     DP_TRY(dp__mesh_share(comm));
     dp__mesh_place_heads(comm);
-    return comm->ops->connect(comm);
+    const dp__carrier *carrier = comm->endpoint.carrier;
+    return carrier->connect != NULL ? carrier->connect(&comm->endpoint) : DP_OK;
 }
 
 static void dp__mesh_close(dp_comm *base)
 {
     dp__mesh_comm *comm = dp__mesh_of(base);
-    if (comm->ops->close(comm))
+    if (comm->endpoint.carrier->close(&comm->endpoint))
         dp__mesh_free(comm);
 }
 
 static dp_status dp__mesh_open(const dp_host *host, const dp_comm_config *config,
-                               const dp_coll_ops *table, const dp__mesh_ops *ops, dp_comm **out)
+                               const dp_coll_ops *table, const dp__carrier *carrier, dp_comm **out)
 {
     dp__mesh_comm *comm = NULL;
     dp_status status =
-        dp__job_agree(dp__job_of(host), dp__mesh_new(host, config, table, ops, &comm));
+        dp__job_agree(dp__job_of(host), dp__mesh_new(host, config, table, carrier, &comm));
     if (status == DP_OK && comm != NULL)
         status = dp__mesh_open_all(comm);
     if (status == DP_OK)
@@ -1356,6 +1348,14 @@ static dp_status dp__mesh_open(const dp_host *host, const dp_comm_config *config
     else if (comm != NULL)
         dp__mesh_close(&comm->base);
     return status;
+}
+
+/* Returns what carries the collectives of a context's caller; NULL: shared memory, or devices. */
+static const dp__carrier *dp__mesh_carrier(const dp_ctx *ctx)
+{
+    dp_comm *comm = ctx->lanes[DP__CALLER].carrier;
+    bool mesh = comm != NULL && comm->ops->run == dp__mesh_run_call;
+    return mesh ? dp__mesh_of(comm)->endpoint.carrier : NULL;
 }
 
 #endif /* DP__ROOMS */

@@ -2,13 +2,13 @@
 
    Part of dp.h, which includes it. It holds what a process knows of its messages and of those that
    others offer, which of them belong together, and two ways for their bytes: shared memory, and
-   connections over TCP. Another one is in dp_mpi.h.
+   packets that a carrier brings (dp/carrier.h). TCP does that here, and MPI in dp_mpi.h.
 
    CONTENTS (search for the tag)
      >>requests  what is known of a message
      >>matching  which receive an offer is for
      >>pipes     offers, answers and bytes in shared memory
-     >>headers   offers and answers that travel
+     >>headers   offers, answers and data that travel
      >>channels  connections over TCP, made when they are needed
      >>traffic   headers and bytes on them
      >>looking   whether it makes sense to wait for a message
@@ -30,7 +30,6 @@
    Bytes lie in memory that the host reaches, row-major: the tensor's own, or a copy (`stage`). */
 
 enum {
-    DP__REQUEST_TINY = 64,     /* so many bytes travel with the offer */
     DP__REQUESTS_AT_ONCE = 16, /* in the first block; each further one is twice as large */
     DP__REQUEST_BLOCKS = 32,
     DP__REQUESTS_LOOKED_AT = 16, /* by one look */
@@ -38,28 +37,6 @@ enum {
     DP__REQUEST_TEXT = 128,
     DP__EXCUSE_BYTES = DP__HOST_BYTES + DP__WHO_BYTES
 };
-
-typedef struct dp__offer { /* what is sent, or expected */
-    uint64_t reply;        /* where the answer goes, as the carrier counts */
-    uint64_t place, room;  /* where the data lies in shared memory, or will: SIZE_MAX: not there */
-    uint64_t count;
-    int32_t from, to, tag, dtype; /* from: or DP_ANY_RANK; to: ~to, where it is the library's */
-} dp__offer;
-
-typedef enum dp__header_kind {
-    DP__HEADER_OFFERED,
-    DP__HEADER_WANTED,
-    DP__HEADER_DONE,
-    DP__HEADER_REFUSED,
-    DP__HEADER_DATA, /* follows */
-    DP__HEADER_LEFT  /* nothing follows; of what the job has failed, if it has: tag, from, tiny */
-} dp__header_kind;
-
-typedef struct dp__header { /* an offer or an answer as it travels */
-    int32_t kind, reserved;
-    dp__offer is; /* what is sent, or was expected */
-    char tiny[DP__REQUEST_TINY];
-} dp__header;
 
 enum { DP__OFFER_WORDS = sizeof(dp__offer) / sizeof(uint64_t) };
 _Static_assert(DP__OFFER_WORDS * sizeof(uint64_t) == sizeof(dp__offer), "an offer is words");
@@ -78,20 +55,23 @@ typedef struct dp__request {
     size_t bytes, moved;
     int process; /* at the other end; -1: any */
     bool receives;
-    bool awaited; /* by dp_messages_end */
+    bool awaited;  /* by dp_messages_end */
+    bool travels;  /* a carrier has what is sent, */
+    bool answered; /* and the other end has it, too */
     dp_status status;
     unsigned doubts;
-    void *wire;       /* what the carrier has of it */
+    void *wire;       /* the answer to it in shared memory, or the packet in which it is sent */
     dp_tensor tensor; /* with a stage, to receive */
     char tiny[DP__REQUEST_TINY];
 } dp__request;
 
 typedef struct dp__mailbox {
     dp_ctx *ctx;
-    dp__job *job;                      /* NULL: one process */
-    const struct dp__carrier *carrier; /* NULL: there is no way to others */
-    void *carried;                     /* the carrier's */
-    dp_scope *scope;                   /* as long as the context: what is here lies there */
+    dp__job *job;                  /* NULL: one process */
+    struct dp__outboxes *outboxes; /* NULL: no memory is shared */
+    dp__endpoint endpoint;         /* then; its carrier is NULL where there is no way to others */
+    dp__packet *packets;           /* for it, to be used again */
+    dp_scope *scope;               /* as long as the context: what is here lies there */
     int process, process_count;
     dp__request *blocks[DP__REQUEST_BLOCKS];
     int block_count;
@@ -107,36 +87,6 @@ typedef struct dp__mailbox {
     dp_message *awaited;            /* by dp_messages_end */
     size_t awaited_count;
 } dp__mailbox;
-
-/* How bytes get to another process. All functions are called by the context's thread. */
-typedef struct dp__carrier {
-    /* Gets what sending this needs, so that nothing is lacking later. Nobody knows of it. */
-    dp_status (*prepare)(dp__mailbox *mailbox, dp__request *send);
-    /* Undoes that, also when the message has ended. */
-    void (*discard)(dp__mailbox *mailbox, dp__request *send);
-    dp_status (*offer)(dp__mailbox *mailbox, dp__request *send);
-    /* Bring the data of what was taken, which ends with dp__request_received. */
-    dp_status (*fetch)(dp__mailbox *mailbox, dp__request *receive);
-    /* All is here, or (fits false) it is not what was expected: to the sender, whose part ends. */
-    dp_status (*answer)(dp__mailbox *mailbox, const dp__request *receive, bool fits);
-    dp_status (*advance)(dp__mailbox *mailbox); /* what can go on without waiting does: see moved */
-    dp_status (*wait)(dp__mailbox *mailbox); /* until something has moved; see dp__mailbox_rest */
-    /* --------------------------------------------------- where headers travel: see >>headers -- */
-    dp_status (*header)(dp__mailbox *mailbox, int process, const dp__header *header); /* in order */
-    /* Sends data to the process that wants it, or gets it from the one that has it. */
-    dp_status (*data)(dp__mailbox *mailbox, dp__request *request);
-    /* ---------------------------------------------------------------------------- optional -- */
-    /* Closes all, but not where others may still read what this process wrote. */
-    void (*close)(dp__mailbox *mailbox);
-    /* Closes, in a child of fork, its copies of connections. */
-    void (*let_go)(dp__mailbox *mailbox);
-    /* DP__LEFT, DP__DEAD: the process has ended, and all that it had said has been heard; `known`:
-       as the job knows it. */
-    int (*presence)(const dp__mailbox *mailbox, int process, int known);
-    /* Why nothing has moved, as far as it is known: "; ...". Returns whose fault that is; -1: that
-       is not known. */
-    int (*excuse)(const dp__mailbox *mailbox, const dp__request *request, char *text, size_t room);
-} dp__carrier;
 
 /* Counts messages of all contexts so far: no two have the same number. */
 static _Atomic uint64_t dp__message_numbers;
@@ -244,8 +194,9 @@ static bool dp__has_died(const dp__mailbox *mailbox, int process)
 static int dp__mailbox_presence(const dp__mailbox *mailbox, int process, bool died)
 {
     int known = died ? DP__DEAD : atomic_load(&dp__progress_of(mailbox->job, process)->presence);
-    bool hears = mailbox->carrier != NULL && mailbox->carrier->presence != NULL;
-    return hears ? mailbox->carrier->presence(mailbox, process, known) : known;
+    const dp__carrier *carrier = mailbox->endpoint.carrier;
+    bool hears = carrier != NULL && carrier->presence != NULL;
+    return hears ? carrier->presence(&mailbox->endpoint, process, known) : known;
 }
 
 /* "25 f32 from rank 1 to rank 0 with tag 5" */
@@ -329,6 +280,13 @@ static dp_status dp__requests_meet_here(dp__mailbox *mailbox, dp__request *recei
     return DP_OK;
 }
 
+/* Brings the data of what was taken, which ends with dp__request_received. */
+static dp_status dp__mailbox_fetch(dp__mailbox *mailbox, dp__request *receive);
+
+/* Tells the sender, whose part ends, that all is here, or (fits false) that it is not what was
+   expected. */
+static dp_status dp__mailbox_answer(dp__mailbox *mailbox, const dp__request *receive, bool fits);
+
 static dp_status dp__requests_meet_far(dp__mailbox *mailbox, dp__request *receive,
                                        dp__request *offer, bool fits)
 {
@@ -338,12 +296,12 @@ static dp_status dp__requests_meet_far(dp__mailbox *mailbox, dp__request *receiv
         memcpy(receive->data, offer->tiny, receive->bytes);
     dp__request_free(mailbox, offer);
     if (fits && !tiny)
-        return mailbox->carrier->fetch(mailbox, receive);
+        return dp__mailbox_fetch(mailbox, receive);
     if (fits)
         DP_TRY(dp__request_received(mailbox, receive));
     else
         dp__request_end(mailbox, receive, DP_ERR_MISMATCH);
-    return mailbox->carrier->answer(mailbox, receive, fits);
+    return dp__mailbox_answer(mailbox, receive, fits);
 }
 
 /* Neither is in a list. */
@@ -376,7 +334,7 @@ static dp_status dp__request_match(dp__mailbox *mailbox, dp__request *request)
                              : dp__requests_meet(mailbox, other, request);
 }
 
-/* From another process, which a carrier has heard. */
+/* From another process. */
 static dp_status dp__offer_arrived(dp__mailbox *mailbox, int process, const dp__offer *is,
                                    const char *tiny)
 {
@@ -477,11 +435,6 @@ static dp__outbox_sizes dp__outbox_sizes_of(int process_count)
     return (dp__outbox_sizes){outbox, outbox + DP__ANSWERS_ALONE * sizeof(dp__answer) + rooms};
 }
 
-static dp__outboxes *dp__outboxes_here(const dp__mailbox *mailbox)
-{
-    return mailbox->carried;
-}
-
 /* Behind a process' entries. */
 static dp__outbox *dp__outbox_of(const dp__mailbox *mailbox, int process)
 {
@@ -492,7 +445,7 @@ static dp__outbox *dp__outbox_of(const dp__mailbox *mailbox, int process)
 /* From this process to another one, and back. */
 static dp__pipe *dp__pipe_to(const dp__mailbox *mailbox, int process)
 {
-    return &dp__outboxes_here(mailbox)->own->pipes[process];
+    return &mailbox->outboxes->own->pipes[process];
 }
 
 static dp__pipe *dp__pipe_from(const dp__mailbox *mailbox, int process)
@@ -537,7 +490,7 @@ static void dp__answers_add(dp__outboxes *outboxes, dp__answer *answers, int cou
 
 static dp_status dp__answer_take(dp__mailbox *mailbox, dp__answer **out)
 {
-    dp__outboxes *outboxes = dp__outboxes_here(mailbox);
+    dp__outboxes *outboxes = mailbox->outboxes;
     void *more = NULL;
     if (outboxes->answers == NULL && mailbox->ctx->world.heap.shared == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for more than %d messages at once",
@@ -566,7 +519,7 @@ static dp_status dp__outbox_room(dp__mailbox *mailbox, dp__outbox_peer *peer)
 static dp_status dp__outbox_prepare(dp__mailbox *mailbox, dp__request *send)
 {
     dp__answer *answer = NULL;
-    dp__outbox_peer *peer = &dp__outboxes_here(mailbox)->peers[send->process];
+    dp__outbox_peer *peer = &mailbox->outboxes->peers[send->process];
     send->is.room = SIZE_MAX;
     send->is.place = dp__place_of(mailbox, send->data, send->bytes);
     if (send->bytes > DP__REQUEST_TINY && send->is.place == SIZE_MAX) {
@@ -582,13 +535,13 @@ static dp_status dp__outbox_prepare(dp__mailbox *mailbox, dp__request *send)
 static void dp__outbox_discard(dp__mailbox *mailbox, dp__request *send)
 {
     if (send->wire != NULL)
-        dp__answers_add(dp__outboxes_here(mailbox), send->wire, 1);
+        dp__answers_add(mailbox->outboxes, send->wire, 1);
 }
 
 /* If the other one has heard the last offer. */
 static void dp__offer_next(dp__mailbox *mailbox, int process)
 {
-    dp__outbox_peer *peer = &dp__outboxes_here(mailbox)->peers[process];
+    dp__outbox_peer *peer = &mailbox->outboxes->peers[process];
     dp__request *send = peer->queue.first;
     dp__pipe *pipe = dp__pipe_to(mailbox, process);
     if (send == NULL || peer->known / 2 != peer->offers / 2)
@@ -607,7 +560,7 @@ static void dp__offer_next(dp__mailbox *mailbox, int process)
 /* The last offer was, and may be done. */
 static void dp__offer_heard(dp__mailbox *mailbox, int process)
 {
-    dp__outbox_peer *peer = &dp__outboxes_here(mailbox)->peers[process];
+    dp__outbox_peer *peer = &mailbox->outboxes->peers[process];
     unsigned heard = atomic_load(&dp__pipe_from(mailbox, process)->heard);
     if (heard == peer->known)
         return;
@@ -618,7 +571,7 @@ static void dp__offer_heard(dp__mailbox *mailbox, int process)
 
 static dp_status dp__outbox_offer(dp__mailbox *mailbox, dp__request *send)
 {
-    dp__request_add(&dp__outboxes_here(mailbox)->peers[send->process].queue, send);
+    dp__request_add(&mailbox->outboxes->peers[send->process].queue, send);
     dp__offer_next(mailbox, send->process);
     return DP_OK;
 }
@@ -626,7 +579,7 @@ static dp_status dp__outbox_offer(dp__mailbox *mailbox, dp__request *send)
 /* As far as there is room. */
 static void dp__pieces_give(dp__mailbox *mailbox, dp__request *send, const dp__answer *answer)
 {
-    dp__outboxes *outboxes = dp__outboxes_here(mailbox);
+    dp__outboxes *outboxes = mailbox->outboxes;
     dp__outbox_peer *peer = &outboxes->peers[send->process];
     dp__pipe *pipe = dp__pipe_to(mailbox, send->process);
     const dp__pipe *back = dp__pipe_from(mailbox, send->process);
@@ -671,7 +624,7 @@ static void dp__answer_write(dp__mailbox *mailbox, const dp__request *receive, d
 
 static dp_status dp__outbox_answer(dp__mailbox *mailbox, const dp__request *receive, bool fits)
 {
-    dp__outbox_peer *peer = &dp__outboxes_here(mailbox)->peers[receive->process];
+    dp__outbox_peer *peer = &mailbox->outboxes->peers[receive->process];
     if (fits && receive->other.reply == peer->hears)
         peer->hears = DP__HEARD_DONE;
     else
@@ -681,9 +634,11 @@ static dp_status dp__outbox_answer(dp__mailbox *mailbox, const dp__request *rece
 
 static dp_status dp__outbox_fetch(dp__mailbox *mailbox, dp__request *receive)
 {
-    dp__requests *wanted = &dp__outboxes_here(mailbox)->peers[receive->process].wanted;
+    dp__requests *wanted = &mailbox->outboxes->peers[receive->process].wanted;
     if (receive->other.place != SIZE_MAX) {
         memcpy(receive->data, dp__place_at(mailbox, receive->other.place), receive->bytes);
+        atomic_thread_fence(memory_order_acquire); /* as in dp__shm_run_direct */
+        DP_TRY(dp__job_heard(mailbox->job));
         DP_TRY(dp__request_received(mailbox, receive));
         return dp__outbox_answer(mailbox, receive, true);
     }
@@ -696,7 +651,7 @@ static dp_status dp__outbox_fetch(dp__mailbox *mailbox, dp__request *receive)
 /* Takes the pieces that have been made of the one that is wanted. */
 static void dp__pieces_take(dp__mailbox *mailbox, int process, dp__request *receive)
 {
-    dp__outboxes *outboxes = dp__outboxes_here(mailbox);
+    dp__outboxes *outboxes = mailbox->outboxes;
     dp__outbox_peer *peer = &outboxes->peers[process];
     dp__pipe *pipe = dp__pipe_to(mailbox, process);
     const dp__pipe *from = dp__pipe_from(mailbox, process);
@@ -716,7 +671,7 @@ static void dp__pieces_take(dp__mailbox *mailbox, int process, dp__request *rece
 
 static dp_status dp__wanted_advance(dp__mailbox *mailbox, int process)
 {
-    dp__requests *wanted = &dp__outboxes_here(mailbox)->peers[process].wanted;
+    dp__requests *wanted = &mailbox->outboxes->peers[process].wanted;
     dp__request *receive = wanted->first;
     if (receive == NULL)
         return DP_OK;
@@ -732,7 +687,7 @@ static dp_status dp__wanted_advance(dp__mailbox *mailbox, int process)
 
 static dp_status dp__offer_hear(dp__mailbox *mailbox, int process)
 {
-    dp__outbox_peer *peer = &dp__outboxes_here(mailbox)->peers[process];
+    dp__outbox_peer *peer = &mailbox->outboxes->peers[process];
     const dp__pipe *from = dp__pipe_from(mailbox, process);
     char tiny[DP__REQUEST_TINY];
     dp__offer offer;
@@ -777,7 +732,7 @@ static dp_status dp__mailbox_rest(void *what, dp__wait *wait);
 
 static dp_status dp__outbox_wait(dp__mailbox *mailbox)
 {
-    dp__outboxes *outboxes = dp__outboxes_here(mailbox);
+    dp__outboxes *outboxes = mailbox->outboxes;
     const dp__watch watch = {.there = dp__outbox_moved,
                              .rest = dp__mailbox_rest,
                              .what = mailbox,
@@ -788,16 +743,6 @@ static dp_status dp__outbox_wait(dp__mailbox *mailbox)
     DP_TRY(dp__watch_until(&watch, outboxes->spin));
     return mailbox->failed;
 }
-
-static const dp__carrier dp__outbox_carrier = {
-    .prepare = dp__outbox_prepare,
-    .discard = dp__outbox_discard,
-    .offer = dp__outbox_offer,
-    .fetch = dp__outbox_fetch,
-    .answer = dp__outbox_answer,
-    .advance = dp__outbox_advance,
-    .wait = dp__outbox_wait,
-};
 
 static dp_status dp__outbox_open(dp__mailbox *mailbox)
 {
@@ -810,8 +755,7 @@ static dp_status dp__outbox_open(dp__mailbox *mailbox)
     outboxes->own = dp__outbox_of(mailbox, mailbox->process);
     outboxes->piece = DP__ROOM_PIECE;
     outboxes->spin = dp__job_has_cores(mailbox->job, mailbox->process_count);
-    mailbox->carried = outboxes;
-    mailbox->carrier = &dp__outbox_carrier;
+    mailbox->outboxes = outboxes;
     if (mailbox->ctx->world.heap.shared != NULL)
         return DP_OK;
     char *behind = (char *)outboxes->own + dp__outbox_bytes(mailbox->process_count);
@@ -824,15 +768,120 @@ static dp_status dp__outbox_open(dp__mailbox *mailbox)
 }
 
 /* ==== >>headers ==================================================================================
-   Where no memory is shared, offers and answers are headers: small, and in order. The data of
-   what is wanted follows.                                                                        */
+   Where no memory is shared, offers and answers are headers: small, and in order. The data of what
+   is wanted follows a header that says so. A header with what follows it is a packet. Who sends has
+   one for its data before anybody hears of it, so that nothing is lacking later.                */
+
+/* Makes a packet one of which nothing has moved. */
+static void dp__packet_arm(dp__packet *packet)
+{
+    packet->request = NULL;
+    packet->data = false;
+    packet->at = (char *)&packet->header;
+    packet->left = sizeof packet->header;
+}
+
+/* Goes on from the header of a packet to the data of a request. */
+static void dp__packet_follow(dp__packet *packet, dp__request *request)
+{
+    packet->request = request;
+    packet->data = true;
+    packet->at = request->data;
+    packet->left = request->bytes;
+}
+
+static dp_status dp__packet_new(dp__mailbox *mailbox, dp__packet **out)
+{
+    dp__packet *packet = mailbox->packets;
+    size_t own = mailbox->endpoint.carrier->packet_bytes, bytes = own > 0 ? own : sizeof *packet;
+    if (packet != NULL)
+        mailbox->packets = packet->next;
+    else
+        packet = dp__os_alloc(bytes, 64, NULL);
+    if (packet == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a message");
+    memset(packet, 0, bytes);
+    dp__packet_arm(packet);
+    *out = packet;
+    return DP_OK;
+}
+
+static dp_status dp__packet_take(dp__endpoint *endpoint, dp__packet **out)
+{
+    dp__mailbox *mailbox = endpoint->mailbox;
+    return dp__shared_failure(mailbox->ctx, dp__packet_new(mailbox, out));
+}
+
+static void dp__packet_end(dp__endpoint *endpoint, dp__packet *packet)
+{
+    dp__mailbox *mailbox = endpoint->mailbox;
+    if (packet == NULL)
+        return;
+    dp__request *request = packet->request;
+    packet->next = mailbox->packets;
+    mailbox->packets = packet;
+    if (request == NULL || request->receives)
+        return;
+    request->travels = false;
+    if (request->answered)
+        dp__request_sent(mailbox, request, true);
+}
+
+/* Notes that so many bytes of a packet have moved. Returns true if the header, or what follows it,
+   is whole. */
+static bool dp__packet_moved(dp__mailbox *mailbox, dp__packet *packet, size_t bytes)
+{
+    packet->at += bytes;
+    packet->left -= bytes;
+    mailbox->flows = mailbox->flows || (packet->data && packet->request->awaited);
+    return packet->left == 0;
+}
+
+static bool dp__packet_sent(dp__endpoint *endpoint, dp__packet *packet, size_t bytes)
+{
+    if (!dp__packet_moved(endpoint->mailbox, packet, bytes))
+        return false;
+    if (packet->request != NULL && !packet->data) {
+        dp__packet_follow(packet, packet->request);
+        return false;
+    }
+    dp__packet_end(endpoint, packet);
+    return true;
+}
+
+static dp_status dp__header_send(dp__mailbox *mailbox, int process, const dp__header *header,
+                                 bool answers)
+{
+    dp__packet *packet = NULL;
+    DP_TRY(dp__packet_take(&mailbox->endpoint, &packet));
+    packet->header = *header;
+    packet->answers = answers;
+    return mailbox->endpoint.carrier->send(&mailbox->endpoint, process, packet);
+}
+
+static dp_status dp__header_prepare(dp__mailbox *mailbox, dp__request *send)
+{
+    const dp__carrier *carrier = mailbox->endpoint.carrier;
+    dp__packet *packet = NULL;
+    if (carrier->reach != NULL)
+        DP_TRY(carrier->reach(&mailbox->endpoint, send->process));
+    DP_TRY(dp__packet_new(mailbox, &packet));
+    send->wire = packet;
+    return DP_OK;
+}
+
+static void dp__header_discard(dp__mailbox *mailbox, dp__request *send)
+{
+    dp__packet_end(&mailbox->endpoint, send->wire);
+    send->wire = NULL;
+}
 
 static dp_status dp__header_offered(dp__mailbox *mailbox, const dp__request *send)
 {
     dp__header header = {.kind = DP__HEADER_OFFERED, .is = send->is};
     if (send->bytes > 0 && send->bytes <= sizeof header.tiny)
         memcpy(header.tiny, send->data, send->bytes);
-    return mailbox->carrier->header(mailbox, send->process, &header);
+    return dp__header_send(mailbox, send->process, &header, false);
 }
 
 static dp_status dp__header_offer(dp__mailbox *mailbox, dp__request *send)
@@ -842,12 +891,21 @@ static dp_status dp__header_offer(dp__mailbox *mailbox, dp__request *send)
     return dp__header_offered(mailbox, send);
 }
 
+static dp_status dp__offers_again(dp__endpoint *endpoint, int process)
+{
+    dp__mailbox *mailbox = endpoint->mailbox;
+    for (dp__request *send = mailbox->offered.first; send != NULL; send = send->next)
+        if (send->process == process)
+            DP_TRY(dp__header_offered(mailbox, send));
+    return DP_OK;
+}
+
 static dp_status dp__header_reply(dp__mailbox *mailbox, const dp__request *receive,
                                   dp__header_kind kind)
 {
     dp__header header = {.kind = (int32_t)kind, .is = receive->is};
     header.is.reply = receive->other.reply;
-    return mailbox->carrier->header(mailbox, receive->process, &header);
+    return dp__header_send(mailbox, receive->process, &header, true);
 }
 
 static dp_status dp__header_answer(dp__mailbox *mailbox, const dp__request *receive, bool fits)
@@ -858,31 +916,146 @@ static dp_status dp__header_answer(dp__mailbox *mailbox, const dp__request *rece
 static dp_status dp__header_fetch(dp__mailbox *mailbox, dp__request *receive)
 {
     dp__request_add(&mailbox->fetched, receive);
-    DP_TRY(mailbox->carrier->data(mailbox, receive));
     return dp__header_reply(mailbox, receive, DP__HEADER_WANTED);
 }
 
-/* The data is here. */
-static dp_status dp__header_fetched(dp__mailbox *mailbox, dp__request *receive)
+/* Sends the data that another process wants. */
+static dp_status dp__header_wanted(dp__mailbox *mailbox, dp__request *send)
 {
-    DP_TRY(dp__request_received(mailbox, receive));
-    return dp__header_answer(mailbox, receive, true);
+    dp__packet *packet = send->wire;
+    if (packet == NULL)
+        return dp_error(DP_ERR_INTERNAL, "process %d wants data twice", send->process);
+    send->wire = NULL;
+    send->travels = true;
+    packet->header = (dp__header){.kind = DP__HEADER_DATA, .is = send->is};
+    packet->request = send;
+    return mailbox->endpoint.carrier->send(&mailbox->endpoint, send->process, packet);
 }
 
-static dp_status dp__header_read(dp__mailbox *mailbox, int from, const dp__header *header)
+/* Ends what was sent, unless the carrier still has it: what it has there is not the user's yet. */
+static void dp__header_done(dp__mailbox *mailbox, dp__request *send, const dp__header *header)
 {
+    bool fits = header->kind == DP__HEADER_DONE;
+    send->other = header->is;
+    send->answered = true;
+    if (!send->travels)
+        dp__request_sent(mailbox, send, fits);
+}
+
+/* Finds out where the data goes that follows a header. */
+static dp_status dp__header_data(const dp__mailbox *mailbox, int from, dp__packet *packet)
+{
+    dp__request *receive = mailbox->fetched.first;
+    while (receive != NULL &&
+           (receive->process != from || receive->other.reply != packet->header.is.reply))
+        receive = receive->next;
+    if (receive == NULL)
+        return dp_error(DP_ERR_INTERNAL, "process %d sends what nobody wants", from);
+    dp__packet_follow(packet, receive);
+    return DP_OK;
+}
+
+/* Takes a farewell: a process that goes because the job has failed may be the first to say so. */
+static dp_status dp__header_left(const dp__mailbox *mailbox, const dp__header *header)
+{
+    dp__job *job = mailbox->job;
+    int rank = header->is.from;
+    if (header->is.tag == DP_OK || rank < 0 || rank >= job->firsts[job->process_count])
+        return DP_OK;
+    DP_TRY(dp__job_heard(job)); /* the whole sentence may be here already */
+    return dp__job_fail(job, (dp_status)header->is.tag, dp__process_of(job, rank), "%.*s",
+                        (int)sizeof header->tiny, header->tiny);
+}
+
+static dp_status dp__header_read(dp__mailbox *mailbox, int from, dp__packet *packet)
+{
+    const dp__header *header = &packet->header;
     dp__request *send = mailbox->offered.first;
+    dp__packet_arm(packet);
     if (header->kind == DP__HEADER_OFFERED)
         return dp__offer_arrived(mailbox, from, &header->is, header->tiny);
+    if (header->kind == DP__HEADER_DATA)
+        return dp__header_data(mailbox, from, packet);
+    if (header->kind == DP__HEADER_LEFT)
+        return dp__header_left(mailbox, header);
     while (send != NULL && (send->number != header->is.reply || send->process != from))
         send = send->next;
     if (send == NULL)
         return dp_error(DP_ERR_INTERNAL, "process %d answers what was never sent", from);
     if (header->kind == DP__HEADER_WANTED)
-        return mailbox->carrier->data(mailbox, send);
-    send->other = header->is;
-    dp__request_sent(mailbox, send, header->kind == DP__HEADER_DONE);
+        return dp__header_wanted(mailbox, send);
+    dp__header_done(mailbox, send, header);
     return DP_OK;
+}
+
+static dp_status dp__packet_received(dp__endpoint *endpoint, int process, dp__packet *packet,
+                                     size_t bytes)
+{
+    dp__mailbox *mailbox = endpoint->mailbox;
+    dp__request *receive = packet->request;
+    if (!dp__packet_moved(mailbox, packet, bytes))
+        return DP_OK;
+    if (!packet->data)
+        return dp__header_read(mailbox, process, packet);
+    dp__packet_arm(packet);
+    DP_TRY(dp__request_received(mailbox, receive));
+    return dp__header_answer(mailbox, receive, true);
+}
+
+/* ---- the two ways ---------------------------------------------------------------------------- */
+
+/* Returns true if there is a way to other processes. */
+static bool dp__mailbox_reaches(const dp__mailbox *mailbox)
+{
+    return mailbox->outboxes != NULL || mailbox->endpoint.carrier != NULL;
+}
+
+/* Gets what sending this needs. Nobody hears of it. */
+static dp_status dp__mailbox_prepare(dp__mailbox *mailbox, dp__request *send)
+{
+    return mailbox->outboxes != NULL ? dp__outbox_prepare(mailbox, send)
+                                     : dp__header_prepare(mailbox, send);
+}
+
+/* Undoes that, also when the message has ended. */
+static void dp__mailbox_discard(dp__mailbox *mailbox, dp__request *send)
+{
+    if (mailbox->outboxes != NULL)
+        dp__outbox_discard(mailbox, send);
+    else if (mailbox->endpoint.carrier != NULL)
+        dp__header_discard(mailbox, send);
+}
+
+static dp_status dp__mailbox_offer(dp__mailbox *mailbox, dp__request *send)
+{
+    return mailbox->outboxes != NULL ? dp__outbox_offer(mailbox, send)
+                                     : dp__header_offer(mailbox, send);
+}
+
+static dp_status dp__mailbox_fetch(dp__mailbox *mailbox, dp__request *receive)
+{
+    return mailbox->outboxes != NULL ? dp__outbox_fetch(mailbox, receive)
+                                     : dp__header_fetch(mailbox, receive);
+}
+
+static dp_status dp__mailbox_answer(dp__mailbox *mailbox, const dp__request *receive, bool fits)
+{
+    return mailbox->outboxes != NULL ? dp__outbox_answer(mailbox, receive, fits)
+                                     : dp__header_answer(mailbox, receive, fits);
+}
+
+/* Waits until something has moved that a carrier brings. */
+static dp_status dp__mailbox_wait(dp__mailbox *mailbox)
+{
+    dp__idle_wait wait = {0};
+    bool asks = false;
+    for (;;) {
+        DP_TRY(dp__endpoint_look(&mailbox->endpoint, &wait, &asks));
+        if (mailbox->moved)
+            return DP_OK;
+        if (asks)
+            DP_TRY(dp__mailbox_rest(mailbox, &wait.look));
+    }
 }
 
 /* ==== >>channels ================================================================================
@@ -902,13 +1075,6 @@ enum {
     DP__CHANNEL_GREET_MS = 1   /* so often who has come is looked at, until it is known who it is */
 };
 
-typedef struct dp__packet { /* on its way */
-    struct dp__packet *next;
-    const dp__request *send; /* whose data follows; or NULL */
-    size_t sent;             /* bytes, of both */
-    dp__header header;
-} dp__packet;
-
 typedef struct dp__channel {
     int fd;            /* -1: it has not been made, or has ended */
     bool deaf;         /* it takes nothing any more */
@@ -918,78 +1084,53 @@ typedef struct dp__channel {
     dp__dial *call;    /* this process has called, and was not answered yet */
     uint64_t again_ns; /* it calls again then, and sends all offers anew; 0: it need not */
     dp__packet *first, *last;
-    dp__header in;
-    size_t got;           /* bytes of `in` */
-    dp__request *filling; /* whose data comes; or NULL */
+    dp__packet *in; /* what comes; NULL: nothing has */
 } dp__channel;
 
 typedef struct dp__channels {
     dp__port *port;
-    dp__packet *spare;
     dp__os_watch *watch; /* channels that there are, and the port */
     int *watched;        /* which channels */
     int count;
     dp__channel of[]; /* to each process this one's own, then each other's own */
 } dp__channels;
 
-static dp__channels *dp__channels_of(const dp__mailbox *mailbox)
+static dp__channels *dp__channels_of(const dp__endpoint *endpoint)
 {
-    return mailbox->carried;
+    return endpoint->own;
 }
 
 /* Returns the channel for what a process sends, or for its `answers`. */
-static dp__channel *dp__channel_to(const dp__mailbox *mailbox, int process, bool answers)
+static dp__channel *dp__channel_to(const dp__endpoint *endpoint, int process, bool answers)
 {
-    return &dp__channels_of(mailbox)->of[process + (answers ? mailbox->process_count : 0)];
+    return &dp__channels_of(endpoint)->of[process + (answers ? endpoint->process_count : 0)];
 }
 
-static void dp__packet_give(dp__mailbox *mailbox, dp__packet *packet)
-{
-    dp__channels *channels = dp__channels_of(mailbox);
-    if (packet == NULL)
-        return;
-    packet->next = channels->spare;
-    channels->spare = packet;
-}
-
-static dp_status dp__packet_take(dp__mailbox *mailbox, dp__packet **out)
-{
-    dp__channels *channels = dp__channels_of(mailbox);
-    dp__packet *packet = channels->spare;
-    if (packet != NULL)
-        channels->spare = packet->next;
-    else
-        packet = dp__os_alloc(sizeof *packet, 64, NULL);
-    if (packet == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for a message");
-    *packet = (dp__packet){.send = NULL};
-    *out = packet;
-    return DP_OK;
-}
-
-static void dp__channel_drop(dp__mailbox *mailbox, dp__channel *channel)
+static void dp__channel_drop(dp__endpoint *endpoint, dp__channel *channel)
 {
     while (channel->first != NULL) {
         dp__packet *packet = channel->first;
         channel->first = packet->next;
-        dp__packet_give(mailbox, packet);
+        dp__packet_end(endpoint, packet);
     }
 }
 
-static void dp__channel_deafen(dp__mailbox *mailbox, dp__channel *channel)
+static void dp__channel_deafen(dp__endpoint *endpoint, dp__channel *channel)
 {
     channel->deaf = true;
-    dp__channel_drop(mailbox, channel);
+    dp__channel_drop(endpoint, channel);
 }
 
-static void dp__channel_end(dp__mailbox *mailbox, dp__channel *channel)
+static void dp__channel_end(dp__endpoint *endpoint, dp__channel *channel)
 {
     int fd = channel->fd;
-    dp__channel_deafen(mailbox, channel);
+    dp__channel_deafen(endpoint, channel);
     channel->fd = -1; /* before a child of fork could close what has the number next */
     dp__os_close(fd);
     dp__os_free(channel->call, 0, NULL);
     channel->call = NULL;
+    dp__packet_end(endpoint, channel->in);
+    channel->in = NULL;
 }
 
 static bool dp__channel_calls(const dp__channel *channel)
@@ -998,37 +1139,37 @@ static bool dp__channel_calls(const dp__channel *channel)
 }
 
 /* A connection that nobody has answered on: a network may have lost it, or nobody is there. */
-static void dp__channel_fail(dp__mailbox *mailbox, int process)
+static void dp__channel_fail(dp__endpoint *endpoint, int process)
 {
-    dp__channel *channel = dp__channel_to(mailbox, process, false);
-    dp__channel_end(mailbox, channel);
-    channel->deaf = dp__has_left(mailbox, process);
+    dp__channel *channel = dp__channel_to(endpoint, process, false);
+    dp__channel_end(endpoint, channel);
+    channel->deaf = dp__has_left(endpoint->mailbox, process);
     channel->again_ns = channel->deaf ? 0 : dp__os_after_ms(DP__CHANNEL_AGAIN_MS);
 }
 
-static void dp__channel_ask(dp__mailbox *mailbox, int process)
+static void dp__channel_ask(dp__endpoint *endpoint, int process)
 {
-    const dp__channel *channel = dp__channel_to(mailbox, process, false);
-    const dp__port *port = dp__channels_of(mailbox)->port;
+    const dp__channel *channel = dp__channel_to(endpoint, process, false);
+    const dp__port *port = dp__channels_of(endpoint)->port;
     if (!dp__call_ask(channel->call, port, process, channel->fd))
-        dp__channel_fail(mailbox, process);
+        dp__channel_fail(endpoint, process);
 }
 
 /* There is a way to that process, or will be: within so long what is said goes at once. */
-DP__COLD static dp_status dp__channel_reach(dp__mailbox *mailbox, int process, int ms)
+DP__COLD static dp_status dp__channel_reach(dp__endpoint *endpoint, int process, int ms)
 {
-    dp__channel *channel = dp__channel_to(mailbox, process, false);
+    dp__channel *channel = dp__channel_to(endpoint, process, false);
     if (channel->fd >= 0 || channel->deaf || channel->again_ns != 0)
         return DP_OK;
     channel->call = dp__os_alloc(sizeof *channel->call, 64, NULL);
     if (channel->call == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a message");
     *channel->call = (dp__dial){.asked = false};
-    dp_status status = dp__port_dial(dp__channels_of(mailbox)->port, process, &channel->fd);
+    dp_status status = dp__port_dial(dp__channels_of(endpoint)->port, process, &channel->fd);
     if (channel->fd < 0)
-        dp__channel_fail(mailbox, process);
+        dp__channel_fail(endpoint, process);
     else if (dp__os_ready(channel->fd, DP__CAN_WRITE, ms))
-        dp__channel_ask(mailbox, process);
+        dp__channel_ask(endpoint, process);
     if (status != DP_OK) /* nobody has heard of it */
         channel->again_ns = 0;
     return status;
@@ -1039,37 +1180,28 @@ DP__COLD static dp_status dp__channel_reach(dp__mailbox *mailbox, int process, i
    before the rest.                                                                              */
 
 /* As much as goes now. */
-static void dp__channel_send(dp__mailbox *mailbox, dp__channel *channel)
+static void dp__channel_send(dp__endpoint *endpoint, dp__channel *channel)
 {
     size_t once = 0;
     while (channel->first != NULL && channel->fd >= 0 && !dp__channel_calls(channel) &&
            once < DP__CHANNEL_ONCE) {
-        dp__packet *packet = channel->first;
-        bool data = packet->sent >= sizeof packet->header;
-        size_t all = sizeof packet->header + (packet->send != NULL ? packet->send->bytes : 0);
-        const char *from = data ? packet->send->data + (packet->sent - sizeof packet->header)
-                                : (const char *)&packet->header + packet->sent;
-        ptrdiff_t sent = dp__os_send(
-            channel->fd, from, data ? all - packet->sent : sizeof packet->header - packet->sent);
+        dp__packet *packet = channel->first, *next = packet->next;
+        ptrdiff_t sent = dp__os_send(channel->fd, packet->at, packet->left);
         if (sent < 0 && channel->call == NULL) /* else it is called again */
-            dp__channel_deafen(mailbox, channel);
+            dp__channel_deafen(endpoint, channel);
         if (sent <= 0)
             return;
-        packet->sent += (size_t)sent;
         once += (size_t)sent;
-        mailbox->flows = mailbox->flows || (data && packet->send->awaited);
-        if (packet->sent < all)
-            continue;
-        channel->first = packet->next;
-        dp__packet_give(mailbox, packet);
+        if (dp__packet_sent(endpoint, packet, (size_t)sent))
+            channel->first = next;
     }
 }
 
-static void dp__channel_add(dp__mailbox *mailbox, dp__channel *channel, dp__packet *packet)
+static void dp__channel_add(dp__endpoint *endpoint, dp__channel *channel, dp__packet *packet)
 {
     bool alone = channel->first == NULL;
     if (channel->deaf) {
-        dp__packet_give(mailbox, packet);
+        dp__packet_end(endpoint, packet);
         return;
     }
     packet->next = NULL;
@@ -1079,108 +1211,40 @@ static void dp__channel_add(dp__mailbox *mailbox, dp__channel *channel, dp__pack
         channel->last->next = packet;
     channel->last = packet;
     if (alone)
-        dp__channel_send(mailbox, channel);
+        dp__channel_send(endpoint, channel);
 }
 
-static dp_status dp__channel_slip(dp__mailbox *mailbox, int process, const dp__header *header)
+static dp_status dp__channel_post(dp__endpoint *endpoint, int process, dp__packet *packet)
 {
-    dp__packet *packet = NULL;
-    DP_TRY(dp__shared_failure(mailbox->ctx, dp__packet_take(mailbox, &packet)));
-    packet->header = *header;
-    dp__channel_add(mailbox, dp__channel_to(mailbox, process, header->kind != DP__HEADER_OFFERED),
-                    packet);
+    dp__channel_add(endpoint, dp__channel_to(endpoint, process, packet->answers), packet);
     return DP_OK;
 }
 
-static dp_status dp__channel_prepare(dp__mailbox *mailbox, dp__request *send)
+static dp_status dp__channel_prepare(dp__endpoint *endpoint, int process)
 {
-    dp__packet *packet = NULL;
-    DP_TRY(dp__channel_reach(mailbox, send->process, DP__CHANNEL_CALL_MS));
-    DP_TRY(dp__packet_take(mailbox, &packet));
-    send->wire = packet;
-    return DP_OK;
-}
-
-static void dp__channel_discard(dp__mailbox *mailbox, dp__request *request)
-{
-    dp__packet_give(mailbox, request->wire);
-    request->wire = NULL;
-}
-
-/* Sends data; what is received comes by itself. */
-static dp_status dp__channel_data(dp__mailbox *mailbox, dp__request *request)
-{
-    dp__packet *packet = request->wire;
-    if (request->receives)
-        return DP_OK;
-    if (packet == NULL)
-        return dp_error(DP_ERR_INTERNAL, "process %d wants data twice", request->process);
-    request->wire = NULL;
-    packet->header = (dp__header){.kind = DP__HEADER_DATA, .is = request->is};
-    packet->send = request;
-    dp__channel_add(mailbox, dp__channel_to(mailbox, request->process, false), packet);
-    return DP_OK;
-}
-
-/* Takes a farewell: a process that goes because the job has failed may be the first to say so. */
-static dp_status dp__header_left(const dp__mailbox *mailbox, const dp__header *header)
-{
-    dp__job *job = mailbox->job;
-    int rank = header->is.from;
-    if (header->is.tag == DP_OK || rank < 0 || rank >= job->firsts[job->process_count])
-        return DP_OK;
-    DP_TRY(dp__job_heard(job)); /* the whole sentence may be here already */
-    return dp__job_fail(job, (dp_status)header->is.tag, dp__process_of(job, rank), "%.*s",
-                        (int)sizeof header->tiny, header->tiny);
-}
-
-/* A header has come, or (DATA) what follows it is to come. */
-static dp_status dp__channel_read(dp__mailbox *mailbox, dp__channel *channel, int process)
-{
-    dp__request *receive = mailbox->fetched.first;
-    channel->got = 0;
-    channel->left = channel->in.kind == DP__HEADER_LEFT;
-    if (channel->left)
-        return dp__header_left(mailbox, &channel->in);
-    if (channel->in.kind != DP__HEADER_DATA)
-        return dp__header_read(mailbox, process, &channel->in);
-    while (receive != NULL &&
-           (receive->process != process || receive->other.reply != channel->in.is.reply))
-        receive = receive->next;
-    if (receive == NULL)
-        return dp_error(DP_ERR_INTERNAL, "process %d sends what nobody wants", process);
-    channel->filling = receive;
-    return DP_OK;
+    return dp__channel_reach(endpoint, process, DP__CHANNEL_CALL_MS);
 }
 
 /* Receives what has come. */
-static dp_status dp__channel_receive(dp__mailbox *mailbox, dp__channel *channel, int process)
+static dp_status dp__channel_receive(dp__endpoint *endpoint, dp__channel *channel, int process)
 {
     ptrdiff_t got;
     for (size_t once = 0; once < DP__CHANNEL_ONCE; once += (size_t)got) {
-        dp__request *receive = channel->filling;
-        size_t left = receive != NULL ? receive->bytes - receive->moved
-                                      : sizeof channel->in - channel->got;
-        got = dp__os_receive(channel->fd,
-                             receive != NULL ? receive->data + receive->moved
-                                             : (char *)&channel->in + channel->got,
-                             left);
+        if (channel->in == NULL)
+            DP_TRY(dp__packet_take(endpoint, &channel->in));
+        dp__packet *in = channel->in;
+        size_t left = in->left;
+        got = dp__os_receive(channel->fd, in->at, left);
         if (got < 0) {
             channel->lost_ns = dp__os_after_ms(DP__CHANNEL_NEWS_MS);
-            dp__channel_end(mailbox, channel);
+            dp__channel_end(endpoint, channel);
         }
         if (got <= 0)
             return DP_OK;
-        mailbox->flows = mailbox->flows || (receive != NULL && receive->awaited);
-        if (receive != NULL)
-            receive->moved += (size_t)got;
-        else
-            channel->got += (size_t)got;
-        if ((size_t)got < left)
-            continue;
-        channel->filling = NULL;
-        DP_TRY(receive != NULL ? dp__header_fetched(mailbox, receive)
-                               : dp__channel_read(mailbox, channel, process));
+        dp_status status = dp__packet_received(endpoint, process, in, (size_t)got);
+        if ((size_t)got == left && in->header.kind == DP__HEADER_LEFT)
+            channel->left = true;
+        DP_TRY(status);
     }
     return DP_OK;
 }
@@ -1194,62 +1258,61 @@ static dp__os_watch dp__channel_watch(const dp__channel *channel)
 }
 
 /* Reads what comes, once the other end has proved what it is. */
-static dp_status dp__channel_hear(dp__mailbox *mailbox, dp__channel *channel, int process)
+static dp_status dp__channel_hear(dp__endpoint *endpoint, dp__channel *channel, int process)
 {
     if (channel->call != NULL) {
-        const dp__port *port = dp__channels_of(mailbox)->port;
+        const dp__port *port = dp__channels_of(endpoint)->port;
         dp_status status = dp__call_hear(channel->call, port, channel->fd);
         if (status == DP_ERR_REMOTE)
-            dp__channel_fail(mailbox, process);
+            dp__channel_fail(endpoint, process);
         if (status != DP_OK)
             return DP_OK;
         dp__os_free(channel->call, 0, NULL);
         channel->call = NULL;
         channel->met = true;
     }
-    return dp__channel_receive(mailbox, channel, process);
+    return dp__channel_receive(endpoint, channel, process);
 }
 
-static dp_status dp__channel_go_on(dp__mailbox *mailbox, int place, int events)
+static dp_status dp__channel_go_on(dp__endpoint *endpoint, int place, int events)
 {
-    dp__channel *channel = &dp__channels_of(mailbox)->of[place];
+    dp__channel *channel = &dp__channels_of(endpoint)->of[place];
     bool calls = dp__channel_calls(channel);
     if (calls && events != 0)
-        dp__channel_ask(mailbox, place);
+        dp__channel_ask(endpoint, place);
     if ((events & DP__CAN_WRITE) != 0)
-        dp__channel_send(mailbox, channel);
+        dp__channel_send(endpoint, channel);
     bool comes = !calls && (events & ~DP__CAN_WRITE) != 0 && channel->fd >= 0;
-    return comes ? dp__channel_hear(mailbox, channel, place % mailbox->process_count) : DP_OK;
+    return comes ? dp__channel_hear(endpoint, channel, place % endpoint->process_count) : DP_OK;
 }
 
 /* Those that call. */
-DP__COLD static dp_status dp__channels_let_in(dp__mailbox *mailbox)
+DP__COLD static dp_status dp__channels_let_in(dp__endpoint *endpoint)
 {
-    dp__channels *channels = dp__channels_of(mailbox);
+    dp__channels *channels = dp__channels_of(endpoint);
     int before = channels->port->server.taken;
-    DP_TRY(dp__shared_failure(mailbox->ctx, dp__port_look(channels->port)));
+    DP_TRY(dp__shared_failure(endpoint->job->ctx, dp__port_look(channels->port)));
     bool some = channels->port->server.taken != before;
-    for (int p = 0; p < mailbox->process_count && some; p++) {
+    for (int p = 0; p < endpoint->process_count && some; p++) {
         int fd = dp__port_take(channels->port, p);
         if (fd >= 0)
-            *dp__channel_to(mailbox, p, true) = (dp__channel){.fd = fd, .met = true};
+            *dp__channel_to(endpoint, p, true) = (dp__channel){.fd = fd, .met = true};
     }
     return DP_OK;
 }
 
 /* Sends all offers again, as those from before the other end had proved what it is may be lost. */
-DP__COLD static dp_status dp__channel_again(dp__mailbox *mailbox, int process)
+DP__COLD static dp_status dp__channel_again(dp__endpoint *endpoint, int process)
 {
-    dp__channel *channel = dp__channel_to(mailbox, process, false);
+    dp__channel *channel = dp__channel_to(endpoint, process, false);
     if (dp__os_ms_until(channel->again_ns) > 0)
         return DP_OK;
     channel->again_ns = 0;
-    dp__channel_drop(mailbox, channel);
-    if (dp__channel_reach(mailbox, process, 0) != DP_OK)
+    dp__channel_drop(endpoint, channel);
+    if (dp__channel_reach(endpoint, process, 0) != DP_OK)
         channel->again_ns = dp__os_after_ms(DP__CHANNEL_AGAIN_MS);
-    for (dp__request *send = mailbox->offered.first; send != NULL; send = send->next)
-        if (send->process == process && channel->fd >= 0)
-            DP_TRY(dp__header_offered(mailbox, send));
+    if (channel->fd >= 0)
+        DP_TRY(dp__offers_again(endpoint, process));
     return DP_OK;
 }
 
@@ -1266,47 +1329,30 @@ static int dp__channels_watch(dp__channels *channels)
 }
 
 /* Wait at most so long until something can move, and move it. */
-static dp_status dp__channels_look(dp__mailbox *mailbox, int timeout_ms)
+static dp_status dp__channels_look(dp__endpoint *endpoint, int timeout_ms)
 {
-    dp__channels *channels = dp__channels_of(mailbox);
-    const dp__server *server = &channels->port->server;
-    bool greets = server->pending_count > 0, full = server->full;
-    for (int p = 0; p < mailbox->process_count; p++)
+    dp__channels *channels = dp__channels_of(endpoint);
+    const dp__listener *listener = channels->port->listener;
+    bool greets = listener->pending_count > 0, full = listener->full;
+    for (int p = 0; p < endpoint->process_count; p++)
         if (channels->of[p].again_ns != 0)
-            DP_TRY(dp__channel_again(mailbox, p));
+            DP_TRY(dp__channel_again(endpoint, p));
     int count = dp__channels_watch(channels);
     dp__os_watch *watch = channels->watch, *door = watch + count;
-    *door = (dp__os_watch){.fd = full ? -1 : server->listener, .events = DP__CAN_READ};
+    *door = (dp__os_watch){.fd = full ? -1 : listener->fd, .events = DP__CAN_READ};
     if (greets && timeout_ms > DP__CHANNEL_GREET_MS)
         timeout_ms = DP__CHANNEL_GREET_MS;
     int some = dp__os_poll(watch, count + 1, timeout_ms);
     for (int i = 0; i < count && some > 0; i++)
-        DP_TRY(dp__channel_go_on(mailbox, channels->watched[i], watch[i].revents));
-    return greets || full || door->revents != 0 ? dp__channels_let_in(mailbox) : DP_OK;
-}
-
-static dp_status dp__channels_advance(dp__mailbox *mailbox)
-{
-    return dp__channels_look(mailbox, 0);
-}
-
-static dp_status dp__channels_wait(dp__mailbox *mailbox)
-{
-    dp__wait wait = {0};
-    uint64_t begun_ns = dp__os_now_ns();
-    for (;;) {
-        DP_TRY(dp__channels_look(mailbox, dp__connection_rest_ms(begun_ns)));
-        if (mailbox->moved)
-            return DP_OK;
-        DP_TRY(dp__mailbox_rest(mailbox, &wait));
-    }
+        DP_TRY(dp__channel_go_on(endpoint, channels->watched[i], watch[i].revents));
+    return greets || full || door->revents != 0 ? dp__channels_let_in(endpoint) : DP_OK;
 }
 
 /* Why this process goes, if the job has failed: the sentence, or, if that is too long, whose fault
    it is. */
-static dp__header dp__last_slip(const dp__mailbox *mailbox)
+static dp__header dp__last_slip(const dp__endpoint *endpoint)
 {
-    const dp__board *board = mailbox->job->board;
+    const dp__board *board = endpoint->job->board;
     dp__header header = {.kind = DP__HEADER_LEFT};
     char who[DP__WHO_BYTES];
     if (atomic_load(&board->failed) != 2)
@@ -1317,56 +1363,53 @@ static dp__header dp__last_slip(const dp__mailbox *mailbox)
         strcpy(header.tiny, board->text);
     else
         snprintf(header.tiny, sizeof header.tiny, "%s is to blame",
-                 dp__who(mailbox->job, dp__process_of(mailbox->job, board->rank), who));
+                 dp__who(endpoint->job, dp__process_of(endpoint->job, board->rank), who));
     return header;
 }
 
 /* Answers that are on their way still go. What this process has sent may lie in memory that has
    gone already: where that is under way, nothing more can be said. */
-static void dp__channel_leave(dp__mailbox *mailbox, dp__channel *channel, bool answers,
+static void dp__channel_leave(dp__endpoint *endpoint, dp__channel *channel, bool answers,
                               const dp__header *last, uint64_t until_ns)
 {
     while (answers && channel->first != NULL && dp__os_ms_until(until_ns) > 0) {
         dp__os_ready(channel->fd, DP__CAN_WRITE, dp__os_ms_until(until_ns));
-        dp__channel_send(mailbox, channel);
+        dp__channel_send(endpoint, channel);
     }
-    bool between = channel->first == NULL || channel->first->sent == 0;
+    const dp__packet *next = channel->first;
+    bool between = next == NULL || (!next->data && next->left == sizeof next->header);
     if (channel->fd >= 0 && between && !dp__channel_calls(channel))
         (void)dp__wire_send(channel->fd, last, sizeof *last, until_ns);
-    dp__channel_end(mailbox, channel);
+    dp__channel_end(endpoint, channel);
 }
 
-DP__COLD static void dp__channels_close(dp__mailbox *mailbox)
+DP__COLD static bool dp__channels_close(dp__endpoint *endpoint)
 {
-    dp__channels *channels = dp__channels_of(mailbox);
-    const dp__header last = dp__last_slip(mailbox);
+    dp__channels *channels = dp__channels_of(endpoint);
+    if (channels == NULL)
+        return true;
+    const dp__header last = dp__last_slip(endpoint);
     uint64_t until_ns = dp__os_after_ms(DP__CHANNEL_FLUSH_MS);
     for (int i = 0; i < channels->count; i++)
-        dp__channel_leave(mailbox, &channels->of[i], i >= mailbox->process_count, &last, until_ns);
-    for (int i = 0; i < mailbox->block_count; i++)
-        for (size_t k = 0; k < dp__requests_in(i); k++)
-            dp__channel_discard(mailbox, &mailbox->blocks[i][k]);
-    while (channels->spare != NULL) {
-        dp__packet *packet = channels->spare;
-        channels->spare = packet->next;
-        dp__os_free(packet, 0, NULL);
-    }
+        dp__channel_leave(endpoint, &channels->of[i], i >= endpoint->process_count, &last,
+                          until_ns);
+    return true;
 }
 
-static void dp__channels_let_go(dp__mailbox *mailbox)
+static void dp__channels_let_go(dp__endpoint *endpoint)
 {
-    dp__channels *channels = dp__channels_of(mailbox);
+    dp__channels *channels = dp__channels_of(endpoint);
     for (int i = 0; i < channels->count; i++)
         dp__os_drop(&channels->of[i].fd);
 }
 
 /* Returns the presence of a process, by what has come on connections: that is in order with the
    last answers, and needs nobody to pass it on. Only a process that has died sends nothing more. */
-static int dp__channel_presence(const dp__mailbox *mailbox, int process, int known)
+static int dp__channel_presence(const dp__endpoint *endpoint, int process, int known)
 {
     bool left = known == DP__LEFT, broke = false;
     for (int answers = 0; answers < 2; answers++) {
-        const dp__channel *channel = dp__channel_to(mailbox, process, answers != 0);
+        const dp__channel *channel = dp__channel_to(endpoint, process, answers != 0);
         bool silent = channel->met && !channel->left;
         if (silent && channel->fd >= 0 && known != DP__DEAD)
             return DP__INSIDE;
@@ -1376,47 +1419,37 @@ static int dp__channel_presence(const dp__mailbox *mailbox, int process, int kno
     return left ? DP__LEFT : broke ? DP__DEAD : known;
 }
 
-DP__COLD static int dp__channel_excuse(const dp__mailbox *mailbox, const dp__request *request,
+DP__COLD static int dp__channel_excuse(const dp__endpoint *endpoint, int process, bool receives,
                                        char *text, size_t room)
 {
-    const dp__port *port = dp__channels_of(mailbox)->port;
-    int process = request->process;
+    const dp__port *port = dp__channels_of(endpoint)->port;
     char who[DP__WHO_BYTES];
-    if (request->receives && port->server.full)
+    if (receives && port->listener->full)
         snprintf(text, room, "; %s may open no more files than %llu",
-                 dp__who(mailbox->job, mailbox->process, who),
+                 dp__who(endpoint->job, endpoint->process, who),
                  (unsigned long long)dp__os_files_limit());
-    if (request->receives)
-        return port->server.full ? mailbox->process : -1;
-    const dp__channel *own = dp__channel_to(mailbox, process, false);
+    if (receives)
+        return port->listener->full ? endpoint->process : -1;
+    const dp__channel *own = dp__channel_to(endpoint, process, false);
     if (own->call != NULL || own->again_ns != 0)
         snprintf(text, room, "; nobody has answered at %s, port %d", dp__port_host(port, process),
                  (int)port->seats[process].port);
     return -1;
 }
 
-DP__COLD static dp_status dp__channels_open(dp__mailbox *mailbox, dp__port *port)
+DP__COLD static dp_status dp__channels_open(dp__endpoint *endpoint)
 {
-    static const dp__carrier carrier = {
-        .prepare = dp__channel_prepare,
-        .discard = dp__channel_discard,
-        .offer = dp__header_offer,
-        .fetch = dp__header_fetch,
-        .answer = dp__header_answer,
-        .advance = dp__channels_advance,
-        .wait = dp__channels_wait,
-        .close = dp__channels_close,
-        .header = dp__channel_slip,
-        .data = dp__channel_data,
-        .let_go = dp__channels_let_go,
-        .presence = dp__channel_presence,
-        .excuse = dp__channel_excuse,
-    };
-    size_t count = 2 * (size_t)mailbox->process_count;
+    dp__port *port = endpoint->job->ctx->world.port;
+    size_t count = 2 * (size_t)endpoint->process_count;
+    if (port->why[0] != '\0') {
+        endpoint->why = port->why;
+        return DP_OK;
+    }
+    dp_scope *scope = endpoint->mailbox->scope;
     dp__channels *channels =
-        dp__scope_bytes(mailbox->scope, sizeof *channels + count * sizeof(dp__channel), 64);
-    dp__os_watch *watch = dp__scope_bytes(mailbox->scope, (count + 1) * sizeof *watch, 64);
-    int *watched = dp__scope_bytes(mailbox->scope, count * sizeof *watched, 64);
+        dp__scope_bytes(scope, sizeof *channels + count * sizeof(dp__channel), 64);
+    dp__os_watch *watch = dp__scope_bytes(scope, (count + 1) * sizeof *watch, 64);
+    int *watched = dp__scope_bytes(scope, count * sizeof *watched, 64);
     if (channels == NULL || watch == NULL || watched == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for messages");
     *channels =
@@ -1424,17 +1457,49 @@ DP__COLD static dp_status dp__channels_open(dp__mailbox *mailbox, dp__port *port
     dp__port_raise(port);
     for (size_t i = 0; i < count; i++)
         channels->of[i] = (dp__channel){.fd = -1};
-    mailbox->carried = channels;
-    mailbox->carrier = &carrier;
+    endpoint->own = channels;
     return DP_OK;
 }
+
+/* ---- the carrier ----------------------------------------------------------------------------- */
+
+static dp_status dp__tcp_open_any(dp__endpoint *endpoint)
+{
+    return endpoint->mailbox != NULL ? dp__channels_open(endpoint) : dp__tcp_prepare(endpoint);
+}
+
+static dp_status dp__tcp_progress_any(dp__endpoint *endpoint, int timeout_ms)
+{
+    return endpoint->mailbox != NULL ? dp__channels_look(endpoint, timeout_ms)
+                                     : dp__tcp_advance(endpoint, timeout_ms);
+}
+
+static bool dp__tcp_close_any(dp__endpoint *endpoint)
+{
+    return endpoint->mailbox != NULL ? dp__channels_close(endpoint) : dp__tcp_close(endpoint);
+}
+
+static const dp__carrier dp__tcp_carrier = {
+    .open = dp__tcp_open_any,
+    .connect = dp__tcp_connect,
+    .begin = dp__tcp_begin,
+    .send = dp__channel_post,
+    .progress = dp__tcp_progress_any,
+    .close = dp__tcp_close_any,
+    .sleeps = true,
+    .lacks = dp__tcp_lacks,
+    .reach = dp__channel_prepare,
+    .presence = dp__channel_presence,
+    .excuse = dp__channel_excuse,
+    .let_go = dp__channels_let_go,
+};
 
 /* ==== >>looking ================================================================================
    Who waits looks every few milliseconds whether the other end of a message is still there. What it
    had said before it went may be on its way: so it is looked at more than once.                 */
 
-/* "25 f32 from rank 1 to rank 0 with tag 5: rank 1 (process 1, pid 4242) has died"; process -1: it
-   may be anybody; culprit -1: nobody is known to be to blame. */
+/* "25 f32 from rank 1 to rank 0 with tag 5: rank 1 (process 1, pid 4242) has died"; process -1:
+   it may be anybody; culprit -1: nobody is known to be to blame. */
 static dp_status dp__request_blame(const dp__mailbox *mailbox, const dp__request *request,
                                    dp_status status, int process, int culprit, const char *what)
 {
@@ -1445,29 +1510,36 @@ static dp_status dp__request_blame(const dp__mailbox *mailbox, const dp__request
                         "%s: %s %s", dp__request_text(request, text), who, what);
 }
 
+/* Returns the first of the others if all of them have left; -1: one has not. */
+static int dp__mailbox_left(const dp__mailbox *mailbox)
+{
+    for (int p = 0; p < mailbox->process_count; p++)
+        if (p != mailbox->process && dp__mailbox_presence(mailbox, p, false) != DP__LEFT)
+            return -1;
+    return mailbox->process == 0 ? 1 : 0;
+}
+
 /* Looks whether the process at the other end is gone; if that may be any, at another one each time,
    and a message is lost only when none is left, or one has died. */
 static dp_status dp__request_look(dp__mailbox *mailbox, dp__request *request)
 {
-    int process = request->process, left = 0;
-    for (int p = 0; p < mailbox->process_count && process < 0; p++)
-        left += p == mailbox->process || dp__mailbox_presence(mailbox, p, false) == DP__LEFT;
-    if (process < 0)
-        process = (int)(mailbox->turns++ % (unsigned)mailbox->process_count);
+    bool any = request->process < 0;
+    int process = any ? (int)(mailbox->turns++ % (unsigned)mailbox->process_count)
+                      : request->process;
     bool died = dp__has_died(mailbox, process);
     int presence = dp__mailbox_presence(mailbox, process, died);
     bool dead = presence == DP__DEAD;
-    bool alone = request->process < 0 ? left == mailbox->process_count : presence == DP__LEFT;
-    if (!alone && !dead)
+    int left = dead || (!any && presence != DP__LEFT) ? -1
+               : any                                  ? dp__mailbox_left(mailbox)
+                                                      : process;
+    if ((left < 0 && !dead) || request->doubts++ < DP__REQUEST_DOUBTS)
         return DP_OK;
-    if (request->doubts++ < DP__REQUEST_DOUBTS)
-        return DP_OK;
-    int named = dead || request->process >= 0 ? process : -1;
-    return dp__request_blame(mailbox, request, DP_ERR_REMOTE, named, named,
-                             died                    ? "has died"
-                             : dead                  ? "is gone: the connection to it has ended"
-                             : request->process >= 0 ? "has closed its context"
-                                                     : "is not among those that are left");
+    process = dead ? process : left;
+    return dp__request_blame(mailbox, request, DP_ERR_REMOTE, process, process,
+                             died   ? "has died"
+                             : dead ? "is gone: the connection to it has ended"
+                             : any  ? "has closed its context, and so have all others"
+                                    : "has closed its context");
 }
 
 /* Returns a process that has died, or is silent; -1: there is none. */
@@ -1483,16 +1555,26 @@ DP__COLD static int dp__mailbox_silent(const dp__mailbox *mailbox, uint64_t sinc
     return silent >= 0 ? dp__first_silent(mailbox->job, silent, since_ns) : -1;
 }
 
+/* Says why nothing has moved, as far as a carrier knows. Returns whose fault it is; -1: it is not
+   known. */
+static int dp__request_excuse(const dp__mailbox *mailbox, const dp__request *request, char *text,
+                              size_t room)
+{
+    const dp__carrier *carrier = mailbox->endpoint.carrier;
+    if (carrier == NULL || carrier->excuse == NULL)
+        return -1;
+    return carrier->excuse(&mailbox->endpoint, request->process, request->receives, text, room);
+}
+
 /* The time is up: for whom do all wait in the end? Where that is not known, and the other end does
    not wait for this process, one that is silent is to blame. */
 DP__COLD static dp_status dp__request_late(const dp__mailbox *mailbox, const dp__request *request)
 {
     char excuse[DP__EXCUSE_BYTES] = "", what[DP__LATE_BYTES + DP__EXCUSE_BYTES];
-    int named = request->process, lacks = -1;
+    int named = request->process;
     uint64_t since_ns;
     DP_TRY(dp__job_call(mailbox->job, &since_ns));
-    if (mailbox->carrier->excuse != NULL)
-        lacks = mailbox->carrier->excuse(mailbox, request, excuse, sizeof excuse);
+    int lacks = dp__request_excuse(mailbox, request, excuse, sizeof excuse);
     int root = dp__wait_root(mailbox->job, DP__CALLER, named, since_ns);
     if (root == DP__UNKNOWN)
         root = dp__mailbox_silent(mailbox, since_ns);
@@ -1532,8 +1614,8 @@ static int dp__request_awaits(const dp__mailbox *mailbox, const dp__request *req
 {
     char text[DP__EXCUSE_BYTES];
     int lacks = -1;
-    if (request->process != mailbox->process && mailbox->carrier->excuse != NULL)
-        lacks = mailbox->carrier->excuse(mailbox, request, text, sizeof text);
+    if (request->process != mailbox->process)
+        lacks = dp__request_excuse(mailbox, request, text, sizeof text);
     return lacks >= 0 ? lacks : request->process;
 }
 
@@ -1591,6 +1673,34 @@ static dp_status dp__mailbox_rest(void *what, dp__wait *wait)
 /* ==== >>beginning ==============================================================================
    Checks, and what a message needs, before anybody hears of it.                                 */
 
+/* Returns what carries messages: MPI, if that has brought the processes together, else what carries
+   collectives, if it can, else TCP. NULL: nothing does. */
+static const dp__carrier *dp__mailbox_carrier(const dp_ctx *ctx)
+{
+    const dp__carrier *sums = dp__mesh_carrier(ctx);
+    if (ctx->world.mpi_links != NULL && dp__backend_mpi != NULL)
+        return dp__backend_mpi->carrier;
+    if (sums != NULL && sums->send != NULL)
+        return sums;
+    return ctx->world.port != NULL ? &dp__tcp_carrier : NULL;
+}
+
+static dp_status dp__mailbox_carry(dp__mailbox *mailbox, const dp__carrier *carrier)
+{
+    dp__endpoint *endpoint = &mailbox->endpoint;
+    *endpoint = (dp__endpoint){.carrier = carrier,
+                               .job = mailbox->job,
+                               .mailbox = mailbox,
+                               .process = mailbox->process,
+                               .process_count = mailbox->process_count};
+    dp_status status = carrier != NULL ? carrier->open(endpoint) : DP_OK;
+    if (status != DP_OK)
+        (void)carrier->close(endpoint);
+    if (endpoint->why != NULL)
+        endpoint->carrier = NULL;
+    return status;
+}
+
 static dp_status dp__mailbox_fill(dp_ctx *ctx, dp_scope *scope)
 {
     dp__mailbox *mailbox = dp__scope_bytes(scope, sizeof *mailbox, 64);
@@ -1603,10 +1713,8 @@ static dp_status dp__mailbox_fill(dp_ctx *ctx, dp_scope *scope)
                              .process_count = ctx->info.process_count};
     if (ctx->world.job != NULL && ctx->world.job->shared.data != NULL)
         DP_TRY(dp__outbox_open(mailbox));
-    else if (ctx->world.mpi_links != NULL && dp__backend_mpi != NULL)
-        DP_TRY(dp__backend_mpi->mailbox(mailbox));
-    else if (ctx->world.port != NULL && ctx->world.port->why[0] == '\0')
-        DP_TRY(dp__channels_open(mailbox, ctx->world.port));
+    else if (ctx->world.job != NULL)
+        DP_TRY(dp__mailbox_carry(mailbox, dp__mailbox_carrier(ctx)));
     ctx->world.mailbox = mailbox;
     return DP_OK;
 }
@@ -1624,26 +1732,45 @@ static dp_status dp__mailbox_open(dp_ctx *ctx)
     return status;
 }
 
-static void dp__mailbox_close(dp_ctx *ctx)
-{
-    if (ctx->world.mailbox != NULL && ctx->world.mailbox->carrier != NULL &&
-        ctx->world.mailbox->carrier->close != NULL)
-        ctx->world.mailbox->carrier->close(ctx->world.mailbox);
-}
-
-static void dp__mailbox_let_go(dp__mailbox *mailbox)
-{
-    if (mailbox != NULL && mailbox->carrier != NULL && mailbox->carrier->let_go != NULL)
-        mailbox->carrier->let_go(mailbox);
-}
-
 /* Keeps what lies in a scope where it is until the process ends. */
-DP__MAYBE_UNUSED static void dp__scope_keep(const dp_scope *scope)
+static void dp__scope_keep(const dp_scope *scope)
 {
     if (scope->home != NULL)
         scope->home->kept = true;
     for (dp__block *block = scope->blocks; block != NULL; block = block->next)
         block->kept = true;
+}
+
+/* Ends what a carrier has of a mailbox. What it may still use stays until the process ends. */
+static void dp__mailbox_uncarry(dp__mailbox *mailbox)
+{
+    bool closed = mailbox->endpoint.carrier->close(&mailbox->endpoint);
+    for (int i = 0; i < mailbox->block_count; i++)
+        for (size_t k = 0; k < dp__requests_in(i); k++) {
+            dp__request *request = &mailbox->blocks[i][k];
+            dp__header_discard(mailbox, request);
+            if (!closed && request->stage != NULL)
+                dp__scope_keep(request->stage);
+        }
+    while (mailbox->packets != NULL) {
+        dp__packet *packet = mailbox->packets;
+        mailbox->packets = packet->next;
+        dp__os_free(packet, 0, NULL);
+    }
+}
+
+static void dp__mailbox_close(dp_ctx *ctx)
+{
+    dp__mailbox *mailbox = ctx->world.mailbox;
+    if (mailbox != NULL && mailbox->endpoint.carrier != NULL)
+        dp__mailbox_uncarry(mailbox);
+}
+
+static void dp__mailbox_let_go(dp__mailbox *mailbox)
+{
+    const dp__carrier *carrier = mailbox != NULL ? mailbox->endpoint.carrier : NULL;
+    if (carrier != NULL && carrier->let_go != NULL)
+        carrier->let_go(&mailbox->endpoint);
 }
 
 /* Returns true if messages have begun that the user has not ended. */
@@ -1728,24 +1855,21 @@ static dp_status dp__request_fill(dp__mailbox *mailbox, dp__request *request,
     request->bytes = dp__bytes(&message->tensor);
     if (message->peer != DP_ANY_RANK || mailbox->job == NULL)
         request->process = mailbox->job != NULL ? dp__process_of(mailbox->job, message->peer) : 0;
-    if (request->process != mailbox->process && mailbox->carrier == NULL)
+    if (request->process != mailbox->process && !dp__mailbox_reaches(mailbox))
         return dp_error(DP_ERR_UNSUPPORTED, "nothing carries messages between these processes: %s",
-                        ctx->world.port != NULL
-                            ? ctx->world.port->why
-                            : "they have met through an MPI that was initialised "
-                              "below MPI_THREAD_SERIALIZED");
+                        mailbox->endpoint.why != NULL ? mailbox->endpoint.why
+                                                      : "they have no port");
     DP_TRY(dp__request_stage(mailbox, request, &message->tensor));
     if (request->receives || request->process == mailbox->process)
         return DP_OK;
-    return mailbox->carrier->prepare(mailbox, request);
+    return dp__mailbox_prepare(mailbox, request);
 }
 
 /* It is as if it had never been begun, or is done. */
 static dp_status dp__request_drop(dp__mailbox *mailbox, dp__request *request, dp_status status)
 {
     dp__request_remove(request);
-    if (mailbox->carrier != NULL)
-        mailbox->carrier->discard(mailbox, request);
+    dp__mailbox_discard(mailbox, request);
     status = dp__temp_end(request->stage, NULL, status);
     dp__request_free(mailbox, request);
     return status;
@@ -1770,7 +1894,7 @@ static dp_status dp__message_start(dp__mailbox *mailbox, const dp_message *messa
 {
     dp__request *request = message->state;
     bool here = request->receives || request->process == mailbox->process;
-    return here ? dp__request_match(mailbox, request) : mailbox->carrier->offer(mailbox, request);
+    return here ? dp__request_match(mailbox, request) : dp__mailbox_offer(mailbox, request);
 }
 
 /* `ours`: not the user's, and no receive of his, from whatever rank, is for them. */
@@ -1892,11 +2016,12 @@ static dp_status dp__messages_alone(const char *fn, const dp__mailbox *mailbox,
 static dp_status dp__mailbox_advance(dp__mailbox *mailbox)
 {
     mailbox->moved = false;
-    if (mailbox->carrier == NULL)
+    if (!dp__mailbox_reaches(mailbox))
         return DP_OK;
     if (mailbox->job != NULL && dp__job_is_lost(mailbox->job))
         return dp__job_heard(mailbox->job);
-    return mailbox->carrier->advance(mailbox);
+    return mailbox->outboxes != NULL ? dp__outbox_advance(mailbox)
+                                     : mailbox->endpoint.carrier->progress(&mailbox->endpoint, 0);
 }
 
 static dp_status dp__messages_wait(dp__mailbox *mailbox, dp_message *messages, size_t count)
@@ -1914,7 +2039,7 @@ static dp_status dp__messages_wait(dp__mailbox *mailbox, dp_message *messages, s
         if (status != DP_PENDING)
             break;
         mailbox->moved = false;
-        status = mailbox->carrier->wait(mailbox);
+        status = mailbox->outboxes != NULL ? dp__outbox_wait(mailbox) : dp__mailbox_wait(mailbox);
     }
     mailbox->awaited = NULL;
     mailbox->awaited_count = 0;

@@ -50,6 +50,9 @@ typedef struct dp__param {
     bool unreduced;   /* ranks have added to it, each by itself, since it was reduced or zeroed */
     uint32_t adder;   /* who has added to it: a dp__distributed.number, or one of these two */
     uint64_t written; /* dp_ctx.forwards at the last edit of the data */
+    /* Hashes of both, from the end of a backward that was checked: see dp/checks.h. */
+    bool noted;
+    uint64_t noted_data, noted_grad;
     struct dp__sharing *sharing; /* NULL: this process has the data for itself */
 } dp__param;
 
@@ -173,6 +176,7 @@ struct dp_module {
     void *own, *shared;
     uint64_t version; /* of the numbers in parameters; wrappers compare */
     uint64_t zeroed;  /* how often gradients were */
+    uint64_t steps;   /* passes with gradients that were counted: see dp/checks.h */
     uint64_t intact;  /* none of its gradients is torn by the first so many in dp_ctx.torn */
     bool partial;     /* mean_grads: a pass with no_sync has left gradients, to be added to */
     int local_rank;
@@ -480,7 +484,9 @@ struct dp__face {
     bool mean_of_samples;
     dp__memory *replicas;
     dp__layout layouts[DP__SORT_COUNT];
-    dp_tensor *sent_to;     /* room for the replicas of a range */
+    dp_tensor *sent_to;   /* room for the replicas of a range */
+    unsigned idle_passes; /* the last so many in a row had no rows for some device */
+    bool idle_said;
     uint64_t version;       /* of the parameters that the replicas have */
     bool foreign;           /* some are the user's, who does not say when they change */
     dp__distributed *ranks; /* of a face over all ranks, else NULL; see dp/distributed.h */
@@ -521,6 +527,7 @@ struct dp__face_ops {
     /* Returns that of a replica in a mean over all ranks; NULL: this process sums its own here. */
     double (*weight)(const dp_pass *pass, size_t r);
     dp_status (*ran_backward)(dp__record *record); /* one replica has */
+    uint64_t (*steps)(const dp__face *face); /* so many were made; NULL: the module counts them */
     /* A backward, or a step, begins, with its forward behind it or not; it has ended so. */
     void (*begin)(const dp__face *face, bool has_run);
     dp_status (*end)(const char *fn, const dp__face *face, bool synced, dp_status status);
@@ -2503,6 +2510,7 @@ struct dp__record { /* one replica's part of a pass */
     bool left_behind;    /* it failed because another one did */
     dp_status status;
     const char *text; /* the sentence, if it failed */
+    uint64_t done_ns; /* when, where it is watched who comes last */
 };
 
 struct dp_pass {
@@ -2520,10 +2528,15 @@ struct dp_pass {
     bool no_sync;         /* as it was asked for, of the children's passes too */
     bool adds;            /* mean_grads: its backward leaves in place what an earlier one gave */
     bool synced;          /* of a face of all ranks: its gradients are reduced */
-    uint64_t number;      /* among the context's forwards that have returned */
-    uint64_t forward_ns;  /* and so long its forward took; while that runs: since when */
-    bool used;            /* by a backward */
-    double factor;        /* mean_grads: multiplies the gradients, since backward does not */
+    bool checked;         /* its numbers are looked at: see dp/checks.h */
+    bool scaled;          /* its gradients are those of a loss that was made larger */
+    uint64_t step;        /* which one it is, from 1, where steps are checked */
+    struct dp__replay *replay;  /* what this one is made for; NULL: for the user */
+    uint64_t number;            /* among the context's forwards that have returned */
+    uint64_t forward_ns;        /* and so long its forward took; while that runs: since when */
+    uint64_t forward_waited_ns; /* for others in it; while it runs: before it */
+    bool used;                  /* by a backward */
+    double factor;              /* mean_grads: multiplies the gradients, since backward does not */
     size_t count;
     dp__record *records;
     int64_t takers;    /* over ranks: see dp__meet; 0: not known yet */
@@ -2724,6 +2737,46 @@ static size_t dp__layers(const dp_module *from, const dp_module *to)
     for (; from != to; from = from->wraps)
         count++;
     return count;
+}
+
+/* Returns true if the user asked for a pass, or if it is of all ranks: others are parts of one. */
+static bool dp__is_asked(const dp_pass *pass)
+{
+    return pass->records[0].outer == NULL || dp__ops(pass->face)->over_ranks;
+}
+
+/* ---- padding ---------------------------------------------------------------------------------
+   Of a part that was filled up to some size the first rows are real. A tensor that a replica makes
+   has as many rows as its part, or is not cut by rows: so its size along the dim of the cut tells
+   whether padding is in it.                                                                     */
+
+static bool dp__has_padding(const dp_pass *pass, size_t r)
+{
+    return pass->part_rows > 0 && pass->rows[r] < pass->part_rows;
+}
+
+/* Returns the real rows of a tensor of replica r, along *out_dim; -1: it has no padding. */
+static int64_t dp__real_rows(const dp_pass *pass, size_t r, const dp_tensor *tensor, int *out_dim)
+{
+    if (!dp__has_padding(pass, r))
+        return -1;
+    int dim = pass->face->how.cut.dim;
+    dim = dim < 0 ? dim + tensor->ndim : dim;
+    if (dim < 0 || dim >= tensor->ndim || tensor->shape[dim] != pass->part_rows)
+        return -1;
+    *out_dim = dim;
+    return pass->rows[r];
+}
+
+/* Returns the tensor without padding. */
+static dp_tensor dp__real_part(const dp_pass *pass, size_t r, const dp_tensor *tensor)
+{
+    int dim = 0;
+    int64_t rows = dp__real_rows(pass, r, tensor, &dim);
+    dp_tensor part = *tensor;
+    if (rows >= 0)
+        dp__narrow_here(&part, dim, 0, rows);
+    return part;
 }
 
 /* ==== >>asking ===================================================================================
@@ -3016,6 +3069,45 @@ DP_API dp_status dp_call_tensor(const dp_call *call, const char *name, dp_dtype 
 {
     const dp_tensor *view = NULL;
     DP_TRY(dp__call_kwarg(__func__, call, name, dtype, ndim, &view));
+    return dp__call_dense(__func__, call, view, out);
+}
+
+/* Writes "any,16". */
+static const char *dp__sizes_text(int ndim, const int64_t *shape, char *text, size_t bytes)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < ndim; i++)
+        used = shape[i] < 0
+                   ? dp__append(text, bytes, used, "%sany", i > 0 ? "," : "")
+                   : dp__append(text, bytes, used, "%s%lld", i > 0 ? "," : "", (long long)shape[i]);
+    return text;
+}
+
+/* Checks the sizes that a tensor must have, and how many there are. */
+static dp_status dp__check_shaped(const char *fn, const char *name, const dp_tensor *tensor,
+                                  int ndim, const int64_t *shape)
+{
+    char is[96], wanted[96];
+    bool fits = tensor->ndim == ndim;
+    for (int i = 0; i < ndim && fits; i++)
+        fits = shape[i] < 0 || tensor->shape[i] == shape[i];
+    return fits ? DP_OK
+                : dp_error(DP_ERR_INVALID, "%s: %s is (%s), not (%s)", fn, name,
+                           dp__shape_text(tensor, is, sizeof is),
+                           dp__sizes_text(ndim, shape, wanted, sizeof wanted));
+}
+
+DP_API dp_status dp_call_shaped(const dp_call *call, const char *name, dp_dtype dtype, int ndim,
+                                const int64_t *shape, const dp_tensor **out)
+{
+    const dp_tensor *view = NULL;
+    DP_TRY(dp__call_kwarg(__func__, call, name, dtype, -1, &view));
+    if (ndim < 0 || ndim > DP_MAX_DIMS)
+        return dp_error(DP_ERR_INVALID, "%s: ndim is %d, not 0 to %d", __func__, ndim, DP_MAX_DIMS);
+    if (ndim > 0)
+        DP_TRY(dp__check_pointer(__func__, "shape", shape));
+    DP_TRY(dp__check_shaped(__func__, name, view, ndim, shape));
     return dp__call_dense(__func__, call, view, out);
 }
 

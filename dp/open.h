@@ -1,12 +1,14 @@
 /* dp/open.h - v0.2.0 - from a config to a context, and back - MIT licence
 
-   Part of dp.h, which includes it. Here everything before comes together: the processes of the job
-   meet, devices and their threads are opened, and what carries collectives between them.
+   Part of dp.h, which includes it. Here everything before comes together: devices and their threads
+   are opened, and what carries collectives between them. How the processes of a job do that
+   together is in dp/meeting.h.
 
    CONTENTS (search for the tag)
      >>places   devices and their threads
-     >>meeting  with the other processes, which agree on every step
+     >>ranks    what carries collectives between them
      >>opening  dp_open
+     >>groups   what a group takes from the context of all
      >>closing  in reverse order
 */
 
@@ -85,6 +87,36 @@ static dp_status dp__devices_open(dp_ctx *ctx, int place)
     return DP_OK;
 }
 
+/* Devices that compute on the host need a core each. Shards are as many as they are. */
+static void dp__warn_crowded(const dp_ctx *ctx)
+{
+    int count = ctx->info.local_count, cores = ctx->config.thread_count;
+    if (cores == 1 && count > 1)
+        dp__log(ctx, DP_LOG_WARN,
+                "%d devices and one core: they take turns. If a launcher bound this process to a "
+                "core, ask it for more (mpirun --bind-to none)",
+                count);
+    else if (cores < count && ctx->config.shards == 0 && ctx->devices[0].info.host_memory)
+        dp__log(ctx, DP_LOG_WARN,
+                "%d devices and %d cores: they take turns, so %d devices would be as fast; see "
+                "device_count, thread_count, and $DP_DEVICES",
+                count, cores, cores);
+}
+
+/* Lets it be seen which device comes last, unless they wait for cores. */
+static dp_status dp__late_watch(dp_ctx *ctx)
+{
+    int count = ctx->info.local_count;
+    bool crowded = ctx->config.thread_count < count && ctx->devices[0].info.host_memory;
+    if (count < 2 || crowded)
+        return DP_OK;
+    ctx->late = dp__host_alloc(&ctx->host, dp__late_devices_bytes((size_t)count), 64);
+    if (ctx->late == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d devices", count);
+    dp__late_devices_open(ctx->late, count);
+    return DP_OK;
+}
+
 static dp_status dp__threads_open(dp_ctx *ctx, const dp__neighbours *near)
 {
     int count = ctx->info.local_count, cores = ctx->config.thread_count;
@@ -101,101 +133,34 @@ static dp_status dp__threads_open(dp_ctx *ctx, const dp__neighbours *near)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d devices", count);
     memset(ctx->slots, 0, slots);
     DP_TRY(dp__meet_open(ctx));
-    if (cores == 1 && count > 1)
-        dp__log(ctx, DP_LOG_WARN,
-                "%d devices and one core: they take turns. If a launcher bound this process to a "
-                "core, ask it for more (mpirun --bind-to none)",
-                count);
+    dp__stuck_open(ctx);
+    dp__warn_crowded(ctx);
+    DP_TRY(dp__late_watch(ctx));
     DP_TRY(dp__threads_start(ctx, near));
     return dp__threads_find(ctx);
 }
 
-/* ==== >>meeting ================================================================================
-   With other processes every step is agreed upon, so that all get a context or none.            */
+/* ==== >>ranks ====================================================================================
+   What carries collectives between ranks.                                                       */
 
-typedef struct dp__hello {   /* what every process tells the others while it opens */
-    uint64_t machine, epoch; /* epoch: when it opened, by the clock on the wall */
-    int32_t version, status;
-    int32_t local_count, process_id;
-    int32_t coll;   /* place of the table that it chose; -1: none yet */
-    int32_t staged; /* that carries copies in host memory */
-    int32_t shards, recovers;
-} dp__hello;
-
-typedef struct dp__meeting { /* the processes of a job */
-    const dp_bootstrap *boot;
-    dp__hello own, *all;
-    const dp__launch *launch;
-    dp__voter *voter; /* of a process that joins a job that runs; else NULL */
-    dp__neighbours near;
-} dp__meeting;
-
-/* Every process takes part each time, even one that failed: so all fail together, and nobody
-   waits. */
-static dp_status dp__agree(dp__meeting *meeting, dp_status own)
-{
-    const dp_bootstrap *boot = meeting->boot;
-    char said[DP__TEXT_BYTES]; /* this process' own reason must survive the others' failure */
-    memcpy(said, dp_last_error(), sizeof said);
-    meeting->own.status = (int32_t)own;
-    dp_status status = dp__boot_gather(boot, &meeting->own, meeting->all, sizeof meeting->own);
-    if (own != DP_OK)
-        return dp_error(own, "%s", said);
-    DP_TRY(status);
-    for (int i = 0; i < boot->process_count; i++) {
-        const dp__hello *other = &meeting->all[i];
-        if (other->version != DP_VERSION)
-            return dp_error(DP_ERR_MISMATCH, "dp_open: process %d has dp.h %d, process %d has %d",
-                            boot->process, DP_VERSION, i, (int)other->version);
-        if (other->shards != meeting->own.shards)
-            return dp_error(DP_ERR_MISMATCH, "dp_open: process %d has %d shards, process %d has %d",
-                            boot->process, (int)meeting->own.shards, i, (int)other->shards);
-        if (other->recovers != meeting->own.recovers)
-            return dp_error(
-                DP_ERR_MISMATCH, "dp_open: process %d has config.recovers, process %d has not",
-                other->recovers ? i : boot->process, other->recovers ? boot->process : i);
-        if (other->status != DP_OK)
-            return dp_error(DP_ERR_REMOTE, "dp_open: process %d of %d failed: %s", i,
-                            boot->process_count, dp_status_text((dp_status)other->status));
-        if (other->staged != meeting->own.staged)
-            return dp_error(DP_ERR_MISMATCH,
-                            "dp_open: process %d has devices whose memory the host does not reach, "
-                            "process %d has others: no table of collectives serves both",
-                            other->staged ? i : boot->process, other->staged ? boot->process : i);
-        if (other->coll != meeting->own.coll)
-            return dp_error(DP_ERR_MISMATCH,
-                            "dp_open: process %d has its table of collectives in "
-                            "place %d, process %d in place %d",
-                            boot->process, (int)meeting->own.coll, i, (int)other->coll);
-    }
-    return DP_OK;
-}
-
-static bool dp__one_machine(const dp__meeting *meeting)
-{
-    bool one = true;
-    for (int i = 0; meeting != NULL && i < meeting->boot->process_count; i++)
-        one = one && meeting->all[i].machine == meeting->own.machine;
-    return one;
-}
-
-static dp_status dp__comm_config(dp_ctx *ctx, const dp__meeting *meeting, dp_comm_config *out)
+/* `boot`: NULL for one process. */
+static dp_status dp__comm_config(dp_ctx *ctx, const dp_bootstrap *boot, bool one_machine,
+                                 dp_comm_config *out)
 {
     int count = ctx->info.local_count;
     dp_dev **local = dp__host_alloc(&ctx->host, 2 * (size_t)count * sizeof *local, sizeof *local);
     if (local == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d devices", count);
     ctx->commed = local;
-    *out =
-        (dp_comm_config){.local = local,
-                         .local_count = count,
-                         .rank_first = ctx->info.rank_first,
-                         .rank_count = ctx->info.rank_count,
-                         .timeout_ms = ctx->config.timeout_ms,
-                         .host_memory = true,
-                         .bootstrap = ctx->info.process_count > 1 ? &ctx->config.bootstrap : NULL,
-                         .one_machine = dp__one_machine(meeting),
-                         .ordered = ctx->config.shards > 0};
+    *out = (dp_comm_config){.local = local,
+                            .local_count = count,
+                            .rank_first = ctx->info.rank_first,
+                            .rank_count = ctx->info.rank_count,
+                            .timeout_ms = ctx->config.timeout_ms,
+                            .host_memory = true,
+                            .bootstrap = boot,
+                            .one_machine = one_machine,
+                            .ordered = ctx->config.shards > 0};
     for (int i = 0; i < count; i++) {
         local[i] = ctx->devices[i].dev;
         local[count + i] = ctx->host_device.dev; /* see dp__comm_choose */
@@ -204,132 +169,53 @@ static dp_status dp__comm_config(dp_ctx *ctx, const dp__meeting *meeting, dp_com
     return DP_OK;
 }
 
-static dp_status dp__members_make(dp_ctx *ctx, const dp__meeting *meeting, dp__job **out)
+static dp_status dp__caller_open(dp_ctx *ctx, const dp__choice *choice)
 {
-    size_t bytes = (size_t)meeting->boot->process_count * sizeof(dp__system_process);
-    dp__system_process *bodies = dp__os_alloc(bytes, _Alignof(dp__system_process), NULL);
-    dp_status status = bodies == NULL
-                           ? dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for a job")
-                           : dp__job_make(ctx, &ctx->config.bootstrap, dp__boot_gather, out);
-    for (int i = 0; i < meeting->boot->process_count && status == DP_OK; i++) {
-        (*out)->firsts[i + 1] = (*out)->firsts[i] + meeting->all[i].local_count;
-        bodies[i] = (dp__system_process){meeting->all[i].machine, meeting->all[i].process_id, i};
-    }
-    if (status == DP_OK)
-        dp__job_twins(*out, bodies);
-    dp__os_free(bodies, bytes, NULL);
-    return status;
+    dp__lane *lane = &ctx->lanes[DP__CALLER];
+    DP_TRY(dp__lane_open(lane, choice));
+    ctx->info.coll_backend = choice->staged ? lane->comm->ops->name : choice->ops->name;
+    return DP_OK;
 }
 
-/* Ranks of the whole job and the communicator, unless this rank is the only one. With other
-   processes each step is agreed upon before the next. */
-static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
+/* Opens the communicator of one process, unless its rank is the only one. */
+static dp_status dp__ranks_open(dp_ctx *ctx)
 {
     dp__choice choice = {.place = 0};
-    dp__job *job = NULL;
-    for (int i = 0; meeting != NULL && i < meeting->boot->process_count; i++) {
-        ctx->info.rank_first += i < meeting->boot->process ? meeting->all[i].local_count : 0;
-        ctx->info.rank_count += i != meeting->boot->process ? meeting->all[i].local_count : 0;
-    }
     if (ctx->info.rank_count == 1)
         return DP_OK;
-    dp_status status = dp__comm_config(ctx, meeting, &choice.config);
-    if (status == DP_OK && meeting != NULL)
-        status = dp__members_make(ctx, meeting, &job);
-    if (status == DP_OK)
-        status = dp__comm_choose(ctx, &choice);
-    if (meeting != NULL) {
-        meeting->own.coll = choice.place;
-        meeting->own.staged = choice.staged;
-        DP_TRY(dp__agree(meeting, status));
-        const dp__outbox_sizes lines = dp__outbox_sizes_of(ctx->info.process_count);
-        status = dp__job_seat(job, choice.config.one_machine, &lines, &dp__voter_mail);
-    }
-    if (status == DP_OK)
-        status = dp__lane_open(&ctx->lanes[DP__CALLER], &choice);
-    if (status == DP_OK)
-        ctx->info.coll_backend = choice.staged ? ctx->lanes[DP__CALLER].comm->ops->name
-                                               : choice.ops->name;
-    if (meeting == NULL)
-        return status;
-    if (status == DP_OK)
-        status = dp__wires_open(ctx);
-    DP_TRY(dp__agree(meeting, status));
-    DP_TRY(dp__agree(meeting, dp__lane_open(&ctx->lanes[DP__COURIER], &choice)));
-    bool by_others = job->shared.data != NULL || dp__boot_is_mpi(meeting->boot);
-    return by_others ? DP_OK : dp__port_share(ctx, !choice.config.one_machine);
+    DP_TRY(dp__comm_config(ctx, NULL, true, &choice.config));
+    DP_TRY(dp__comm_choose(ctx, &choice));
+    return dp__caller_open(ctx, &choice);
 }
 
 /* ==== >>opening ================================================================================
    From a config to a context.                                                                   */
 
 /* Where this process is among all. */
-static void dp__place_set(dp_ctx *ctx, const dp__meeting *meeting)
+static void dp__place_set(dp_ctx *ctx, const dp__open_attempt *opening)
 {
     ctx->info.coll_backend = "none";
-    ctx->info.launcher = meeting->launch->name;
-    ctx->info.machine_process = meeting->near.machine.place;
-    ctx->info.machine_process_count = meeting->near.machine.count;
-    ctx->info.machine = meeting->near.machines.place;
-    ctx->info.machine_count = meeting->near.machines.count;
+    ctx->info.launcher = opening->launcher;
+    ctx->info.machine_process = opening->near.machine.place;
+    ctx->info.machine_process_count = opening->near.machine.count;
+    ctx->info.machine = opening->near.machines.place;
+    ctx->info.machine_count = opening->near.machines.count;
     ctx->info.process = ctx->config.bootstrap.process;
 }
 
-static dp_status dp__open_local(dp_ctx *ctx, const dp__meeting *meeting)
+static dp_status dp__open_local(dp_ctx *ctx, const dp__open_attempt *opening)
 {
     int place = 0, available = 0;
-    dp__place_set(ctx, meeting);
+    dp__place_set(ctx, opening);
     if (ctx->info.machine_process == 0)
         DP_TRY(dp__trace_make(ctx->info.process));
-    DP_TRY(dp__resolve_numbers(ctx, meeting->near.cores));
+    DP_TRY(dp__resolve_numbers(ctx, opening->near.cores));
     ctx->info.process_count = ctx->config.bootstrap.process_count;
     DP_TRY(dp__resolve_tables(ctx));
     DP_TRY(dp__choose_backend(ctx, &place, &available));
     DP_TRY(dp__resolve_devices(ctx, place, available));
     DP_TRY(dp__devices_open(ctx, place));
-    return dp__threads_open(ctx, &meeting->near);
-}
-
-/* As the processes of a launcher have one. Process 0 is found where messages to it come. */
-DP__APART static dp_status dp__own_tree_open(const dp__port *port, int timeout_ms, dp__tree **out)
-{
-    const char *host = dp__seat_address(port->seats, port->job->process_count, 0);
-    dp__launch launch = {.name = "bootstrap",
-                         .process = port->job->process,
-                         .process_count = port->job->process_count,
-                         .port = (int)port->seats[0].port,
-                         .port_count = 1,
-                         .listener = &port->server.listener,
-                         .key = port->launch.key,
-                         .numbered = true,
-                         .agreed = true};
-    snprintf(launch.host, sizeof launch.host, "%s",
-             host[0] != '\0' ? host : dp__port_host(port, 0));
-    snprintf(launch.where, sizeof launch.where, "at %.60s:%d", launch.host, launch.port);
-    DP_TRY(dp__launch_ports(&launch));
-    DP_TRY(dp__launch_interface(&launch));
-    return dp__tree_open(&launch, timeout_ms, out);
-}
-
-/* Where a bootstrap of the user's has brought machines together, the processes hear of each other
-   as those of a launcher do. Without that they have no messages, unless they could do nothing. */
-static dp_status dp__own_tree(dp_ctx *ctx, dp__meeting *meeting)
-{
-    dp__port *port = ctx->world.port;
-    dp__tree *tree = NULL;
-    if (port == NULL || port->why[0] != '\0' || dp__boot_is_ours(meeting->boot))
-        return DP_OK;
-    dp_status status = dp__agree(meeting, dp__own_tree_open(port, ctx->config.timeout_ms, &tree));
-    if (status == DP_OK)
-        dp__far_begin(ctx, tree, NULL);
-    else
-        dp__tree_close(tree, true);
-    if (status == DP_OK || dp__tcp_carries(ctx))
-        return status;
-    DP_TRY(dp__agree(meeting, DP_OK)); /* the bootstrap has not failed */
-    strcpy(port->why, "the processes do not reach each other over TCP");
-    dp__port_refuse(ctx);
-    return DP_OK;
+    return dp__threads_open(ctx, &opening->near);
 }
 
 static void dp__release(dp_ctx *ctx, bool ask_devices);
@@ -351,10 +237,7 @@ static void dp__in_child(void)
         dp_ctx *ctx = atomic_load(&dp__live[i]);
         if (ctx == NULL)
             continue;
-        dp__tree_let_go(ctx->world.tree);
-        dp__voter_unlisten(ctx->world.voter);
-        dp__mailbox_let_go(ctx->world.mailbox);
-        dp__port_unlisten(ctx);
+        dp__world_let_go(ctx);
         dp__unbind_child(ctx);
     }
 }
@@ -362,8 +245,6 @@ static void dp__in_child(void)
 /* A context with its hooks and nothing else; NULL when there is no memory. */
 static dp_ctx *dp__ctx_new(const dp_config *config)
 {
-    static const dp__failing failing = {dp__journal_here, dp__journal_log, dp__job_say,
-                                        dp__job_tell};
     dp_allocator allocator = config->allocator;
     if (allocator.alloc == NULL)
         allocator = (dp_allocator){dp__os_alloc, dp__os_free, NULL};
@@ -374,54 +255,21 @@ static dp_ctx *dp__ctx_new(const dp_config *config)
     }
     dp__os_init(dp__before_fork, dp__after_fork, dp__in_child);
     *ctx = (dp_ctx){.host = dp__host_make(),
-                    .failing = &failing,
+                    .failing = &dp__failing_job,
                     .config = *config,
                     .lock = DP__LOCK_INITIALIZER,
                     .world_lock = DP__LOCK_INITIALIZER};
     ctx->config.allocator = allocator;
     ctx->fork_count = dp__os_fork_count();
-    dp__resolve_log(ctx);
+    dp__resolve_debug(ctx);
     return ctx;
 }
 
-/* Makes what a failure of the job will need. */
-static dp_status dp__open_voter(dp_ctx *ctx, dp__meeting *meeting)
-{
-    const dp_bootstrap *boot = meeting->boot;
-    bool far = !dp__one_machine(meeting) || meeting->launch->own[0] != '\0';
-    DP_TRY(dp__agree(meeting, dp__voter_open(boot, meeting->launch, meeting->near.machine, far,
-                                             ctx->config.shards > 0, &ctx->world.voter)));
-    return dp__agree(meeting, dp__voter_meet(boot, ctx->world.voter));
-}
-
-/* Makes it for a process that is alone, where others come later. */
-static dp_status dp__open_voter_alone(dp_ctx *ctx, const dp__launch *launch)
-{
-    const dp_bootstrap alone = {.process_count = 1};
-    DP_TRY(dp__voter_open(&alone, launch, (dp__share){0, 1}, launch->own[0] != '\0',
-                          ctx->config.shards > 0, &ctx->world.voter));
-    dp__voter_own(ctx->world.voter)->memory = dp__decision_id(&ctx->world.voter->decision);
-    dp__voter_begin(ctx->world.voter, 1);
-    return DP_OK;
-}
-
-static dp_status dp__open_ctx(const dp_config *config, dp__meeting *meeting, dp_ctx **out)
+static dp_status dp__open_ctx(const dp_config *config, dp__open_attempt *opening, dp_ctx **out)
 {
     dp_ctx *ctx = dp__ctx_new(config);
-    dp__meeting *others = meeting->all != NULL ? meeting : NULL;
-    dp_status status = ctx != NULL ? dp__open_local(ctx, meeting) : DP_ERR_NO_MEMORY;
-    if (others != NULL) {
-        meeting->own.local_count = ctx != NULL ? ctx->info.local_count : 0;
-        status = dp__agree(meeting, status);
-    }
-    if (status == DP_OK)
-        status = dp__job_open(ctx, others);
-    if (status == DP_OK && others != NULL)
-        status = dp__own_tree(ctx, others);
-    if (status == DP_OK && others != NULL && config->recovers && meeting->voter == NULL)
-        status = dp__open_voter(ctx, others);
-    if (status == DP_OK && others == NULL && config->recovers && meeting->launch->place[0] != '\0')
-        status = dp__open_voter_alone(ctx, meeting->launch);
+    dp_status status = ctx != NULL ? dp__open_local(ctx, opening) : DP_ERR_NO_MEMORY;
+    status = dp__open_with_others(opening, ctx, status);
     if (status == DP_OK && !dp__live_swap(NULL, ctx))
         status =
             dp_error(DP_ERR_UNSUPPORTED, "dp_open: more than %d contexts at once", DP__LIVE_MAX);
@@ -430,7 +278,7 @@ static dp_status dp__open_ctx(const dp_config *config, dp__meeting *meeting, dp_
         dp__release(ctx, true);
     }
     if (status == DP_OK)
-        dp__trace_join(ctx, others != NULL ? others->all[0].epoch : meeting->own.epoch);
+        dp__trace_join(ctx, opening->epoch);
     *out = ctx;
     return status;
 }
@@ -452,140 +300,6 @@ static dp_status dp__check_config(const dp_config *config)
     if (boot->all_gather != NULL && config->local_only)
         return dp_error(DP_ERR_INVALID, "dp_open: local_only is set, and bootstrap is given");
     return DP_OK;
-}
-
-/* Find out which of the other processes are near. Its `all` is to be freed. */
-static dp_status dp__meeting_make(const dp_config *config, const dp__launch *launch,
-                                  dp__meeting *out)
-{
-    const dp_bootstrap *boot = &config->bootstrap;
-    *out = (dp__meeting){.boot = boot,
-                         .own = {.machine = dp__os_machine(),
-                                 .process_id = dp__os_process_id(),
-                                 .epoch = dp__os_wall_ns(),
-                                 .version = DP_VERSION,
-                                 .coll = -1,
-                                 .shards = config->shards,
-                                 .recovers = config->recovers},
-                         .launch = launch,
-                         .near = {{0, 1}, {0, 1}, {0, 1}}};
-    if (boot->all_gather == NULL || boot->process_count == 1)
-        return DP_OK;
-    /* not by the allocator's hooks: a process without memory still has to say so */
-    out->all =
-        dp__os_alloc((size_t)boot->process_count * sizeof *out->all, _Alignof(dp__hello), NULL);
-    if (out->all == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d processes",
-                        boot->process_count);
-    return dp__find_neighbours(boot, launch, &out->near);
-}
-
-/* If something goes wrong before all have met, the others notice that this process is missing; if
-   later, they are told. */
-static dp_status dp__open_job(const dp_config *config, const dp__launch *launch, dp__voter *voter,
-                              dp_ctx **out)
-{
-    dp__meeting meeting;
-    dp_status status = dp__meeting_make(config, launch, &meeting);
-    meeting.voter = voter;
-    if (status == DP_OK)
-        status = dp__open_ctx(config, &meeting, out);
-    dp__os_free(meeting.all, 0, NULL);
-    return status;
-}
-
-/* With the processes that this one has met, which become the context's. */
-static dp_status dp__open_met(const dp_config *joined, const dp__launch *launch, dp__tree *tree,
-                              dp__mpi_links *links, dp_ctx **out)
-{
-    dp_status status = dp__open_job(joined, launch, NULL, out);
-    if (status != DP_OK) {
-        dp__tree_close(tree, true);
-        dp__mpi_links_close(links, true, false);
-    }
-    DP_TRY(status);
-    if (tree != NULL || links != NULL)
-        dp__far_begin(*out, tree, links);
-    return DP_OK;
-}
-
-/* With the processes that have let this one in. */
-static dp_status dp__open_guest_met(dp_config *config, dp__voter *voter, int timeout_ms,
-                                    dp_ctx **out)
-{
-    dp__launch launch;
-    dp__tree *tree = NULL;
-    DP_TRY(dp__voter_launch(voter, &launch));
-    DP_TRY(dp__join_tree(config, &launch, timeout_ms, &tree));
-    dp_status status = dp__open_job(config, &launch, voter, out);
-    if (status != DP_OK)
-        dp__tree_close(tree, true);
-    DP_TRY(status);
-    tree->timeout_ms = (*out)->config.timeout_ms;
-    dp__far_begin(*out, tree, NULL);
-    voter->whole = config->shards > 0;
-    voter->members->whole = voter->whole;
-    (*out)->info.recoveries = dp__voter_met(voter);
-    (*out)->world.voter = voter;
-    return DP_OK;
-}
-
-static atomic_bool dp__guest_came; /* contexts that this process opens later are met by all */
-
-/* Until the others let this process in, and all have met. */
-static dp_status dp__open_guest_once(const dp_config *config, const dp__launch *launch,
-                                     int timeout_ms, uint64_t until_ns, bool *out_again,
-                                     dp_ctx **out)
-{
-    dp_config own = *config;
-    dp__voter *voter = NULL;
-    bool far = launch->host[0] != '\0' && !dp__is_loopback(launch->host);
-    dp_status status = dp__rejoin(launch, far, timeout_ms, until_ns, &voter);
-    *out_again = false;
-    if (status != DP_OK)
-        return dp_error(status, "dp_open: %s", dp__open_error());
-    status = dp__open_guest_met(&own, voter, DP__MEET_MOST_MS, out);
-    *out_again = dp_status_class(status) == DP_CLASS_JOB;
-    if (status != DP_OK)
-        dp__voter_close(voter, true);
-    return status;
-}
-
-/* $DP_REJOIN: the others run already. If one of them dies while they meet with this one, they begin
-   anew. */
-static dp_status dp__open_guest(dp_config *config, dp_ctx **out)
-{
-    int timeout_ms;
-    bool again;
-    dp__launch launch;
-    dp_status status;
-    DP_TRY(dp__join_timeout(config, &timeout_ms));
-    DP_TRY(dp__launch_read(config->job, &launch));
-    if (!config->recovers || launch.place[0] == '\0')
-        return dp_error(DP_ERR_UNSUPPORTED, "dp_open: DP_REJOIN is set, but %s",
-                        !config->recovers ? "config.recovers is not"
-                                          : "no launcher has started this process");
-    uint64_t until_ns = dp__os_after_ms(timeout_ms);
-    do {
-        status = dp__open_guest_once(config, &launch, timeout_ms, until_ns, &again, out);
-    } while (again && dp__os_ms_until(until_ns) > 0);
-    if (status == DP_OK)
-        atomic_store(&dp__guest_came, true);
-    return status;
-}
-
-/* Join the job that a launcher has started, if there is one. */
-static dp_status dp__open_joined(const dp_config *config, dp_ctx **out)
-{
-    dp_config joined = *config;
-    dp__launch launch;
-    dp__tree *tree;
-    dp__mpi_links *links;
-    if (dp__comes_later() && !atomic_load(&dp__guest_came) && !config->local_only &&
-        config->bootstrap.all_gather == NULL)
-        return dp__open_guest(&joined, out);
-    DP_TRY(dp__join(&joined, &launch, &tree, &links));
-    return dp__open_met(&joined, &launch, tree, links, out);
 }
 
 static dp_status dp__check_caller(const char *fn, size_t config_bytes, int version)
@@ -631,6 +345,57 @@ DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int vers
     return DP_OK;
 }
 
+/* ==== >>groups ===================================================================================
+   How a group is opened, whose processes are known: see dp/group.h.                             */
+
+static dp_status dp__check_group(const char *fn, int number, const dp_config *config)
+{
+    const char *field = config->bootstrap.all_gather != NULL || config->bootstrap.process_count != 0
+                            ? "bootstrap"
+                        : config->local_only  ? "local_only"
+                        : config->job != NULL ? "job"
+                                              : NULL;
+    if (number < -1)
+        return dp_error(DP_ERR_INVALID, "%s: group is %d: -1 is none, others count from 0", fn,
+                        number);
+    if (field != NULL)
+        return dp_error(DP_ERR_INVALID,
+                        "%s: config.%s is set, but who is in a group is known without it", fn,
+                        field);
+    return DP_OK;
+}
+
+/* Takes for a group of so many processes, from the context of all, what is not set. */
+static void dp__group_resolve(const dp_ctx *ctx, int process_count, dp_config *config)
+{
+    const dp_config *all = &ctx->config;
+    int ranks = process_count * ctx->info.local_count;
+    if (config->backends == NULL && config->devices == NULL && config->device_count == 0) {
+        config->devices = all->devices;
+        config->device_count = all->device_count;
+        if (config->shards == 0 && all->shards > 0 && (ranks & (ranks - 1)) == 0)
+            config->shards = ranks;
+        if (config->threads_per_device == 0)
+            config->threads_per_device = all->threads_per_device;
+    }
+    config->backends = config->backends != NULL ? config->backends : all->backends;
+    config->colls = config->colls != NULL ? config->colls : all->colls;
+    config->thread_count = config->thread_count != 0 ? config->thread_count : all->thread_count;
+    config->timeout_ms = config->timeout_ms != 0 ? config->timeout_ms : all->timeout_ms;
+    if (config->allocator.alloc == NULL && config->allocator.free == NULL)
+        config->allocator = all->allocator;
+    dp_level level = config->log.level;
+    if (config->log.fn == NULL)
+        config->log = all->log;
+    config->log.level = level != DP_LOG_DEFAULT ? level : all->log.level;
+    config->poison = config->poison || all->poison;
+    if (config->check == 0) {
+        config->check = all->check > 0 ? all->check : -1;
+        config->check_warns = all->check_warns;
+    }
+    config->unbound = true;
+}
+
 /* ==== >>closing ================================================================================
    What was opened is closed in reverse order, however far opening came.                         */
 
@@ -638,6 +403,7 @@ DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int vers
 static void dp__release(dp_ctx *ctx, bool ask_devices)
 {
     if (ask_devices) {
+        dp__watchdog_end(ctx);
         dp__lane_give_up(&ctx->lanes[DP__COURIER]);
         dp__job_leave(ctx); /* what follows may take a while */
         dp__lane_end(&ctx->lanes[DP__COURIER]);
@@ -649,9 +415,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         (void)ctx->devices[i].dev->ops->stream_sync(ctx->devices[i].stream);
     if (ask_devices && ctx->lanes[DP__CALLER].comm != NULL)
         ctx->lanes[DP__CALLER].comm->ops->close(ctx->lanes[DP__CALLER].comm);
-    dp__port_end(ctx);
-    dp__tree_close(ctx->world.tree, ask_devices);
-    dp__mpi_links_close(ctx->world.mpi_links, ask_devices, ctx->failed != DP_OK);
+    dp__world_close(ctx, ask_devices);
     if (ask_devices && ctx->team != NULL)
         dp__team_close(ctx->team);
     for (ptrdiff_t i = 0; ask_devices && i < dp__devices_count(ctx); i++)
@@ -672,11 +436,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         dp__trace_leave(ctx);
     dp__unbind(ctx);
     dp_allocator allocator = ctx->config.allocator;
-    dp__job_close(ctx->world.job);
-    for (dp__job *job = ctx->world.voter != NULL ? ctx->world.voter->before : NULL; job != NULL;
-         job = job->before)
-        dp__job_close(job);
-    dp__voter_close(ctx->world.voter, ask_devices);
+    dp__world_free(ctx, ask_devices);
     while (ctx->tracked != NULL)
         dp__tracked_free(ctx, ctx->tracked);
     allocator.free(ctx, sizeof *ctx, allocator.user);
@@ -705,6 +465,17 @@ static dp_status dp__check_idle(const char *fn, dp_ctx *ctx)
                     "%s: the context is in use: threads in methods, deferred functions and the "
                     "like: %d",
                     fn, count);
+}
+
+/* Refuses while something is under way, which a newcomer would make void in a job that has not
+   failed. */
+static dp_status dp__check_between_steps(const char *fn, const dp_ctx *ctx)
+{
+    DP_TRY(dp__check_uncalled(fn, ctx));
+    DP_TRY(dp__check_alone(fn, ctx));
+    if (ctx->lanes[DP__COURIER].riding != NULL)
+        return dp_error(DP_ERR_STATE, "%s: a pass is open", fn);
+    return DP_OK;
 }
 
 DP_API void dp_close(dp_ctx *ctx)

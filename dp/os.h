@@ -79,6 +79,9 @@ DP__MAYBE_UNUSED static bool dp__os_is_read(void);
 /* Reads the clock that never goes back. */
 static uint64_t dp__os_now_ns(void);
 
+/* Returns the same as it was at most some milliseconds ago, which costs less. */
+static uint64_t dp__os_coarse_ns(void);
+
 /* Reads the clock on the wall, in nanoseconds since 1970. */
 static uint64_t dp__os_wall_ns(void);
 
@@ -270,6 +273,9 @@ DP__MAYBE_UNUSED static void dp__os_kept_unlock(int lock);
 DP__MAYBE_UNUSED static bool dp__os_kept_put(const char *path, const void *head, size_t head_bytes,
                                              const void *data, size_t bytes);
 
+/* Writes a file for other programs, which find all of it or none; path.new is overwritten. */
+DP__MAYBE_UNUSED static bool dp__os_text_put(const char *path, const char *text, size_t bytes);
+
 /* ---- files as memory ------------------------------------------------------------------------- */
 
 typedef struct dp__os_map { /* a file as memory */
@@ -358,6 +364,14 @@ static void dp__os_cores_of(int thread, dp__cores *out);
 
 /* Returns the system's number for the calling thread; 0: it has none. */
 static int dp__os_thread(void);
+
+/* Lets threads of this process be asked where they are; false: libc cannot tell, or the program has
+   a use of its own for the signal (SIGURG, which ends no process that does not know it). */
+static bool dp__os_stack_open(void);
+
+/* Asks a thread of this process, or of another one that has called dp__os_stack_open, too, to print
+   its stack to stderr. Does nothing where this process has not. */
+static void dp__os_stack_ask(int process, int thread);
 
 /* From here on the calling thread, and each that it starts, keeps to these cores; false: it cannot
    be had. */
@@ -546,6 +560,9 @@ static void dp__os_host_of(int fd, bool own, char *text, size_t room);
    none. Nothing is sent. */
 static void dp__os_host_usual(char *text, size_t room);
 
+/* Writes the name of this machine; "": it has none. */
+static void dp__os_host_name(char *text, size_t room);
+
 typedef struct dp__os_interface {
     char name[32], address[64]; /* as text for dp__os_resolve */
 } dp__os_interface;
@@ -576,6 +593,9 @@ static bool dp__os_interface_find(const char *wanted, dp__os_interface *out, cha
 
 static int dp__os_process_id(void);
 static uint64_t dp__os_parent(void);
+
+/* Returns the memory that a process of this machine has; 0: unknown. */
+DP__MAYBE_UNUSED static uint64_t dp__os_resident_bytes(int process);
 
 /* Returns a number that is equal in processes that can share memory. $DP_MACHINE makes processes
    look apart. */
@@ -613,6 +633,9 @@ static int dp__os_fork(dp__os_child *child);
 
 /* Ends a child without the exit handlers of its parent. */
 static _Noreturn void dp__os_leave(bool good);
+
+/* Ends this process at once, whatever its threads do and hold. */
+static _Noreturn void dp__os_quit(int code);
 
 /* Returns true if a child has ended; if so, `child` says how. */
 static bool dp__os_ended(dp__os_child *child);
@@ -658,7 +681,8 @@ static void dp__os_shared_unlink(const char *path);
 
 static void dp__os_shared_close(dp__shared *shared);
 
-/* Gives back all but these bytes, multiples of DP__SHARED_PAGE, which stay mapped. */
+/* Gives back all but these bytes, multiples of DP__SHARED_PAGE, which stay where they are, as
+   memory that no other process sees. Without memory for that they stay shared. */
 static void dp__os_shared_trim(dp__shared *shared, size_t first, size_t bytes);
 
 /* Makes sure of the pages of this part: to write to them cannot fail. */

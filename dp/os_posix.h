@@ -50,6 +50,9 @@
 #include <link.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#if defined(__GLIBC__)
+#include <execinfo.h>
+#endif
 #endif
 
 /* ==== >>posix ==================================================================================
@@ -153,6 +156,19 @@ static uint64_t dp__os_now_ns(void)
 {
     struct timespec now = {0};
     clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+#ifdef CLOCK_MONOTONIC_COARSE
+#define DP__CLOCK_COARSE CLOCK_MONOTONIC_COARSE
+#else
+#define DP__CLOCK_COARSE CLOCK_MONOTONIC
+#endif
+
+static uint64_t dp__os_coarse_ns(void)
+{
+    struct timespec now = {0};
+    clock_gettime(DP__CLOCK_COARSE, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
@@ -532,13 +548,18 @@ struct dp__thread {
     pthread_t id;
 };
 
-/* Our threads leave signals to the program's own, except those that an instruction raises. */
+static atomic_bool dp__os_stack_is_open; /* see dp__os_stack_open */
+
+/* Our threads leave signals to the program's own, except those that an instruction raises, and that
+   which asks for a stack. */
 static void dp__thread_signals(sigset_t *out)
 {
     static const int raised[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
     sigfillset(out);
     for (size_t i = 0; i < sizeof raised / sizeof raised[0]; i++)
         sigdelset(out, raised[i]);
+    if (atomic_load(&dp__os_stack_is_open))
+        sigdelset(out, SIGURG);
 }
 
 static int dp__thread_start(dp__thread *out, void *(*fn)(void *user), void *user)
@@ -855,13 +876,13 @@ DP__MAYBE_UNUSED static void dp__os_kept_unlock(int lock)
 }
 
 /* Not synchronised with the disk. */
-DP__MAYBE_UNUSED static bool dp__os_kept_put(const char *path, const void *head, size_t head_bytes,
-                                             const void *data, size_t bytes)
+DP__MAYBE_UNUSED static bool dp__os_whole_put(const char *path, mode_t mode, const void *head,
+                                              size_t head_bytes, const void *data, size_t bytes)
 {
     char other[1200];
     bool fits = (size_t)snprintf(other, sizeof other, "%s.new", path) < sizeof other;
     (void)unlink(other);
-    int file = fits ? dp__os_open(other, O_WRONLY | O_CREAT | O_EXCL, 0600) : -1;
+    int file = fits ? dp__os_open(other, O_WRONLY | O_CREAT | O_EXCL, mode) : -1;
     if (file < 0)
         return false;
     bool good = dp__os_file_put(file, head, head_bytes) && dp__os_file_put(file, data, bytes);
@@ -871,6 +892,17 @@ DP__MAYBE_UNUSED static bool dp__os_kept_put(const char *path, const void *head,
         (void)unlink(other);
     errno = why;
     return good;
+}
+
+DP__MAYBE_UNUSED static bool dp__os_kept_put(const char *path, const void *head, size_t head_bytes,
+                                             const void *data, size_t bytes)
+{
+    return dp__os_whole_put(path, 0600, head, head_bytes, data, bytes);
+}
+
+DP__MAYBE_UNUSED static bool dp__os_text_put(const char *path, const char *text, size_t bytes)
+{
+    return dp__os_whole_put(path, 0666, NULL, 0, text, bytes);
 }
 
 /* After a job failure a device may still be reading it. */
@@ -1588,6 +1620,31 @@ static void dp__os_whereabouts(char *text, size_t room)
 }
 #endif
 
+#if defined(__linux__)
+DP__MAYBE_UNUSED static uint64_t dp__os_resident_bytes(int process)
+{
+    char folder[32], text[128];
+    unsigned long long pages;
+    snprintf(folder, sizeof folder, "/proc/%d", process);
+    bool told = dp__quota_read(folder, "statm", text, sizeof text) &&
+                sscanf(text, "%*u %llu", &pages) == 1;
+    return told ? (uint64_t)pages * (uint64_t)sysconf(_SC_PAGESIZE) : 0;
+}
+#else
+DP__MAYBE_UNUSED static uint64_t dp__os_resident_bytes(int process)
+{
+    (void)process;
+    return 0;
+}
+#endif
+
+static void dp__os_host_name(char *text, size_t room)
+{
+    if (gethostname(text, room) != 0)
+        text[0] = '\0';
+    text[room - 1] = '\0';
+}
+
 static uint64_t dp__os_machine(void)
 {
     const char *other = dp__os_env("DP_MACHINE");
@@ -1704,6 +1761,55 @@ static void dp__os_signal_again(void)
     if (dp__os_signal != 0)
         raise((int)dp__os_signal);
 }
+
+/* ---- where threads are ----------------------------------------------------------------------- */
+
+#if defined(__linux__) && defined(__GLIBC__)
+enum { DP__STACK_DEPTH = 64 };
+
+static void dp__os_on_stack(int number)
+{
+    void *stack[DP__STACK_DEPTH];
+    char head[64] = "a thread that is waited for is here:\n";
+    int before = errno, count = backtrace(stack, DP__STACK_DEPTH);
+    (void)number;
+    (void)!write(STDERR_FILENO, head, strlen(head));
+    backtrace_symbols_fd(stack, count, STDERR_FILENO);
+    errno = before;
+}
+
+static bool dp__os_stack_open(void)
+{
+    struct sigaction ours = {.sa_handler = dp__os_on_stack, .sa_flags = SA_RESTART}, before;
+    void *one[1];
+    sigemptyset(&ours.sa_mask);
+    (void)backtrace(one, 1); /* loads what a handler may not load */
+    if (sigaction(SIGURG, NULL, &before) != 0)
+        return false;
+    bool known = before.sa_handler == dp__os_on_stack;
+    bool unused = before.sa_handler == SIG_DFL || before.sa_handler == SIG_IGN;
+    if (!known && (!unused || sigaction(SIGURG, &ours, NULL) != 0))
+        return false;
+    atomic_store(&dp__os_stack_is_open, true);
+    return true;
+}
+
+static void dp__os_stack_ask(int process, int thread)
+{
+    if (atomic_load(&dp__os_stack_is_open))
+        (void)syscall(SYS_tgkill, process, thread, SIGURG);
+}
+#else
+static bool dp__os_stack_open(void)
+{
+    return false;
+}
+
+static void dp__os_stack_ask(int process, int thread)
+{
+    (void)process, (void)thread;
+}
+#endif
 
 /* Signals that ask for a stop, once each: then what the program had before is back. */
 static atomic_int dp__os_stop; /* the last of them */
@@ -1823,6 +1929,11 @@ static _Noreturn void dp__os_leave(bool good)
     _exit(good ? EXIT_SUCCESS : EXIT_FAILURE);
 }
 
+static _Noreturn void dp__os_quit(int code)
+{
+    _exit(code);
+}
+
 static bool dp__os_ended(dp__os_child *child)
 {
     int status = 0;
@@ -1902,6 +2013,12 @@ static int dp__shared_pages(int fd, size_t first, size_t bytes)
     return failed;
 }
 
+/* Gives the pages of a mapping back, for all that have it. */
+static void dp__shared_pages_end(void *at, size_t bytes)
+{
+    (void)madvise(at, bytes, MADV_REMOVE);
+}
+
 static void dp__os_shared_dump(const dp__shared *shared, size_t first, size_t bytes, bool dump)
 {
     size_t ahead = first % (size_t)sysconf(_SC_PAGESIZE);
@@ -1951,6 +2068,11 @@ static int dp__shared_pages(int fd, size_t first, size_t bytes)
     return 0;
 }
 
+static void dp__shared_pages_end(void *at, size_t bytes)
+{
+    (void)at, (void)bytes;
+}
+
 static void dp__os_shared_dump(const dp__shared *shared, size_t first, size_t bytes, bool dump)
 {
     (void)shared, (void)first, (void)bytes, (void)dump;
@@ -1977,9 +2099,41 @@ static void dp__os_shared_close(dp__shared *shared)
     *shared = (dp__shared){.fd = -1};
 }
 
+/* Puts memory of this process alone in the place of a part that is shared, with the same bytes. */
+static bool dp__shared_part_own(const dp__shared *shared, size_t first, size_t bytes, void *aside)
+{
+    char *at = (char *)shared->data + first;
+    memcpy(aside, at, bytes);
+    dp__shared_pages_end(at, bytes); /* or the machine would have it twice */
+    bool own = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+                    0) != MAP_FAILED;
+    if (!own) /* it may be unmapped by now */
+        (void)mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, shared->fd,
+                   (off_t)first);
+    memcpy(at, aside, bytes);
+    return own;
+}
+
+static void dp__shared_own(const dp__shared *shared, size_t first, size_t bytes)
+{
+    enum { PART = 4 << 20 };
+    size_t most = bytes < PART ? bytes : PART;
+    void *aside = most > 0
+                      ? mmap(NULL, most, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+                      : MAP_FAILED;
+    bool own = aside != MAP_FAILED;
+    for (size_t done = 0; done < bytes && own; done += most) {
+        most = bytes - done < most ? bytes - done : most;
+        own = dp__shared_part_own(shared, first + done, most, aside);
+    }
+    if (aside != MAP_FAILED)
+        munmap(aside, bytes < PART ? bytes : PART);
+}
+
 static void dp__os_shared_trim(dp__shared *shared, size_t first, size_t bytes)
 {
     char *data = shared->data;
+    dp__shared_own(shared, first, bytes);
     if (first > 0)
         munmap(data, first);
     if (first + bytes < shared->bytes)

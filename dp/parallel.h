@@ -9,6 +9,7 @@
      >>invoking   a module behind its face or by itself; children of a call
      >>outgrads   gradients of outputs: each replica gets its own
      >>backward   replicas run; gradients of inputs, and of parameters
+     >>replay     a pass that is checked, part by part
      >>criterion  losses where the outputs are
      >>faces      the wrappers
      >>losses     of a step: their weights, their gradients as numbers, what is logged
@@ -20,38 +21,7 @@
 #else
 
 /* ==== >>padding ==================================================================================
-   Of a part that was filled up to some size the first rows are real. A tensor that a replica makes
-   has as many rows as its part, or is not cut by rows: so its size along the dim of the cut tells
-   whether padding is in it.                                                                     */
-
-static bool dp__has_padding(const dp_pass *pass, size_t r)
-{
-    return pass->part_rows > 0 && pass->rows[r] < pass->part_rows;
-}
-
-/* Returns the real rows of a tensor of replica r, along *out_dim; -1: it has no padding. */
-static int64_t dp__real_rows(const dp_pass *pass, size_t r, const dp_tensor *tensor, int *out_dim)
-{
-    if (!dp__has_padding(pass, r))
-        return -1;
-    int dim = pass->face->how.cut.dim;
-    dim = dim < 0 ? dim + tensor->ndim : dim;
-    if (dim < 0 || dim >= tensor->ndim || tensor->shape[dim] != pass->part_rows)
-        return -1;
-    *out_dim = dim;
-    return pass->rows[r];
-}
-
-/* Returns the tensor without padding. */
-static dp_tensor dp__real_part(const dp_pass *pass, size_t r, const dp_tensor *tensor)
-{
-    int dim = 0;
-    int64_t rows = dp__real_rows(pass, r, tensor, &dim);
-    dp_tensor part = *tensor;
-    if (rows >= 0)
-        dp__narrow_here(&part, dim, 0, rows);
-    return part;
-}
+   Values of a part that was filled up to some size.                                             */
 
 typedef struct dp__unpadder { /* maps a value of a replica */
     dp__mapper mapper;
@@ -275,6 +245,9 @@ static void dp__stage_backward(dp__record *record)
 {
     const dp__face_ops *ops = dp__ops(record->pass->face);
     record->status = dp__record_grads(record);
+    if (record->status == DP_OK && record->pass->checked &&
+        !ops->over_ranks) /* else some may be on their way */
+        record->status = dp__check_grads(record);
     if (record->status == DP_OK && ops->ran_backward != NULL && !record->absent)
         record->status = ops->ran_backward(record);
 }
@@ -309,6 +282,8 @@ static void dp__record_run(dp__record *record, dp__stage *stage)
         stage(record);
     if (record->status != DP_OK)
         record->text = dp__copy_text(record->call.scope, dp_last_error());
+    if (record->pass->ctx->late != NULL)
+        record->done_ns = dp__os_now_ns();
     if (record->pass->count > 1)
         record->left_behind = dp__meet_leave(
             record->pass->ctx, (size_t)(record - record->pass->records), record->status);
@@ -353,6 +328,32 @@ static int dp__pass_threads(const dp_pass *pass)
     return count;
 }
 
+/* Returns true if each replica has a device of its own and the same to do, so that none has to be
+   late. */
+static bool dp__pass_is_even(const dp_pass *pass)
+{
+    bool even = pass->face->own_devices;
+    for (size_t r = 1; r < pass->count && pass->rows != NULL; r++)
+        even = even && pass->rows[r] == pass->rows[0];
+    return even;
+}
+
+/* Counts which of the devices, that have all begun at once, was done last. */
+static void dp__pass_late(const dp_pass *pass, uint64_t begun_ns, dp__stage *stage)
+{
+    dp__late_devices *late = pass->ctx->late;
+    dp__late_part part = stage == dp__stage_backward ? DP__LATE_BACKWARD : DP__LATE_FORWARD;
+    late->last_ns = begun_ns;
+    for (size_t r = 0; r < pass->count; r++)
+        if (pass->records[r].done_ns > late->last_ns)
+            late->last_ns = pass->records[r].done_ns;
+    for (size_t r = 0; r < pass->count; r++)
+        dp__late_device(late, pass->records[r].call.local_rank, part, begun_ns,
+                        pass->records[r].done_ns);
+    if (dp__late_count(&late->is))
+        dp__late_devices_judge(pass->ctx);
+}
+
 /* One record runs on the calling thread; what it calls may use the context. */
 static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
 {
@@ -375,6 +376,7 @@ static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
     if (threads > 1 && !dp__team_enter(ctx->team))
         return dp__exit(fn, ctx, dp_error(DP_ERR_STATE, "another thread is inside this context"));
     dp__meet_begin_pass(pass);
+    uint64_t begun_ns = ctx->late != NULL ? dp__os_now_ns() : 0;
     if (threads > 1) {
         runner.telling = dp__telling_begin(ctx, &telling);
         dp__team_run(ctx->team, threads, dp__runner_part,
@@ -386,6 +388,8 @@ static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
     }
     dp__meet_end_pass(ctx);
     dp_status status = dp__pass_result(pass);
+    if (ctx->late != NULL && status == DP_OK && dp__pass_is_even(pass))
+        dp__pass_late(pass, begun_ns, stage);
     ordered = dp__replicas_order(pass->face, pass->count, false);
     return dp__exit(fn, ctx, status != DP_OK ? status : ordered);
 }
@@ -527,6 +531,7 @@ static dp_status dp__invoke_face(const dp__invocation *invocation, dp__face *fac
     dp_trace_end();
     DP_TRY(status);
     pass->keeps = invocation->keeps || face->ops->join == NULL;
+    dp__check_decide(pass);
     DP_TRY(dp__replicas_update(face, pass->count));
     if (face->ops->before != NULL)
         DP_TRY(face->ops->before(pass, invocation));
@@ -540,6 +545,7 @@ static dp_status dp__invoke_face(const dp__invocation *invocation, dp__face *fac
         status = dp__pass_out(pass, out);
     dp_trace_end();
     pass->number = dp__pass_number(face->ctx);
+    dp__idle_count(face, pass);
     return face->ops->after != NULL ? face->ops->after(pass, invocation, status) : status;
 }
 
@@ -597,6 +603,7 @@ static dp_status dp__invoke_plain(const dp__invocation *invocation, dp_module *r
                  outer->memory->grad_groups != NULL; /* in a replica, on its device */
     int rank = apart ? outer->call.local_rank : runs->local_rank;
     dp__call_begin(record, invocation, runs, &ctx->devices[rank]);
+    dp__check_decide(pass);
     *out_pass = pass;
     DP_TRY(invocation->mode != NULL ? dp__record_step(record)
                                     : dp__record_forward(record, pass->method));
@@ -1075,11 +1082,15 @@ static dp_status dp__backward_plain(dp_pass *pass, dp_input_grad *out)
     dp_call *call = &record->call;
     call->input_grad_wanted = out != NULL;
     dp_status status = dp__record_grads(record);
+    if (status == DP_OK && record->pass->checked)
+        status = dp__check_grads(record);
     DP_TRY(record->outer == NULL ? dp__torn_by(pass->runs, status) : status);
     if (out != NULL)
         *out = (dp_input_grad){call->args_grad, call->kwargs_grad};
     return DP_OK;
 }
+
+static dp_status dp__pass_replay(const char *fn, const dp_pass *pass);
 
 /* The gradients of outputs are in the calls already. */
 static dp_status dp__backward_run(const char *fn, dp_pass *pass, dp_input_grad *out)
@@ -1090,7 +1101,13 @@ static dp_status dp__backward_run(const char *fn, dp_pass *pass, dp_input_grad *
     dp_status status = pass->face != NULL ? dp__backward_face(fn, pass, out)
                                           : dp__backward_plain(pass, out);
     dp_trace_end();
-    return status;
+    bool looks = pass->ctx->checks.every > 0 || pass->ctx->info.process_count > 1;
+    if (status != DP_OK || !looks || !dp__is_asked(pass))
+        return status;
+    status = dp__check_after(pass);
+    if (status == DP_OK && pass->checked && !dp__ops(pass->face)->over_ranks)
+        status = dp__pass_replay(fn, pass);
+    return dp__torn_by(pass->runs, status);
 }
 
 /* A pass that dp_call_child made in a replica goes backward in that replica's backward, where the
@@ -1162,6 +1179,8 @@ static dp_status dp__backward_begin(dp_pass *pass, dp_value grad)
                         pass->runs->name, dp__a_kind(grad.kind));
     bool inner = pass->face == NULL && pass->records[0].outer != NULL; /* whose tree has begun */
     DP_TRY(dp__check_unwritten(pass));
+    if (pass->ctx->checks.every > 0)
+        DP_TRY(dp__check_before(pass));
     if (!inner)
         DP_TRY(dp__grads_begin(pass->runs, pass->no_sync, &pass->adds));
     pass->used = true;
@@ -1190,6 +1209,7 @@ DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out)
     if (dp__ops(pass->face)->begin != NULL)
         pass->face->ops->begin(pass->face, true);
     dp_status status = dp__check_value(__func__, "grad", grad);
+    pass->scaled = grad.kind == DP_FLOAT && grad.as.f > 1;
     if (status == DP_OK)
         status = dp__grads_give(pass, grad);
     if (status == DP_OK)
@@ -1199,7 +1219,283 @@ DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out)
     status = dp__backward_end(__func__, pass, status);
     if (status == DP_OK && out != NULL)
         *out = inputs;
+    if (status == DP_OK)
+        dp__step_count(pass->ctx);
     return dp__leave(__func__, pass->ctx, status);
+}
+
+/* ==== >>replay =================================================================================
+   A pass that is checked has its methods run again, one replica at a time: what they do alone shows
+   what they did to each other, and gradients that begin as NaN show what is not added to. Nothing
+   of it stays: buffers and gradients are put back. A method that talks to other replicas or ranks
+   cannot run by itself; and of one that gives other numbers each time nothing can be said.       */
+
+typedef struct dp__replay {
+    const char *fn;
+    const dp_pass *pass;     /* what has run */
+    dp_pass *shadow;         /* what runs again, in a scope of its own */
+    size_t which;            /* the replica that does, */
+    bool backward;           /* and what */
+    double fill;             /* gradients begin as that */
+    dp_value *args, *kwargs; /* of each replica, before its data are preprocessed */
+    dp_tensor *made;         /* what they are then, range by range */
+    size_t home;             /* the parameter whose gradient was set; or DP__NO_SLOT */
+    dp__bad set;             /* where, and to what */
+} dp__replay;
+
+static dp_status dp__replay_fill(const dp__record *record, double number)
+{
+    for (size_t i = 0; i < dp__record_range_count(record, DP__GRADS); i++) {
+        uint64_t bits = 0;
+        const dp_tensor range = dp__record_range(record, DP__GRADS, i);
+        DP_TRY(dp__number_bits(record->call.ctx, "a check", dp_float(number), (dp_dtype)range.dtype,
+                               &bits));
+        DP_TRY(dp__fill_tensor(record->call.ctx, dp__call_device(&record->call), &range, bits));
+    }
+    return DP_OK;
+}
+
+/* Looks for an element that was NaN and is not: an addition would have left it so. */
+static dp_status dp__replay_look(const dp__record *record, dp__replay *replay)
+{
+    const dp_module *runs = record->pass->runs;
+    for (size_t home = 0; home < runs->listed_count && replay->home == DP__NO_SLOT; home++) {
+        const dp__param *root = dp__param_at(runs, home);
+        dp_tensor grad = root->data;
+        if (!dp__is_of_sort(root, DP__GRADS) || !dp__is_float((dp_dtype)grad.dtype))
+            continue;
+        grad.data = *record->memory->grad[runs->listed[home]];
+        grad.device = record->call.replica > 0 ? record->call.device : grad.device;
+        DP_TRY(dp__number_find(record->call.ctx, &grad, true, &replay->set));
+        replay->home = replay->set.at >= 0 ? home : DP__NO_SLOT;
+    }
+    return DP_OK;
+}
+
+static dp_status dp__replay_backward(dp__record *record, dp__replay *replay)
+{
+    dp_tensor *kept = NULL;
+    DP_TRY(dp__record_keep(record, DP__GRADS, &kept));
+    dp_status status = dp__replay_fill(record, replay->fill);
+    if (status == DP_OK)
+        status = dp__record_backward(record);
+    if (status == DP_OK)
+        status = dp__record_keep(record, DP__GRADS, &replay->made);
+    if (status == DP_OK && isnan(replay->fill))
+        status = dp__replay_look(record, replay);
+    dp_status back = dp__record_put_back(record, DP__GRADS, kept);
+    return status != DP_OK ? status : back;
+}
+
+/* Also if a method fails, its buffers are as before. */
+static dp_status dp__replay_record(dp__record *record, dp__replay *replay)
+{
+    dp_tensor *buffers = NULL;
+    DP_TRY(dp__record_keep(record, DP__BUFFERS, &buffers));
+    dp__of_thread.replays = true;
+    dp_status status = replay->backward ? dp__replay_backward(record, replay)
+                       : record->pass->mode != NULL
+                           ? dp__record_step(record)
+                           : dp__record_forward(record, record->pass->method);
+    dp__of_thread.replays = false;
+    dp_status back = dp__record_put_back(record, DP__BUFFERS, buffers);
+    return status != DP_OK ? status : back;
+}
+
+static void dp__stage_replay(dp__record *record)
+{
+    dp__replay *replay = record->pass->replay;
+    if (record->call.replica == replay->which)
+        record->status = dp__replay_record(record, replay);
+}
+
+/* Runs a forward or a backward of one replica, which leaves nothing behind. */
+static dp_status dp__replay_run(dp__replay *replay, size_t which, bool backward)
+{
+    dp_pass *shadow = replay->shadow;
+    dp_call *call = &shadow->records[which].call;
+    replay->which = which;
+    replay->backward = backward;
+    if (backward) {
+        call->grad = replay->pass->records[which].call.grad;
+        call->input_grad_wanted = replay->pass->records[which].call.input_grad_wanted;
+    } else {
+        call->args = replay->args[which];
+        call->kwargs = replay->kwargs[which];
+        call->saved = NULL;
+    }
+    return dp__pass_run(replay->fn, shadow, dp__stage_replay);
+}
+
+/* Makes a pass of the same rows for the same replicas. */
+static dp_status dp__replay_make(dp__replay *replay, dp_scope *temp)
+{
+    const dp_pass *pass = replay->pass;
+    dp__invocation invocation = {.fn = replay->fn,
+                                 .module = pass->module,
+                                 .method = pass->method->name,
+                                 .scope = temp,
+                                 .args = pass->args,
+                                 .kwargs = pass->kwargs,
+                                 .config.compute_dtype = pass->records[0].call.compute_dtype,
+                                 .wants_pass = true,
+                                 .mode = pass->mode};
+    if (pass->face != NULL) {
+        DP_TRY(
+            pass->face->ops->cut(&invocation, (dp__face *)(uintptr_t)pass->face, &replay->shadow));
+    } else {
+        DP_TRY(dp__pass_make(&invocation, pass->runs, NULL, 1, &replay->shadow));
+        replay->shadow->records[0].memory = &pass->runs->memory;
+        dp__call_begin(replay->shadow->records, &invocation, pass->runs,
+                       &pass->ctx->devices[pass->runs->local_rank]);
+    }
+    replay->args = dp__values(temp, pass->count);
+    replay->kwargs = dp__values(temp, pass->count);
+    if (replay->args == NULL || replay->kwargs == NULL)
+        return DP_ERR_NO_MEMORY;
+    for (size_t r = 0; r < replay->shadow->count; r++) {
+        replay->args[r] = replay->shadow->records[r].call.args;
+        replay->kwargs[r] = replay->shadow->records[r].call.kwargs;
+        replay->shadow->records[r].leaves_nothing = true;
+    }
+    replay->shadow->replay = replay;
+    return DP_OK;
+}
+
+/* Hashes the gradients that the first replica makes after its forward, or after those of the first
+   two. */
+static dp_status dp__replay_grads(dp__replay *replay, size_t forwards, uint64_t *out)
+{
+    *out = dp__hash_first;
+    for (size_t r = 0; r < forwards; r++)
+        DP_TRY(dp__replay_run(replay, r, false));
+    DP_TRY(dp__replay_run(replay, 0, true));
+    size_t count = dp__record_range_count(replay->shadow->records, DP__GRADS);
+    for (size_t i = 0; i < count; i++) {
+        uint64_t hash = 0;
+        DP_TRY(dp__numbers_hash(replay->pass->ctx, &replay->made[i], &hash));
+        *out = dp__hash(*out, &hash, sizeof hash);
+    }
+    return DP_OK;
+}
+
+/* Finds a gradient that is set. */
+static dp_status dp__replay_adds(dp__replay *replay)
+{
+    char where[128];
+    uint64_t unused;
+    const dp_module *runs = replay->pass->runs;
+    replay->fill = (double)NAN;
+    replay->home = DP__NO_SLOT;
+    DP_TRY(dp__replay_grads(replay, 1, &unused));
+    if (replay->home == DP__NO_SLOT)
+        return DP_OK;
+    return dp__finding(
+        replay->pass->ctx,
+        "the backward of '%s' sets the gradient of '%s', to %s, and has to add to "
+        "it (+=), as other passes do, and other uses of the parameter; for one that "
+        "sets all there is dp_module_config.mean_grads",
+        runs->name, dp__name_at(runs, replay->home),
+        dp__bad_text(&dp__param_at(runs, replay->home)->data, replay->set, where, sizeof where));
+}
+
+/* Finds what a forward keeps for its backward where another replica's does, too. */
+static dp_status dp__replay_keeps(dp__replay *replay)
+{
+    uint64_t alone, after_other, again;
+    replay->fill = 0;
+    DP_TRY(dp__replay_grads(replay, 1, &alone));
+    DP_TRY(dp__replay_grads(replay, 2, &after_other));
+    if (alone == after_other)
+        return DP_OK;
+    DP_TRY(dp__replay_grads(replay, 1, &again));
+    if (alone != again)
+        return DP_OK;
+    return dp__finding(replay->pass->ctx,
+                       "the backward of replica 0 of '%s' gives other gradients if the forward of "
+                       "replica 1 has run before it: both keep something in the same memory, such "
+                       "as a static variable; call->saved and replica_create are for that",
+                       replay->pass->runs->name);
+}
+
+/* Finds a forward that has given something else beside the others than it gives alone. Buffers are
+   others by now. */
+static dp_status dp__replay_beside(dp__replay *replay)
+{
+    const dp_pass *pass = replay->pass;
+    uint64_t beside, alone, again;
+    bool buffers = pass->runs->layouts[DP__BUFFERS].range_count > 0;
+    for (size_t r = 0; r < pass->count && !buffers; r++) {
+        const dp_value *out = &replay->shadow->records[r].call.out;
+        DP_TRY(dp__data_hash(pass->ctx, pass->records[r].call.out, &beside));
+        DP_TRY(dp__replay_run(replay, r, false));
+        DP_TRY(dp__data_hash(pass->ctx, *out, &alone));
+        if (alone == beside)
+            continue;
+        DP_TRY(dp__replay_run(replay, r, false));
+        DP_TRY(dp__data_hash(pass->ctx, *out, &again));
+        if (alone != again)
+            return DP_OK;
+        return dp__finding(pass->ctx,
+                           "the forward of replica %zu of '%s' has returned something else beside "
+                           "the other replicas than it returns alone: they write to the same "
+                           "memory, such as a static variable",
+                           r, pass->runs->name);
+    }
+    return DP_OK;
+}
+
+static dp_status dp__replay_all(dp__replay *replay)
+{
+    uint64_t before, after;
+    const dp_pass *pass = replay->pass;
+    DP_TRY(dp__batch_hash(pass, &before));
+    DP_TRY(dp__replay_adds(replay));
+    DP_TRY(dp__batch_hash(pass, &after));
+    if (before != after)
+        return dp__finding(pass->ctx,
+                           "the methods of '%s' write to the batch that they are given: the next "
+                           "pass gets other rows",
+                           pass->runs->name);
+    if (pass->count < 2)
+        return DP_OK;
+    DP_TRY(dp__replay_keeps(replay));
+    return dp__replay_beside(replay);
+}
+
+/* Returns true if a backward would have no gradient to add to. */
+static bool dp__learns_nothing(const dp_module *module)
+{
+    bool learns = false;
+    for (size_t home = 0; home < module->listed_count && !learns; home++)
+        learns = dp__is_of_sort(dp__param_at(module, home), DP__GRADS);
+    return !learns;
+}
+
+/* Runs the methods of a pass again, where that is possible, and compares. Methods of a module that
+   has no gradients here add to some elsewhere, and would do so twice. */
+static dp_status dp__pass_replay(const char *fn, const dp_pass *pass)
+{
+    char text[DP__TEXT_BYTES];
+    dp_ctx *ctx = pass->ctx;
+    dp_scope *temp = NULL;
+    dp__replay replay = {.fn = fn, .pass = pass};
+    bool rows = pass->rows == NULL || pass->rows[0] > 0;
+    if (pass->records[0].outer != NULL || pass->runs->mean_grads || ctx->world.mailbox != NULL ||
+        !rows || dp__find_method(pass->runs, "backward") == NULL || dp__learns_nothing(pass->runs))
+        return DP_OK;
+    memcpy(text, dp__of_thread.text, sizeof text);
+    DP_TRY(dp__temp_begin(ctx, &temp));
+    dp_status status = dp__replay_make(&replay, temp);
+    if (status == DP_OK)
+        status = dp__replay_all(&replay);
+    status = dp__temp_end(temp, NULL, status);
+    if (status == DP_OK || status == DP_ERR_CHECK || dp_status_class(status) == DP_CLASS_JOB)
+        return status;
+    dp__log(ctx, DP_LOG_INFO, "'%s' cannot be run again to be checked: %s", pass->runs->name,
+            dp__of_thread.text);
+    memcpy(dp__of_thread.text, text, sizeof text);
+    return DP_OK;
 }
 
 /* ==== >>criterion ================================================================================
@@ -1782,7 +2078,10 @@ static dp_status dp__step_mode(dp_scope *scope, const char *name, dp_value kwarg
     if (pairs == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %u arguments", (unsigned)kwargs.count);
     if (kwargs.kind == DP_DICT && dp__find(kwargs, "mode") != NULL)
-        return dp_error(DP_ERR_INVALID, "the data has a key 'mode', which is the step's own");
+        return dp_error(DP_ERR_INVALID,
+                        "the data has a key 'mode', which the step itself adds for the forward, as "
+                        "'%s': give yours another name",
+                        name);
     if (kwargs.count > 0)
         memcpy(pairs, kwargs.as.pairs, kwargs.count * sizeof *pairs);
     pairs[kwargs.count] = (dp_pair){"mode", mode};
@@ -2045,15 +2344,6 @@ static dp_status dp__step_log(const dp_pass *pass, dp_value *out)
 /* ==== >>stepping =================================================================================
    The two steps, and the optimizer's part in one.                                               */
 
-/* Returns true if a backward would have no gradient to add to. */
-static bool dp__learns_nothing(const dp_module *module)
-{
-    bool learns = false;
-    for (size_t home = 0; home < module->listed_count && !learns; home++)
-        learns = dp__is_of_sort(dp__param_at(module, home), DP__GRADS);
-    return !learns;
-}
-
 /* Takes the place of a "backward" that a module need not have. */
 static dp_status dp__no_backward(dp_call *call)
 {
@@ -2063,6 +2353,7 @@ static dp_status dp__no_backward(dp_call *call)
 
 static dp_status dp__step_backward(dp_pass *pass, double factor)
 {
+    pass->scaled = factor > 1;
     static const dp_method none = {"backward", dp__no_backward};
     if (pass->backward == NULL && dp__learns_nothing(pass->runs))
         pass->backward = &none;
@@ -2200,6 +2491,8 @@ DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data
     dp_trace_begin(__func__);
     dp_status status = dp__step(&invocation, data, optim, &log);
     dp_trace_end();
+    if (status == DP_OK)
+        dp__step_count(module->ctx);
     return dp__leave_with(__func__, module->ctx, status, log, out_log);
 }
 

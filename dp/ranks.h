@@ -182,7 +182,7 @@ static void dp__coll_trace(const dp__coll *coll, const dp_coll_call *call, char 
         return;
     name[0] = '\0';
     if (phase == 'B') {
-        const dp__signature is = dp__sign(coll->lane->journal, call);
+        const dp__signature is = dp__sign(call, dp__no_purpose);
         (void)dp__signature_text(&is, name, sizeof name);
         dp_trace_begin(name);
     } else {
@@ -208,20 +208,18 @@ static dp_status dp__table_run(const dp__coll *coll, dp_verb verb, size_t count,
 {
     const dp__lane *lane = coll->lane;
     dp_coll_call call = coll->call;
+    DP_TRY(dp__check_replays(coll->fn));
     call.verb = verb;
     call.local = lane->parts;
     call.count = count;
     call.scale = scale;
-    if (lane->journal != NULL && dp__job_is_lost(lane->journal->job))
-        return dp__job_heard(lane->journal->job);
-    if (lane->journal != NULL)
-        dp__journal_begin(lane->journal, coll->fn, &call);
+    DP_TRY(dp__journal_begin(lane, coll->fn, &call));
     dp__coll_trace(coll, &call, 'B');
     dp_status status = lane->comm->ops->run(lane->comm, &call);
     if (dp_status_class(status) == DP_CLASS_PASS) /* and not, as it should be, JOB */
         status = dp__shared_failure(lane->ctx, status);
     dp__coll_trace(coll, &call, 'E');
-    return lane->journal != NULL ? dp__journal_end(lane->journal, status) : status;
+    return dp__journal_end(lane, status);
 }
 
 static bool dp__table_has(const dp_coll_ops *ops, dp_verb verb)
@@ -282,9 +280,19 @@ static dp_status dp__collective_run(const dp__coll *coll)
     return dp__parts_drain(coll, parts, coll->call.count > 0 ? dp__issue(coll) : DP_OK);
 }
 
+/* Counts, over all contexts of the process, what has taken the user's memory to other ranks: it may
+   have been gradients. A group's collectives may be for modules of another context. */
+static atomic_ullong dp__exchanges;
+
+static void dp__exchanged(void)
+{
+    atomic_fetch_add_explicit(&dp__exchanges, 1, memory_order_relaxed);
+}
+
 /* Its lane is the caller's, if there is a context. */
 static dp_status dp__collective(dp_ctx *ctx, dp__coll *coll)
 {
+    dp__exchanged();
     DP_TRY(dp__check_ctx(coll->fn, ctx));
     DP_TRY(dp__enter(coll->fn, ctx));
     coll->lane = &ctx->lanes[DP__CALLER];
@@ -393,6 +401,7 @@ DP_API dp_status dp_all_reduce_weighted(dp_ctx *ctx, const dp_part *local, const
     DP_TRY(dp__check_float(__func__, dtype));
     DP_TRY(dp__check_local_weights(__func__, ctx, weights));
     DP_TRY(dp__enter(__func__, ctx));
+    dp__exchanged();
     const dp__coll coll = {
         __func__, &ctx->lanes[DP__CALLER], {DP_ALL_REDUCE, local, count, dtype, DP_OP_SUM, 1, 0}};
     dp_status status = dp__check_coll(&coll);
@@ -461,8 +470,7 @@ DP_API dp_status dp_scatter_from(dp_ctx *ctx, const dp_part *local, size_t count
 static dp_status dp__poll(const dp__lane *lane)
 {
     dp_comm *comm = lane->comm;
-    if (lane->journal != NULL)
-        DP_TRY(dp__job_heard(lane->journal->job));
+    DP_TRY(dp__journal_heard(lane));
     return comm != NULL && DP_HAS(dp_coll_ops, comm->ops, poll) ? comm->ops->poll(comm) : DP_OK;
 }
 
@@ -1226,7 +1234,7 @@ static void dp__staging_give_back(dp__staging *staging)
         if (idle) {
             dp__blocks_wipe(ctx, piece);
             dp__lock_enter(&ctx->lock);
-            dp__blocks_give(piece);
+            dp__blocks_give(ctx, piece);
             dp__lock_leave(&ctx->lock);
         }
         if (copied != NULL)

@@ -1,8 +1,8 @@
 /* dp/recover.h - v0.2.0 - a job goes on without those that have died - MIT licence
 
-   Part of dp.h, which includes it. What a context has of its own stays: devices, memory, modules.
-   What it has of the job is given up and made anew with the processes that are left, by the
-   functions that have made it when the context was opened.
+   Part of dp.h, which includes it. A context leaves the job that has failed, votes (dp/voting.h),
+   and meets the others of the new roster, by the functions with which it was opened. Devices,
+   memory and modules stay.
 
    CONTENTS (search for the tag)
      >>leaving     the job as it was
@@ -26,9 +26,11 @@ static dp__world dp__world_rest(const dp__world *world)
 }
 
 /* Ends the world that there is, also one that an attempt has made which failed, and begins an empty
-   one. Of `before`, which the first attempt found, the rest stays. */
+   one with the voter of `before`. The job and the heaps of `before` stay. */
 static void dp__world_leave(dp_ctx *ctx, const dp__world *before)
 {
+    dp__watchdog_end(ctx);
+    dp__metrics_end(ctx->world.job);
     dp__mailbox_forget(ctx);
     dp__port_end(ctx);
     for (int i = DP__LANES - 1; i >= 0; i--) {
@@ -67,8 +69,11 @@ static void dp__world_retire(const dp__world *before)
     if (old == NULL)
         return;
     if (heap->used > 0) {
-        size_t first = (size_t)(dp__heap_part(heap, heap->process) - (char *)old->shared.data);
-        dp__os_shared_trim(&old->shared, first, dp__align_up(heap->used, DP__SHARED_PAGE));
+        const char *part = dp__heap_part(heap, heap->process);
+        size_t first = (size_t)(part - (char *)old->shared.data);
+        size_t bytes = dp__align_up(heap->used, DP__SHARED_PAGE);
+        dp__unpoison(part, bytes); /* it is copied, with what nobody may use */
+        dp__os_shared_trim(&old->shared, first, bytes);
         dp__os_shared_close(&old->near);
         old->before = before->voter->before;
         before->voter->before = old;
@@ -78,14 +83,14 @@ static void dp__world_retire(const dp__world *before)
 }
 
 /* ==== >>returning ==============================================================================
-   Those that are left meet as they did at first. Their leader is process 0.                     */
+   Those that are left meet as they did at first. Who has the lowest seat is process 0.          */
 
 static dp_status dp__world_open(dp_ctx *ctx, const dp__launch *launch)
 {
     dp__meeting meeting;
     dp_status status = dp__meeting_make(&ctx->config, launch, &meeting);
     dp__meeting *others = meeting.all != NULL ? &meeting : NULL;
-    dp__place_set(ctx, &meeting);
+    dp__place_set(ctx, &meeting.opening);
     ctx->info.process_count = launch->process_count;
     ctx->info.rank_first = 0;
     ctx->info.rank_count = meeting.own.local_count = ctx->info.local_count;
@@ -94,7 +99,7 @@ static dp_status dp__world_open(dp_ctx *ctx, const dp__launch *launch)
         status = others != NULL ? dp__agree(others, status) : status;
     }
     if (status == DP_OK)
-        status = dp__job_open(ctx, others);
+        status = others != NULL ? dp__job_open(ctx, others) : dp__ranks_open(ctx);
     dp__os_free(meeting.all, 0, NULL);
     return status;
 }
@@ -166,14 +171,15 @@ static void dp__scopes_find(dp_ctx *ctx)
 static void dp__failure_clear(dp_ctx *ctx)
 {
     dp__lock_enter(&ctx->lock);
+    atomic_store(&ctx->told, false);
     atomic_store_explicit(&ctx->failed, DP_OK, memory_order_release);
     dp__lock_leave(&ctx->lock);
     dp__scopes_find(ctx);
 }
 
-/* All are here. Who has died since does not come, which nobody else can notice before they have
-   met: so the time for that is short, and longer each time that it is tried again. A meeting that
-   begins late gets what is left, but enough to be of use: see >>recovery in dp.h. */
+/* Returns how long to wait for the others. One that has died since the vote does not come, and only
+   this time-out shows it: it is short at first, and longer with each try. A meeting that begins
+   late gets what is left, but enough to be of use: see >>recovery in dp.h. */
 static int dp__meet_again_ms(dp__recovery *own)
 {
     int ms = DP__MEET_LEAST_MS << (own->tries < 3 ? own->tries : 3);
@@ -220,6 +226,7 @@ static dp_status dp__recover_once(dp__recovery *own)
     dp__failure_clear(ctx);
     DP_TRY(dp__world_return(ctx, dp__meet_again_ms(own)));
     ctx->info.recoveries = dp__voter_met(ctx->world.voter);
+    dp__figure_set(ctx, DP__RECOVERIES, (uint64_t)ctx->info.recoveries);
     dp__world_retire(&own->before);
     dp__recovery_of(own);
     return dp__leave(own->fn, ctx, dp__wrappers_return(own->fn, ctx));
@@ -257,7 +264,7 @@ static dp_status dp__check_recovers(const char *fn, const dp_ctx *ctx)
     if (ctx->world.voter == NULL)
         return dp_error(DP_ERR_STATE, "%s: config.recovers was not set, or there was one process",
                         fn);
-    if (ctx->world.voter->listener < 0)
+    if (ctx->world.voter->listener.fd < 0)
         return dp_error(DP_ERR_STATE, "%s: a device of this process is lost", fn);
     if (ctx->world.sharings > 0)
         return dp_error(DP_ERR_UNSUPPORTED,
@@ -296,8 +303,8 @@ DP_API dp_status dp_recover(dp_ctx *ctx)
     return dp__job_again(__func__, ctx);
 }
 
-/* Else nobody would know why no process comes. Nothing is said the first time: who was process 0
-   before may be about to leave the join port. */
+/* Logs why the join port is shut, the second time that dp_admit finds it so: the first time, the
+   process that was process 0 before may be about to leave it. */
 static void dp__join_port_warn(dp_ctx *ctx)
 {
     dp__join_port *port = &ctx->world.voter->port;
@@ -309,25 +316,14 @@ static void dp__join_port_warn(dp_ctx *ctx)
                 dp__join_port_text(port, why, sizeof why));
 }
 
-/* Refuses while something is under way, which a newcomer would make void in a job that has not
-   failed. */
-static dp_status dp__check_between_steps(const char *fn, const dp_ctx *ctx)
-{
-    DP_TRY(dp__check_uncalled(fn, ctx));
-    DP_TRY(dp__check_alone(fn, ctx));
-    if (ctx->lanes[DP__COURIER].riding != NULL)
-        return dp_error(DP_ERR_STATE, "%s: a pass is open", fn);
-    if (dp__mailbox_has_messages(ctx->world.mailbox))
-        return dp_error(DP_ERR_STATE, "%s: messages have begun, and were not ended", fn);
-    return DP_OK;
-}
-
 DP_API dp_status dp_admit(dp_ctx *ctx, bool *out_came)
 {
     bool waits;
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_pointer(__func__, "out_came", out_came));
     DP_TRY(dp__check_between_steps(__func__, ctx));
+    if (dp__mailbox_has_messages(ctx->world.mailbox))
+        return dp_error(DP_ERR_STATE, "%s: messages have begun, and were not ended", __func__);
     if (ctx->world.voter == NULL &&
         ctx->config.recovers) { /* alone: nobody has a place to come back to */
         *out_came = false;

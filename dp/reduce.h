@@ -76,6 +76,7 @@ typedef struct dp__trip { /* the bucket that travels */
 typedef struct dp__clock {              /* of a pass: when, and for how long, in ns */
     uint64_t begun, reported, finished; /* finished: dp_reducer_finish was called */
     uint64_t travel, hidden;
+    uint64_t waited; /* of the caller's lane: until the pass began, then in it until it finished */
     size_t bytes;
 } dp__clock;
 
@@ -1220,18 +1221,20 @@ static void dp__pass_timed(dp_reducer *reducer, uint64_t now)
     const dp__clock *clock = &reducer->clock;
     dp_reduce_times *total = &reducer->total;
     bool reported = clock->reported > clock->begun;
-    reducer->last =
-        (dp_reduce_times){.compute_s = reported ? dp__seconds(clock->reported - clock->begun) : 0,
-                          .travel_s = dp__seconds(clock->travel),
-                          .hidden_s = dp__seconds(clock->hidden),
-                          .finish_s = dp__seconds(now - clock->finished),
-                          .bytes = clock->bytes};
+    uint64_t compute = reported ? clock->reported - clock->begun : 0;
+    reducer->last = (dp_reduce_times){.compute_s = dp__seconds(compute),
+                                      .travel_s = dp__seconds(clock->travel),
+                                      .hidden_s = dp__seconds(clock->hidden),
+                                      .finish_s = dp__seconds(now - clock->finished),
+                                      .bytes = clock->bytes};
     total->compute_s += reducer->last.compute_s;
     total->travel_s += reducer->last.travel_s;
     total->hidden_s += reducer->last.hidden_s;
     total->finish_s += reducer->last.finish_s;
     total->bytes += reducer->last.bytes;
     reducer->pass_count++;
+    dp__late_add(&reducer->ctx->spent_ns[DP__LATE_BACKWARD],
+                 compute > clock->waited ? compute - clock->waited : 0);
 }
 
 /* `total` of so many passes. */
@@ -1317,7 +1320,8 @@ static dp_status dp__transfer_run(const dp__transfer *transfer)
     return dp__poll(reducer->lane);
 }
 
-/* The rest of a trip after dp_reducer_finish was called is not hidden. */
+/* The rest of a trip after dp_reducer_finish was called is not hidden. A trip starts when all have
+   come for it: in finish they have, as ranks have just told each other about the pass. */
 static void dp__transfer_done(const dp__transfer *transfer, uint64_t start)
 {
     dp_reducer *reducer = transfer->reducer;
@@ -1335,14 +1339,14 @@ static void dp__transfer_done(const dp__transfer *transfer, uint64_t start)
 
 static dp_status dp__transfer_carry(const dp__lane *lane, const dp__transfer *transfer)
 {
-    uint64_t start = dp__os_now_ns();
+    uint64_t start = dp__os_now_ns(), waited = dp__journal_waited_ns(lane);
     dp__of_thread.fresh = false;
     dp__of_thread.culprit = 0;
     dp_status status = dp__shared_failure(lane->ctx, dp__transfer_run(transfer));
     if (status != DP_OK)
         dp__job_end(lane->ctx, status, dp__of_thread.text);
     else
-        dp__transfer_done(transfer, start);
+        dp__transfer_done(transfer, start + dp__journal_waited_ns(lane) - waited);
     return status;
 }
 
@@ -1412,7 +1416,7 @@ static void dp__lane_give_up(dp__lane *lane)
         return;
     dp__of_thread.culprit = 0;
     if (dp__job_failed(lane->ctx, DP_ERR_ABORTED, "dp_close: in an open pass"))
-        dp__job_tell(lane->ctx);
+        lane->ctx->failing->tell(lane->ctx);
     dp__comm_abort(lane->comm);
 }
 
@@ -1670,6 +1674,9 @@ static dp_status dp__reducer_create(const char *fn, dp_ctx *ctx, const dp_reduce
     return DP_OK;
 }
 
+/* True once the user has made a reducer, in whichever context: it may travel seldom. */
+static atomic_bool dp__reduces_itself;
+
 DP_API dp_status dp_reducer_create(dp_ctx *ctx, const dp_reducer_config *config, dp_reducer **out)
 {
     dp_scope *scope = NULL;
@@ -1681,6 +1688,8 @@ DP_API dp_status dp_reducer_create(dp_ctx *ctx, const dp_reducer_config *config,
     status = dp__reducer_create(__func__, ctx, config, NULL, scope, out);
     if (status != DP_OK)
         status = dp__temp_end(scope, NULL, status);
+    else
+        atomic_store_explicit(&dp__reduces_itself, true, memory_order_relaxed);
     return dp__exit(__func__, ctx, status);
 }
 
@@ -1923,7 +1932,8 @@ static dp_status dp__pass_open(dp_reducer *reducer, bool sync)
     reducer->excuse.status = DP_OK;
     reducer->idle = false;
     reducer->carried = 0;
-    reducer->clock = (dp__clock){.begun = dp__os_now_ns()};
+    reducer->clock = (dp__clock){.begun = dp__os_now_ns(),
+                                 .waited = dp__journal_waited_ns(&ctx->lanes[DP__CALLER])};
     reducer->open = true;
     reducer->sync = sync;
     reducer->released = false;
@@ -2329,6 +2339,7 @@ static dp_status dp__pass_finish(const char *fn, dp_reducer *reducer)
     reducer->open = false;
     reducer->early = status == DP_OK && sync ? reducer->done : reducer->early;
     reducer->clock.finished = start;
+    reducer->clock.waited = dp__journal_waited_ns(&ctx->lanes[DP__CALLER]) - reducer->clock.waited;
     dp__lock_leave(&ctx->lock);
     if (status != DP_OK || !sync)
         return status;

@@ -1,14 +1,17 @@
 /* dp/rendezvous.h - v0.2.0 - how the processes of a job find each other - MIT licence
 
-   Part of dp.h, which includes it. Process 0 listens, the others come to it, each proves that it is
-   of the job, and all end up in a tree (dp/tree.h). Who does not come is named.
+   Part of dp.h, which includes it. Every process connects to process 0, at a name inside the
+   machine or at a port, and both prove that they have the key of the launch. When all are there,
+   process 0 sends each its parent's address, and a number from which they make a new key. Then each
+   connects to its parent with that key, and all are in a tree (dp/tree.h). A process that does not
+   come is named.
 
    CONTENTS (search for the tag)
      >>server     who may join, and who may not
      >>awaiting   until all are here, or it is known who is not
      >>address    where processes listen, and that there is one process 0
      >>connecting how a process finds another one
-     >>meeting    from the environment to a tree
+     >>meeting    from a launch to a tree
 */
 
 #ifndef DP__ROOMS
@@ -16,17 +19,8 @@
 #else
 
 /* ==== >>server =================================================================================
-   Accepts the processes of the job. A pending connection says which process it is and proves that
-   it has the key. Then it belongs to a peer and stays open. Pending connections may be many, and
-   may come from anywhere: one that sends anything but a request is closed, one that is silent is
-   replaced by a later one, and none is waited for.
-
-   A flood of strangers keeps no process of the job out. The system's queue of callers may be full,
-   and then any caller gets the next place: one of the job tries every millisecond, and stays in the
-   queue once it is there, since inside a machine it waits for an answer until its time is over. It
-   comes to the head of the queue because every look takes DP__ACCEPT_MAX out. By then it has sent
-   its request, unless the queue was empty; then it has the four looks it takes to replace all that
-   are pending. After its request only those that have asked too are replaced before it.
+   Lets in the processes of the job. A connection that has proved that it is of the job (see
+   dp/listener.h) belongs to a peer, and stays open.
 
    Process 0 keeps a connection to every peer until all have connected to their neighbours. It
    notices any process that ends or fails before that, and tells all others, also those that connect
@@ -39,26 +33,13 @@
    Process 0 waits a little longer for this when all numbers have come.                           */
 
 enum {
-    DP__PENDING_MAX = 256,
-    DP__ACCEPT_MAX = 64, /* between two looks at the time */
-    DP__PEERS_FEW = 64,  /* are looked at each time */
-    DP__PEER_NS = 400,   /* else for each of them so long passes; a look at one takes 50 to 100 */
-    DP__PENDING_MS = 5000,
-    DP__QUIET_MS = 500,
+    DP__PEERS_FEW = 64,    /* are looked at each time */
+    DP__PEER_NS = 400,     /* else for each of them so long passes; a look at one takes 50 to 100 */
     DP__CALL_LOOK_MS = 10, /* so often it looks whether the job has failed */
     DP__SAID_BYTES = 320
 };
 
-typedef struct dp__pending {
-    int fd;
-    bool asked; /* its request has come, its proof has not */
-    size_t got; /* bytes received of the current message */
-    unsigned char said[sizeof(dp__join_request)];
-    dp__join_request request;
-    uint64_t nonce, came_ns;
-} dp__pending;
-
-typedef struct dp__peer { /* a process behind this one */
+typedef struct dp__peer { /* a process behind this one, by one of its connections */
     bool taken, ready;
     int fd; /* -1: the tree has it, or nobody came */
     uint64_t listens;
@@ -71,18 +52,17 @@ typedef struct dp__server {
     int first; /* of those that may connect */
     bool all;  /* all behind it connect, as to process 0; else only children in the tree do */
     bool any;  /* all others may connect, at any time; nobody is waited for */
-    dp__connection_kind kind; /* of the connections that are let in */
+    dp__connection_kind kind; /* of the connections that are let in, */
+    int each;                 /* and how many of each process; 0: one */
     bool welcomed;            /* all have joined, and connect to their neighbours */
     bool twice;               /* two processes have the same number */
     dp_status failed;         /* no process may join any more: dp_last_error says why */
     dp__tree *tree;           /* gets the connections in the end */
-    dp__key key;
-    int listener;
-    dp__os_address at;
-    dp__peer *peers; /* of the processes behind this one, in order */
+    dp__listener *listener;
+    dp__peer *peers; /* of the processes behind this one, in order, `each` of each */
     int peer_count, taken, ready, expected;
-    dp__pending *pending;
-    int pending_count, pending_capacity;
+    int pending_most; /* for which there is room in a look */
+    int rejected;     /* by the listener, before this server began */
     dp__os_watch *watch;
     uint64_t opened_ns, until_ns;
     uint64_t shorter_ns;       /* by how much the others' time has made this one shorter; */
@@ -92,29 +72,71 @@ typedef struct dp__server {
     uint64_t quiet_ns;         /* until then a number may come twice */
     uint64_t peers_ns;         /* not before then are the peers looked at again */
     bool raised;               /* the limit of open files */
-    bool full;                 /* nobody is accepted before those that are pending are gone */
-    int rejected;              /* connections without the right proof */
     dp__os_watch *more;        /* what else ends a look, of somebody who looks every so often; or */
     int more_count, more_most; /* NULL */
     char said[DP__SAID_BYTES]; /* why the last process was refused */
 } dp__server;
 
-static dp_status dp__server_open(dp__server *server)
+/* NULL: that process is none of those that may connect, or it has not that many connections. */
+static dp__peer *dp__server_peer(const dp__server *server, int process, int connection)
 {
+    bool behind = process >= server->first &&
+                  process - server->first < server->peer_count / server->each;
+    return behind && connection < server->each
+               ? &server->peers[(process - server->first) * server->each + connection]
+               : NULL;
+}
+
+/* dp__service.declines: true if that process has been told that no process may join any more. It
+   then comes for another try, before which this process has to be ready; where a number came twice,
+   it may be another process. */
+static bool dp__server_has_told(const void *user, const dp__join_request *request)
+{
+    const dp__server *server = user;
+    const dp__peer *peer = dp__server_peer(server, request->process, request->connection);
+    bool late = peer != NULL && !peer->taken;
+    return server->failed != DP_OK && !server->twice && !late;
+}
+
+/* Returns how many places a look of the server has for others than those that are pending. */
+static size_t dp__server_watched(const dp__server *server)
+{
+    return 2 + (size_t)server->peer_count + DP__LINKS_MAX + (size_t)server->more_most;
+}
+
+/* Lets in, at a listener, those that have the key. */
+static dp_status dp__server_serve(dp__server *server, dp__key key)
+{
+    const dp__service service = {.at_once = server->any,
+                                 .patient = !server->any,
+                                 .expected = server->expected,
+                                 .key = key,
+                                 .process = server->process,
+                                 .declines = dp__server_has_told,
+                                 .user = server};
+    return dp__listener_serve(server->listener, server->kind, service);
+}
+
+static dp_status dp__server_open(dp__server *server, dp__listener *listener, dp__key key)
+{
+    server->listener = listener;
     server->first = server->any ? 0 : server->process + 1;
-    server->peer_count = server->all ? server->process_count - server->first
-                                     : dp__behind(server->process, server->process_count) - 1;
+    server->each = server->each > 0 ? server->each : 1;
+    int behind = server->all ? server->process_count - server->first
+                             : dp__behind(server->process, server->process_count) - 1;
+    server->peer_count = behind * server->each;
     server->expected = server->all ? server->peer_count
                                    : dp__child_count(server->process, server->process_count);
-    server->pending_capacity = DP__PENDING_MAX + server->expected;
-    size_t peers = (size_t)server->peer_count, pending = (size_t)server->pending_capacity;
-    size_t watched = 2 + peers + pending + DP__LINKS_MAX + (size_t)server->more_most;
+    DP_TRY(dp__server_serve(server, key));
+    server->pending_most = listener->pending_capacity;
+    server->rejected = listener->rejected;
+    size_t peers = (size_t)server->peer_count;
+    size_t watched = dp__server_watched(server) + (size_t)server->pending_most;
     server->peers = dp__os_alloc((peers + 1) * sizeof *server->peers, 64, NULL);
-    server->pending = dp__os_alloc(pending * sizeof *server->pending, 64, NULL);
     server->watch = dp__os_alloc(watched * sizeof *server->watch, 64, NULL);
     for (size_t i = 0; i < peers && server->peers != NULL; i++)
         server->peers[i] = (dp__peer){.fd = -1};
-    if (server->peers == NULL || server->pending == NULL || server->watch == NULL)
+    if (server->peers == NULL || server->watch == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", server->process_count);
     server->raised = server->all && !server->any;
     if (server->raised)
@@ -122,25 +144,22 @@ static dp_status dp__server_open(dp__server *server)
     return DP_OK;
 }
 
-/* Connections that the tree has taken over are no longer here. */
+/* Closes the connections that nobody has taken over. */
 static void dp__server_hang_up(dp__server *server)
 {
-    dp__os_drop(&server->listener);
     for (int i = 0; server->peers != NULL && i < server->peer_count; i++)
         dp__os_drop(&server->peers[i].fd);
-    while (server->pending_count > 0)
-        dp__os_close(server->pending[--server->pending_count].fd);
 }
 
+/* Ends what it has let in, but not the listener, where others may come for something else. */
 static void dp__server_close(dp__server *server)
 {
-    if (server->listener >= 0)
-        dp__os_forget(&server->at);
     dp__server_hang_up(server);
+    if (server->listener != NULL)
+        dp__listener_end(server->listener, server->kind);
     if (server->raised)
         dp__os_files_lower();
     dp__os_free(server->peers, 0, NULL);
-    dp__os_free(server->pending, 0, NULL);
     dp__os_free(server->watch, 0, NULL);
 }
 
@@ -154,11 +173,10 @@ static bool dp__server_twice(dp__server *server, int process)
     return false;
 }
 
-/* NULL: that number is none of those that may connect. */
-static dp__peer *dp__server_peer(const dp__server *server, int process)
+/* Returns the process whose connection has that place among the peers. */
+static int dp__server_process(const dp__server *server, int place)
 {
-    bool behind = process >= server->first && process - server->first < server->peer_count;
-    return behind ? &server->peers[process - server->first] : NULL;
+    return server->first + place / server->each;
 }
 
 /* Returns true if a process that has the key may join. If not, server->said gets the reason, which
@@ -166,7 +184,7 @@ static dp__peer *dp__server_peer(const dp__server *server, int process)
 static bool dp__server_admits(dp__server *server, const dp__join_request *request)
 {
     int who = request->process;
-    const dp__peer *peer = dp__server_peer(server, who);
+    const dp__peer *peer = dp__server_peer(server, who, request->connection);
     char *said = server->said;
     if (request->version != DP_VERSION)
         snprintf(said, DP__SAID_BYTES, "process %d has dp.h %d, process %d has %d", who,
@@ -176,6 +194,9 @@ static bool dp__server_admits(dp__server *server, const dp__join_request *reques
                  (int)request->process_count, server->process, server->process_count);
     else if (who == server->process || (peer != NULL && peer->taken))
         return dp__server_twice(server, who);
+    else if (request->connection >= server->each)
+        snprintf(said, DP__SAID_BYTES, "process %d makes a connection %d, process %d counts %d",
+                 who, request->connection, server->process, server->each);
     else if (peer == NULL || (!server->all && dp__parent(who) != server->process))
         snprintf(said, DP__SAID_BYTES, "process %d does not belong behind process %d", who,
                  server->process);
@@ -184,38 +205,12 @@ static bool dp__server_admits(dp__server *server, const dp__join_request *reques
     return false;
 }
 
-typedef enum dp__heard { DP__MORE, DP__REQUESTED, DP__PROVED, DP__NOISE } dp__heard;
-
-/* How many bytes a pending connection has to send next. */
-static size_t dp__pending_bytes(const dp__pending *pending)
-{
-    return pending->asked ? sizeof(uint64_t) : sizeof(dp__join_request);
-}
-
-/* Checks pending->got bytes, which are untrusted. */
-static dp__heard dp__pending_hear(dp__key key, dp__connection_kind kind, dp__pending *pending)
-{
-    uint64_t proof;
-    if (pending->got < dp__pending_bytes(pending))
-        return DP__MORE;
-    pending->got = 0;
-    if (pending->asked) {
-        memcpy(&proof, pending->said, sizeof proof);
-        return proof == dp__proof(key, &pending->request, pending->nonce, true) ? DP__PROVED
-                                                                                : DP__NOISE;
-    }
-    memcpy(&pending->request, pending->said, sizeof pending->request);
-    pending->asked = true;
-    bool sound = pending->request.magic == DP__JOIN_MAGIC &&
-                 pending->request.kind == (uint32_t)kind;
-    return sound ? DP__REQUESTED : DP__NOISE;
-}
-
 /* The connection belongs to the peer from now on, or to the tree. The first process to arrive has
    waited longest: all have the time that it has left. */
 static void dp__server_add(dp__server *server, const dp__pending *pending)
 {
-    dp__peer *peer = &server->peers[pending->request.process - server->first];
+    const dp__join_request *request = &pending->request;
+    dp__peer *peer = dp__server_peer(server, request->process, request->connection);
     uint64_t until = dp__os_after_ms(pending->request.patience_ms);
     peer->taken = true;
     if (server->all)
@@ -237,119 +232,42 @@ static void dp__server_add(dp__server *server, const dp__pending *pending)
     server->taken++;
 }
 
-/* Returns true if that process has been told that no process may join any more. It then comes for
-   another try, before which this process has to be ready; where a number came twice, it may be
-   another process. */
-static bool dp__server_has_told(const dp__server *server, int process)
-{
-    const dp__peer *peer = dp__server_peer(server, process);
-    bool late = peer != NULL && !peer->taken;
-    return server->failed != DP_OK && !server->twice && !late;
-}
-
 /* A process that comes too late is told why. */
 static void dp__server_reject(dp__server *server, const dp__pending *pending)
 {
     if (!server->twice) {
-        server->peers[pending->request.process - server->first].taken = true;
+        dp__server_peer(server, pending->request.process, pending->request.connection)->taken =
+            true;
         server->taken++;
     }
     dp__tree_header_failure(pending->fd, server->failed, server->process, dp_last_error());
 }
 
-/* false: the connection is closed, or belongs to a peer. */
-static bool dp__server_answer(dp__server *server, dp__pending *pending, dp__heard heard)
+/* Gives a connection that has proved that it is of the job to a peer; or it is told why not. */
+static void dp__server_meet(dp__server *server, const dp__pending *pending)
 {
-    if (dp__server_has_told(server, pending->request.process)) {
-        dp__os_close(pending->fd);
-        return false;
-    }
-    bool here = !server->any || pending->request.listens == (uint64_t)server->process;
-    if (heard == DP__REQUESTED && here) {
-        pending->nonce = server->any ? DP__LISTENER_NONCE : dp__os_random();
-        dp__challenge challenge = {
-            DP__CHALLENGE_MAGIC, DP_VERSION, pending->nonce,
-            dp__proof(server->key, &pending->request, pending->nonce, false)};
-        if (dp__os_send(pending->fd, &challenge, sizeof challenge) == (ptrdiff_t)sizeof challenge)
-            return true;
-    } else if (heard == DP__PROVED && server->failed != DP_OK) {
+    if (server->failed != DP_OK) {
         dp__server_reject(server, pending);
-    } else if (heard == DP__PROVED) {
-        if (dp__server_admits(server, &pending->request)) {
-            dp__server_add(server, pending);
-            return false;
-        }
-        if (!server->any) /* who calls there does not listen for headers */
-            dp__tree_header_failure(pending->fd, DP_ERR_MISMATCH, server->process, server->said);
+    } else if (dp__server_admits(server, &pending->request)) {
+        dp__server_add(server, pending);
+        return;
+    } else if (!server->any) { /* who calls there does not listen for headers */
+        dp__tree_header_failure(pending->fd, DP_ERR_MISMATCH, server->process, server->said);
     }
-    server->rejected += heard == DP__NOISE && pending->asked;
     dp__os_close(pending->fd);
-    return false;
 }
 
-/* Read from a pending connection; false: it is no longer pending. */
-static bool dp__server_read(dp__server *server, dp__pending *pending)
+static void dp__server_meet_all(dp__server *server)
 {
-    ptrdiff_t got = dp__os_receive(pending->fd, pending->said + pending->got,
-                                   dp__pending_bytes(pending) - pending->got);
-    if (got < 0) {
-        server->rejected += pending->asked; /* its key is another one: it closed */
-        dp__os_close(pending->fd);
-        return false;
-    }
-    pending->got += (size_t)got;
-    dp__heard heard = dp__pending_hear(server->key, server->kind, pending);
-    return heard == DP__MORE || dp__server_answer(server, pending, heard);
+    dp__pending pending;
+    while (dp__listener_take(server->listener, server->kind, &pending))
+        dp__server_meet(server, &pending);
 }
 
-/* Closes a connection on which nothing has come for long. One that has asked may be of this job,
-   and held up: it takes itself for let in once it has sent its proof. */
-static bool dp__server_keeps(const dp__server *server, const dp__pending *pending)
+/* Fails as this process may open no more files, and nobody is pending whose files could be had. */
+static dp_status dp__server_full(const dp__server *server)
 {
-    uint64_t most_ms = server->full ? DP__QUIET_MS : DP__PENDING_MS;
-    bool stays = pending->asked && !server->any && !server->full;
-    if (stays || dp__os_now_ns() - pending->came_ns < most_ms * 1000000)
-        return true;
-    dp__os_close(pending->fd);
-    return false;
-}
-
-/* Returns true if `a` is replaced sooner than `b`: a connection with a request may be of this job.
-   */
-static bool dp__server_drops_first(const dp__pending *a, const dp__pending *b)
-{
-    return a->asked != b->asked ? b->asked : a->came_ns < b->came_ns;
-}
-
-/* The connection that is replaced first; -1: none is pending. */
-static int dp__server_first_to_drop(const dp__server *server)
-{
-    int place = server->pending_count - 1;
-    for (int i = place - 1; i >= 0; i--)
-        if (dp__server_drops_first(&server->pending[i], &server->pending[place]))
-            place = i;
-    return place;
-}
-
-/* If there is no place left, the connection that has been silent for longest is replaced. */
-static void dp__server_hold(dp__server *server, int fd)
-{
-    int place = server->pending_count;
-    if (place == server->pending_capacity) {
-        place = dp__server_first_to_drop(server);
-        dp__os_close(server->pending[place].fd);
-    } else {
-        server->pending_count++;
-    }
-    server->pending[place] = (dp__pending){.fd = fd, .came_ns = dp__os_now_ns()};
-}
-
-/* This process may open no more files. Those that are pending come in first, or go: then it is
-   known who needs a file. */
-static dp_status dp__server_full(dp__server *server)
-{
-    server->full = server->pending_count > 0 || server->any; /* then they come later */
-    if (server->full)
+    if (server->listener->pending_count > 0 || server->any) /* they come later */
         return DP_OK;
     return dp_error(DP_ERR_NO_MEMORY,
                     "process %d has %d of %d connections and may open no more files than %llu: "
@@ -358,42 +276,37 @@ static dp_status dp__server_full(dp__server *server)
                     (unsigned long long)dp__os_files_limit(), server->expected + DP__PENDING_MAX);
 }
 
-/* Accept new connections: only so many at once, since those accepted are served first. */
-static dp_status dp__server_accept(dp__server *server, int listener)
-{
-    bool full = false;
-    int fd = 0;
-    for (int i = 0; i < DP__ACCEPT_MAX && fd >= 0; i++) {
-        fd = dp__os_accept(listener, &full);
-        if (fd >= 0 && (!dp__os_is_local(&server->at) || dp__os_same_user(fd)))
-            dp__server_hold(server, fd);
-        else
-            dp__os_close(fd);
-    }
-    return full ? dp__server_full(server) : DP_OK;
-}
-
 /* ==== >>awaiting =================================================================================
    Whoever serves looks at all that has happened, again and again, until all have joined and then
    until all have met their neighbours, or until it has to say who is missing.                    */
 
-/* Returns true if this process still waits for that peer. */
-static bool dp__server_misses(const dp__server *server, int peer)
+/* Returns true if this process still waits for a connection of that one. */
+static bool dp__server_misses(const dp__server *server, int process)
 {
-    if (server->welcomed)
-        return !server->peers[peer].ready;
-    return !server->peers[peer].taken &&
-           (server->all || dp__parent(server->first + peer) == server->process);
+    bool awaited = server->all || dp__parent(process) == server->process, missing = false;
+    for (int i = 0; i < server->each && !missing; i++) {
+        const dp__peer *peer = dp__server_peer(server, process, i);
+        missing = server->welcomed ? !peer->ready : awaited && !peer->taken;
+    }
+    return missing;
+}
+
+static int dp__server_count_missing(const dp__server *server)
+{
+    int missing = 0;
+    for (int i = 0; i < server->peer_count; i += server->each)
+        missing += dp__server_misses(server, dp__server_process(server, i));
+    return missing;
 }
 
 /* "process 3", "processes 3 and 7", "processes 1, 2 and 40 more" */
 static void dp__server_name_missing(const dp__server *server, char *text, size_t room)
 {
-    int missing = server->expected - (server->welcomed ? server->ready : server->taken), named = 0;
+    int missing = dp__server_count_missing(server), named = 0;
     size_t used = (size_t)snprintf(text, room, missing == 1 ? "process" : "processes");
-    for (int i = 0; i < server->peer_count && named < missing; i++) {
-        int process = server->first + i;
-        if (!dp__server_misses(server, i))
+    for (int i = 0; i < server->peer_count && named < missing; i += server->each) {
+        int process = dp__server_process(server, i);
+        if (!dp__server_misses(server, process))
             continue;
         const char *before = named == 0 ? "" : named + 1 == missing ? " and" : ",";
         if (named == 8 && missing > 9) {
@@ -434,9 +347,10 @@ static dp_status dp__server_timed_out(const dp__server *server)
         return dp_error(DP_ERR_TIMEOUT,
                         "%s of %d joined, but did not connect to the others within %.3g s", missing,
                         server->process_count, seconds);
-    if (server->rejected > 0 && dp__server_held_ms(server) == 0)
+    int others = server->listener->rejected - server->rejected;
+    if (others > 0 && dp__server_held_ms(server) == 0)
         snprintf(rejected, sizeof rejected,
-                 "; connections from another job, or with another DP_SECRET: %d", server->rejected);
+                 "; connections from another job, or with another DP_SECRET: %d", others);
     else if (server->launch->host[0] == '\0' && !server->launch->agreed)
         strcpy(rejected, "; a process with another DP_SECRET cannot find this one");
     dp__server_say_late(server, late, sizeof late);
@@ -476,7 +390,7 @@ static dp_status dp__server_receive(dp__server *server, int place)
         return DP_OK;
     }
     return dp_error(DP_ERR_REMOTE, "process %d of %d joined, and ended before all %s",
-                    server->first + place, server->process_count,
+                    dp__server_process(server, place), server->process_count,
                     server->welcomed ? "had connected" : "had joined");
 }
 
@@ -525,8 +439,8 @@ static int dp__server_patience(const dp__server *server)
 {
     bool quiet = !server->welcomed && server->taken == server->expected && server->more == NULL;
     int ms = dp__os_ms_until(quiet ? server->quiet_ns : server->until_ns);
-    bool looks = server->more != NULL || server->launch->hear != NULL;
-    int most = looks && !server->full ? DP__CALL_LOOK_MS : DP__QUIET_MS;
+    bool looks = server->more != NULL || server->launch->rest != NULL;
+    int most = looks && !server->listener->full ? DP__CALL_LOOK_MS : DP__QUIET_MS;
     return ms < most ? ms : most;
 }
 
@@ -540,41 +454,34 @@ static uint64_t dp__server_note_time(dp__server *server)
     return now;
 }
 
-/* Look once at everything that has happened. Pending connections are served backwards, because the
-   last one takes the place of one that is removed. */
+/* Looks once at everything that has happened. */
 static dp_status dp__server_look(dp__server *server)
 {
-    dp__os_watch *watch = server->watch, *peers = watch + 2;
-    server->full = server->full && server->pending_count > 0;
+    dp__listener *listener = server->listener;
+    dp__os_watch *watch = server->watch, *peers = watch + 1;
     int ms = dp__server_patience(server), rest_ms = dp__server_rest_ms(server);
+    int claim = listener->full || server->tree == NULL ? -1 : server->tree->claim;
     int peer_count = rest_ms == 0 ? dp__server_watch(server, peers) : 0;
-    dp__os_watch *pending = peers + peer_count;
-    watch[0] = (dp__os_watch){.fd = server->full ? -1 : server->listener, .events = DP__CAN_READ};
-    watch[1] = (dp__os_watch){.fd = server->full || server->tree == NULL ? -1 : server->tree->claim,
-                              .events = DP__CAN_READ};
-    for (int i = 0; i < server->pending_count; i++)
-        pending[i] = (dp__os_watch){.fd = server->pending[i].fd, .events = DP__CAN_READ};
-    dp__os_watch *more = pending + server->pending_count;
+    dp__os_watch *more = peers + peer_count, *come = more + server->more_count;
     size_t more_bytes = (size_t)server->more_count * sizeof *more;
+    watch[0] = (dp__os_watch){.fd = claim, .events = DP__CAN_READ};
     if (more_bytes > 0)
         memcpy(more, server->more, more_bytes);
+    int come_count = dp__listener_watch(listener, come, 1 + server->pending_most);
     server->due_ns += (uint64_t)ms * 1000000;
-    dp__os_poll(watch, 2 + peer_count + server->pending_count + server->more_count,
+    dp__os_poll(watch, 1 + peer_count + server->more_count + come_count,
                 rest_ms > 0 && rest_ms < ms ? rest_ms : ms);
     dp__server_note_time(server);
     if (more_bytes > 0)
         memcpy(server->more, more, more_bytes);
     DP_TRY(dp__server_receive_all(server, peers, peer_count));
-    for (int i = server->pending_count; i-- > 0;)
-        if (pending[i].revents != 0 ? !dp__server_read(server, &server->pending[i])
-                                    : !dp__server_keeps(server, &server->pending[i]))
-            server->pending[i] = server->pending[--server->pending_count];
+    bool room = dp__listener_look(listener, come, come_count);
+    if (watch[0].revents != 0)
+        room = dp__listener_accept(listener, claim) && room;
+    dp__server_meet_all(server);
     if (server->twice && server->failed == DP_OK)
         return dp_error(DP_ERR_MISMATCH, "%s", server->said);
-    for (int i = 0; i < 2; i++)
-        if (watch[i].revents != 0)
-            DP_TRY(dp__server_accept(server, watch[i].fd));
-    return DP_OK;
+    return room ? DP_OK : dp__server_full(server);
 }
 
 /* All processes that have come are told the reason; so are those that come within a while. */
@@ -603,15 +510,6 @@ static void dp__server_begin(dp__server *server)
     server->again = false;
 }
 
-/* Returns true if another process has said who it is, and is about to prove it. */
-static bool dp__server_is_asked(const dp__server *server)
-{
-    bool asked = false;
-    for (int i = 0; i < server->pending_count; i++)
-        asked = asked || server->pending[i].asked;
-    return asked;
-}
-
 /* Returns true once the time is up; to be asked before each look. A process that was held up has a
    while more, once, and so has one that is about to be joined: it would be named as one that did
    not come. */
@@ -619,7 +517,7 @@ static bool dp__server_is_over(dp__server *server)
 {
     if (dp__server_note_time(server) < server->until_ns)
         return false;
-    if (!server->again && dp__server_is_asked(server)) {
+    if (!server->again && dp__listener_is_asked(server->listener, server->kind)) {
         server->again = true;
         server->until_ns = dp__os_after_ms(DP__AGAIN_MS);
         return false;
@@ -644,7 +542,7 @@ DP__COLD static dp_status dp__server_wait(dp__server *server)
                      ? dp__server_held_up(server, dp__server_timed_out(server))
                      : dp__server_look(server);
         if (status == DP_OK)
-            status = dp__launch_hear(server->launch);
+            status = dp__launch_rest(server->launch, 0);
     }
     return status == DP_OK || !server->all ? status : dp__server_fail(server, status);
 }
@@ -717,39 +615,40 @@ static dp_status dp__listen_nowhere(int process)
 /* On all interfaces, as the name of a host may mean another address on the host itself; but if it
    says that all are on this machine, only they can connect, and if it is the address of the one
    that is wanted, only who reaches that one. */
-static bool dp__listen_on(dp__server *server, const char *host, int port)
+static bool dp__listen_on(dp__listener *listener, const dp__launch *launch, const char *host,
+                          int port)
 {
     dp__os_found found = {.count = 0};
-    if (dp__is_loopback(host) || strcmp(host, server->launch->own) == 0)
+    if (dp__is_loopback(host) || strcmp(host, launch->own) == 0)
         dp__os_look_up(host, port, false, &found);
     else
         found.count = dp__os_everywhere(port, found.list);
-    for (int i = 0; i < found.count && server->listener < 0; i++) {
-        server->at = found.list[i];
-        server->listener = dp__os_listen(&found.list[i]);
+    for (int i = 0; i < found.count && listener->fd < 0; i++) {
+        listener->at = found.list[i];
+        listener->fd = dp__os_listen(&found.list[i]);
     }
-    return server->listener >= 0;
+    return listener->fd >= 0;
 }
 
-static dp_status dp__listen_here(dp__server *server, const dp__launch *launch)
+static dp_status dp__listen_here(dp__listener *listener, const dp__launch *launch)
 {
     dp__os_owner owner = {0, 0};
     int other;
-    server->at = dp__os_local(launch->place);
-    server->listener = dp__listen_at(&server->at, &other);
+    listener->at = dp__os_local(launch->place);
+    listener->fd = dp__listen_at(&listener->at, &other);
     bool known = dp__os_owner_of(other, &owner);
     dp__os_close(other);
-    if (server->listener >= 0)
+    if (listener->fd >= 0)
         return DP_OK;
-    return known ? dp__claim_is_taken(launch, &owner) : dp__listen_nowhere(server->process);
+    return known ? dp__claim_is_taken(launch, &owner) : dp__listen_nowhere(launch->process);
 }
 
-static dp_status dp__listen_first(dp__server *server, const dp__launch *launch)
+static dp_status dp__listen_first(dp__listener *listener, const dp__launch *launch)
 {
     if (launch->host[0] == '\0')
-        return dp__listen_here(server, launch);
+        return dp__listen_here(listener, launch);
     for (int i = 0; i < launch->port_count; i++)
-        if (dp__listen_on(server, launch->host, launch->port + i))
+        if (dp__listen_on(listener, launch, launch->host, launch->port + i))
             return DP_OK;
     return dp_error(
         DP_ERR_INVALID,
@@ -760,40 +659,43 @@ static dp_status dp__listen_first(dp__server *server, const dp__launch *launch)
 
 /* Any port, or one of those that there may be. Process 0 of another job, or of this one, may want
    that where it is met and those after it: they come last, and that one at the very end. */
-static dp_status dp__listen_within(dp__server *server, const dp__launch *launch)
+static dp_status dp__listen_within(dp__listener *listener, const dp__launch *launch)
 {
     dp__ports ports = launch->ports;
     const char *host = launch->own[0] != '\0' ? launch->own : launch->host;
     int count = ports.last - ports.first + 1;
     int met = dp__launch_may(launch, launch->port) ? launch->port - ports.first : 0;
     if (ports.last == 0)
-        return dp__listen_on(server, host, 0) ? DP_OK : dp__listen_nowhere(server->process);
+        return dp__listen_on(listener, launch, host, 0) ? DP_OK
+                                                        : dp__listen_nowhere(launch->process);
     for (int i = 1; i <= count; i++)
-        if (dp__listen_on(server, host, ports.first + (met + count - i) % count))
+        if (dp__listen_on(listener, launch, host, ports.first + (met + count - i) % count))
             return DP_OK;
     return dp_error(DP_ERR_INVALID,
                     "process %d cannot listen: the ports of DP_PORTS, %d to %d, are taken. See "
                     "DP_PORTS in dp.h for how many are needed",
-                    server->process, ports.first, ports.last);
+                    launch->process, ports.first, ports.last);
 }
 
 /* Listens where those behind this process will find it. */
-static dp_status dp__listen_behind(dp__server *server, const dp__launch *launch,
+static dp_status dp__listen_behind(dp__listener *listener, const dp__launch *launch,
                                    uint64_t *out_listens)
 {
     char place[DP__PLACE_BYTES + 24];
     int other = -1;
-    *out_listens = dp__os_random() | 1;
+    *out_listens = listener->fd >= 0 ? (uint64_t)dp__os_port(listener->fd) : dp__os_random() | 1;
+    if (listener->fd >= 0)
+        return DP_OK;
     snprintf(place, sizeof place, "%s-%016llx", launch->place, (unsigned long long)*out_listens);
     if (launch->host[0] != '\0') {
-        DP_TRY(dp__listen_within(server, launch));
-        *out_listens = (uint64_t)dp__os_port(server->listener);
+        DP_TRY(dp__listen_within(listener, launch));
+        *out_listens = (uint64_t)dp__os_port(listener->fd);
         return DP_OK;
     }
-    server->at = dp__os_local(place);
-    server->listener = dp__listen_at(&server->at, &other);
+    listener->at = dp__os_local(place);
+    listener->fd = dp__listen_at(&listener->at, &other);
     dp__os_close(other);
-    return server->listener >= 0 ? DP_OK : dp__listen_nowhere(server->process);
+    return listener->fd >= 0 ? DP_OK : dp__listen_nowhere(launch->process);
 }
 
 /* ==== >>connecting =============================================================================
@@ -997,15 +899,13 @@ DP__COLD static dp_status dp__connect_until(const dp__target *target, int proces
         why = dp__lasting(why);
         if (target->tree != NULL)
             DP_TRY(dp__tree_listen(target->tree));
-        if (target->launch != NULL)
-            DP_TRY(dp__launch_hear(target->launch));
         request->patience_ms = (uint32_t)dp__os_ms_until(until_ns);
         dp_status status = dp__connect_once(target, key, request, round, until_ns, out_fd, &why);
         if (status != DP_PENDING)
             return status;
         found = why != NULL ? why : found;
         int pause = dp__pause_ms(round), rest = dp__os_ms_until(until_ns);
-        dp__os_sleep_ms(pause < rest ? pause : rest);
+        DP_TRY(dp__launch_rest(target->launch, pause < rest ? pause : rest));
     }
     return dp__connect_failed(target, process, request, (double)(dp__os_now_ns() - begin) * 1e-9,
                               found);
@@ -1092,15 +992,13 @@ static void dp__go_all(dp__tree *tree, dp__server *server)
 
 /* As process 0. */
 DP__COLD static dp_status dp__meet_first(dp__tree *tree, const dp__launch *launch,
-                                         dp__server *server)
+                                         dp__server *server, dp__listener *listener)
 {
     server->all = true;
-    DP_TRY(dp__server_open(server));
+    DP_TRY(dp__server_open(server, listener, launch->key));
     if (launch->listener == NULL) {
         DP_TRY(dp__claim(tree, launch));
-        DP_TRY(dp__listen_first(server, launch));
-    } else {
-        server->listener = *launch->listener;
+        DP_TRY(dp__listen_first(listener, launch));
     }
     DP_TRY(dp__server_wait(server));
     dp__welcome_all(server);
@@ -1131,7 +1029,7 @@ DP__COLD static dp_status dp__meet_missed(dp__tree *tree, dp_status status, int 
 
 /* Connect to the parent, unless that is process 0, with which there is a connection already. */
 static dp_status dp__meet_parent(dp__tree *tree, const dp__launch *launch, const dp__welcome *to,
-                                 dp__server *server, dp__join_request *request)
+                                 const dp__server *server, dp__key key, dp__join_request *request)
 {
     int fd = -1, parent = dp__parent(tree->process);
     if (parent == 0)
@@ -1142,8 +1040,7 @@ static dp_status dp__meet_parent(dp__tree *tree, const dp__launch *launch, const
                          .tree = tree};
     snprintf(target.place, sizeof target.place, "%.40s-%016llx", launch->place,
              (unsigned long long)to->listens);
-    dp_status status =
-        dp__connect_until(&target, parent, server->key, request, server->until_ns, &fd);
+    dp_status status = dp__connect_until(&target, parent, key, request, server->until_ns, &fd);
     if (status != DP_OK)
         return dp__meet_missed(tree, status, parent);
     dp__tree_link(tree, fd, parent);
@@ -1172,7 +1069,7 @@ static dp_status dp__meet_last(dp__tree *tree, const dp__server *server)
 
 /* As any other. */
 DP__COLD static dp_status dp__meet_others(dp__tree *tree, const dp__launch *launch,
-                                          dp__server *server)
+                                          dp__server *server, dp__listener *listener)
 {
     dp__join_request request = {.magic = DP__JOIN_MAGIC,
                                 .version = DP_VERSION,
@@ -1184,10 +1081,10 @@ DP__COLD static dp_status dp__meet_others(dp__tree *tree, const dp__launch *laun
                         .launch = launch};
     dp__welcome welcome = {0};
     int fd = -1;
-    DP_TRY(dp__server_open(server));
+    DP_TRY(dp__server_open(server, listener, launch->key));
     memcpy(request.host, launch->own, sizeof request.host);
     if (server->expected > 0)
-        DP_TRY(dp__listen_behind(server, launch, &request.listens));
+        DP_TRY(dp__listen_behind(listener, launch, &request.listens));
     memcpy(first.place, launch->place, sizeof first.place);
     DP_TRY(dp__connect_until(&first, 0, launch->key, &request, server->until_ns, &fd));
     dp__tree_link(tree, fd, 0);
@@ -1196,10 +1093,11 @@ DP__COLD static dp_status dp__meet_others(dp__tree *tree, const dp__launch *laun
     if (status == DP_ERR_TIMEOUT) /* process 0 may go on, and miss this one */
         return dp__tree_fail(tree, NULL, status, 0);
     DP_TRY(status);
-    server->key = dp__key_of_run(launch->key, welcome.run);
+    const dp__key key = dp__key_of_run(launch->key, welcome.run);
+    DP_TRY(dp__server_serve(server, key));
     tree->ends_ns = dp__meet_ends_ns(&welcome, latest_ns);
     server->until_ns = tree->ends_ns + (uint64_t)dp__depth_ms(tree->process) * 1000000;
-    DP_TRY(dp__meet_parent(tree, launch, &welcome, server, &request));
+    DP_TRY(dp__meet_parent(tree, launch, &welcome, server, key, &request));
     server->until_ns += DP__STEP_MS * (uint64_t)1500000; /* a child that finds nobody knows more */
     status = dp__server_wait(server);
     return status == DP_OK ? dp__meet_last(tree, server)
@@ -1209,11 +1107,11 @@ DP__COLD static dp_status dp__meet_others(dp__tree *tree, const dp__launch *laun
 DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms, dp__tree **out)
 {
     dp__tree *tree = dp__os_alloc(sizeof *tree, 64, NULL);
+    dp__listener own = dp__listener_none(),
+                 *listener = launch->listener != NULL ? launch->listener : &own;
     dp__server server = {.launch = launch,
                          .process = launch->process,
                          .process_count = launch->process_count,
-                         .key = launch->key,
-                         .listener = -1,
                          .until_ns = dp__os_after_ms(timeout_ms),
                          .due_ns = dp__os_now_ns()};
     if (tree == NULL)
@@ -1224,11 +1122,10 @@ DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms
                        .timeout_ms = timeout_ms,
                        .claim = -1,
                        .lock = DP__LOCK_INITIALIZER};
-    dp_status status = launch->process == 0 ? dp__meet_first(tree, launch, &server)
-                                            : dp__meet_others(tree, launch, &server);
-    if (launch->process == 0 && launch->listener != NULL)
-        server.listener = -1;
+    dp_status status = launch->process == 0 ? dp__meet_first(tree, launch, &server, listener)
+                                            : dp__meet_others(tree, launch, &server, listener);
     dp__server_close(&server);
+    dp__listener_close(&own);
     if (status != DP_OK) {
         dp__tree_close(tree, true);
         return status;

@@ -3,8 +3,9 @@
    Part of dp.h, which includes it.
 
    CONTENTS (search for the tag)
-     >>asking   dp_info_get and the like
-     >>running  functions on the devices' threads
+     >>asking    dp_info_get and the like
+     >>lateness  which device comes last
+     >>running   functions on the devices' threads
 */
 
 #ifndef DP__ROOMS
@@ -81,6 +82,34 @@ DP_API dp_status dp_wait(dp_ctx *ctx)
 {
     DP_TRY(dp__check_ctx(__func__, ctx));
     return dp__leave(__func__, ctx, dp__sync_all(ctx));
+}
+
+/* ==== >>lateness =================================================================================
+   Of processes dp/job.h knows it; of devices dp/meet.h does.                                    */
+
+/* Tells which device comes last, where there is one process. */
+static void dp__late_devices_info(dp_ctx *ctx, dp_late_info *out)
+{
+    dp__lock_enter(&ctx->lock);
+    const dp__late *late = &ctx->late->is;
+    if (late->verdict.process >= 0)
+        dp__late_info(&late->verdict, out);
+    out->rank = late->verdict.process;
+    out->longest_rank = atomic_load_explicit(&late->longest, memory_order_relaxed);
+    out->longest_s = (double)atomic_load_explicit(&late->longest_ns, memory_order_relaxed) * 1e-9;
+    dp__lock_leave(&ctx->lock);
+}
+
+DP_API dp_status dp_late(const dp_ctx *ctx, dp_late_info *out)
+{
+    DP_TRY(dp__check_open(__func__, ctx));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    *out = (dp_late_info){.rank = -1, .longest_rank = -1};
+    if (ctx->late != NULL && ctx->info.process_count == 1)
+        dp__late_devices_info((dp_ctx *)(uintptr_t)ctx, out);
+    else
+        dp__job_late(ctx, out);
+    return DP_OK;
 }
 
 /* ==== >>running ==================================================================================

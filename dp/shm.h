@@ -209,6 +209,7 @@ static dp_status dp__shm_rest(void *what, dp__wait *wait)
 static dp_status dp__shm_wait(dp__shm_comm *comm, int process, int word, unsigned value)
 {
     dp__shm_need need = {comm, process, word, value};
+    bool meets = word == DP__SHM_CAME;
     if (dp__shm_reached(&need))
         return DP_OK;
     const dp__watch watch = {.there = dp__shm_reached,
@@ -216,9 +217,15 @@ static dp_status dp__shm_wait(dp__shm_comm *comm, int process, int word, unsigne
                              .what = &need,
                              .word = dp__shm_word_of(comm, process, word),
                              .sleepers = &comm->control->sleepers,
+                             .waited_ns = meets ? &comm->journal->arrivals.waited_ns : NULL,
                              .missed = &comm->missed,
                              .look_ns = comm->journal->job->look_ns};
-    return dp__watch_until(&watch, dp__of_thread.beside ? comm->spare : comm->spin);
+    if (meets)
+        dp__journal_trace(comm->journal, process, 'B');
+    dp_status status = dp__watch_until(&watch, dp__of_thread.beside ? comm->spare : comm->spin);
+    if (meets)
+        dp__journal_trace(comm->journal, process, 'E');
+    return status;
 }
 
 /* For all other processes. */
@@ -247,7 +254,9 @@ static dp_status dp__shm_meet(const dp__shm_call *call)
         dp__words_load(&head, dp__shm_turn_of(comm, p)->head, DP__HEAD_WORDS);
         comm->seqs[p] = (unsigned)head.seq;
         same = same && dp__entries_same(&head, own);
+        dp__late_hear(&comm->journal->arrivals, p, head.late);
     }
+    dp__journal_met(comm->journal);
     return same ? DP_OK : dp__journal_differs(comm->journal, (unsigned)own->seq, comm->seqs);
 }
 
@@ -309,10 +318,10 @@ static const char *dp__shm_source(const dp__shm_call *call, size_t block)
 static void dp__shm_pack(const dp__shm_call *call, size_t first, size_t bytes, char *out)
 {
     size_t each = dp__shm_block_bytes(call);
-    for (size_t done = 0, run; done < bytes; done += run) {
+    for (size_t done = 0, part; done < bytes; done += part) {
         size_t block = (first + done) / each, at = (first + done) % each;
-        run = each - at < bytes - done ? each - at : bytes - done;
-        memcpy(out + done, dp__shm_source(call, block) + at, run);
+        part = each - at < bytes - done ? each - at : bytes - done;
+        memcpy(out + done, dp__shm_source(call, block) + at, part);
     }
 }
 
@@ -703,10 +712,10 @@ static void dp__shm_unpack(const dp__shm_call *call, int process, size_t first, 
                            const char *data)
 {
     size_t each = dp__shm_block_bytes(call);
-    for (size_t done = 0, run; done < bytes; done += run) {
+    for (size_t done = 0, part; done < bytes; done += part) {
         size_t block = (first + done) / each, at = (first + done) % each;
-        run = each - at < bytes - done ? each - at : bytes - done;
-        dp__shm_deliver(call, process, block, at, data + done, run);
+        part = each - at < bytes - done ? each - at : bytes - done;
+        dp__shm_deliver(call, process, block, at, data + done, part);
     }
 }
 
@@ -805,7 +814,10 @@ static void dp__shm_move_small(const dp__shm_call *call)
    place of small data each process has written where its own lies, so all know the same of all, and
    all do this or none does. Each adds up a slice of what all ranks send, in one pass as between the
    devices of one process, and writes the sum to all who want it, or it takes what is for its ranks.
-   Nobody leaves before all have done so.
+   Nobody leaves before all have done so. But a process may be stopped until the others have given
+   it up, and use their memory for something else: so it asks in the end whether the job has failed.
+   Then it has read what may be wrong, and nothing that it writes reaches the others once they have
+   recovered (dp__os_shared_trim).
 
    The limit: bytes of all ranks, read once and written once.                                    */
 
@@ -893,7 +905,9 @@ static dp_status dp__shm_run_direct(const dp__shm_call *call)
     else
         dp__shm_move_direct(call);
     dp__shm_tell(comm, DP__SHM_MADE, comm->steps + 1);
-    return dp__shm_wait_all(comm, DP__SHM_MADE, comm->steps + 1);
+    DP_TRY(dp__shm_wait_all(comm, DP__SHM_MADE, comm->steps + 1));
+    atomic_thread_fence(memory_order_acquire); /* what was read is older than what is asked now */
+    return dp__job_heard(comm->journal->job);
 }
 
 static dp_status dp__shm_coll_run(dp_comm *comm, const dp_coll_call *asked)

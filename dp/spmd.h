@@ -188,6 +188,7 @@ static dp_status dp__rank_collective(dp_ctx *ctx, dp__coll *want)
 {
     DP_TRY(dp__check_ctx(want->fn, ctx));
     want->lane = &ctx->lanes[DP__CALLER];
+    dp__exchanged();
     for (const dp__frame *frame = dp__of_thread.frames; frame != NULL; frame = frame->outer) {
         if (frame->ctx != ctx)
             continue;

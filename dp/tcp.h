@@ -10,6 +10,11 @@
    with two; the link needs 210. Without that limit two processes take 10 ms, and 4 bytes take 6 us
    inside a machine and 37 us between the two hosts, where a thread has to be woken.
 
+   Over a long link one connection is slower than that (>>flow). With a round trip of 20 ms, and at
+   most 400 KiB of buffers for a connection, 50 MiB over 1 Gbit/s take 4.0 s with one, 1.0 s with 4,
+   and 0.64 s with 8; the link needs 0.42 (make bench-long). With 4 MiB of buffers, which fill that
+   link, one takes 0.51 s and 8 take 0.45.
+
    CONTENTS (search for the tag)
      >>ports       where processes find each other
      >>connections connections between all
@@ -23,21 +28,22 @@
 #else
 
 /* ==== >>ports ===================================================================================
-   Each process opens one port, and all tell each other where it is, and with which key they know
-   each other. Connections for collectives are made there when a communicator opens, and those for
-   messages at any time.                                                                         */
+   Where neither memory nor MPI carries everything, each process has one port, the one for votes if
+   the job can recover. All gather where these are, and the key, which process 0 has drawn.
+   Connections for collectives are made there when a communicator opens, and those for messages at
+   any time.                                                                                     */
 
 enum {
-    DP__CONNECTION_SPIN_NS = 20000,
-    DP__CONNECTION_LOOK_MS = 4,
-    /* for each other process: a connection of each lane, and two for messages */
-    DP__CONNECTION_FILES = 4
+    DP__CONNECTIONS_MAX = 64, /* of a lane, to each process */
+    DP__MESSAGE_FILES = 2     /* to each process */
 };
 
 typedef struct dp__port {
     dp__job *job;
-    dp__seat *seats;   /* where the processes listen */
-    dp__server server; /* who comes to this one, with messages */
+    dp__seat *seats;             /* where the processes listen */
+    int connections;             /* of a lane, to each process: see >>flow */
+    dp__listener *listener, own; /* in a job that recovers, where its processes vote */
+    dp__server server;           /* who comes to this one, with messages */
     dp__launch launch;
     bool raised;      /* the limit of open files */
     dp_status status; /* of opening it here, */
@@ -55,7 +61,8 @@ static dp__tree *dp__port_tree(const dp__job *job)
 static void dp__port_shut(dp__port *port)
 {
     dp__server_close(&port->server);
-    port->server = (dp__server){.listener = -1};
+    dp__listener_close(&port->own);
+    port->server = (dp__server){.listener = NULL};
 }
 
 static void dp__port_free(dp__port *port)
@@ -69,29 +76,46 @@ static void dp__port_free(dp__port *port)
     dp__os_free(port, 0, NULL);
 }
 
+/* Reads $DP_CONNECTIONS; 0: it is not set. */
+static dp_status dp__port_wanted(int *out)
+{
+    *out = 0;
+    return dp__os_env("DP_CONNECTIONS") != NULL
+               ? dp__env_number("DP_CONNECTIONS", 1, DP__CONNECTIONS_MAX, out)
+               : DP_OK;
+}
+
 DP__COLD static dp_status dp__port_make(dp__port *port, dp__job *job)
 {
     size_t count = (size_t)job->process_count;
-    *port = (dp__port){.job = job};
-    port->launch = (dp__launch){.name = "cables", .numbered = true, .again = true};
+    dp__voter *voter = job->ctx->world.voter;
+    int wanted;
+    *port = (dp__port){.job = job, .own = dp__listener_none()};
+    port->listener = voter != NULL ? &voter->listener : &port->own;
+    port->launch =
+        (dp__launch){.name = "cables", .process = job->process, .numbered = true, .again = true};
     port->server = (dp__server){.launch = &port->launch,
                                 .process = job->process,
                                 .process_count = job->process_count,
                                 .all = true,
                                 .any = true,
-                                .kind = DP__FOR_MESSAGES,
-                                .listener = -1};
+                                .kind = DP__FOR_MESSAGES};
     port->seats = dp__os_alloc(count * sizeof *port->seats, _Alignof(dp__seat), NULL);
     if (port->seats == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu connections", count);
     memset(port->seats, 0, count * sizeof *port->seats);
-    return dp__server_open(&port->server);
+    DP_TRY(dp__port_wanted(&wanted));
+    port->seats[job->process].connections = (uint32_t)wanted;
+    /* Nobody else has this key: until all have learned the right one, nobody is let in. */
+    (void)dp__os_secret(&port->launch.key, sizeof port->launch.key);
+    return dp__server_open(&port->server, port->listener, port->launch.key);
 }
 
 /* For connections to all others. */
 static void dp__port_raise(dp__port *port)
 {
-    size_t files = DP__CONNECTION_FILES * (size_t)port->job->process_count;
+    size_t each = DP__LANES * (size_t)port->connections + DP__MESSAGE_FILES;
+    size_t files = each * (size_t)port->job->process_count;
     if (port->raised || files <= dp__os_files_limit() / 2)
         return;
     port->raised = true;
@@ -100,8 +124,28 @@ static void dp__port_raise(dp__port *port)
 
 static dp_status dp__port_open(dp__port *port, bool far)
 {
-    return dp__seat_make(&port->seats[port->job->process], &port->launch, dp__port_tree(port->job),
-                         far, &port->server);
+    dp__voter *voter = port->job->ctx->world.voter;
+    dp__seat *seat = &port->seats[port->job->process];
+    const uint32_t wanted = seat->connections;
+    if (voter == NULL)
+        return dp__seat_make(seat, &port->launch, dp__port_tree(port->job), far, port->listener);
+    *seat = *dp__voter_own(voter);
+    seat->connections = wanted;
+    return dp__seat_key(seat);
+}
+
+/* Takes the number of process 0: a launcher may have given its variables to no other one, and one
+   that comes later with another number is no reason for all to fail. */
+DP__COLD static void dp__port_count(dp__port *port)
+{
+    dp__job *job = port->job;
+    int own = (int)port->seats[job->process].connections, first = (int)port->seats[0].connections;
+    port->connections = first > 0 ? first : 1;
+    if (own > 0 && own != port->connections)
+        dp__log(job->ctx, DP_LOG_WARN,
+                "DP_CONNECTIONS is %d in process %d and %d in process 0%s: the job has %d", own,
+                job->process, port->connections, first > 0 ? "" : ", which has not set it",
+                port->connections);
 }
 
 static dp_status dp__port_learn(dp__port *port)
@@ -109,8 +153,9 @@ static dp_status dp__port_learn(dp__port *port)
     dp__job *job = port->job;
     const dp__seat own = port->seats[job->process];
     DP_TRY(job->gather(job->boot, &own, port->seats, sizeof own));
-    port->launch.key = port->server.key = port->seats[0].key;
-    return DP_OK;
+    port->launch.key = port->seats[0].key;
+    dp__port_count(port);
+    return dp__server_serve(&port->server, port->launch.key);
 }
 
 static const char *dp__port_host(const dp__port *port, int process)
@@ -125,7 +170,7 @@ static dp__join_request dp__port_request(const dp__port *port, dp__connection_ki
                               .version = DP_VERSION,
                               .process = port->job->process,
                               .process_count = port->job->process_count,
-                              .kind = (uint32_t)kind};
+                              .kind = (uint16_t)kind};
 }
 
 /* A child of fork sees the one or the other: see dp__before_fork. */
@@ -146,8 +191,11 @@ static void dp__port_end(dp_ctx *ctx)
 /* Also in a child of fork, whose own neither the port is nor who has come there. */
 static void dp__port_unlisten(const dp_ctx *ctx)
 {
-    if (ctx->world.port != NULL)
-        dp__server_hang_up(&ctx->world.port->server);
+    dp__port *port = ctx->world.port;
+    if (port == NULL)
+        return;
+    dp__server_hang_up(&port->server);
+    dp__listener_hang_up(&port->own);
 }
 
 /* No process has a port, for the reason that it holds. */
@@ -200,17 +248,21 @@ DP__COLD static dp_status dp__port_share(dp_ctx *ctx, bool far)
 }
 
 /* ==== >>connections =============================================================================
-   Each process connects to those before it, and those behind it connect to it: it attempts all
-   of them at once, and lets others in meanwhile, so that who does not answer is who is to blame,
-   and not one that waits for him. What may be lacking is there before anybody waits for anybody.
-   Who fails while they connect says why over its connections, too: one that passes on words in the
-   tree may be what has failed.                                                                   */
+   There are as many connections between two processes as $DP_CONNECTIONS says in process 0. They
+   have numbers, and a request says its own: so both ends know which one it is, in whatever order
+   they come. All are needed: one that is missing is waited for, one that is lost means that the
+   process is lost, and all are closed together.
+
+   Each process connects to those before it, all at once, and accepts those behind it meanwhile: so
+   the process that an error names did not answer, and did not just wait for another one. Memory and
+   files are there before anything waits. A failure while they connect is also sent over these
+   connections, as the tree may lead through the process that has failed.                       */
 
 enum { DP__REFUSALS = 8 }; /* in a row: in 0.13 s. It has listened, and has given up */
 
 typedef enum dp__attempt_stage { DP__RESTS, DP__CALLS, DP__ASKS, DP__LET_IN } dp__attempt_stage;
 
-typedef struct dp__attempt { /* to a process before this one */
+typedef struct dp__attempt { /* of one connection to a process before this one */
     dp__attempt_stage stage;
     int round, refusals;
     int place;         /* among what is watched; -1: it is not */
@@ -225,25 +277,37 @@ typedef struct dp__connections {
     dp__job *job;
     bool far; /* there are several machines */
     dp__port *port;
-    dp__server server; /* listens at that port until all have come; so long there are these two: */
+    dp__server server; /* lets them in until all have come; so long there are these two: */
     dp__attempt *attempts;
     dp__os_watch *watch;
-    int *fds; /* by process; -1: its own */
+    int each;  /* to each process */
+    int count; /* of all */
+    int *fds;  /* by process, and then by number; -1: its own */
 } dp__connections;
+
+/* Returns where those of a process begin. */
+static int dp__connections_of(const dp__connections *connections, int process)
+{
+    return process * connections->each;
+}
+
+/* Returns the process to which a connection leads. */
+static int dp__connection_process(const dp__connections *connections, int place)
+{
+    return place / connections->each;
+}
 
 static void dp__connections_hang_up(dp__connections *connections)
 {
     int *fds = connections->fds;
-    for (int i = 0; fds != NULL && i < connections->job->process_count; i++)
+    for (int i = 0; fds != NULL && i < connections->count; i++)
         dp__os_drop(&fds[i]);
 }
 
-/* Leaves the port, which others may still use. */
 static void dp__connections_end(dp__connections *connections)
 {
-    connections->server.listener = -1;
     dp__server_close(&connections->server);
-    connections->server = (dp__server){.listener = -1};
+    connections->server = (dp__server){.listener = NULL};
 }
 
 static void dp__connections_close(dp__connections *connections)
@@ -255,12 +319,20 @@ static void dp__connections_close(dp__connections *connections)
     dp__os_free(connections->watch, 0, NULL);
 }
 
-DP__COLD static dp_status dp__connections_prepare(dp__connections *connections, dp__job *job,
-                                                  bool far)
+static void dp__connections_prepare(dp__connections *connections, dp__job *job, bool far)
 {
-    size_t count = (size_t)job->process_count;
     connections->job = job;
     connections->far = far;
+}
+
+DP__COLD static dp_status dp__connections_make(dp__connections *connections)
+{
+    dp__job *job = connections->job;
+    dp__port *port = connections->port;
+    int each = port->connections;
+    size_t count = (size_t)job->process_count * (size_t)each;
+    connections->each = each;
+    connections->count = (int)count;
     connections->fds = dp__os_alloc(count * sizeof *connections->fds, sizeof(int), NULL);
     connections->attempts =
         dp__os_alloc(count * sizeof *connections->attempts, _Alignof(dp__attempt), NULL);
@@ -274,29 +346,29 @@ DP__COLD static dp_status dp__connections_prepare(dp__connections *connections, 
                                        .process_count = job->process_count,
                                        .all = true,
                                        .kind = DP__FOR_DATA,
-                                       .listener = -1,
+                                       .each = each,
+                                       .launch = &port->launch,
                                        .more = connections->watch,
-                                       .more_most = job->process};
+                                       .more_most = dp__connections_of(connections, job->process)};
     if (connections->fds == NULL || connections->attempts == NULL || connections->watch == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu connections", count);
-    return dp__server_open(&connections->server);
+    return dp__server_open(&connections->server, port->listener, port->launch.key);
 }
 
 /* Lets those in that come to the port of all. */
 DP__COLD static dp_status dp__connections_begin(dp__connections *connections)
 {
     dp__job *job = connections->job;
-    dp__server *server = &connections->server;
     DP_TRY(dp__port_share(job->ctx, connections->far));
     dp__port *port = job->ctx->world.port;
     connections->port = port;
-    server->launch = &port->launch;
-    server->key = port->launch.key;
-    server->at = port->server.at;
-    server->listener = port->server.listener;
+    DP_TRY(dp__connections_make(connections));
     dp__port_raise(port);
     if (port->status != DP_OK)
         return dp_error(port->status, "%s", port->said);
+    if (connections->each > 1)
+        dp__log(job->ctx, DP_LOG_INFO, "%d connections to each process, for collectives over TCP",
+                connections->each);
     return dp__seats_check(port->seats, job->process_count, job->process);
 }
 
@@ -325,11 +397,13 @@ DP__COLD static dp_status dp__attempt_call(const dp__port *port, dp__attempt *at
 }
 
 /* Sends the request over a connection that is there, or is not to be had. */
-DP__COLD static void dp__attempt_ask(const dp__port *port, uint64_t until_ns, dp__attempt *attempt,
-                                     int *fd)
+DP__COLD static void dp__attempt_ask(const dp__connections *connections, int place)
 {
-    int how = dp__os_connection(*fd);
-    attempt->request = dp__port_request(port, DP__FOR_DATA);
+    dp__attempt *attempt = &connections->attempts[place];
+    uint64_t until_ns = connections->server.until_ns;
+    int *fd = &connections->fds[place], how = dp__os_connection(*fd);
+    attempt->request = dp__port_request(connections->port, DP__FOR_DATA);
+    attempt->request.connection = (uint16_t)(place % connections->each);
     attempt->request.nonce = dp__os_random();
     attempt->request.patience_ms = (uint32_t)dp__os_ms_until(until_ns);
     attempt->got = 0;
@@ -357,15 +431,15 @@ DP__COLD static void dp__attempt_hear(const dp__port *port, dp__attempt *attempt
 }
 
 /* Goes on with an attempt as far as that needs no waiting. */
-DP__COLD static dp_status dp__attempt_look(dp__connections *connections, int process)
+DP__COLD static dp_status dp__attempt_look(dp__connections *connections, int place)
 {
     const dp__port *port = connections->port;
-    dp__attempt *attempt = &connections->attempts[process];
-    int *fd = &connections->fds[process];
+    dp__attempt *attempt = &connections->attempts[place];
+    int *fd = &connections->fds[place], process = dp__connection_process(connections, place);
     bool ready = attempt->place >= 0 && connections->watch[attempt->place].revents != 0;
     bool late = attempt->stage != DP__LET_IN && dp__os_ms_until(attempt->until_ns) == 0;
     if (ready && attempt->stage == DP__CALLS)
-        dp__attempt_ask(port, connections->server.until_ns, attempt, fd);
+        dp__attempt_ask(connections, place);
     else if (ready && attempt->stage == DP__ASKS)
         dp__attempt_hear(port, attempt, fd);
     else if (late && attempt->stage != DP__RESTS)
@@ -378,20 +452,20 @@ DP__COLD static dp_status dp__attempt_look(dp__connections *connections, int pro
                     port->job->process_count);
 }
 
-/* Returns the first one that has not let this process in; -1: all have. */
+/* Returns the first connection by which this process has not been let in; -1: there is none. */
 DP__COLD static int dp__connections_watch(dp__connections *connections)
 {
     dp__server *server = &connections->server;
     int first = -1;
     server->more_count = 0;
-    for (int p = server->process - 1; p >= 0; p--) {
-        dp__attempt *attempt = &connections->attempts[p];
+    for (int i = dp__connections_of(connections, server->process) - 1; i >= 0; i--) {
+        dp__attempt *attempt = &connections->attempts[i];
         bool open = attempt->stage == DP__CALLS || attempt->stage == DP__ASKS;
-        first = attempt->stage != DP__LET_IN ? p : first;
+        first = attempt->stage != DP__LET_IN ? i : first;
         attempt->place = open ? server->more_count++ : -1;
         if (open)
             connections->watch[attempt->place] = (dp__os_watch){
-                .fd = connections->fds[p],
+                .fd = connections->fds[i],
                 .events = attempt->stage == DP__CALLS ? DP__CAN_WRITE : DP__CAN_READ};
     }
     return first;
@@ -405,10 +479,11 @@ DP__COLD static dp_status dp__connections_late(const dp__connections *connection
     if (missing < 0)
         return dp__server_timed_out(server);
     const dp__join_request request = dp__port_request(port, DP__FOR_DATA);
-    const dp__target target = {.host = dp__port_host(port, missing),
-                               .port = (int)port->seats[missing].port,
+    int process = dp__connection_process(connections, missing);
+    const dp__target target = {.host = dp__port_host(port, process),
+                               .port = (int)port->seats[process].port,
                                .port_count = 1};
-    return dp__connect_failed(&target, missing, &request,
+    return dp__connect_failed(&target, process, &request,
                               (double)(server->until_ns - server->opened_ns) * 1e-9,
                               connections->attempts[missing].why);
 }
@@ -431,11 +506,12 @@ DP__COLD static dp_status dp__connections_meet(dp__connections *connections, uin
     dp__tree *tree = dp__port_tree(connections->job);
     dp_status status = DP_OK;
     uint64_t answers_ns = 0;
+    int before = dp__connections_of(connections, server->process);
     server->until_ns = until_ns;
     dp__server_begin(server);
     while (status == DP_OK) {
-        for (int p = 0; p < server->process && status == DP_OK; p++)
-            status = dp__attempt_look(connections, p);
+        for (int i = 0; i < before && status == DP_OK; i++)
+            status = dp__attempt_look(connections, i);
         int missing = dp__connections_watch(connections);
         if (status == DP_OK && missing < 0 && server->taken == server->expected)
             return DP_OK;
@@ -453,8 +529,9 @@ DP__COLD static dp_status dp__connections_meet(dp__connections *connections, uin
 static void dp__connections_keep(dp__connections *connections)
 {
     dp__server *server = &connections->server;
+    int first = dp__connections_of(connections, server->first);
     for (int i = 0; i < server->peer_count; i++) {
-        connections->fds[server->first + i] = server->peers[i].fd;
+        connections->fds[first + i] = server->peers[i].fd;
         server->peers[i].fd = -1;
     }
 }
@@ -465,9 +542,9 @@ DP__COLD static dp_status dp__connections_say(dp__connections *connections, dp_s
 {
     int own = connections->job->process;
     (void)dp_error(status, "%s", why);
-    for (int p = 0; p < own; p++)
-        if (connections->attempts[p].stage == DP__LET_IN)
-            dp__tree_header_last(&connections->fds[p], status, own, why);
+    for (int i = 0; i < dp__connections_of(connections, own); i++)
+        if (connections->attempts[i].stage == DP__LET_IN)
+            dp__tree_header_last(&connections->fds[i], status, own, why);
     return dp__server_fail(&connections->server, status);
 }
 
@@ -488,11 +565,10 @@ DP__COLD static dp_status dp__connections_fail(dp__connections *connections, dp_
     return dp__connections_say(connections, heard != DP_OK ? heard : status, why);
 }
 
+/* Connects all, once all have begun. */
 DP__COLD static dp_status dp__connections_connect(dp__connections *connections)
 {
     dp__job *job = connections->job;
-    /* all know the same, and say so before one waits for another */
-    DP_TRY(dp__job_agree(job, dp__connections_begin(connections)));
     dp__tree *tree = dp__port_tree(job);
     if (tree != NULL)
         dp__tree_begin(tree);
@@ -532,7 +608,7 @@ typedef struct dp__dial { /* to another process, until it has answered */
 static dp_status dp__port_look(dp__port *port)
 {
     dp__server *server = &port->server;
-    for (int i = 0; i < DP__LISTENER_LOOKS && (i == 0 || server->pending_count > 0); i++)
+    for (int i = 0; i < DP__LISTENER_LOOKS && (i == 0 || port->listener->pending_count > 0); i++)
         DP_TRY(dp__server_look(server));
     return DP_OK;
 }
@@ -583,171 +659,157 @@ static dp_status dp__call_hear(dp__dial *call, const dp__port *port, int fd)
     return sound ? DP_OK : DP_ERR_REMOTE;
 }
 
-/* How long to sleep until something comes: for a short while not at all. */
-static int dp__connection_rest_ms(uint64_t begun_ns)
-{
-    return dp__os_now_ns() - begun_ns < DP__CONNECTION_SPIN_NS ? 0 : DP__CONNECTION_LOOK_MS;
-}
-
 /* ==== >>flow ===================================================================================
-   What was begun is a load, which has a part for each connection and one from each. A connection
-   carries the parts of one load after those of another, either way, and nothing else: as all
-   processes begin the same loads in the same order, there are no heads. The system takes what is
-   sent as long as it has room, and wakes a process that waits when something has come.           */
+   A load has a part for each connection and one from each. A connection carries the parts of
+   one load after those of another, either way, and nothing else: as all processes begin the
+   same ones in the same order, there are no heads. The system takes what is sent as long as it has
+   room, and wakes a process that waits when something has come.
 
-enum {
-    DP__TCP_LOADS = 8 /* a power of two: more than there are slots */
-};
-_Static_assert(DP__TCP_LOADS > DP__MESH_SLOTS + 1, "a slot has ended before it is begun again");
+   Several connections are for links that one does not fill: it has no more under way than its
+   window, so that it gets one window across in each round trip, and some networks slow each
+   connection down. What a process has for another one is cut into stripes, one for each connection
+   between them. Nothing but the number of bytes says where, so both cut alike. A stripe has
+   DP__TCP_STRIPE_BYTES or more, if so many are left: small data is all on the first connection, and
+   stripes of the last ones may be empty, which moves nothing.                                    */
 
-typedef struct dp__tcp_load {
-    const dp__mesh_slot *slot;
-    const char *out;
-    char *in;
-    int left; /* parts that have not gone, or not come */
-} dp__tcp_load;
+enum { DP__TCP_STRIPE_BYTES = 16 << 10 };
 
 /* The load that a connection carries, and how much of its part has been moved. */
 typedef struct dp__tcp_progress {
-    uint64_t load;
+    dp__load *at; /* NULL: all that was begun has been moved */
     size_t moved;
 } dp__tcp_progress;
 
 typedef struct dp__tcp {
     dp__connections connections;
-    dp__tcp_progress *out, *in;
+    dp__tcp_progress *out, *in; /* of each connection */
     dp__os_watch *watch;
-    int *watched; /* of which processes */
-    dp__tcp_load loads[DP__TCP_LOADS];
-    uint64_t begun, ended;                /* loads */
-    uint64_t in_slot[DP__MESH_SLOTS + 1]; /* what was begun there last */
+    int *watched; /* which connections */
+    uint64_t begun;
+    dp__load *last; /* that was begun */
 } dp__tcp;
 
-/* Others may know why, see dp__journal_reason. */
-static dp_status dp__tcp_lost(const dp__mesh_comm *comm, int process)
+/* Returns how much of `bytes` the connection with that number carries, and where it begins. */
+static size_t dp__tcp_stripe(size_t bytes, int each, int number, size_t *out_first)
 {
-    char doing[DP__DOING_BYTES], who[DP__WHO_BYTES];
-    const dp__journal *journal = comm->journal;
-    (void)dp_error(DP_ERR_REMOTE, "%s: the connection to %s has ended",
-                   dp__doing(journal, (unsigned)journal->now.seq, doing),
-                   dp__who(journal->job, process, who));
-    dp__of_thread.culprit = journal->job->firsts[process] + 1;
-    return DP_ERR_REMOTE;
+    size_t share = (bytes + (size_t)each - 1) / (size_t)each;
+    size_t stripe = dp__align_up(share, DP__TCP_STRIPE_BYTES), first = (size_t)number * stripe;
+    *out_first = first < bytes ? first : bytes;
+    return bytes - *out_first < stripe ? bytes - *out_first : stripe;
 }
 
-/* As much as goes now, of all loads in turn. */
-static dp_status dp__tcp_move(const dp__mesh_comm *comm, int process, bool sends)
+/* Moves as much as goes now over a connection, of all loads in turn. */
+static dp_status dp__tcp_move(const dp__endpoint *endpoint, int connection, bool sends)
 {
-    dp__tcp *tcp = comm->carrier;
-    dp__tcp_progress *way = sends ? &tcp->out[process] : &tcp->in[process];
-    int fd = tcp->connections.fds[process];
-    while (way->load < tcp->begun) {
-        dp__tcp_load *load = &tcp->loads[way->load % DP__TCP_LOADS];
-        const dp__mesh_counts *counts = sends ? &load->slot->to : &load->slot->from;
-        size_t place = (size_t)counts->places[process] + way->moved;
-        size_t bytes = (size_t)counts->counts[process] - way->moved;
+    dp__tcp *tcp = endpoint->own;
+    dp__tcp_progress *way = sends ? &tcp->out[connection] : &tcp->in[connection];
+    int fd = tcp->connections.fds[connection], each = tcp->connections.each;
+    int process = dp__connection_process(&tcp->connections, connection);
+    while (way->at != NULL) {
+        dp__load *load = way->at;
+        const dp__counts *counts = sends ? &load->to : &load->from;
+        size_t first, stripe = dp__tcp_stripe((size_t)counts->counts[process], each,
+                                              connection % each, &first);
+        size_t place = (size_t)counts->places[process] + first + way->moved;
+        size_t bytes = stripe - way->moved;
         ptrdiff_t moved = bytes == 0 ? 0
                           : sends    ? dp__os_send(fd, load->out + place, bytes)
                                      : dp__os_receive(fd, load->in + place, bytes);
         if (moved < 0)
-            return dp__tcp_lost(comm, process);
+            return dp__endpoint_lost(endpoint, process);
         way->moved += (size_t)moved;
         if ((size_t)moved < bytes && (moved == 0 || sends))
             return DP_OK;
         if ((size_t)moved < bytes)
             continue;
-        *way = (dp__tcp_progress){.load = way->load + 1};
+        *way = (dp__tcp_progress){.at = load->next};
         load->left--;
     }
     return DP_OK;
 }
 
-/* Wait at most so long until something can move, and move it. */
-static dp_status dp__tcp_look(const dp__mesh_comm *comm, int timeout_ms)
+/* Waits at most so long until something can move, and moves it. */
+static dp_status dp__tcp_advance(dp__endpoint *endpoint, int timeout_ms)
 {
-    dp__tcp *tcp = comm->carrier;
-    int count = 0, processes = comm->process_count;
-    for (int p = 0; p < processes; p++) {
-        int events = (tcp->out[p].load < tcp->begun ? DP__CAN_WRITE : 0) |
-                     (tcp->in[p].load < tcp->begun ? DP__CAN_READ : 0);
-        if (events == 0 || p == comm->process)
+    dp__tcp *tcp = endpoint->own;
+    int count = 0, all = tcp->connections.count;
+    for (int i = 0; i < all; i++) {
+        int fd = tcp->connections.fds[i];
+        int events = (tcp->out[i].at != NULL ? DP__CAN_WRITE : 0) |
+                     (tcp->in[i].at != NULL ? DP__CAN_READ : 0);
+        if (events == 0 || fd < 0)
             continue;
-        tcp->watch[count] = (dp__os_watch){.fd = tcp->connections.fds[p], .events = (short)events};
-        tcp->watched[count++] = p;
+        tcp->watch[count] = (dp__os_watch){.fd = fd, .events = (short)events};
+        tcp->watched[count++] = i;
     }
     count = count > 0 && dp__os_poll(tcp->watch, count, timeout_ms) > 0 ? count : 0;
     for (int i = 0; i < count; i++) {
         int events = tcp->watch[i].revents;
         bool ends = dp__os_has_ended(events);
         if ((events & DP__CAN_WRITE) != 0 || (ends && (tcp->watch[i].events & DP__CAN_WRITE) != 0))
-            DP_TRY(dp__tcp_move(comm, tcp->watched[i], true));
+            DP_TRY(dp__tcp_move(endpoint, tcp->watched[i], true));
         if ((events & DP__CAN_READ) != 0 || (ends && (tcp->watch[i].events & DP__CAN_READ) != 0))
-            DP_TRY(dp__tcp_move(comm, tcp->watched[i], false));
+            DP_TRY(dp__tcp_move(endpoint, tcp->watched[i], false));
     }
     return DP_OK;
 }
 
-/* Returns true if all that was begun in a slot has been sent, and has come. */
-static bool dp__tcp_has_ended(dp__tcp *tcp, const dp__mesh_slot *slot)
+/* Moves what goes at once of a load, on all connections to a process. A stripe that is empty
+   has come: nothing else will say so. */
+static dp_status dp__tcp_start(const dp__endpoint *endpoint, dp__load *load, int process)
 {
-    while (tcp->ended < tcp->begun && tcp->loads[tcp->ended % DP__TCP_LOADS].left == 0)
-        tcp->ended++;
-    return tcp->in_slot[slot->place] < tcp->ended;
+    const dp__tcp *tcp = endpoint->own;
+    int each = tcp->connections.each, first = dp__connections_of(&tcp->connections, process);
+    size_t expected = (size_t)load->from.counts[process];
+    for (int i = 0; i < each; i++) {
+        dp__tcp_progress *out = &tcp->out[first + i], *in = &tcp->in[first + i];
+        size_t at;
+        bool comes = in->at == NULL;
+        in->at = comes ? load : in->at;
+        if (out->at == NULL) {
+            out->at = load;
+            DP_TRY(dp__tcp_move(endpoint, first + i, true));
+        }
+        if (comes && dp__tcp_stripe(expected, each, i, &at) == 0)
+            DP_TRY(dp__tcp_move(endpoint, first + i, false));
+    }
+    return DP_OK;
 }
 
-static dp_status dp__tcp_begin(dp__mesh_comm *comm, dp__mesh_slot *slot, bool same, const char *out,
-                               char *in)
+static dp_status dp__tcp_begin(dp__endpoint *endpoint, dp__load *load)
 {
-    dp__tcp *tcp = comm->carrier;
-    int self = comm->process;
-    size_t own = (size_t)slot->to.counts[self];
-    char *place = in + slot->from.places[self];
-    (void)same;
-    if (own > 0 && out + slot->to.places[self] != place)
-        memcpy(place, out + slot->to.places[self], own);
-    tcp->loads[tcp->begun % DP__TCP_LOADS] =
-        (dp__tcp_load){.slot = slot, .out = out, .in = in, .left = 2 * (comm->process_count - 1)};
-    tcp->in_slot[slot->place] = tcp->begun++;
-    for (int p = 0; p < comm->process_count; p++) {
-        bool expects = slot->from.counts[p] > 0; /* else nothing will come that says so */
-        if (p != self && tcp->out[p].load + 1 == tcp->begun)
-            DP_TRY(dp__tcp_move(comm, p, true));
-        if (p != self && tcp->in[p].load + 1 == tcp->begun && !expects)
-            DP_TRY(dp__tcp_move(comm, p, false));
-    }
+    dp__tcp *tcp = endpoint->own;
+    int self = endpoint->process, others = endpoint->process_count - 1;
+    size_t own = (size_t)load->to.counts[self];
+    char *place = load->in + load->from.places[self];
+    if (own > 0 && load->out + load->to.places[self] != place)
+        memcpy(place, load->out + load->to.places[self], own);
+    load->left = 2 * tcp->connections.each * others;
+    load->number = tcp->begun++;
+    load->next = NULL;
+    if (tcp->last != NULL && tcp->last != load)
+        tcp->last->next = load;
+    tcp->last = load;
+    for (int p = 0; p < endpoint->process_count; p++)
+        if (p != self)
+            DP_TRY(dp__tcp_start(endpoint, load, p));
     return DP_OK;
 }
 
 /* Returns a process of which a part of that is missing, or which does not take its own: from 1. */
-static unsigned dp__tcp_lacks(const dp__mesh_comm *comm, const dp__mesh_slot *slot)
+static unsigned dp__tcp_lacks(const dp__endpoint *endpoint, const dp__load *load)
 {
-    const dp__tcp *tcp = comm->carrier;
-    uint64_t load = tcp->in_slot[slot->place];
+    const dp__tcp *tcp = endpoint->own;
     unsigned sender = 0, receiver = 0;
-    for (int p = comm->process_count - 1; p >= 0; p--) {
-        if (p != comm->process && tcp->in[p].load <= load)
-            sender = (unsigned)p + 1;
-        if (p != comm->process && tcp->out[p].load <= load)
-            receiver = (unsigned)p + 1;
+    for (int i = tcp->connections.count - 1; i >= 0; i--) {
+        unsigned process = (unsigned)dp__connection_process(&tcp->connections, i) + 1;
+        const dp__load *in = tcp->in[i].at, *out = tcp->out[i].at;
+        if (in != NULL && in->number <= load->number)
+            sender = process;
+        if (out != NULL && out->number <= load->number)
+            receiver = process;
     }
     return sender != 0 ? sender : receiver;
-}
-
-static dp_status dp__tcp_await(dp__mesh_comm *comm, dp__mesh_slot *slot)
-{
-    dp__tcp *tcp = comm->carrier;
-    dp__wait wait = {0};
-    uint64_t begun_ns = dp__os_now_ns();
-    for (;;) { /* what comes later goes on meanwhile */
-        bool ended = dp__tcp_has_ended(tcp, slot);
-        DP_TRY(dp__tcp_look(comm, ended ? 0 : dp__connection_rest_ms(begun_ns)));
-        if (dp__tcp_has_ended(tcp, slot))
-            break;
-        wait.awaits = dp__tcp_lacks(comm, slot);
-        DP_TRY(dp__journal_rest(comm->journal, &wait));
-    }
-    dp__journal_rested(comm->journal, &wait);
-    return DP_OK;
 }
 
 /* ==== >>table ==================================================================================
@@ -758,15 +820,22 @@ static bool dp__tcp_fits(const dp_comm_config *config)
     return config->bootstrap != NULL && config->host_memory;
 }
 
-static dp_status dp__tcp_prepare(dp__mesh_comm *comm, const dp_comm_config *config)
+static dp_status dp__tcp_prepare(dp__endpoint *endpoint)
 {
-    size_t count = (size_t)comm->process_count;
     dp__tcp *tcp = dp__os_alloc(sizeof *tcp, 64, NULL);
     if (tcp == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a communicator");
     memset(tcp, 0, sizeof *tcp);
-    comm->carrier = tcp;
-    DP_TRY(dp__connections_prepare(&tcp->connections, comm->journal->job, !config->one_machine));
+    endpoint->own = tcp;
+    dp__connections_prepare(&tcp->connections, endpoint->job, endpoint->far);
+    return DP_OK;
+}
+
+/* Makes what may be lacking before any process waits for another one. */
+DP__COLD static dp_status dp__tcp_make(dp__tcp *tcp)
+{
+    DP_TRY(dp__connections_begin(&tcp->connections));
+    size_t count = (size_t)tcp->connections.count;
     tcp->out = dp__os_alloc(2 * count * sizeof *tcp->out, _Alignof(dp__tcp_progress), NULL);
     tcp->watch = dp__os_alloc(count * sizeof *tcp->watch, _Alignof(dp__os_watch), NULL);
     tcp->watched = dp__os_alloc(count * sizeof *tcp->watched, sizeof(int), NULL);
@@ -777,15 +846,16 @@ static dp_status dp__tcp_prepare(dp__mesh_comm *comm, const dp_comm_config *conf
     return DP_OK;
 }
 
-static dp_status dp__tcp_connect(dp__mesh_comm *comm)
+static dp_status dp__tcp_connect(dp__endpoint *endpoint)
 {
-    dp__tcp *tcp = comm->carrier;
+    dp__tcp *tcp = endpoint->own;
+    DP_TRY(dp__job_agree(endpoint->job, dp__tcp_make(tcp)));
     return dp__connections_connect(&tcp->connections);
 }
 
-static bool dp__tcp_close(dp__mesh_comm *comm)
+static bool dp__tcp_close(dp__endpoint *endpoint)
 {
-    dp__tcp *tcp = comm->carrier;
+    dp__tcp *tcp = endpoint->own;
     if (tcp == NULL)
         return true;
     dp__connections_close(&tcp->connections);
@@ -796,22 +866,16 @@ static bool dp__tcp_close(dp__mesh_comm *comm)
     return true;
 }
 
-static const dp__mesh_ops dp__tcp_ops = {.prepare = dp__tcp_prepare,
-                                         .connect = dp__tcp_connect,
-                                         .begin = dp__tcp_begin,
-                                         .await = dp__tcp_await,
-                                         .close = dp__tcp_close};
+static const dp__carrier dp__tcp_carrier; /* dp/messages.h defines it */
 
 static dp_status dp__tcp_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
 {
-    return dp__mesh_open(host, config, dp_tcp_coll(), &dp__tcp_ops, out);
+    return dp__mesh_open(host, config, dp_tcp_coll(), &dp__tcp_carrier, out);
 }
 
 static bool dp__tcp_carries(const dp_ctx *ctx)
 {
-    dp_comm *comm = ctx->lanes[DP__CALLER].carrier;
-    bool mesh = comm != NULL && comm->ops->run == dp__mesh_run_call;
-    return mesh && dp__mesh_of(comm)->ops == &dp__tcp_ops;
+    return dp__mesh_carrier(ctx) == &dp__tcp_carrier;
 }
 
 DP_API const dp_coll_ops *dp_tcp_coll(void)

@@ -144,6 +144,9 @@ typedef struct dp__team {
     int share_count;  /* how many of the threads have a core */
     bool spin;
     atomic_bool closing;
+    void (*watch)(void *watched, uint64_t waited_ns); /* of a caller that waits for long; or NULL */
+    void *watched;
+    uint64_t watch_ns; /* then, and each time that it was twice as long */
     _Alignas(64) atomic_bool busy;
     dp__gate inside; /* its word counts the workers that owe: the caller waits for none */
     _Alignas(64) int part_count; /* the job begins here */
@@ -231,14 +234,28 @@ static void dp__team_exit(dp__team *team)
     atomic_store_explicit(&team->busy, false, memory_order_release);
 }
 
+/* Sleeps until fewer workers owe than were seen. Calls the watch after a while, and each time that
+   the wait was twice as long. */
+static void dp__team_rest(dp__team *team, unsigned seen)
+{
+    uint64_t begun = dp__os_now_ns(), after = team->watch_ns;
+    while (team->watch != NULL && dp__gate_word(&team->inside) == seen) {
+        dp__gate_wait_until(&team->inside, seen, false, begun + after);
+        uint64_t waited = dp__os_now_ns() - begun;
+        if (waited < after)
+            continue;
+        team->watch(team->watched, waited);
+        after = 2 * waited;
+    }
+    dp__gate_wait(&team->inside, seen, false);
+}
+
 static void dp__team_drain(dp__team *team)
 {
-    for (;;) {
-        unsigned inside = dp__gate_word(&team->inside);
-        if (inside == 0)
-            return;
-        dp__gate_wait(&team->inside, inside, team->spin);
-    }
+    unsigned inside;
+    while ((inside = dp__gate_word(&team->inside)) != 0)
+        if (!team->spin || !dp__gate_spin(&team->inside, inside))
+            dp__team_rest(team, inside);
 }
 
 /* Inside `run`, parts may wait for each other: a thread notes its ticket, looks at what it waits

@@ -34,11 +34,14 @@ enum {
                          something to tell */
 };
 
-/* Says for what a connection is: who listens lets in one kind. */
+/* Says for what a connection is. */
 typedef enum dp__connection_kind {
     DP__FOR_TREE,
     DP__FOR_DATA,
-    DP__FOR_MESSAGES
+    DP__FOR_MESSAGES,
+    DP__FOR_VOTES,
+    DP__FOR_JOINING,
+    DP__CONNECTION_KINDS
 } dp__connection_kind;
 
 typedef struct dp__join_request { /* sent by a connecting process */
@@ -46,8 +49,11 @@ typedef struct dp__join_request { /* sent by a connecting process */
     int32_t version;
     uint64_t nonce;
     int32_t process, process_count;
-    uint64_t listens; /* where those behind it connect: a port, or a number in a name */
-    uint32_t patience_ms, kind;
+    uint64_t listens; /* for the tree where its children connect: a port, or a number in a name; for
+                         messages the process that is meant; for votes its holder */
+    uint32_t patience_ms;
+    uint16_t kind, connection; /* which of those of its kind, from 0; for votes the last bits of the
+                                   number of its roster */
     char host[DP__PLACE_BYTES]; /* and at which address; "": where this comes from */
 } dp__join_request;
 
@@ -76,7 +82,7 @@ typedef enum dp__kind {
     DP__KINDS
 } dp__kind;
 
-typedef struct dp__tree_header { /* precedes everything that travels between processes of a job */
+typedef struct dp__tree_header { /* precedes everything that travels in the tree */
     uint32_t magic, kind;
     int32_t status, process; /* what failed, and where; of a question: the call, and who asks; of an
                                 answer while they meet: for how many ms process 0 was held up */
@@ -261,8 +267,9 @@ static int dp__child_count(int process, int process_count)
 /* ==== >>tree ===================================================================================
    The connections of a job while it lasts. Each process has a parent and at most log2(processes)
    children, so that all_gather takes as many steps. A process that fails tells its neighbours, and
-   they tell theirs: all get the first failure's sentence. A process that closes says so; this is an
-   error only for a process that still needs it.
+   they tell theirs: all get the first failure's sentence. Where a process inside the tree dies,
+   each part that is left has a neighbour of it, which finds that out by itself, so the words may
+   differ. A process that closes says so; this is an error only for a process that still needs it.
 
    At the time-out, the missing process may itself be waiting for another one, and may have begun
    later. So it is asked whether it is there. A waiting process answers yes, and asks the process
@@ -452,6 +459,7 @@ DP__APART static void dp__tree_report(dp__tree *tree, const dp__progress_message
     dp__progress_message news = *progress;
     uint64_t now = dp__os_now_ns();
     news.asks = 0;
+    news.in_ns = 0;
     if (answers && now - tree->told_ns < dp__news_ns(tree->timeout_ms) &&
         memcmp(&news, &tree->told, sizeof news) == 0)
         return;
@@ -493,7 +501,9 @@ DP__COLD static dp_status dp__tree_ended(dp__tree *tree, dp__link *link)
     return dp__tree_lost(tree, link, DP_ERR_REMOTE, "ended, or the connection to it broke");
 }
 
-/* As much of a header as there is. What is no part of a call is dealt with here. */
+/* Reads as much of a header as there is, and handles what belongs to no gathering. If the
+   connection has ended, the job fails at once in a gathering; between gatherings (`listens`) the
+   neighbour is marked dead, and whoever waits for it finds that (dp__journal_look). */
 static dp_status dp__tree_hear(dp__tree *tree, dp__link *link, bool listens)
 {
     dp__tree_header *header = &link->header;

@@ -1,11 +1,11 @@
 /* dp/voting.h - v0.2.0 - how the processes of a job agree on who goes on - MIT licence
 
    Part of dp.h, which includes it. dp/members.h decides what is sent, and what it means; this room
-   sends it. A process that may recover has a port from dp_open to dp_close, where nothing happens
-   as long as the job runs. After a failure its members connect to each other there, and vote. Who
-   waits for others meanwhile looks there too: that somebody votes may be all that it hears.
+   sends it. A process that may recover has one port from dp_open to dp_close, for votes, data and
+   messages. After a failure the members connect to each other there, and vote. A process that waits
+   in a collective looks there, too: a vote may be the only sign that the job has failed.
 
-   Who is waited for, and how long, is decided here and here alone; it never decides what is safe.
+   This room decides how long a vote waits, and for which members; that makes it fast, never unsafe.
    A process that refuses a connection, or cannot be reached for a while, is not waited for. One
    that can be connected to and does not answer computes, or is stopped: half of the time is for it.
 
@@ -248,20 +248,14 @@ static void dp__seats_end(dp__seat *seats, int count)
 }
 
 /* ==== >>joining =================================================================================
-   From the first dp_admit or dp_recover on, process 0 listens at a place that follows from what
-   the launcher has said. A process that comes later waits there until the others let
-   it in and a seat is free.                                                                      */
+   From the first dp_admit or dp_recover on, process 0 listens at a place that follows from what the
+   launcher has said. With shards, so does a process that proposes. A process that comes later waits
+   there until the others let it in and a seat is free.                                         */
 
 typedef struct dp__newcomer { /* one that waits */
     int fd;                   /* -1: there is none */
     dp__seat seat;
 } dp__newcomer;
-
-/* A process that has come to the join port, and has proved nothing yet. */
-typedef struct dp__join_candidate {
-    dp__pending pending; /* its fd -1: there is none */
-    uint64_t until_ns;
-} dp__join_candidate;
 
 typedef struct dp__join_reply { /* to one that has proved that it is of this job */
     uint32_t magic;
@@ -273,23 +267,21 @@ typedef struct dp__join_reply { /* to one that has proved that it is of this job
 _Static_assert(sizeof(dp__join_reply) == 16 + sizeof(dp__decision_handle) + DP__SAID_BYTES,
                "what travels has no gaps");
 
-enum { DP__JOIN_CANDIDATES = 8, DP__JOIN_PORT_BYTES = DP__HOST_BYTES + 256 };
+enum { DP__JOIN_PORT_BYTES = DP__HOST_BYTES + 256 };
 
 typedef struct dp__join_port {
-    dp__launch launch; /* where it is; its place is "": nowhere */
-    int listener;      /* of the process that is there; else -1 */
-    int tries;         /* calls of dp_admit in a row that have not opened it */
+    dp__launch launch;     /* where it is; its place is "": nowhere */
+    dp__listener listener; /* of the process that is there */
+    dp__os_watch *watch;
+    int tries; /* calls of dp_admit in a row that have not opened it */
     int why;   /* it is shut: see dp__os_why; < 0: another one listens there; 0: it is open */
     int count; /* of seats, and of newcomers at most */
     dp__newcomer *newcomers; /* in no order */
-    dp__join_candidate candidates[DP__JOIN_CANDIDATES];
 } dp__join_port;
 
 static void dp__join_port_close(dp__join_port *port)
 {
-    dp__os_drop(&port->listener);
-    for (int i = 0; i < DP__JOIN_CANDIDATES; i++)
-        dp__os_drop(&port->candidates[i].pending.fd);
+    dp__listener_hang_up(&port->listener);
     for (int g = 0; g < port->count; g++)
         dp__os_drop(&port->newcomers[g].fd);
 }
@@ -297,9 +289,8 @@ static void dp__join_port_close(dp__join_port *port)
 /* Gives its name back, so that another process can have it. */
 static void dp__join_port_leave(dp__join_port *port)
 {
-    dp__os_address at = dp__os_local(port->launch.place);
-    if (port->listener >= 0 && port->launch.host[0] == '\0')
-        dp__os_forget(&at);
+    if (port->listener.fd >= 0)
+        dp__os_forget(&port->listener.at);
     dp__join_port_close(port);
 }
 
@@ -319,31 +310,27 @@ static dp__launch dp__join_port_of(const dp__launch *launch)
     return port;
 }
 
-/* Returns -1 if it cannot, and why; below 0: another process listens there. */
-static int dp__join_port_listen(const dp__launch *port, int *out_why)
-{
-    dp__server server = {.launch = port, .listener = -1};
-    dp__os_address at = dp__os_local(port->place);
-    int other = -1;
-    if (port->host[0] == '\0')
-        server.listener = dp__listen_at(&at, &other);
-    for (int i = 0; port->host[0] != '\0' && i < port->port_count && server.listener < 0; i++)
-        (void)dp__listen_on(&server, port->host, port->port + i);
-    *out_why = other >= 0 ? -1 : dp__os_why();
-    dp__os_close(other);
-    return server.listener;
-}
-
 static bool dp__join_port_is_shut(const dp__join_port *port)
 {
-    return port->listener < 0 && port->launch.place[0] != '\0';
+    return port->listener.fd < 0 && port->launch.place[0] != '\0';
 }
 
 static void dp__join_port_open(dp__join_port *port)
 {
+    const dp__launch *at = &port->launch;
+    dp__listener *listener = &port->listener;
+    int other = -1;
     if (!dp__join_port_is_shut(port))
         return;
-    port->listener = dp__join_port_listen(&port->launch, &port->why);
+    listener->at = dp__os_local(at->place);
+    if (at->host[0] == '\0')
+        listener->fd = dp__listen_at(&listener->at, &other);
+    for (int i = 0; at->host[0] != '\0' && i < at->port_count && listener->fd < 0; i++)
+        (void)dp__listen_on(listener, at, at->host, at->port + i);
+    port->why = other >= 0 ? -1 : dp__os_why();
+    dp__os_close(other);
+    if (dp__listener_serve(listener, DP__FOR_JOINING, (dp__service){.key = at->key}) != DP_OK)
+        dp__listener_hang_up(listener);
 }
 
 /* Writes why it is shut. */
@@ -361,24 +348,6 @@ static const char *dp__join_port_text(const dp__join_port *port, char *text, siz
     snprintf(text + used, room - (size_t)used, ", where they would be awaited, %s%s", why,
              taken ? "" : dp__os_why_text(port->why));
     return text;
-}
-
-/* Reads what one that has connected sends, without waiting, and answers its request. */
-static dp__heard dp__pending_serve(dp__key key, dp__pending *pending)
-{
-    ptrdiff_t got = dp__os_receive(pending->fd, pending->said + pending->got,
-                                   dp__pending_bytes(pending) - pending->got);
-    if (got < 0)
-        return DP__NOISE;
-    pending->got += (size_t)got;
-    dp__heard heard = dp__pending_hear(key, DP__FOR_TREE, pending);
-    if (heard != DP__REQUESTED)
-        return heard;
-    pending->nonce = dp__os_random();
-    dp__challenge challenge = {DP__CHALLENGE_MAGIC, DP_VERSION, pending->nonce,
-                               dp__proof(key, &pending->request, pending->nonce, false)};
-    ptrdiff_t sent = dp__os_send(pending->fd, &challenge, sizeof challenge);
-    return sent == (ptrdiff_t)sizeof challenge ? DP__MORE : DP__NOISE;
 }
 
 /* Answers one that is of this job with what it needs to be let in, or why it never can be. Its seat
@@ -405,10 +374,9 @@ static bool dp__newcomer_invite(int fd, const dp__seat *own, bool reachable,
    of its machine, the join port.                                                                 */
 
 typedef enum dp__vote_link_stage {
-    DP__STAGE_DIALS,   /* this process has begun to connect, */
-    DP__STAGE_ASKS,    /* and has sent its request */
-    DP__STAGE_ANSWERS, /* the other one has connected: its request or its proof is awaited */
-    DP__STAGE_TALKS    /* each knows who the other is: votes go both ways */
+    DP__STAGE_DIALS, /* this process has begun to connect, */
+    DP__STAGE_ASKS,  /* and has sent its request */
+    DP__STAGE_TALKS  /* each knows who the other is: votes go both ways */
 } dp__vote_link_stage;
 
 typedef struct dp__vote_link {
@@ -416,12 +384,12 @@ typedef struct dp__vote_link {
     dp__vote_link_stage stage;
     int seat;
     uint64_t holder;   /* of that seat, to whom it goes or from whom it comes */
+    uint16_t number;   /* the last bits of that of its roster, as it called; see >>hearing */
     uint64_t since_ns; /* it was begun; without one: it was tried last */
     size_t got;        /* bytes of what comes */
     int watched;       /* its place in dp__voter.watch; 0: it was not connected then */
     dp__join_request request;
     dp__challenge challenge;
-    dp__pending pending;
     dp__vote_head head;
     bool headed; /* the head has come, */
     void *body;  /* and what follows is awaited; or NULL */
@@ -429,20 +397,19 @@ typedef struct dp__vote_link {
 
 typedef enum dp__absence { DP__HERE_MAYBE, DP__OUT_OF_REACH, DP__REFUSED_US } dp__absence;
 
-enum { DP__CALLERS = 32 }; /* connections whose other side is not known yet */
-
 typedef struct dp__voter {
     dp__launch launch; /* its key is that of all */
-    int count, listener;
+    int count;
     bool whole;        /* the job goes on only if no seat is empty */
     uint32_t wrappers; /* that newcomers have to make, too, before anything else */
     uint32_t unmade;   /* of a newcomer: how many of those it has yet to make */
     dp__members *members;
     dp__actions actions;
+    dp__listener listener;
     dp__seat *read; /* room for a roster */
     dp__decision decision;
     dp__join_port port;
-    dp__vote_link *links; /* to each seat, from each seat, callers */
+    dp__vote_link *links; /* to each seat, from each seat */
     dp__os_watch *watch;
     unsigned char *absent; /* a dp__absence of each seat */
     dp__vote asked;        /* the last one that was spread; */
@@ -458,14 +425,13 @@ typedef struct dp__voter {
     int again;              /* ballots that have failed */
     uint64_t heard_ns;      /* since when another one is known to vote while this one runs; or 0 */
     bool raised;            /* the limit of open files */
-    bool full;              /* who calls could not be accepted: not the next time */
     size_t bytes;           /* of all this */
     struct dp__job *before; /* the jobs that were: their memory may be in use */
 } dp__voter;
 
 static int dp__vote_links_count(const dp__voter *voter)
 {
-    return 2 * voter->count + DP__CALLERS;
+    return 2 * voter->count;
 }
 
 static dp__seat *dp__voter_roster(const dp__voter *voter)
@@ -485,41 +451,6 @@ static int dp__seat_number(const dp__seat *seats, int seat)
     for (int s = 0; s < seat; s++)
         number += seats[s].holder != 0;
     return number;
-}
-
-/* Makes a voter in one piece of memory: a process without any still has to find out who is left. */
-static dp__voter *dp__voter_make(const dp__launch *launch, int seat, int count)
-{
-    size_t seats = (size_t)count, links = 2 * seats + DP__CALLERS;
-    size_t members = dp__align_up(dp__members_bytes(count), _Alignof(max_align_t));
-    size_t bytes = sizeof(dp__voter) + links * sizeof(dp__vote_link) +
-                   seats * (sizeof(dp__seat) + sizeof(dp__newcomer)) + members +
-                   (links + 1) * sizeof(dp__os_watch) + seats;
-    dp__voter *voter = dp__os_alloc(bytes, _Alignof(max_align_t), NULL);
-    if (voter == NULL)
-        return NULL;
-    memset(voter, 0, bytes);
-    voter->bytes = bytes;
-    voter->count = voter->port.count = count;
-    voter->links = (dp__vote_link *)(voter + 1);
-    voter->read = (dp__seat *)(voter->links + links);
-    voter->port.newcomers = (dp__newcomer *)(voter->read + count);
-    voter->members = (dp__members *)(voter->port.newcomers + count);
-    voter->watch = (void *)((char *)voter->members + members);
-    voter->absent = (unsigned char *)(voter->watch + links + 1);
-    voter->listener = voter->port.listener = voter->decision.shared.fd = -1;
-    voter->seed = dp__os_random() | 1;
-    for (size_t i = 0; i < links; i++)
-        voter->links[i].fd = -1;
-    for (int i = 0; i < DP__JOIN_CANDIDATES; i++)
-        voter->port.candidates[i].pending.fd = -1;
-    for (int g = 0; g < count; g++)
-        voter->port.newcomers[g].fd = -1;
-    voter->port.launch = dp__join_port_of(launch);
-    voter->members->count = count;
-    voter->members->seat = seat;
-    voter->members->holder = dp__os_random() | 1;
-    return voter;
 }
 
 static void dp__vote_link_end(dp__vote_link *link)
@@ -545,7 +476,7 @@ static void dp__voter_unlisten(dp__voter *voter)
 {
     if (voter == NULL)
         return;
-    dp__os_drop(&voter->listener);
+    dp__listener_hang_up(&voter->listener);
     dp__vote_links_end(voter);
     dp__join_port_close(&voter->port);
 }
@@ -558,21 +489,63 @@ static void dp__voter_close(dp__voter *voter, bool own)
     if (own)
         dp__join_port_leave(&voter->port);
     dp__voter_unlisten(voter);
+    dp__listener_close(&voter->listener);
+    dp__listener_close(&voter->port.listener);
     dp__os_shared_close(&voter->decision.shared);
     dp__os_free(voter, voter->bytes, NULL);
+}
+
+enum { DP__VOTE_WATCHED = 1 + DP__PENDING_MAX }; /* at a listener */
+
+/* Makes a voter while there is memory: a process without any still has to find out who is left. */
+static dp__voter *dp__voter_make(const dp__launch *launch, int seat, int count)
+{
+    size_t seats = (size_t)count, links = 2 * seats;
+    size_t members = dp__align_up(dp__members_bytes(count), _Alignof(max_align_t));
+    size_t watched = links + 2 * (size_t)DP__VOTE_WATCHED;
+    size_t bytes = sizeof(dp__voter) + links * sizeof(dp__vote_link) +
+                   seats * (sizeof(dp__seat) + sizeof(dp__newcomer)) + members +
+                   watched * sizeof(dp__os_watch) + seats;
+    dp__voter *voter = dp__os_alloc(bytes, _Alignof(max_align_t), NULL);
+    if (voter == NULL)
+        return NULL;
+    memset(voter, 0, bytes);
+    voter->bytes = bytes;
+    voter->count = voter->port.count = count;
+    voter->links = (dp__vote_link *)(voter + 1);
+    voter->read = (dp__seat *)(voter->links + links);
+    voter->port.newcomers = (dp__newcomer *)(voter->read + count);
+    voter->members = (dp__members *)(voter->port.newcomers + count);
+    voter->watch = (void *)((char *)voter->members + members);
+    voter->port.watch = voter->watch + links + DP__VOTE_WATCHED;
+    voter->absent = (unsigned char *)(voter->watch + watched);
+    voter->listener = voter->port.listener = dp__listener_none();
+    voter->decision.shared.fd = -1;
+    voter->seed = dp__os_random() | 1;
+    for (size_t i = 0; i < links; i++)
+        voter->links[i].fd = -1;
+    for (int g = 0; g < count; g++)
+        voter->port.newcomers[g].fd = -1;
+    voter->port.launch = dp__join_port_of(launch);
+    voter->members->count = count;
+    voter->members->seat = seat;
+    voter->members->holder = dp__os_random() | 1;
+    if (dp__listener_reserve(&voter->listener) == DP_OK &&
+        dp__listener_reserve(&voter->port.listener) == DP_OK)
+        return voter;
+    dp__voter_close(voter, true);
+    return NULL;
 }
 
 /* Gives this process a port and a seat, which nobody else knows yet. */
 static dp_status dp__voter_seat(dp__voter *voter, const dp__tree *tree, bool far)
 {
     dp__members *members = voter->members;
-    dp__server server = {.launch = &voter->launch, .process = members->seat, .listener = -1};
     dp__seat *seat = dp__voter_own(voter);
-    dp_status status = dp__seat_make(seat, &voter->launch, tree, far, &server);
+    voter->launch.process = members->seat;
     seat->holder = members->holder;
     seat->limit = (uint32_t)voter->count;
-    voter->listener = server.listener;
-    return status;
+    return dp__seat_make(seat, &voter->launch, tree, far, &voter->listener);
 }
 
 /* Reads $DP_PROCESS_LIMIT: the job may have more processes later than it has now. */
@@ -609,6 +582,18 @@ static dp_status dp__voter_open(const dp_bootstrap *boot, const dp__launch *laun
     return dp__voter_seat(*out, by_tree ? boot->user : NULL, far);
 }
 
+static dp__key dp__vote_link_key(const dp__voter *voter, uint64_t holder)
+{
+    return dp__key_of_run(voter->launch.key, holder);
+}
+
+/* Lets in those that vote, once the key of all is known. */
+static void dp__voter_serve(dp__voter *voter)
+{
+    const dp__service service = {.key = dp__vote_link_key(voter, voter->members->holder)};
+    (void)dp__listener_serve(&voter->listener, DP__FOR_VOTES, service); /* there is memory */
+}
+
 /* Makes these members roster 1, in which this process runs. */
 static void dp__voter_begin(dp__voter *voter, int members)
 {
@@ -620,6 +605,7 @@ static void dp__voter_begin(dp__voter *voter, int members)
     }
     voter->members->number = 1;
     voter->members->role = DP__ROLE_RUNS;
+    dp__voter_serve(voter);
 }
 
 /* Opens the memory that another process of this machine has made. */
@@ -691,52 +677,27 @@ static void dp__join_port_greet(dp__voter *voter, const dp__pending *pending, ui
     port->newcomers[slot] = newcomer;
 }
 
-/* Accepts one, if `more` may wait. Another user of the machine is none of this job. */
-static void dp__join_candidate_accept(dp__voter *voter, dp__join_candidate *candidate, bool *more)
-{
-    bool full;
-    int fd = dp__os_accept(voter->port.listener, &full);
-    *more = fd >= 0;
-    if (fd >= 0 && voter->port.launch.host[0] == '\0' && !dp__os_same_user(fd))
-        dp__os_drop(&fd);
-    *candidate =
-        (dp__join_candidate){.pending = {.fd = fd}, .until_ns = dp__os_after_ms(DP__GREET_MS)};
-}
-
-/* Serves one that has come, without waiting for it: training would wait, too. Returns true while
-   its proof is to come. */
-static bool dp__join_candidate_look(dp__voter *voter, dp__join_candidate *candidate, bool *more)
-{
-    dp__pending *pending = &candidate->pending;
-    if (pending->fd < 0 && *more)
-        dp__join_candidate_accept(voter, candidate, more);
-    if (pending->fd < 0)
-        return false;
-    dp__heard heard = dp__pending_serve(voter->port.launch.key, pending);
-    if (heard == DP__MORE && dp__os_ms_until(candidate->until_ns) > 0)
-        return pending->asked;
-    if (heard == DP__PROVED)
-        dp__join_port_greet(voter, pending, dp__os_after_ms(DP__GREET_MS));
-    else
-        dp__os_close(pending->fd);
-    pending->fd = -1;
-    return false;
-}
-
 /* Looks who has come, again while one is about to prove that it is of the job; returns how many
    wait. */
 static int dp__join_port_attend(dp__voter *voter)
 {
     enum { PROOF_MS = 20 };
     char none;
-    int count = 0;
     dp__join_port *port = &voter->port;
-    bool more = port->listener >= 0, soon = true;
+    dp__listener *listener = &port->listener;
     uint64_t until_ns = dp__os_after_ms(PROOF_MS);
-    while (soon && dp__os_ms_until(until_ns) > 0) {
-        soon = false;
-        for (int i = 0; i < DP__JOIN_CANDIDATES; i++)
-            soon = dp__join_candidate_look(voter, &port->candidates[i], &more) || soon;
+    int count = 0, ms = 0;
+    for (bool soon = listener->fd >= 0; soon;) {
+        int watched = dp__listener_watch(listener, port->watch, DP__VOTE_WATCHED);
+        int before = listener->pending_count;
+        dp__pending pending;
+        dp__os_poll(port->watch, watched, ms);
+        (void)dp__listener_look(listener, port->watch, watched);
+        while (dp__listener_take(listener, DP__FOR_JOINING, &pending))
+            dp__join_port_greet(voter, &pending, dp__os_after_ms(DP__GREET_MS));
+        bool asked = dp__listener_is_asked(listener, DP__FOR_JOINING);
+        ms = asked ? dp__os_ms_until(until_ns) : 0;
+        soon = ms > 0 || listener->pending_count > before;
     }
     for (int g = 0; g < port->count; g++) {
         dp__newcomer *newcomer = &port->newcomers[g];
@@ -780,11 +741,6 @@ static void dp__member_is(dp__voter *voter, const dp__vote_link *link, dp__absen
         dp__voter_step(
             voter, &(dp__members_event){.kind = now ? DP__ON_ABSENT : DP__ON_PRESENT, .seat = seat},
             NULL);
-}
-
-static dp__key dp__vote_link_key(const dp__voter *voter, uint64_t holder)
-{
-    return dp__key_of_run(voter->launch.key, holder);
 }
 
 static uint64_t dp__reach_ns(const dp__voter *voter)
@@ -894,10 +850,12 @@ static bool dp__vote_link_call(dp__voter *voter, dp__vote_link *link)
         }
         link->request = (dp__join_request){.magic = DP__JOIN_MAGIC,
                                            .version = DP_VERSION,
+                                           .kind = DP__FOR_VOTES,
                                            .nonce = dp__os_random(),
                                            .process = voter->members->seat,
                                            .process_count = voter->count,
-                                           .listens = voter->members->holder};
+                                           .listens = voter->members->holder,
+                                           .connection = (uint16_t)voter->members->number};
         link->stage = DP__STAGE_ASKS;
         return dp__os_send(link->fd, &link->request, sizeof link->request) ==
                (ptrdiff_t)sizeof link->request;
@@ -919,32 +877,22 @@ static bool dp__vote_link_call(dp__voter *voter, dp__vote_link *link)
 }
 
 /* Gives one that has proved who it is the place of its seat. */
-static void dp__vote_link_seat(dp__voter *voter, dp__vote_link *caller)
+static void dp__vote_link_seat(dp__voter *voter, const dp__pending *pending)
 {
-    const dp__join_request *request = &caller->pending.request;
+    const dp__join_request *request = &pending->request;
+    if (request->version != DP_VERSION || request->process_count != voter->count ||
+        request->process < 0 || request->process >= voter->count) {
+        dp__os_close(pending->fd);
+        return;
+    }
     dp__vote_link *link = &voter->links[voter->count + request->process];
     dp__vote_link_end(link);
-    *link = (dp__vote_link){.fd = caller->fd,
+    *link = (dp__vote_link){.fd = pending->fd,
                             .seat = request->process,
                             .holder = request->listens,
-                            .since_ns = caller->since_ns};
-    caller->fd = -1;
+                            .number = request->connection,
+                            .since_ns = pending->came_ns};
     dp__vote_link_talks(voter, link);
-}
-
-/* Takes a connection that another process has begun a step further; false: it is over. */
-static bool dp__vote_link_answer(dp__voter *voter, dp__vote_link *link)
-{
-    const dp__join_request *request = &link->pending.request;
-    dp__key key = dp__vote_link_key(voter, voter->members->holder);
-    dp__heard heard = dp__pending_serve(key, &link->pending);
-    if (heard != DP__PROVED)
-        return heard == DP__MORE;
-    if (request->version != DP_VERSION || request->process_count != voter->count ||
-        request->process < 0 || request->process >= voter->count)
-        return false;
-    dp__vote_link_seat(voter, link);
-    return true;
 }
 
 /* Makes an event of what has come. */
@@ -1008,41 +956,12 @@ static bool dp__vote_link_hear(dp__voter *voter, dp__vote_link *link)
     return link->fd >= 0;
 }
 
-/* Puts one that has connected among the callers, in the place of the one that has been silent for
-   longest if there is none left. */
-static void dp__caller_hold(dp__voter *voter, int fd)
-{
-    dp__vote_link *callers = &voter->links[2 * voter->count], *place = callers;
-    for (int i = 0; i < DP__CALLERS && place->fd >= 0; i++) {
-        bool better = callers[i].fd < 0 || callers[i].pending.asked < place->pending.asked ||
-                      (callers[i].pending.asked == place->pending.asked &&
-                       callers[i].since_ns < place->since_ns);
-        place = better ? &callers[i] : place;
-    }
-    dp__vote_link_end(place);
-    *place = (dp__vote_link){.fd = fd, .stage = DP__STAGE_ANSWERS, .since_ns = dp__os_now_ns()};
-    place->pending.fd = fd;
-}
-
-static void dp__callers_accept(dp__voter *voter)
-{
-    int fd = 0;
-    for (int i = 0; i < DP__CALLERS && fd >= 0; i++) {
-        fd = dp__os_accept(voter->listener, &voter->full);
-        if (fd >= 0)
-            dp__caller_hold(voter, fd);
-    }
-    voter->full_ns = voter->full ? dp__os_now_ns() : voter->full_ns;
-}
-
 static bool dp__vote_link_serve(dp__voter *voter, dp__vote_link *link)
 {
     switch (link->stage) {
     case DP__STAGE_DIALS:
     case DP__STAGE_ASKS:
         return dp__vote_link_call(voter, link);
-    case DP__STAGE_ANSWERS:
-        return dp__vote_link_answer(voter, link);
     case DP__STAGE_TALKS:
         return dp__vote_link_hear(voter, link);
     }
@@ -1059,15 +978,12 @@ static void dp__vote_link_late(dp__voter *voter, dp__vote_link *link)
     dp__member_is(voter, link, DP__OUT_OF_REACH);
 }
 
-/* Lists the listener and what is connected, and nothing else: poll refuses a list that is longer
-   than the number of files that may be open. As long as this process runs, votes stay unread. */
-static int dp__vote_links_list(dp__voter *voter)
+/* Lists, behind the first few, what is connected and nothing else: poll refuses a list that is
+   longer than the number of files that may be open. As long as this process runs, votes stay
+   unread. */
+static int dp__vote_links_list(dp__voter *voter, int count)
 {
-    int count = 0;
     bool runs = voter->members->role == DP__ROLE_RUNS;
-    voter->watch[count++] =
-        (dp__os_watch){.fd = voter->full ? -1 : voter->listener, .events = DP__CAN_READ};
-    voter->full = false;
     for (int i = 0; i < dp__vote_links_count(voter); i++) {
         dp__vote_link *link = &voter->links[i];
         bool dials = link->stage == DP__STAGE_DIALS;
@@ -1083,8 +999,10 @@ static int dp__vote_links_list(dp__voter *voter)
 /* Looks once at all connections, for so long at most. */
 static void dp__vote_links_look(dp__voter *voter, int ms)
 {
+    dp__pending pending;
     dp__os_watch *watch = voter->watch;
-    dp__os_poll(watch, dp__vote_links_list(voter), ms);
+    int come_count = dp__listener_watch(&voter->listener, watch, DP__VOTE_WATCHED);
+    dp__os_poll(watch, dp__vote_links_list(voter, come_count), ms);
     for (int i = 0; i < dp__vote_links_count(voter); i++) {
         dp__vote_link *link = &voter->links[i];
         if (link->fd < 0 || link->watched == 0)
@@ -1094,8 +1012,10 @@ static void dp__vote_links_look(dp__voter *voter, int ms)
         else if (!dp__vote_link_serve(voter, link))
             dp__vote_link_end(link);
     }
-    if (watch[0].revents != 0)
-        dp__callers_accept(voter);
+    if (!dp__listener_look(&voter->listener, watch, come_count))
+        voter->full_ns = dp__os_now_ns();
+    while (dp__listener_take(&voter->listener, DP__FOR_VOTES, &pending))
+        dp__vote_link_seat(voter, &pending);
 }
 
 /* ==== >>acting =================================================================================
@@ -1314,7 +1234,7 @@ static void dp__vote_begin(dp__voter *voter, uint64_t until_ns)
     if (members->role == DP__ROLE_MEETS) /* who had no room to meet others has none to vote */
         dp__vote_links_end(voter);
     if (!voter->raised)
-        dp__os_files_raise((size_t)dp__vote_links_count(voter));
+        dp__os_files_raise((size_t)dp__vote_links_count(voter) + DP__VOTE_WATCHED);
     voter->raised = true;
     dp__newcomers_look(voter);
     if (in_job)
@@ -1337,15 +1257,6 @@ static void dp__members_dial(dp__voter *voter)
             dp__vote_link_dial(voter, s);
 }
 
-/* Returns true while it is not known who has connected: it may be one that proposes. */
-static bool dp__callers_wait(const dp__voter *voter)
-{
-    bool wait = false;
-    for (int i = 0; i < DP__CALLERS; i++)
-        wait = wait || voter->links[2 * voter->count + i].fd >= 0;
-    return wait;
-}
-
 /* Lets a process that waits for one that proposed, and has ended, wait for its turn. */
 static void dp__proposer_watch(dp__voter *voter)
 {
@@ -1363,14 +1274,14 @@ static uint64_t dp__room_ns(const dp__voter *voter)
     return lacks ? voter->full_ns + 4 * voter->step_ns : 0;
 }
 
-/* Returns when what is waited for has taken too long. A turn comes a step later while callers wait,
-   and no later than that: candidates come, too. */
+/* Returns when what is waited for has taken too long. A turn comes a step later while some are
+   pending, as one may propose, and no later than that: strangers come, too. */
 static uint64_t dp__due_ns(dp__voter *voter)
 {
     if (voter->wait != DP__FOR_TURN)
         return voter->ends_ns > dp__room_ns(voter) ? voter->ends_ns : dp__room_ns(voter);
     uint64_t turn_ns = voter->waits_ns + (uint64_t)dp__lower_await(voter) * voter->step_ns;
-    return turn_ns + (dp__callers_wait(voter) ? voter->step_ns : 0);
+    return turn_ns + (voter->listener.pending_count > 0 ? voter->step_ns : 0);
 }
 
 /* Returns true if those that could make a quorum have died, or have been out of reach for long. */
@@ -1485,18 +1396,23 @@ static dp_status dp__voter_vote(dp__voter *voter, uint64_t until_ns)
     return status;
 }
 
-/* dp__launch.hear: votes are answered while this process meets the others. One that has adopted the
-   roster, and votes again, does not come; and one that has not may hear of it here. */
-DP__COLD static dp_status dp__voter_meets(void *user)
+/* dp__launch.rest: answers votes while this process meets the others. One that has adopted the
+   roster, and votes again, does not come; and one that has not may be told of it here. Votes are
+   answered when they come, as the others wait for an answer no longer than it takes to come. */
+DP__COLD static dp_status dp__voter_meets(void *user, int ms)
 {
     dp__voter *voter = user;
-    dp__vote_links_look(voter, 0);
+    uint64_t until_ns = dp__os_after_ms(ms);
+    do {
+        dp__vote_links_look(voter, dp__os_ms_until(until_ns));
+    } while (voter->members->role == DP__ROLE_MEETS && dp__os_ms_until(until_ns) > 0);
     return voter->members->role == DP__ROLE_MEETS
                ? DP_OK
                : dp_error(DP_ERR_REMOTE, "a process has failed before all had met again");
 }
 
-/* Describes how those of the roster meet: as they did at first. Their leader is process 0. */
+/* Describes how those of the roster meet: as they did at first, but where they vote. Their leader
+   is process 0. */
 static dp_status dp__voter_launch(dp__voter *voter, dp__launch *out)
 {
     const dp__seat *roster = dp__voter_roster(voter);
@@ -1510,21 +1426,28 @@ static dp_status dp__voter_launch(dp__voter *voter, dp__launch *out)
         .name = "recovery",
         .process = dp__seat_number(roster, voter->members->seat),
         .process_count = dp__seat_number(roster, voter->count),
+        .port = (int)roster[leader].port,
+        .port_count = 1,
+        .listener = &voter->listener,
         .key = dp__key_of_run(dp__key_with(voter->launch.key, "roster"), voter->members->number),
         .numbered = true,
         .agreed = true,
         .again = true,
-        .hear = dp__voter_meets,
-        .user = voter,
-        .where = "after a failure"};
-    if (far) {
-        snprintf(out->host, sizeof out->host, "%s", dp__seat_address(roster, voter->count, leader));
-        DP_TRY(dp__launch_ports(out));
-        DP_TRY(dp__launch_interface(out));
-        out->port = dp__launch_port(out);
-    }
-    dp__launch_name(out);
-    return DP_OK;
+        .rest = dp__voter_meets,
+        .user = voter};
+    snprintf(out->host, sizeof out->host, "%s",
+             far ? dp__seat_address(roster, voter->count, leader)
+                 : dp__seat_host(roster, voter->count, voter->members->seat, leader));
+    snprintf(out->where, sizeof out->where, "after a failure");
+    return dp__launch_interface(out);
+}
+
+/* Notes how long a process that was let in has to meet the others: it answers votes meanwhile, and
+   whoever asks waits for the rest no longer than for that. */
+static void dp__voter_hurry(dp__voter *voter, int timeout_ms)
+{
+    voter->begun_ns = dp__os_now_ns();
+    voter->until_ns = dp__os_after_ms(timeout_ms);
 }
 
 /* Notes that all of the roster have met. Returns how many rosters there were before it. */
@@ -1560,13 +1483,18 @@ static uint64_t dp__heard_ns(int timeout_ms)
     return (uint64_t)(most < DP__HEARD_MS ? most : DP__HEARD_MS) * 1000000;
 }
 
-/* Returns the seat of a member that has connected; -1: none has. */
+/* Returns the seat of a member that has connected to vote for the next roster, or a later one; -1:
+   none has. A call for the vote before may come when all have met, and nobody reads its end. */
 static int dp__caller_seat(const dp__voter *voter)
 {
-    int seat = 0;
-    while (seat < voter->count && dp__vote_link_to(voter, seat) == NULL)
-        seat++;
-    return seat < voter->count ? seat : -1;
+    for (int seat = 0; seat < voter->count; seat++) {
+        const dp__vote_link *link = dp__vote_link_to(voter, seat);
+        uint16_t ahead = link != NULL ? (uint16_t)(link->number - (uint16_t)voter->members->number)
+                                      : 0;
+        if (link != NULL && ahead < UINT16_MAX / 2)
+            return seat;
+    }
+    return -1;
 }
 
 /* Returns the process that has left the job for a vote; -1: none is known to have. */
@@ -1598,8 +1526,10 @@ static dp_status dp__voter_hear(dp_ctx *ctx, int *out_process)
                     dp__who(ctx->world.job, process, who));
 }
 
-static const dp__progress_carrier dp__voter_mail = {dp__voter_hear, dp__far_tell, dp__far_send,
-                                                    dp__far_next};
+/* Carries failures and progress between processes, by the tree or by MPI; looks at the port, too.
+   */
+static const dp__progress_carrier dp__job_carrier = {dp__voter_hear, dp__far_tell, dp__far_send,
+                                                     dp__far_next};
 
 /* ==== >>rejoining ===============================================================================
    A process that comes later waits at the join port until the others let it in.               */
@@ -1610,23 +1540,39 @@ typedef struct dp__rejoining {
     const dp__launch *launch;
     dp__launch port, own; /* own: where it listens itself */
     dp__seat seat;
-    int listener;
+    dp__listener listener;
     bool far;
     uint32_t wrappers; /* of the others */
 } dp__rejoining;
 
-/* Makes this one a process that nobody has met yet. It may have got a seat without a word of it: so
-   it never comes a second time as the same. */
+/* Gives this process a new holder, port and seat. An earlier try may have been given a seat without
+   its knowledge, so it never comes twice with the same holder. Nobody has the key of its port: one
+   that connects there knew another process with that number, and learns that this is not it. */
 static dp_status dp__rejoin_seat(dp__rejoining *rejoining)
 {
-    dp__server server = {.launch = &rejoining->own, .listener = -1};
-    dp__os_drop(&rejoining->listener);
+    dp__service nobody = {.open = true};
     rejoining->own = (dp__launch){.name = ""};
     rejoining->seat = (dp__seat){.holder = dp__os_random() | 1};
-    dp_status status =
-        dp__seat_make(&rejoining->seat, &rejoining->own, NULL, rejoining->far, &server);
-    rejoining->listener = server.listener;
-    return status;
+    (void)dp__os_secret(&nobody.key, sizeof nobody.key);
+    DP_TRY(dp__seat_make(&rejoining->seat, &rejoining->own, NULL, rejoining->far,
+                         &rejoining->listener));
+    return dp__listener_serve(&rejoining->listener, DP__FOR_VOTES, nobody);
+}
+
+/* Receives what the job sends, and looks at its own port until that comes. */
+static dp_status dp__rejoin_receive(dp__rejoining *rejoining, int fd, void *to, size_t bytes,
+                                    uint64_t until_ns)
+{
+    dp__os_watch watch[1 + DP__VOTE_WATCHED];
+    do {
+        int count = dp__listener_watch(&rejoining->listener, watch + 1, DP__VOTE_WATCHED);
+        watch[0] = (dp__os_watch){.fd = fd, .events = DP__CAN_READ};
+        dp__os_poll(watch, 1 + count, dp__os_ms_until(until_ns));
+        if (watch[0].revents != 0)
+            return dp__wire_receive(fd, to, bytes, until_ns);
+        (void)dp__listener_look(&rejoining->listener, watch + 1, count);
+    } while (dp__os_ms_until(until_ns) > 0);
+    return DP_PENDING;
 }
 
 /* Takes the reply: it opens the memory of the machine, and tells whether it has it. */
@@ -1634,7 +1580,7 @@ static dp_status dp__rejoin_enter(dp__rejoining *rejoining, int fd, uint64_t unt
                                   dp__voter **out)
 {
     dp__join_reply reply;
-    if (dp__wire_receive(fd, &reply, sizeof reply, until_ns) != DP_OK ||
+    if (dp__rejoin_receive(rejoining, fd, &reply, sizeof reply, until_ns) != DP_OK ||
         reply.magic != DP__VOTE_MAGIC)
         return DP_PENDING;
     reply.text[sizeof reply.text - 1] = '\0';
@@ -1660,7 +1606,7 @@ static dp_status dp__rejoin_await(dp__rejoining *rejoining, dp__voter *voter, in
     size_t bytes = (size_t)voter->count * sizeof *voter->read;
     members->holder = rejoining->seat.holder;
     members->role = DP__ROLE_WAITS;
-    if (dp__wire_receive(fd, &head, sizeof head, until_ns) != DP_OK ||
+    if (dp__rejoin_receive(rejoining, fd, &head, sizeof head, until_ns) != DP_OK ||
         !dp__vote_is_sound(&head, voter->count) || head.kind != DP__VOTE_DECIDED ||
         dp__wire_receive(fd, voter->read, bytes, until_ns) != DP_OK)
         return DP_PENDING;
@@ -1681,15 +1627,18 @@ static dp_status dp__rejoin_once(dp__rejoining *rejoining, int round, uint64_t u
     const dp__launch *port = &rejoining->port;
     dp__seat *own = &rejoining->seat;
     dp__target target = {.host = port->host, .port = port->port, .port_count = port->port_count};
-    dp__join_request request = {.magic = DP__JOIN_MAGIC, .version = DP_VERSION};
+    dp__join_request request = {
+        .magic = DP__JOIN_MAGIC, .version = DP_VERSION, .kind = DP__FOR_JOINING};
     int fd = -1;
     memcpy(target.place, port->place, sizeof target.place);
     *out = NULL;
     DP_TRY(dp__connect_once(&target, port->key, &request, round, until_ns, &fd, out_why));
     *out_met = true;
+    dp_status status = dp__rejoin_seat(rejoining);
     if (own->host[0] == '\0')
         dp__os_host_of(fd, true, own->host, sizeof own->host);
-    dp_status status = dp__wire_send(fd, own, sizeof *own, until_ns) == DP_OK ? DP_OK : DP_PENDING;
+    if (status == DP_OK && dp__wire_send(fd, own, sizeof *own, until_ns) != DP_OK)
+        status = DP_PENDING;
     if (status == DP_OK)
         status = dp__rejoin_enter(rejoining, fd, until_ns, out);
     if (status == DP_OK && *out != NULL)
@@ -1743,8 +1692,8 @@ static dp_status dp__rejoin_until(dp__rejoining *rejoining, int timeout_ms, uint
         found = now ? NULL : why != NULL ? why : found;
         if (status != DP_OK && *out != NULL)
             dp__voter_close(*out, true);
-        if (status == DP_PENDING && now)
-            DP_TRY(dp__rejoin_seat(rejoining));
+        if (status != DP_OK)
+            dp__listener_close(&rejoining->listener);
         if (status != DP_PENDING)
             return status;
         dp__os_sleep_ms(DP__REJOIN_MS);
@@ -1758,16 +1707,13 @@ static dp_status dp__rejoin_until(dp__rejoining *rejoining, int timeout_ms, uint
 static dp_status dp__rejoin(const dp__launch *launch, bool far, int timeout_ms, uint64_t until_ns,
                             dp__voter **out)
 {
-    dp__rejoining rejoining = {
-        .launch = launch, .port = dp__join_port_of(launch), .listener = -1, .far = far};
-    dp_status status = dp__rejoin_seat(&rejoining);
-    if (status == DP_OK)
-        status = dp__rejoin_until(&rejoining, timeout_ms, until_ns, out);
-    if (status != DP_OK) {
-        dp__os_drop(&rejoining.listener);
-        return status;
-    }
-    (*out)->listener = rejoining.listener;
+    dp__rejoining rejoining = {.launch = launch,
+                               .port = dp__join_port_of(launch),
+                               .listener = dp__listener_none(),
+                               .far = far};
+    DP_TRY(dp__rejoin_until(&rejoining, timeout_ms, until_ns, out));
+    dp__listener_move(&(*out)->listener, &rejoining.listener);
+    dp__voter_serve(*out);
     (*out)->unmade = rejoining.wrappers;
     return DP_OK;
 }

@@ -33,7 +33,7 @@ typedef struct dp__mpi_backend { /* what dp_mpi.h has for processes that meet th
        has none. */
     dp_status (*split)(dp__mpi_links *links, int group, dp_bootstrap *out);
     void (*drop)(dp_bootstrap *boot);
-    dp_status (*mailbox)(struct dp__mailbox *mailbox); /* it gets a carrier, if it may call MPI */
+    const struct dp__carrier *carrier;
 } dp__mpi_backend;
 
 static const dp__mpi_backend *dp__backend_mpi; /* dp_mpi.h defines it */
@@ -45,9 +45,8 @@ static void dp__mpi_links_close(dp__mpi_links *links, bool own, bool job_failed)
         dp__backend_mpi->leave(links, job_failed);
 }
 
-/* Once a context is open it has no more to say over these connections. Whoever waits for other
-   processes, and does not see them, asks here whether one of them has failed, and because of which
-   process (-1: unknown). */
+/* Looks, without waiting, whether a failure has come over the tree or by MPI, and returns it.
+   *out_process: the process that has caused it; -1: that is not known. */
 static dp_status dp__far_hear(dp_ctx *ctx, int *out_process)
 {
     dp_status status = DP_OK;
@@ -133,19 +132,6 @@ static dp_status dp__join_tree(dp_config *config, const dp__launch *launch, int 
     return status;
 }
 
-/* Takes the time-out of the program, else that of its user. A wrong number is an error later, when
-   the others can be told. */
-static dp_status dp__join_timeout(dp_config *config, int *out_ms)
-{
-    int seconds = DP__TIMEOUT_MS / 1000;
-    if (config->timeout_ms == 0 && dp__os_env("DP_TIMEOUT") != NULL)
-        DP_TRY(dp__env_number("DP_TIMEOUT", 1, INT_MAX / 1000, &seconds));
-    if (config->timeout_ms == 0)
-        config->timeout_ms = seconds * 1000;
-    *out_ms = config->timeout_ms > 0 ? config->timeout_ms : DP__TIMEOUT_MS;
-    return DP_OK;
-}
-
 /* Join the world that the environment names, unless the config has another, or wants none. */
 static dp_status dp__join(dp_config *config, dp__launch *launch, dp__tree **out,
                           dp__mpi_links **out_line)
@@ -192,15 +178,6 @@ static dp_status dp__boot_gather(const dp_bootstrap *boot, const void *own, void
         return dp_error(status, "dp_open: %s", dp__open_error());
     return dp_error(DP_ERR_REMOTE, "dp_open: bootstrap.all_gather failed: %s", dp__open_error());
 }
-
-typedef struct dp__share { /* a part of something that `count` processes divide */
-    int place, count;
-} dp__share;
-
-typedef struct dp__neighbours {
-    dp__share machine, cores; /* among the processes of its machine; of these cores */
-    dp__share machines;       /* its machine among all */
-} dp__neighbours;
 
 typedef struct dp__location {
     uint64_t machine, cores;
@@ -267,7 +244,8 @@ typedef struct dp__seat { /* and the process that has it, for as long as that li
     uint32_t port, limit; /* limit: how many seats it wants there to be */
     dp__key key;
     char host[DP__PLACE_BYTES]; /* its address for other machines; "": not known */
-    uint64_t there_only;        /* it listens at that address, and at no other */
+    uint32_t there_only;        /* it listens at that address, and at no other */
+    uint32_t connections;       /* that it wants to each process; 0: it does not say */
 } dp__seat;
 _Static_assert(sizeof(dp__seat) == 128, "what travels has no gaps");
 
@@ -282,7 +260,7 @@ static dp_status dp__seat_key(dp__seat *seat)
 
 /* With a port of its own, which only its machine can reach if all processes are there. */
 static dp_status dp__seat_make(dp__seat *seat, dp__launch *launch, const dp__tree *tree, bool far,
-                               dp__server *server)
+                               dp__listener *listener)
 {
     seat->machine = dp__os_machine();
     snprintf(launch->host, DP__HOST_BYTES, "%s", far ? "0.0.0.0" : "127.0.0.1");
@@ -293,8 +271,8 @@ static dp_status dp__seat_make(dp__seat *seat, dp__launch *launch, const dp__tre
     }
     seat->there_only = launch->own[0] != '\0';
     DP_TRY(dp__seat_key(seat));
-    DP_TRY(dp__listen_within(server, launch));
-    seat->port = (uint32_t)dp__os_port(server->listener);
+    DP_TRY(dp__listen_within(listener, launch));
+    seat->port = (uint32_t)dp__os_port(listener->fd);
     return DP_OK;
 }
 

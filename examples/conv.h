@@ -45,8 +45,8 @@ static dp_status conv_forward(dp_call *call)
 {
     const dp_tensor *x, *label;
     dp_tensor loss, right;
-    DP_TRY(dp_call_tensor(call, "image", DP_F32, 2, &x));
-    DP_TRY(dp_call_tensor(call, "label", DP_I64, 1, &label));
+    DP_TRY(dp_call_shaped(call, "image", DP_F32, DP_SHAPE(-1, SIDE * SIDE), &x));
+    DP_TRY(dp_call_shaped(call, "label", DP_I64, DP_SHAPE(x->shape[0]), &label));
     DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, 1, x->shape, &loss));
     DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, 1, x->shape, &right));
     conv_tape *t = call->saved = dp_scope_alloc(call->scope, (size_t)x->shape[0] * sizeof *t);

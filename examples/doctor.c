@@ -264,6 +264,7 @@ static void look_at_switches(void)
         {"DP_PORTS", "the ports at which processes may listen"},
         {"DP_INTERFACE", "the network between machines"},
         {"DP_TIMEOUT", "seconds that a process waits for another"},
+        {"DP_CONNECTIONS", "over TCP, from each process to each"},
         {"DP_REJOIN", "this process joins others that run"},
         {"DP_PROCESS_LIMIT", "how many processes there may be, with those that join"},
         {"DP_DEVICES", "how many devices, or which"},

@@ -7,17 +7,23 @@
    into a pipe keeps its lines back until it has some kilobytes; if they should come at once, it
    calls setvbuf(stdout, NULL, _IOLBF, 0) first. stdin is that of process 0.
 
-   The first process that fails ends the job: the others get SIGTERM, and those that are still there
-   after some seconds SIGKILL. The job's exit status is that of the failed one (128 + the number of
-   the signal that ended it), whose last words are repeated at the end. Signals are passed on; a
-   second Ctrl-C kills. Each process has a process group, so what it has started itself hears all
-   that too. If dprun is killed by SIGKILL, its processes are killed as well, on Linux. Elsewhere,
-   and for what they have started, the next line that they write ends them, as nobody reads it.
+   The first process that fails ends the job: after a moment, in which those that fail because of it
+   end by themselves, the others get SIGTERM, and those that are still there after some seconds
+   SIGKILL. The job's exit status is that of the failed one (128 + the number of the signal that
+   ended it), whose last words are repeated at the end. With --grace a process that hangs while
+   others of the job have failed, on whichever machine, ends by itself, with 124: that is the job's
+   status only if no other process has failed here. Signals are passed on; a second Ctrl-C kills.
+   Each process has a process group, so what it has started itself hears all that too. If dprun is
+   killed by SIGKILL, its processes are killed as well, on Linux. Elsewhere, and for what they have
+   started, the next line that they write ends them, as nobody reads it.
 
    A program that calls dp_recover and dp_admit goes on when processes fail. With --spare so many
    may; with --respawn each is started again, and joins the others; --elastic is both, for as long
    as there are enough of them. Then other dpruns with --join may bring more, also from other
    machines, if --addr and DP_SECRET are theirs.
+
+   dprun --status shows the jobs of this user on this machine, whoever has started them, also those
+   that hang (examples/status.c, which has to lie beside this file).
 
    Build: cc -std=c11 examples/dprun.c -o dprun
    Run:   ./dprun -n 2 ./train_anywhere
@@ -49,6 +55,9 @@
 #include <sys/prctl.h>
 #endif
 
+#define STATUS_WITHOUT_MAIN
+#include "status.c"
+
 #if defined(__GNUC__)
 #define SAYS __attribute__((format(printf, 1, 2)))
 #else
@@ -57,6 +66,7 @@
 
 static const char usage[] =
     "dprun [options] [--] program [arguments]\n"
+    "dprun --status [--json] [--watch[=SECONDS]] [process id ...]\n"
     "  -n COUNT           processes on this machine (1)\n"
     "  --nodes COUNT      machines; dprun is started on each, with the same -n (1)\n"
     "  --node NUMBER      which of them this is, from 0 on\n"
@@ -76,7 +86,14 @@ static const char usage[] =
     "                     grow to MAX, of all machines\n"
     "  --join             the processes join a job that runs, at the --addr of its dprun\n"
     "  --bind cores       each process gets its own share of the cores (Linux)\n"
-    "  --grace SECONDS    from SIGTERM to SIGKILL (10)\n"
+    "  --grace SECONDS    from SIGTERM to SIGKILL (10). If it is given, DP_GRACE is set, too: a\n"
+    "                     process that hangs for so long after the job has failed, here or on\n"
+    "                     another machine, ends by itself, with 124\n"
+    "  --status           starts nothing, and shows the jobs of this user on this machine, also\n"
+    "                     those of other launchers (Linux): for each process its steps, seconds a\n"
+    "                     step, collectives begun and ended, how often all others waited for it,\n"
+    "                     its memory, what it is in, for whom it waits. --watch: every second.\n"
+    "                     Exit status 1: there is none\n"
     "  -h                 this text\n"
     "Exit status: that of the process that failed first; 128 + its signal; 1: a process cannot\n"
     "be started, or output cannot be written; 2: wrong options; 126, 127: the program cannot be\n"
@@ -91,17 +108,20 @@ enum {
     COUNT_MAX = 4096,    /* processes of a machine */
     TOTAL_MAX = 1 << 20, /* and of all */
     SECONDS_MAX = 1000000,
-    FAILURES = 3, /* within a minute are too many */
+    HUNG = 124,      /* the exit status of a process that dp.h has ended: DP_GRACE */
+    MOMENT_MS = 300, /* after a failure: others that fail, too, end by themselves, and say why */
+    FAILURES = 3,    /* within a minute are too many */
     MINUTE_MS = 60000
 };
 
 static struct {
-    int count, nodes, node, restarts, spare, respawn, grace;
+    int count, nodes, node, restarts, spare, respawn;
+    int grace;       /* -1: it is not given */
     int least, most; /* of --elastic; 0: it is not */
     bool join;
     const char *addr, *output, *bind, *elastic;
     char **program;
-} asked = {.count = 1, .nodes = 1, .node = -1, .grace = 10};
+} asked = {.count = 1, .nodes = 1, .node = -1, .grace = -1};
 
 typedef struct stream {  /* stdout or stderr of a process */
     int fd, to;          /* fd -1: it has ended */
@@ -114,6 +134,7 @@ typedef struct process {
     pid_t pid;  /* its group's number too; 0: not started */
     bool ended; /* and waited for */
     bool group; /* somebody of its group may be there */
+    bool early; /* it has ended before it was told to */
     int status;
     int again;                   /* how often it was started again, alone, */
     int64_t again_ms;            /* and when it will be; 0: it will not */
@@ -134,6 +155,7 @@ static struct {
     bool killed;        /* and those that did not, killed */
     bool told;          /* by a signal to dprun */
     bool unwritten;     /* what a process wrote is lost: a disk is full */
+    int64_t first_ms;   /* when the first one has failed */
     int64_t until_ms;   /* when they are killed */
     pid_t self, typist; /* who brings process 0 what is typed */
 } job;
@@ -153,6 +175,12 @@ static int64_t now_ms(void)
 static bool failed(const process *p)
 {
     return !WIFEXITED(p->status) || WEXITSTATUS(p->status) != 0;
+}
+
+/* Returns true if dp.h has ended a process that hung when others had failed. */
+static bool was_hung(const process *p)
+{
+    return WIFEXITED(p->status) && WEXITSTATUS(p->status) == HUNG;
 }
 
 /* ---- signals --------------------------------------------------------------------------------- */
@@ -236,7 +264,7 @@ static void pass_on(int number)
 static void end_job(int number)
 {
     if (!job.ending)
-        job.until_ms = now_ms() + 1000 * (int64_t)asked.grace;
+        job.until_ms = now_ms() + 1000 * (int64_t)(asked.grace < 0 ? 10 : asked.grace);
     job.ending = true;
     pass_on(number);
     pass_on(SIGCONT); /* who is stopped hears nothing */
@@ -313,7 +341,16 @@ static bool is_spared(process *p)
     return true;
 }
 
-/* Of several that have failed at once, one that a signal has ended is no echo of another. */
+/* Returns true if it is the first that has failed. Of several that have failed at once, one that a
+   signal has ended is no echo of another; one that has hung may be. */
+static bool is_first(const process *p)
+{
+    const process *first = job.first < 0 ? NULL : &job.all[job.first];
+    return first == NULL ||
+           (!job.ending && WIFSIGNALED(p->status) && !WIFSIGNALED(first->status)) ||
+           (!job.ending && was_hung(first) && !was_hung(p));
+}
+
 static void reap(void)
 {
     int status;
@@ -324,18 +361,54 @@ static void reap(void)
             if (p->pid != pid || p->ended)
                 continue;
             p->ended = true;
+            p->early = !job.ending;
             p->status = status;
             job.running--;
             job.well += !failed(p);
-            bool first = job.first < 0 || (WIFSIGNALED(status) && !job.ending &&
-                                           !WIFSIGNALED(job.all[job.first].status));
-            if (failed(p) && first && !is_spared(p))
+            if (failed(p) && is_first(p) && !is_spared(p))
                 job.first = (int)(p - job.all);
         }
     }
     for (process *p = job.all; p < job.all + asked.count; p++)
         if (p->ended && p->group) /* those that it has started have its number still */
             p->group = kill(-p->pid, 0) == 0;
+}
+
+/* Returns the process of this machine that the last words of another one name; NULL: there is none.
+   Errors of dp.h name one as "(process 3, pid 4242)". */
+static const process *named_by(const process *p)
+{
+    char id[32];
+    for (const process *q = job.all; q < job.all + asked.count; q++) {
+        snprintf(id, sizeof id, ", pid %d)", (int)q->pid);
+        if (q != p && q->pid != 0 && strstr(p->words, id) != NULL)
+            return q;
+    }
+    return NULL;
+}
+
+/* Returns the process because of which the first one has failed, which may be that one. A process
+   closes its connections before its end can be seen, so an echo of its failure may end first. */
+static const process *culprit(void)
+{
+    const process *p = &job.all[job.first], *named = named_by(p);
+    for (int i = 0;
+         i < asked.count && named != NULL && named->ended && named->early && !was_hung(named);
+         i++) {
+        p = named;
+        named = failed(p) ? named_by(p) : NULL;
+    }
+    return p;
+}
+
+/* Returns true once a failure ends the job: not before the others have had a moment. */
+static bool is_time_to_end(void)
+{
+    if (job.first < 0 || job.ending)
+        return false;
+    if (job.first_ms == 0)
+        job.first_ms = now_ms();
+    return job.running == 0 || now_ms() - job.first_ms >= MOMENT_MS;
 }
 
 static void start_process(process *p);
@@ -373,7 +446,7 @@ static void attend(void)
     start_again();
     if (job.broken && !job.ending)
         end_job(SIGTERM);
-    if (job.first >= 0 && !job.ending)
+    if (is_time_to_end())
         end_job(SIGTERM);
     if (job.ending && !job.killed && now_ms() >= job.until_ms) {
         job.killed = true;
@@ -383,7 +456,7 @@ static void attend(void)
 
 static int patience(void)
 {
-    bool looks = job.ending && (job.told || !job.killed);
+    bool looks = (job.ending && (job.told || !job.killed)) || (job.first >= 0 && !job.ending);
     for (const process *p = job.all; p < job.all + asked.count; p++)
         looks = looks || p->again_ms != 0;
     return looks ? LOOK_MS : -1;
@@ -606,6 +679,8 @@ static _Noreturn void become(process *p, const int fd[3], int report, const sigs
     set_number("DP_LOCAL_PROCESS", own);
     set_number("DP_LOCAL_PROCESS_COUNT", asked.count);
     set_number("DP_RESTART", job.attempt);
+    if (asked.grace >= 0)
+        set_number("DP_GRACE", asked.grace);
     if (p->again > 0 || asked.join)
         set_number("DP_REJOIN", 1);
     if (asked.most > 0)
@@ -776,7 +851,7 @@ static void wait_and_pass(void)
 
 static void run_job(void)
 {
-    job.running = job.lost = job.well = 0, job.first = -1, job.code = 0;
+    job.running = job.lost = job.well = 0, job.first = -1, job.first_ms = 0, job.code = 0;
     job.ending = job.killed = job.broken = false;
     memset(job.all, 0, (size_t)asked.count * sizeof *job.all);
     for (process *p = job.all; p < job.all + asked.count; p++)
@@ -801,7 +876,11 @@ static void conclude(void)
 {
     if (job.first < 0 || job.broken)
         return;
-    const process *p = &job.all[job.first];
+    const process *p = culprit();
+    if (!failed(p)) {
+        say("process %d has left, without dp_close, while others needed it", number_of(p));
+        p = &job.all[job.first];
+    }
     job.code = WIFSIGNALED(p->status) ? 128 + WTERMSIG(p->status) : WEXITSTATUS(p->status);
     say_how(p);
 }
@@ -948,6 +1027,8 @@ static bool prepare(void)
 
 int main(int argc, char **argv)
 {
+    if (argc > 1 && strcmp(argv[1], "--status") == 0)
+        return show_status(argv + 2);
     read_options(argv + (argc > 0));
     if (!prepare()) {
         perror("dprun");

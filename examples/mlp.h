@@ -66,11 +66,9 @@ static dp_status mlp_forward(dp_call *call)
     const mlp *net = call->state;
     const dp_tensor *x, *label;
     dp_tensor h, p, loss, right;
-    DP_TRY(dp_call_tensor(call, "image", DP_F32, 2, &x));
-    DP_TRY(dp_call_tensor(call, "label", DP_I64, 1, &label));
+    DP_TRY(dp_call_shaped(call, "image", DP_F32, DP_SHAPE(-1, net->inputs), &x));
     int64_t rows = x->shape[0];
-    if (x->shape[1] != net->inputs || label->shape[0] != rows)
-        return dp_error(DP_ERR_INVALID, "images have %d pixels, and a label each", net->inputs);
+    DP_TRY(dp_call_shaped(call, "label", DP_I64, DP_SHAPE(rows), &label));
     DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(rows, net->hidden), &h));
     DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(rows, net->classes), &p));
     DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(rows), &loss));

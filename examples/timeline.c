@@ -3,14 +3,16 @@
    It reads what a program has written with DP_TRACE=run.json (>>timeline in dp.h), one process or
    all of a machine. The page needs nothing but itself. Each thread and stream has a row; what is
    inside a span lies below it. Communication is red where no method ran beside it in its process:
-   that is the time which overlapping could still win.
+   that is the time which overlapping could still win. Waits for processes that come later are
+   hatched, and are no communication: the one that waits least is the one for which all others wait.
 
    Build: cc -std=c11 examples/timeline.c -o timeline
    Run:   DP_TRACE=run.json ./train && ./timeline run.json run.html 5 (steps; 5 if not said)
    Prints:
    2 steps in 2.000 ms, 1.000 ms each
-   process 0: methods 1.560 ms, communication 0.500 ms, of it not hidden 0.300 ms
-   process 1: methods 1.000 ms, communication 0.200 ms, of it not hidden 0.000 ms */
+   process 0: methods 1.560 ms, communication 0.380 ms, of it not hidden 0.180 ms, waited 0.120 ms
+   process 1: methods 1.000 ms, communication 0.200 ms, of it not hidden 0.000 ms, waited 0.000 ms
+   process 1 comes last: all others waited 0.120 ms for it */
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -26,8 +28,8 @@ enum {
     BAR = 15
 };
 
-typedef enum kind { FRAME, METHOD, TALK, COPY, KINDS } kind;
-static const char *const classes[KINDS] = {"f", "m", "t", "c"};
+typedef enum kind { FRAME, METHOD, TALK, COPY, WAIT, KINDS } kind;
+static const char *const classes[KINDS] = {"f", "m", "t", "c", "w"};
 
 typedef struct span {
     double begin, end; /* in microseconds */
@@ -123,6 +125,8 @@ static kind kind_of(const char *name)
     for (size_t i = 0; i < sizeof talks / sizeof talks[0]; i++)
         if (begins(name, talks[i]))
             return TALK;
+    if (begins(name, "waits for "))
+        return WAIT;
     if (strcmp(name, "scatter") == 0 || strcmp(name, "gather") == 0 || begins(name, "replicate"))
         return COPY;
     return strchr(name, '.') != NULL || strchr(name, '\'') != NULL || strcmp(name, "dp_run") == 0
@@ -201,15 +205,15 @@ static int compare(const void *a, const void *b)
     return (x->begin > y->begin) - (x->begin < y->begin);
 }
 
-/* When a process did such things, whichever of its rows it was: parts that do not touch. */
-static part *parts_of(int process, kind what, size_t *out_count)
+/* When a process did things of these kinds, in whichever of its rows: parts that do not touch. */
+static part *parts_of(int process, unsigned kinds, size_t *out_count)
 {
     part *parts = grown(NULL, run.span_count, sizeof *parts);
     size_t count = 0, kept = 0;
     for (size_t i = 0; i < run.span_count; i++) {
         const span *s = &run.spans[i];
-        if (s->kind != what || run.rows[s->row].process != process || s->end <= run.begin ||
-            s->begin >= run.end)
+        if ((kinds >> s->kind & 1) == 0 || run.rows[s->row].process != process ||
+            s->end <= run.begin || s->begin >= run.end)
             continue;
         parts[count++] = (part){s->begin > run.begin ? s->begin : run.begin,
                                 s->end < run.end ? s->end : run.end};
@@ -256,7 +260,8 @@ static const char head[] =
     "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/><title>timeline</title>\n"
     "<style>body{font:14px sans-serif;margin:2em}td,th{padding:.2em 1em;text-align:right}\n"
     "text{font:10px sans-serif;fill:#222}.f{fill:#ddd}.m{fill:#7fc97f}.t{fill:#80b1d3}\n"
-    ".c{fill:#fdc086}.x{fill:#e31a1c}.r{stroke:#999}svg{width:100%;min-width:60em}\n"
+    ".c{fill:#fdc086}.w{fill:url(#w)}.x{fill:#e31a1c}.r{stroke:#999}.l{font-weight:bold}\n"
+    "svg{width:100%;min-width:60em}\n"
     "i{padding:0 .6em;margin-right:.3em}</style></head><body>\n";
 
 static double x_of(double at)
@@ -317,7 +322,7 @@ static void put_row(FILE *out, int which, int top)
 {
     const row *r = &run.rows[which];
     size_t count;
-    part *busy = parts_of(r->process, METHOD, &count);
+    part *busy = parts_of(r->process, 1u << METHOD | 1u << WAIT, &count);
     fprintf(out,
             "<line class=\"r\" x1=\"0\" x2=\"%d\" y1=\"%d\" y2=\"%d\"/><text x=\"0\" y=\"%d\">%d: ",
             WIDTH, top - 3, top - 3, top + BAR - 4, r->process);
@@ -342,6 +347,9 @@ static void put_picture(FILE *out)
     qsort(order, (size_t)count, sizeof *order, compare_rows);
     fprintf(out, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\">\n", WIDTH,
             height);
+    fputs("<defs><pattern id=\"w\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\"><path "
+          "d=\"M0 6L6 0\" stroke=\"#555\"/></pattern></defs>\n",
+          out);
     for (int i = 0; i < count; i++) {
         put_row(out, order[i], top);
         top += run.rows[order[i]].deepest * BAR + 6;
@@ -350,52 +358,95 @@ static void put_picture(FILE *out)
     free(order);
 }
 
-/* On the page and here. */
-static void put_sums(FILE *out, int process)
+/* How long a process did things of these kinds. */
+static double spent_ms(int process, unsigned kinds)
 {
-    size_t methods, talks;
-    part *busy = parts_of(process, METHOD, &methods), *talk = parts_of(process, TALK, &talks);
-    double seen = 0, busy_ms = length_of(busy, methods) / 1000,
-           talk_ms = length_of(talk, talks) / 1000;
+    size_t count;
+    part *parts = parts_of(process, kinds, &count);
+    double ms = length_of(parts, count) / 1000;
+    free(parts);
+    return ms;
+}
+
+/* On the page and here. Communication is what a collective takes once all have begun it. */
+static void put_sums(FILE *out, int process, bool last)
+{
+    size_t count, talks;
+    part *busy = parts_of(process, 1u << METHOD | 1u << WAIT, &count);
+    part *talk = parts_of(process, 1u << TALK, &talks);
+    double seen = 0, methods = spent_ms(process, 1u << METHOD),
+           waits = spent_ms(process, 1u << WAIT);
+    double talk_ms = spent_ms(process, 1u << TALK | 1u << WAIT) - waits;
     for (size_t i = 0; i < talks; i++)
-        seen += outside(busy, methods, talk[i], NULL, NULL, 0) / 1000;
-    printf("process %d: methods %.3f ms, communication %.3f ms, of it not hidden %.3f ms\n",
-           process, busy_ms, talk_ms, seen);
-    fprintf(out, "<tr><td>%d</td><td>%.3f</td><td>%.3f</td><td>%.3f</td><td>%.1f %%</td></tr>\n",
-            process, busy_ms, talk_ms, seen, 100 * seen * 1000 / (run.end - run.begin));
+        seen += outside(busy, count, talk[i], NULL, NULL, 0) / 1000;
+    printf("process %d: methods %.3f ms, communication %.3f ms, of it not hidden %.3f ms, waited "
+           "%.3f ms\n",
+           process, methods, talk_ms, seen, waits);
+    fprintf(out,
+            "<tr%s><td>%d</td><td>%.3f</td><td>%.3f</td><td>%.3f</td><td>%.1f %%</td><td>%.3f</td>"
+            "</tr>\n",
+            last ? " class=\"l\"" : "", process, methods, talk_ms, seen,
+            100 * seen * 1000 / (run.end - run.begin), waits);
     free(busy);
     free(talk);
 }
 
+/* Returns the process of the next higher number; -1: there is none. */
+static int process_after(int process)
+{
+    int next = -1;
+    for (int i = 0; i < run.row_count; i++) {
+        int its = run.rows[i].process;
+        if (run.rows[i].deepest > 0 && its > process && (next < 0 || its < next))
+            next = its;
+    }
+    return next;
+}
+
+/* Returns the process for which all others wait; -1: for none much of the time. It waits least. */
+static int last_process(double *out_ms)
+{
+    double least = 0, next = 0;
+    int last = -1, seen = 0;
+    for (int p = process_after(-1); p >= 0; p = process_after(p)) {
+        double ms = spent_ms(p, 1u << WAIT);
+        if (seen++ == 0 || ms < least) {
+            next = least, least = ms, last = p;
+        } else if (seen == 2 || ms < next) {
+            next = ms;
+        }
+    }
+    *out_ms = next - least;
+    return seen > 1 && (next - least) * 1000 > (run.end - run.begin) / 20 ? last : -1;
+}
+
 static void put_page(FILE *out)
 {
-    double ms = (run.end - run.begin) / 1000;
-    int last = -1, next;
+    double ms = (run.end - run.begin) / 1000, late_ms;
+    int last = last_process(&late_ms);
     fputs(head, out);
     fprintf(
         out,
         "<h1>%d steps in %.3f ms</h1>\n<p><i class=\"m\" style=\"background:#7fc97f\"></i>methods "
         "<i style=\"background:#80b1d3\"></i>communication, hidden <i style=\"background:#e31a1c\">"
-        "</i>not hidden <i style=\"background:#fdc086\"></i>scatter and gather</p>\n",
+        "</i>not hidden <i style=\"background:#fdc086\"></i>scatter and gather <i style=\""
+        "background:repeating-linear-gradient(135deg,#555 0 1px,#fff 1px 4px)\"></i>waits</p>\n",
         run.steps, ms);
     put_picture(out);
     fputs("<table><tr><th>process</th><th>methods, ms</th><th>communication</th><th>not hidden</th>"
-          "<th>of the time</th></tr>\n",
+          "<th>of the time</th><th>waited</th></tr>\n",
           out);
     if (run.steps > 0)
         printf("%d steps in %.3f ms, %.3f ms each\n", run.steps, ms, ms / run.steps);
-    for (;; last = next) {
-        next = -1;
-        for (int i = 0; i < run.row_count; i++) {
-            int process = run.rows[i].process;
-            if (run.rows[i].deepest > 0 && process > last && (next < 0 || process < next))
-                next = process;
-        }
-        if (next < 0)
-            break;
-        put_sums(out, next);
+    for (int p = process_after(-1); p >= 0; p = process_after(p))
+        put_sums(out, p, p == last);
+    fputs("</table>\n", out);
+    if (last >= 0) {
+        printf("process %d comes last: all others waited %.3f ms for it\n", last, late_ms);
+        fprintf(out, "<p>Process %d comes last: all others waited %.3f ms for it.</p>\n", last,
+                late_ms);
     }
-    fputs("</table></body></html>\n", out);
+    fputs("</body></html>\n", out);
 }
 
 int main(int argc, char **argv)

@@ -10,6 +10,7 @@
    after 64 steps process 0 is ...% right; all have the same parameters
    process 0 of 2, 0 of 2 on this machine; launcher: dp
    rank... of ... on cpu, threads for each: ...; transport: shared memory
+   waited for others: ...
 
    'mlp': 407080 bytes of gradients a rank; mean over samples
      buffers: those of rank 0; unused parameters: an error; ignored: 0

@@ -1,6 +1,7 @@
 /* dp.c - the one file of the test binaries that holds the implementation. */
 
 #define DP_IMPLEMENTATION
+#define DP__METRICS_MS 20
 #if defined(TEST_HIP)
 #define DP_USE_HIP
 #define DP_USE_RCCL
@@ -42,4 +43,10 @@
 #include "rows.h"
 #include "system.h"
 #include "team.h"
+#if defined(DP_ONE_PROCESS)
+#include "alone.h"
+#else
+#include "between.h"
+#include "pipes.h"
+#endif
 #endif

@@ -16,12 +16,13 @@ TEXTS=("${SOURCES[@]}" Makefile CMakeLists.txt install/**/*.* tests/**/*.mk test
 
 MAX_COLUMNS=100
 MAX_HEADER=4500
-MAX_FRONT=2900 # dp.h: the manual, what is public, and the front door
+MAX_FRONT=2960 # dp.h: the manual, what is public, and the front door
 MAX_SECTION=450
 MAX_FUNCTION=60
 MAX_NESTING=4
 MAX_HEADLESS=244 # comments that begin with no verb: a number that may only fall
-MAX_OBJECT_KIB=1450
+MAX_CARRIER=12  # private names that a carrier takes
+MAX_OBJECT_KIB=1500
 MAX_README_WORDS=1900
 
 failed=0
@@ -83,12 +84,14 @@ check_headers() {
             $2 != "total" && $1 > ($2 == "dp.h" ? front : max) { print $2 ": " $1 " lines" }')"
 }
 
+# The rooms between processes: those that DP_ONE_PROCESS leaves out or puts in, and their door.
+WING=(dp/processes.h $(sed -nE '/^#include "dp.launchers/,$s/^#include "(dp\/.*)"/\1/p' dp.h))
+
 # "Of the lane that is opened." has to be read twice; "Returns the ring of the lane ..." once. Between
 # processes, where the reader knows the least, there is none.
 check_openers() {
-    local openers='/\* (What|Who|Whose|Whom|Of|Where|Whether|By what|The same)\>' wing
-    wing=(dp/{launch,tree,rendezvous,world,members,voting,shm,mesh,tcp,messages,group,recover,job}.h dp_mpi.h)
-    check "comments between processes say what is done" "$(grep -nE "$openers" "${wing[@]}")"
+    local openers='/\* (What|Who|Whose|Whom|Of|Where|Whether|By what|The same)\>'
+    check "comments between processes say what is done" "$(grep -nE "$openers" "${WING[@]}" dp_mpi.h)"
     check "at most $MAX_HEADLESS comments of the library begin without a verb" \
         "$(grep -hE "$openers" "${HEADERS[@]}" | wc -l | awk -v most=$MAX_HEADLESS '$1 > most { print $1 " do" }')"
 }
@@ -102,10 +105,10 @@ check_vocabulary() {
     sed -n '/^Between processes words/,/^$/p' CONTRIBUTING.md | grep -oE '\b[a-z]+\b' | cat - $own >$words
     check "at most 30 words are ours" "$(awk 'END { if (NR > 30 || NR < 10) print NR }' $own)"
     check "private types between processes have words of CONTRIBUTING.md" "$(
-        for room in launch tree rendezvous world members voting shm mesh tcp messages group recover job; do
-            grep -oE '^typedef (struct|enum|union) dp__[a-z_]+' dp/$room.h | grep -oE '[a-z]+$' | sort -u |
+        for room in "${WING[@]}"; do
+            grep -oE '^typedef (struct|enum|union) dp__[a-z_]+' $room | grep -oE '[a-z]+$' | sort -u |
                 while read -r name; do
-                    [ "$name" = $room ] || grep -qxE "$name|${name%s}|${name%es}" $words || echo "dp/$room.h: $name"
+                    [ dp/$name.h = $room ] || grep -qxE "$name|${name%s}|${name%es}" $words || echo "$room: $name"
                 done
         done)"
 }
@@ -188,18 +191,28 @@ rooms_table() {
         }'
 }
 
+# The rooms and tables, in the order in which dp.h includes them; dp/alone.h stands before those that it
+# replaces.
+rooms_included() {
+    sed -n 's/^#include "\(dp[^"]*\)".*/\1/p' dp.h | grep -v dp_hip | tac | awk '!seen[$0]++' | tac
+}
+
 # dp.h stands below and above its rooms, dp_hip.h around two others. What stands around training uses
 # the public API, and dp.h's system: threads, files, and what waits for them. dp_mirror.h is a part of
 # dp_train.h.
 check_rooms() {
     local around=(dp_train.h dp_mirror.h dp_data.h dp_save.h dp_array.h dp_average.h dp_norm.h dp_check.h dp_local.h)
-    local rooms
-    mapfile -t rooms < <(sed -n 's/^#include "\(dp[^"]*\)".*/\1/p' dp.h | grep -v dp_hip | tac |
-        awk '!seen[$0]++' | tac)
+    local rooms lonely
+    mapfile -t rooms < <(rooms_included | grep -v '^dp/alone\.h$')
+    mapfile -t lonely < <(rooms_included | sed '/^dp\/alone\.h$/q')
     awk -f tests/rooms.awk dp.h "${rooms[@]}" "${around[@]}" | sort >$BUILD/names
+    awk -f tests/rooms.awk dp.h "${lonely[@]}" | sort >$BUILD/lonely
     grep -v 'public$' $BUILD/names | rooms_table "${rooms[@]}" "${around[@]}" >$BUILD/rooms
+    check "the head of dp.h lists what it includes, in that order" "$(
+        diff <(sed -n '/^   and the files that dp.h includes/,/^   Beside/s/^     \(dp[a-z_/]*\.h\) .*/\1/p' dp.h) \
+            <(rooms_included | grep -E '^dp/|^dp_cpu'))"
     check "no room uses private names of later rooms" \
-        "$(awk '$4 == "up" && $1 != "dp.h" { print $1 " " $2 ": " $3 }' $BUILD/names)"
+        "$(awk '$4 == "up" && $1 != "dp.h" { print $1 " " $2 ": " $3 }' $BUILD/names $BUILD/lonely)"
     check "nor public functions, but for scopes in which the system keeps what it maps" \
         "$(awk '$4 == "public" && $1 != "dp.h" && !($1 == "dp/os_posix.h" && $2 == "dp/core.h") {
                     print $1 " " $2 ": " $3 }' $BUILD/names)"
@@ -211,12 +224,25 @@ check_rooms() {
                 print $1 " " $2 ": " $3 }' $BUILD/names)"
 }
 
+# Who writes a carrier learns few names, which dp/carrier.h has: tests/pipes.h has them all. Of the
+# library's two those are counted which they have from rooms about what is carried; MPI's links idle, too.
+check_carriers() {
+    check "a carrier takes at most $MAX_CARRIER private names" "$(
+        {
+            grep -oE '\b(dp|DP)__\w+' tests/pipes.h | sort -u | sed 's|^|tests/pipes.h |'
+            awk '$1 ~ /^dp(\/tcp|_mpi)\.h$/ && $2 ~ /^dp\/(carrier|mesh|messages)\.h$/ && !/idle|IDLE/ {
+                print $1, $3 }' $BUILD/names
+        } | awk -v max=$MAX_CARRIER '
+            { count[$1]++; names[$1] = names[$1] " " $2 }
+            END { for (file in count) if (count[file] > max) print file ": " count[file] ":" names[file] }')"
+}
+
 # ---- the environment -----------------------------------------------------------------------------
 
 # What is read by its name or by a launcher's, and what is called as variables of dp.h are.
 variables_read() {
     cat "${HEADERS[@]}" | grep -oE 'env[a-z_]*\("[A-Za-z_]+"|"DP_[A-Z_]+"' | grep -oE '"[^"]+'
-    sed -n '/^static const dp__launcher /,/^};/p' dp/launch.h | sed 's/\.name = "[a-z]*"//' |
+    sed -n '/^static const dp__launcher /,/^};/p' dp/launchers.h | sed 's/\.name = "[a-z]*"//' |
         grep -oE '"[A-Za-z_]+'
 }
 
@@ -409,6 +435,7 @@ check_vocabulary
 check_words
 check_sections
 check_rooms
+check_carriers
 check_environment
 check_top_level
 check_abi

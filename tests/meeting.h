@@ -177,6 +177,7 @@ static inline void in_processes_but(int process_count, int victim, void (*body)(
     meeting second = {.process_count = process_count};
     meeting m = {.process_count = process_count, .second = &second};
     pid_t pids[BOOT_PROCESSES];
+    test_needs_processes(process_count);
     for (int p = 1; p < process_count; p++) {
         CHECK_INT(socketpair(AF_UNIX, SOCK_STREAM, 0, m.ends[p]), 0);
         CHECK_INT(socketpair(AF_UNIX, SOCK_STREAM, 0, second.ends[p]), 0);

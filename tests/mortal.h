@@ -61,6 +61,7 @@ static inline void wait_for(int count)
 
 static inline void start_world(int count, void (*body)(void))
 {
+    test_needs_processes(count);
     cuda_processes();
     nobody_launched_us();
     if (met == NULL)

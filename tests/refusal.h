@@ -3,14 +3,20 @@
 #ifndef REFUSAL_H
 #define REFUSAL_H
 
-/* The call that is named fails, at its n-th time from now on: fsync, ftruncate, flock, lstat, open,
-   recv, rename, send, stat, unlink, write. With `hook` it does not fail, and that is called before
-   it. The thread that calls it has this struct until it has ended. (All calls are in
-   test_save.c.) */
-extern struct refusal {
-    const char *call;
+/* A call, which fails at its n-th time: fsync, ftruncate, flock, lstat, open, recv, rename, send,
+   stat, unlink, write. With `hook` it does not fail, and that is called before it. (All calls are
+   in test_save.c.) */
+struct refusal {
+    const char *call; /* NULL: none */
     int at, error;
     void (*hook)(void);
-} refusal;
+};
+
+/* Counts from now on, in place of what was counted before. The process may have threads of dp.h
+   that call the system meanwhile. */
+void refuse(struct refusal next);
+
+/* Returns whether its time is still to come. */
+bool refuses_later(void);
 
 #endif /* REFUSAL_H */

@@ -29,7 +29,8 @@ function define_in(line, pattern,    text) {
 }
 
 # From column 0 to a ; or {, however many lines it takes: a function or a variable. dp/os.h declares
-# what a system defines.
+# what a system defines, dp/processes.h what the rooms between processes do, and dp/carrier.h what
+# dp/messages.h does for a carrier.
 function statement_ends(text) {
     if (text ~ /DP_API/ && text ~ /\{$/) {
         match(text, /dp_[a-z0-9_]+\(/)
@@ -37,7 +38,7 @@ function statement_ends(text) {
     }
     if (text ~ /^typedef/)
         define_in(text, "dp__[a-z0-9_]+(\\)? *\\(|;)")
-    else if (text ~ /\{$/ || text !~ /\(/ || text ~ /=/ || FILENAME == "dp/os.h")
+    else if (text ~ /\{$/ || text !~ /\(/ || text ~ /=/ || FILENAME ~ /^dp\/(os|processes|carrier)\.h$/)
         define_in(text, "dp__[a-z0-9_]+ *(\\(|\\[|=|;)")
 }
 

@@ -692,27 +692,6 @@ TEST(cores_have_a_bit_each)
     }
 }
 
-/* Who spins counts the cores of all; a quota, which all share, counts before a thread is bound. */
-TEST(a_quota_leaves_fewer_cores_than_masks)
-{
-    static dp_ctx ctx;
-    static dp__introduction introductions[2];
-    const dp__job job = {.ctx = &ctx, .introductions = introductions, .process_count = 2};
-    for (int core = 0; core < 4; core++) {
-        dp__cores_add(&introductions[core / 2].cores, core);
-    }
-    ctx.cores = 3; /* of other processes the masks may be more than of this one */
-    CHECK(dp__job_has_cores(&job, 4));
-    CHECK(!dp__job_has_cores(&job, 5));
-    ctx.limited = true;
-    CHECK(dp__job_has_cores(&job, 3));
-    CHECK(!dp__job_has_cores(&job, 4));
-    dp_ctx *here;
-    CHECK_OK(dp_open(NULL, &here));
-    CHECK_INT(here->limited, dp__os_core_count() < dp__os_affinity_count());
-    dp_close(here);
-}
-
 TEST(random_numbers_differ)
 {
     CHECK(dp__os_random() != dp__os_random());

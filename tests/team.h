@@ -5,20 +5,6 @@
 #include <sys/stat.h>
 #include "test.h"
 
-/* ---- pieces that grow ------------------------------------------------------------------------ */
-
-/* So that each process has 16 KiB of one, as long as that is not too much. */
-TEST(pieces_grow_with_processes)
-{
-    CHECK_INT(dp__mesh_piece_bytes(2 << 20, 2), 2 << 20);
-    CHECK_INT(dp__mesh_piece_bytes(2 << 20, 128), 2 << 20);
-    CHECK_INT(dp__mesh_piece_bytes(2 << 20, 129), (2 << 20) + DP__SHARED_PAGE);
-    CHECK_INT(dp__mesh_piece_bytes(1 << 20, 64), 1 << 20);
-    CHECK_INT(dp__mesh_piece_bytes(1 << 20, 512), 8 << 20);
-    CHECK_INT(dp__mesh_piece_bytes(1 << 20, 513), 8 << 20);
-    CHECK_INT(dp__mesh_piece_bytes(1 << 20, 100000), 8 << 20);
-}
-
 /* ---- waits that learn ------------------------------------------------------------------------ */
 
 TEST(patience_shrinks_to_a_rest_and_is_tried_again)

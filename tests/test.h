@@ -16,7 +16,8 @@
    --times each says how many seconds of a core it took, not only those that took one.
    TEST_TIMEOUT_SCALE multiplies every time limit, TEST_SEED gives test_seed() another value,
    TEST_STRIDE makes exhaustive loops shorter, TEST_SKIP those whose points are runs of their own,
-   and TEST_TURN is which of these points are left. */
+   and TEST_TURN is which of these points are left. With TEST_ONE_PROCESS the library was compiled
+   with DP_ONE_PROCESS. */
 
 #ifndef TEST_H
 #define TEST_H
@@ -102,6 +103,9 @@ void test_register(test_case *test);
 
 _Noreturn void test_fail(const char *file, int line, const char *format, ...) DP_PRINTF(3, 4);
 _Noreturn void test_skip(const char *reason);
+
+/* The test goes on in so many processes: it is skipped where the library has one. */
+void test_needs_processes(int count);
 
 /* `last_error` is a parameter because a test file may hold an implementation of its own. */
 typedef const char *(*test_error_fn)(void);

@@ -55,6 +55,12 @@ _Noreturn void test_skip(const char *reason)
     _exit(EXIT_SKIP);
 }
 
+void test_needs_processes(int count)
+{
+    if (count > 1 && getenv("TEST_ONE_PROCESS") != NULL)
+        test_skip("the library has one process");
+}
+
 void test_check_int(const char *file, int line, const char *text, long long got, long long want)
 {
     if (got != want) {

@@ -29,6 +29,8 @@ static const char *const all_variables[] = {
     "DP_PORTS",
     "DP_INTERFACE",
     "DP_TIMEOUT",
+    "DP_CONNECTIONS",
+    "DP_GRACE",
     "DP_REJOIN",
     "DP_PROCESS_LIMIT",
     "DP_MACHINE",
@@ -240,6 +242,7 @@ static inline void finish(pid_t pid, int process)
 static inline void run_world_at(int first, int count, void (*body)(void))
 {
     pid_t pids[MOST];
+    test_needs_processes(count);
     nobody_launched_us();
     world = count;
     port = first;

@@ -2,6 +2,7 @@
 #
 #   make bench [ROWS=C1,C7] [ROUNDS=21] [BENCH_RUN='chrt -f 10'] [TORCH_PYTHON=venv/bin/python]
 #   make bench-slow [SLOW='--loss 0.62 --rate 100 --delay 20']     over a slow link; as root
+#   make bench-long [LONG='--rate 1000 --delay 20 --counts 1 8'] over a long one; as root
 #
 # BENCH_RUN is a command to measure under, as one that goes before the others on a busy machine. The
 # torch of TORCH_PYTHON, its gloo and its optimizers stand beside those of the system's python3.
@@ -26,7 +27,7 @@ bench: $(BENCH)/bench $(BENCH)/peer_mpi $(BENCH)/peer_dp_mpi $(BENCH)/peer_gloo 
 	-@BENCH_TORCH=$(if $(filter file,$(origin TORCH_PYTHON)),,$(TORCH_PYTHON)) \
 	    $(BENCH_RUN) $(BENCH)/bench $(BENCH) $(ROUNDS) $(ROWS)
 
-.PHONY: bench bench-slow model
+.PHONY: bench bench-slow bench-long model
 
 # Two processes of Open MPI, in two network namespaces.
 SLOW ?=
@@ -35,6 +36,15 @@ bench-slow: $(BENCH)/slow
 
 $(BENCH)/slow: tests/bench/slow/slow.c examples/gpt.h $(HEADERS) | $(BENCH)/peers.log
 	@mpicc.openmpi -std=c11 -O2 $(STB_CFLAGS) $< -o $@ -lpthread -lm
+
+# Two processes in two network namespaces, with nothing but the library.
+LONG ?=
+bench-long: $(BENCH)/long
+	@tests/bench/long/long.py $< $(LONG)
+
+$(BENCH)/long: tests/bench/long/long.c $(HEADERS)
+	@mkdir -p $(@D)
+	@$(CC) $(BENCH_FLAGS) $(STB_CFLAGS) $< -o $@ -lpthread -lm
 
 # What a job of 2 to 16,384 processes costs, on paper and as far as it can be had here: a minute in
 # which up to MODEL_MOST processes share this machine.

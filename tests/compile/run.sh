@@ -147,6 +147,10 @@ c_cases() {
     expect "$cc: headers around training, dp.h" parses -std=c11 $BUILD/around_dp.c
     expect "$cc: dp.h, headers around training, static" parses -std=c11 $BUILD/around_static.c
     expect "$cc: DP_STATIC" parses -std=c11 -DDP_STATIC $BUILD/dp.c
+    # To be silent about functions that nobody calls it has to be compiled.
+    expect "$cc: DP_ONE_PROCESS" strict -std=c11 -DDP_ONE_PROCESS -Wno-frame-larger-than \
+        -c $BUILD/around_dp.c -o "$program.o"
+    expect "$cc: DP_ONE_PROCESS, gnu17, static" parses -std=gnu17 -DDP_ONE_PROCESS $BUILD/around_static.c
     expect "$cc: included twice" parses -std=c11 $BUILD/twice.c
     expect "$cc: dp.h, dp_cpu.h" parses -std=c11 $BUILD/dp_cpu.c
     expect "$cc: dp_cpu.h, dp.h" parses -std=c11 $BUILD/cpu_dp.c
@@ -214,7 +218,7 @@ in_one_file() {
 
 # Compilers and languages that the library is not for.
 refusals() {
-    local std
+    local std library
     for cc in "$GCC" "$CLANG"; do
         has "$cc" || continue
         for std in c99 gnu99 gnu89; do
@@ -234,6 +238,10 @@ refusals() {
             c -std=c11 -fsyntax-only $BUILD/hip_and_cuda.c
         expect_error "$cc: RCCL and NCCL" "AMD's GPUs .* or for NVIDIA's, not for both" \
             c -std=c11 -fsyntax-only $BUILD/rccl_and_nccl.c
+        for library in MPI NCCL RCCL; do
+            expect_error "$cc: DP_ONE_PROCESS and $library" 'define one or the other' \
+                c -std=c11 -DDP_ONE_PROCESS -DDP_USE_$library -fsyntax-only $BUILD/dp.c
+        done
         expect_error "$cc: dp_hip.h after dp_cuda.h" 'without dp_cuda.h' \
             c -std=c11 -fsyntax-only $BUILD/hip_after_cuda.c
         expect_error "$cc: dp_mpi.h with MPI 2" 'MPI 3 or newer' \
@@ -295,6 +303,10 @@ cxx_cases() {
         links -std=c++11 -x c++ tests/compile/main.c -x none "$object"
     expect "$cc: C++17 program with lambdas and RAII" \
         links -std=c++17 tests/compile/raii.cpp "$object"
+    expect "$1: object file with DP_ONE_PROCESS" "$1" -std=c11 -DDP_ONE_PROCESS -I. "${STB[@]}" \
+        -c $BUILD/dp.c -o "$object"
+    expect "$cc: C++ program with DP_ONE_PROCESS in a C file" \
+        links -std=c++11 -x c++ tests/compile/main.c -x none "$object"
 }
 
 c_compiler() {

@@ -923,3 +923,88 @@ TEST(log_stderr_prints_one_line)
     CHECK(fgets(text, sizeof text, file) == NULL);
     fclose(file);
 }
+
+/* ---- which steps are checked ----------------------------------------------------------------- */
+
+static dp_config config_checked(const char *debug, const dp_config *config)
+{
+    static char text[2048];
+    dp_config got = {.check = -2};
+    dp_ctx *ctx = NULL;
+    if (debug != NULL)
+        set_environment("DP_DEBUG", debug);
+    CHECK_OK(dp_open(config, &ctx));
+    CHECK_OK(dp_config_get(ctx, &got));
+    dp_close(ctx);
+    if (debug == NULL)
+        return got;
+    CHECK_OK(capture_open(config, text, sizeof text));
+    got.job = text;
+    return got;
+}
+
+TEST(dp_debug_has_several_words)
+{
+    static const struct {
+        const char *words;
+        int check;
+        bool warns;
+        dp_level level;
+    } cases[] = {{"check", 100, false, DP_LOG_WARN},
+                 {"check=7", 7, false, DP_LOG_WARN},
+                 {"check=warn", 100, true, DP_LOG_WARN},
+                 {"error,check", 100, false, DP_LOG_ERROR},
+                 {"check=10,error", 10, false, DP_LOG_ERROR},
+                 {"check=10,check=warn", 10, true, DP_LOG_WARN},
+                 {"check=warn,error,check=10", 10, true, DP_LOG_ERROR},
+                 {"warn,error", 0, false, DP_LOG_ERROR},
+                 {"error", 0, false, DP_LOG_ERROR}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        dp_config got = config_checked(cases[i].words, &(dp_config){.device_count = 1});
+        CHECK_INT(got.check, cases[i].check);
+        CHECK_INT(got.check_warns, cases[i].warns);
+        CHECK_INT(got.log.level, cases[i].level);
+        CHECK_INT(got.poison, cases[i].check > 0);
+        CHECK_STR(got.job, "");
+    }
+}
+
+/* The words beside it count. */
+TEST(dp_debug_says_which_word_is_wrong)
+{
+    static const char *const cases[][2] = {
+        {"check=0", "'check=0'"},
+        {"check=", "'check='"},
+        {"check=-3", "'check=-3'"},
+        {"check=1x", "'check=1x'"},
+        {"warn,", "''"},
+        {",warn", "''"},
+        {"check,chek", "'chek'"},
+        {"checkwarn", "'checkwarn'"},
+        {"check=warning", "warning'"},
+        {"warn, check", "' check'"},
+        {"warn,checkcheckcheckcheckcheckcheckcheck", "'checkcheck"},
+        {"check=99999999999", "'check=99999999999'"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        dp_config got = config_checked(cases[i][0], &(dp_config){.device_count = 1});
+        CHECK_SAYS(got.job, cases[i][1]);
+        CHECK_SAYS(got.job, "is not error, warn, info, trace, check, check=N");
+        CHECK_INT(got.check, strcmp(cases[i][0], "check,chek") == 0 ? 100 : 0);
+        CHECK_INT(got.log.level, DP_LOG_WARN);
+    }
+}
+
+TEST(the_configs_check_wins_over_dp_debug)
+{
+    dp_ctx *ctx = NULL;
+    set_environment("DP_DEBUG", "check=10");
+    CHECK_INT(config_checked(NULL, &(dp_config){.check = 3}).check, 3);
+    CHECK_INT(config_checked(NULL, &(dp_config){.check = -1}).check, -1);
+    CHECK(!config_checked(NULL, &(dp_config){.check = -1}).poison);
+    /* a log of the program's is not the place for its words, which count all the same */
+    dp_config got = config_checked(NULL, &(dp_config){.log = {.fn = ignore_record}});
+    CHECK_INT(got.check, 10);
+    CHECK_INT(got.log.level, DP_LOG_INFO);
+    CHECK_ERROR(dp_open(&(dp_config){.check = -2}, &ctx), DP_ERR_INVALID,
+                "dp_open: check is -2: give it n, for each n-th step, or -1 for none");
+}

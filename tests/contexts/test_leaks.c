@@ -181,11 +181,20 @@ static void keep_in_thread(void)
     of_thread = block(24, block(24, NULL));
 }
 
-/* As a thread would, while another one has begun to look. */
+static void *keep_from_a_thread(void *unused)
+{
+    (void)unused;
+    keep_at_first();
+    return NULL;
+}
+
+/* While another one has begun to look; a thread does, as of its stack nothing is left. */
 static void keep_late(void)
 {
+    pthread_t thread;
     add_what_is_written();
-    keep_at_first();
+    CHECK_INT(pthread_create(&thread, NULL, keep_from_a_thread, NULL), 0);
+    CHECK_INT(pthread_join(thread, NULL), 0);
     CHECK(__lsan_do_recoverable_leak_check() != 0);
     dl_iterate_phdr(add_module, &(static_words){0});
     CHECK_INT(__lsan_do_recoverable_leak_check(), 0);

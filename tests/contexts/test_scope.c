@@ -959,12 +959,54 @@ TEST(poison_fills_what_is_given_back)
             dp_tensor_new(scope, dp_local_device(ctx, 1), DP_F32, 1, (int64_t[]){64}, &tensor));
         memset(tensor.data, 0x33, 256);
         dp_scope_end(child);
-        check_filled(of_child, 100, 0xdd);
+        check_filled(of_child, 100, 0xff);
         check_filled(data, 1000, 0x11);
         dp_scope_end(scope);
-        check_filled(data, 1000, 0xdd);
-        check_filled(tensor.data, 256, 0xdd);
+        check_filled(data, 1000, 0xff);
+        check_filled(tensor.data, 256, 0xff);
     }
+    dp_close(ctx);
+}
+
+static void hear_error(const dp_log_record *record, void *user)
+{
+    char *text = user;
+    if (record->level == DP_LOG_ERROR)
+        snprintf(text, 256, "%s", record->text);
+}
+
+/* Memory that nobody wrote, and what lies behind a piece, is NaN; what is written there is told. */
+TEST(poison_fills_what_nobody_wrote)
+{
+    if (WITH_ASAN) {
+        SKIP("ASan reports it first");
+    }
+    dp_ctx *ctx;
+    char said[256] = "";
+    CHECK_OK(dp_open(
+        &(dp_config){.device_count = 1, .poison = true, .log = {.fn = hear_error, .user = said}},
+        &ctx));
+    for (int round = 0; round < 2; round++) {
+        dp_scope *scope = begin(ctx);
+        for (size_t bytes = 1; bytes < 20000; bytes = bytes * 3 + 1) {
+            unsigned char *data = dp_scope_alloc(scope, bytes);
+            check_filled(data, bytes + 64, 0xff);
+            memset(data, 0, bytes);
+            check_filled(data + bytes, 64, 0xff);
+        }
+        dp_scope_end(scope);
+    }
+    CHECK_STR(said, "");
+    dp_scope *scope = begin(ctx);
+    unsigned char *data = dp_scope_alloc(scope, 100);
+    data[103] = 0;
+    dp_scope_end(scope);
+    CHECK_SAYS(said, "something was written behind a piece of 100 bytes, at byte 103");
+    said[0] = '\0';
+    data[7] = 1; /* which had ended */
+    scope = begin(ctx);
+    CHECK(dp_scope_alloc(scope, 100) == data);
+    CHECK_SAYS(said, "something was written to memory of a scope that had ended, at byte 7");
     dp_close(ctx);
 }
 

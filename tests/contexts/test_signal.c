@@ -157,5 +157,6 @@ static dp_status open_small(void *user)
 
 TEST(shared_memory_that_may_not_grow_is_an_error)
 {
+    test_needs_processes(2);
     CHECK_ERROR(dp_spawn(2, open_small, NULL), DP_ERR_NO_MEMORY, "File too large");
 }

@@ -50,6 +50,8 @@ static const code codes[] = {
     {DP_ERR_INTERNAL, -12, DP_CLASS_JOB, "DP_ERR_INTERNAL", "a bug in dp.h, or in a backend"},
     {DP_ERR_FILE, -13, DP_CLASS_PASS, "DP_ERR_FILE", "a file is damaged, or the system refuses it"},
     {DP_ERR_NO_FILE, -14, DP_CLASS_PASS, "DP_ERR_NO_FILE", "no such file"},
+    {DP_ERR_CHECK, -15, DP_CLASS_PASS, "DP_ERR_CHECK",
+     "a check of $DP_DEBUG=check has found a mistake"},
 };
 #define CODE_COUNT (sizeof codes / sizeof codes[0])
 
@@ -65,7 +67,7 @@ TEST(every_code_has_its_words)
 
 TEST(unknown_codes_have_words_too)
 {
-    const int unknown[] = {2, 77, -15, -128, INT_MAX, INT_MIN};
+    const int unknown[] = {2, 77, -16, -128, INT_MAX, INT_MIN};
     for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
         dp_status status = (dp_status)unknown[i];
         CHECK(dp_status_name(status) != NULL && dp_status_name(status)[0] != '\0');

@@ -616,6 +616,7 @@ static dp_status one_of_several(void *user)
 TEST_SLOW(processes_share_a_file, 30)
 {
     enum { COUNT = 3 };
+    test_needs_processes(COUNT);
     trace_to("job.json");
     unsetenv("DP_LAUNCH");
     CHECK_OK(dp_spawn(COUNT, one_of_several, NULL));

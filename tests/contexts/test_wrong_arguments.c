@@ -21,6 +21,7 @@ static struct outs { /* all that a call may write to: 0x5a before, and so it mus
     dp_config config;
     dp_device_info device;
     dp_failure_info failure;
+    dp_late_info late;
     dp_param_info param;
     dp_wrapper_info wrapper;
     dp_input_grad grads;
@@ -630,6 +631,7 @@ CALL(dp_open_group, a->ctx, 0, a->config, OUT(ctx))
 CALL(dp_recover, a->ctx)
 CALL(dp_admit, a->ctx, OUT(yes))
 CALL(dp_info_get, a->ctx, OUT(info))
+CALL(dp_late, a->ctx, OUT(late))
 CALL(dp_config_get, a->ctx, OUT(config))
 CALL(dp_device_info_get, a->ctx, a->rank, OUT(device))
 FAILS(dp_local_device, dp_local_device(a->ctx, a->rank).backend < 0)
@@ -791,6 +793,7 @@ FAILS(dp_grad_block, dp_grad_block(a->call) == NULL)
 CALL(dp_grad_ready, a->call, a->index)
 CALL(dp_call_out_grad, a->call, NULL, OUT(tensor))
 CALL(dp_call_tensor, a->call, a->known, a->dtype, -1, OUT(view))
+CALL(dp_call_shaped, a->call, a->known, a->dtype, 1, four, OUT(view))
 CALL(dp_call_arg, a->call, a->index, a->dtype, -1, OUT(view))
 CALL(dp_call_tensor_view, a->call, a->known, a->dtype, -1, OUT(view))
 CALL(dp_call_arg_view, a->call, a->index, a->dtype, -1, OUT(view))
@@ -872,6 +875,7 @@ static const row table[] = {
     ROW(dp_log_stderr, "", 0), ROW(dp_open, "yO", NOT_RIGHTLY), ROW(dp_spawn, "", 0),
     ROW(dp_recover, "c", NOT_RIGHTLY), ROW(dp_admit, "cO", NOT_RIGHTLY),
     ROW(dp_open_group, "cyO", NOT_RIGHTLY), ROW(dp_info_get, "cO", GOES_ON),
+    ROW(dp_late, "cO", GOES_ON),
     ROW(dp_config_get, "cO", GOES_ON), ROW(dp_device_info_get, "crO", 0),
     ROW(dp_local_device, "cr", GOES_ON), ROW(dp_local_stream, "cr", GOES_ON),
     ROW(dp_use_stream, "cr", GOES_ON), ROW(dp_wait, "c", 0), ROW(dp_run, "cx", 0),
@@ -940,7 +944,7 @@ static const row table[] = {
     ROW(dp_buffer_tensor, "ki", INSIDE), ROW(dp_grad_tensor, "ki", INSIDE),
     ROW(dp_param_block, "k", INSIDE | NOT_RIGHTLY), ROW(dp_grad_block, "k", INSIDE | NOT_RIGHTLY),
     ROW(dp_grad_ready, "ki", INSIDE), ROW(dp_call_out_grad, "kO", INSIDE),
-    ROW(dp_call_tensor, "kKEO", INSIDE),
+    ROW(dp_call_tensor, "kKEO", INSIDE), ROW(dp_call_shaped, "kKEO", INSIDE),
     ROW(dp_call_arg, "kiEO", INSIDE), ROW(dp_call_tensor_view, "kKEO", INSIDE),
     ROW(dp_call_arg_view, "kiEO", INSIDE), ROW(dp_call_child, "kKtdO", INSIDE),
     ROW(dp_call_all_reduce, "kzef", INSIDE), ROW(dp_call_all_reduce_tensor, "kaof", INSIDE),

@@ -46,6 +46,7 @@ static const char *const variables[] = {"DP_LAUNCH",
                                         "DP_PORTS",
                                         "DP_INTERFACE",
                                         "DP_TIMEOUT",
+                                        "DP_CONNECTIONS",
                                         "DP_PROCESS_LIMIT"};
 enum { VARIABLES = sizeof variables / sizeof variables[0] };
 

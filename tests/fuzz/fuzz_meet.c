@@ -11,13 +11,14 @@
 
 enum { FUZZ_WORLD = 8, FUZZ_CALLERS = 6 };
 
-static const dp__key key = {3, 4};
+static const dp__key key = {3, 4}, key_of_votes = {5, 6};
 
 typedef struct callers {
     int fds[FUZZ_CALLERS]; /* the other ends of their connections */
     dp__join_request requests[FUZZ_CALLERS];
     bool requested[FUZZ_CALLERS], proved[FUZZ_CALLERS];
-    int proofs;
+    int proofs, votes; /* good ones, for the tree and for votes; */
+    int taken;         /* those that vote, and were let in */
 } callers;
 
 static void pair(int fds[2])
@@ -41,12 +42,13 @@ static void send_noise(fuzz *in, int fd)
 static void send_request(fuzz *in, callers *all, int who)
 {
     int version = fuzz_next(in, 4), process = fuzz_next(in, FUZZ_WORLD + 2) - 1;
-    int count = fuzz_next(in, 4);
+    int count = fuzz_next(in, 4), kind = fuzz_next(in, 2 * DP__CONNECTION_KINDS);
     dp__join_request request = {.magic = DP__JOIN_MAGIC,
                                 .version = version == 3 ? 1 : DP_VERSION,
                                 .process = process,
                                 .process_count = count == 3 ? 5 : FUZZ_WORLD,
                                 .listens = 7,
+                                .kind = (uint16_t)(kind <= DP__CONNECTION_KINDS ? kind : 0),
                                 .patience_ms = 60000};
     request.nonce = (uint64_t)who;
     all->requests[who] = request;
@@ -64,22 +66,24 @@ static void send_proof(fuzz *in, callers *all, int who)
         !all->requested[who]) {
         return; /* it was refused, or is not heard yet */
     }
-    uint64_t proof = dp__proof(key, &all->requests[who], challenge.nonce, true) ^ !good;
+    bool votes = all->requests[who].kind == DP__FOR_VOTES;
+    uint64_t proof =
+        dp__proof(votes ? key_of_votes : key, &all->requests[who], challenge.nonce, true) ^ !good;
     all->proved[who] = all->proved[who] || good;
-    all->proofs += good;
+    all->proofs += good && !votes;
+    all->votes += good && votes;
     (void)dp__os_send(all->fds[who], &proof, sizeof proof);
 }
 
 static void come_in(dp__server *server, callers *all, int who)
 {
     int fds[2];
-    if (all->fds[who] >= 0 || server->pending_count == server->pending_capacity) {
+    if (all->fds[who] >= 0) {
         return;
     }
     pair(fds);
     all->fds[who] = fds[0];
-    server->pending[server->pending_count++] =
-        (dp__pending){.fd = fds[1], .came_ns = dp__os_now_ns()};
+    dp__pending_hold(server->listener, fds[1]);
 }
 
 /* One step of a connection; the server looks after each. */
@@ -99,14 +103,21 @@ static dp_status step(fuzz *in, dp__server *server, callers *all)
         all->requested[who] = false;
     }
     dp_status status = dp__server_look(server);
+    dp__pending vote;
+    while (dp__listener_take(server->listener, DP__FOR_VOTES, &vote)) {
+        all->taken++;
+        dp__os_close(vote.fd);
+    }
+    FUZZ_CHECK(all->taken <= all->votes);
     FUZZ_CHECK(server->taken <= server->expected && server->taken <= all->proofs);
     return status;
 }
 
-/* The server of process 0, or of process 4, whose children are 5 and 6. */
+/* The server of process 0, or of process 4, whose children are 5 and 6. At its port others vote,
+   and nobody joins or sends messages. */
 static void try_server(fuzz *in)
 {
-    int listener[2], process = fuzz_next(in, 2) * 4;
+    int ends[2], process = fuzz_next(in, 2) * 4;
     dp__launch launch = {.where = "here"};
     dp__tree tree = {.process = process, .process_count = FUZZ_WORLD, .timeout_ms = 1, .claim = -1};
     dp__server server = {.launch = &launch,
@@ -114,12 +125,14 @@ static void try_server(fuzz *in)
                          .process_count = FUZZ_WORLD,
                          .all = process == 0,
                          .tree = &tree,
-                         .key = key,
                          .until_ns = dp__os_now_ns()};
     callers all = {.fds = {-1, -1, -1, -1, -1, -1}};
-    dp_status status = dp__server_open(&server);
-    pair(listener); /* nobody calls there */
-    server.listener = listener[0];
+    dp__listener listener = dp__listener_none();
+    dp_status status = dp__server_open(&server, &listener, key);
+    FUZZ_CHECK(dp__listener_serve(&listener, DP__FOR_VOTES, (dp__service){.key = key_of_votes}) ==
+               DP_OK);
+    pair(ends); /* nobody calls there */
+    listener.fd = ends[0];
     while (in->at < in->bytes && status == DP_OK) {
         status = step(in, &server, &all);
     }
@@ -131,8 +144,9 @@ static void try_server(fuzz *in)
     for (int i = 0; i < tree.link_count; i++) {
         dp__os_close(tree.links[i].fd);
     }
-    dp__os_close(listener[1]);
+    dp__os_close(ends[1]);
     dp__server_close(&server);
+    dp__listener_close(&listener);
 }
 
 /* What a neighbour says: the rest of the input, perhaps with a beginning that may be a note. It may

@@ -142,31 +142,32 @@ TEST(versions_that_work_together)
     sim_check_leaks();
 }
 
-TEST(no_gpu_is_no_warning)
+TEST(cpu_in_place_of_gpus_is_told_without_a_gpu)
 {
     sim_set_device_count(0);
     CHECK_STR(backend_of((dp_log){listen, NULL, 0}), "cpu");
-    CHECK_STR(warned, "");
-    CHECK_SAYS(informed, "GetDeviceCount: a simulated error (100)");
+    CHECK_SAYS(warned, "cpu is used, because there are no other devices (");
+    CHECK_SAYS(warned, dp_cuda()->name);
+    CHECK_SAYS(warned, "GetDeviceCount: a simulated error (100)");
 }
 
-TEST(no_driver_is_no_warning)
+TEST(cpu_in_place_of_gpus_is_told_without_a_driver)
 {
     cuda_alone();
     sim_set_device_count(2);
     sim_set_driver(0);
     CHECK_STR(backend_of((dp_log){listen, NULL, 0}), "cpu");
-    CHECK_STR(warned, "");
+    CHECK_SAYS(warned, "cpu is used, because there are no other devices (cuda: ");
     CHECK_SAYS(informed, "there is no driver for NVIDIA GPUs");
 }
 
-TEST(a_stub_of_a_driver_is_no_warning)
+TEST(cpu_in_place_of_gpus_is_told_for_a_stub)
 {
     cuda_alone();
     sim_set_device_count(2);
     sim_set_count_error(cudaErrorStubLibrary);
     CHECK_STR(backend_of((dp_log){listen, NULL, 0}), "cpu");
-    CHECK_STR(warned, "");
+    CHECK_SAYS(warned, "cpu is used, because there are no other devices (cuda: ");
 }
 
 TEST(where_only_gpus_will_do_it_is_an_error)

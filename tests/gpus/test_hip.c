@@ -60,8 +60,8 @@ TEST(without_its_library_the_cpu_serves)
     sim_set_device_count(1);
     sim_lack("libamdhip64.so.6");
     CHECK_STR(serves(), "cpu");
-    CHECK_SAYS(informed, "hip: libamdhip64.so.6 was not found");
-    CHECK_STR(warned, "");
+    CHECK_SAYS(warned, "cpu is used, because there are no other devices (hip: libamdhip64.so.6 was "
+                       "not found)");
     CHECK_INT(sim_loads(), 0);
 }
 
@@ -89,11 +89,11 @@ TEST(libraries_that_are_too_old)
     CHECK_STR(serves(), "hip");
 }
 
-TEST(no_gpu_is_no_warning)
+TEST(cpu_in_place_of_gpus_is_told)
 {
     sim_set_device_count(0);
     CHECK_STR(serves(), "cpu");
-    CHECK_STR(warned, "");
+    CHECK_SAYS(warned, "cpu is used, because there are no other devices (hip: ");
 }
 
 TEST(gpus_that_cannot_be_used)

@@ -40,6 +40,40 @@ static dp_status run_on(dp_module *module, dp_scope *scope, size_t devices, dp_p
 
 /* ---- arguments ------------------------------------------------------------------------------- */
 
+/* Both shapes are in the sentence, whatever is wrong with one. */
+static void look_at_shapes(dp_call *call)
+{
+    const dp_tensor *x = NULL, *none = NULL;
+    CHECK_OK(dp_call_shaped(call, "mask", DP_BOOL, DP_SHAPE(2), &x));
+    CHECK_INT(x->shape[0], 2);
+    CHECK_OK(dp_call_shaped(call, "mask", DP_BOOL, DP_SHAPE(-1), &x));
+    CHECK_OK(dp_call_shaped(call, "table", DP_F32, DP_SHAPE(8, 15), &x));
+    CHECK_OK(dp_call_shaped(call, "table", DP_DTYPE_ANY, DP_SHAPE(-1, 15), &x));
+    CHECK(dp_is_contiguous(x));
+    CHECK_OK(dp_call_shaped(call, "number", DP_F32, 0, NULL, &x));
+    CHECK_ERROR(dp_call_shaped(call, "table", DP_F32, DP_SHAPE(-1, 16), &none), DP_ERR_INVALID,
+                "dp_call_shaped: table is (8,15), not (any,16)");
+    CHECK_ERROR(dp_call_shaped(call, "table", DP_F32, DP_SHAPE(7, -1), &none), DP_ERR_INVALID,
+                "dp_call_shaped: table is (8,15), not (7,any)");
+    CHECK_ERROR(dp_call_shaped(call, "table", DP_F32, DP_SHAPE(-1), &none), DP_ERR_INVALID,
+                "dp_call_shaped: table is (8,15), not (any)");
+    CHECK_ERROR(dp_call_shaped(call, "number", DP_F32, DP_SHAPE(1), &none), DP_ERR_INVALID,
+                "dp_call_shaped: number is (), not (1)");
+    CHECK_ERROR(dp_call_shaped(call, "mask", DP_BOOL, DP_SHAPE(2, 2), &none), DP_ERR_INVALID,
+                "dp_call_shaped: mask is (2), not (2,2)");
+    CHECK_ERROR(dp_call_shaped(call, "table", DP_F64, DP_SHAPE(8, 15), &none), DP_ERR_INVALID,
+                "dp_call_shaped: table is f32, not f64");
+    CHECK_ERROR(dp_call_shaped(call, "tables", DP_F32, DP_SHAPE(8, 15), &none), DP_ERR_INVALID,
+                "dp_call_shaped: there is no argument 'tables'");
+    CHECK_ERROR(dp_call_shaped(call, "table", DP_F32, 2, NULL, &none), DP_ERR_INVALID,
+                "dp_call_shaped: shape is NULL");
+    CHECK_ERROR(dp_call_shaped(call, "table", DP_F32, -1, NULL, &none), DP_ERR_INVALID,
+                "dp_call_shaped: ndim is -1, not 0 to 8");
+    CHECK_ERROR(dp_call_shaped(call, "table", DP_F32, DP_SHAPE(8, 15), NULL), DP_ERR_INVALID,
+                "dp_call_shaped: out is NULL");
+    CHECK(none == NULL);
+}
+
 static dp_status look_at_arguments(dp_call *call)
 {
     const dp_tensor *tensor = NULL;
@@ -61,6 +95,7 @@ static dp_status look_at_arguments(dp_call *call)
     CHECK_ERROR(dp_call_tensor(call, NULL, DP_F32, 1, &tensor), DP_ERR_INVALID, "name is NULL");
     CHECK_ERROR(dp_call_tensor(NULL, "mask", DP_F32, 1, &tensor), DP_ERR_INVALID, "call is NULL");
     CHECK_ERROR(dp_call_arg(NULL, 0, DP_F32, 1, &tensor), DP_ERR_INVALID, "call is NULL");
+    look_at_shapes(call);
     call->out = dp_none();
     return DP_OK;
 }
@@ -81,7 +116,9 @@ TEST_BACKENDS(arguments_by_place_and_by_name)
     dp_value out;
     CHECK_OK(dp_invoke(module_of(ctx, look_at_arguments, NULL), scope, "forward",
                        tree_of(scope, "[f32[2,3], 7]"),
-                       tree_of(scope, "{'size': 3, 'mask': bool[2]}"), NULL, &out, NULL));
+                       tree_of(scope, "{'size': 3, 'mask': bool[2], 'table': f32[8,15], "
+                                      "'number': f32[]}"),
+                       NULL, &out, NULL));
     CHECK_OK(dp_invoke(module_of(ctx, look_at_none, NULL), scope, "forward", dp_none(), dp_none(),
                        NULL, &out, NULL));
 }

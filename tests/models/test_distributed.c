@@ -30,6 +30,48 @@ static void steps_of_torch(dp_ctx *ctx)
     dp_close(ctx);
 }
 
+static char alike_text[300];
+static int alike_count;
+
+static void hear_alike(const dp_log_record *record, void *user)
+{
+    (void)user;
+    if (strstr(record->text, "have the numbers of rank 0") == NULL)
+        return;
+    CHECK_INT(record->level, DP_LOG_INFO);
+    snprintf(alike_text, sizeof alike_text, "%s", record->text);
+    alike_count++;
+}
+
+static void wrap_and_hear(meeting *m)
+{
+    static const char *const ignored[] = {"v"};
+    static const plan how;
+    dp_ctx *ctx;
+    dp_module *net, *par;
+    dp_config config = config_of(m, 2);
+    config.log = (dp_log){.fn = hear_alike};
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_OK(dp_distributed(make_net(ctx, &how), NULL, &par));
+    CHECK_INT(alike_count, m->process_count > 1);
+    if (alike_count > 0)
+        CHECK_STR(alike_text, "'net': all processes have the numbers of rank 0: 2 parameters and "
+                              "1 buffer of 296 bytes");
+    net = make_net(ctx, &how);
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.ignored = ignored, .ignored_count = 1},
+                            &par));
+    if (alike_count > 0)
+        CHECK_STR(alike_text, "'net': all processes have the numbers of rank 0: 1 parameter and "
+                              "1 buffer of 16 bytes");
+    dp_close(ctx);
+}
+
+TEST(processes_that_were_made_equal_say_so)
+{
+    in_processes(1, wrap_and_hear);
+    in_processes(2, wrap_and_hear);
+}
+
 TEST(worked_values_of_torch_in_one_process)
 {
     steps_of_torch(open_here(2));

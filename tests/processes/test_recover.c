@@ -185,6 +185,65 @@ TEST_SLOW(the_others_go_on_whoever_dies, 60)
         }
 }
 
+/* Returns at how many ports of a network this process listens. */
+static int ports_here(void)
+{
+    int count = 0;
+    for (int fd = 0; fd < 1000; fd++) {
+        struct sockaddr_storage at;
+        int listens = 0;
+        socklen_t bytes = sizeof listens, at_bytes = sizeof at;
+        bool does = getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) == 0 && listens;
+        count += does && getsockname(fd, (struct sockaddr *)&at, &at_bytes) == 0 &&
+                 at.ss_family != AF_UNIX;
+    }
+    return count;
+}
+
+/* Each sends its number to the next one. */
+static void send_around(dp_ctx *ctx)
+{
+    const dp_info info = info_of(ctx);
+    int before = (info.process + info.process_count - 1) % info.process_count;
+    int32_t out = info.process, in = -1;
+    dp_message both[2] = {
+        {.tensor = dp_wrap(&out, DP_I32, 0, NULL), .peer = (info.process + 1) % info.process_count},
+        {.tensor = dp_wrap(&in, DP_I32, 0, NULL), .peer = before, .receives = true}};
+    CHECK_OK(dp_messages_begin(ctx, both, 2));
+    CHECK_OK(dp_messages_end(ctx, both, 2));
+    CHECK_INT(in, before);
+}
+
+/* All that others have to say to a process comes to one port: data, messages, votes, and who meets
+   again. Process 0 has another one as soon as others may come later. */
+static void one_port(void)
+{
+    dp_ctx *ctx = open_recovering(1, TIMEOUT_MS);
+    CHECK_INT(ports_here(), 1);
+    send_around(ctx);
+    CHECK_INT(ports_here(), 1);
+    meet(world);
+    if (me == victim)
+        kill_me();
+    wait_for_failure(ctx);
+    CHECK_OK(dp_recover(ctx));
+    CHECK_INT(ports_here(), 1 + (info_of(ctx).process == 0));
+    send_around(ctx);
+    CHECK_INT(sum_of(ctx, me + 1), world * (world + 1) / 2 - victim - 1);
+    dp_close(ctx);
+    CHECK_INT(ports_here(), 0);
+}
+
+TEST_SLOW(a_process_has_one_port, 60)
+{
+    machines = "abcb";
+    for (victim = 0; victim < 3; victim++) {
+        port = free_port();
+        start_world(4, one_port);
+        CHECK_INT(end_world(), 1);
+    }
+}
+
 /* Down to one, and what is left of the job is found by that one alone, too. */
 static void all_but_one_die(void)
 {
@@ -973,7 +1032,7 @@ static void one_stops_while_they_recover(void)
         dp_abort(ctx, DP_ERR_USER, "a reason");
     wait_for_failure(ctx);
     if (me == world - 1)
-        refusal = (struct refusal){.call = "send", .at = stops_at, .hook = stop_me};
+        refuse((struct refusal){.call = "send", .at = stops_at, .hook = stop_me});
     double begun = now_ms();
     CHECK_OK(dp_recover(ctx));
     CHECK(now_ms() - begun < (6000 + 3000) * SLOWER * test_timeout_scale());
@@ -1243,7 +1302,7 @@ static void failing_often(void)
         bytes = i == STEADY ? bytes_held : bytes;
         shared = i == STEADY ? count_shared() : shared;
     }
-    CHECK_INT(open_files(), files);
+    CHECK(open_files() <= files + 2); /* a connection may be pending, which the next look ends */
     CHECK_INT(bytes_held, bytes);
     CHECK_INT(count_shared(), shared);
     dp_close(ctx);
@@ -1461,7 +1520,7 @@ static void write_all_the_while(void)
     rows.stride[0] = 0;
     CHECK_OK(dp_saver_create(ctx, &(dp_saver_config){.path = "long"}, &saver));
     if (me == 0)
-        refusal = (struct refusal){.call = "fsync", .at = 1, .hook = rest_until_waited_for};
+        refuse((struct refusal){.call = "fsync", .at = 1, .hook = rest_until_waited_for});
     CHECK_OK(dp_saver_save(saver, 1, DP_DICT(scope, {"rows", dp_of(scope, &rows)}), dp_none()));
     meet(world);
     if (me == 2)
@@ -1547,7 +1606,7 @@ static void one_sleeps_in_a_save(void)
         CHECK_OK(save_number(ctx, saver, 1, true));
     meet(world);
     if (me == 0 && save_step->at > 0)
-        refusal = (struct refusal){.call = save_step->call, .at = save_step->at, .hook = stop_me};
+        refuse((struct refusal){.call = save_step->call, .at = save_step->at, .hook = stop_me});
     else if (me == 0)
         stop_me();
     if (save_number(ctx, saver, 2, false) == DP_OK) /* a thread is stopped, not the caller */

@@ -528,7 +528,8 @@ static void be_process(int process, int count)
 
 /* ---- connections over TCP -------------------------------------------------------------------- */
 
-static int *cuts; /* so many calls process `victim` has made, as all see it */
+static int *cuts;                     /* so many calls process `victim` has made, as all see it */
+static const char *connections = "1"; /* to each process */
 
 static dp_status open_cut(const dp_host *host, const dp_comm_config *config, dp_comm **out)
 {
@@ -555,6 +556,7 @@ static void connect_with_fault(meeting *m)
     be_process(m->process, m->process_count);
     config.bootstrap = (dp_bootstrap){0};
     CHECK_INT(setenv("DP_INTERFACE", "lo", 1), 0);
+    CHECK_INT(setenv("DP_CONNECTIONS", connections, 1), 0);
     table.open = open_cut;
     left_to_exec = 0; /* by the tests themselves */
     int files = open_files();
@@ -577,7 +579,7 @@ static void connect_with_fault(meeting *m)
     CHECK_INT(left_to_exec, 0);
 }
 
-TEST_SLOW(every_step_to_a_connection_fails_once, 120)
+static void each_step_fails_once(void)
 {
     cuts = shared_memory(sizeof *cuts);
     for (victim = 0; victim < 3; victim++) {
@@ -590,6 +592,81 @@ TEST_SLOW(every_step_to_a_connection_fails_once, 120)
         }
         CHECK(cuts[0] > 10);
     }
+}
+
+TEST_SLOW(every_step_to_a_connection_fails_once, 120)
+{
+    each_step_fails_once();
+}
+
+TEST_SLOW(every_step_to_several_connections_fails_once, 120)
+{
+    connections = "3";
+    each_step_fails_once();
+}
+
+/* ---- several connections to a process -------------------------------------------------------- */
+
+static dp__tcp *tcp_of(dp_ctx *ctx)
+{
+    return dp__mesh_of(ctx->lanes[DP__CALLER].carrier)->endpoint.own;
+}
+
+/* Both processes cut what they have for each other alike: it is all there, once, and in order. */
+TEST(stripes_are_all_of_it)
+{
+    static const size_t sizes[] = {0, 1, 16383, 16384, 16385, 49153, 1000003, INT_MAX};
+    for (int each = 1; each <= DP__CONNECTIONS_MAX; each++)
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+            size_t end = 0, first;
+            for (int which = 0; which < each; which++) {
+                size_t bytes = dp__tcp_stripe(sizes[i], each, which, &first);
+                CHECK(first == end && (bytes == 0 || which == 0 || first % 16384 == 0));
+                CHECK(which > 0 || bytes == sizes[i] || bytes >= 16384);
+                end = first + bytes;
+            }
+            CHECK(end == sizes[i]);
+        }
+    size_t first;
+    CHECK(dp__tcp_stripe(1 << 20, 8, 7, &first) == 1 << 17);
+}
+
+static int which_lost;
+
+/* One of several is lost while they are used: the process is, and what is said is the same. */
+static void lose_a_connection(meeting *m)
+{
+    enum { MUCH = 300000 };
+    static float data[MUCH];
+    const dp_part part = {.send = data, .recv = data};
+    dp_config config = config_of(m, 1);
+    const dp_coll_ops *const colls[] = {dp_tcp_coll(), NULL};
+    dp_ctx *ctx = NULL;
+    dp_failure_info failure;
+    dp_status status = DP_OK;
+    config.colls = colls;
+    CHECK_INT(setenv("DP_INTERFACE", "lo", 1), 0);
+    CHECK_INT(setenv("DP_CONNECTIONS", "3", 1), 0);
+    CHECK_OK(dp_open(&config, &ctx));
+    const dp__connections *all = &tcp_of(ctx)->connections;
+    CHECK_INT(all->count, 6);
+    if (m->process == 0)
+        CHECK_INT(shutdown(all->fds[3 + which_lost], SHUT_RDWR), 0);
+    while (status == DP_OK)
+        status = dp_all_reduce(ctx, &part, MUCH, DP_F32, DP_OP_SUM);
+    CHECK(status == DP_ERR_REMOTE);
+    CHECK_SAYS(dp_last_error(), "the connection to rank");
+    CHECK_SAYS(dp_last_error(), "has ended");
+    CHECK(dp_failure(ctx, &failure));
+    wait_for_all(m);
+    dp_close(ctx);
+}
+
+TEST_SLOW(one_of_several_connections_is_lost, 60)
+{
+    meeting_machines = "ab";
+    for (which_lost = 0; which_lost < 3; which_lost++)
+        in_processes(2, lose_a_connection);
 }
 
 /* ---- what exec leaves open ------------------------------------------------------------------- */
@@ -1091,6 +1168,39 @@ TEST(processes_of_two_machines_are_no_twins)
     dp__os_free(job->board, 0, NULL);
 }
 
+/* Another process, which was stopped, writes to memory that this one has kept of a job that is
+   over. It is larger than what is copied at once. */
+TEST(memory_that_is_kept_is_of_its_process_alone)
+{
+    enum { FIRST = DP__SHARED_PAGE, BYTES = (4 << 20) + 3 * DP__SHARED_PAGE };
+    dp__shared shared;
+    dp__shared_name name;
+    int go[2], how;
+    char byte = 0;
+    CHECK_OK(dp__os_shared_make(false, FIRST + BYTES + DP__SHARED_PAGE, &shared, &name));
+    CHECK_INT(pipe(go), 0);
+    unsigned char *data = (unsigned char *)shared.data + FIRST;
+    for (size_t i = 0; i < BYTES; i++)
+        data[i] = (unsigned char)(i % 251);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        close(go[1]);
+        (void)!read(go[0], &byte, 1);
+        memset(shared.data, 255, shared.bytes);
+        _exit(0);
+    }
+    dp__os_shared_trim(&shared, FIRST, BYTES);
+    CHECK(shared.data == (void *)data && shared.bytes == BYTES);
+    close(go[1]);
+    CHECK_INT(waitpid(pid, &how, 0), pid);
+    CHECK(WIFEXITED(how) && WEXITSTATUS(how) == 0);
+    for (size_t i = 0; i < BYTES; i++)
+        CHECK(data[i] == i % 251);
+    close(go[0]);
+    dp__os_shared_close(&shared);
+}
+
 /* ---- crowds ---------------------------------------------------------------------------------- */
 
 /* A caller that finds the queue full is told so, and may come when there is a place. */
@@ -1116,12 +1226,15 @@ TEST(full_queue_is_not_a_refusal)
     dp__os_close(listener);
 }
 
+static const dp__key its_key = {1, 2};
+
 /* Many peers are not looked at each time. */
 TEST(many_peers_are_looked_at_now_and_then)
 {
+    dp__listener listener = dp__listener_none();
     dp__tree tree = {.process_count = 4096, .claim = -1};
-    dp__server server = {.process_count = 4096, .all = true, .tree = &tree, .listener = -1};
-    CHECK(dp__server_open(&server) == DP_OK);
+    dp__server server = {.process_count = 4096, .all = true, .tree = &tree};
+    CHECK(dp__server_open(&server, &listener, its_key) == DP_OK);
     server.taken = DP__PEERS_FEW;
     (void)dp__server_watch(&server, server.watch);
     CHECK_INT(dp__server_rest_ms(&server), 0);
@@ -1134,17 +1247,26 @@ TEST(many_peers_are_looked_at_now_and_then)
     server.failed = DP_ERR_REMOTE; /* then nobody is looked at */
     CHECK_INT(dp__server_rest_ms(&server), 0);
     dp__server_close(&server);
+    dp__listener_close(&listener);
 }
 
 /* Opens a server that others of this machine can call. */
 static void open_server(dp__server *server, const char *what)
 {
+    static dp__listener listener;
     char name[40];
     snprintf(name, sizeof name, "dp-%s-%d", what, (int)getpid());
-    CHECK(dp__server_open(server) == DP_OK);
-    server->at = dp__os_local(name);
-    server->listener = dp__os_listen(&server->at);
+    listener = dp__listener_none();
+    listener.at = dp__os_local(name);
+    listener.fd = dp__os_listen(&listener.at);
+    CHECK(dp__server_open(server, &listener, its_key) == DP_OK);
     server->until_ns = dp__os_after_ms(9000);
+}
+
+static void close_server(dp__server *server)
+{
+    dp__server_close(server);
+    dp__listener_close(server->listener);
 }
 
 /* However many call, the server looks at the time, and at who is in, before it lets in more. */
@@ -1156,35 +1278,37 @@ TEST(a_flood_is_let_in_by_and_by)
     dp__tree tree = {.process_count = 2, .claim = -1};
     dp__server server = {.launch = &launch, .process_count = 2, .all = true, .tree = &tree};
     open_server(&server, "flood");
-    dp__os_watch more = {.fd = server.listener, .events = POLLIN};
+    dp__os_watch more = {.fd = server.listener->fd, .events = POLLIN};
     for (int i = 0; i < CALLERS; i++) {
-        callers[i] = dp__os_connect(&server.at);
+        callers[i] = dp__os_connect(&server.listener->at);
         CHECK(callers[i] >= 0);
     }
     for (int i = 1; i <= LOOKS; i++) {
         int come = i * DP__ACCEPT_MAX;
         CHECK_INT(dp__os_poll(&more, 1, 0), 1);
-        CHECK(dp__server_accept(&server, server.listener) == DP_OK);
-        CHECK_INT(server.pending_count, come <= DP__PENDING_MAX ? come : DP__PENDING_MAX + 1);
+        CHECK(dp__listener_accept(server.listener, server.listener->fd));
+        CHECK_INT(server.listener->pending_count,
+                  come <= DP__PENDING_MAX ? come : DP__PENDING_MAX + 1);
     }
     CHECK_INT(dp__os_poll(&more, 1, 0), 0);
     for (int i = 0; i < CALLERS; i++)
         dp__os_close(callers[i]);
-    dp__server_close(&server);
+    close_server(&server);
 }
 
 /* A stranger may say any number. */
 TEST(numbers_of_those_that_may_connect)
 {
     dp__launch launch = {.where = "here"};
-    dp__server server = {.launch = &launch, .process_count = 3, .all = true, .listener = -1};
-    CHECK(dp__server_open(&server) == DP_OK);
-    CHECK(dp__server_peer(&server, 1) == &server.peers[0]);
-    CHECK(dp__server_peer(&server, 2) == &server.peers[1]);
+    dp__server server = {.launch = &launch, .process_count = 3, .all = true};
+    open_server(&server, "numbers");
+    CHECK(dp__server_peer(&server, 1, 0) == &server.peers[0]);
+    CHECK(dp__server_peer(&server, 2, 0) == &server.peers[1]);
+    CHECK(dp__server_peer(&server, 2, 1) == NULL);
     const int none[] = {INT_MIN, -1, 0, 3, INT_MAX};
     for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
-        CHECK(dp__server_peer(&server, none[i]) == NULL);
-    dp__server_close(&server);
+        CHECK(dp__server_peer(&server, none[i], 0) == NULL);
+    close_server(&server);
 }
 
 /* Process 1 calls an office, and proves what it is. */
@@ -1198,10 +1322,10 @@ static int call_office(dp__server *server)
     const struct {
         dp__join_request request;
         uint64_t proof;
-    } both = {request, dp__proof(server->key, &request, DP__LISTENER_NONCE, true)};
+    } both = {request, dp__proof(its_key, &request, DP__LISTENER_NONCE, true)};
     dp__challenge challenge;
     uint64_t until_ns = dp__os_after_ms(9000);
-    int fd = dp__os_connect(&server->at);
+    int fd = dp__os_connect(&server->listener->at);
     CHECK(dp__wire_send(fd, &both, sizeof both, until_ns) == DP_OK);
     for (int i = 0; i < 4; i++)
         CHECK(dp__server_look(server) == DP_OK);
@@ -1223,7 +1347,7 @@ TEST(who_calls_an_office_twice_is_not_answered)
     CHECK_INT(dp__os_receive(fds[1], &byte, 1), -1);
     dp__os_close(fds[0]);
     dp__os_close(fds[1]);
-    dp__server_close(&server);
+    close_server(&server);
 }
 
 static const dp__join_request its_request = {.magic = DP__JOIN_MAGIC,
@@ -1232,20 +1356,35 @@ static const dp__join_request its_request = {.magic = DP__JOIN_MAGIC,
                                              .process_count = 2,
                                              .patience_ms = 9000};
 
-static int send_request(const dp__server *server)
+/* For one of its connections. */
+static int send_request_for(const dp__server *server, int connection)
 {
-    int fd = dp__os_connect(&server->at);
-    CHECK(dp__wire_send(fd, &its_request, sizeof its_request, server->until_ns) == DP_OK);
+    dp__join_request request = its_request;
+    int fd = dp__os_connect(&server->listener->at);
+    request.connection = (uint16_t)connection;
+    CHECK(dp__wire_send(fd, &request, sizeof request, server->until_ns) == DP_OK);
     return fd;
 }
 
-static void send_proof(const dp__server *server, int fd)
+static int send_request(const dp__server *server)
 {
+    return send_request_for(server, 0);
+}
+
+static void send_proof_for(int fd, int connection)
+{
+    dp__join_request request = its_request;
     dp__challenge challenge;
     uint64_t until_ns = dp__os_after_ms(9000);
+    request.connection = (uint16_t)connection;
     CHECK(dp__wire_receive(fd, &challenge, sizeof challenge, until_ns) == DP_OK);
-    uint64_t proof = dp__proof(server->key, &its_request, challenge.nonce, true);
+    uint64_t proof = dp__proof(its_key, &request, challenge.nonce, true);
     CHECK(dp__wire_send(fd, &proof, sizeof proof, until_ns) == DP_OK);
+}
+
+static void send_proof(int fd)
+{
+    send_proof_for(fd, 0);
 }
 
 /* Process 1 of 2 has sent its request, and is slow to answer. Meanwhile more strangers come than
@@ -1260,18 +1399,18 @@ TEST(process_that_sent_its_request_is_not_replaced)
     open_server(&server, "request");
     int fd = send_request(&server);
     for (int i = 0; i < CALLERS; i++)
-        callers[i] = dp__os_connect(&server.at);
+        callers[i] = dp__os_connect(&server.listener->at);
     for (int i = 0; i < LOOKS;
          i++) /* as there is always a connection to accept, none of them waits */
         CHECK(dp__server_look(&server) == DP_OK);
-    CHECK_INT(server.pending_count, server.pending_capacity);
-    send_proof(&server, fd);
+    CHECK_INT(server.listener->pending_count, server.listener->pending_capacity);
+    send_proof(fd);
     CHECK(dp__server_look(&server) == DP_OK);
     CHECK_INT(server.taken, 1);
     for (int i = 0; i < CALLERS; i++)
         dp__os_close(callers[i]);
     dp__os_close(fd);
-    dp__server_close(&server);
+    close_server(&server);
 }
 
 /* The time is up between the request and the proof of process 1: it is not named as one that did
@@ -1285,21 +1424,115 @@ TEST(process_that_is_joining_is_waited_for_once_more)
         open_server(&server, "joining");
         dp__server_begin(&server);
         int fd = send_request(&server);
-        for (int looks = 0; looks < 100 && !dp__server_is_asked(&server); looks++)
+        for (int looks = 0; looks < 100 && !dp__listener_is_asked(server.listener, server.kind);
+             looks++)
             CHECK(dp__server_look(&server) == DP_OK);
         server.until_ns = dp__os_now_ns();
         CHECK(!dp__server_is_over(&server));
         CHECK(dp__os_ms_until(server.until_ns) > 0);
         if (proves) {
-            send_proof(&server, fd);
+            send_proof(fd);
             CHECK(dp__server_look(&server) == DP_OK);
         }
         CHECK_INT(server.taken, proves);
         server.until_ns = dp__os_now_ns();
         CHECK(dp__server_is_over(&server));
         dp__os_close(fd);
-        dp__server_close(&server);
+        close_server(&server);
     }
+}
+
+/* Process 1 makes that connection, as it can prove; returns what looking at it comes to. */
+static dp_status make_connection(dp__server *server, int *fd, int connection)
+{
+    dp_status status = DP_OK;
+    *fd = send_request_for(server, connection);
+    for (int i = 0; i < 4; i++)
+        CHECK(dp__server_look(server) == DP_OK);
+    send_proof_for(*fd, connection);
+    for (int i = 0; i < 2 && status == DP_OK; i++)
+        status = dp__server_look(server);
+    return status;
+}
+
+/* They come in any order, and each belongs to its place. One that there is not is refused, with a
+   sentence; one that comes twice is not of this job, or of none. */
+TEST(connections_of_a_process_are_told_apart)
+{
+    dp__launch launch = {.where = "here", .again = true};
+    dp__tree tree = {.process_count = 2, .claim = -1};
+    dp__server server = {
+        .launch = &launch, .process_count = 2, .all = true, .each = 3, .tree = &tree};
+    char missing[80];
+    int fds[5];
+    open_server(&server, "several");
+    CHECK_INT(server.expected, 3);
+    CHECK(make_connection(&server, &fds[0], 2) == DP_OK);
+    CHECK(make_connection(&server, &fds[1], 0) == DP_OK);
+    CHECK_INT(server.taken, 2);
+    CHECK(server.peers[0].taken && !server.peers[1].taken && server.peers[2].taken);
+    CHECK(server.peers[0].fd != server.peers[2].fd);
+    dp__server_name_missing(&server, missing, sizeof missing);
+    CHECK_STR(missing, "process 1");
+    CHECK(make_connection(&server, &fds[2], 3) == DP_OK);
+    CHECK_SAYS(server.said, "process 1 makes a connection 3, process 0 counts 3");
+    CHECK(make_connection(&server, &fds[3], 65535) == DP_OK);
+    CHECK_INT(server.taken, 2);
+    CHECK(!dp__server_is_done(&server));
+    CHECK(make_connection(&server, &fds[4], 2) == DP_ERR_MISMATCH);
+    CHECK_SAYS(dp_last_error(), "two processes are process 1 of 2 here");
+    CHECK_INT(server.taken, 2);
+    for (int i = 0; i < 5; i++)
+        dp__os_close(fds[i]);
+    close_server(&server);
+}
+
+/* One of three is never proved: the process has not come, and the connections that it has made go
+   with the server. */
+TEST(connection_that_stays_half_open_is_waited_for)
+{
+    char byte;
+    dp__launch launch = {.where = "here"};
+    dp__tree tree = {.process_count = 2, .claim = -1};
+    dp__server server = {
+        .launch = &launch, .process_count = 2, .all = true, .each = 3, .tree = &tree};
+    int fds[3];
+    open_server(&server, "half");
+    CHECK(make_connection(&server, &fds[0], 0) == DP_OK);
+    CHECK(make_connection(&server, &fds[1], 1) == DP_OK);
+    fds[2] = send_request_for(&server, 2);
+    for (int looks = 0; looks < 100 && !dp__listener_is_asked(server.listener, server.kind);
+         looks++)
+        CHECK(dp__server_look(&server) == DP_OK);
+    CHECK_INT(server.taken, 2);
+    CHECK(!dp__server_is_done(&server));
+    CHECK(dp__server_timed_out(&server) == DP_ERR_TIMEOUT);
+    CHECK_SAYS(dp_last_error(), "process 1 of 2 did not come within");
+    close_server(&server);
+    for (int i = 0; i < 2; i++)
+        CHECK_INT(dp__os_receive(fds[i], &byte, 1), -1);
+    for (int i = 0; i < 3; i++)
+        dp__os_close(fds[i]);
+}
+
+/* All of them have come once each has. Another process that lacks some is named once. */
+TEST(all_connections_of_a_process_are_waited_for)
+{
+    dp__launch launch = {.where = "here"};
+    dp__tree tree = {.process_count = 3, .claim = -1};
+    dp__server server = {
+        .launch = &launch, .process_count = 3, .all = true, .each = 2, .tree = &tree};
+    char missing[80];
+    open_server(&server, "whole");
+    dp__server_name_missing(&server, missing, sizeof missing);
+    CHECK_STR(missing, "processes 1 and 2");
+    server.peers[0].taken = server.peers[1].taken = server.peers[3].taken = true;
+    server.taken = 3;
+    dp__server_name_missing(&server, missing, sizeof missing);
+    CHECK_STR(missing, "process 2");
+    CHECK_INT(dp__server_process(&server, 1), 1);
+    CHECK_INT(dp__server_process(&server, 2), 2);
+    close_server(&server);
 }
 
 /* A request says for what the connection is to be. */
@@ -1307,7 +1540,7 @@ TEST(connection_of_another_kind_is_refused)
 {
     dp__launch launch = {.where = "here"};
     dp__tree tree = {.process_count = 2, .claim = -1};
-    for (int kind = DP__FOR_TREE; kind <= DP__FOR_MESSAGES; kind++) {
+    for (int kind = 0; kind < DP__CONNECTION_KINDS; kind++) {
         char byte;
         dp__server server = {.launch = &launch, .process_count = 2, .all = true, .tree = &tree};
         server.kind = (dp__connection_kind)kind;
@@ -1316,10 +1549,196 @@ TEST(connection_of_another_kind_is_refused)
         for (int i = 0; i < 4; i++)
             CHECK(dp__server_look(&server) == DP_OK);
         ptrdiff_t got = dp__os_receive(fd, &byte, 1);
-        CHECK_INT(got, its_request.kind == (uint32_t)kind ? 1 : -1);
+        CHECK_INT(got, its_request.kind == (uint16_t)kind ? 1 : -1);
         dp__os_close(fd);
-        dp__server_close(&server);
+        close_server(&server);
     }
+}
+
+/* ---- one listener, several kinds ------------------------------------------------------------- */
+
+static void look_at(dp__listener *listener)
+{
+    dp__os_watch watch[1 + DP__PENDING_MAX];
+    int count = dp__listener_watch(listener, watch, 1 + DP__PENDING_MAX);
+    dp__os_poll(watch, count, 0);
+    CHECK(dp__listener_look(listener, watch, count));
+}
+
+/* Connects for that kind; `proves`: as one of the job does. */
+static int come_for(dp__listener *listener, dp__connection_kind kind, bool proves)
+{
+    enum { LOOKS = 4 };
+    dp__join_request request = its_request;
+    dp__challenge challenge;
+    uint64_t until_ns = dp__os_after_ms(9000);
+    int fd = dp__os_connect(&listener->at);
+    request.kind = (uint16_t)kind;
+    CHECK(dp__wire_send(fd, &request, sizeof request, until_ns) == DP_OK);
+    for (int i = 0; i < 2 * LOOKS; i++) {
+        if (i == LOOKS && proves) {
+            CHECK(dp__wire_receive(fd, &challenge, sizeof challenge, until_ns) == DP_OK);
+            uint64_t proof = dp__proof(its_key, &request, challenge.nonce, true);
+            CHECK(dp__wire_send(fd, &proof, sizeof proof, until_ns) == DP_OK);
+        }
+        look_at(listener);
+    }
+    return fd;
+}
+
+/* Sends as many bytes as a request has, which are none. */
+static void come_from_elsewhere(dp__listener *listener)
+{
+    static const char noise[sizeof(dp__join_request)] = "GET / HTTP/1.1";
+    char byte;
+    int fd = dp__os_connect(&listener->at);
+    CHECK(dp__wire_send(fd, noise, sizeof noise, dp__os_after_ms(9000)) == DP_OK);
+    for (int i = 0; i < 4; i++)
+        look_at(listener);
+    CHECK_INT(dp__os_receive(fd, &byte, 1), -1);
+    dp__os_close(fd);
+}
+
+static void listen_here(dp__listener *listener, const char *what)
+{
+    char name[40];
+    snprintf(name, sizeof name, "dp-%s-%d", what, (int)getpid());
+    *listener = dp__listener_none();
+    listener->at = dp__os_local(name);
+    listener->fd = dp__os_listen(&listener->at);
+    CHECK(listener->fd >= 0);
+}
+
+/* Whoever looks accepts for all; each kind is taken by its own. */
+TEST(one_listener_lets_several_kinds_in)
+{
+    dp__listener listener;
+    dp__pending pending;
+    char byte;
+    listen_here(&listener, "kinds");
+    const dp__service service = {.key = its_key, .patient = true};
+    CHECK_OK(dp__listener_serve(&listener, DP__FOR_VOTES, service));
+    CHECK_OK(dp__listener_serve(&listener, DP__FOR_DATA, service));
+    int vote = come_for(&listener, DP__FOR_VOTES, true);
+    int data = come_for(&listener, DP__FOR_DATA, true);
+    int half = come_for(&listener, DP__FOR_DATA, false);
+    int none = come_for(&listener, DP__FOR_JOINING, false);
+    CHECK_INT(dp__os_receive(none, &byte, 1), -1);
+    CHECK_INT(listener.pending_count, 3);
+    CHECK_INT(listener.rejected, 0); /* it is of this job, and too early, or too late */
+    come_from_elsewhere(&listener);
+    CHECK_INT(listener.rejected, 1);
+    CHECK(!dp__listener_is_asked(&listener, DP__FOR_VOTES));
+    CHECK(dp__listener_is_asked(&listener, DP__FOR_DATA));
+    CHECK(dp__listener_take(&listener, DP__FOR_DATA, &pending));
+    CHECK_INT(pending.request.kind, DP__FOR_DATA);
+    dp__os_close(pending.fd);
+    CHECK(!dp__listener_take(&listener, DP__FOR_DATA, &pending));
+    dp__listener_end(&listener, DP__FOR_DATA);
+    CHECK(dp__listener_take(&listener, DP__FOR_VOTES, &pending));
+    CHECK_INT(pending.request.process, 1);
+    CHECK_INT(listener.pending_count, 0);
+    dp__os_close(pending.fd);
+    const int all[] = {vote, data, half, none};
+    for (int i = 0; i < 4; i++)
+        dp__os_close(all[i]);
+    dp__listener_close(&listener);
+}
+
+/* There is room for each kind once, however often it begins. */
+TEST(a_listener_has_room_for_all_that_are_expected)
+{
+    dp__listener listener = dp__listener_none();
+    dp__pending *before;
+    CHECK_OK(dp__listener_serve(&listener, DP__FOR_TREE, (dp__service){.expected = 100}));
+    CHECK_INT(listener.pending_capacity, DP__PENDING_MAX + 100);
+    dp__pending_hold(&listener, dup(1));
+    CHECK_OK(dp__listener_serve(&listener, DP__FOR_DATA, (dp__service){.expected = 7}));
+    CHECK_INT(listener.pending_capacity, DP__PENDING_MAX + 107);
+    CHECK_INT(listener.pending_count, 1);
+    CHECK(listener.pending[0].fd >= 0 && listener.pending[0].came_ns != 0);
+    before = listener.pending;
+    dp__listener_end(&listener, DP__FOR_DATA);
+    CHECK_OK(dp__listener_serve(&listener, DP__FOR_DATA, (dp__service){.expected = 7}));
+    CHECK(listener.pending == before);
+    dp__listener_close(&listener);
+    CHECK_INT(listener.pending_count, 0);
+}
+
+/* One that has proved what it is goes last, and one that is silent first. */
+TEST(strangers_replace_each_other_first)
+{
+    dp__listener listener;
+    listen_here(&listener, "last");
+    CHECK_OK(dp__listener_serve(&listener, DP__FOR_VOTES, (dp__service){.key = its_key}));
+    int proved = come_for(&listener, DP__FOR_VOTES, true);
+    int asked = come_for(&listener, DP__FOR_VOTES, false);
+    CHECK_INT(listener.pending_count, 2);
+    for (int i = 0; i < 2 * DP__PENDING_MAX; i++)
+        dp__pending_hold(&listener, dup(1));
+    CHECK_INT(listener.pending_count, DP__PENDING_MAX);
+    CHECK(dp__listener_is_asked(&listener, DP__FOR_VOTES));
+    for (int i = 0; i < DP__PENDING_MAX; i++)
+        listener.pending[i].asked = true; /* all strangers ask, too */
+    for (int i = 0; i < DP__PENDING_MAX; i++)
+        dp__pending_hold(&listener, dup(1));
+    dp__pending pending;
+    CHECK(dp__listener_take(&listener, DP__FOR_VOTES, &pending));
+    dp__os_close(pending.fd);
+    dp__os_close(proved);
+    dp__os_close(asked);
+    dp__listener_close(&listener);
+}
+
+/* Two threads look at one listener while many come: each connection is taken once, by its kind. */
+enum { COMERS = 60 };
+
+static void *take_votes(void *user)
+{
+    dp__listener *listener = user;
+    static int taken;
+    dp__os_watch watch[1 + DP__PENDING_MAX];
+    uint64_t until_ns = dp__os_after_ms(30000);
+    while (taken < COMERS && dp__os_ms_until(until_ns) > 0) {
+        dp__pending pending;
+        int count = dp__listener_watch(listener, watch, 1 + DP__PENDING_MAX);
+        dp__os_poll(watch, count, 1);
+        (void)dp__listener_look(listener, watch, count);
+        for (; dp__listener_take(listener, DP__FOR_VOTES, &pending); taken++)
+            dp__os_close(pending.fd);
+    }
+    return &taken;
+}
+
+TEST(two_threads_share_a_listener)
+{
+    dp__listener listener;
+    pthread_t other;
+    dp__pending pending;
+    void *votes;
+    int data = 0, fds[2 * COMERS];
+    listen_here(&listener, "shared");
+    CHECK_OK(dp__listener_serve(&listener, DP__FOR_VOTES, (dp__service){.key = its_key}));
+    CHECK_OK(dp__listener_serve(&listener, DP__FOR_DATA, (dp__service){.key = its_key}));
+    CHECK_INT(pthread_create(&other, NULL, take_votes, &listener), 0);
+    for (int i = 0; i < 2 * COMERS; i++) {
+        fds[i] = come_for(&listener, i % 2 == 0 ? DP__FOR_VOTES : DP__FOR_DATA, true);
+        while (dp__listener_take(&listener, DP__FOR_DATA, &pending)) {
+            dp__os_close(pending.fd);
+            data++;
+        }
+    }
+    for (int i = 0; i < 1000 && data < COMERS; i++) {
+        dp__os_sleep_ms(1);
+        for (; dp__listener_take(&listener, DP__FOR_DATA, &pending); data++)
+            dp__os_close(pending.fd);
+    }
+    CHECK_INT(pthread_join(other, &votes), 0);
+    CHECK_INT(*(int *)votes, COMERS);
+    CHECK_INT(data, COMERS);
+    for (int i = 0; i < 2 * COMERS; i++)
+        dp__os_close(fds[i]);
+    dp__listener_close(&listener);
 }
 
 /* Reads to the end, and keeps the last bytes: as many as a header has. */
@@ -1360,6 +1779,319 @@ TEST(farewell_waits_for_room)
     CHECK_INT(((dp__tree_header *)last)->magic, DP__HEADER_MAGIC);
     CHECK_INT(((dp__tree_header *)last)->kind, DP__BYE);
     dp__os_close(end);
+}
+
+/* Connects to process 1 as one that votes for the roster after that number. */
+static int call_member(const dp__voter *voter, uint16_t vote)
+{
+    const dp__seat *roster = dp__voter_roster(voter);
+    uint64_t until_ns = dp__os_after_ms(10000);
+    dp__join_request request = {.magic = DP__JOIN_MAGIC,
+                                .version = DP_VERSION,
+                                .kind = DP__FOR_VOTES,
+                                .process_count = voter->count,
+                                .listens = voter->members->holder,
+                                .connection = vote};
+    const char *why = NULL;
+    int fd = dp__seat_connect(roster, voter->count, 0, 1);
+    CHECK(fd >= 0 && dp__os_ready(fd, DP__CAN_WRITE, 10000));
+    CHECK(dp__handshake(fd, dp__vote_link_key(voter, roster[1].holder), &request, until_ns, &why));
+    return fd;
+}
+
+/* The vote comes in two parts, as it may on any link. */
+static void ask_in_parts(const dp__voter *voter, int fd)
+{
+    const dp__vote ask = {.kind = DP__VOTE_PREPARE,
+                          .holder = voter->members->holder,
+                          .number = voter->members->number,
+                          .ballot = (uint64_t)1 << 32};
+    dp__vote_head head = dp__vote_head_of(voter, &ask), answer;
+    uint64_t until_ns = dp__os_after_ms(10000);
+    CHECK_OK(dp__wire_send(fd, &head, 20, until_ns));
+    dp__os_sleep_ms(10);
+    CHECK_OK(dp__wire_send(fd, (char *)&head + 20, sizeof head - 20, until_ns));
+    CHECK_OK(dp__wire_receive(fd, &answer, sizeof answer, until_ns));
+    CHECK_INT(answer.kind, DP__VOTE_PROMISE);
+    CHECK(answer.left_ms > 30000);
+}
+
+static void rest_or_ask(meeting *m)
+{
+    const dp_config config = {.device_count = 1,
+                              .recovers = true,
+                              .timeout_ms = 60000,
+                              .bootstrap = {meeting_all_gather, m, m->process, m->process_count}};
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&config, &ctx));
+    dp__voter *voter = ctx->world.voter;
+    uint64_t begun_ns = dp__os_now_ns();
+    if (m->process == 0) {
+        ask_in_parts(voter, call_member(voter, 1));
+    } else {
+        dp__voter_hurry(voter, 60000); /* as one that was let in: see below */
+        voter->members->role = DP__ROLE_MEETS;
+        CHECK_INT(dp__voter_meets(voter, 60000), DP_ERR_REMOTE);
+    }
+    CHECK(dp__os_now_ns() - begun_ns < 30000000000);
+    _exit(EXIT_SUCCESS);
+}
+
+/* A proposer waits for an answer no longer than one takes to come: who meets the others, and finds
+   that they are not there yet, answers while it waits for the next round. The proposer waits for
+   the rest no longer than those that have answered have time, newcomers too. */
+TEST(votes_are_answered_between_two_rounds_of_a_meeting)
+{
+    in_processes(2, rest_or_ask);
+}
+
+/* Comes later to a job that does not let it in, and in the end refuses it. */
+static void *come_later(void *user)
+{
+    const dp__launch *launch = user;
+    dp__voter *voter = NULL;
+    CHECK(dp__rejoin(launch, false, 20000, dp__os_after_ms(20000), &voter) == DP_ERR_INVALID);
+    CHECK_SAYS(dp__open_error(), "not you");
+    return NULL;
+}
+
+/* Lets one in at a join port as far as its seat. */
+static int greet(dp__listener *port, dp__seat *out)
+{
+    dp__pending pending = {.fd = -1};
+    uint64_t until_ns = dp__os_after_ms(9000);
+    while (!dp__listener_take(port, DP__FOR_JOINING, &pending) && dp__os_ms_until(until_ns) > 0) {
+        dp__os_sleep_ms(1);
+        look_at(port);
+    }
+    CHECK_OK(dp__wire_receive(pending.fd, out, sizeof *out, until_ns));
+    return pending.fd;
+}
+
+/* Calls a process by its seat for another one, and learns so at once, with whichever key. */
+static void call_wrongly(const dp__seat *seat)
+{
+    const dp__key none = {0, 0};
+    const dp__seat roster[2] = {{.machine = seat->machine}, *seat};
+    dp__join_request request = its_request;
+    const char *why = NULL;
+    uint64_t begun_ns = dp__os_now_ns();
+    request.kind = DP__FOR_VOTES;
+    int fd = dp__seat_connect(roster, 2, 0, 1);
+    CHECK(fd >= 0 && dp__os_ready(fd, DP__CAN_WRITE, 9000));
+    CHECK(!dp__handshake(fd, none, &request, dp__os_after_ms(9000), &why));
+    CHECK_SAYS(why, "another job");
+    CHECK(dp__os_now_ns() - begun_ns < 5000000000);
+    dp__os_close(fd);
+}
+
+/* The port of one that waits at the door may be that of one that has died. Whoever looks for that
+   one would take a port that accepts, and does not answer, for a process that hangs. */
+TEST(who_waits_at_the_door_is_not_taken_for_another_one)
+{
+    dp__launch launch = {.where = "here"}, door;
+    dp__listener port = dp__listener_none();
+    dp__join_reply reply = {.magic = DP__VOTE_MAGIC, .count = 2};
+    dp__seat seat, later;
+    pthread_t thread;
+    uint64_t memory, until_ns = dp__os_after_ms(9000);
+    int before = open_files();
+    snprintf(launch.place, sizeof launch.place, "dp-door-%d", (int)getpid());
+    door = dp__join_port_of(&launch);
+    port.at = dp__os_local(door.place);
+    port.fd = dp__os_listen(&port.at);
+    CHECK_OK(dp__listener_serve(&port, DP__FOR_JOINING, (dp__service){.key = door.key}));
+    CHECK_INT(pthread_create(&thread, NULL, come_later, &launch), 0);
+    int fd = greet(&port, &seat);
+    call_wrongly(&seat);
+    CHECK_OK(dp__wire_send(fd, &reply, sizeof reply, until_ns));
+    CHECK_OK(dp__wire_receive(fd, &memory, sizeof memory, until_ns));
+    call_wrongly(&seat);
+    dp__os_close(fd);
+    reply.status = DP_ERR_INVALID;
+    snprintf(reply.text, sizeof reply.text, "not you");
+    fd = greet(&port, &later);
+    CHECK(later.holder != seat.holder);
+    CHECK_OK(dp__wire_send(fd, &reply, sizeof reply, until_ns));
+    CHECK_INT(pthread_join(thread, NULL), 0);
+    dp__os_close(fd);
+    dp__listener_close(&port);
+    CHECK_INT(open_files(), before);
+}
+
+/* Looks for so many ms whether somebody has left the job for a vote. */
+static int deserted_within(dp__voter *voter, int ms)
+{
+    int process = -1;
+    for (uint64_t until_ns = dp__os_after_ms(ms); process < 0 && dp__os_ms_until(until_ns) > 0;) {
+        process = dp__voter_deserted(voter, 80);
+        dp__os_sleep_ms(1);
+    }
+    return process;
+}
+
+/* Process 0 calls for the vote that has brought the job together, and then for the next one. */
+static void call_twice(meeting *m)
+{
+    const dp_config config = {.device_count = 1,
+                              .recovers = true,
+                              .timeout_ms = 60000,
+                              .bootstrap = {meeting_all_gather, m, m->process, m->process_count}};
+    dp_ctx *ctx;
+    char byte = 0, all[2];
+    CHECK_OK(dp_open(&config, &ctx));
+    for (int vote = 0; vote < 2; vote++) {
+        if (m->process == 0)
+            (void)call_member(ctx->world.voter, (uint16_t)vote);
+        else
+            CHECK_INT(deserted_within(ctx->world.voter, vote == 0 ? 300 : 9000), vote - 1);
+        CHECK_OK(meeting_all_gather(&byte, all, 1, m));
+    }
+    _exit(EXIT_SUCCESS);
+}
+
+/* A call may arrive when its vote is over, and all have met: it is no sign of another failure. */
+TEST(late_call_for_the_vote_before_ends_no_job)
+{
+    in_processes(2, call_twice);
+}
+
+/* ---- who comes last -------------------------------------------------------------------------- */
+
+enum { LATE = 3 };                        /* processes, of which this one is the first */
+#define LATE_HOURS_NS ((uint64_t)1 << 44) /* five of them: half of what a word has */
+
+static uint64_t late_memory[2048];
+
+/* Holds what each has spent in forward: so much before, and so much in each collective. */
+typedef struct late_work {
+    uint64_t before[LATE], each[LATE];
+} late_work;
+
+/* Each process tells how long it has waited, and what it has spent in forward and in backward. */
+static bool tell_waits(dp__late *late, uint64_t seq, const uint64_t *wait_ns, const late_work *work)
+{
+    for (int p = 0; p < LATE; p++) {
+        dp__late teller = {.waited_ns = wait_ns[p]};
+        const _Atomic uint64_t spent[DP__LATE_PARTS] = {work->before[p] + work->each[p] * seq,
+                                                        seq << 20};
+        dp__late_hear(late, p, dp__late_tell(&teller, seq, spent));
+        CHECK_INT(teller.waited_ns, 0);
+        CHECK(atomic_load(&teller.for_others_ns) == wait_ns[p]);
+    }
+    return dp__late_count(late);
+}
+
+static void open_late(dp__late *late)
+{
+    CHECK(dp__late_bytes(LATE) <= sizeof late_memory);
+    memset(late_memory, 0xff, sizeof late_memory);
+    dp__late_open(late, 0, LATE, late_memory);
+    CHECK(late->since_ns != 0);
+}
+
+/* A wait of all others for one is what lies between its own and the next one: two that come late
+   together are not waited for alone, and short waits do not count. */
+TEST(wait_of_all_is_for_the_last_one_alone)
+{
+    static const late_work none;
+    static const uint64_t short_ns[LATE] = {0, 300000, 300000};
+    static const struct {
+        uint64_t wait_us[LATE];
+        int last; /* -1: it does not count */
+        unsigned us;
+    } cases[] = {{{5000, 0, 5000}, 1, 5000},
+                 {{5000, 4000, 7000}, 1, 1000},
+                 {{0, 300000000, 300000000}, 0, 274877906},
+                 {{5000, 0, 0}, -1, 0},
+                 {{99, 0, 99}, -1, 0},
+                 {{0, 101, 101}, 0, 101}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        dp__late late;
+        uint64_t waits[LATE], before;
+        open_late(&late);
+        for (int p = 0; p < LATE; p++)
+            waits[p] = cases[i].wait_us[p] * 1000;
+        CHECK(!tell_waits(&late, 1, waits, &none));
+        CHECK_INT(late.wait_count, cases[i].last >= 0);
+        CHECK_INT(atomic_load(&late.longest), cases[i].last);
+        before = atomic_load(&late.longest_ns) / 1000;
+        CHECK(before <= cases[i].us && before + 1 >= cases[i].us);
+        CHECK((atomic_load(&late.by_others_ns) > 0) == (cases[i].last == 0));
+        CHECK(!tell_waits(&late, 2, short_ns, &none));
+        CHECK_INT(atomic_load(&late.longest), cases[i].us > 300 ? cases[i].last : 0);
+    }
+}
+
+TEST(who_is_alone_waits_for_nobody)
+{
+    dp__late late;
+    dp__late_open(&late, 0, 1, late_memory);
+    dp__late_hear(&late, 0, 5000000);
+    CHECK(!dp__late_count(&late));
+    CHECK_INT(late.wait_count, 0);
+}
+
+/* Gives so many waits in turn, `own` of each `of` for process 1. Returns whether there is a
+   verdict. */
+static bool judge_waits(dp__late *late, int count, int own, int of, uint64_t ns,
+                        const late_work *work, dp__late_verdict *out)
+{
+    for (int i = 0; i < count; i++) {
+        uint64_t waits[LATE] = {ns, ns, ns};
+        waits[i % of < own ? 1 : 2] = 0;
+        bool time = tell_waits(late, (uint64_t)(2 + i), waits, work);
+        CHECK_INT(time, late->wait_count % DP__LATE_LOOK == 0);
+    }
+    uint64_t now = late->since_ns + 1000000000;
+    bool judged = dp__late_judge(late, now, out);
+    CHECK((late->since_ns == now) == judged);
+    return judged;
+}
+
+TEST(one_is_named_that_is_last_in_four_of_five_waits_and_for_long)
+{
+    static const late_work alike = {{0, LATE_HOURS_NS, 0}, {32 << 20, 32 << 20, 32 << 20}};
+    static const late_work forward = {{0, 0, 0}, {1 << 20, 6 << 20, 1 << 20}};
+    const uint64_t ms = 1000000;
+    dp__late late;
+    dp__late_verdict verdict;
+    open_late(&late);
+    CHECK(judge_waits(&late, 70, 8, 10, 5 * ms, &alike, &verdict)); /* the last is for 2 */
+    CHECK_INT(verdict.process, 1);
+    CHECK_INT(verdict.waits, 70);
+    CHECK_INT(verdict.last, 56);
+    CHECK_INT(verdict.part, DP__LATE_ELSEWHERE);
+    CHECK(verdict.window_ns == 1000 * ms);
+    CHECK(verdict.ns > 279 * ms && verdict.ns <= 280 * ms);
+    CHECK_INT(late.wait_count, 0); /* the next window */
+    CHECK(judge_waits(&late, 64, 1, 1, 5 * ms, &forward, &verdict));
+    CHECK_INT(verdict.part, DP__LATE_FORWARD);
+    CHECK(judge_waits(&late, 64, 1, 1, 5 * ms, &alike, &verdict)); /* after so much before */
+    CHECK_INT(verdict.part, DP__LATE_ELSEWHERE);
+    CHECK(!judge_waits(&late, 64, 3, 4, 5 * ms, &alike, &verdict)); /* of four */
+    open_late(&late);
+    CHECK(!judge_waits(&late, 64, 1, 1, ms / 2, &alike, &verdict)); /* 32 of 1000 ms */
+    open_late(&late);
+    CHECK(!judge_waits(&late, 47, 1, 1, 5 * ms, &alike, &verdict)); /* too few */
+}
+
+/* Short waits for others do not hide long ones; and a full window has a verdict. */
+TEST(waits_are_long_beside_the_mean)
+{
+    static const late_work alike;
+    const uint64_t ms = 1000000;
+    dp__late late;
+    dp__late_verdict verdict;
+    open_late(&late);
+    CHECK(!judge_waits(&late, 250, 0, 1, ms / 7, &alike, &verdict)); /* too little to say */
+    CHECK(judge_waits(&late, 50, 1, 1, 20 * ms, &alike, &verdict));
+    CHECK_INT(verdict.process, 1);
+    CHECK_INT(verdict.waits, 50);
+    CHECK_INT(verdict.last, 50);
+    CHECK(judge_waits(&late, DP__LATE_WAITS, 1, 2, 5 * ms, &alike, &verdict));
+    CHECK_INT(verdict.process, -1);
+    CHECK_INT(late.wait_count, 0);
 }
 
 /* The key and texts of the paper by Aumasson and Bernstein, and of its reference implementation. */

@@ -21,7 +21,8 @@ static const dp_coll_ops *const *tcp_colls(void)
     return colls;
 }
 
-static bool launched; /* as by dprun: there are connections among them already */
+static bool launched;   /* as by dprun: there are connections among them already */
+static int connections; /* to each process; 0: as many as the library has */
 
 static void set(const char *name, const char *text)
 {
@@ -57,6 +58,8 @@ static void enter(meeting *m)
     mesh_config.colls = tcp_colls();
     if (meeting_machines != NULL)
         set("DP_INTERFACE", "lo");
+    if (connections > 0)
+        set_number("DP_CONNECTIONS", connections);
     if (launched) {
         mesh_config.bootstrap = (dp_bootstrap){0};
         be_launched(m);
@@ -173,6 +176,164 @@ TEST_SLOW(processes_of_one_machine_add_up, 60)
 {
     mesh_many = 300007 / (size_t)test_stride();
     on_mesh("aaa", all_cases);
+}
+
+/* ---- several connections to each process ----------------------------------------------------- */
+
+enum { STRIPE = 16 << 10, MOST_CONNECTIONS = 64 };
+
+TEST_SLOW(several_connections_add_up, 120)
+{
+    static const int counts[] = {2, 3, MOST_CONNECTIONS};
+    mesh_many = 300007 / (size_t)test_stride();
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        connections = counts[i];
+        on_mesh("ab", all_cases);
+        on_mesh("abb", all_cases);
+    }
+}
+
+static unsigned char byte_of_block(int from, int to, size_t i)
+{
+    return (unsigned char)((size_t)(from * 31 + to * 7) + i * 13 + i / STRIPE);
+}
+
+/* A block of so many bytes goes from each process to each, through one load and nothing else. */
+static void exchange_blocks(dp_ctx *ctx, size_t bytes)
+{
+    size_t all = bytes * (size_t)mesh_process_count;
+    unsigned char *send = malloc(all + 1), *recv = calloc(all + 1, 1);
+    const dp_part part = {.send = send, .recv = recv};
+    CHECK(send != NULL && recv != NULL);
+    for (size_t i = 0; i < all; i++)
+        send[i] = byte_of_block(mesh_process, (int)(i / bytes), i % bytes);
+    recv[all] = 77;
+    CHECK_OK(dp_all_to_all(ctx, &part, bytes, DP_U8));
+    for (size_t i = 0; i < all; i++)
+        CHECK_INT(recv[i], byte_of_block((int)(i / bytes), mesh_process, i % bytes));
+    CHECK_INT(recv[all], 77);
+    free(send);
+    free(recv);
+}
+
+/* Some stripes are empty, some have a byte, and the last one may be short. */
+static void blocks_of_all_sizes(void)
+{
+    static const size_t around[] = {0, 1, STRIPE, 2 * STRIPE, 3 * STRIPE, 4 * STRIPE, 9 * STRIPE};
+    dp_ctx *ctx = mesh_open(1, 0), *group = NULL;
+    CHECK_OK(dp_open_group(ctx, 0, NULL, &group));
+    for (size_t i = 0; i < sizeof around / sizeof around[0]; i++)
+        for (size_t more = 0; more < 3; more++)
+            exchange_blocks(i % 2 == 0 ? ctx : group, around[i] + more);
+    dp_close(group);
+    dp_close(ctx);
+}
+
+TEST_SLOW(stripes_of_all_sizes_arrive, 60)
+{
+    for (connections = 1; connections <= 5; connections++)
+        on_mesh("abc", blocks_of_all_sizes);
+}
+
+/* Holds what a process says of the connections that it has. */
+typedef struct said_of_connections {
+    char many[80], differ[160];
+} said_of_connections;
+
+static void hear_of_connections(const dp_log_record *record, void *user)
+{
+    said_of_connections *spoken = user;
+    if (strstr(record->text, "connections to each process") != NULL)
+        snprintf(spoken->many, sizeof spoken->many, "%.79s", record->text);
+    if (strstr(record->text, "DP_CONNECTIONS") != NULL && record->level == DP_LOG_WARN)
+        snprintf(spoken->differ, sizeof spoken->differ, "%.159s", record->text);
+}
+
+static const char *wanted[3]; /* by each process; NULL: it does not say */
+
+static void enter_with_wishes(meeting *m, said_of_connections *spoken)
+{
+    *spoken = (said_of_connections){"", ""};
+    enter(m);
+    unsetenv("DP_CONNECTIONS");
+    if (wanted[m->process] != NULL)
+        set("DP_CONNECTIONS", wanted[m->process]);
+    mesh_config.log = (dp_log){hear_of_connections, spoken, DP_LOG_INFO};
+}
+
+/* Returns how many files a context has opened, which are two lanes' connections and the rest. */
+static int files_of_a_context(meeting *m, said_of_connections *spoken)
+{
+    enter_with_wishes(m, spoken);
+    int before = open_files();
+    dp_ctx *ctx = mesh_open(1, 0);
+    int files = open_files() - before;
+    CHECK_INT(ones_of(ctx), m->process_count);
+    exchange_blocks(ctx, 5 * STRIPE);
+    dp_close(ctx);
+    CHECK_INT(open_files(), before);
+    return files;
+}
+
+static void first_one_counts(meeting *m)
+{
+    static const char *const wishes[][3] = {
+        {NULL, NULL, NULL}, {"3", "3", "3"}, {"3", "2", NULL}, {NULL, NULL, "4"}};
+    said_of_connections spoken[4];
+    int files[4], more = 2 * 2 * (m->process_count - 1);
+    for (int i = 0; i < 4; i++) {
+        memcpy(wanted, wishes[i], sizeof wanted);
+        files[i] = files_of_a_context(m, &spoken[i]);
+    }
+    CHECK_INT(files[1] - files[0], more);
+    CHECK_INT(files[2] - files[0], more);
+    CHECK_INT(files[3] - files[0], 0);
+    CHECK_STR(spoken[0].many, "");
+    CHECK_SAYS(spoken[1].many, "3 connections to each process");
+    CHECK_STR(spoken[0].differ, "");
+    CHECK_STR(spoken[1].differ, "");
+    if (m->process == 1)
+        CHECK_SAYS(spoken[2].differ, "DP_CONNECTIONS is 2 in process 1 and 3 in process 0: the job "
+                                     "has 3");
+    else
+        CHECK_STR(spoken[2].differ, "");
+    if (m->process == 2)
+        CHECK_SAYS(spoken[3].differ,
+                   "DP_CONNECTIONS is 4 in process 2 and 1 in process 0, which has "
+                   "not set it: the job has 1");
+}
+
+TEST_SLOW(process_0_says_how_many_connections_there_are, 60)
+{
+    for (int way = 0; way < 2; way++) {
+        launched = way == 1;
+        on_machines("abc", first_one_counts);
+    }
+}
+
+static void number_is_refused(meeting *m)
+{
+    said_of_connections spoken;
+    dp_ctx *ctx = NULL;
+    const char *bad = wanted[m->process] != NULL ? wanted[m->process] : wanted[1];
+    char quoted[120];
+    enter_with_wishes(m, &spoken);
+    snprintf(quoted, sizeof quoted, "DP_CONNECTIONS is '%s', not a whole number from 1 to 64", bad);
+    CHECK_ERROR(dp_open(&mesh_config, &ctx), wanted[m->process] ? DP_ERR_INVALID : DP_ERR_REMOTE,
+                quoted);
+    CHECK(ctx == NULL);
+}
+
+TEST(numbers_of_connections_that_are_none)
+{
+    static const char *const bad[] = {"0",  "-1", "65",  "many",
+                                      "2x", " 2", "1.5", "18446744073709551617"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        launched = i % 2 == 1;
+        wanted[1] = bad[i];
+        meeting_machines = "abc";
+        in_processes(3, number_is_refused);
+    }
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */
@@ -308,6 +469,18 @@ static void each_way_of_meeting(int signal, dp_status (*what)(dp_ctx *ctx))
 TEST_SLOW(who_dies_in_a_large_sum_is_named, 60)
 {
     each_way_of_meeting(SIGKILL, sum_much);
+}
+
+TEST_SLOW(who_dies_and_has_several_connections_is_named, 60)
+{
+    connections = 3;
+    each_way_of_meeting(SIGKILL, sum_much);
+}
+
+TEST_SLOW(who_stops_and_has_several_connections_is_named, 60)
+{
+    connections = 3;
+    each_way_of_meeting(SIGSTOP, sum_much);
 }
 
 TEST_SLOW(who_dies_and_has_a_child_is_named, 60)
@@ -676,9 +849,13 @@ static void wait_for_anybody(meeting *m)
     for (int i = 1; m->process == 0 && i < m->process_count; i++)
         CHECK_OK(dp_recv(ctx, &tensor, DP_ANY_RANK, 0));
     double start = now_ms();
-    if (m->process == 0)
-        CHECK_ERROR(dp_recv(ctx, &tensor, DP_ANY_RANK, 0), DP_ERR_REMOTE,
-                    "whoever sends it is not among those that are left");
+    if (m->process == 0) {
+        CHECK_ERROR(dp_recv(ctx, &tensor, DP_ANY_RANK, 0), DP_ERR_REMOTE, "rank 1 (process 1, ");
+        CHECK_SAYS(dp_last_error(), "has closed its context, and so have all others");
+        dp_failure_info failure;
+        CHECK(dp_failure(ctx, &failure));
+        CHECK_INT(failure.rank, 1);
+    }
     CHECK(now_ms() - start < END_SOON_MS * test_timeout_scale());
     dp_close(ctx);
 }
@@ -922,6 +1099,7 @@ TEST_SLOW(who_dies_while_others_open_is_named, 120)
     meeting_machines = "abc";
     for (int i = 0; i < 10; i++) {
         moment = (int)(test_random(&state) % 8000);
+        connections = 1 + i % 3;
         in_processes_but(3, 1, one_dies_while_it_opens);
     }
 }
@@ -1034,7 +1212,8 @@ TEST_SLOW(who_is_left_connects_anew, 60)
     launched = true;
     meeting_machines = "abb";
     find_ports(9);
-    in_processes_but(3, 1, one_dies_and_others_go_on);
+    for (connections = 1; connections <= 3; connections += 2)
+        in_processes_but(3, 1, one_dies_and_others_go_on);
 }
 
 /* ---- one process alone, which no table of connections serves --------------------------------- */
@@ -1167,6 +1346,8 @@ TEST_SLOW(strangers_keep_nobody_out, 60)
     CHECK(pid >= 0);
     if (pid == 0)
         bother();
+    on_machines("abc", open_often);
+    connections = 8;
     on_machines("abc", open_often);
     CHECK_INT(kill(pid, SIGKILL), 0);
     CHECK_INT(waitpid(pid, NULL, 0), pid);
@@ -1599,6 +1780,54 @@ TEST(collectives_of_others_need_no_connections)
     }
 }
 
+/* Process 1 rests behind the round that follows the one in which all tell where they listen. */
+static dp_status gather_and_rest(const void *in, void *out, size_t bytes, void *user)
+{
+    static int told;
+    dp_status status = meeting_all_gather(in, out, bytes, user);
+    if (told == 1 && mesh_process == 1)
+        rest(900);
+    told += told > 0 || bytes == 128;
+    return status;
+}
+
+static void come_when_it_is_over(meeting *m)
+{
+    dp_ctx *ctx = NULL;
+    enter(m);
+    mesh_config.bootstrap.all_gather = gather_and_rest;
+    mesh_config.timeout_ms = m->process == 0 ? 300 : 60000;
+    CHECK(dp_open(&mesh_config, &ctx) != DP_OK);
+    CHECK_SAYS(dp_last_error(), "process 1 of 2 did not come within 0.3 s");
+}
+
+/* Nothing but its port tells that a process has given up, where a bootstrap of the user's has
+   brought them together: else the other one would wait for a minute. */
+TEST(who_comes_when_the_others_have_given_up_is_refused)
+{
+    meeting_machines = "ab";
+    in_processes(2, come_when_it_is_over);
+}
+
+/* Processes before and behind it have waited for each of its connections, and name it. */
+static void one_of_three_comes_late(meeting *m)
+{
+    dp_ctx *ctx = NULL;
+    enter(m);
+    mesh_config.bootstrap.all_gather = gather_and_rest;
+    mesh_config.timeout_ms = m->process == 1 ? 60000 : 300;
+    CHECK(dp_open(&mesh_config, &ctx) != DP_OK);
+    CHECK_SAYS(dp_last_error(), "process 1");
+    CHECK(strstr(dp_last_error(), "process 3") == NULL);
+}
+
+TEST(who_is_awaited_by_several_connections_is_named)
+{
+    meeting_machines = "abc";
+    connections = 3;
+    in_processes(3, one_of_three_comes_late);
+}
+
 /* ---- few files ------------------------------------------------------------------------------- */
 
 static int files_more;  /* that process 1 may open, from when it opens the table */
@@ -1621,6 +1850,16 @@ static dp_status open_with_few_files(const dp_host *host, const dp_comm_config *
     return dp_tcp_coll()->open(host, config, out);
 }
 
+/* From process 1 to process 0. */
+static dp_status send_a_word(dp_ctx *ctx)
+{
+    int32_t word = 7;
+    const dp_tensor tensor = dp_wrap(&word, DP_I32, 0, NULL);
+    return mesh_process == 0   ? dp_recv(ctx, &tensor, 1, 0)
+           : mesh_process == 1 ? dp_send(ctx, &tensor, 0, 0)
+                               : DP_OK;
+}
+
 /* All are there, or none is, and all know why. */
 static void have_few_files(meeting *m)
 {
@@ -1636,6 +1875,8 @@ static void have_few_files(meeting *m)
     good = status == DP_OK;
     CHECK(good || files_hard);
     CHECK(!good || ones_of(ctx) == m->process_count);
+    if (!files_hard) /* there is room for messages, too */
+        CHECK_OK(send_a_word(ctx));
     if (!good) {
         CHECK(status != DP_ERR_TIMEOUT);
         CHECK(m->process == 1 || strstr(dp_last_error(), "process 1") != NULL);
@@ -1670,8 +1911,9 @@ static void open_and_close(meeting *m)
 
 TEST(nothing_stays_open)
 {
-    for (int way = 0; way < 2; way++) {
-        launched = way == 1;
+    for (int way = 0; way < 4; way++) {
+        launched = way % 2 == 1;
+        connections = way < 2 ? 0 : 3;
         on_machines("aabb", open_and_close);
     }
 }
@@ -1685,5 +1927,19 @@ TEST_SLOW(a_process_with_few_files, 60)
     }
     files_hard = false;
     files_more = 1;
+    on_machines("abc", have_few_files);
+}
+
+/* Some of the connections to a process can be made, and others cannot. */
+TEST_SLOW(a_process_with_few_files_for_many_connections, 60)
+{
+    launched = true;
+    connections = 4;
+    files_hard = true;
+    for (files_more = 1; files_more < 26; files_more += 3)
+        on_machines("abc", have_few_files);
+    files_hard = false;
+    files_more = 20; /* enough for one connection to each */
+    connections = 8;
     on_machines("abc", have_few_files);
 }

@@ -109,11 +109,11 @@ static void becomes_alone(dp_ctx *ctx)
 /* If it was stopped, and not killed since, it has been left behind. */
 static void ends_at_the_moment(dp_ctx *ctx)
 {
-    refusal = (struct refusal){.call = moment.call, .at = moment.at, .hook = end_here};
+    refuse((struct refusal){.call = moment.call, .at = moment.at, .hook = end_here});
     dp_abort(ctx, DP_ERR_USER, "again");
     dp_status status = dp_recover(ctx);
-    const bool later = moment.call == NULL || refusal.at > 0;
-    refusal = (struct refusal){.call = NULL}; /* it ends once */
+    const bool later = moment.call == NULL || refuses_later();
+    refuse((struct refusal){.call = NULL}); /* it ends once */
     if (status == DP_OK && later)
         end_here();
     if (status == DP_OK)
@@ -330,7 +330,7 @@ TEST_SLOW(newcomer_with_another_config_ends_no_job, 60)
 static void dies_at_the_door(void)
 {
     dp_ctx *ctx;
-    refusal = (struct refusal){.call = moment.call, .at = moment.at, .hook = end_here};
+    refuse((struct refusal){.call = moment.call, .at = moment.at, .hook = end_here});
     (void)join(0, &ctx);
     end_here();
 }

@@ -1,13 +1,17 @@
 /* test_coll.c - what every dp_coll_ops must do, through the public collectives.
 
    Worlds of one to eight ranks: CPU devices with their table; the same with optional methods hidden
-   or past the end of the table; CPU devices that are dealt out as if to processes of one machine;
-   toys, which the core serves through the host; toys that put off their work. */
+   or past the end of the table; CPU devices that are dealt out as if to processes, of one machine
+   or of several, whose bytes TCP carries, or pipes; toys, which the core serves through the host;
+   toys that put off their work. */
+
+#define _GNU_SOURCE /* P_tmpdir */
 
 #include <stdlib.h>
 #include "examples/custom_device.h"
 #include "conform.h"
 #include "decorator.h"
+#include "folder.h"
 #include "lazy.h"
 #include "numbers.h"
 #include "split_coll.h"
@@ -158,7 +162,12 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
     }                                                                                              \
     TEST_SLOW(name##_tcp, 120)                                                                     \
     {                                                                                              \
-        every_tcp(name);                                                                           \
+        every_split(name, dp_tcp_coll());                                                          \
+    }                                                                                              \
+    TEST_SLOW(name##_pipes, 120)                                                                   \
+    {                                                                                              \
+        enter_folder();                                                                            \
+        every_split(name, pipes_coll());                                                           \
     }                                                                                              \
     WORLD_TEST_CUDA(name)                                                                          \
     static void name(world *w)
@@ -242,11 +251,11 @@ static void every_size(void (*body)(world *w), const dp_device_ops *ops, const d
 }
 
 /* Dealt out to two and three members. */
-__attribute__((unused)) static void every_tcp(void (*body)(world *w))
+__attribute__((unused)) static void every_split(void (*body)(world *w), const dp_coll_ops *coll)
 {
     static world w;
     for (int ranks = 3; ranks <= 5; ranks += 2) {
-        world_open(&w, dp_cpu(), decorate_coll(split_coll(dp_tcp_coll(), 2)), ranks);
+        world_open(&w, dp_cpu(), decorate_coll(split_coll(coll, 2)), ranks);
         w.by_process = true;
         for (int r = 0; r < ranks; r++) {
             w.process_of[r] = (r + 1) / 2;

@@ -777,6 +777,41 @@ TEST(who_waits_hears_of_a_failure_of_the_job)
     check_absence(3, 1, true, "no more of this");
 }
 
+/* For longer than the time-out, while local rank 0 waits. */
+static dp_status second_stops_all(int local_rank, dp_scope *scope, void *user)
+{
+    if (local_rank == 1) {
+        rest(20);
+        raise(SIGSTOP);
+        rest(20);
+    }
+    return sum_of_ones(local_rank, scope, user);
+}
+
+static void stop_in_a_run(void)
+{
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 2, .timeout_ms = SHORT_MS}, &ctx));
+    CHECK_OK(in_run(ctx, second_stops_all, ctx));
+    dp_close(ctx);
+    _exit(EXIT_SUCCESS);
+}
+
+/* The one that waited was stopped, too. */
+TEST(process_that_was_stopped_has_all_its_time)
+{
+    int how = 0;
+    pid_t child = fork();
+    if (child == 0)
+        stop_in_a_run();
+    CHECK_INT(waitpid(child, &how, WUNTRACED), child);
+    CHECK(WIFSTOPPED(how));
+    rest(2 * SHORT_MS);
+    CHECK_INT(kill(child, SIGCONT), 0);
+    CHECK_INT(waitpid(child, &how, 0), child);
+    CHECK(WIFEXITED(how) && WEXITSTATUS(how) == EXIT_SUCCESS);
+}
+
 static absence *pass_absence;
 
 static dp_status wait_in_method(dp_call *call)

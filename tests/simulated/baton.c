@@ -408,13 +408,6 @@ void sim_spent(void)
     sim_point("atomic");
 }
 
-void sim_pass(uint64_t ns)
-{
-    step(ns);
-    sim.current->doing = "computes";
-    switch_away();
-}
-
 bool sim_wait(const char *doing, sim_ready *ready, void *arg, uint64_t until_ns)
 {
     sim_thread *me = sim.current;
@@ -429,6 +422,18 @@ bool sim_wait(const char *doing, sim_ready *ready, void *arg, uint64_t until_ns)
     me->state = SIM_RUNNABLE;
     me->until_ns = SIM_NEVER;
     return ready != NULL && ready(arg);
+}
+
+/* A core may not go from one thread to another within a few microseconds: the others wait. */
+void sim_pass(uint64_t ns)
+{
+    if (ns > 10000) {
+        sim_wait("computes", NULL, NULL, sim_now() + ns);
+        return;
+    }
+    step(ns);
+    sim.current->doing = "computes";
+    switch_away();
 }
 
 /* ---- clocks ---------------------------------------------------------------------------------- */

@@ -110,10 +110,20 @@ void sim_shared_trim(void *data, size_t bytes, size_t first, size_t left)
         munmap(at, first);
     if (first + left < bytes)
         munmap(at + first + left, bytes - first - left);
-    if (left == 0)
+    if (left == 0) {
         *found = maps[--map_count];
-    else
-        *found = (map){at + first, left, found->first + first, found->object};
+        return;
+    }
+    void *aside = malloc(left);
+    if (aside == NULL)
+        sim_fail("no memory");
+    memcpy(aside, at + first, left);
+    if (mmap(at + first, left, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+             0) == MAP_FAILED)
+        sim_fail("no memory of a process' own");
+    memcpy(at + first, aside, left);
+    free(aside);
+    *found = (map){at + first, left, found->first + first, found->object};
 }
 
 /* ---- places ---------------------------------------------------------------------------------- */

@@ -164,6 +164,17 @@ static void draw_more(sim_plan *plan)
         draw_sleep(plan);
 }
 
+/* Some jobs have several connections between two processes. By dice of its own: the rest of a plan
+   does not depend on it, and the next one is drawn as ever. */
+static int draw_connections(uint64_t seed)
+{
+    uint64_t before = dice;
+    dice = ~seed * 0xd1342543de82ef95u;
+    int connections = draw(4) > 0 ? 1 : 2 + (int)draw(2);
+    dice = before;
+    return connections;
+}
+
 void sim_plan_draw(uint64_t seed, sim_plan *plan)
 {
     static const int timeouts[] = {2000, 4000, 10000, 30000};
@@ -188,6 +199,7 @@ void sim_plan_draw(uint64_t seed, sim_plan *plan)
     for (int i = 0; i < plan->fault_count; i++)
         draw_fault(plan, mood, i);
     draw_more(plan);
+    plan->connections = draw_connections(seed);
 }
 
 void sim_plan_print(const sim_plan *plan, FILE *out)
@@ -209,6 +221,8 @@ void sim_plan_print(const sim_plan *plan, FILE *out)
             plan->alien < 0 ? ""
             : plan->forges  ? ", a forger"
                             : ", an alien");
+    if (plan->connections > 1)
+        fprintf(out, "  %d connections to each process\n ", plan->connections);
     for (int i = 0; i < plan->step_count; i++)
         fprintf(out, " %s", steps[plan->steps[i].kind]);
     fputc('\n', out);

@@ -284,14 +284,20 @@ static dp_status do_admit(task *t)
     return look(t);
 }
 
-/* A while; where more is asked for, one of them for a part of the time-out. */
+/* Computes for a while; where more is asked for, one of them for a part of the time-out. That is
+   less than the others wait for it, which is half of the time-out where they recover meanwhile; so
+   it is not done time and again. */
 static void compute(const task *t)
 {
     unsigned salt = t->plan->steps[t->step].salt;
     int ms = t->plan->timeout_ms < 4000 ? t->plan->timeout_ms : 4000;
+    bool again = t->step > 0 && t->plan->steps[t->step - 1].kind == SIM_COMPUTE;
+    bool more = t->plan->more && !again && salt % 4 == 0;
     sim_pass((uint64_t)t->plan->steps[t->step].size * 10000);
-    if (t->plan->more && (int)salt % t->info.process_count == t->info.process && salt % 4 == 0)
-        sim_pass((uint64_t)ms * 1000000 / 10 * (salt / 4 % 8));
+    if (!more || (int)salt % t->info.process_count != t->info.process)
+        return;
+    t->story->busy = true;
+    sim_pass((uint64_t)ms * 1000000 / (t->plan->recovers ? 20 : 10) * (salt / 4 % 8));
 }
 
 static dp_status do_step(task *t)

@@ -174,6 +174,8 @@ static void begin(const sim_plan *plan, int machine, bool comes)
     number_of(p, "DP_LOCAL_PROCESS", comes ? 0 : count_on(plan, machine, p));
     number_of(p, "DP_LOCAL_PROCESS_COUNT", count_on(plan, machine, plan->process_count));
     number_of(p, "DP_PROCESS_LIMIT", plan->process_count + 3);
+    if (plan->connections > 1)
+        number_of(p, "DP_CONNECTIONS", plan->connections + comes); /* which does not count */
     if (comes)
         sim_env_of(p, "DP_REJOIN", "1");
     if (plan->machine_count == 1)
@@ -268,31 +270,34 @@ static bool has_left_before(int p, int q)
     return !stories[p].lost && stories[p].failed_ns < stories[q].failed_ns;
 }
 
-/* Returns true if words of process q do not get to p: they go up the tree, and down again. */
+/* Returns true if words of process q do not get to p: they go up the tree, and down again. One that
+   computes passes none on. */
 static bool cannot_hear(int p, int q, uint64_t at_ns)
 {
     int teller = q;
+    bool busy = stories[p].busy;
     while (p != q) {
         int *below = p > q ? &p : &q, parent = *below & (*below - 1);
         if (below == &p ? is_cut(parent, p, at_ns) : is_cut(q, parent, at_ns))
             return true;
         *below = parent;
-        if (p != q && (is_mute(parent, at_ns - WORDS_NS) || has_left_before(parent, teller)))
+        bool passes = !is_mute(parent, at_ns - WORDS_NS) && !stories[parent].busy;
+        if (p != q && (!passes || has_left_before(parent, teller)))
             return true;
     }
-    return is_mute(p, at_ns - WORDS_NS);
+    return busy || is_mute(p, at_ns - WORDS_NS);
 }
 
 /* Where a link was cut, or one had no memory, nobody is at fault, and none may be named; nor where
-   one that was stopped has gone on meanwhile. One may be named that has failed before because of
-   one who was hit, if it cannot be heard. */
+   one that was stopped has gone on meanwhile. One may be named that computes for long after it has
+   waited for one who was hit; or has failed before because of such a one, if it cannot be heard. */
 static bool names_one_who_was_hit(int who)
 {
     const sim_story *story = &stories[who];
     bool somebody = false, at_fault = false;
     for (int p = 0; p < sim.proc_count; p++) {
         bool named = names(story, p);
-        if (named && !is_well(p))
+        if (named && (!is_well(p) || stories[p].busy))
             return true;
         if (named && p != who && stories[p].failed_ns < story->failed_ns &&
             cannot_hear(who, p, story->failed_ns) && names_one_who_was_hit(p))

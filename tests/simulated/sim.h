@@ -62,7 +62,7 @@ typedef bool sim_ready(void *arg);
 /* Lets other threads go on until ready(arg), or until the time of this machine's clock: false. */
 bool sim_wait(const char *why, sim_ready *ready, void *arg, uint64_t until_ns);
 
-/* Computes for so long. */
+/* Computes for so long, while others go on. */
 void sim_pass(uint64_t ns);
 
 uint64_t sim_now(void); /* by the clock of the machine, which differs from others' */
@@ -195,6 +195,7 @@ typedef struct sim_plan {
     bool more;   /* than most plans ask for */
     int alien;   /* on which machine somebody who is not of the job comes to its place; -1: none */
     bool forges; /* he has no key, and says that he has; else he is a process of another job */
+    int connections; /* to each process, over TCP */
     int step_count, fault_count;
     struct {
         sim_step kind;
@@ -213,6 +214,7 @@ typedef struct sim_story {
     const sim_plan *plan;
     bool opened, done, left_over;
     bool lost; /* its job has failed in the end */
+    bool busy; /* it has computed for a part of the time-out */
     int tries, recoveries, rank, count;
     int blamed; /* the process of its job whose fault it is, as it is told; -1: nobody's */
     int steps;  /* that went well */

@@ -136,6 +136,11 @@ static uint64_t dp__os_now_ns(void)
     return sim_now();
 }
 
+static uint64_t dp__os_coarse_ns(void)
+{
+    return dp__os_now_ns();
+}
+
 static uint64_t dp__os_wall_ns(void)
 {
     return sim_wall();
@@ -477,6 +482,12 @@ static bool dp__os_kept_put(const char *path, const void *head, size_t head_byte
     return false;
 }
 
+static bool dp__os_text_put(const char *path, const char *text, size_t bytes)
+{
+    (void)path, (void)text, (void)bytes;
+    return false;
+}
+
 static void sim_unmap(void *user)
 {
     free(((const dp__os_map *)user)->bytes);
@@ -514,6 +525,16 @@ static void dp__os_cores_of(int thread, dp__cores *out)
 static int dp__os_thread(void)
 {
     return 0;
+}
+
+static bool dp__os_stack_open(void)
+{
+    return false;
+}
+
+static void dp__os_stack_ask(int process, int thread)
+{
+    (void)process, (void)thread;
 }
 
 static bool dp__os_bind(const dp__cores *cores, dp__os_bound *out)
@@ -728,6 +749,11 @@ static void dp__os_host_usual(char *text, size_t room)
     snprintf(text, room, "10.0.0.%d", sim_machine() + 1);
 }
 
+static void dp__os_host_name(char *text, size_t room)
+{
+    snprintf(text, room, "machine-%d", sim_machine());
+}
+
 static bool dp__os_interface_find(const char *wanted, dp__os_interface *out, char *others,
                                   size_t room)
 {
@@ -738,6 +764,12 @@ static bool dp__os_interface_find(const char *wanted, dp__os_interface *out, cha
 }
 
 /* ---- processes ------------------------------------------------------------------------------- */
+
+static uint64_t dp__os_resident_bytes(int process)
+{
+    (void)process;
+    return 0;
+}
 
 static int dp__os_process_id(void)
 {
@@ -802,6 +834,11 @@ static int dp__os_fork(dp__os_child *child)
 static _Noreturn void dp__os_leave(bool good)
 {
     exit(good ? EXIT_SUCCESS : EXIT_FAILURE);
+}
+
+static _Noreturn void dp__os_quit(int code)
+{
+    exit(code);
 }
 
 static bool dp__os_ended(dp__os_child *child)

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SOCKETS = 4096, DESCRIPTORS = 512, FIRST = 100, BACKLOG = 16, WHOLE = 512 };
+enum { SOCKETS = 4096, DESCRIPTORS = 512, FIRST = 100, BACKLOG = 64, WHOLE = 512 };
 
 typedef struct waiting {
     int socket; /* of the server's end; -1: it has hung up */

@@ -186,7 +186,8 @@ dprun_result() { # WHAT GOT WANT
 dprun_ends() {
     local what=$1 want="$3 $2" got
     shift 3
-    got=$(timeout -k 9 100 build/examples/dprun "$@" 2>&1 </dev/null | LC_ALL=C sort
+    got=$(timeout -k 9 100 build/examples/dprun "$@" 2>&1 </dev/null | sed 's/pid [0-9]*)/pid N)/' |
+        LC_ALL=C sort
         exit "${PIPESTATUS[0]}")
     dprun_result "$what" "$got $?" "$want"
 }
@@ -208,6 +209,23 @@ none_of() { # FILE...: no process lives whose number is in one of them
 }
 
 all_there() { [ -s "$1" ] && [ -s "$2" ]; }
+
+# dprun_names WHAT STATUS LINES EXIT: process 1 ends with EXIT, but slower than process 0, which fails
+# because of that. Lines of dprun alone.
+dprun_names() {
+    local what=$1 want="$3 $2" got
+    rm -f "$LOGS/dprun.pid"
+    # shellcheck disable=SC2016
+    got=$(timeout -k 9 100 build/examples/dprun -n 2 sh -c '
+        if [ "$DP_PROCESS" = 1 ]; then
+            echo $$ >"$0.new"; mv "$0.new" "$0"; sleep 0.1; [ "$1" = 0 ] || echo it broke >&2; exit "$1"
+        fi
+        while [ ! -e "$0" ]; do sleep 0.01; done
+        echo "rank 1 (process 1, pid $(cat "$0")) has died" >&2; exit 1' "$LOGS/dprun.pid" "$4" 2>&1 </dev/null |
+        grep ^dprun: | sed 's/pid [0-9]*/pid N/'
+        exit "${PIPESTATUS[0]}")
+    dprun_result "$what" "$got $?" "$want"
+}
 
 # dprun gets a signal while each of its processes has one of its own.
 dprun_gets() {
@@ -242,6 +260,27 @@ dprun_does_it() {
     dprun_ends "the first that fails ends the others, and has the last word" 7 "[1] it broke
 dprun: process 1 ended with exit status 7: it broke" -n 3 \
         sh -c '[ $DP_PROCESS = 1 ] || exec sleep 1000; echo it broke >&2; exit 7'
+    dprun_names "one that only echoes another one is not named" 3 \
+        "dprun: process 1 ended with exit status 3: it broke" 3
+    dprun_names "one that leaves without a word is named, too" 1 \
+        "dprun: process 1 has left, without dp_close, while others needed it
+dprun: process 0 ended with exit status 1: rank 1 (process 1, pid N) has died" 0
+    dprun_ends "what has hung is an echo of another one" 3 "[0] it broke
+dprun: process 0 ended with exit status 3: it broke" -n 2 \
+        sh -c '[ $DP_PROCESS = 0 ] || exit 124; sleep 0.1; echo it broke >&2; exit 3'
+    dprun_ends "also if that names it" 1 "[0] rank 1 (process 1, pid N) did not come
+dprun: process 0 ended with exit status 1: rank 1 (process 1, pid N) did not come" -n 2 \
+        sh -c '[ $DP_PROCESS = 0 ] || { echo $$ >"$0.new"; mv "$0.new" "$0"; exit 124; }
+            while [ ! -e "$0" ]; do sleep 0.01; done
+            echo "rank 1 (process 1, pid $(cat "$0")) did not come" >&2; exit 1' \
+        "$(rm -f "$LOGS/dprun.hung"; echo "$LOGS/dprun.hung")"
+    dprun_ends "but where no other one has failed" 124 "[1] it hangs
+dprun: process 1 ended with exit status 124: it hangs" -n 2 --grace 1 \
+        sh -c '[ $DP_PROCESS = 1 ] || exec sleep 1000; echo it hangs >&2; exit 124'
+    dprun_ends "grace is told to all, if it is given" 0 "[0] 7
+[1] 7" -n 2 --grace 7 sh -c 'echo $DP_GRACE'
+    dprun_ends "else it is what it was" 0 "[0] -
+[1] -" -n 2 sh -c 'echo ${DP_GRACE--}'
     dprun_ends "one that dies" 137 "dprun: process 1 was ended by signal 9 (Killed)" -n 2 \
         sh -c '[ $DP_PROCESS = 1 ] || exec sleep 1000; kill -9 $$'
     dprun_ends "one that dies may be spared" 0 "[0] done
@@ -298,14 +337,14 @@ dprun: process 0 ended with exit status 5
 dprun: process 0 is started again, 1 of 1
 dprun: process 1 ended with exit status 5
 dprun: process 1 is started again, 1 of 1" -n 2 --join --addr a:9 --respawn 1 \
-        sh -c "$all_fail_once"'; echo back' "$(rm -f "$LOGS/dprun.all"*; echo "$LOGS/dprun.all")"
+        sh -c "$all_fail_once"'; sleep 1; echo back' "$(rm -f "$LOGS/dprun.all"*; echo "$LOGS/dprun.all")"
     dprun_ends "also those of one of several machines" 0 "[2] back
 [3] back
 dprun: process 2 ended with exit status 5
 dprun: process 2 is started again, 1 of 1
 dprun: process 3 ended with exit status 5
 dprun: process 3 is started again, 1 of 1" -n 2 --nodes 2 --node 1 --addr a:9 --respawn 1 \
-        sh -c "$all_fail_once"'; echo back' "$(rm -f "$LOGS/dprun.all"*; echo "$LOGS/dprun.all")"
+        sh -c "$all_fail_once"'; sleep 1; echo back' "$(rm -f "$LOGS/dprun.all"*; echo "$LOGS/dprun.all")"
     dprun_ends "but no more often than is said" 5 "dprun: process 0 ended with exit status 5
 dprun: process 0 ended with exit status 5
 dprun: process 0 is started again, 1 of 1" --join --addr a:9 --respawn 1 sh -c 'exit 5'
@@ -394,6 +433,51 @@ dprun: a process cannot be started: Not a directory")" --output "$LOGS/dprun.out
         "0 1"
 }
 
+# beside_a_job COMMAND...: its output, with the numbers of two processes of a job behind it, which are
+# stopped as soon as they are seen, and killed a moment after it has begun.
+# shellcheck disable=SC2016,SC2046
+beside_a_job() {
+    local pids=$LOGS/beside job got=1 i
+    for ((i = 0; i < 9 && got != 0; i++)); do # a loaded machine may look when it is over
+        rm -f "$pids" "$pids".[01]
+        build/examples/dprun -n 2 sh -c 'echo $$ >"$0.$DP_PROCESS"; exec build/examples/train_images' \
+            "$pids" </dev/null >"$LOGS/beside.log" 2>&1 &
+        job=$!
+        in_time all_there "$pids.0" "$pids.1"
+        until build/examples/status "$(cat "$pids.0")" >"$pids" 2>&1 || ! kill -0 $job 2>/dev/null; do :; done
+        kill -STOP $(cat "$pids".[01]) 2>/dev/null
+        "$@" $(cat "$pids".[01]) >"$pids" 2>&1 &
+        got=$!
+        sleep 0.5
+        kill -KILL $job $(cat "$pids".[01]) 2>/dev/null
+        wait $job 2>/dev/null
+        wait $got
+        got=$?
+    done
+    cat "$pids"
+    return $got
+}
+
+dprun_shows_jobs() {
+    local got name="--status shows a job, and nothing once it has ended" pids=$LOGS/beside
+    got=$(beside_a_job build/examples/dprun --status)
+    dprun_result "$name" "$? $(grep -c '^a job of 2 processes, by dp, on ' <<<"$got") $(
+        grep -c '^        is stopped' <<<"$got") $(build/examples/dprun --status $(cat "$pids".[01]) 2>&1) $?" \
+        "0 1 2 no job of several processes of this user runs on this machine, or none of these 1"
+    got=$(beside_a_job build/examples/dprun --status --watch=0.05)
+    dprun_result "--status --watch shows it until it has ended" "$? $(
+        grep -c '^a job of 2 processes' <<<"$got" | sed 's/^[1-9][0-9]*$/more/') $(
+        grep -c '^no job' <<<"$got")" "0 more 1"
+    name="--status --json can be read"
+    has python3 || { skip "examples/dprun.c: $name" "no python3"; return; }
+    got=$(beside_a_job build/examples/dprun --status --json | python3 -c '
+import json, sys
+[job] = json.load(sys.stdin)["jobs"]
+ranks = [(p["rank"], p["state"], p["steps"] >= 0, p["waits_for"] in (0, 1, None)) for p in job["processes"]]
+print(job["launcher"], job["process_count"], ranks)')
+    dprun_result "$name" "$got" "dp 2 [(0, 'stopped', True, True), (1, 'stopped', True, True)]"
+}
+
 # Process 0 is started again between two lines that are typed, and hears both.
 # shellcheck disable=SC2016
 dprun_hears_what_is_typed() {
@@ -465,7 +549,7 @@ timeline_shows() {
 timeline_drawn() {
     local name="a browser draws the timeline" page=$LOGS/timeline.drawn.html got
     local methods="rgb(127, 201, 127)" hidden="rgb(128, 177, 211)"
-    local frames="rgb(221, 221, 221)" not_hidden="rgb(227, 26, 28)"
+    local frames="rgb(221, 221, 221)" not_hidden="rgb(227, 26, 28)" waits='url("#w")'
     sed 's/<\/body>.*//' build/examples/timeline.html >"$page"
     cat >>"$page" <<'END'
 <script>
@@ -485,7 +569,7 @@ END
     got=$(in_browser "file://$PWD/$page") ||
         { skip "$name" "no chromium that starts" && return; }
     got=$(grep -o -m 1 '<title>.* wrong, .*</title>' <<<"$got" | text_of)
-    if [ "$got" = "0 wrong, $methods: 8, $hidden: 6, $frames: 8, $not_hidden: 4" ]; then
+    if [ "$got" = "0 wrong, $methods: 8, $hidden: 6, $frames: 8, $not_hidden: 8, $waits: 2" ]; then
         echo "ok - $name"
     else
         echo "not ok - $name: $got"
@@ -599,15 +683,25 @@ launcher_of() {
     esac
 }
 
+# launch SECONDS PROGRAM: runs an example as it is meant to be, for so long at most.
+# shellcheck disable=SC2046
+launch() {
+    case ${2##*/} in
+    status) beside_a_job "$2" ;;
+    *) timeout "$1" $(launcher_of "$2") "$2" $(arguments_of "$2") ;;
+    esac
+}
+
 # run_example NAME: what it prints. What dprun says comes when it comes, and so is kept apart.
 run_example() {
-    local program=build/examples/$1 launcher
-    launcher=$(launcher_of "$1")
-    # shellcheck disable=SC2046,SC2086
-    if [ -n "$launcher" ]; then
-        timeout 300 $launcher "$program" 2>"$LOGS/$1.said"
+    local program=build/examples/$1
+    if [ "$1" = status ]; then # what each process is in depends on the moment
+        launch 300 "$program" 2>&1 | sed -n 1,3p
+        return "${PIPESTATUS[0]}"
+    elif [ -n "$(launcher_of "$1")" ]; then
+        launch 300 "$program" 2>"$LOGS/$1.said"
     else
-        timeout 300 "$program" $(arguments_of "$1") 2>&1
+        launch 300 "$program" 2>&1
     fi </dev/null
 }
 
@@ -677,6 +771,7 @@ step_examples() {
     done
     doctor_finds "RANK is not set" WORLD_SIZE=2
     dprun_does_it
+    dprun_shows_jobs
     dprun_hears_what_is_typed
     dprun_goes_on
     elastic_came_and_went
@@ -708,10 +803,10 @@ launched_demo() {
 
 demo() {
     local program failed=0
+    mkdir -p "$LOGS"
     for program; do
         printf '\n== %s\n' "$program"
-        # shellcheck disable=SC2046
-        timeout 60 $(launcher_of "$program") "$program" $(arguments_of "$program") || { echo "$program: failed"; failed=1; }
+        launch 60 "$program" || { echo "$program: failed"; failed=1; }
         case $program in
         */torch_ddp | */train_ggml | */train_darknet)
             # shellcheck disable=SC2046

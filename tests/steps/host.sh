@@ -38,6 +38,9 @@ others() {
     compgen -c | grep -xE "$1-[0-9]+" | grep -vx "$1-${usual%%.*}" | sort -uV | sed -n '1p;$p' | uniq
 }
 
+# The library for one process, with the tests that gcc has compiled: those of several are skipped.
+step_alone() { TEST_ONE_PROCESS=1 TEST_STRIDE=3 tests alone 3; }
+
 # Conversions and vectors are where compilers differ; what has threads has them from the system. A run
 # has one of them, the next commit another one; make compilers has all.
 step_compilers() {

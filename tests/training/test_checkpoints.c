@@ -135,7 +135,7 @@ static void stop_at_sync(int at)
 {
     CHECK_INT(sem_init(&arrived, 0, 0), 0);
     CHECK_INT(sem_init(&go, 0, 0), 0);
-    refusal = (struct refusal){.call = "fsync", .at = at, .hook = stop_here};
+    refuse((struct refusal){.call = "fsync", .at = at, .hook = stop_here});
 }
 
 static void pass(void)
@@ -196,7 +196,7 @@ TEST(each_call_waits_for_the_file_before)
             enter_folder();
         dp_saver *saver = saver_at(ctx, "file");
         rested = false;
-        refusal = (struct refusal){.call = "fsync", .at = 1, .hook = rest_here};
+        refuse((struct refusal){.call = "fsync", .at = 1, .hook = rest_here});
         CHECK_OK(dp_saver_save(saver, 1, DP_DICT(scope, {"n", dp_int(way)}), dp_none()));
         if (way == 0)
             CHECK_OK(dp_saver_save(saver, 2, DP_DICT(scope, {"n", dp_int(way)}), dp_none()));
@@ -468,7 +468,7 @@ TEST(a_part_that_another_has_just_begun_stays)
     enter_folder();
     put_file("s7.part", "half", 4);
     dp_saver *saver = saver_at(ctx, "s*");
-    refusal = (struct refusal){.call = "flock", .at = 2, .hook = another_begins};
+    refuse((struct refusal){.call = "flock", .at = 2, .hook = another_begins});
     keep(ctx, saver, 1, 0);
     check_folder(".", "s1 s7.part");
     keep(ctx, saver, 2, 0);
@@ -649,9 +649,9 @@ TEST(every_step_of_a_save_fails)
         dp_saver *saver = saver_at(ctx, "run/*");
         keep(ctx, saver, 1, 0);
         int files = open_files(), threads = count_threads();
-        refusal = steps[i].refusal;
+        refuse(steps[i].refusal);
         dp_status status = save_two(saver, scope);
-        refusal.call = NULL;
+        refuse((struct refusal){.call = NULL});
         CHECK_STATUS(status, steps[i].says != NULL ? DP_ERR_FILE : DP_OK);
         if (steps[i].says != NULL)
             CHECK_SAYS(dp_last_error(), steps[i].says);
@@ -723,7 +723,7 @@ TEST(what_another_saves_meanwhile_stays)
         char want[64];
         dp_saver *saver = saver_of(ctx, &(dp_saver_config){.path = "s*", .best_by = "loss"});
         keep(ctx, saver, 1, 5);
-        refusal = moments[i].refusal;
+        refuse(moments[i].refusal);
         CHECK_OK(dp_saver_save(saver, 2, DP_DICT(scope, {"n", dp_int(2)}), log));
         CHECK_ERROR(dp_saver_wait(saver), DP_ERR_FILE,
                     "dp_saver_wait: 's*': another process has saved 's2-loss=9' while this one "
@@ -790,14 +790,14 @@ TEST(a_save_tells_of_the_one_before)
     const char *says = "dp_saver_save: 's*': cannot write 's1.part': Input/output error";
     enter_folder();
     dp_saver *saver = saver_at(ctx, "s*");
-    refusal = (struct refusal){.call = "fsync", .at = 1, .error = EIO};
+    refuse((struct refusal){.call = "fsync", .at = 1, .error = EIO});
     CHECK_OK(dp_saver_save(saver, 1, value, dp_none()));
     CHECK_ERROR(dp_saver_save(saver, 2, value, dp_none()), DP_ERR_FILE, says);
     CHECK_OK(dp_saver_save(saver, 3, value, dp_none()));
     CHECK_OK(dp_saver_wait(saver));
     check_folder(".", "s3");
     says = "dp_saver_save: 's*': cannot write 's4.part': Input/output error";
-    refusal = (struct refusal){.call = "fsync", .at = 1, .error = EIO};
+    refuse((struct refusal){.call = "fsync", .at = 1, .error = EIO});
     CHECK_OK(dp_saver_save(saver, 4, value, dp_none()));
     CHECK_OK(dp_saver_load(saver, scope, DP_SAVER_LAST, &got)); /* tells nothing, forgets nothing */
     CHECK_ERROR(dp_saver_save(saver, 5, dp_int(5), dp_none()), DP_ERR_FILE, says);
@@ -946,7 +946,7 @@ static void tell_in_job(meeting *m)
     CHECK_OK(dp_saver_load(saver, scope, DP_SAVER_LAST, &got));
     CHECK_TREE(ctx, got, "{'a': f32[3]=0 1 2, 'n': 1}");
     if (m->process == 0)
-        refusal = (struct refusal){.call = "fsync", .at = 1, .error = ENOSPC};
+        refuse((struct refusal){.call = "fsync", .at = 1, .error = ENOSPC});
     CHECK_OK(dp_saver_save(saver, 2, value, log));
     CHECK_ERROR(dp_saver_save(saver, 3, value, log), DP_ERR_FILE,
                 "dp_saver_save: 'job-*': rank 0: cannot write 'job-2-loss=2.part': No space left");
@@ -1070,7 +1070,7 @@ static void wait_for_long(meeting *m)
         if (sscanf(lines, "collective %d", &before) != 1)
             before = 0;
         if (m->process == 0)
-            refusal = (struct refusal){.call = "fsync", .at = 1, .hook = rest_here};
+            refuse((struct refusal){.call = "fsync", .at = 1, .hook = rest_here});
         CHECK_OK(dp_saver_save(saver, i, value, dp_none()));
         CHECK_OK(dp_saver_wait(saver));
         dp_recent_collectives(ctx, lines, sizeof lines);

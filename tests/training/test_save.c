@@ -4,6 +4,7 @@
 #define _GNU_SOURCE /* P_tmpdir */
 #include <math.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/resource.h>
@@ -817,11 +818,25 @@ TEST(places_where_no_file_can_be)
 }
 
 /* These stand before the system's own, in the whole program: see refusal.h. */
-struct refusal refusal;
+static struct refusal refusal;
+static atomic_int refusal_at; /* the others are read while it is positive */
+
+void refuse(struct refusal next)
+{
+    atomic_store(&refusal_at, 0);
+    refusal = next;
+    atomic_store(&refusal_at, next.call != NULL ? next.at : 0);
+}
+
+bool refuses_later(void)
+{
+    return atomic_load(&refusal_at) > 0;
+}
 
 static bool refuses(const char *call)
 {
-    bool now = refusal.call != NULL && strcmp(refusal.call, call) == 0 && --refusal.at == 0;
+    bool now = refuses_later() && strcmp(refusal.call, call) == 0 &&
+               atomic_fetch_sub(&refusal_at, 1) == 1;
     if (now && refusal.hook != NULL) {
         refusal.hook();
         return false;
@@ -929,9 +944,9 @@ TEST(every_step_of_a_write_fails)
         dp_value old = tree_of(scope, "{'old': 1}"), got;
         CHECK_OK(dp_file_write(ctx, "file", old));
         int files = open_files();
-        refusal = steps[i].refusal;
+        refuse(steps[i].refusal);
         dp_status status = dp_file_write(ctx, "file", tree_of(scope, "{'new': 2}"));
-        refusal.call = NULL;
+        refuse((struct refusal){.call = NULL});
         CHECK_STATUS(status, steps[i].status);
         if (status != DP_OK)
             CHECK_SAYS(dp_last_error(), steps[i].says);
@@ -960,7 +975,7 @@ TEST(paths_of_any_form)
         CHECK_INT(dp_get(got, "i").as.i, i);
     }
     CHECK_INT(count_names(".", ""), 2);
-    refusal = (struct refusal){.call = "fsync", .at = 2, .error = EIO};
+    refuse((struct refusal){.call = "fsync", .at = 2, .error = EIO});
     CHECK_ERROR(dp_file_write(ctx, "in/file", got), DP_ERR_FILE, "of the name in 'in/': Input/");
     dp_close(ctx);
 }
@@ -1014,7 +1029,7 @@ TEST(a_file_that_came_meanwhile_stays)
             CHECK_OK(dp_file_write(ctx, "theirs", old));
             if (there)
                 CHECK_OK(dp_file_write(ctx, "file", mine));
-            refusal = moments[i];
+            refuse(moments[i]);
             CHECK_ERROR(dp_file_write(ctx, "file", mine), DP_ERR_FILE, says);
             check_old(ctx, "file");
             CHECK_OK(dp_file_write(ctx, "file", mine)); /* now it is known */
@@ -1034,7 +1049,7 @@ TEST(a_file_that_went_meanwhile_is_written)
     dp_scope *scope = dp_scope_begin(ctx);
     enter_folder();
     CHECK_OK(dp_file_write(ctx, "file", tree_of(scope, "{'older': 0}")));
-    refusal = (struct refusal){.call = "fsync", .at = 1, .hook = somebody_removes_the_file};
+    refuse((struct refusal){.call = "fsync", .at = 1, .hook = somebody_removes_the_file});
     CHECK_OK(dp_file_write(ctx, "file", tree_of(scope, "{'old': 1}")));
     check_old(ctx, "file");
     dp_close(ctx);
@@ -1044,7 +1059,7 @@ static void another_takes_the_name(void)
 {
     CHECK_INT(unlink("file.part"), 0);
     put_file("file.part", "theirs", 6);
-    refusal = (struct refusal){.call = "rename", .at = 1, .error = EIO};
+    refuse((struct refusal){.call = "rename", .at = 1, .error = EIO});
 }
 
 TEST(a_part_of_another_writer_is_not_removed)
@@ -1052,7 +1067,7 @@ TEST(a_part_of_another_writer_is_not_removed)
     dp_ctx *ctx = open_cpus(1);
     size_t count;
     enter_folder();
-    refusal = (struct refusal){.call = "fsync", .at = 1, .hook = another_takes_the_name};
+    refuse((struct refusal){.call = "fsync", .at = 1, .hook = another_takes_the_name});
     check_not_written(ctx, "file", "cannot rename 'file.part': Input/output error");
     CHECK_BYTES(get_file("file.part", &count), "theirs", 6);
     CHECK_INT(count_names(".", ""), 1);

@@ -732,6 +732,7 @@ static dp_status one_of_two(void *user)
 
 TEST(each_process_has_its_samples)
 {
+    test_needs_processes(2);
     CHECK_OK(dp_spawn(2, one_of_two, NULL));
 }
 

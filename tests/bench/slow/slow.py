@@ -6,18 +6,16 @@
 Two hosts are network namespaces, joined by the cable of tests/faults/wire.py, which carries so many
 Mbit/s each way, and whose round trip takes so many ms. Ways run in turn; the table has medians."""
 
-import argparse
 import os
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../../faults"))
-import wire  # noqa: E402
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+import cable  # noqa: E402
+from cable import wire  # noqa: E402
 
-ISOLATED = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
 WAYS = {
     "plain": "all-reduce of f32",
     "bf16": "all-reduce of bf16 (wire)",
@@ -63,11 +61,7 @@ def run(folder, program, way, loss):
 
 
 def measure(args):
-    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run/netns"], check=False)
-    cable = wire.Wire(random.Random(0))
-    cable.delay, cable.rate = args.delay / 2e3, args.rate * 1e6 / 8
-    for host in wire.HOSTS:
-        wire.ip("-n", host, "link", "set", wire.DEVICE, "mtu", "9000")
+    cable.lay(args)
     found = {way: [] for way in args.ways}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(args.rounds):
@@ -86,20 +80,10 @@ def measure(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("program")
+    parser = cable.options(__doc__, rate=100, rounds=1)
     parser.add_argument("ways", nargs="*", default=list(WAYS))
     parser.add_argument("--loss", type=float, default=0.62)
-    parser.add_argument("--rate", type=float, default=100)
-    parser.add_argument("--delay", type=float, default=20)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--isolated", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.isolated:
-        measure(args)
-    else:
-        sys.exit(subprocess.run([*ISOLATED, sys.executable, *sys.argv, "--isolated"],
-                                check=False).returncode)
+    cable.measure_apart(measure, parser.parse_args())
 
 
 main()
