@@ -37,6 +37,7 @@
 /* Sizes were tried on 2 cores. With 4 slots and a lag of 2, a MiB takes twice as long: a
    process that is disturbed for a moment stops all others. */
 enum {
+    DP__SHM_LEAST_BYTES = 8,
     DP__SHM_TINY_BYTES = 64,
     DP__SHM_SMALL_BYTES = 64 << 10,
     DP__SHM_SLOT_BYTES = 64 << 10, /* a piece at most: with its operands it fits into an L2 cache */
@@ -50,8 +51,10 @@ enum {
 typedef enum dp__shm_word { DP__SHM_MADE, DP__SHM_TAKEN, DP__SHM_WORDS, DP__SHM_CAME } dp__shm_word;
 
 typedef struct dp__shm_turn {
-    _Alignas(128) atomic_uint came;        /* neighbours of a line are fetched with it */
-    _Atomic uint64_t head[DP__HEAD_WORDS]; /* what it has begun */
+    _Alignas(128) atomic_uint came;            /* neighbours of a line are fetched with it */
+    atomic_uint seq;                           /* what it has begun: the number, modulo 2^32, */
+    _Atomic uint64_t head[DP__HEAD_WORDS - 1]; /* and the others of its entry's first words */
+    char least[DP__SHM_LEAST_BYTES];
     _Alignas(64) char tiny[DP__SHM_TINY_BYTES];
 } dp__shm_turn;
 _Static_assert(sizeof(dp__shm_turn) == 128, "it is two lines of a cache");
@@ -116,7 +119,7 @@ _Static_assert(offsetof(dp__shm_comm, base) == 0, "a dp_comm is the head of its 
 
 typedef struct dp__shm_call { /* one collective */
     dp__shm_comm *comm;
-    dp_coll_call asked;
+    const dp_coll_call *asked;
     size_t size; /* bytes of an element */
     size_t most; /* bytes in the row of the process that has the most */
 } dp__shm_call;
@@ -153,6 +156,8 @@ static dp__shm_turn *dp__shm_turn_of(const dp__shm_comm *comm, int process)
 static char *dp__shm_small(const dp__shm_call *call, int process)
 {
     const dp__shm_comm *comm = call->comm;
+    if (call->most <= DP__SHM_LEAST_BYTES)
+        return dp__shm_turn_of(comm, process)->least;
     if (call->most <= DP__SHM_TINY_BYTES)
         return dp__shm_turn_of(comm, process)->tiny;
     return dp__shm_buffer(comm, process) + comm->seq % 2 * DP__SHM_SMALL_BYTES;
@@ -240,21 +245,38 @@ static dp_status dp__shm_wait_all(dp__shm_comm *comm, int word, unsigned value)
    How a collective begins: each process writes its small data, and then it comes. When all are here
    they compare what each has begun. After that every process knows that all do the same.        */
 
-/* Until all have come to this collective; DP_OK: it is the same one. */
+/* Writes what this process has begun. */
+static void dp__shm_turn_write(dp__shm_turn *turn, const dp__entry *entry)
+{
+    atomic_store_explicit(&turn->seq, (unsigned)entry->seq, memory_order_relaxed);
+    dp__words_store(turn->head, &entry->is, DP__HEAD_WORDS - 1);
+}
+
+/* Reads what another one has begun, whose number is near that of `own`. */
+static void dp__shm_turn_read(const dp__shm_turn *turn, const dp__entry *own, dp__entry *out)
+{
+    unsigned seq = atomic_load_explicit(&turn->seq, memory_order_relaxed);
+    out->seq = own->seq + (uint64_t)(int64_t)(int)(seq - (unsigned)own->seq);
+    dp__words_load(&out->is, turn->head, DP__HEAD_WORDS - 1);
+}
+
+/* Waits until all have come to this collective; DP_OK: it is the same one. */
 static dp_status dp__shm_meet(const dp__shm_call *call)
 {
     dp__shm_comm *comm = call->comm;
     const dp__entry *own = &comm->journal->now;
     bool same = true;
-    dp__words_store(dp__shm_turn_of(comm, comm->process)->head, own, DP__HEAD_WORDS);
+    dp__shm_turn_write(dp__shm_turn_of(comm, comm->process), own);
     dp__shm_tell(comm, DP__SHM_CAME, comm->seq);
     DP_TRY(dp__shm_wait_all(comm, DP__SHM_CAME, comm->seq));
+    for (int p = 0; p < comm->process_count; p++) /* it comes while heads are compared */
+        __builtin_prefetch(dp__shm_small(call, p));
     for (int p = 0; p < comm->process_count; p++) {
-        dp__entry head;
-        dp__words_load(&head, dp__shm_turn_of(comm, p)->head, DP__HEAD_WORDS);
-        comm->seqs[p] = (unsigned)head.seq;
-        same = same && dp__entries_same(&head, own);
-        dp__late_hear(&comm->journal->arrivals, p, head.late);
+        dp__entry begun;
+        dp__shm_turn_read(dp__shm_turn_of(comm, p), own, &begun);
+        comm->seqs[p] = (unsigned)begun.seq;
+        same = same && dp__entries_same(&begun, own);
+        dp__late_hear(&comm->journal->arrivals, p, begun.late);
     }
     dp__journal_met(comm->journal);
     return same ? DP_OK : dp__journal_differs(comm->journal, (unsigned)own->seq, comm->seqs);
@@ -263,18 +285,18 @@ static dp_status dp__shm_meet(const dp__shm_call *call)
 /* A process has a row of blocks for the others. */
 static size_t dp__shm_block_bytes(const dp__shm_call *call)
 {
-    size_t blocks = call->asked.verb == DP_REDUCE_SCATTER ? (size_t)call->comm->rank_count : 1;
-    return call->asked.count * call->size * blocks;
+    size_t blocks = call->asked->verb == DP_REDUCE_SCATTER ? (size_t)call->comm->rank_count : 1;
+    return call->asked->count * call->size * blocks;
 }
 
 static size_t dp__shm_blocks(const dp__shm_call *call, int process)
 {
     const dp__shm_comm *comm = call->comm;
     size_t ranks = (size_t)dp__rank_count_of(comm->journal->job, process);
-    if (call->asked.verb == DP_BROADCAST)
-        return call->asked.root >= comm->firsts[process] &&
-               call->asked.root < comm->firsts[process + 1];
-    if (call->asked.verb == DP_ALL_TO_ALL)
+    if (call->asked->verb == DP_BROADCAST)
+        return call->asked->root >= comm->firsts[process] &&
+               call->asked->root < comm->firsts[process + 1];
+    if (call->asked->verb == DP_ALL_TO_ALL)
         return ranks * ((size_t)comm->rank_count - ranks);
     return ranks;
 }
@@ -299,9 +321,9 @@ static void dp__shm_address(const dp__shm_call *call, int process, size_t block,
     size_t ranks = (size_t)dp__rank_count_of(comm->journal->job, process);
     size_t first = (size_t)comm->firsts[process];
     size_t others = (size_t)comm->rank_count - ranks;
-    *out_from = call->asked.verb == DP_BROADCAST ? (size_t)call->asked.root - first : block;
+    *out_from = call->asked->verb == DP_BROADCAST ? (size_t)call->asked->root - first : block;
     *out_to = 0;
-    if (call->asked.verb != DP_ALL_TO_ALL)
+    if (call->asked->verb != DP_ALL_TO_ALL)
         return;
     *out_from = block / others;
     *out_to = block % others + (block % others >= first ? ranks : 0);
@@ -311,7 +333,7 @@ static const char *dp__shm_source(const dp__shm_call *call, size_t block)
 {
     size_t from, to;
     dp__shm_address(call, call->comm->process, block, &from, &to);
-    return (const char *)call->asked.local[from].send + to * dp__shm_block_bytes(call);
+    return (const char *)call->asked->local[from].send + to * dp__shm_block_bytes(call);
 }
 
 /* Bytes first .. first + bytes - 1 of this process' row. */
@@ -338,10 +360,10 @@ static dp__shm_location *dp__shm_places(const dp__shm_call *call, int process)
 static void dp__shm_places_put(const dp__shm_call *call)
 {
     const dp__shm_comm *comm = call->comm;
-    const dp__rule *rule = &dp__rules[call->asked.verb];
-    size_t each = call->asked.count * call->size, all = each * (size_t)comm->rank_count;
+    const dp__rule *rule = &dp__rules[call->asked->verb];
+    size_t each = call->asked->count * call->size, all = each * (size_t)comm->rank_count;
     for (int i = 0; i < comm->local_count; i++) {
-        const dp_part *part = &call->asked.local[i];
+        const dp_part *part = &call->asked->local[i];
         size_t send = dp__heap_place(comm->heap, part->send, rule->send_all ? all : each);
         size_t recv = dp__heap_place(comm->heap, part->recv, rule->recv_all ? all : each);
         dp__shm_places(call, comm->process)[i] =
@@ -488,25 +510,18 @@ static void dp__shm_plan(dp__shm_comm *comm)
     }
 }
 
-/* Describes a reduction of comm->in to comm->out. */
-static dp_kernel_args dp__shm_reduction(const dp__shm_call *call, dp_dtype dtype, size_t count,
-                                        bool last)
-{
-    const dp__shm_comm *comm = call->comm;
-    dp_kernel_args args = dp__reduction(&call->asked, dtype, count, comm->rank_count, last);
-    args.out = comm->out;
-    args.in = comm->in;
-    return args;
-}
-
 /* So many elements of all ranks: comm->in to comm->out. */
 static void dp__shm_add(const dp__shm_call *call, size_t count, size_t out_count)
 {
-    dp_kernel_args args = dp__shm_reduction(call, call->asked.dtype, count, true);
-    args.in_count = (size_t)call->comm->rank_count;
+    const dp__shm_comm *comm = call->comm;
+    dp_kernel_args args =
+        dp__reduction(call->asked, call->asked->dtype, count, comm->rank_count, true);
+    args.out = comm->out;
+    args.in = comm->in;
+    args.in_count = (size_t)comm->rank_count;
     args.out_count = out_count;
     if (count > 0 && out_count > 0)
-        dp__cpu_run(call->comm->base.host, call->comm->simd, &args);
+        dp__cpu_run(comm->base.host, comm->simd, &args);
 }
 
 /* Reduce from the small data, at an offset of `at` bytes in what every rank has sent. */
@@ -517,19 +532,20 @@ static void dp__shm_reduce_inputs(const dp__shm_call *call, size_t at, size_t ou
     for (int p = 0; p < comm->process_count; p++)
         for (int r = comm->firsts[p]; r < comm->firsts[p + 1]; r++)
             comm->in[r] = dp__shm_small(call, p) + (size_t)(r - comm->firsts[p]) * each + at;
-    dp__shm_add(call, call->asked.count, out_count);
+    dp__shm_add(call, call->asked->count, out_count);
 }
 
 static void dp__shm_reduce_small(const dp__shm_call *call)
 {
     dp__shm_comm *comm = call->comm;
-    if (call->asked.verb == DP_ALL_REDUCE) {
-        dp__shm_reduce_inputs(call, 0, dp__wanted(&call->asked, comm->local_count, 0, comm->out));
+    if (call->asked->verb == DP_ALL_REDUCE) {
+        dp__shm_reduce_inputs(call, 0, dp__wanted(call->asked, comm->local_count, 0, comm->out));
         return;
     }
     for (int i = 0; i < comm->local_count; i++) {
-        comm->out[0] = call->asked.local[i].recv;
-        dp__shm_reduce_inputs(call, (size_t)(comm->rank_first + i) * call->asked.count * call->size,
+        comm->out[0] = call->asked->local[i].recv;
+        dp__shm_reduce_inputs(call,
+                              (size_t)(comm->rank_first + i) * call->asked->count * call->size,
                               comm->out[0] != NULL);
     }
 }
@@ -559,8 +575,8 @@ static void dp__shm_widen(const dp__shm_fold *fold, size_t at, size_t count)
     const dp__shm_comm *comm = fold->call->comm;
     for (int i = 0; i < comm->local_count; i++)
         dp__cpu_run_cast(comm->base.host, comm->simd, dp__shm_wide(comm, i), DP_F32,
-                         (const char *)fold->call->asked.local[i].send + at,
-                         fold->call->asked.dtype, count);
+                         (const char *)fold->call->asked->local[i].send + at,
+                         fold->call->asked->dtype, count);
 }
 
 static char *dp__shm_part(const dp__shm_comm *comm, int process, int part, size_t step)
@@ -585,8 +601,10 @@ static void dp__shm_fold_run(const dp__shm_fold *fold, size_t step, const dp__sh
     const dp__shm_tree *tree = &comm->tree;
     size_t count = dp__shm_fold_count(fold, step), at = step * fold->piece * call->size;
     bool whole = fold->last && run->end == comm->rank_count;
-    dp_dtype dtype = fold->wide ? DP_F32 : call->asked.dtype;
-    dp_kernel_args args = dp__shm_reduction(call, dtype, count, whole);
+    dp_dtype dtype = fold->wide ? DP_F32 : call->asked->dtype;
+    dp_kernel_args args = dp__reduction(call->asked, dtype, count, comm->rank_count, whole);
+    args.out = comm->out;
+    args.in = comm->in;
     void *made = dp__shm_made(fold, step, run->part);
     for (int i = run->taken; i < run->taken_end; i++)
         comm->in[args.in_count++] = dp__shm_part(comm, tree->processes[i], tree->places[i], step);
@@ -595,9 +613,9 @@ static void dp__shm_fold_run(const dp__shm_fold *fold, size_t step, const dp__sh
     args.heads = args.in_count;
     for (int i = run->first - comm->rank_first; i < run->end - comm->rank_first; i++)
         comm->in[args.in_count++] = fold->wide ? (void *)dp__shm_wide(comm, i)
-                                               : (const char *)call->asked.local[i].send + at;
-    if (whole && !fold->wide && call->asked.verb == DP_ALL_REDUCE)
-        args.out_count = dp__wanted(&call->asked, comm->local_count, at, comm->out);
+                                               : (const char *)call->asked->local[i].send + at;
+    if (whole && !fold->wide && call->asked->verb == DP_ALL_REDUCE)
+        args.out_count = dp__wanted(call->asked, comm->local_count, at, comm->out);
     comm->out[args.out_count++] = made;
     dp__cpu_run(comm->base.host, comm->simd, &args);
 }
@@ -613,7 +631,7 @@ static void dp__shm_fold_piece(const dp__shm_fold *fold, size_t step)
         dp__shm_fold_run(fold, step, &comm->tree.runs[i]);
     if (fold->wide && fold->last)
         dp__cpu_run_cast(comm->base.host, comm->simd, dp__shm_slot(comm, comm->process, step),
-                         call->asked.dtype, comm->wide, DP_F32, count);
+                         call->asked->dtype, comm->wide, DP_F32, count);
 }
 
 /* Copy what the local ranks want of a piece of the result. */
@@ -625,12 +643,12 @@ static void dp__shm_fold_out(const dp__shm_fold *fold, size_t step)
     size_t first = step * fold->piece * call->size;
     size_t end = first + dp__shm_fold_count(fold, step) * call->size;
     for (int i = 0; i < comm->local_count; i++) {
-        bool whole = call->asked.verb == DP_ALL_REDUCE;
-        size_t block = whole ? end : call->asked.count * call->size;
+        bool whole = call->asked->verb == DP_ALL_REDUCE;
+        size_t block = whole ? end : call->asked->count * call->size;
         size_t base = whole ? 0 : (size_t)(comm->rank_first + i) * block;
         size_t from = base > first ? base : first, to = base + block < end ? base + block : end;
-        if (from < to && call->asked.local[i].recv != NULL)
-            memcpy((char *)call->asked.local[i].recv + (from - base), slot + (from - first),
+        if (from < to && call->asked->local[i].recv != NULL)
+            memcpy((char *)call->asked->local[i].recv + (from - base), slot + (from - first),
                    to - from);
     }
 }
@@ -648,7 +666,7 @@ static dp_status dp__shm_fold_make(const dp__shm_fold *fold, size_t step)
         DP_TRY(dp__shm_wait(comm, comm->tree.next, DP__SHM_MADE, freed));
     dp__shm_fold_piece(fold, step);
     dp__shm_tell(comm, DP__SHM_MADE, now);
-    if (fold->last && (fold->wide || fold->call->asked.verb != DP_ALL_REDUCE))
+    if (fold->last && (fold->wide || fold->call->asked->verb != DP_ALL_REDUCE))
         dp__shm_fold_out(fold, step);
     return DP_OK;
 }
@@ -670,7 +688,7 @@ static dp_status dp__shm_reduce_large(const dp__shm_call *call, size_t *out_step
     const dp__shm_comm *comm = call->comm;
     dp__shm_fold fold = {.call = call,
                          .count = dp__shm_block_bytes(call) / call->size,
-                         .wide = dp__is_half(call->asked.dtype),
+                         .wide = dp__is_half(call->asked->dtype),
                          .last = comm->process == comm->process_count - 1};
     size_t size = fold.wide ? sizeof(float) : call->size;
     size_t part = comm->tree.part_bytes;
@@ -699,12 +717,12 @@ static void dp__shm_deliver(const dp__shm_call *call, int process, size_t block,
     const dp__shm_comm *comm = call->comm;
     size_t each = dp__shm_block_bytes(call), from, to;
     dp__shm_address(call, process, block, &from, &to);
-    if (call->asked.verb != DP_BROADCAST)
+    if (call->asked->verb != DP_BROADCAST)
         at += ((size_t)comm->firsts[process] + from) * each;
     for (int i = 0; i < comm->local_count; i++) {
-        bool its = call->asked.verb != DP_ALL_TO_ALL || to == (size_t)(comm->rank_first + i);
-        if (its && call->asked.local[i].recv != NULL)
-            memcpy((char *)call->asked.local[i].recv + at, data, bytes);
+        bool its = call->asked->verb != DP_ALL_TO_ALL || to == (size_t)(comm->rank_first + i);
+        if (its && call->asked->local[i].recv != NULL)
+            memcpy((char *)call->asked->local[i].recv + at, data, bytes);
     }
 }
 
@@ -726,14 +744,14 @@ static void dp__shm_move_here(const dp__shm_call *call)
     size_t each = dp__shm_block_bytes(call);
     for (int i = 0; i < comm->local_count; i++)
         for (int k = 0; k < comm->local_count; k++) {
-            const char *from = call->asked.local[i].send;
-            char *to = call->asked.local[k].recv;
+            const char *from = call->asked->local[i].send;
+            char *to = call->asked->local[k].recv;
             if (to == NULL ||
-                (call->asked.verb == DP_BROADCAST && call->asked.root != comm->rank_first + i))
+                (call->asked->verb == DP_BROADCAST && call->asked->root != comm->rank_first + i))
                 continue;
-            if (call->asked.verb == DP_ALL_TO_ALL)
+            if (call->asked->verb == DP_ALL_TO_ALL)
                 from += (size_t)(comm->rank_first + k) * each;
-            if (call->asked.verb != DP_BROADCAST)
+            if (call->asked->verb != DP_BROADCAST)
                 to += (size_t)(comm->rank_first + i) * each;
             if (from != to)
                 memcpy(to, from, each);
@@ -825,14 +843,14 @@ static void dp__shm_move_small(const dp__shm_call *call)
 static bool dp__shm_is_direct(const dp__shm_call *call)
 {
     const dp__shm_comm *comm = call->comm;
-    bool rooted = dp__rules[call->asked.verb].send_at_root;
+    bool rooted = dp__rules[call->asked->verb].send_at_root;
     bool direct = comm->heap != NULL;
     for (int p = 0; p < comm->process_count && direct; p++)
         for (int r = comm->firsts[p]; r < comm->firsts[p + 1]; r++) {
             const dp__shm_location *place = &dp__shm_places(call, p)[r - comm->firsts[p]];
-            bool sends = !rooted || r == call->asked.root;
+            bool sends = !rooted || r == call->asked->root;
             direct = direct && !(sends && place->send == SIZE_MAX) &&
-                     !(call->asked.verb == DP_ALL_REDUCE && place->recv == SIZE_MAX);
+                     !(call->asked->verb == DP_ALL_REDUCE && place->recv == SIZE_MAX);
         }
     return direct;
 }
@@ -865,9 +883,9 @@ static size_t dp__shm_receivers(const dp__shm_call *call, size_t at)
 static void dp__shm_reduce_direct(const dp__shm_call *call)
 {
     const dp__shm_comm *comm = call->comm;
-    size_t all = call->asked.count, processes = (size_t)comm->process_count;
+    size_t all = call->asked->count, processes = (size_t)comm->process_count;
     size_t each = (all / processes + 64) / 64 * 64, first = each * (size_t)comm->process;
-    if (call->asked.verb == DP_ALL_REDUCE) {
+    if (call->asked->verb == DP_ALL_REDUCE) {
         first = first < all ? first : all;
         dp__shm_senders(call, first * call->size);
         dp__shm_add(call, all - first < each ? all - first : each,
@@ -876,7 +894,7 @@ static void dp__shm_reduce_direct(const dp__shm_call *call)
     }
     for (int i = 0; i < comm->local_count; i++) {
         dp__shm_senders(call, (size_t)(comm->rank_first + i) * all * call->size);
-        comm->out[0] = call->asked.local[i].recv;
+        comm->out[0] = call->asked->local[i].recv;
         dp__shm_add(call, all, comm->out[0] != NULL);
     }
 }
@@ -900,7 +918,7 @@ static void dp__shm_move_direct(const dp__shm_call *call)
 static dp_status dp__shm_run_direct(const dp__shm_call *call)
 {
     dp__shm_comm *comm = call->comm;
-    if (dp__rules[call->asked.verb].reduces)
+    if (dp__rules[call->asked->verb].reduces)
         dp__shm_reduce_direct(call);
     else
         dp__shm_move_direct(call);
@@ -912,7 +930,7 @@ static dp_status dp__shm_run_direct(const dp__shm_call *call)
 
 static dp_status dp__shm_coll_run(dp_comm *comm, const dp_coll_call *asked)
 {
-    dp__shm_call call = {dp__shm_of(comm), *asked, dp_dtype_bytes(asked->dtype), 0};
+    dp__shm_call call = {dp__shm_of(comm), asked, dp_dtype_bytes(asked->dtype), 0};
     call.most = dp__shm_most_bytes(&call);
     bool reduces = dp__rules[asked->verb].reduces;
     size_t steps = 0;
