@@ -32,13 +32,17 @@
 enum {
     DP__REQUESTS_AT_ONCE = 16, /* in the first block; each further one is twice as large */
     DP__REQUEST_BLOCKS = 32,
+    DP__NUMBERS_AT_ONCE = 4096,
     DP__REQUESTS_LOOKED_AT = 16, /* by one look */
     DP__REQUEST_DOUBTS = 2, /* looks after which a process that is gone has nothing more to say */
     DP__REQUEST_TEXT = 128,
     DP__EXCUSE_BYTES = DP__HOST_BYTES + DP__WHO_BYTES
 };
 
-enum { DP__OFFER_WORDS = sizeof(dp__offer) / sizeof(uint64_t) };
+enum {
+    DP__OFFER_WORDS = sizeof(dp__offer) / sizeof(uint64_t),
+    DP__OFFER_LEAST = 2 * sizeof(uint64_t) /* bytes of `place` and `room` */
+};
 _Static_assert(DP__OFFER_WORDS * sizeof(uint64_t) == sizeof(dp__offer), "an offer is words");
 
 typedef struct dp__requests { /* a list, the oldest first */
@@ -47,10 +51,9 @@ typedef struct dp__requests { /* a list, the oldest first */
 
 typedef struct dp__request {
     struct dp__request *prev, *next;
-    dp__requests *list;  /* that it is in; or NULL */
-    uint64_t number;     /* of the message; 0: somebody else's, whose offer has arrived */
-    dp__offer is, other; /* other: of the one that does not fit, or of the one that was taken */
-    dp_scope *stage;     /* holds the data, if the tensor's memory cannot */
+    dp__requests *list; /* that it is in; or NULL */
+    uint64_t number;    /* of the message; 0: somebody else's, whose offer has arrived */
+    dp_scope *stage;    /* holds the data, if the tensor's memory cannot */
     char *data;
     size_t bytes, moved;
     int process; /* at the other end; -1: any */
@@ -60,8 +63,10 @@ typedef struct dp__request {
     bool answered; /* and the other end has it, too */
     dp_status status;
     unsigned doubts;
-    void *wire;       /* the answer to it in shared memory, or the packet in which it is sent */
-    dp_tensor tensor; /* with a stage, to receive */
+    void *wire; /* the answer to it in shared memory, or the packet in which it is sent */
+    /* The rest is written before it is read. */
+    dp__offer is, other; /* other: of the one that does not fit, or of the one that was taken */
+    dp_tensor tensor;    /* with a stage, to receive */
     char tiny[DP__REQUEST_TINY];
 } dp__request;
 
@@ -84,11 +89,12 @@ typedef struct dp__mailbox {
     dp_status failed;               /* of the carrier, while others wait */
     dp__wait wait;                  /* of those who only test */
     unsigned looks, turns;          /* turns: of those that may be any rank */
+    uint64_t numbers;               /* given to messages, of those that are this mailbox' */
     dp_message *awaited;            /* by dp_messages_end */
     size_t awaited_count;
 } dp__mailbox;
 
-/* Counts messages of all contexts so far: no two have the same number. */
+/* Counts the numbers that mailboxes of all contexts have taken: no two messages have the same. */
 static _Atomic uint64_t dp__message_numbers;
 
 static void dp__request_add(dp__requests *list, dp__request *request)
@@ -147,7 +153,7 @@ static dp__request *dp__request_new(dp__mailbox *mailbox)
     if (request == NULL)
         return NULL;
     dp__request_remove(request);
-    memset(request, 0, offsetof(dp__request, tensor));
+    memset(request, 0, offsetof(dp__request, is));
     request->process = -1;
     request->status = DP_PENDING;
     return request;
@@ -538,6 +544,27 @@ static void dp__outbox_discard(dp__mailbox *mailbox, dp__request *send)
         dp__answers_add(mailbox->outboxes, send->wire, 1);
 }
 
+/* Writes an offer, and beside it what is small. The least lies in the words in which other offers
+   say where their data is, so that all of it travels in one line of a cache. */
+static void dp__offer_write(dp__pipe *pipe, const dp__request *send)
+{
+    dp__offer is = send->is;
+    if (send->bytes > DP__OFFER_LEAST && send->bytes <= DP__REQUEST_TINY)
+        memcpy(pipe->tiny, send->data, send->bytes);
+    else if (send->bytes > 0 && send->bytes <= DP__OFFER_LEAST)
+        memcpy((char *)&is + offsetof(dp__offer, place), send->data, send->bytes);
+    dp__words_store(pipe->offer, &is, DP__OFFER_WORDS);
+}
+
+static void dp__offer_read(const dp__pipe *pipe, dp__offer *out, char *tiny)
+{
+    dp__words_load(out, pipe->offer, DP__OFFER_WORDS);
+    if (out->count * dp_dtype_bytes((dp_dtype)out->dtype) > DP__OFFER_LEAST)
+        memcpy(tiny, pipe->tiny, DP__REQUEST_TINY);
+    else
+        memcpy(tiny, (char *)out + offsetof(dp__offer, place), DP__OFFER_LEAST);
+}
+
 /* If the other one has heard the last offer. */
 static void dp__offer_next(dp__mailbox *mailbox, int process)
 {
@@ -548,9 +575,7 @@ static void dp__offer_next(dp__mailbox *mailbox, int process)
         return;
     dp__request_remove(send);
     dp__request_add(&mailbox->offered, send);
-    if (send->bytes > 0 && send->bytes <= DP__REQUEST_TINY)
-        memcpy(pipe->tiny, send->data, send->bytes);
-    dp__words_store(pipe->offer, &send->is, DP__OFFER_WORDS);
+    dp__offer_write(pipe, send);
     peer->offers += 2;
     peer->last = send;
     dp__pipe_tell(mailbox, process, &pipe->offers, peer->offers);
@@ -693,8 +718,7 @@ static dp_status dp__offer_hear(dp__mailbox *mailbox, int process)
     dp__offer offer;
     if (atomic_load(&from->offers) == peer->heard)
         return DP_OK;
-    dp__words_load(&offer, from->offer, DP__OFFER_WORDS);
-    memcpy(tiny, from->tiny, sizeof tiny);
+    dp__offer_read(from, &offer, tiny);
     peer->heard += 2;
     peer->hears = offer.reply;
     dp_status status = dp__offer_arrived(mailbox, process, &offer, tiny);
@@ -1883,7 +1907,9 @@ static dp_status dp__message_make(dp__mailbox *mailbox, dp_message *message, boo
     dp_status status = dp__request_fill(mailbox, request, message, ours);
     if (status != DP_OK)
         return dp__request_drop(mailbox, request, status);
-    request->number = atomic_fetch_add(&dp__message_numbers, 1) + 1;
+    if (mailbox->numbers % DP__NUMBERS_AT_ONCE == 0)
+        mailbox->numbers = atomic_fetch_add(&dp__message_numbers, DP__NUMBERS_AT_ONCE);
+    request->number = ++mailbox->numbers;
     message->state = request;
     message->number = request->number;
     message->status = DP_PENDING;
