@@ -899,8 +899,11 @@ DP__COLD static dp_status dp__connect_until(const dp__target *target, int proces
         why = dp__lasting(why);
         if (target->tree != NULL)
             DP_TRY(dp__tree_listen(target->tree));
-        request->patience_ms = (uint32_t)dp__os_ms_until(until_ns);
-        dp_status status = dp__connect_once(target, key, request, round, until_ns, out_fd, &why);
+        /* There is a try, even if this process was held up on its way to it. */
+        uint64_t least_ns = dp__os_after_ms(DP__TRY_MS);
+        uint64_t end_ns = until_ns > least_ns ? until_ns : least_ns;
+        request->patience_ms = (uint32_t)dp__os_ms_until(end_ns);
+        dp_status status = dp__connect_once(target, key, request, round, end_ns, out_fd, &why);
         if (status != DP_PENDING)
             return status;
         found = why != NULL ? why : found;

@@ -28,6 +28,7 @@ enum {
     DP__LISTENER_NONCE = 0,  /* of a listener that is not waited for: see dp/tcp.h */
     DP__GRACE_MS = 1000,     /* beyond the time-out: to be told why, or for an answer */
     DP__HELD_UP_MS = 5,      /* who goes on so much later than it wanted to was held up, */
+    DP__TRY_MS = 50,         /* to connect, at least */
     DP__AGAIN_MS = 100,      /* and has so long to read what came meanwhile */
     DP__LAST_WORDS_MS = 100, /* so that the others read why the job has failed */
     DP__STEP_MS = 300 /* by which who stands deeper in the tree waits longer: its parent may have
