@@ -66,7 +66,7 @@ static _Thread_local struct {
     bool fresh;                     /* the sentence is of the public call that is under way */
     dp_status scope_status;         /* why the last dp_scope_begin or dp_scope_child gave NULL */
     const struct dp__frame *frames; /* the innermost of the user's functions; see dp/core.h */
-    const struct dp__lane *lane;    /* that it serves, also as a worker; NULL: the caller's own */
+    struct dp__lane *lane;          /* that it serves, also as a worker; NULL: the caller's own */
     bool beside;                    /* a courier: the caller computes while it waits */
     bool absent;                    /* a watchdog: no thread of its process waits for others */
     int number;                     /* the system's, of this thread; 0: it was not asked */

@@ -630,16 +630,22 @@ static void dp__devices_tell(const dp_ctx *ctx, int device, const char *activity
     dp__activity_ask(dp__activity_of(ctx, device), dp__os_process_id());
 }
 
-/* dp__team.watch: logs in which functions devices are that all wait for. */
-DP__COLD static void dp__devices_warn(void *watched, uint64_t waited_ns)
+/* dp__team.lookout: shows other processes the first device that the caller waits for, and logs in
+   which functions all are. */
+DP__COLD static void dp__devices_look(void *user, uint64_t waited_ns, bool warns)
 {
-    const dp_ctx *ctx = watched;
+    dp_ctx *ctx = user;
+    int first = 0;
     char text[DP__ACTIVITY_BYTES];
-    for (int i = 0; i < ctx->info.local_count; i++) {
+    for (int i = 1; i < ctx->info.local_count && waited_ns > 0; i++) { /* the caller has device 0 */
         dp__activity_text(dp__activity_of(ctx, i), waited_ns / 2, "", text);
-        if (text[0] != '\0')
+        if (text[0] == '\0')
+            continue;
+        first = first != 0 ? first : i;
+        if (warns)
             dp__devices_tell(ctx, i, text);
     }
+    dp__activity_relay(ctx, first, first != 0 ? dp__activity_of(ctx, first) : NULL);
 }
 
 /* Reads $DP_STUCK: threads that are waited for print where they are. */
@@ -655,14 +661,6 @@ static void dp__stuck_open(const dp_ctx *ctx)
                 "DP_STUCK: no stack can be printed here, as it takes glibc on Linux, and SIGURG");
 }
 
-/* Lets a thread that waits for devices log for which, first at a quarter of the time-out. */
-static void dp__devices_watch(dp_ctx *ctx)
-{
-    ctx->team->watch = dp__devices_warn;
-    ctx->team->watched = ctx;
-    ctx->team->watch_ns = (uint64_t)ctx->config.timeout_ms * 250000;
-}
-
 DP__APART static dp_status dp__threads_start(dp_ctx *ctx, const dp__neighbours *near)
 {
     dp__row row;
@@ -674,7 +672,7 @@ DP__APART static dp_status dp__threads_start(dp_ctx *ctx, const dp__neighbours *
     if (threads > 1)
         DP_TRY(dp__team_open(&ctx->host, threads, ctx->info.core_count, &ctx->team));
     if (threads > 1)
-        dp__devices_watch(ctx);
+        ctx->team->lookout = dp__lookout_of(ctx, dp__devices_look, ctx);
     if (why == NULL)
         why = dp__bind_workers(&binding);
     ctx->info.node_count = why == NULL ? ctx->info.node_count : 0;

@@ -196,8 +196,9 @@ enum {
     DP__ACTIVITY_LEAST_NS = 100000000
 };
 
-typedef struct dp__activity {  /* the user's function that a device is in, for those that wait */
-    _Atomic uint64_t since_ns; /* 0: it is in none */
+/* The user's function that a device, or a courier, is in, for those that wait. */
+typedef struct dp__activity {
+    _Atomic uint64_t since_ns;                  /* 0: it is in none */
     _Atomic uint64_t words[DP__ACTIVITY_WORDS]; /* its name, as text */
     atomic_int thread;                          /* the system's number; 0: it has none */
 } dp__activity;
@@ -244,6 +245,7 @@ typedef struct dp__lane { /* where collectives travel: a communicator, for one t
     dp_part *parts;              /* local ranks, streams filled in */
     dp__lane_rank *ranks;        /* local ranks; NULL: they travel on their compute streams */
     dp__courier *courier;        /* its thread, started by the first reducer; NULL: the caller's */
+    dp__activity activity;       /* of the courier */
     atomic_bool carrying;        /* a thread does: the courier, or the one that waits for it */
     dp_reducer *riding; /* passes to reduce, the oldest first; under the context's lock, as is
                                all state of a pass */
@@ -339,6 +341,7 @@ struct dp_ctx {
     atomic_int inside;   /* threads in the user's functions, except those under `entered` */
     atomic_int failed;   /* a dp_status of the JOB class, or DP_OK */
     atomic_bool told;    /* and the program knows: see dp/watchdog.h */
+    atomic_int relayed;  /* the device that is shown in place of the first one; 0: none is */
     int failed_rank;
     char failed_text[DP__TEXT_BYTES];
     char failed_here[DP__WORDS_BYTES];
@@ -1038,14 +1041,14 @@ typedef struct dp__frame {
     const dp_module *module; /* so does its tree, with what it wraps; NULL: none */
     const dp_call *call;     /* of a method */
     int local_rank;
-    bool together;    /* others like it run at the same time */
-    bool owns_device; /* but none of them on this device */
-    bool on_all;      /* a hook: it works on the streams that it was given */
-    bool counted;     /* in ctx->inside; not the courier's, whom dp_close waits for */
-    bool fresh;       /* of dp__of_thread, to be put back */
-    bool unseen;      /* nobody waits for it */
-    char first;       /* first progress message of the sentence that was set aside */
-    int device;       /* whose activity it is */
+    bool together;          /* others like it run at the same time */
+    bool owns_device;       /* but none of them on this device */
+    bool on_all;            /* a hook: it works on the streams that it was given */
+    bool counted;           /* in ctx->inside; not the courier's, whom dp_close waits for */
+    bool fresh;             /* of dp__of_thread, to be put back */
+    bool unseen;            /* nobody waits for it */
+    char first;             /* first progress message of the sentence that was set aside */
+    dp__activity *activity; /* where it is shown */
     uint64_t since_ns;
     const struct dp__frame *outer;
 } dp__frame;
@@ -1173,29 +1176,64 @@ DP__COLD static void dp__activity_ask(const dp__activity *activity, int process_
         dp__os_stack_ask(process_id, thread);
 }
 
-/* Shows a frame that begins on this thread, if somebody could wait for it: another device, or
-   another process. */
+/* Shows a frame that begins on this thread, if somebody could wait for it: another device, another
+   process, or the caller for its courier. */
 static void dp__frame_show(dp__frame *frame)
 {
     const dp__frame *outer = frame->outer;
     const dp_ctx *ctx = frame->ctx;
-    bool same = outer != NULL && outer->ctx == ctx;
+    dp__lane *lane = dp__of_thread.lane;
+    bool same = outer != NULL && outer->ctx == ctx, carries = lane != NULL && lane->ctx == ctx;
     bool alone = ctx->info.local_count == 1 && ctx->world.activity == NULL;
-    frame->device = same && !frame->together ? outer->device : frame->local_rank;
-    frame->unseen = frame->unseen || alone || dp__of_thread.lane != NULL || (same && outer->unseen);
+    if (carries && dp__of_thread.beside)
+        frame->activity = &lane->activity;
+    else
+        frame->activity = same && !frame->together ? outer->activity
+                                                   : dp__activity_of(ctx, frame->local_rank);
+    frame->unseen = frame->unseen || (alone && !carries) || (lane != NULL && !carries) ||
+                    (same && outer->unseen);
     if (frame->unseen)
         return;
     frame->since_ns = dp__os_coarse_ns();
-    dp__activity_show(dp__activity_of(ctx, frame->device), frame);
+    dp__activity_show(frame->activity, frame);
+}
+
+/* Shows in a place what this thread is in there; NULL: in nothing. */
+static void dp__frame_again(const dp__frame *frame, dp__activity *activity)
+{
+    bool there = frame != NULL && frame->activity == activity && !frame->unseen;
+    dp__activity_show(activity, there ? frame : NULL);
 }
 
 /* Shows the one around it again. */
 static void dp__frame_hide(const dp__frame *frame)
 {
-    const dp__frame *outer = frame->outer;
-    bool same = outer != NULL && outer->ctx == frame->ctx && outer->device == frame->device;
     if (!frame->unseen)
-        dp__activity_show(dp__activity_of(frame->ctx, frame->device), same ? outer : NULL);
+        dp__frame_again(frame->outer, frame->activity);
+}
+
+/* Returns a lookout that warns at a quarter of the time-out. */
+static dp__lookout dp__lookout_of(const dp_ctx *ctx,
+                                  void (*look)(void *user, uint64_t waited_ns, bool warns),
+                                  void *user)
+{
+    return (dp__lookout){look, user, (uint64_t)ctx->config.timeout_ms * 250000};
+}
+
+/* Shows other processes, in place of what the first device is in, what that one waits for: another
+   device, or (0) the courier. NULL: it waits no longer. By the thread of the first device. */
+DP__COLD static void dp__activity_relay(dp_ctx *ctx, int device, const dp__activity *awaited)
+{
+    uint64_t words[DP__ACTIVITY_WORDS], since;
+    int thread;
+    dp__activity *seen = ctx->world.activity;
+    if (seen == NULL)
+        return;
+    atomic_store(&ctx->relayed, awaited != NULL ? device : 0);
+    if (awaited == NULL)
+        dp__frame_again(dp__of_thread.frames, seen);
+    else if ((since = dp__activity_get(awaited, words, &thread)) != 0)
+        dp__activity_put(seen, words, thread, since);
 }
 
 /* Sets a figure, by the one thread that calls into the context, and shows it where it is seen. */

@@ -517,16 +517,27 @@ static uint64_t dp__meet_see(const dp_ctx *ctx, unsigned round, uint64_t left_ns
     return meet->status != DP_OK ? 0 : left_ns;
 }
 
-enum { DP__MEET_LOOK_NS = 100000000 }; /* the most that goes by between two looks */
-
 /* Sleeps for so long at most, but not for longer than that. Returns how much of it is
    left: time for which the whole process was stopped does not count, as the others were, too. */
 static uint64_t dp__meet_sleep(const dp_ctx *ctx, int thread, unsigned seen, uint64_t ns)
 {
-    uint64_t begun = dp__os_now_ns(), slice = ns < DP__MEET_LOOK_NS ? ns : DP__MEET_LOOK_NS;
+    uint64_t begun = dp__os_now_ns(), slice = ns < DP__LOOKOUT_NS ? ns : DP__LOOKOUT_NS;
     dp__team_sleep(ctx->team, thread, seen, begun + slice);
     uint64_t slept = dp__os_now_ns() - begun;
     return ns - (slept < slice ? slept : slice);
+}
+
+/* Shows other processes what the first of those is in that have not come; by the first device. */
+DP__COLD static void dp__meet_relay(dp_ctx *ctx, unsigned round)
+{
+    dp__meet *meet = ctx->meet;
+    int awaited = 0;
+    dp__lock_enter(&meet->lock);
+    for (size_t i = meet->count; i-- > 0 && meet->round == round;)
+        if (meet->partners[i].came != round + 1)
+            awaited = meet->partners[i].local_rank;
+    dp__lock_leave(&meet->lock);
+    dp__activity_relay(ctx, awaited, awaited != 0 ? dp__activity_of(ctx, awaited) : NULL);
 }
 
 /* Waits until a round is over. The others are woken by the one that closes the meeting, or by the
@@ -535,9 +546,10 @@ static dp_status dp__meet_wait(dp_ctx *ctx, size_t i, unsigned round)
 {
     dp__meet *meet = ctx->meet;
     int thread = meet->partners[i].thread;
-    uint64_t left_ns = (uint64_t)ctx->config.timeout_ms * 1000000, sleep_ns = 1;
+    uint64_t left_ns = (uint64_t)ctx->config.timeout_ms * 1000000, sleep_ns;
+    bool first = meet->partners[i].local_rank == 0, relayed = false;
     dp_status status = DP_OK;
-    while (sleep_ns > 0) {
+    for (;;) {
         unsigned seen = dp__team_ticket(ctx->team, thread);
         dp__lock_enter(&meet->lock);
         sleep_ns = dp__meet_see(ctx, round, left_ns);
@@ -546,9 +558,15 @@ static dp_status dp__meet_wait(dp_ctx *ctx, size_t i, unsigned round)
         else if (meet->round != round && meet->result != DP_OK)
             status = dp_error(meet->result, "%s", meet->result_text);
         dp__lock_leave(&meet->lock);
-        if (sleep_ns > 0)
-            left_ns = dp__meet_sleep(ctx, thread, seen, sleep_ns);
+        if (sleep_ns == 0)
+            break;
+        left_ns = dp__meet_sleep(ctx, thread, seen, sleep_ns);
+        relayed = relayed || (first && sleep_ns - left_ns >= DP__LOOKOUT_NS);
+        if (relayed)
+            dp__meet_relay(ctx, round);
     }
+    if (relayed)
+        dp__activity_relay(ctx, 0, NULL);
     return status;
 }
 

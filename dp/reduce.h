@@ -1392,6 +1392,19 @@ static dp_status dp__lane_equip(const char *fn, dp__lane *lane)
     return DP_OK;
 }
 
+/* dp__courier.lookout: shows other processes what the courier is in that the caller waits for, and
+   logs it. */
+DP__COLD static void dp__courier_look(void *user, uint64_t waited_ns, bool warns)
+{
+    const dp__lane *lane = user;
+    char text[DP__ACTIVITY_BYTES];
+    dp__activity_relay(lane->ctx, 0, waited_ns > 0 ? &lane->activity : NULL);
+    if (!warns || dp__activity_text(&lane->activity, waited_ns / 2, "", text)[0] == '\0')
+        return;
+    dp__log(lane->ctx, DP_LOG_WARN, "the courier is waited for: it is in %s", text);
+    dp__activity_ask(&lane->activity, dp__os_process_id());
+}
+
 /* For the first reducer; does nothing where no pass can ride. */
 static dp_status dp__lane_begin(const char *fn, dp__lane *lane)
 {
@@ -1401,7 +1414,8 @@ static dp_status dp__lane_begin(const char *fn, dp__lane *lane)
         return DP_OK;
     DP_TRY(dp__lane_equip(fn, lane));
     bool spin = ctx->config.thread_count > ctx->info.local_count;
-    DP_TRY(dp__courier_open(&ctx->host, spin, dp__courier_carry, lane, &courier));
+    const dp__lookout lookout = dp__lookout_of(ctx, dp__courier_look, lane);
+    DP_TRY(dp__courier_open(&ctx->host, spin, dp__courier_carry, lane, &lookout, &courier));
     dp__lock_enter(&ctx->lock);
     lane->courier = courier;
     dp__lock_leave(&ctx->lock);

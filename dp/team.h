@@ -98,6 +98,40 @@ static void dp__gate_wait(dp__gate *gate, unsigned seen, bool spin)
     dp__gate_wait_until(gate, seen, spin, UINT64_MAX);
 }
 
+/* What a thread that waits for long looks at. */
+typedef struct dp__lookout {
+    /* Looks after each DP__LOOKOUT_NS, and when the wait is over: then waited_ns is 0. `warns`: after
+       warn_ns, and each time that the wait was twice as long. NULL: nothing. */
+    void (*look)(void *user, uint64_t waited_ns, bool warns);
+    void *user;
+    uint64_t warn_ns;
+} dp__lookout;
+
+enum { DP__LOOKOUT_NS = 100000000 };
+
+/* Returns when the word has changed. */
+static void dp__gate_watch(dp__gate *gate, unsigned seen, bool spin, const dp__lookout *lookout)
+{
+    if (dp__gate_word(gate) != seen || (spin && dp__gate_spin(gate, seen)))
+        return;
+    uint64_t begun = dp__os_now_ns(), waited = 0, warn = lookout->warn_ns;
+    bool looked = false;
+    while (lookout->look != NULL && dp__gate_word(gate) == seen) {
+        uint64_t left = warn > waited ? warn - waited : 0;
+        uint64_t now = begun + waited, slice = left < DP__LOOKOUT_NS ? left : DP__LOOKOUT_NS;
+        dp__gate_wait_until(gate, seen, false, now + slice);
+        waited = dp__os_now_ns() - begun;
+        if (dp__gate_word(gate) != seen)
+            break;
+        lookout->look(lookout->user, waited, waited >= warn);
+        looked = true;
+        warn = waited >= warn ? 2 * waited : warn;
+    }
+    if (looked)
+        lookout->look(lookout->user, 0, false);
+    dp__gate_wait(gate, seen, false);
+}
+
 /* After the word has changed. Both are sequentially ordered, so either the sleeper sees the new
    word or this sees the sleeper. */
 static void dp__gate_call(dp__gate *gate)
@@ -144,9 +178,7 @@ typedef struct dp__team {
     int share_count;  /* how many of the threads have a core */
     bool spin;
     atomic_bool closing;
-    void (*watch)(void *watched, uint64_t waited_ns); /* of a caller that waits for long; or NULL */
-    void *watched;
-    uint64_t watch_ns; /* then, and each time that it was twice as long */
+    dp__lookout lookout; /* of a caller that waits */
     _Alignas(64) atomic_bool busy;
     dp__gate inside; /* its word counts the workers that owe: the caller waits for none */
     _Alignas(64) int part_count; /* the job begins here */
@@ -234,28 +266,11 @@ static void dp__team_exit(dp__team *team)
     atomic_store_explicit(&team->busy, false, memory_order_release);
 }
 
-/* Sleeps until fewer workers owe than were seen. Calls the watch after a while, and each time that
-   the wait was twice as long. */
-static void dp__team_rest(dp__team *team, unsigned seen)
-{
-    uint64_t begun = dp__os_now_ns(), after = team->watch_ns;
-    while (team->watch != NULL && dp__gate_word(&team->inside) == seen) {
-        dp__gate_wait_until(&team->inside, seen, false, begun + after);
-        uint64_t waited = dp__os_now_ns() - begun;
-        if (waited < after)
-            continue;
-        team->watch(team->watched, waited);
-        after = 2 * waited;
-    }
-    dp__gate_wait(&team->inside, seen, false);
-}
-
 static void dp__team_drain(dp__team *team)
 {
     unsigned inside;
     while ((inside = dp__gate_word(&team->inside)) != 0)
-        if (!team->spin || !dp__gate_spin(&team->inside, inside))
-            dp__team_rest(team, inside);
+        dp__gate_watch(&team->inside, inside, team->spin, &team->lookout);
 }
 
 /* Inside `run`, parts may wait for each other: a thread notes its ticket, looks at what it waits
@@ -406,6 +421,7 @@ typedef struct dp__courier {
     atomic_bool closing;
     void (*fn)(void *user);
     void *user;
+    dp__lookout lookout; /* of the caller */
     dp__thread thread;
 } dp__courier;
 
@@ -439,12 +455,12 @@ static unsigned dp__courier_ticket(dp__courier *courier)
 
 static void dp__courier_await(dp__courier *courier, unsigned seen)
 {
-    dp__gate_wait(&courier->news, seen, courier->spin);
+    dp__gate_watch(&courier->news, seen, courier->spin, &courier->lookout);
 }
 
 /* spin: there is a core for it. */
 static dp_status dp__courier_open(const dp_host *host, bool spin, void (*fn)(void *user),
-                                  void *user, dp__courier **out)
+                                  void *user, const dp__lookout *lookout, dp__courier **out)
 {
     dp__courier *courier = host->alloc(host, sizeof *courier, 64);
     if (courier == NULL)
@@ -452,6 +468,7 @@ static dp_status dp__courier_open(const dp_host *host, bool spin, void (*fn)(voi
     courier->spin = spin;
     courier->fn = fn;
     courier->user = user;
+    courier->lookout = *lookout;
     atomic_init(&courier->closing, false);
     dp__gate_init(&courier->work);
     dp__gate_init(&courier->news);

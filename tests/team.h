@@ -658,13 +658,15 @@ static void *alloc_nothing(const dp_host *host, size_t bytes, size_t align)
     return NULL;
 }
 
+static const dp__lookout no_lookout;
+
 /* It goes once by itself, and once after each call; it tells who waits. */
 static void call_courier(bool spin)
 {
     const dp_host host = {.size = sizeof host, .alloc = alloc_for_tests, .free = free_for_tests};
     static dp__courier *courier;
     atomic_store(&tasks, 0);
-    CHECK_OK(dp__courier_open(&host, spin, run_task, &courier, &courier));
+    CHECK_OK(dp__courier_open(&host, spin, run_task, &courier, &no_lookout, &courier));
     CHECK_INT(courier->spin, spin);
     while (atomic_load(&tasks) < 1) {
         sched_yield();
@@ -691,8 +693,8 @@ TEST(a_courier_needs_memory)
 {
     const dp_host host = {.size = sizeof host, .alloc = alloc_nothing, .free = free_for_tests};
     dp__courier *courier = NULL;
-    CHECK_ERROR(dp__courier_open(&host, false, run_task, NULL, &courier), DP_ERR_NO_MEMORY,
-                "no memory for a courier");
+    CHECK_ERROR(dp__courier_open(&host, false, run_task, NULL, &no_lookout, &courier),
+                DP_ERR_NO_MEMORY, "no memory for a courier");
     CHECK(courier == NULL);
 }
 
@@ -710,7 +712,7 @@ TEST(threads_that_cannot_be_started)
     some = limit;
     some.rlim_cur = 0;
     CHECK_INT(setrlimit(RLIMIT_NPROC, &some), 0);
-    dp_status opened = dp__courier_open(&host, false, run_task, &courier, &courier);
+    dp_status opened = dp__courier_open(&host, false, run_task, &courier, &no_lookout, &courier);
     dp_status status = dp__team_open(&host, 4, 4, &team);
     if (opened == DP_OK && status == DP_OK) {
         SKIP("the number of threads cannot be limited here");

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
 
 #include <fcntl.h>
+#include <sys/syscall.h>
 #include "folder.h"
 #include "mortal.h"
 
@@ -23,10 +24,11 @@ static bool recovering;
 static int wait_ms = WAIT_MS;
 
 static struct {
-    char error[MOST][800], logged[MOST][800], warned[MOST][800];
+    char error[MOST][800], logged[MOST][800], warned[MOST][800], carried[MOST][200];
     dp_status status[MOST];
     int left[MOST]; /* after a recovery */
     atomic_bool go_on;
+    atomic_int thread;
 } * seen_of;
 
 static void hear_all(const dp_log_record *record, void *user)
@@ -34,6 +36,8 @@ static void hear_all(const dp_log_record *record, void *user)
     (void)user;
     if (record->level == DP_LOG_ERROR)
         snprintf(seen_of->logged[me], sizeof seen_of->logged[me], "%s", record->text);
+    if (strstr(record->text, "the courier is waited for: ") != NULL)
+        snprintf(seen_of->carried[me], sizeof seen_of->carried[me], "%s", record->text);
     if (strstr(record->text, ": waits for ") != NULL)
         snprintf(seen_of->warned[me], sizeof seen_of->warned[me], "%s", record->text);
 }
@@ -165,6 +169,7 @@ static dp_status reduce_by_hook(dp_ctx *ctx)
     CHECK_OK(dp_reducer_create(ctx, &config, &reducer));
     CHECK_OK(dp_reducer_begin(reducer, NULL));
     CHECK_OK(dp_reducer_ready(reducer, 0, 0, NULL));
+    rest(100); /* so that the courier carries it */
     dp_status status = dp_reducer_finish(reducer);
     if (status == DP_OK)
         status = add_one(ctx);
@@ -175,10 +180,12 @@ static dp_status reduce_by_hook(dp_ctx *ctx)
 static const hang_case hang_cases[] = {
     {"between", hang_between, 1, "none of its devices is in a function of yours", NULL},
     {"method", hang_in_method, 1, "it is in net.forward since ", "; it is in net.forward since "},
-    {"device", hang_on_device, 2, "device 1 is in a function under dp_run since ", NULL},
+    {"device", hang_on_device, 2, "device 1 is in a function under dp_run since ",
+     "; it is in a function under dp_run since "},
     {"deferred", hang_at_end_of_scope, 1, "it is in a deferred function since ",
      "; it is in a deferred function since "},
-    {"hook", reduce_by_hook, 1, "none of its devices is in a function of yours", NULL},
+    {"hook", reduce_by_hook, 1, "it is in the hook of net since ",
+     "; it is in the hook of net since "},
 };
 
 enum { CASES = sizeof hang_cases / sizeof hang_cases[0] };
@@ -239,7 +246,9 @@ static void check_ended(int process)
 static void check_others(void)
 {
     char late[80];
-    snprintf(late, sizeof late, ") did not come within %d ms; its last one was 1, ", wait_ms);
+    bool carries = want->hang == reduce_by_hook; /* the first collective of the courier */
+    snprintf(late, sizeof late, ") did not come within %d ms; %s", wait_ms,
+             carries ? "it has begun none" : "its last one was 1, ");
     for (int p = 0; p < world; p++) {
         if (p == 1)
             continue;
@@ -253,9 +262,13 @@ static void check_others(void)
         }
     }
     if (want->of_others != NULL) {
-        CHECK_SAYS(seen_of->warned[0], ": waits for rank 1 (process 1, pid ");
+        CHECK_SAYS(seen_of->warned[0], want->devices > 1
+                                           ? ": waits for ranks 2 to 3 (process 1, pid "
+                                           : ": waits for rank 1 (process 1, pid ");
         CHECK_SAYS(seen_of->warned[0], want->of_others);
     }
+    if (carries)
+        CHECK_SAYS(seen_of->carried[1], "it is in the hook of net since ");
 }
 
 static void check_last_words(void)
@@ -469,6 +482,112 @@ TEST_SLOW(warning_is_about_what_a_process_is_in, 60)
     check_others();
     CHECK_INT(wait_status(1), 0);
     wait_ms = WAIT_MS;
+}
+
+static dp_status rest_then_sum(int local_rank, dp_scope *scope, void *user)
+{
+    float one = 1;
+    (void)scope;
+    if (local_rank == 1 && me == 1) {
+        atomic_store(&seen_of->thread, (int)syscall(SYS_gettid));
+        rest(WAIT_MS * 3 / 4);
+    }
+    return dp_rank_all_reduce(user, &one, &one, 1, DP_F32, DP_OP_SUM);
+}
+
+/* The first device waits for the second one, and process 0 for both. */
+static void wait_for_the_second(void)
+{
+    dp_ctx *ctx = open_watched(2);
+    char thread[40];
+    CHECK_OK(dp_run(ctx, NULL, rest_then_sum, ctx));
+    snprintf(thread, sizeof thread, "it is in a function under dp_run since ");
+    if (me == 0) {
+        CHECK_SAYS(seen_of->warned[0], thread);
+        snprintf(thread, sizeof thread, " s (thread %d)", atomic_load(&seen_of->thread));
+        CHECK_SAYS(seen_of->warned[0], thread);
+    }
+    dp_close(ctx);
+}
+
+TEST_SLOW(device_that_another_one_waits_for_is_shown_to_others, 20)
+{
+    for (int apart = 0; apart < 2; apart++) {
+        grace_ms = 0;
+        where = apart ? "ab" : "aa";
+        seen_of = memory_of_all(sizeof *seen_of);
+        port = free_port();
+        run_world(2, wait_for_the_second);
+    }
+}
+
+static dp_status rest_before_each_sum(int local_rank, dp_scope *scope, void *user)
+{
+    float one = 1;
+    (void)scope;
+    if (local_rank == 1 && me == 1)
+        rest(WAIT_MS / 5);
+    DP_TRY(dp_rank_all_reduce(user, &one, &one, 1, DP_F32, DP_OP_SUM));
+    if (local_rank == 0 && me == 1) {
+        atomic_store(&seen_of->thread, (int)syscall(SYS_gettid));
+        rest(WAIT_MS * 3 / 4);
+    }
+    return dp_rank_all_reduce(user, &one, &one, 1, DP_F32, DP_OP_SUM);
+}
+
+static void wait_for_each_in_turn(void)
+{
+    dp_ctx *ctx = open_watched(2);
+    char thread[40];
+    CHECK_OK(dp_run(ctx, NULL, rest_before_each_sum, ctx));
+    snprintf(thread, sizeof thread, " s (thread %d)", atomic_load(&seen_of->thread));
+    if (me == 0)
+        CHECK_SAYS(seen_of->warned[0], thread);
+    dp_close(ctx);
+}
+
+TEST_SLOW(device_that_waited_for_another_one_is_shown_again, 20)
+{
+    grace_ms = 0;
+    where = "aa";
+    seen_of = memory_of_all(sizeof *seen_of);
+    run_world(2, wait_for_each_in_turn);
+}
+
+/* What was shown while the caller waited is shown no longer, but for what the caller is in. */
+static dp_status rest_in_turn(int local_rank, dp_scope *scope, void *user)
+{
+    (void)scope, (void)user;
+    rest(local_rank == 1 ? 500 : 0);
+    return DP_OK;
+}
+
+static void rest_after_a_wait(void)
+{
+    dp_ctx *ctx = open_watched(2);
+    if (me == 1) {
+        CHECK_OK(dp_run(ctx, NULL, rest_in_turn, NULL));
+        rest(WAIT_MS);
+        CHECK_OK(dp_run(ctx, NULL, rest_then_sum, ctx));
+    } else {
+        CHECK_OK(dp_run(ctx, NULL, rest_then_sum, ctx));
+        CHECK_SAYS(seen_of->warned[0], ": waits for ranks 2 to 3 (process 1, pid ");
+        CHECK(strstr(seen_of->warned[0], "it is in") == NULL);
+    }
+    dp_close(ctx);
+}
+
+TEST_SLOW(device_that_was_waited_for_is_shown_no_longer, 20)
+{
+    for (int apart = 0; apart < 2; apart++) {
+        grace_ms = 0;
+        wait_ms = 3 * WAIT_MS; /* a quarter is when the first device waits no longer */
+        where = apart ? "ab" : "aa";
+        seen_of = memory_of_all(sizeof *seen_of);
+        port = free_port();
+        run_world(2, rest_after_a_wait);
+        wait_ms = WAIT_MS;
+    }
 }
 
 /* Process 0 waits for process 1, which waits for process 2, which hangs. */
