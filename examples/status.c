@@ -39,7 +39,7 @@
 #include <unistd.h>
 
 enum {
-    BOARD_LAYOUT = 1,
+    BOARD_LAYOUT = 2,
     BOARD_LANES = 2, /* the caller's, the courier's */
     BOARD_PROCESSES = 1 << 20,
     BOARD_MEMBERS_AT = 1 << 16,
@@ -58,6 +58,7 @@ typedef struct board_head {
     uint32_t member_bytes, entry_bytes, kept, recent;
     uint64_t members_at, entries_at, each, epoch;
     char launcher[24];
+    uint64_t asks[2];
     uint32_t failed; /* 2: the text is there */
     int32_t status, rank;
 } board_head; /* and the text of the failure */
@@ -86,7 +87,8 @@ typedef struct board_member { /* of each process */
     uint64_t opened_ns, recoveries, steps, stepped_ns, step_ns;
     int32_t id, rank, rank_count;
     uint32_t here;
-    char host[64];
+    char host[64], address[64];
+    uint32_t port, unused;
 } board_member;
 
 enum { PRESENCE_LEFT = 2, PRESENCE_DEAD = 3 };

@@ -731,7 +731,7 @@ TEST(memory_of_another_version_is_refused)
     CHECK_SAYS(text, who);
     CHECK_SAYS(text,
                "it is of dp.h 0.12.3, whose memory has layout 7, and this program reads layout "
-               "1: use the one that comes with that dp.h");
+               "2: use the one that comes with that dp.h");
     head = sound_head();
     head.magic++; /* then it is none of ours */
     text = said_of(&head, sizeof head, 1 << 16);
