@@ -74,6 +74,7 @@
      dp/mesh.h         collectives of processes that share no memory
      dp/tcp.h          connections between all processes, and collectives over them
      dp/messages.h     messages from one rank to another
+     dp/asking.h       what a process answers those that ask from another machine
      dp/sharing.h      parameters that the processes of a machine have once
      dp/meeting.h      how the processes of a job open their contexts together
      dp/group.h        some processes of a job as a job of their own
@@ -2909,6 +2910,7 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #include "dp/mesh.h"
 #include "dp/tcp.h"
 #include "dp/messages.h"
+#include "dp/asking.h"
 #include "dp/sharing.h"
 #include "dp/meeting.h"
 #include "dp/group.h"

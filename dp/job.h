@@ -140,7 +140,8 @@ typedef struct dp__progress {
     _Atomic uint64_t figures[DP__FIGURES];
     int32_t id, rank, rank_count; /* id: what its system calls it */
     uint32_t here;                /* it is on the machine of the board */
-    char host[DP__HOST_NAME_BYTES];
+    char host[DP__HOST_NAME_BYTES], address[DP__HOST_NAME_BYTES];
+    uint32_t port, unused; /* where it can be asked, at that address; 0: nowhere */
 } dp__progress;
 
 typedef struct dp__board_head {     /* see >>shown */
@@ -151,6 +152,7 @@ typedef struct dp__board_head {     /* see >>shown */
     uint64_t members_at, entries_at, each; /* each: from a process' entries to the next one's */
     uint64_t epoch;                        /* the same on all boards of a job */
     char launcher[24];
+    _Atomic uint64_t asks[2]; /* the key of those that ask: see dp/asking.h; 0: nobody answers */
 } dp__board_head;
 
 typedef struct dp__board {
@@ -415,10 +417,10 @@ static const char *dp__last_text(const dp__journal *journal, unsigned seq, int p
 
 static const uint64_t dp__board_magic = 0x6472616f622e7064u; /* "dp.board" */
 
-enum { DP__BOARD_LAYOUT = 1 };
-_Static_assert(sizeof(dp__board_head) == 96 && offsetof(dp__board, text) == 108 &&
+enum { DP__BOARD_LAYOUT = 2 };
+_Static_assert(sizeof(dp__board_head) == 112 && offsetof(dp__board, text) == 124 &&
                    sizeof(dp__lane_progress) == 384 && offsetof(dp__progress, said) == 872 &&
-                   sizeof(dp__progress) == 1152 && sizeof(dp__entry) == 184,
+                   sizeof(dp__progress) == 1280 && sizeof(dp__entry) == 184,
                "another layout has another number, here and in examples/status.c");
 
 /* Shows who a process is. */

@@ -15,6 +15,9 @@
    DP__ACCEPT_MAX looks to send its own. After that only those that have asked too are replaced
    before it.
 
+   Some connections get an answer, and are closed: any thread can send it. So while a process
+   computes its watchdog does, and what came for others waits until a thread looks that serves it.
+
    CONTENTS (search for the tag)
      >>listening where, and for what
      >>pending   until a connection has proved that it is of the job
@@ -29,9 +32,14 @@
 
 enum {
     DP__PENDING_MAX = 256,
+    DP__LISTENER_WATCHED = 1 + DP__PENDING_MAX,
     DP__ACCEPT_MAX = 64, /* in a look */
     DP__PENDING_MS = 5000,
-    DP__QUIET_MS = 500
+    DP__QUIET_MS = 500,
+    DP__LEFT_MS =
+        60000,         /* until a thread looks that serves it: then who calls has to do so again */
+    DP__ASKS_MAX = 16, /* that have asked for an answer, and have sent no proof yet */
+    DP__LISTENER_LOOKS = 3 /* a connection, a request and a proof */
 };
 
 typedef struct dp__pending {
@@ -52,6 +60,9 @@ typedef struct dp__service { /* of one kind of connections */
     dp__key key;
     int process;                                                         /* who is meant */
     bool (*declines)(const void *user, const dp__join_request *request); /* or NULL: none */
+    /* Sends all that one who has the key gets, without a wait. It is closed then, and any thread
+       that looks may do this. NULL: connections stay until somebody takes them. */
+    void (*answers)(const void *user, int fd);
     const void *user;
 } dp__service;
 
@@ -96,7 +107,8 @@ static dp_status dp__listener_reserve(dp__listener *listener)
 /* Removes a connection that is closed, or that somebody has taken; the last one gets its place. */
 static void dp__pending_remove(dp__listener *listener, int place)
 {
-    listener->pending[place] = listener->pending[--listener->pending_count];
+    listener->pending[place] = listener->pending[listener->pending_count - 1];
+    listener->pending_count--;
 }
 
 static void dp__pending_close(dp__listener *listener, int place)
@@ -163,8 +175,8 @@ static size_t dp__pending_bytes(const dp__pending *pending)
 }
 
 /* Returns the service that a request, which is untrusted, asks for; NULL: there is none. */
-static const dp__service *dp__pending_service(const dp__listener *listener,
-                                              const dp__join_request *request)
+static const dp__service *dp__requested_service(const dp__listener *listener,
+                                                const dp__join_request *request)
 {
     if (request->magic != DP__JOIN_MAGIC || request->kind >= DP__CONNECTION_KINDS)
         return NULL;
@@ -173,16 +185,70 @@ static const dp__service *dp__pending_service(const dp__listener *listener,
     return service->open && meant ? service : NULL;
 }
 
+/* Returns true if a request has come that no thread could answer so far: see
+   dp__listener_answer. */
+static bool dp__pending_waits(const dp__pending *pending)
+{
+    return !pending->asked && pending->got == sizeof(dp__join_request);
+}
+
+/* Returns the service for which a connection has come, as far as it has said; or NULL. */
+static const dp__service *dp__pending_service(const dp__listener *listener,
+                                              const dp__pending *pending)
+{
+    dp__join_request request = pending->request;
+    if (dp__pending_waits(pending))
+        memcpy(&request, pending->said, sizeof request);
+    return dp__requested_service(listener, &request);
+}
+
+/* Returns true if a connection gets an answer, from any thread that looks. */
+static bool dp__pending_gets_answer(const dp__listener *listener, const dp__pending *pending)
+{
+    const dp__service *service = dp__pending_service(listener, pending);
+    return service != NULL && service->answers != NULL;
+}
+
+/* Returns true if a connection is for a thread that takes it, or may be: then one that only
+   answers leaves it as it has come. */
+static bool dp__pending_is_others(const dp__listener *listener, const dp__pending *pending)
+{
+    dp__join_request request;
+    memcpy(&request, pending->said, sizeof request);
+    bool is_one = request.magic == DP__JOIN_MAGIC && request.kind < DP__CONNECTION_KINDS;
+    return (pending->asked || (dp__pending_waits(pending) && is_one)) &&
+           !dp__pending_gets_answer(listener, pending);
+}
+
+/* Lets the one go first that has waited longest for an answer, and has sent no proof, if these are
+   too many. */
+static void dp__pending_limit(dp__listener *listener)
+{
+    int count = 0;
+    dp__pending *first = NULL;
+    for (int i = 0; i < listener->pending_count; i++) {
+        dp__pending *pending = &listener->pending[i];
+        if (!pending->asked || !dp__pending_gets_answer(listener, pending))
+            continue;
+        count++;
+        first = first == NULL || pending->came_ns < first->came_ns ? pending : first;
+    }
+    if (count > DP__ASKS_MAX)
+        first->came_ns = 0;
+}
+
 /* Answers a request; false: the connection is of no use. */
 static bool dp__pending_answer(dp__listener *listener, dp__pending *pending)
 {
     const dp__join_request *request = &pending->request;
     memcpy(&pending->request, pending->said, sizeof pending->request);
-    const dp__service *service = dp__pending_service(listener, request);
+    const dp__service *service = dp__requested_service(listener, request);
     listener->rejected += request->magic != DP__JOIN_MAGIC;
     if (service == NULL || (service->declines != NULL && service->declines(service->user, request)))
         return false;
     pending->asked = true;
+    if (service->answers != NULL)
+        dp__pending_limit(listener);
     pending->nonce = service->at_once ? DP__LISTENER_NONCE : dp__os_random();
     dp__challenge challenge = {DP__CHALLENGE_MAGIC, DP_VERSION, pending->nonce,
                                dp__proof(service->key, request, pending->nonce, false)};
@@ -193,25 +259,33 @@ static bool dp__pending_answer(dp__listener *listener, dp__pending *pending)
 static bool dp__pending_prove(dp__listener *listener, dp__pending *pending)
 {
     uint64_t proof;
-    const dp__key key = listener->services[pending->request.kind].key;
+    const dp__service *service = &listener->services[pending->request.kind];
+    const dp__key key = service->key;
     memcpy(&proof, pending->said, sizeof proof);
     pending->proved = proof == dp__proof(key, &pending->request, pending->nonce, true);
-    listener->rejected += !pending->proved;
-    return pending->proved;
+    listener->rejected += !pending->proved && service->answers == NULL;
+    if (pending->proved && service->answers != NULL)
+        service->answers(service->user, pending->fd);
+    return pending->proved && service->answers == NULL;
 }
 
-/* Reads from a pending connection; false: it is of no use. */
-static bool dp__pending_read(dp__listener *listener, dp__pending *pending)
+/* Reads from a pending connection; false: it is of no use. `all`: this thread serves all kinds;
+   else a request of another kind stays as it has come. */
+static bool dp__pending_read(dp__listener *listener, dp__pending *pending, bool all)
 {
-    size_t bytes = dp__pending_bytes(pending);
-    ptrdiff_t got = dp__os_receive(pending->fd, pending->said + pending->got, bytes - pending->got);
-    if (got < 0) {
-        listener->rejected += pending->asked; /* its key is another one: it closed */
+    size_t left = dp__pending_bytes(pending) - pending->got;
+    ptrdiff_t got = left > 0 ? dp__os_receive(pending->fd, pending->said + pending->got, left) : 0;
+    if (got < 0) { /* it closed: its key is another one */
+        listener->rejected += pending->asked && !dp__pending_gets_answer(listener, pending);
         return false;
     }
     pending->got += (size_t)got;
-    if (pending->got < bytes)
+    if ((size_t)got < left)
         return true;
+    if (!all && dp__pending_waits(pending) && dp__pending_is_others(listener, pending))
+        return true;
+    if (left == 0)
+        pending->came_ns = dp__os_now_ns(); /* nobody could answer it before */
     pending->got = 0;
     return pending->asked ? dp__pending_prove(listener, pending)
                           : dp__pending_answer(listener, pending);
@@ -226,11 +300,19 @@ static bool dp__pending_stays(const dp__listener *listener, const dp__pending *p
     return (patient && !listener->full) || dp__os_now_ns() - pending->came_ns < most_ms * 1000000;
 }
 
+/* Returns true as long as a connection stays that a look for answers leaves to others. */
+static bool dp__pending_is_left(const dp__pending *pending)
+{
+    return !dp__pending_waits(pending) ||
+           dp__os_now_ns() - pending->came_ns < DP__LEFT_MS * (uint64_t)1000000;
+}
+
 /* Returns true if `a` is replaced sooner than `b`: one with a request may be of this job, and one
    with a proof is. */
 static bool dp__pending_goes_first(const dp__pending *a, const dp__pending *b)
 {
-    int a_is = a->asked + a->proved, b_is = b->asked + b->proved;
+    int a_is = (a->asked || dp__pending_waits(a)) + a->proved;
+    int b_is = (b->asked || dp__pending_waits(b)) + b->proved;
     return a_is != b_is ? a_is < b_is : a->came_ns < b->came_ns;
 }
 
@@ -249,8 +331,9 @@ static void dp__pending_hold(dp__listener *listener, int fd)
 {
     if (listener->pending_count == listener->pending_capacity)
         dp__pending_close(listener, dp__pending_first(listener));
-    listener->pending[listener->pending_count++] =
+    listener->pending[listener->pending_count] =
         (dp__pending){.fd = fd, .came_ns = dp__os_now_ns()};
+    listener->pending_count++; /* in this order, as a child of fork closes all of them */
 }
 
 /* ==== >>looking ================================================================================
@@ -266,8 +349,9 @@ static int dp__listener_watch(dp__listener *listener, dp__os_watch *watch, int m
     watch[0] = (dp__os_watch){.fd = rests ? -1 : listener->fd, .events = DP__CAN_READ};
     for (int i = 0; i < listener->pending_count && count < most; i++) {
         const dp__pending *pending = &listener->pending[i];
-        watch[count++] =
-            (dp__os_watch){.fd = pending->proved ? -1 : pending->fd, .events = DP__CAN_READ};
+        bool waits = dp__pending_waits(pending); /* no more comes, and it is to be read at once */
+        watch[count++] = (dp__os_watch){.fd = pending->proved ? -1 : pending->fd,
+                                        .events = waits ? DP__CAN_WRITE : DP__CAN_READ};
     }
     dp__lock_leave(&listener->lock);
     return count;
@@ -295,15 +379,18 @@ static bool dp__listener_accept(dp__listener *listener, int from)
 /* Reads what has come, as the list of dp__listener_watch tells, and accepts those that connect. It
    goes backwards, because the last one takes the place of one that is removed; where another thread
    has looked meanwhile, one that it has moved is read in vain. Returns as dp__listener_accept. */
-static bool dp__listener_look(dp__listener *listener, const dp__os_watch *watch, int count)
+static bool dp__listener_read(dp__listener *listener, const dp__os_watch *watch, int count,
+                              bool all)
 {
     dp__lock_enter(&listener->lock);
     int last = count - 1 < listener->pending_count ? count - 1 : listener->pending_count;
     for (int i = last; i-- > 0;) {
         dp__pending *pending = &listener->pending[i];
         bool comes = watch[1 + i].revents != 0 || watch[1 + i].fd != pending->fd;
-        bool stays = comes && !pending->proved ? dp__pending_read(listener, pending)
-                                               : dp__pending_stays(listener, pending);
+        bool others = !all && dp__pending_is_others(listener, pending);
+        bool stays = others                      ? dp__pending_is_left(pending)
+                     : comes && !pending->proved ? dp__pending_read(listener, pending, all)
+                                                 : dp__pending_stays(listener, pending);
         if (!stays)
             dp__pending_close(listener, i);
     }
@@ -311,6 +398,24 @@ static bool dp__listener_look(dp__listener *listener, const dp__os_watch *watch,
         listener->full = false; /* nobody connects any more */
     dp__lock_leave(&listener->lock);
     return watch[0].revents == 0 || dp__listener_accept(listener, listener->fd);
+}
+
+/* Reads what has come, and serves all kinds of connections. Returns as dp__listener_accept. */
+static bool dp__listener_look(dp__listener *listener, const dp__os_watch *watch, int count)
+{
+    return dp__listener_read(listener, watch, count, true);
+}
+
+/* Answers those that ask, for a thread that takes no connections: those that are for others it
+   leaves as they have come, so that whoever takes them finds them as if nobody had looked. Does not
+   wait. There is room for DP__LISTENER_WATCHED in the list. */
+static void dp__listener_answer(dp__listener *listener, dp__os_watch *watch)
+{
+    for (int i = 0; i < DP__LISTENER_LOOKS && (i == 0 || listener->pending_count > 0); i++) {
+        int count = dp__listener_watch(listener, watch, DP__LISTENER_WATCHED);
+        dp__os_poll(watch, count, 0);
+        (void)dp__listener_read(listener, watch, count, false);
+    }
 }
 
 /* Takes one of that kind that has proved that it is of the job; false: there is none. */

@@ -231,7 +231,9 @@ static dp_status dp__open_with_others(dp__open_attempt *opening, dp_ctx *ctx, dp
     if (recovers)
         DP_TRY(dp__open_voter(ctx, meeting));
     DP_TRY(dp__job_open(ctx, meeting));
-    return dp__own_tree(ctx, meeting);
+    DP_TRY(dp__own_tree(ctx, meeting));
+    dp__asking_begin(ctx);
+    return DP_OK;
 }
 
 /* ==== >>joining ==================================================================================
@@ -401,6 +403,7 @@ static void dp__world_let_go(const dp_ctx *ctx)
     dp__tree_let_go(ctx->world.tree);
     dp__voter_unlisten(ctx->world.voter);
     dp__mailbox_let_go(ctx->world.mailbox);
+    dp__port_forked(ctx->world.port);
     dp__port_unlisten(ctx);
 }
 

@@ -100,6 +100,8 @@ static dp_status dp__world_open(dp_ctx *ctx, const dp__launch *launch)
     }
     if (status == DP_OK)
         status = others != NULL ? dp__job_open(ctx, others) : dp__ranks_open(ctx);
+    if (status == DP_OK)
+        dp__asking_begin(ctx);
     dp__os_free(meeting.all, 0, NULL);
     return status;
 }

@@ -61,6 +61,8 @@ static dp__tree *dp__port_tree(const dp__job *job)
 static void dp__port_shut(dp__port *port)
 {
     dp__server_close(&port->server);
+    if (port->listener != NULL)
+        dp__listener_end(port->listener, DP__FOR_ASKING);
     dp__listener_close(&port->own);
     port->server = (dp__server){.listener = NULL};
 }
@@ -186,6 +188,13 @@ static dp__port *dp__port_swap(dp_ctx *ctx, dp__port *port)
 static void dp__port_end(dp_ctx *ctx)
 {
     dp__port_free(dp__port_swap(ctx, NULL));
+}
+
+/* Frees, in a child of fork, a lock that a watchdog may have had, which is not there. */
+static void dp__port_forked(dp__port *port)
+{
+    if (port != NULL)
+        dp__lock_init(&port->listener->lock);
 }
 
 /* Also in a child of fork, whose own neither the port is nor who has come there. */
@@ -594,8 +603,6 @@ DP__COLD static dp_status dp__connections_connect(dp__connections *connections)
    a while before it answers. So who calls proves at once that it is of the job, by bytes that serve
    there, and once: a process lets each other one in once. It believes nothing that comes back
    before the other one has proved the same.                                                     */
-
-enum { DP__LISTENER_LOOKS = 3 /* a connection, a request and a proof */ };
 
 typedef struct dp__dial { /* to another process, until it has answered */
     bool asked;           /* and anything may be said now */

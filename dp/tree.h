@@ -42,6 +42,7 @@ typedef enum dp__connection_kind {
     DP__FOR_MESSAGES,
     DP__FOR_VOTES,
     DP__FOR_JOINING,
+    DP__FOR_ASKING, /* from outside of the job: see dp/asking.h */
     DP__CONNECTION_KINDS
 } dp__connection_kind;
 

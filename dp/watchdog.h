@@ -2,11 +2,12 @@
 
    Part of dp.h, which includes it. A process hears of others while it waits for them. While it is
    in a function of the user's no thread of it does, for as long as that takes. So a thread beside
-   it looks, ten times a second, where one of two things needs that:
+   it looks, ten times a second, where one of these needs that:
 
    - Without a board nobody sees what another process is in. The watchdog answers for a process that
      does not: with what it is in. For those that ask such a process is still one that does not
      answer, as its record says that the watchdog has sent it.
+   - Where a job has several machines, those outside ask it what it does (dp/asking.h).
    - With dp_config.grace_ms a process ends if the job has failed and the program does not learn it
      for so long: a call has to return the failure to it, outside of functions that the context
      calls. Nobody else can tell such a process from one that computes.
@@ -31,8 +32,11 @@ typedef struct dp__watchdog {
     dp_ctx *ctx;
     dp__lock lock;
     dp__wake wake;
-    bool closing;  /* under the lock */
-    bool heeds;    /* it looks at the tree */
+    bool closing; /* under the lock */
+    bool heeds;   /* it looks at the tree */
+    dp__listener
+        *listener; /* and there, for those that ask from outside; or NULL; under the lock */
+    dp__os_watch watch[DP__LISTENER_WATCHED];
     dp__wait wait; /* for how long the job has failed without the program knowing it */
     dp__thread thread;
 } dp__watchdog;
@@ -131,15 +135,30 @@ static void *dp__watchdog_main(void *user)
         dp__wake_wait(&dog->wake, &dog->lock, dp__os_now_ns() + DP__WATCHDOG_NS);
         if (dog->closing)
             break;
+        dp__listener *listener = dog->listener;
         dp__lock_leave(&dog->lock);
         if (dog->heeds)
             dp__watchdog_hear(dog);
+        if (listener != NULL)
+            dp__listener_answer(listener, dog->watch);
         if (dog->ctx->config.grace_ms > 0)
             dp__watchdog_count(dog);
         dp__lock_enter(&dog->lock);
     }
     dp__lock_leave(&dog->lock);
     return NULL;
+}
+
+/* Lets it answer those that ask there from now on, until it ends. False: there is none. */
+static bool dp__watchdog_listens(const dp_ctx *ctx, dp__listener *listener)
+{
+    dp__watchdog *dog = ctx->world.watchdog;
+    if (dog == NULL)
+        return false;
+    dp__lock_enter(&dog->lock);
+    dog->listener = listener;
+    dp__lock_leave(&dog->lock);
+    return true;
 }
 
 /* Starts it, if there is something to do. MPI is called by one more thread only where grace asks

@@ -23,7 +23,8 @@
    machines, if --addr and DP_SECRET are theirs.
 
    dprun --status shows the jobs of this user on this machine, whoever has started them, also those
-   that hang (examples/status.c, which has to lie beside this file).
+   that hang, with their processes on other machines (examples/status.c, which has to lie beside
+   this file).
 
    Build: cc -std=c11 examples/dprun.c -o dprun
    Run:   ./dprun -n 2 ./train_anywhere
@@ -90,7 +91,8 @@ static const char usage[] =
     "                     process that hangs for so long after the job has failed, here or on\n"
     "                     another machine, ends by itself, with 124\n"
     "  --status           starts nothing, and shows the jobs of this user on this machine, also\n"
-    "                     those of other launchers (Linux): for each process its steps, seconds a\n"
+    "                     those of other launchers (Linux), with their processes on other\n"
+    "                     machines, which answer: for each process its steps, seconds a\n"
     "                     step, collectives begun and ended, how often all others waited for it,\n"
     "                     its memory, what it is in, for whom it waits. --watch: every second.\n"
     "                     Exit status 1: there is none\n"

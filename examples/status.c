@@ -1,14 +1,17 @@
-/* status.c - what the jobs of this user do on this machine: asked from outside, without their help.
+/* status.c - what the jobs of this user do: asked from outside, without their help.
 
    dprun --status is the same. Whoever has started a job of several processes: each shows what it
    has begun in memory that it shares with the others, and the system says who has that memory open.
    So this needs nothing of the processes, which may hang or be stopped, and does not disturb them.
-   It reads, and writes nothing. Of processes on other machines it knows where they are: ask there.
+   It reads, and writes nothing. Those on other machines it asks for the same, at the port where
+   each listens, with a key that only this user can read here. One that does not answer within two
+   seconds is stopped, or its machine is out of reach; all are asked at once.
 
    A line for each process: steps that have ended and seconds a step, collectives begun and ended,
    how often all others waited for it (0.1 ms or longer), its memory; and what it is in. For whom
    all wait stands first. No part of dp.h is in here, but the layout of what it reads (>>shown in
-   dp/job.h), which has a number: another one is refused. For Linux, where /proc lists open files.
+   dp/job.h, dp/asking.h), which has a number: another one is refused. For Linux, where /proc lists
+   open files.
 
    Build: cc -std=c11 examples/status.c -o status
    Run:   ./status (--json; --watch or --watch=SECONDS: again and again; numbers of processes: their
@@ -26,6 +29,8 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <netdb.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -34,15 +39,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+#if !defined(MSG_NOSIGNAL)
+#define MSG_NOSIGNAL 0
+#endif
 
 enum {
-    BOARD_LAYOUT = 1,
+    BOARD_LAYOUT = 2,
     BOARD_LANES = 2, /* the caller's, the courier's */
     BOARD_PROCESSES = 1 << 20,
     BOARD_MEMBERS_AT = 1 << 16,
+    BOARD_TEXT = 512,
     SEEN_TEXT = 1024,
     SEEN_WIDTH = 80
 };
@@ -58,7 +68,8 @@ typedef struct board_head {
     uint32_t member_bytes, entry_bytes, kept, recent;
     uint64_t members_at, entries_at, each, epoch;
     char launcher[24];
-    uint32_t failed; /* 2: the text is there */
+    uint64_t asks[2]; /* the key for asking others; 0: there is none */
+    uint32_t failed;  /* 2: the text is there */
     int32_t status, rank;
 } board_head; /* and the text of the failure */
 
@@ -86,7 +97,8 @@ typedef struct board_member { /* of each process */
     uint64_t opened_ns, recoveries, steps, stepped_ns, step_ns;
     int32_t id, rank, rank_count;
     uint32_t here;
-    char host[64];
+    char host[64], address[64];
+    uint32_t port, unused; /* where it can be asked; 0: nowhere */
 } board_member;
 
 enum { PRESENCE_LEFT = 2, PRESENCE_DEAD = 3 };
@@ -101,6 +113,54 @@ typedef struct board_entry { /* a collective */
     char what[64], by[24], tag[40];
 } board_entry;
 
+/* ---- what travels, to ask those on other machines -------------------------------------------- */
+
+enum {
+    ASK_MAGIC = 0x31706b64,
+    ASK_CHALLENGE_MAGIC = 0x31706364,
+    ASK_REPLY_MAGIC = 0x31706164,
+    ASK_KIND = 5,        /* of connections to a process */
+    ASK_HEAD_BYTES = 96, /* of a head that are sent */
+    ASK_MS = 2000,       /* for which one is asked, */
+    ASK_AGAIN_MS = 100,  /* and how often, while it takes no connection */
+    ASK_AT_ONCE = 256
+};
+
+typedef struct ask_request {
+    uint32_t magic;
+    int32_t version;
+    uint64_t nonce;
+    int32_t process, process_count;
+    uint64_t listens;
+    uint32_t patience_ms;
+    uint16_t kind, connection;
+    char host[64];
+} ask_request;
+
+typedef struct ask_challenge {
+    uint32_t magic;
+    int32_t version;
+    uint64_t nonce, proof;
+} ask_challenge;
+
+typedef struct ask_proof { /* what a proof is made from */
+    ask_request request;
+    uint64_t nonce, side;
+} ask_proof;
+
+typedef struct ask_reply { /* the answer: parts of the board of a process */
+    uint32_t magic, bytes;
+    uint64_t now_ns, memory;
+    unsigned char head[112];
+    char text[BOARD_TEXT];
+    unsigned char member[sizeof(board_member)];
+    board_entry last[BOARD_LANES];
+} ask_reply;
+_Static_assert(sizeof(board_head) == 128 && BOARD_TEXT_AT == 124 && sizeof(board_member) == 1280 &&
+                   sizeof(board_entry) == 184 && sizeof(ask_request) == 104 &&
+                   sizeof(ask_challenge) == 24 && sizeof(ask_reply) == 2296,
+               "as in dp/job.h, dp/tree.h and dp/asking.h");
+
 static const char *const verb_texts[] = {"all_reduce", "broadcast", "all_gather", "reduce_scatter",
                                          "all_to_all"};
 static const char *const type_texts[] = {"f32", "f64", "f16", "bf16", "i64",
@@ -113,16 +173,19 @@ typedef struct seen_process {
     board_member is;
     board_entry in[BOARD_LANES]; /* its last collectives; seq 0: unknown */
     bool known;                  /* its own board was read; else what another one has heard */
+    bool far;                    /* it is on another machine */
     bool alive;
     char state; /* as the system has it; 'T': stopped */
     int pid;
     uint64_t bytes;
+    char why[320]; /* it has not answered; "": it was not asked, or has */
 } seen_process;
 
 typedef struct seen_job {
     uint64_t epoch;
     char launcher[24], failure[SEEN_TEXT];
     int count, here; /* processes; of these on this machine */
+    uint64_t asks[2];
     bool chosen;
     seen_process *all;
 } seen_job;
@@ -219,6 +282,18 @@ static void ask_system(seen_process *process)
         process->bytes = (uint64_t)pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
+/* Leaves nothing of an entry that cannot be put in words. */
+static void check_entry(board_entry *out)
+{
+    make_text(out->what, sizeof out->what);
+    make_text(out->by, sizeof out->by);
+    make_text(out->tag, sizeof out->tag);
+    if (out->verb < 0 || out->verb >= (int)(sizeof verb_texts / sizeof verb_texts[0]) ||
+        out->dtype < 0 || out->dtype >= (int)(sizeof type_texts / sizeof type_texts[0]) ||
+        out->op < 0 || out->op >= (int)(sizeof op_texts / sizeof op_texts[0]))
+        out->seq = 0;
+}
+
 /* Reads the last collective of a lane. It has one of two places: which depends on what carries.
    Behind a board of a process' own there are only its own ones, and head->each is 0. */
 static void read_entry(int fd, const board_head *head, int place, int lane, seen_process *process)
@@ -232,13 +307,7 @@ static void read_entry(int fd, const board_head *head, int place, int lane, seen
             break;
         out->seq = 0;
     }
-    make_text(out->what, sizeof out->what);
-    make_text(out->by, sizeof out->by);
-    make_text(out->tag, sizeof out->tag);
-    if (out->verb < 0 || out->verb >= (int)(sizeof verb_texts / sizeof verb_texts[0]) ||
-        out->dtype < 0 || out->dtype >= (int)(sizeof type_texts / sizeof type_texts[0]) ||
-        out->op < 0 || out->op >= (int)(sizeof op_texts / sizeof op_texts[0]))
-        out->seq = 0;
+    check_entry(out);
 }
 
 static void check_member(board_member *is, int count)
@@ -246,6 +315,7 @@ static void check_member(board_member *is, int count)
     make_text(is->in, sizeof is->in);
     make_text(is->said, sizeof is->said);
     make_text(is->host, sizeof is->host);
+    make_text(is->address, sizeof is->address);
     for (int i = 0; i < BOARD_LANES; i++)
         is->lanes[i].awaits = is->lanes[i].awaits <= (uint32_t)count ? is->lanes[i].awaits : 0;
 }
@@ -300,6 +370,7 @@ static void read_board(int fd, const board_head *head, const board_member *membe
             continue;
         process->is = members[p];
         check_member(&process->is, job->count);
+        process->far = !own && !process->is.here;
         if (!own)
             continue;
         find_process(fd, head, p, holder, process);
@@ -307,6 +378,8 @@ static void read_board(int fd, const board_head *head, const board_member *membe
             read_entry(fd, head, p, i, process);
         job->here++;
     }
+    if (head->asks[0] != 0)
+        memcpy(job->asks, head->asks, sizeof job->asks);
     if (head->failed == 2 && job->failure[0] == '\0') {
         size_t room = head->members_at - BOARD_TEXT_AT;
         room = room < sizeof job->failure ? room : sizeof job->failure;
@@ -315,18 +388,25 @@ static void read_board(int fd, const board_head *head, const board_member *membe
     }
 }
 
+/* Says that a board has another layout; NULL: it has not. */
+static const char *layout_refusal(const board_head *head)
+{
+    static char text[200];
+    if (head->layout == BOARD_LAYOUT)
+        return NULL;
+    snprintf(text, sizeof text,
+             "it is of dp.h %u.%u.%u, whose memory has layout %u, and this program reads "
+             "layout %d: use the one that comes with that dp.h",
+             head->version / 10000 % 100, head->version / 100 % 100, head->version % 100,
+             head->layout, BOARD_LAYOUT);
+    return text;
+}
+
 /* Says why a board is not read; NULL: it can be. */
 static const char *refusal(const board_head *head, uint64_t bytes)
 {
-    static char text[200];
-    if (head->layout != BOARD_LAYOUT) {
-        snprintf(text, sizeof text,
-                 "it is of dp.h %u.%u.%u, whose memory has layout %u, and this program reads "
-                 "layout %d: use the one that comes with that dp.h",
-                 head->version / 10000 % 100, head->version / 100 % 100, head->version % 100,
-                 head->layout, BOARD_LAYOUT);
-        return text;
-    }
+    if (layout_refusal(head) != NULL)
+        return layout_refusal(head);
     bool sound = head->process_count > 0 && head->process_count <= BOARD_PROCESSES &&
                  head->process >= -1 && head->process < head->process_count &&
                  head->member_bytes == sizeof(board_member) &&
@@ -430,6 +510,312 @@ static bool look(void)
     if (view.job_count > 1)
         qsort(view.jobs, view.job_count, sizeof *view.jobs, job_order);
     return true;
+}
+
+/* ---- asking those on other machines -------------------------------------------------------------
+   All at once, without a wait for any of them. What comes is checked as what is read here.      */
+
+typedef enum ask_stage { ASK_RESTS, ASK_CALLS, ASK_ASKS, ASK_PROVES, ASK_ENDS } ask_stage;
+
+typedef struct ask {
+    const seen_job *job;
+    int place, fd; /* place: of the process */
+    ask_stage stage;
+    uint64_t again_ns, until_ns; /* again_ns: when it rests; until_ns 0: it has not begun */
+    bool closes;                 /* it has taken a connection, and closed it */
+    size_t got;
+    ask_request request;
+    ask_challenge challenge;
+    ask_reply reply;
+} ask;
+
+static uint64_t ask_turned(uint64_t x, int by)
+{
+    return x << by | x >> (64 - by);
+}
+
+static void ask_rounds(uint64_t v[4], int rounds)
+{
+    for (; rounds > 0; rounds--) {
+        v[0] += v[1], v[2] += v[3];
+        v[1] = ask_turned(v[1], 13) ^ v[0], v[3] = ask_turned(v[3], 16) ^ v[2];
+        v[0] = ask_turned(v[0], 32);
+        v[2] += v[1], v[0] += v[3];
+        v[1] = ask_turned(v[1], 17) ^ v[2], v[3] = ask_turned(v[3], 21) ^ v[0];
+        v[2] = ask_turned(v[2], 32);
+    }
+}
+
+/* Makes a proof that its maker has the key: by SipHash-2-4. */
+static uint64_t ask_prove(const ask *own, bool of_caller)
+{
+    const ask_proof input = {own->request, own->challenge.nonce, of_caller};
+    const uint64_t *key = own->job->asks;
+    unsigned char in[sizeof input + 8] = {0};
+    memcpy(in, &input, sizeof input);
+    in[sizeof input + 7] = (unsigned char)(sizeof input & 255);
+    uint64_t v[4] = {key[0] ^ 0x736f6d6570736575u, key[1] ^ 0x646f72616e646f6du,
+                     key[0] ^ 0x6c7967656e657261u, key[1] ^ 0x7465646279746573u};
+    for (size_t at = 0; at < sizeof in; at += 8) {
+        uint64_t word = 0;
+        for (int i = 0; i < 8; i++)
+            word |= (uint64_t)in[at + (size_t)i] << 8 * i;
+        v[3] ^= word;
+        ask_rounds(v, 2);
+        v[0] ^= word;
+    }
+    v[2] ^= 0xff;
+    ask_rounds(v, 4);
+    return v[0] ^ v[1] ^ v[2] ^ v[3];
+}
+
+static seen_process *ask_process(const ask *own)
+{
+    return &own->job->all[own->place];
+}
+
+static void ask_close(ask *own, ask_stage stage)
+{
+    if (own->fd >= 0)
+        close(own->fd);
+    own->fd = -1;
+    own->stage = stage;
+}
+
+/* Ends it without an answer: its row says why. */
+static void ask_fail(ask *own, const char *why)
+{
+    seen_process *process = ask_process(own);
+    bool late = own->until_ns <= clock_ns();
+    snprintf(process->why, sizeof process->why, "did not answer%s at %.63s, port %u: %s",
+             late ? " within 2 s" : "", process->is.address, process->is.port, why);
+    ask_close(own, ASK_ENDS);
+}
+
+/* Tries once more, a little later: as many may ask just now as can, or it recovers. */
+static void ask_again(ask *own)
+{
+    own->again_ns = clock_ns() + ASK_AGAIN_MS * (uint64_t)1000000;
+    own->closes = true;
+    ask_close(own, ASK_RESTS);
+}
+
+/* Returns a number that nobody knows before; false: the system has none. */
+static bool ask_random(uint64_t *out)
+{
+    int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+    bool got = fd >= 0 && read(fd, out, sizeof *out) == (ssize_t)sizeof *out;
+    if (fd >= 0)
+        close(fd);
+    return got;
+}
+
+static void ask_call(ask *own)
+{
+    const board_member *is = &ask_process(own)->is;
+    const struct addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV,
+                                   .ai_socktype = SOCK_STREAM};
+    struct addrinfo *found = NULL;
+    char digits[16];
+    snprintf(digits, sizeof digits, "%u", is->port);
+    if (getaddrinfo(is->address, digits, &hints, &found) != 0) {
+        ask_fail(own, "this is no address");
+        return;
+    }
+    own->fd = socket(found->ai_family, SOCK_STREAM, 0);
+    bool begun = own->fd >= 0 && fcntl(own->fd, F_SETFD, FD_CLOEXEC) == 0 &&
+                 fcntl(own->fd, F_SETFL, O_NONBLOCK) == 0 &&
+                 (connect(own->fd, found->ai_addr, found->ai_addrlen) == 0 || errno == EINPROGRESS);
+    int failed = errno;
+    freeaddrinfo(found);
+    own->stage = ASK_CALLS;
+    if (!begun)
+        ask_fail(own, strerror(failed));
+}
+
+static void ask_send(ask *own, const void *data, size_t bytes, ask_stage stage)
+{
+    if (send(own->fd, data, bytes, MSG_NOSIGNAL) != (ssize_t)bytes) {
+        ask_again(own);
+        return;
+    }
+    own->stage = stage;
+    own->got = 0;
+}
+
+/* Sends the request over a connection that is there, or is not to be had. */
+static void ask_begin(ask *own)
+{
+    int failed = 0;
+    socklen_t bytes = sizeof failed;
+    getsockopt(own->fd, SOL_SOCKET, SO_ERROR, &failed, &bytes);
+    own->request = (ask_request){.magic = ASK_MAGIC,
+                                 .process = -1,
+                                 .process_count = own->job->count,
+                                 .patience_ms = ASK_MS,
+                                 .kind = ASK_KIND};
+    if (failed == ECONNREFUSED)
+        ask_fail(own, "nobody listens there, so it has ended");
+    else if (failed != 0)
+        ask_fail(own, strerror(failed));
+    else if (!ask_random(&own->request.nonce))
+        ask_fail(own, "this system has no random numbers");
+    else
+        ask_send(own, &own->request, sizeof own->request, ASK_ASKS);
+}
+
+/* Proves that this program has the key to one that has it, and to nobody else. */
+static void ask_check(ask *own)
+{
+    if (own->challenge.magic != ASK_CHALLENGE_MAGIC ||
+        own->challenge.proof != ask_prove(own, false)) {
+        ask_fail(own, "who listens there is not of this job");
+        return;
+    }
+    uint64_t proof = ask_prove(own, true);
+    ask_send(own, &proof, sizeof proof, ASK_PROVES);
+}
+
+/* Moves a time by the clock of another machine to where it would be by this one's. */
+static void ask_move(uint64_t *time_ns, uint64_t now_ns)
+{
+    if (*time_ns != 0)
+        *time_ns = now_ns - *time_ns < view.now_ns ? view.now_ns - (now_ns - *time_ns) : 1;
+}
+
+/* Says why an answer is not taken; NULL: it is sound. */
+static const char *ask_refusal(const ask *own, const board_head *head)
+{
+    const ask_reply *reply = &own->reply;
+    if (reply->magic != ASK_REPLY_MAGIC || head->magic != board_magic)
+        return "its answer is damaged";
+    if (layout_refusal(head) != NULL)
+        return layout_refusal(head);
+    if (reply->bytes != sizeof *reply || head->process_count != own->job->count ||
+        head->epoch != own->job->epoch || head->process != own->place)
+        return "another process of this job answers there";
+    return NULL;
+}
+
+/* Takes an answer: what another process has told of this one before is older. */
+static void ask_take(ask *own)
+{
+    board_head head = {0};
+    seen_process *process = ask_process(own);
+    ask_reply *reply = &own->reply;
+    memcpy(&head, reply->head, ASK_HEAD_BYTES);
+    if (ask_refusal(own, &head) != NULL) {
+        ask_fail(own, ask_refusal(own, &head));
+        return;
+    }
+    memcpy(&process->is, reply->member, sizeof process->is);
+    check_member(&process->is, own->job->count);
+    for (int i = 0; i < BOARD_LANES; i++) {
+        process->in[i] = reply->last[i];
+        check_entry(&process->in[i]);
+        ask_move(&process->is.lanes[i].since_ns, reply->now_ns);
+    }
+    ask_move(&process->is.in_since_ns, reply->now_ns);
+    ask_move(&process->is.opened_ns, reply->now_ns);
+    process->pid = process->is.id;
+    process->bytes = reply->memory;
+    process->known = process->alive = true;
+    process->state = '?';
+    make_text(reply->text, sizeof reply->text);
+    seen_job *job = &view.jobs[own->job - view.jobs];
+    if (job->failure[0] == '\0')
+        snprintf(job->failure, sizeof job->failure, "%s", reply->text);
+    ask_close(own, ASK_ENDS);
+}
+
+/* Receives what comes next. */
+static void ask_hear(ask *own)
+{
+    bool asks = own->stage == ASK_ASKS;
+    char *to = asks ? (char *)&own->challenge : (char *)&own->reply;
+    size_t bytes = asks ? sizeof own->challenge : sizeof own->reply;
+    ssize_t got = recv(own->fd, to + own->got, bytes - own->got, 0);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
+        ask_again(own);
+        return;
+    }
+    own->got += got > 0 ? (size_t)got : 0;
+    if (own->got == bytes && asks)
+        ask_check(own);
+    else if (own->got == bytes)
+        ask_take(own);
+}
+
+/* Takes it a step further; returns true unless it has ended. */
+static bool ask_step(ask *own, bool ready)
+{
+    uint64_t now = clock_ns();
+    if (own->until_ns == 0)
+        own->until_ns = now + ASK_MS * (uint64_t)1000000;
+    if (now >= own->until_ns)
+        ask_fail(own, own->closes ? "it closes connections, as in a recovery"
+                                  : "it is stopped, or out of reach");
+    else if (own->stage == ASK_RESTS && now >= own->again_ns)
+        ask_call(own);
+    else if (ready && own->stage == ASK_CALLS)
+        ask_begin(own);
+    else if (ready)
+        ask_hear(own);
+    return own->stage != ASK_ENDS;
+}
+
+/* Lists those of the chosen jobs that are on other machines, or unseen on this one. Returns how
+   many these are. */
+static int ask_list(ask *out)
+{
+    int count = 0;
+    for (size_t i = 0; i < view.job_count; i++) {
+        const seen_job *job = &view.jobs[i];
+        for (int p = 0; p < job->count && job->chosen && job->asks[0] != 0; p++) {
+            const seen_process *process = &job->all[p];
+            if (process->known || process->is.port == 0 || process->is.port > UINT16_MAX ||
+                process->is.presence >= PRESENCE_LEFT)
+                continue;
+            if (out != NULL)
+                out[count] = (ask){.job = job, .place = p, .fd = -1};
+            count++;
+        }
+    }
+    return count;
+}
+
+/* Takes as many a step further as may be under way at once, and waits until something comes.
+   Returns false once all have ended. */
+static bool ask_look(ask *all, int count)
+{
+    struct pollfd watch[ASK_AT_ONCE];
+    ask *those[ASK_AT_ONCE];
+    int under_way = 0;
+    for (int i = 0; i < count && under_way < ASK_AT_ONCE; i++) {
+        if (all[i].stage == ASK_ENDS || !ask_step(&all[i], false))
+            continue;
+        watch[under_way] = (struct pollfd){.fd = all[i].fd,
+                                           .events = all[i].stage == ASK_CALLS ? POLLOUT : POLLIN};
+        those[under_way++] = &all[i];
+    }
+    if (under_way > 0 && poll(watch, (nfds_t)under_way, 20) > 0)
+        for (int i = 0; i < under_way; i++)
+            if (watch[i].revents != 0)
+                (void)ask_step(those[i], true);
+    return under_way > 0;
+}
+
+/* Asks for what no memory here shows. */
+static void ask_others(void)
+{
+    int count = ask_list(NULL);
+    ask *all = count > 0 ? calloc((size_t)count, sizeof *all) : NULL;
+    if (all == NULL)
+        return;
+    (void)ask_list(all);
+    while (ask_look(all, count)) {
+    }
+    free(all);
 }
 
 /* ---- who waits for whom ---------------------------------------------------------------------- */
@@ -563,12 +949,14 @@ static const char *doing(const seen_job *job, int place, char *text)
     const seen_process *process = &job->all[place];
     const board_member *is = &process->is;
     text[0] = '\0';
-    if (!process->known && is->presence != PRESENCE_LEFT)
-        add_text(text, "is on %s: ask there", is->here ? "this machine, unseen" : is->host);
-    else if (is->presence == PRESENCE_LEFT)
+    if (is->presence == PRESENCE_LEFT)
         add_text(text, "has closed its context");
     else if (is_gone(process))
         add_text(text, "has died");
+    else if (process->why[0] != '\0')
+        add_text(text, "%s", process->why);
+    else if (!process->known)
+        add_text(text, "is on %s: ask there", is->here ? "this machine, unseen" : is->host);
     if (text[0] != '\0')
         return text;
     if (is_stopped(process))
@@ -632,7 +1020,8 @@ static const char *headline(const seen_job *job, char *text)
     else
         add_text(text, "%d of %d wait for ", count, job->count);
     add_ranks(text, &job->all[root]);
-    add_text(text, " (process %d, pid %d), which %s", root, job->all[root].is.id,
+    add_text(text, " (process %d, pid %d%s%s), which %s", root, job->all[root].is.id,
+             job->all[root].far ? " on " : "", job->all[root].far ? job->all[root].is.host : "",
              doing(job, root, how));
     return text;
 }
@@ -678,9 +1067,17 @@ static void put_steps(const board_member *is)
         printf("%7s ", "-");
 }
 
+static bool has_machines(const seen_job *job)
+{
+    bool some = false;
+    for (int p = 0; p < job->count; p++)
+        some = some || job->all[p].far;
+    return some;
+}
+
 static void put_process(const seen_job *job, int place)
 {
-    char text[SEEN_TEXT], ranks[32];
+    char text[SEEN_TEXT], place_text[SEEN_TEXT + 80] = "", ranks[32];
     const seen_process *process = &job->all[place];
     const board_member *is = &process->is;
     const board_lane *lanes = is->lanes;
@@ -695,7 +1092,9 @@ static void put_process(const seen_job *job, int place)
     } else {
         printf("%7s %7s %8s %8s %6s %8s\n", "-", "-", "-", "-", "-", "-");
     }
-    put_words(doing(job, place, text), 8);
+    if (has_machines(job))
+        snprintf(place_text, sizeof place_text, "on %s: ", is->host);
+    put_words(strcat(place_text, doing(job, place, text)), 8);
 }
 
 static void put_job(const seen_job *job)
@@ -735,8 +1134,9 @@ static void put_string(const char *name, const char *text)
 static const char *state_of(const seen_process *process)
 {
     return process->is.presence == PRESENCE_LEFT ? "left"
-           : !process->known                     ? "elsewhere"
            : is_gone(process)                    ? "died"
+           : process->why[0] != '\0'             ? "silent"
+           : !process->known                     ? "elsewhere"
            : is_stopped(process)                 ? "stopped"
                                                  : "runs";
 }
@@ -836,6 +1236,7 @@ static int show_once(void)
         return 1;
     }
     int count = choose();
+    ask_others();
     if (view.json)
         put_json();
     if (count == 0 && !view.json && view.refused == 0)

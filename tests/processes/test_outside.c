@@ -1,9 +1,11 @@
 /* test_outside.c - what is seen of a job from outside, without its help: one that hangs, that is
-   stopped, that has failed, that has ended; two at once; memory of other versions, and damaged. */
+   stopped, that has failed, that has ended; two at once; memory of other versions, and damaged; and
+   of processes on other machines, which answer. */
 
 #define _GNU_SOURCE /* memfd_create, and what examples/status.c asks for */
 
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include "folder.h"
 #include "process.h"
 #include "ranked.h"
@@ -411,21 +413,6 @@ TEST_SLOW(job_of_several_machines_shows_what_is_here, 60)
     end(&real);
 }
 
-/* ---- which jobs ------------------------------------------------------------------------------ */
-
-static void rest_open(void)
-{
-    dp_ctx *ctx;
-    if (world == 2)
-        use_name();
-    else
-        use_tcp();
-    ctx = join_job();
-    check_sum(ctx);
-    wait_at_gate();
-    dp_close(ctx);
-}
-
 /* Returns what show_status has returned, and what it has written. */
 static int shown(char **arguments, char *text, size_t room)
 {
@@ -445,6 +432,459 @@ static int shown(char **arguments, char *text, size_t room)
     text[fread(text, 1, room - 1, file)] = '\0';
     fclose(file);
     return status;
+}
+
+/* ---- on other machines ----------------------------------------------------------------------- */
+
+enum { NOBODY = 65534 };
+
+/* Hides what this process has open from who tests, as if it were on another machine; or no more:
+   sanitizers look at a process that ends. */
+static void hide(bool hidden)
+{
+    if (hidden && geteuid() == 0) {
+        CHECK_INT(setresuid(NOBODY, NOBODY, NOBODY), 0);
+        hidden = false; /* it is another user's */
+    }
+    CHECK_INT(prctl(PR_SET_DUMPABLE, !hidden), 0);
+}
+
+/* Joins a job in which processes 0 and 1 are on machine a, where the test is, and 2 and 3 on b. */
+static dp_ctx *join_far(bool recovers)
+{
+    const dp_config config = {.device_count = 1, .timeout_ms = 30000, .recovers = recovers};
+    dp_ctx *ctx;
+    use_tcp();
+    set("DP_MACHINE", (char[]){(char)('a' + me / 2), '\0'});
+    set("DP_INTERFACE", "lo");
+    close(gate[1]);
+    if (me >= 2)
+        hide(true);
+    CHECK_OK(dp_open(&config, &ctx));
+    return ctx;
+}
+
+static void leave_far(dp_ctx *ctx)
+{
+    dp_close(ctx);
+    if (me >= 2)
+        hide(false);
+}
+
+/* Returns the job of a process, with what others have answered. */
+static const seen_job *asked_of(pid_t pid)
+{
+    CHECK(look());
+    view.pids = NULL;
+    (void)choose();
+    ask_others();
+    for (size_t i = 0; i < view.job_count; i++)
+        for (int p = 0; p < view.jobs[i].count; p++)
+            if (view.jobs[i].all[p].known && view.jobs[i].all[p].pid == pid)
+                return &view.jobs[i];
+    return NULL;
+}
+
+/* Returns the job of a process, once what another one does holds a text. */
+static const seen_job *asked_doing(pid_t pid, int process, const char *part)
+{
+    static char text[SEEN_TEXT];
+    const seen_job *job = NULL;
+    for (double until = now_ms() + SEEN_MS * test_timeout_scale(); now_ms() < until; rest(5)) {
+        job = asked_of(pid);
+        if (job != NULL && strstr(doing(job, process, text), part) != NULL)
+            return job;
+    }
+    test_fail(__FILE__, __LINE__, "'%s' is not said: '%s'", part, job != NULL ? text : "no job");
+}
+
+static void hang_far(void)
+{
+    dp_ctx *ctx = join_far(false);
+    for (int i = 0; i < CALLS; i++)
+        check_sum(ctx);
+    dp_tag(ctx, "the \"end\"");
+    if (me == 2)
+        CHECK_OK(dp_run(ctx, NULL, rest_at_gate, NULL));
+    check_sum(ctx);
+    wait_at_gate();
+    leave_far(ctx);
+}
+
+static int count_of(const char *text, const char *part)
+{
+    int count = 0;
+    for (; (text = strstr(text, part)) != NULL; text++)
+        count++;
+    return count;
+}
+
+/* Each key of a process is there for each of four. */
+static void check_json(const char *text)
+{
+    static const char *const keys[] = {"process", "rank",       "ranks",  "pid",    "host",
+                                       "state",   "doing",      "steps",  "step_s", "caller",
+                                       "courier", "recoveries", "late",   "late_s", "waited_s",
+                                       "memory",  "waits_for",  "waits_s"};
+    char key[32];
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        snprintf(key, sizeof key, "\"%s\":", keys[i]);
+        CHECK_INT(count_of(text, key), strcmp(keys[i], "waits_s") == 0 ? 8 : 4);
+    }
+    CHECK_INT(count_of(text, "\"state\":\"runs\""), 4);
+    CHECK_INT(count_of(text, "\"memory\":0,"), 0);
+    CHECK_INT(count_of(text, "\"waits_for\":null}"), 1);
+    CHECK_INT(count_of(text, "\"in\":\"all_reduce of 1 i32 (sum), at 'the \\\"end\\\"'\""), 3);
+    CHECK_INT(count_of(text, "\"function\":\"a function under dp_run\""), 1);
+}
+
+TEST_SLOW(far_processes_are_shown_though_they_hang, 60)
+{
+    static char text[1 << 16];
+    char part[160], own[16], host[64] = "";
+    int root;
+    make_gate();
+    gethostname(host, sizeof host - 1);
+    const trial real = begin(4, hang_far);
+    snprintf(own, sizeof own, "%d", (int)real.pids[0]);
+    const seen_job *job = asked_doing(real.pids[0], 2, "is in a function under dp_run since ");
+    CHECK_INT(job->here, 2);
+    for (int p = 0; p < 4; p++)
+        if (p != 2)
+            (void)asked_doing(real.pids[0], p, "waits in collective 6 for rank ");
+    job = asked_of(real.pids[0]);
+    for (int p = 0; p < 4; p++) {
+        const seen_process *one = &job->all[p];
+        CHECK(one->known && one->alive && one->far == (p >= 2) && one->bytes > 1 << 20);
+        CHECK_INT(one->pid, real.pids[p]);
+        CHECK_INT(one->is.lanes[0].begun, p == 2 ? CALLS : CALLS + 1);
+        CHECK_INT(one->is.lanes[0].ended, CALLS);
+        CHECK(seconds_since(one->is.opened_ns) < 60);
+        CHECK(p != 2 || seconds_since(one->is.in_since_ns) < 60);
+        CHECK_INT(root_of(job, p), 2);
+    }
+    while (count_waits(asked_of(real.pids[0]), &root) == 0)
+        rest(5);
+    snprintf(part, sizeof part,
+             "wait for rank 2 (process 2, pid %d on %s), which is in a function under dp_run "
+             "since ",
+             (int)real.pids[2], host);
+    CHECK_SAYS(headline(asked_of(real.pids[0]), text), part);
+    CHECK_INT(shown((char *[]){own, NULL}, text, sizeof text), 0);
+    snprintf(part, sizeof part, "on %s: waits in collective 6 for rank ", host);
+    CHECK_INT(count_of(text, part), 3);
+    CHECK_INT(shown((char *[]){(char[]){"--json"}, own, NULL}, text, sizeof text), 0);
+    check_json(text);
+    open_gate();
+    end(&real);
+}
+
+static void rest_far(void)
+{
+    dp_ctx *ctx = join_far(false);
+    check_sum(ctx);
+    wait_at_gate();
+    check_sum(ctx);
+    leave_far(ctx);
+}
+
+/* Both are asked at once, and nothing that one of them lacks is missing of the others. */
+TEST_SLOW(far_processes_that_are_stopped_do_not_answer, 90)
+{
+    static char text[1 << 16];
+    char own[16];
+    make_gate();
+    const trial real = begin(4, rest_far);
+    snprintf(own, sizeof own, "%d", (int)real.pids[1]);
+    (void)asked_doing(real.pids[0], 2, "is in no function and no collective");
+    (void)asked_doing(real.pids[0], 3, "is in no function and no collective");
+    CHECK_INT(kill(real.pids[3], SIGSTOP), 0);
+    const seen_job *job = asked_doing(real.pids[0], 3, "did not answer within 2 s at 127.0.0.1, ");
+    CHECK_STR(state_of(&job->all[3]), "silent");
+    CHECK_STR(state_of(&job->all[2]), "runs");
+    CHECK_INT(kill(real.pids[2], SIGSTOP), 0);
+    CHECK_INT(shown((char *[]){(char[]){"--json"}, own, NULL}, text, sizeof text), 0);
+    CHECK_INT(count_of(text, "\"state\":\"silent\""), 2);
+    CHECK_INT(count_of(text, ": it is stopped, or out of reach"), 2);
+    CHECK_INT(count_of(text, "\"state\":\"runs\""), 2);
+    CHECK_INT(kill(real.pids[2], SIGCONT), 0);
+    CHECK_INT(kill(real.pids[3], SIGCONT), 0);
+    (void)asked_doing(real.pids[0], 2, "is in no function and no collective");
+    open_gate();
+    end(&real);
+}
+
+/* Without the key a program gets a challenge, and nothing else; it gives away none to others. */
+TEST_SLOW(far_processes_answer_nobody_without_the_key, 90)
+{
+    char text[SEEN_TEXT], byte;
+    uint64_t wrong = 1;
+    make_gate();
+    const trial real = begin(4, rest_far);
+    (void)asked_doing(real.pids[0], 3, "is in no function and no collective");
+    CHECK(look());
+    (void)choose();
+    seen_job *job = (seen_job *)(uintptr_t)seen_of(real.pids[0]);
+    (void)choose();
+    CHECK(job->asks[0] != 0 && job->all[3].is.port != 0);
+    int fd = call((int)job->all[3].is.port);
+    ask own = {.job = job, .place = 3, .fd = fd};
+    own.request = (ask_request){.magic = ASK_MAGIC, .nonce = 5, .kind = ASK_KIND};
+    CHECK_INT(send(fd, &own.request, sizeof own.request, 0), (ssize_t)sizeof own.request);
+    CHECK_INT(recv(fd, &own.challenge, sizeof own.challenge, MSG_WAITALL), 24);
+    CHECK(own.challenge.proof == ask_prove(&own, false));
+    CHECK_INT(send(fd, &wrong, sizeof wrong, 0), sizeof wrong);
+    CHECK(recv(fd, &byte, 1, 0) <= 0);
+    close(fd);
+    job->asks[1]++;
+    ask_others();
+    CHECK_SAYS(doing(job, 3, text), "who listens there is not of this job");
+    CHECK(!job->all[3].known);
+    open_gate();
+    end(&real);
+}
+
+/* Whoever asks, in whatever way, leaves nothing behind. */
+static void ask_in_a_strange_way(int door, int way, uint64_t *random)
+{
+    unsigned char bytes[300];
+    ask_request request = {.magic = ASK_MAGIC, .nonce = 5, .kind = way % 2 > 0 ? ASK_KIND : 99};
+    int fd = call(door);
+    if (fd < 0)
+        return;
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (unsigned char)test_random(random);
+    memcpy(bytes, &request, way % 3 > 0 ? sizeof request : 0);
+    (void)send(fd, bytes, (size_t)(test_random(random) % sizeof bytes), MSG_NOSIGNAL);
+    if (way % 5 > 0)
+        close(fd); /* the others stay until this process ends */
+}
+
+static void ask_for_long(pid_t pid)
+{
+    for (int i = 0; i < 5; i++)
+        (void)asked_doing(pid, 3, "is in no function and no collective");
+    exit(EXIT_SUCCESS);
+}
+
+static int files_of(pid_t pid)
+{
+    char path[32];
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+    return count_names(path, "");
+}
+
+TEST_SLOW(many_that_ask_and_strangers_disturb_nobody, 120)
+{
+    enum { MANY = 40, STRANGERS = 300 };
+    pid_t many[MANY + 1];
+    bool sees = geteuid() == 0; /* the files of one that is hidden */
+    make_gate();
+    const trial real = begin(4, rest_far);
+    const seen_job *job = asked_doing(real.pids[0], 3, "is in no function and no collective");
+    const int door = (int)job->all[3].is.port, before = sees ? files_of(real.pids[3]) : 0;
+    for (int i = 0; i <= MANY; i++) {
+        many[i] = fork();
+        CHECK(many[i] >= 0);
+        uint64_t random = test_seed() + (uint64_t)i;
+        if (many[i] == 0 && i < MANY)
+            ask_for_long(real.pids[0]);
+        for (int way = 0; many[i] == 0 && way < STRANGERS; way++)
+            ask_in_a_strange_way(door, way, &random);
+        if (many[i] == 0)
+            exit(EXIT_SUCCESS);
+    }
+    for (int i = 0; i <= MANY; i++)
+        finish(many[i], i);
+    while (sees && files_of(real.pids[3]) > before)
+        rest(20);
+    open_gate();
+    end(&real);
+}
+
+static void recover_far(void)
+{
+    dp_ctx *ctx = join_far(true);
+    float one = 1;
+    check_sum(ctx);
+    if (me == 1)
+        raise(SIGKILL);
+    CHECK_STATUS(dp_all_reduce(ctx, &(dp_part){&one, &one, NULL}, 1, DP_F32, DP_OP_SUM),
+                 DP_ERR_REMOTE);
+    CHECK_OK(dp_recover(ctx));
+    wait_at_gate();
+    leave_far(ctx);
+}
+
+/* They are asked before, while and after the others agree who is left. */
+TEST_SLOW(far_processes_are_asked_while_they_recover, 120)
+{
+    int status;
+    make_gate();
+    const trial real = begin(4, recover_far);
+    const seen_job *job = NULL;
+    while (job == NULL || job->count != 3 || !job->all[1].known || !job->all[2].known)
+        job = asked_of(real.pids[0]);
+    for (int p = 0; p < 3; p++) {
+        CHECK_INT(job->all[p].pid, real.pids[p == 0 ? 0 : p + 1]);
+        CHECK_INT(job->all[p].far, p > 0);
+    }
+    while (job == NULL || job->count != 3 || job->all[2].is.recoveries == 0)
+        job = asked_of(real.pids[0]);
+    CHECK_STR(job->failure, "");
+    open_gate();
+    for (int p = 0; p < 4; p++)
+        if (p != 1)
+            finish(real.pids[p], p);
+    CHECK_INT(waitpid(real.pids[1], &status, 0), real.pids[1]);
+}
+
+/* ---- what answers may be ---- */
+
+/* Takes an answer that a process at machine b could have sent. Returns what its row says. */
+static const char *said_of_answer(const ask_reply *answer)
+{
+    static char text[SEEN_TEXT];
+    ask own = {.job = &view.jobs[0], .place = 1, .fd = -1, .until_ns = UINT64_MAX};
+    own.reply = *answer;
+    view.jobs[0].all[1] = (seen_process){.far = true, .is = {.id = 9, .address = "b", .port = 7}};
+    ask_take(&own);
+    return doing(&view.jobs[0], 1, text);
+}
+
+TEST(answers_are_checked)
+{
+    static seen_process all[2];
+    static ask_reply answer;
+    static board_member hung = {.in_since_ns = 7000000000, .in = "it", .opened_ns = 1};
+    static seen_job one = {.epoch = 5, .count = 2, .all = all};
+    board_head head = {
+        .magic = board_magic, .layout = BOARD_LAYOUT, .process_count = 2, .process = 1, .epoch = 5};
+    const ask_reply none = {.magic = ASK_REPLY_MAGIC, .bytes = sizeof none};
+    view.jobs = &one;
+    view.now_ns = clock_ns();
+    for (int i = 0; i < 9; i++) {
+        static const char *const words[] = {"is in no function",
+                                            "port 7: its answer is damaged",
+                                            "port 7: its answer is damaged",
+                                            "whose memory has layout 9",
+                                            "another process of this job answers there",
+                                            "another process of this job answers there",
+                                            "another process of this job answers there",
+                                            "another process of this job answers there",
+                                            "is in no function"};
+        board_head its = head;
+        answer = none;
+        answer.magic += i == 1;
+        its.magic += i == 2;
+        its.layout = i == 3 ? 9 : its.layout;
+        answer.bytes -= i == 4;
+        its.process_count += i == 5;
+        its.epoch += i == 6;
+        its.process -= i == 7;
+        memcpy(answer.head, &its, ASK_HEAD_BYTES);
+        CHECK_SAYS(said_of_answer(&answer), words[i]);
+        CHECK_INT(all[1].known, i == 0 || i == 8);
+    }
+    answer = none; /* its clock is another one */
+    answer.now_ns = 10000000000;
+    memcpy(answer.head, &head, ASK_HEAD_BYTES);
+    memcpy(answer.member, &hung, sizeof hung);
+    CHECK_SAYS(said_of_answer(&answer), "is in it since 3.0 s");
+    CHECK(seconds_since(all[1].is.opened_ns) > 9.9 && seconds_since(all[1].is.opened_ns) < 10.1);
+    uint64_t random = test_seed();
+    for (int round = 0; round < 200; round++) {
+        answer = none;
+        for (size_t i = offsetof(ask_reply, now_ns); i < sizeof answer; i++)
+            ((unsigned char *)&answer)[i] =
+                (unsigned char)(round % 4 == 0 ? 255 : test_random(&random));
+        memcpy(answer.head, &head, ASK_HEAD_BYTES);
+        for (const char *text = said_of_answer(&answer); *text != '\0'; text++)
+            CHECK(*text >= ' ' && *text <= '~');
+        for (const char *text = one.failure; *text != '\0'; text++)
+            CHECK(*text >= ' ' && *text <= '~');
+        (void)awaited_by(&one, 1);
+    }
+    view.jobs = NULL;
+}
+
+/* Makes a job of two processes that listen at this address, as they would on other machines. */
+static seen_process *job_that_listens(int at)
+{
+    static seen_process all[2];
+    static seen_job job = {.epoch = 5, .count = 2, .chosen = true, .asks = {1, 2}, .all = all};
+    for (int p = 0; p < 2; p++)
+        all[p] = (seen_process){.far = true,
+                                .is = {.id = 9, .address = "127.0.0.1", .port = (uint32_t)at}};
+    view.jobs = &job;
+    view.job_count = 1;
+    return all;
+}
+
+static void forget_job(void)
+{
+    view.jobs = NULL;
+    view.job_count = 0;
+}
+
+TEST(all_are_asked_at_once)
+{
+    static ask all[2];
+    int at = free_port(), fd = listen_at(at);
+    (void)job_that_listens(at);
+    CHECK(fd >= 0);
+    CHECK_INT(ask_list(all), 2);
+    CHECK(ask_look(all, 2));
+    for (int p = 0; p < 2; p++) {
+        CHECK(all[p].fd >= 0);
+        ask_close(&all[p], ASK_ENDS);
+    }
+    CHECK(!ask_look(all, 2));
+    close(fd);
+    forget_job();
+}
+
+TEST_SLOW(one_that_closes_a_connection_is_asked_again, 60)
+{
+    char text[SEEN_TEXT];
+    int at = free_port(), fd = listen_at(at);
+    CHECK(fd >= 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        alarm(30);
+        for (int i = 0; i < 4; i++) /* of each of two, and once more */
+            close(accept(fd, NULL, NULL));
+        exit(EXIT_SUCCESS);
+    }
+    seen_process *all = job_that_listens(at);
+    ask_others();
+    for (int p = 0; p < 2; p++) {
+        CHECK(!all[p].known);
+        CHECK_SAYS(all[p].why, "did not answer");
+    }
+    finish(child, 0);
+    close(fd);
+    all = job_that_listens(at);
+    ask_others();
+    snprintf(text, sizeof text, "did not answer at 127.0.0.1, port %d: nobody listens there", at);
+    CHECK_SAYS(all[1].why, text);
+    forget_job();
+}
+
+/* ---- which jobs ------------------------------------------------------------------------------ */
+
+static void rest_open(void)
+{
+    dp_ctx *ctx;
+    if (world == 2)
+        use_name();
+    else
+        use_tcp();
+    ctx = join_job();
+    check_sum(ctx);
+    wait_at_gate();
+    dp_close(ctx);
 }
 
 TEST_SLOW(jobs_of_one_user_are_apart, 60)
@@ -731,7 +1171,7 @@ TEST(memory_of_another_version_is_refused)
     CHECK_SAYS(text, who);
     CHECK_SAYS(text,
                "it is of dp.h 0.12.3, whose memory has layout 7, and this program reads layout "
-               "1: use the one that comes with that dp.h");
+               "2: use the one that comes with that dp.h");
     head = sound_head();
     head.magic++; /* then it is none of ours */
     text = said_of(&head, sizeof head, 1 << 16);

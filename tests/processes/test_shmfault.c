@@ -1645,6 +1645,147 @@ TEST(one_listener_lets_several_kinds_in)
     dp__listener_close(&listener);
 }
 
+static int answered;
+
+static void answer_seven(const void *user, int fd)
+{
+    CHECK(user == &its_key);
+    CHECK_INT(dp__os_send(fd, "7", 1), 1);
+    answered++;
+}
+
+static void listen_for_asks(dp__listener *listener, const char *what)
+{
+    const dp__service asks = {.key = its_key, .answers = answer_seven, .user = &its_key};
+    listen_here(listener, what);
+    CHECK_OK(dp__listener_serve(listener, DP__FOR_ASKING, asks));
+    CHECK_OK(dp__listener_serve(listener, DP__FOR_VOTES, (dp__service){.key = its_key}));
+    answered = 0;
+}
+
+static void answer_at(dp__listener *listener)
+{
+    dp__os_watch watch[DP__LISTENER_WATCHED];
+    for (int i = 0; i < 4; i++)
+        dp__listener_answer(listener, watch);
+}
+
+/* Connects for that kind, and sends so many bytes of a request. */
+static int call_for(dp__listener *listener, dp__connection_kind kind, size_t bytes)
+{
+    dp__join_request request = its_request;
+    int fd = dp__os_connect(&listener->at);
+    request.kind = (uint16_t)kind;
+    CHECK(dp__wire_send(fd, &request, bytes, dp__os_after_ms(9000)) == DP_OK);
+    return fd;
+}
+
+/* Sends the proof that a challenge asks for, or a wrong one. */
+static void prove_at(int fd, dp__connection_kind kind, bool right)
+{
+    dp__join_request request = its_request;
+    dp__challenge challenge;
+    uint64_t until_ns = dp__os_after_ms(9000);
+    request.kind = (uint16_t)kind;
+    CHECK(dp__wire_receive(fd, &challenge, sizeof challenge, until_ns) == DP_OK);
+    uint64_t proof = dp__proof(its_key, &request, challenge.nonce, right);
+    CHECK(dp__wire_send(fd, &proof, sizeof proof, until_ns) == DP_OK);
+}
+
+/* One that only answers takes nothing from those that serve the others, however late these look. */
+TEST(a_look_for_answers_leaves_others_as_they_came)
+{
+    dp__listener listener;
+    dp__pending pending;
+    char byte;
+    listen_for_asks(&listener, "answers");
+    int vote = call_for(&listener, DP__FOR_VOTES, sizeof(dp__join_request));
+    answer_at(&listener);
+    CHECK_INT(listener.pending_count, 1);
+    listener.pending[0].came_ns -= 2 * DP__PENDING_MS * (uint64_t)1000000;
+    while (listener.pending_count < listener.pending_capacity)
+        dp__pending_hold(&listener, dup(1));
+    dp__pending_hold(&listener, dup(1)); /* strangers go first */
+    for (int i = 1; i < listener.pending_count; i++)
+        listener.pending[i].came_ns = 0;
+    answer_at(&listener);
+    CHECK_INT(listener.pending_count, 1);
+    int ask = call_for(&listener, DP__FOR_ASKING, sizeof(dp__join_request));
+    answer_at(&listener);
+    prove_at(ask, DP__FOR_ASKING, true);
+    answer_at(&listener);
+    CHECK_INT(dp__os_receive(ask, &byte, 1), 1);
+    CHECK_INT(byte, '7');
+    CHECK_INT(dp__os_receive(ask, &byte, 1), -1);
+    CHECK_INT(answered, 1);
+    CHECK_INT(listener.pending_count, 1);
+    CHECK_INT(dp__os_receive(vote, &byte, 1), 0);
+    CHECK(!dp__listener_is_asked(&listener, DP__FOR_VOTES));
+    for (int i = 0; i < 3; i++) { /* it has time for its proof from now on */
+        look_at(&listener);
+        CHECK(dp__listener_is_asked(&listener, DP__FOR_VOTES));
+    }
+    prove_at(vote, DP__FOR_VOTES, true);
+    answer_at(&listener);
+    CHECK(!dp__listener_take(&listener, DP__FOR_VOTES, &pending));
+    look_at(&listener);
+    CHECK(dp__listener_take(&listener, DP__FOR_VOTES, &pending));
+    CHECK_INT(listener.rejected, 0);
+    int left = call_for(&listener, DP__FOR_VOTES, sizeof(dp__join_request));
+    answer_at(&listener);
+    CHECK_INT(listener.pending_count, 1);
+    listener.pending[0].came_ns -= DP__LEFT_MS * (uint64_t)1000000;
+    answer_at(&listener);
+    CHECK_INT(dp__os_receive(left, &byte, 1), -1);
+    dp__os_close(left);
+    dp__os_close(pending.fd);
+    dp__os_close(vote);
+    dp__os_close(ask);
+    dp__listener_close(&listener);
+}
+
+/* Half a request, noise, a wrong proof, and more than may ask at once: each is closed in the end,
+   and the next one gets its answer. */
+TEST(strangers_that_ask_get_nothing)
+{
+    static const char noise[sizeof(dp__join_request)] = "GET / HTTP/1.1";
+    dp__listener listener;
+    int fds[3 * DP__ASKS_MAX], count = 0;
+    char byte;
+    listen_for_asks(&listener, "strangers");
+    int half = call_for(&listener, DP__FOR_ASKING, 50), other = dp__os_connect(&listener.at);
+    int wrong = call_for(&listener, DP__FOR_ASKING, sizeof(dp__join_request));
+    CHECK(dp__wire_send(other, noise, sizeof noise, dp__os_after_ms(9000)) == DP_OK);
+    answer_at(&listener);
+    CHECK_INT(dp__os_receive(other, &byte, 1), -1);
+    prove_at(wrong, DP__FOR_ASKING, false);
+    answer_at(&listener);
+    CHECK_INT(dp__os_receive(wrong, &byte, 1), -1);
+    CHECK_INT(listener.pending_count, 1); /* half a request */
+    listener.pending[0].came_ns = 0;
+    answer_at(&listener);
+    CHECK_INT(listener.pending_count, 0);
+    while (count < 3 * DP__ASKS_MAX) {
+        fds[count++] = call_for(&listener, DP__FOR_ASKING, sizeof(dp__join_request));
+        answer_at(&listener);
+        CHECK(listener.pending_count <= DP__ASKS_MAX);
+    }
+    CHECK_INT(answered, 0);
+    prove_at(fds[count - 1], DP__FOR_ASKING, true);
+    answer_at(&listener);
+    CHECK_INT(answered, 1);
+    CHECK_INT(listener.rejected, 1); /* the noise */
+    while (count > 0)
+        dp__os_close(fds[--count]);
+    answer_at(&listener);
+    CHECK_INT(listener.pending_count, 0);
+    CHECK_INT(listener.rejected, 1);
+    dp__os_close(half);
+    dp__os_close(other);
+    dp__os_close(wrong);
+    dp__listener_close(&listener);
+}
+
 /* There is room for each kind once, however often it begins. */
 TEST(a_listener_has_room_for_all_that_are_expected)
 {
