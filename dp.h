@@ -41,6 +41,7 @@
      dp/os_posix.h     POSIX, Linux and macOS, which have it
      dp/team.h         the threads of a context
      dp_cpu.h          the host as devices, and its collectives inside a process
+     dp/activity.h     what a device is in, for those who wait
      dp/late.h         which process comes last
      dp/core.h         private structs, scopes, the timeline, work on tensors
      dp/threads.h      how many threads OpenMP and BLAS use on each device
@@ -2874,6 +2875,7 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #endif
 #include "dp/team.h"
 #include "dp_cpu.h"
+#include "dp/activity.h"
 #include "dp/late.h"
 #include "dp/core.h"
 #include "dp/threads.h"

@@ -100,8 +100,8 @@ static void dp__gate_wait(dp__gate *gate, unsigned seen, bool spin)
 
 /* What a thread that waits for long looks at. */
 typedef struct dp__lookout {
-    /* Looks after each DP__LOOKOUT_NS, and when the wait is over: then waited_ns is 0. `warns`: after
-       warn_ns, and each time that the wait was twice as long. NULL: nothing. */
+    /* Looks after each DP__LOOKOUT_NS, and once the wait is over, with a waited_ns of 0. `warns`:
+       after warn_ns, and each time that the wait was twice as long. NULL: nothing. */
     void (*look)(void *user, uint64_t waited_ns, bool warns);
     void *user;
     uint64_t warn_ns;

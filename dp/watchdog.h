@@ -60,8 +60,8 @@ static void dp__watchdog_hear(const dp__watchdog *dog)
 /* ==== >>grace ====================================================================================
    The end of one that hangs. Time for which the process was stopped does not count.             */
 
-/* Returns the first device that is in a function of the user's, and waits for no other one; -1: none
-   is. */
+/* Returns the first device that is in a function of the user's, and does not wait for another one;
+   -1: none is. */
 static int dp__device_inside(const dp_ctx *ctx)
 {
     for (int i = atomic_load(&ctx->relayed); i < ctx->info.local_count; i++)
