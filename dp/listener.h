@@ -36,9 +36,8 @@ enum {
     DP__ACCEPT_MAX = 64, /* in a look */
     DP__PENDING_MS = 5000,
     DP__QUIET_MS = 500,
-    DP__LEFT_MS =
-        60000,         /* until a thread looks that serves it: then who calls has to do so again */
-    DP__ASKS_MAX = 16, /* that have asked for an answer, and have sent no proof yet */
+    DP__LEFT_MS = 60000,   /* until a thread looks that serves it; then it is closed */
+    DP__ASKS_MAX = 16,     /* that have asked for an answer, and have sent no proof yet */
     DP__LISTENER_LOOKS = 3 /* a connection, a request and a proof */
 };
 
@@ -74,6 +73,7 @@ typedef struct dp__listener { /* of several threads: each looks for what it serv
     dp__pending *pending;
     int pending_capacity;
     atomic_int pending_count;
+    int lookers;      /* threads that are between a list and what it tells */
     atomic_bool full; /* there were no more files: those that are pending come in first, or go, */
     bool rests;       /* and the next look accepts none */
     atomic_int rejected; /* connections of another job: without the right bytes, or proof */
@@ -337,13 +337,14 @@ static void dp__pending_hold(dp__listener *listener, int fd)
 }
 
 /* ==== >>looking ================================================================================
-   Whoever looks waits for the listener and for what is pending, and for more of its own.         */
+   Whoever looks waits for the listener and for what is pending, and for more of its own. A thread
+   that only answers does not look while another one does, and keeps the lock: so it closes nothing
+   that another one waits for.                                                                    */
 
-/* Lists what is waited for, at most `most`. Returns how many these are. */
-static int dp__listener_watch(dp__listener *listener, dp__os_watch *watch, int most)
+/* Lists what is waited for, under the lock. */
+static int dp__listener_list(dp__listener *listener, dp__os_watch *watch, int most)
 {
     int count = 1;
-    dp__lock_enter(&listener->lock);
     bool rests = listener->rests || (listener->full && listener->pending_count > 0);
     listener->rests = false;
     watch[0] = (dp__os_watch){.fd = rests ? -1 : listener->fd, .events = DP__CAN_READ};
@@ -353,17 +354,26 @@ static int dp__listener_watch(dp__listener *listener, dp__os_watch *watch, int m
         watch[count++] = (dp__os_watch){.fd = pending->proved ? -1 : pending->fd,
                                         .events = waits ? DP__CAN_WRITE : DP__CAN_READ};
     }
+    return count;
+}
+
+/* Begins a look, which dp__listener_look ends: lists what is waited for, at most `most`. Returns how
+   many these are. */
+static int dp__listener_watch(dp__listener *listener, dp__os_watch *watch, int most)
+{
+    dp__lock_enter(&listener->lock);
+    listener->lookers++;
+    int count = dp__listener_list(listener, watch, most);
     dp__lock_leave(&listener->lock);
     return count;
 }
 
-/* Accepts those that connect: only so many at once, since those accepted are served first. Returns
-   false if there are no more files. */
-static bool dp__listener_accept(dp__listener *listener, int from)
+/* Accepts those that connect, under the lock: only so many at once, since those accepted are served
+   first. Returns false if there are no more files. */
+static bool dp__listener_admit(dp__listener *listener, int from)
 {
     bool full = false;
     int fd = 0;
-    dp__lock_enter(&listener->lock);
     for (int i = 0; i < DP__ACCEPT_MAX && fd >= 0; i++) {
         fd = dp__os_accept(from, &full);
         if (fd >= 0 && (!dp__os_is_local(&listener->at) || dp__os_same_user(fd)))
@@ -372,17 +382,23 @@ static bool dp__listener_accept(dp__listener *listener, int from)
             dp__os_close(fd);
     }
     listener->full = listener->rests = full;
-    dp__lock_leave(&listener->lock);
     return !full;
 }
 
-/* Reads what has come, as the list of dp__listener_watch tells, and accepts those that connect. It
-   goes backwards, because the last one takes the place of one that is removed; where another thread
-   has looked meanwhile, one that it has moved is read in vain. Returns as dp__listener_accept. */
+static bool dp__listener_accept(dp__listener *listener, int from)
+{
+    dp__lock_enter(&listener->lock);
+    bool room = dp__listener_admit(listener, from);
+    dp__lock_leave(&listener->lock);
+    return room;
+}
+
+/* Reads what has come, as the list tells, and accepts those that connect, under the lock. It goes
+   backwards, because the last one takes the place of one that is removed; where another thread has
+   looked meanwhile, one that it has moved is read in vain. Returns as dp__listener_admit. */
 static bool dp__listener_read(dp__listener *listener, const dp__os_watch *watch, int count,
                               bool all)
 {
-    dp__lock_enter(&listener->lock);
     int last = count - 1 < listener->pending_count ? count - 1 : listener->pending_count;
     for (int i = last; i-- > 0;) {
         dp__pending *pending = &listener->pending[i];
@@ -396,14 +412,18 @@ static bool dp__listener_read(dp__listener *listener, const dp__os_watch *watch,
     }
     if (watch[0].fd >= 0 && watch[0].revents == 0)
         listener->full = false; /* nobody connects any more */
-    dp__lock_leave(&listener->lock);
-    return watch[0].revents == 0 || dp__listener_accept(listener, listener->fd);
+    return watch[0].revents == 0 || dp__listener_admit(listener, listener->fd);
 }
 
-/* Reads what has come, and serves all kinds of connections. Returns as dp__listener_accept. */
+/* Ends a look: reads what has come, and serves all kinds of connections. Returns false if there are
+   no more files. */
 static bool dp__listener_look(dp__listener *listener, const dp__os_watch *watch, int count)
 {
-    return dp__listener_read(listener, watch, count, true);
+    dp__lock_enter(&listener->lock);
+    listener->lookers--;
+    bool room = dp__listener_read(listener, watch, count, true);
+    dp__lock_leave(&listener->lock);
+    return room;
 }
 
 /* Answers those that ask, for a thread that takes no connections: those that are for others it
@@ -411,11 +431,15 @@ static bool dp__listener_look(dp__listener *listener, const dp__os_watch *watch,
    wait. There is room for DP__LISTENER_WATCHED in the list. */
 static void dp__listener_answer(dp__listener *listener, dp__os_watch *watch)
 {
-    for (int i = 0; i < DP__LISTENER_LOOKS && (i == 0 || listener->pending_count > 0); i++) {
-        int count = dp__listener_watch(listener, watch, DP__LISTENER_WATCHED);
+    dp__lock_enter(&listener->lock);
+    for (int i = 0; i < DP__LISTENER_LOOKS && (i == 0 || listener->pending_count > 0) &&
+                    listener->lookers == 0;
+         i++) {
+        int count = dp__listener_list(listener, watch, DP__LISTENER_WATCHED);
         dp__os_poll(watch, count, 0);
         (void)dp__listener_read(listener, watch, count, false);
     }
+    dp__lock_leave(&listener->lock);
 }
 
 /* Takes one of that kind that has proved that it is of the job; false: there is none. */

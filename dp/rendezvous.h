@@ -474,8 +474,9 @@ static dp_status dp__server_look(dp__server *server)
     dp__server_note_time(server);
     if (more_bytes > 0)
         memcpy(server->more, more, more_bytes);
-    DP_TRY(dp__server_receive_all(server, peers, peer_count));
+    dp_status status = dp__server_receive_all(server, peers, peer_count);
     bool room = dp__listener_look(listener, come, come_count);
+    DP_TRY(status);
     if (watch[0].revents != 0)
         room = dp__listener_accept(listener, claim) && room;
     dp__server_meet_all(server);

@@ -1568,9 +1568,9 @@ static dp_status dp__rejoin_receive(dp__rejoining *rejoining, int fd, void *to, 
         int count = dp__listener_watch(&rejoining->listener, watch + 1, DP__VOTE_WATCHED);
         watch[0] = (dp__os_watch){.fd = fd, .events = DP__CAN_READ};
         dp__os_poll(watch, 1 + count, dp__os_ms_until(until_ns));
+        (void)dp__listener_look(&rejoining->listener, watch + 1, count);
         if (watch[0].revents != 0)
             return dp__wire_receive(fd, to, bytes, until_ns);
-        (void)dp__listener_look(&rejoining->listener, watch + 1, count);
     } while (dp__os_ms_until(until_ns) > 0);
     return DP_PENDING;
 }

@@ -34,8 +34,8 @@ typedef struct dp__watchdog {
     dp__wake wake;
     bool closing; /* under the lock */
     bool heeds;   /* it looks at the tree */
-    dp__listener
-        *listener; /* and there, for those that ask from outside; or NULL; under the lock */
+    /* Where others ask from outside, under the lock; NULL: nowhere. */
+    dp__listener *listener;
     dp__os_watch watch[DP__LISTENER_WATCHED];
     dp__wait wait; /* for how long the job has failed without the program knowing it */
     dp__thread thread;

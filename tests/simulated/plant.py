@@ -170,7 +170,7 @@ PLANTS = [
     ("who has left has nothing more to say", "dp/messages.h",
      "(left < 0 && !dead) || request->doubts++ < DP__REQUEST_DOUBTS", "left < 0 && !dead"),
     ("offers are not sent anew", "dp/messages.h",
-     "            DP_TRY(dp__header_offered(mailbox, send));\n", "            channel->again_ns = 0;\n"),
+     "        if (send->process == process)\n            DP_TRY(dp__header_offered(mailbox, send));\n", "        if (process < 0)\n            DP_TRY(dp__header_offered(mailbox, send));\n"),
     ("what flows is waited for, for ever", "dp/messages.h",
      "    mailbox->flows = false;\n", ""),
     ("the request of a call that failed is not freed", "dp/messages.h",
