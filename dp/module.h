@@ -33,6 +33,9 @@
 #define DP__NO_ADDER    0u
 #define DP__ONE_PROCESS UINT32_MAX /* whoever does not reduce over ranks */
 
+/* So early loops ask for a child or a parameter: of thousands, none is in a cache. */
+enum { DP__MODULES_AHEAD = 8 };
+
 typedef struct dp__param {
     const char *name, *same_as;
     dp_module *owner;
@@ -445,6 +448,8 @@ static dp_status dp__module_children(dp_module *module, const dp_module_config *
                                                     sizeof(dp__child), count, &module->child_names))
         return dp__full("dp_module_create");
     for (size_t i = 0; i < count; i++) {
+        if (i + DP__MODULES_AHEAD < config->child_count)
+            dp__fetch_ahead(config->children[i + DP__MODULES_AHEAD], sizeof(dp_module));
         bool wrapped = i == config->child_count;
         dp_module *child = wrapped ? config->wraps : config->children[i];
         DP_TRY(dp__check_child(module, child, wrapped));
@@ -1088,6 +1093,8 @@ static dp__settling *dp__settling_of(const dp_module *top, dp__settling *blocks,
 static dp_status dp__settle_count(const dp_module *top, dp__settling *blocks)
 {
     for (size_t home = 0; home < top->listed_count; home++) {
+        if (home + DP__MODULES_AHEAD < top->listed_count)
+            dp__fetch_ahead(top->slots[top->listed[home + DP__MODULES_AHEAD]], sizeof(dp__param));
         dp__param *root = dp__param_at(top, home);
         for (int sort = 0; sort < DP__SORT_COUNT; sort++) {
             dp__settling *block = dp__settling_of(top, blocks, root, sort);

@@ -851,7 +851,7 @@ KERNEL_TEST(reduce)
                           .dtype = dtype,
                           .count = count,
                           .in_count = 1 + i / 4 % 4,
-                          .out_count = 1 + i / 16 % 2 * 3,
+                          .out_count = 1 + i / 16,
                           .alpha = is_float && i % 3 == 0 ? 0.75 : 1,
                           .beta = dtype != DP_BOOL && i % 8 == 0 ? 3 : 1},
                          .skip = test_random(state) % 3,
