@@ -357,8 +357,8 @@ static int dp__listener_list(dp__listener *listener, dp__os_watch *watch, int mo
     return count;
 }
 
-/* Begins a look, which dp__listener_look ends: lists what is waited for, at most `most`. Returns how
-   many these are. */
+/* Begins a look, which dp__listener_look ends: lists what is waited for, at most `most`. Returns
+   how many these are. */
 static int dp__listener_watch(dp__listener *listener, dp__os_watch *watch, int most)
 {
     dp__lock_enter(&listener->lock);

@@ -32,10 +32,9 @@ typedef struct dp__watchdog {
     dp_ctx *ctx;
     dp__lock lock;
     dp__wake wake;
-    bool closing; /* under the lock */
-    bool heeds;   /* it looks at the tree */
-    /* Where others ask from outside, under the lock; NULL: nowhere. */
-    dp__listener *listener;
+    bool closing;           /* under the lock */
+    bool heeds;             /* it looks at the tree */
+    dp__listener *listener; /* where others ask from outside, or NULL; under the lock */
     dp__os_watch watch[DP__LISTENER_WATCHED];
     dp__wait wait; /* for how long the job has failed without the program knowing it */
     dp__thread thread;
