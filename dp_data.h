@@ -184,7 +184,8 @@ DP_MUST_USE DP_API dp_status dp_loader_create(dp_ctx *ctx, const dp_loader_confi
    is in dp_loader_next. */
 DP_API void dp_loader_destroy(dp_loader *loader);
 
-/* The next batch, for `scope`; waits until it has been read. After the last batch of an epoch it
+/* The next batch, for `scope`; waits until it has been read. The log tells of a worker that does
+   not come back from `read`, from a quarter of the time-out on. After the last batch of an epoch it
    says once that it has ended, then gives the first batch of the next epoch; after the last of
    epoch_count it says so each time. If the scope is wrong or there is no memory, nothing is lost:
    call again. */
@@ -949,6 +950,9 @@ typedef struct dp__data_reader {
     void **rows;
     dp__gate gate; /* it waits for slots */
     dp__thread thread;
+    _Atomic int64_t sample; /* that it reads, */
+    _Atomic uint64_t since; /* by dp__os_coarse_ns; 0: none, */
+    atomic_int number;      /* on this thread, as the system calls it */
 } dp__data_reader;
 
 struct dp_loader {
@@ -964,6 +968,7 @@ struct dp_loader {
     int64_t ahead_epoch, ahead_number; /* of the slot that is made next */
     dp__lock lock;
     dp__gate news; /* the caller waits for slots to be done */
+    dp__lookout lookout;
     dp__data_slot **ring;
     int depth, first, slot_count;
     bool closing;
@@ -1197,7 +1202,10 @@ static void dp__data_read(dp__data_reader *reader, dp__data_slot *slot, int64_t 
     for (size_t i = 0; i < loader->config.field_count; i++)
         reader->rows[i] = (char *)slot->tensors[i].data + (size_t)at * loader->row_bytes[i];
     (void)dp_error(DP_OK, "%s", ""); /* what is there afterwards is about this sample */
+    atomic_store_explicit(&reader->sample, sample.index, memory_order_relaxed);
+    atomic_store_explicit(&reader->since, dp__os_coarse_ns(), memory_order_release);
     dp_status status = loader->config.read(&sample, loader->config.user);
+    atomic_store_explicit(&reader->since, 0, memory_order_relaxed);
     if (status == DP_OK && sample.value.kind == DP_ERROR)
         status = dp_error((dp_status)sample.value.status, "%s", sample.value.as.s);
     slot->values[at] = sample.value;
@@ -1255,6 +1263,7 @@ static void *dp__data_reader_main(void *user)
 {
     dp__data_reader *reader = user;
     dp_loader *loader = reader->loader;
+    atomic_store(&reader->number, dp__os_thread());
     for (;;) {
         unsigned seen = dp__gate_word(&reader->gate);
         dp__lock_enter(&loader->lock);
@@ -1267,6 +1276,32 @@ static void *dp__data_reader_main(void *user)
     }
 }
 
+/* Logs which sample a reader has been in for so long, if it is still there. */
+static void dp__data_tell(const dp_loader *loader, dp__data_reader *reader, uint64_t ns)
+{
+    dp_config config;
+    char text[160];
+    uint64_t since = atomic_load_explicit(&reader->since, memory_order_acquire);
+    uint64_t now = dp__os_now_ns();
+    int thread = atomic_load(&reader->number);
+    if (since == 0 || now < since + ns || dp_config_get(loader->ctx, &config) != DP_OK)
+        return;
+    snprintf(text, sizeof text,
+             "a loader is waited for: its `read` is in sample %lld since %.1f s (thread %d)",
+             (long long)atomic_load(&reader->sample), (double)(now - since) * 1e-9, thread);
+    if (config.log.fn != NULL && config.log.level >= DP_LOG_WARN)
+        config.log.fn(&(dp_log_record){DP_LOG_WARN, dp_rank(loader->ctx), text}, config.log.user);
+    dp__os_stack_ask(dp__os_process_id(), thread);
+}
+
+/* dp_loader.lookout: tells of those that all wait for. */
+static void dp__data_look(void *user, uint64_t waited_ns, bool warns)
+{
+    const dp_loader *loader = user;
+    for (int i = 0; i < loader->started && warns; i++)
+        dp__data_tell(loader, &loader->readers[i], waited_ns / 2);
+}
+
 static void dp__data_await(dp_loader *loader, const dp__data_slot *slot)
 {
     for (;;) {
@@ -1276,7 +1311,7 @@ static void dp__data_await(dp_loader *loader, const dp__data_slot *slot)
         dp__lock_leave(&loader->lock);
         if (done)
             return;
-        dp__gate_wait(&loader->news, seen, false);
+        dp__gate_watch(&loader->news, seen, false, &loader->lookout);
     }
 }
 
@@ -1454,13 +1489,17 @@ static dp_status dp__data_readers_start(dp_loader *loader)
 static dp_status dp__data_loader_make(dp_ctx *ctx, const dp_loader_config *config, dp_scope *scope,
                                       dp_loader **out)
 {
+    dp_config of_ctx;
     dp_loader *loader = dp_scope_alloc(scope, sizeof *loader);
     if (loader == NULL)
         return dp_no_memory();
+    DP_TRY(dp_config_get(ctx, &of_ctx));
+    uint64_t warn_ns = (uint64_t)of_ctx.timeout_ms * 250000;
     *loader = (dp_loader){.ctx = ctx,
                           .scope = scope,
                           .config = *config,
                           .lock = DP__LOCK_INITIALIZER,
+                          .lookout = {dp__data_look, loader, warn_ns},
                           .fork_count = dp__os_fork_count()};
     DP_TRY(dp__data_numbers(loader));
     DP_TRY(dp__data_fields_copy(loader));

@@ -1111,15 +1111,15 @@ static void dp__frame_show(dp__frame *frame)
     dp__lane *lane = dp__of_thread.lane;
     bool same = outer != NULL && outer->ctx == ctx, carries = lane != NULL && lane->ctx == ctx;
     bool alone = ctx->info.local_count == 1 && ctx->world.activity == NULL;
+    frame->unseen = frame->unseen || (alone && !carries) || (lane != NULL && !carries) ||
+                    (same && outer->unseen);
+    if (frame->unseen)
+        return;
     if (carries && dp__of_thread.beside)
         frame->activity = &lane->activity;
     else
         frame->activity = same && !frame->together ? outer->activity
                                                    : dp__activity_of(ctx, frame->local_rank);
-    frame->unseen = frame->unseen || (alone && !carries) || (lane != NULL && !carries) ||
-                    (same && outer->unseen);
-    if (frame->unseen)
-        return;
     frame->since_ns = dp__os_coarse_ns();
     dp__activity_show(frame->activity, frame);
 }

@@ -1013,6 +1013,59 @@ TEST(nothing_at_all_is_no_batch)
     dp_close(ctx);
 }
 
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+static char told[200];
+static int told_count;
+
+static void hear_of_loaders(const dp_log_record *record, void *user)
+{
+    (void)user;
+    if (strstr(record->text, "a loader is waited for") == NULL)
+        return;
+    CHECK_INT(record->level, DP_LOG_WARN);
+    snprintf(told, sizeof told, "%s", record->text);
+    told_count++;
+}
+
+static dp_status read_slowly(dp_sample *sample, void *user)
+{
+    for (int i = 0; i < 4 && sample->index == *(int64_t *)user; i++)
+        nap(300000);
+    sample->value = dp_int(sample->index);
+    return DP_OK;
+}
+
+/* After a quarter of the time-out, and then when it was twice as long. */
+TEST(sample_that_all_wait_for_is_named)
+{
+    const dp_config config = {
+        .device_count = 1, .timeout_ms = 2000, .local_only = true, .log = {.fn = hear_of_loaders}};
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&config, &ctx));
+    for (int64_t slow = 5; slow < 7; slow++) { /* of 6: then there is none */
+        dp_scope *scope = dp_scope_begin(ctx);
+        dp_loader *loader;
+        dp_batch batch;
+        told_count = 0;
+        CHECK_OK(dp_loader_create(ctx,
+                                  &(dp_loader_config){.sampler = {.count = 6, .in_order = true},
+                                                      .batch = 2,
+                                                      .worker_count = 2,
+                                                      .read = read_slowly,
+                                                      .user = &slow},
+                                  &loader));
+        for (int i = 0; i < 3; i++)
+            CHECK_OK(dp_loader_next(loader, scope, &batch));
+        CHECK(slow == 5 ? told_count > 0 && told_count <= 3 : told_count == 0);
+        dp_loader_destroy(loader);
+        dp_scope_end(scope);
+    }
+    CHECK_SAYS(told, "its `read` is in sample 5 since ");
+    CHECK_SAYS(told, " s (thread ");
+    dp_close(ctx);
+}
+
 /* ---- failures -------------------------------------------------------------------------------- */
 
 /* Batch 1 holds samples 4 to 7: the first of those that fail is named, whoever fails first. */
