@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { OBJECTS = 256, MAPS = 512, HOLDS = 512, FILES = 64 };
+enum { OBJECTS = 1024, MAPS = 512, HOLDS = 512, FILES = 64 };
 
 typedef struct object {
     bool used;
