@@ -1976,7 +1976,7 @@ DP_MUST_USE DP_API dp_status dp_call_tensor(const dp_call *call, const char *nam
                                             int ndim, const dp_tensor **out);
 DP_MUST_USE DP_API dp_status dp_call_arg(const dp_call *call, size_t index, dp_dtype dtype,
                                          int ndim, const dp_tensor **out);
-/* The same with the sizes that it must have; -1 is any: DP_SHAPE(-1, 16) takes rows of 16. */
+/* Checks the sizes of such a tensor, too; -1 is any: DP_SHAPE(-1, 16) takes rows of 16. */
 DP_MUST_USE DP_API dp_status dp_call_shaped(const dp_call *call, const char *name, dp_dtype dtype,
                                             int ndim, const int64_t *shape, const dp_tensor **out);
 /* The same as it came, never copied: channels-last, transposed, or a part cut along dim 1, say. */

@@ -1111,8 +1111,8 @@ static void dp__frame_show(dp__frame *frame)
     dp__lane *lane = dp__of_thread.lane;
     bool same = outer != NULL && outer->ctx == ctx, carries = lane != NULL && lane->ctx == ctx;
     bool alone = ctx->info.local_count == 1 && ctx->world.activity == NULL;
-    frame->unseen = frame->unseen || (alone && !carries) || (lane != NULL && !carries) ||
-                    (same && outer->unseen);
+    bool nobody = (alone || lane != NULL) && !carries; /* waits for it */
+    frame->unseen = frame->unseen || nobody || (same && outer->unseen);
     if (frame->unseen)
         return;
     if (carries && dp__of_thread.beside)

@@ -98,7 +98,7 @@ static void dp__gate_wait(dp__gate *gate, unsigned seen, bool spin)
     dp__gate_wait_until(gate, seen, spin, UINT64_MAX);
 }
 
-/* What a thread that waits for long looks at. */
+/* Lets a thread that waits for long look at something. */
 typedef struct dp__lookout {
     /* Looks after each DP__LOOKOUT_NS, and once the wait is over, with a waited_ns of 0. `warns`:
        after warn_ns, and each time that the wait was twice as long. NULL: nothing. */

@@ -554,7 +554,7 @@ TEST_SLOW(device_that_waited_for_another_one_is_shown_again, 20)
     run_world(2, wait_for_each_in_turn);
 }
 
-/* What was shown while the caller waited is shown no longer, but for what the caller is in. */
+/* A device is shown no longer once the caller has ceased to wait for it. */
 static dp_status rest_in_turn(int local_rank, dp_scope *scope, void *user)
 {
     (void)scope, (void)user;

@@ -315,7 +315,7 @@ TEST_SLOW(device_that_is_late_under_dp_run_is_named, 60)
     dp_close(ctx);
 }
 
-/* The same one is not said again, and another one is. */
+/* Names another device when that comes last, and the first one only once. */
 TEST_SLOW(another_device_that_is_late_is_named_too, 60)
 {
     trial = (struct trial){IN_FORWARD, 0, 1, false, 2};
