@@ -1124,6 +1124,8 @@ DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms
     *tree = (dp__tree){.process = launch->process,
                        .process_count = launch->process_count,
                        .timeout_ms = timeout_ms,
+                       .rest = launch->rest,
+                       .user = launch->user,
                        .claim = -1,
                        .lock = DP__LOCK_INITIALIZER};
     dp_status status = launch->process == 0 ? dp__meet_first(tree, launch, &server, listener)

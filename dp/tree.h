@@ -304,7 +304,10 @@ typedef struct dp__tree {
     uint64_t spare_ns;  /* for which it may still wait for others until a context is open; */
     uint64_t begun_ns;  /* and while it does: since when, */
     uint64_t ends_ns;   /* and until when at most */
-    int claim;          /* process 0: what no other one can have meanwhile; else -1 */
+    /* Until then who waits asks there, too, whether that is in vain: see dp__launch. Or NULL. */
+    dp_status (*rest)(void *user, int ms);
+    void *user;
+    int claim; /* process 0: what no other one can have meanwhile; else -1 */
     dp__os_address claimed;
     int first_child, link_count; /* the parent's link is before, unless this is process 0 */
     dp__link links[DP__LINKS_MAX];
@@ -625,6 +628,9 @@ DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__l
         DP_TRY(dp__tree_look(tree, missing, answer_ns != 0 && ms == 0, out));
         if (*out != NULL)
             return DP_OK;
+        dp_status status = tree->rest != NULL ? tree->rest(tree->user, 0) : DP_OK;
+        if (status != DP_OK)
+            return dp__tree_fail(tree, NULL, status, -1);
         if (ms == 0 && asks++ == DP__TREE_ASKS)
             return dp__tree_give_up(tree, missing);
         if (ms == 0) {

@@ -113,8 +113,10 @@ static int dp__far_next(const dp_ctx *ctx, int from, int to)
 static void dp__far_begin(dp_ctx *ctx, dp__tree *tree, dp__mpi_links *links)
 {
     dp__lock_enter(&ctx->world_lock);
-    if (tree != NULL)
+    if (tree != NULL) {
         tree->job = ctx->world.job;
+        tree->rest = NULL;
+    }
     ctx->world.tree = tree;
     ctx->world.mpi_links = links;
     dp__lock_leave(&ctx->world_lock);

@@ -235,6 +235,8 @@ PLANTS = [
      "    dp__voter_hurry(*voter, timeout_ms);\n", "", 26846),
     ("found: who meets does not hear of votes", "dp/voting.h",
      "        .rest = dp__voter_meets,\n", ""),
+    ("found: who is connected does not hear of votes", "dp/rendezvous.h",
+     "                       .rest = launch->rest,\n", "", 806529),
     ("found: who has no room for connections goes on alone", "dp/voting.h",
      "return lacks ? voter->full_ns + 4 * voter->step_ns : 0;", "return lacks ? 0 : 0;"),
     ("found: connections have a time-out of their own", "dp/tcp.h",
