@@ -1033,6 +1033,7 @@ typedef struct dp__frame {
     bool counted;           /* in ctx->inside; not the courier's, whom dp_close waits for */
     bool fresh;             /* of dp__of_thread, to be put back */
     bool unseen;            /* nobody waits for it */
+    bool padded;            /* `what` is all of its name, and has DP__ACTIVITY_NAME bytes */
     char first;             /* first progress message of the sentence that was set aside */
     dp__activity *activity; /* where it is shown */
     uint64_t since_ns;
@@ -1096,7 +1097,9 @@ static void dp__activity_name(const dp__frame *frame, char *text, size_t most)
 DP__APART static void dp__activity_show(dp__activity *activity, const dp__frame *frame)
 {
     uint64_t words[DP__ACTIVITY_WORDS] = {0};
-    if (frame != NULL)
+    if (frame != NULL && frame->padded)
+        memcpy(words, frame->what, sizeof words);
+    else if (frame != NULL)
         dp__activity_name(frame, (char *)words, sizeof words - 1);
     dp__activity_put(activity, words, frame != NULL ? dp__thread_number() : 0,
                      frame != NULL ? frame->since_ns : 0);

@@ -128,7 +128,9 @@ static void dp__run_part(int local_rank, void *user)
 {
     const dp__run *run = user;
     dp__slot *slot = &run->ctx->slots[local_rank];
-    dp__frame frame = {.what = "a function under dp_run",
+    static const char what[DP__ACTIVITY_NAME] = "a function under dp_run";
+    dp__frame frame = {.what = what,
+                       .padded = true,
                        .ctx = run->ctx,
                        .scope = run->scope,
                        .local_rank = local_rank,
