@@ -145,13 +145,12 @@
    (2,: only 2); $DP_SIMD = base limits the CPU's kernels to instructions that every processor of
    its kind has; $DP_CACHE = off compiles the kernels for GPUs each time, else they are kept in
    $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h; $DP_PEERS = off: GPUs of a process copy through the host;
-   $DP_TRACE = a file: see >>timeline; $DP_METRICS = a file, for monitors: of several processes what
-   dprun --status shows, each 5 s (OpenMetrics); $DP_STUCK = stack: a thread that is waited for too
-   long prints its stack; $DP_NCCL: see dp_nccl.h; $DP_LAUNCH, $DP_ADDR, $DP_PORTS, $DP_INTERFACE,
-   $DP_CONNECTIONS, $DP_SECRET, $DP_TIMEOUT, $DP_GRACE: see >>launch; $DP_REJOIN, $DP_PROCESS_LIMIT:
-   see >>recovery. For tests: $DP_MACHINE = a word; processes with different ones act as if on
-   different machines, and share no memory; $DP_TOPOLOGY = a folder in place of the system's
-   /sys/devices/system/node.
+   $DP_TRACE = a file: see >>timeline; $DP_METRICS = a file, for monitors: what dprun --status
+   shows, each 5 s (OpenMetrics); $DP_STUCK = stack: a thread that is waited for too long prints its
+   stack; $DP_NCCL: see dp_nccl.h; $DP_LAUNCH, $DP_ADDR, $DP_PORTS, $DP_INTERFACE, $DP_CONNECTIONS,
+   $DP_SECRET, $DP_TIMEOUT, $DP_GRACE: see >>launch; $DP_REJOIN, $DP_PROCESS_LIMIT: see >>recovery.
+   For tests: $DP_MACHINE = a word; processes with different ones act as if on different machines,
+   and share no memory; $DP_TOPOLOGY = a folder in place of the system's /sys/devices/system/node.
 
    OWNERSHIP
    What you pass in stays yours. What a function returns belongs to the scope you passed, or to the

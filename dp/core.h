@@ -248,6 +248,7 @@ typedef struct dp__threads dp__threads; /* see dp/threads.h */
    makes another one, and a group has one of its own. */
 typedef struct dp__world {
     struct dp__job *job;
+    struct dp__job *shown;     /* of one that is alone: what those outside see; or NULL */
     dp__activity *activity;    /* of the first device, where other processes see it; or NULL */
     _Atomic uint64_t *figures; /* the context's, where they are seen; or NULL */
     dp__heap heap;

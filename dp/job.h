@@ -1857,9 +1857,11 @@ static dp_status dp__board_share(dp__job *job, const dp__outbox_sizes *lines)
 
 /* Makes a board that this process has for itself: as a file in memory, if it can, so that those
    outside see it. */
-DP__COLD static dp__board *dp__own_board(dp__job *job, size_t bytes)
+DP__COLD static dp__board *dp__own_board(dp__job *job)
 {
     dp__shared_name name;
+    size_t entries = (size_t)(DP__LANES * (DP__KEPT + job->process_count));
+    size_t bytes = dp__board_bytes(job->process_count) + entries * sizeof(dp__entry);
     if (dp__os_shared_make(false, bytes, &job->own, &name) == DP_OK &&
         dp__os_shared_reserve(&job->own, 0, bytes) == DP_OK)
         return job->own.data;
@@ -1870,13 +1872,18 @@ DP__COLD static dp__board *dp__own_board(dp__job *job, size_t bytes)
     return board != NULL ? memset(board, 0, bytes) : NULL;
 }
 
+/* Shows those outside, and other processes, what this one is in, on the board that it has. */
+static void dp__job_show(dp__job *job)
+{
+    dp__board_show(job);
+    job->ctx->world.activity = &dp__progress_of(job, job->process)->activity;
+    dp__figures_begin(job->ctx, dp__progress_of(job, job->process)->figures);
+}
+
 /* Without a board that all see, failures are noticed later. */
 static dp_status dp__job_board_open(dp__job *job, bool one_machine, const dp__outbox_sizes *lines,
                                     const dp__progress_carrier *carrier)
 {
-    size_t head = dp__board_bytes(job->process_count);
-    size_t entries = (size_t)(DP__LANES * (DP__KEPT + job->process_count));
-    size_t bytes = head + entries * sizeof(dp__entry);
     bool seen = one_machine && dp__board_share(job, lines) == DP_OK;
     if (one_machine && !seen) {
         snprintf(job->why, sizeof job->why, "%.199s", dp_last_error());
@@ -1886,7 +1893,7 @@ static dp_status dp__job_board_open(dp__job *job, bool one_machine, const dp__ou
     if (seen)
         job->look_ns = dp__look_ns(job->process_count, job->ctx->cores);
     else
-        job->board = dp__own_board(job, bytes);
+        job->board = dp__own_board(job);
     if (job->board != NULL)
         atomic_store(&dp__progress_of(job, job->process)->presence, DP__INSIDE);
     dp_status status = dp__job_agree(
@@ -1897,10 +1904,8 @@ static dp_status dp__job_board_open(dp__job *job, bool one_machine, const dp__ou
         dp__os_shared_close(&job->own);
         return status;
     }
-    dp__board_show(job);
     job->ctx->world.job = job;
-    job->ctx->world.activity = &dp__progress_of(job, job->process)->activity;
-    dp__figures_begin(job->ctx, dp__progress_of(job, job->process)->figures);
+    dp__job_show(job);
     for (int i = 0; i < DP__LANES; i++)
         job->ctx->lanes[i].journal = &job->journals[i];
     job->ctx->host.aborted = dp__job_aborted;

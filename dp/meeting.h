@@ -143,6 +143,37 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
     return DP_OK;
 }
 
+/* Shows those outside what a process does that is alone, if a launcher has started it, or
+   $DP_METRICS is set: a program that nobody watches pays nothing for it. */
+static dp_status dp__alone_show(dp_ctx *ctx, const dp__meeting *meeting)
+{
+    static const dp_bootstrap alone = {.process_count = 1};
+    dp__job *job = NULL;
+    bool launched = strcmp(ctx->info.launcher, "none") != 0;
+    if (ctx->config.local_only || (!launched && dp__os_env("DP_METRICS") == NULL))
+        return DP_OK;
+    DP_TRY(dp__job_make(ctx, &alone, NULL, &job));
+    job->epoch = meeting->own.epoch;
+    job->introductions[0] = job->introduction;
+    job->ids[0] = (int)meeting->own.process_id;
+    job->firsts[1] = ctx->info.local_count;
+    job->board = dp__own_board(job);
+    if (job->board == NULL)
+        return dp__full("dp_open");
+    atomic_store(&dp__progress_of(job, 0)->presence, DP__INSIDE);
+    dp__job_show(job);
+    ctx->world.shown = job;
+    dp__metrics_begin(job);
+    return DP_OK;
+}
+
+/* Opens the ranks of a process that is alone. */
+static dp_status dp__alone_open(dp_ctx *ctx, const dp__meeting *meeting)
+{
+    DP_TRY(dp__ranks_open(ctx));
+    return dp__alone_show(ctx, meeting);
+}
+
 /* ==== >>trees ====================================================================================
    How failures are heard of where a bootstrap of the user's has brought processes together, and
    what a failure will need.                                                                     */
@@ -221,7 +252,7 @@ static dp_status dp__open_with_others(dp__open_attempt *opening, dp_ctx *ctx, dp
     bool recovers = ctx != NULL && ctx->config.recovers;
     if (meeting->all == NULL) {
         if (status == DP_OK)
-            status = dp__ranks_open(ctx);
+            status = dp__alone_open(ctx, meeting);
         bool later = status == DP_OK && recovers && meeting->launch->place[0] != '\0';
         return later ? dp__open_voter_alone(ctx, meeting->launch) : status;
     }
@@ -409,8 +440,10 @@ static void dp__world_let_go(const dp_ctx *ctx)
 
 static void dp__world_close(dp_ctx *ctx, bool own)
 {
-    if (own)
+    if (own) {
         dp__metrics_end(ctx->world.job);
+        dp__metrics_end(ctx->world.shown);
+    }
     dp__port_end(ctx);
     dp__tree_close(ctx->world.tree, own);
     dp__mpi_links_close(ctx->world.mpi_links, own, ctx->failed != DP_OK);
@@ -419,6 +452,7 @@ static void dp__world_close(dp_ctx *ctx, bool own)
 static void dp__world_free(dp_ctx *ctx, bool own)
 {
     dp__job_close(ctx->world.job);
+    dp__job_close(ctx->world.shown);
     for (dp__job *job = ctx->world.voter != NULL ? ctx->world.voter->before : NULL; job != NULL;
          job = job->before)
         dp__job_close(job);

@@ -232,8 +232,8 @@ DP__COLD static bool dp__metrics_name(const dp__job *job, const char *wanted, ch
     const char *slash = strrchr(wanted, '/'), *dot = strrchr(wanted, '.');
     bool ending = dot != NULL && dot > wanted && (slash == NULL || dot > slash + 1);
     int bytes = ending ? (int)(dot - wanted) : (int)strlen(wanted);
-    size_t used = job->shared.data != NULL
-                      ? dp__append(path, DP__METRICS_PATH, 0, "%s", wanted)
+    bool one = job->shared.data != NULL || job->process_count == 1;
+    size_t used = one ? dp__append(path, DP__METRICS_PATH, 0, "%s", wanted)
                       : dp__append(path, DP__METRICS_PATH, 0, "%.*s.%d%s", bytes, wanted,
                                    job->process, ending ? dot : "");
     return used < DP__METRICS_PATH;

@@ -31,6 +31,7 @@ static void dp__world_leave(dp_ctx *ctx, const dp__world *before)
 {
     dp__watchdog_end(ctx);
     dp__metrics_end(ctx->world.job);
+    dp__metrics_end(ctx->world.shown);
     dp__mailbox_forget(ctx);
     dp__port_end(ctx);
     for (int i = DP__LANES - 1; i >= 0; i--) {
@@ -48,6 +49,7 @@ static void dp__world_leave(dp_ctx *ctx, const dp__world *before)
     dp__tree_close(tree, true);
     if (ctx->world.job != before->job)
         dp__job_free(ctx->world.job);
+    dp__job_free(ctx->world.shown);
     ctx->world = (dp__world){.voter = before->voter};
 }
 
@@ -99,7 +101,7 @@ static dp_status dp__world_open(dp_ctx *ctx, const dp__launch *launch)
         status = others != NULL ? dp__agree(others, status) : status;
     }
     if (status == DP_OK)
-        status = others != NULL ? dp__job_open(ctx, others) : dp__ranks_open(ctx);
+        status = others != NULL ? dp__job_open(ctx, others) : dp__alone_open(ctx, &meeting);
     if (status == DP_OK)
         dp__asking_begin(ctx);
     dp__os_free(meeting.all, 0, NULL);

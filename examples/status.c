@@ -1,7 +1,8 @@
 /* status.c - what the jobs of this user do: asked from outside, without their help.
 
-   dprun --status is the same. Whoever has started a job of several processes: each shows what it
-   has begun in memory that it shares with the others, and the system says who has that memory open.
+   dprun --status is the same. Whoever has started a job: each process shows what it has begun in
+   memory that it shares with the others, and the system says who has that memory open. One that is
+   alone does so where a launcher has started it, or $DP_METRICS is set.
    So this needs nothing of the processes, which may hang or be stopped, and does not disturb them.
    It reads, and writes nothing. Those on other machines it asks for the same, at the port where
    each listens, with a key that only this user can read here. One that does not answer within two
@@ -1103,7 +1104,8 @@ static void put_job(const seen_job *job)
     const board_member *first = NULL;
     for (int p = job->count - 1; p >= 0; p--)
         first = job->all[p].known ? &job->all[p].is : first;
-    add_text(text, "a job of %d processes, by %s", job->count, job->launcher);
+    add_text(text, "a job of %d process%s, by %s", job->count, job->count > 1 ? "es" : "",
+             job->launcher);
     if (job->here < job->count)
         add_text(text, ", %d of them on %s", job->here, view.host);
     else
@@ -1240,7 +1242,8 @@ static int show_once(void)
     if (view.json)
         put_json();
     if (count == 0 && !view.json && view.refused == 0)
-        fputs("no job of several processes of this user runs on this machine, or none of these\n",
+        fputs("no job of this user is seen on this machine, or none of these (a process that is "
+              "alone: if a launcher has started it, or with DP_METRICS)\n",
               stderr);
     const char *between = "";
     for (size_t i = 0; i < view.job_count && !view.json; i++) {

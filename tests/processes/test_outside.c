@@ -319,7 +319,7 @@ TEST_SLOW(steps_are_counted, 60)
     }
     const board_lane *early = job->all[0].is.lanes, *late = job->all[1].is.lanes;
     CHECK(late[0].late + late[1].late >= CALLS);
-    CHECK(early[0].late + early[1].late < late[0].late + late[1].late);
+    CHECK(early[0].late_ns + early[1].late_ns < late[0].late_ns + late[1].late_ns);
     CHECK(late[0].late_ns + late[1].late_ns > 9000000u * CALLS);
     CHECK(early[0].waited_ns + early[1].waited_ns > 9000000u * CALLS);
     open_gate();
@@ -909,8 +909,8 @@ TEST_SLOW(jobs_of_one_user_are_apart, 60)
     end(&two);
     end(&three);
     CHECK_INT(shown((char *[]){pids[0], pids[1], NULL}, text, sizeof text), 1);
-    CHECK_STR(text, "no job of several processes of this user runs on this machine, or none of "
-                    "these\n");
+    CHECK_STR(text, "no job of this user is seen on this machine, or none of these (a process "
+                    "that is alone: if a launcher has started it, or with DP_METRICS)\n");
 }
 
 TEST(wrong_requests_are_refused)
@@ -1125,6 +1125,116 @@ TEST_SLOW(metrics_that_cannot_be_written_are_warned_of_once, 60)
     setenv("DP_METRICS", "nowhere/job", 1);
     const trial real = begin(2, go_on_without);
     end(&real);
+}
+
+/* ---- a process that is alone ----------------------------------------------------------------- */
+
+static bool launched;
+static int trained[2]; /* a pipe that tells when it has */
+
+static void train_alone(void)
+{
+    plan how = {.habit = {ALL}};
+    if (launched)
+        use_name();
+    dp_ctx *ctx = join_job();
+    dp_module *net = make_net(ctx, &how);
+    for (int i = 0; i < CALLS; i++) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        dp_value log;
+        CHECK_OK(dp_train_step(net, scope, DP_DICT(scope, {"x", dp_float(1)}), NULL, &log));
+        dp_scope_end(scope);
+    }
+    CHECK_INT(write(trained[1], "1", 1), 1);
+    CHECK_OK(dp_run(ctx, NULL, rest_at_gate, NULL));
+    dp_close(ctx);
+}
+
+static trial begin_alone(void)
+{
+    char told;
+    make_gate();
+    CHECK_INT(pipe(trained), 0);
+    const trial real = begin(1, train_alone);
+    CHECK_INT(read(trained[0], &told, 1), 1);
+    return real;
+}
+
+static void check_alone(const trial *real, const char *by, unsigned steps)
+{
+    char text[SEEN_TEXT];
+    const seen_job *job = seen_saying(real->pids[0], "");
+    while (strstr(doing(job, 0, text), "is in a function under dp_run since ") == NULL)
+        job = seen_saying(real->pids[0], "");
+    CHECK_INT(job->count, 1);
+    CHECK_STR(job->launcher, by);
+    CHECK_INT(job->all[0].is.steps, steps);
+    CHECK_INT(job->all[0].is.rank_count, 1);
+    CHECK_STR(state_of(&job->all[0]), "runs");
+}
+
+TEST_SLOW(process_that_is_alone_is_shown_by_a_launcher, 60)
+{
+    launched = true;
+    const trial real = begin_alone();
+    check_alone(&real, "dp", CALLS);
+    open_gate();
+    end(&real);
+}
+
+TEST_SLOW(process_that_is_alone_writes_metrics, 60)
+{
+    int rewritten = 0;
+    enter_folder();
+    setenv("DP_METRICS", "job.prom", 1);
+    const trial real = begin_alone();
+    check_alone(&real, "none", CALLS);
+    const char *text = metrics_with("job.prom", "", &rewritten);
+    check_metric(text, "dp_up", 0, "", "1");
+    open_gate();
+    end(&real);
+    CHECK_INT(count_names(".", ""), 0);
+}
+
+TEST_SLOW(process_that_nobody_watches_is_not_shown, 60)
+{
+    const trial real = begin_alone();
+    CHECK(seen_of(real.pids[0]) == NULL);
+    open_gate();
+    end(&real);
+}
+
+static void recover_alone(void)
+{
+    dp_ctx *ctx;
+    use_name();
+    close(gate[1]);
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1, .timeout_ms = 30000, .recovers = true}, &ctx));
+    check_sum(ctx);
+    if (me == SLOW)
+        raise(SIGKILL);
+    float one = 1;
+    CHECK_STATUS(dp_all_reduce(ctx, &(dp_part){&one, &one, NULL}, 1, DP_F32, DP_OP_SUM),
+                 DP_ERR_REMOTE);
+    CHECK_OK(dp_recover(ctx));
+    CHECK_OK(dp_run(ctx, NULL, rest_at_gate, NULL));
+    dp_close(ctx);
+}
+
+TEST_SLOW(process_that_is_left_alone_is_shown, 60)
+{
+    int status, rewritten = 0;
+    enter_folder();
+    make_gate();
+    setenv("DP_METRICS", "job.prom", 1);
+    const trial real = begin(2, recover_alone);
+    check_alone(&real, "recovery", 0);
+    CHECK_INT(seen_of(real.pids[0])->all[0].is.recoveries, 1);
+    check_metric(metrics_with("job.prom", "", &rewritten), "dp_recoveries_total", 0, "", "1");
+    open_gate();
+    finish(real.pids[0], 0);
+    CHECK_INT(waitpid(real.pids[SLOW], &status, 0), real.pids[SLOW]);
+    CHECK_INT(count_names(".", ""), 0);
 }
 
 /* ---- what is no board ------------------------------------------------------------------------ */

@@ -463,7 +463,7 @@ dprun_shows_jobs() {
     got=$(beside_a_job build/examples/dprun --status)
     dprun_result "$name" "$? $(grep -c '^a job of 2 processes, by dp, on ' <<<"$got") $(
         grep -c '^        is stopped' <<<"$got") $(build/examples/dprun --status $(cat "$pids".[01]) 2>&1) $?" \
-        "0 1 2 no job of several processes of this user runs on this machine, or none of these 1"
+        "0 1 2 no job of this user is seen on this machine, or none of these (a process that is alone: if a launcher has started it, or with DP_METRICS) 1"
     got=$(beside_a_job build/examples/dprun --status --watch=0.05)
     dprun_result "--status --watch shows it until it has ended" "$? $(
         grep -c '^a job of 2 processes' <<<"$got" | sed 's/^[1-9][0-9]*$/more/') $(
