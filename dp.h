@@ -434,6 +434,10 @@ DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...) DP_PRI
    first 39 bytes are copied; NULL or "" takes it back. [any] */
 DP_API void dp_tag(dp_ctx *ctx, const char *text);
 
+/* Between calls of this context: show others what this process is in, in 47 bytes, as they are
+   shown functions of yours that the library calls; NULL or "" takes it back. */
+DP_API void dp_doing(dp_ctx *ctx, const char *what);
+
 /* The last 16 collectives of this process on the caller's thread and on the courier's, one a line,
    newest first: number, what, for what, tag, and whether it has ended; "enqueued": it was given to
    devices that work on their own. Returns the length of the whole, as snprintf does. When a job

@@ -1700,7 +1700,9 @@ DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *ou
     dp_trace_begin(__func__);
     atomic_int *inside = &loader->ctx->inside; /* dp_close waits for workers, but for no caller */
     atomic_fetch_add_explicit(inside, 1, memory_order_relaxed);
+    dp_doing(loader->ctx, __func__);
     dp_status status = dp__data_next(loader, scope, out);
+    dp_doing(loader->ctx, NULL);
     atomic_fetch_sub_explicit(inside, 1, memory_order_relaxed);
     dp_trace_end();
     return dp_error_in(__func__, status);

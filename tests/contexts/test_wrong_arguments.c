@@ -615,6 +615,7 @@ FAILS(dp_error, dp_error(DP_ERR_USER, "%s", "") != DP_ERR_USER)
 FAILS(dp_failure, dp_failure(a->ctx, OUT(failure)) != kit.failed || has_spoken())
 FAILS(dp_abort, (dp_abort(a->ctx, (dp_status)77, "enough"), has_spoken()))
 FAILS(dp_tag, (dp_tag(a->ctx, "epoch 3"), has_spoken()))
+FAILS(dp_doing, (dp_doing(a->ctx, "a walk"), has_spoken()))
 FAILS(dp_recent_collectives, dp_recent_collectives(a->ctx, NULL, 0) != 0 || has_spoken())
 FAILS(dp_trace_begin, (dp_trace_begin(NULL), has_spoken()))
 FAILS(dp_trace_end, (dp_trace_end(), has_spoken()))
@@ -868,7 +869,7 @@ static dp_status call_wrapper_step(const args *a)
 static const row table[] = {
     ROW(dp_version, "", 0), ROW(dp_status_name, "", 0), ROW(dp_status_text, "", 0),
     ROW(dp_status_class, "", 0), ROW(dp_or, "", 0), ROW(dp_last_error, "", 0), ROW(dp_error, "", 0),
-    ROW(dp_failure, "c", GOES_ON), ROW(dp_tag, "c", GOES_ON),
+    ROW(dp_failure, "c", GOES_ON), ROW(dp_tag, "c", GOES_ON), ROW(dp_doing, "c", GOES_ON),
     ROW(dp_trace_begin, "", 0), ROW(dp_trace_end, "", 0),
     ROW(dp_recent_collectives, "c", GOES_ON), ROW(dp_dtype_name, "", 0), ROW(dp_dtype_bytes, "", 0),
     ROW(dp_dtype_is_float, "", 0),

@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <sys/syscall.h>
+#include "dp_data.h"
 #include "folder.h"
 #include "mortal.h"
 
@@ -153,6 +154,39 @@ static dp_status hang_hook(const dp_bucket *bucket, void *user)
     return DP_OK;
 }
 
+/* The program says itself where it is; what it said before is over. */
+static dp_status hang_in_words(dp_ctx *ctx)
+{
+    dp_doing(ctx, "a walk to the forest");
+    dp_doing(ctx, NULL);
+    dp_doing(ctx, "a walk to the sea");
+    rest(hang_ms);
+    dp_doing(ctx, NULL);
+    return add_one(ctx);
+}
+
+static dp_status read_slowly(dp_sample *sample, void *user)
+{
+    (void)user;
+    if (sample->index == 1)
+        rest(hang_ms);
+    sample->value = dp_int(sample->index);
+    return DP_OK;
+}
+
+static dp_status hang_in_loader(dp_ctx *ctx)
+{
+    const dp_loader_config config = {
+        .sampler = {.count = 2, .world = 1}, .batch = 2, .worker_count = 1, .read = read_slowly};
+    dp_loader *loader;
+    dp_batch batch;
+    dp_scope *scope = dp_scope_begin(ctx);
+    CHECK_OK(dp_loader_create(ctx, &config, &loader));
+    CHECK_OK(dp_loader_next(loader, scope, &batch));
+    dp_scope_end(scope);
+    return add_one(ctx);
+}
+
 /* All of them reduce; the others wait for what the hook of process 1 is to send. */
 static dp_status reduce_by_hook(dp_ctx *ctx)
 {
@@ -184,6 +218,10 @@ static const hang_case hang_cases[] = {
      "; it is in a function under dp_run since "},
     {"deferred", hang_at_end_of_scope, 1, "it is in a deferred function since ",
      "; it is in a deferred function since "},
+    {"words", hang_in_words, 1, "it is in a walk to the sea since ",
+     "; it is in a walk to the sea since "},
+    {"loader", hang_in_loader, 1, "it is in dp_loader_next since ",
+     "; it is in dp_loader_next since "},
     {"hook", reduce_by_hook, 1, "it is in the hook of net since ",
      "; it is in the hook of net since "},
 };
@@ -296,12 +334,12 @@ static void all_hang(const char *machines)
     }
 }
 
-TEST_SLOW(process_that_hangs_ends, 60)
+TEST_SLOW(process_that_hangs_ends, 120)
 {
     all_hang("aa");
 }
 
-TEST_SLOW(process_of_another_machine_that_hangs_ends, 60)
+TEST_SLOW(process_of_another_machine_that_hangs_ends, 120)
 {
     all_hang("ab");
 }
@@ -332,12 +370,12 @@ static void one_is_slow(const char *machines)
     }
 }
 
-TEST_SLOW(process_that_is_slow_gets_the_error, 60)
+TEST_SLOW(process_that_is_slow_gets_the_error, 120)
 {
     one_is_slow("aa");
 }
 
-TEST_SLOW(process_of_another_machine_that_is_slow_gets_the_error, 60)
+TEST_SLOW(process_of_another_machine_that_is_slow_gets_the_error, 120)
 {
     one_is_slow("ab");
 }
