@@ -1169,11 +1169,8 @@ DP__COLD static void dp__activity_relay(dp_ctx *ctx, int device, const dp__activ
 DP_API void dp_doing(dp_ctx *ctx, const char *what)
 {
     uint64_t words[DP__ACTIVITY_WORDS] = {0};
-    bool fresh = dp__of_thread.fresh;
-    if (dp__check_open(__func__, ctx) != DP_OK)
-        return;
-    dp__of_thread.fresh = fresh; /* an error may be on its way past this */
-    if (ctx->world.activity == NULL || dp__of_thread.frames != NULL)
+    if (dp__check_open(__func__, ctx) != DP_OK || ctx->world.activity == NULL ||
+        dp__of_thread.frames != NULL)
         return;
     snprintf((char *)words, sizeof words, "%s", what != NULL ? what : "");
     dp__activity_put(ctx->world.activity, words, dp__thread_number(),

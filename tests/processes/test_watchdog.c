@@ -1,13 +1,13 @@
 /* test_watchdog.c - processes that hang, on one machine and on two: what they are in is in the
    errors of the others, and with grace they end once the job has failed. */
 
-#define _GNU_SOURCE /* MAP_ANONYMOUS */
+#define _GNU_SOURCE /* MAP_ANONYMOUS, setns */
 
 #include <fcntl.h>
 #include <sys/syscall.h>
 #include "dp_data.h"
 #include "folder.h"
-#include "mortal.h"
+#include "hosts.h"
 
 enum { WAIT_MS = 2000, SHORT_GRACE_MS = 600, LONG_MS = 1000000, ENDED = 124 };
 
@@ -19,9 +19,9 @@ typedef struct hang_case {
 } hang_case;
 
 static const hang_case *want;
-static const char *where;     /* a letter for each process: its machine */
-static int hang_ms, grace_ms; /* how long it takes, and has */
-static bool recovering;
+static const char *where;         /* a letter for each process: its machine */
+static int hang_ms, grace_ms;     /* how long it takes, and has */
+static bool recovering, on_hosts; /* each letter is a host with a network of its own */
 static int wait_ms = WAIT_MS;
 
 static struct {
@@ -52,7 +52,9 @@ static dp_ctx *open_watched(int devices)
                               .recovers = recovering,
                               .log = {.fn = hear_all}};
     without_gpus();
-    if (strchr(where, 'b') != NULL) {
+    if (on_hosts) {
+        use_hosts();
+    } else if (strchr(where, 'b') != NULL) {
         use_tcp();
         set("DP_MACHINE", (char[]){where[me], '\0'});
         set("DP_INTERFACE", "lo");
@@ -80,6 +82,7 @@ static dp_status hang_between(dp_ctx *ctx)
 
 static dp_status hang_forward(dp_call *call)
 {
+    dp_doing(call->ctx, "nothing"); /* it is in a function already */
     rest(hang_ms);
     call->out = dp_none();
     return DP_OK;
@@ -262,7 +265,10 @@ static void start_hanging(const hang_case *one, const char *machines)
     where = machines;
     seen_of = memory_of_all(sizeof *seen_of);
     port = free_port();
-    start_world((int)strlen(machines), one_hangs);
+    if (on_hosts)
+        start_on_hosts(machines, one_hangs);
+    else
+        start_world((int)strlen(machines), one_hangs);
 }
 
 /* Waits for a process, and returns how it has ended. */
@@ -342,6 +348,32 @@ TEST_SLOW(process_that_hangs_ends, 120)
 TEST_SLOW(process_of_another_machine_that_hangs_ends, 120)
 {
     all_hang("ab");
+}
+
+static void one_hangs_on_another_host(const hang_case *one)
+{
+    hang_ms = LONG_MS;
+    grace_ms = SHORT_GRACE_MS;
+    on_hosts = true;
+    start_hanging(one, "ab");
+    check_ended(1);
+    check_others();
+    check_last_words();
+}
+
+TEST_SLOW(process_of_another_host_that_hangs_in_a_method_ends, 60)
+{
+    one_hangs_on_another_host(&hang_cases[1]);
+}
+
+TEST_SLOW(process_of_another_host_that_hangs_on_a_device_ends, 60)
+{
+    one_hangs_on_another_host(&hang_cases[2]);
+}
+
+TEST_SLOW(process_of_another_host_that_hangs_in_a_hook_ends, 60)
+{
+    one_hangs_on_another_host(&hang_cases[CASES - 1]);
 }
 
 /* Process 1 is between the two others in the tree of none, and process 3 stands behind it. */
@@ -660,14 +692,14 @@ TEST_SLOW(process_that_hangs_is_told_from_one_that_waits, 60)
 
 #if defined(__GLIBC__)
 /* Returns what process 1 has written to stderr. */
-static const char *hang_with_stderr(int grace)
+static const char *hang_with_stderr(const hang_case *one, int grace)
 {
     static char empty[] = "";
     size_t bytes = 0;
     int before = dup(2), file = open("stderr.txt", O_CREAT | O_TRUNC | O_WRONLY, 0600);
     CHECK(before >= 0 && file >= 0 && dup2(file, 2) == 2);
     grace_ms = grace;
-    start_hanging(&hang_cases[1], "ab");
+    start_hanging(one, "ab");
     CHECK(dup2(before, 2) == 2);
     close(before);
     close(file);
@@ -691,8 +723,20 @@ TEST_SLOW(stack_is_printed_by_the_process_itself, 60)
     enter_folder();
     hang_ms = LONG_MS;
     set("DP_STUCK", "stack");
-    CHECK_STR(hang_with_stderr(0), "");
-    CHECK_SAYS(hang_with_stderr(SHORT_GRACE_MS), "a thread that is waited for is here:");
+    CHECK_STR(hang_with_stderr(&hang_cases[1], 0), "");
+    CHECK_SAYS(hang_with_stderr(&hang_cases[1], SHORT_GRACE_MS),
+               "a thread that is waited for is here:");
+    unsetenv("DP_STUCK");
+}
+
+/* A thread of a loader that does not come back from `read`, and the courier from a hook. */
+TEST_SLOW(stack_is_printed_of_threads_that_the_caller_waits_for, 60)
+{
+    enter_folder();
+    hang_ms = LONG_MS;
+    set("DP_STUCK", "stack");
+    for (int i = CASES - 2; i < CASES; i++)
+        CHECK_SAYS(hang_with_stderr(&hang_cases[i], 0), "a thread that is waited for is here:");
     unsetenv("DP_STUCK");
 }
 #endif
