@@ -74,6 +74,8 @@
      dp/carrier.h      the table that carries bytes between processes
      dp/mesh.h         collectives of processes that share no memory
      dp/tcp.h          connections between all processes, and collectives over them
+     dp/mailbox.h      what a process knows of its messages
+     dp/channels.h     messages over TCP
      dp/messages.h     messages from one rank to another
      dp/asking.h       what a process answers those that ask from another machine
      dp/sharing.h      parameters that the processes of a machine have once
@@ -227,8 +229,7 @@
        samples, and its buffers stay as they were. If its process has no other rows and gets a batch
        of no rows, the rank's methods run all the same, so that they take part in
        dp_call_all_reduce. Without arguments the methods of every rank run.
-     - Results made inside one process belong to that process only: the losses in a log, a
-       criterion.
+     - Results made inside one process belong to it only: the losses in a log, a criterion.
      - A hook, a wire of halves and no_sync are fine: each rank rounds and keeps back its own.
 
    It costs as much as 8 devices: gradients, states of replicas and a thread for each, and parts so
@@ -623,8 +624,7 @@ typedef struct dp_config {
     int thread_count; /* cores that this context may use. With more devices than that, threads
                            that wait sleep at once; else they spin a while before they sleep,
                            which is quicker by far where nobody else needs the core */
-    /* For OpenMP, OpenBLAS, BLIS and MKL, while your functions run: see dp_run. -1: they are left
-       alone. */
+    /* For OpenMP, OpenBLAS, BLIS and MKL in your functions: see dp_run. -1: they are left alone. */
     int threads_per_device;
     dp_bootstrap bootstrap;
     bool local_only;  /* this process alone, whatever started it */
@@ -1737,9 +1737,8 @@ typedef struct dp_bucket {
     dp_bucket_info info;  /* its ranges lie there one after another */
     dp_op op;             /* without a hook it would be all-reduced by this */
     double scale;         /* and multiplied by this */
-    dp_scope *scope;      /* the reducer's: a hook makes in it what it keeps from pass to pass, and
-                             never ends it */
-    void **kept;          /* where a hook keeps that: one place for all buckets, NULL at first */
+    dp_scope *scope; /* the reducer's, for what a hook keeps from pass to pass; it never ends it */
+    void **kept;     /* where a hook keeps that: one place for all buckets, NULL at first */
 } dp_bucket;
 
 /* As dp_all_reduce_scaled, dp_all_gather and dp_all_to_all, over all ranks, on any memory; NULL
@@ -1813,8 +1812,7 @@ typedef struct dp_module_config {
 /* Strings and arrays are copied; what pointers in them point to is not. */
 DP_MUST_USE DP_API dp_status dp_module_create(dp_ctx *ctx, const dp_module_config *config,
                                               dp_module **out);
-/* The same module again on any device: it has its own memory with the same numbers, and so have its
-   children. */
+/* A copy of a module and its children on any device: memory of its own, the same numbers. */
 DP_MUST_USE DP_API dp_status dp_module_copy(dp_module *module, int local_rank, dp_module **out);
 /* dp_close does it for all. Refused while it is a child, wrapped, or in use. NULL is fine. */
 DP_API dp_status dp_module_destroy(dp_module *module);
@@ -2914,6 +2912,8 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #include "dp/carrier.h"
 #include "dp/mesh.h"
 #include "dp/tcp.h"
+#include "dp/mailbox.h"
+#include "dp/channels.h"
 #include "dp/messages.h"
 #include "dp/asking.h"
 #include "dp/sharing.h"

@@ -882,7 +882,7 @@ static dp_status dp__mpi_loads_look(dp__mpi_endpoint *own)
 }
 
 /* ==== >>packets ==================================================================================
-   Messages from one rank to another (dp/messages.h) travel on the links. A header is a message of
+   Messages from one rank to another (dp/mailbox.h) travel on the links. A header is a message of
    MPI's, and so is each part of the data that follows it, with a tag of its own, so that two that
    are under way are not taken for each other.                                                    */
 

@@ -1,9 +1,9 @@
 /* dp/carrier.h - v0.2.0 - the table that carries bytes between processes - MIT licence
 
    Part of dp.h, which includes it. Where processes share no memory a carrier brings the bytes of
-   collectives (dp/mesh.h) and of messages (dp/messages.h). TCP is one (dp/tcp.h), MPI another
+   collectives (dp/mesh.h) and of messages (dp/mailbox.h). TCP is one (dp/tcp.h), MPI another
    (dp_mpi.h), and tests/pipes.h shows how little one needs. Shared memory is the level below, and
-   needs none (dp/shm.h, >>pipes in dp/messages.h).
+   needs none (dp/shm.h, >>pipes in dp/mailbox.h).
 
    CONTENTS (search for the tag)
      >>loads    bytes from each process to each

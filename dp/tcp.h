@@ -2,7 +2,7 @@
 
    Part of dp.h, which includes it. CPU devices on several machines need nothing but a network:
    every process is connected to every other one, and collectives (dp/mesh.h) travel there. Messages
-   (dp/messages.h) have connections of their own, whatever carries the collectives, also those of
+   (dp/channels.h) have connections of their own, whatever carries the collectives, also those of
    GPUs.
 
    The limit: each byte crosses the link of a machine once in each direction (dp/mesh.h). Over
@@ -598,7 +598,7 @@ DP__COLD static dp_status dp__connections_connect(dp__connections *connections)
 }
 
 /* ==== >>dialling =================================================================================
-   For messages (dp/messages.h), whatever table has the collectives, a process connects to another
+   For messages (dp/channels.h), whatever table has the collectives, a process connects to another
    one when it has something to say for the first time. Nobody waits: the other one may compute for
    a while before it answers. So who calls proves at once that it is of the job, by bytes that serve
    there, and once: a process lets each other one in once. It believes nothing that comes back
@@ -873,7 +873,7 @@ static bool dp__tcp_close(dp__endpoint *endpoint)
     return true;
 }
 
-static const dp__carrier dp__tcp_carrier; /* dp/messages.h defines it */
+static const dp__carrier dp__tcp_carrier; /* dp/channels.h defines it */
 
 static dp_status dp__tcp_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
 {

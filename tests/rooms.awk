@@ -30,7 +30,7 @@ function define_in(line, pattern,    text) {
 
 # From column 0 to a ; or {, however many lines it takes: a function or a variable. dp/os.h declares
 # what a system defines, dp/processes.h what the rooms between processes do, and dp/carrier.h what
-# dp/messages.h does for a carrier.
+# dp/mailbox.h does for a carrier.
 function statement_ends(text) {
     if (text ~ /DP_API/ && text ~ /\{$/) {
         match(text, /dp_[a-z0-9_]+\(/)
