@@ -50,7 +50,7 @@
      dp/ranks.h        collectives as a user calls them
      dp/reduce.h       the reducer: buckets that travel while backward runs
      dp/config.h       what a config means
-     dp/meet.h         where ranks come together on their threads
+     dp/meet.h         where the threads of one process wait for each other
      dp/open.h         from a config to a context, and back
      dp/run.h          what a context is asked, and functions on its devices
      dp/module.h       modules: parameters, replicas, passes
@@ -62,10 +62,10 @@
      dp/alone.h        with DP_ONE_PROCESS, in place of all that follow
      dp/job.h          the processes of a job: what each has begun, who is dead, who failed first
      dp/metrics.h      what a job does, as a file for monitors
-     dp/launch.h       where the processes meet; dp_spawn
+     dp/launch.h       what a launcher says, and dp_spawn
      dp/tree.h         connections between the processes of a job
      dp/listener.h     where a process can be reached, and who has come
-     dp/rendezvous.h   how processes find each other
+     dp/rendezvous.h   how processes connect to process 0 and to each other
      dp/world.h        what a context knows of the others
      dp/watchdog.h     what listens while a process computes, or hangs
      dp/members.h      which processes are the job after a failure: the algorithm
@@ -79,7 +79,7 @@
      dp/messages.h     messages from one rank to another
      dp/asking.h       what a process answers those that ask from another machine
      dp/sharing.h      parameters that the processes of a machine have once
-     dp/meeting.h      how the processes of a job open their contexts together
+     dp/meeting.h      dp_open of a job, step by step: each is agreed upon by all processes
      dp/group.h        some processes of a job as a job of their own
      dp/recover.h      a job goes on without those that have died
    Beside them lie, each with its own manual: dp_train.h (optimizers; their formulas are in

@@ -126,7 +126,7 @@ static dp_status dp__group_launch(dp__group *group, const dp__group_introduction
     out->rest = dp__group_rests;
     out->user = group;
     out->key = first->secret;
-    out->numbered = out->agreed = out->again = true;
+    out->numbered = out->agreed = out->met_before = true;
     snprintf(out->where, sizeof out->where, "in group %d", group->number);
     if (far) {
         const char *host = dp__group_address(group, first);

@@ -89,8 +89,8 @@ static const char *dp__issue_text(const dp__signature *is, const dp__label *labe
 /* ==== >>members ================================================================================
    Every process has a record, which only it writes: what it has begun and what has ended on each of
    its lanes, the caller's and the courier's, and whether it is still there. Where all processes are
-   on one machine the records are on a board in shared memory. Otherwise each process has all of
-   them, with its own one, and of the others what it has heard.
+   on one machine the records are on a board in shared memory, which all see. Without one, as rooms
+   call it, each process has a board to itself, with its own record and what it has heard of others.
 
    Entries are stored word by word: reading one while it is written gives a mixture of two entries,
    and nothing worse. There are as many as no process can be behind another one: NCCL has up to 128
@@ -462,8 +462,10 @@ DP__COLD static void dp__board_show(const dp__job *job)
 }
 
 /* ==== >>failing ================================================================================
-   The first process to find a failure says so for all, so that every process returns the same
-   sentence. The sentence names the rank at fault, the collective, and what that rank did last.  */
+   The first process to find a failure writes it for all that share a board: they return the same
+   sentence. Between machines the tree carries it (dp/tree.h), and where a death is found in two
+   places at once the words differ. A failure found in a collective names the rank, the collective,
+   and what that rank did last; one found while processes meet names the process.                */
 
 /* True: it is the first. */
 static bool dp__board_fail(dp__board *board, dp_status status, int rank, const char *text)
@@ -719,10 +721,10 @@ static void dp__job_leave(const dp_ctx *ctx)
 }
 
 /* ==== >>blaming ================================================================================
-   When a wait has taken too long, one process is to blame. Each says whom it waits for. That leads
-   from one to the next, until one does not wait: it has died, computes, or was stopped. A process
-   is silent if it has not looked around for a while, as processes do while they wait. Time for
-   which this process itself was stopped does not count.                                         */
+   When a wait has taken too long, one process is to blame (a death is found in >>looking, by who
+   waits). Each says whom it waits for. That leads from one to the next, until one does not wait: it
+   has died, computes, or was stopped. A process is silent if it has not looked around for a while,
+   as processes do while they wait. Time for which this process was stopped does not count.      */
 
 enum {
     DP__LOOK_NS = 4000000,
@@ -1182,8 +1184,8 @@ DP__COLD static void dp__journal_show(const dp__journal *journal, unsigned seq, 
 }
 
 /* Looks whether it makes sense to wait for the end of number `seq`, for which this process has
-   waited so long. Only what two looks find different counts: a call that the table refuses is on
-   the board for a moment. */
+   waited so long. A death counts at once. A difference counts only when two looks find it: a call
+   that the table refuses is on the board for a moment. */
 static dp_status dp__journal_look(dp__journal *journal, unsigned seq, uint64_t waited_ns)
 {
     dp__job *job = journal->job;
@@ -1880,7 +1882,7 @@ static void dp__job_show(dp__job *job)
     dp__figures_begin(job->ctx, dp__progress_of(job, job->process)->figures);
 }
 
-/* Without a board that all see, failures are noticed later. */
+/* Opens the board: one that all see, or one of its own, where failures are noticed later. */
 static dp_status dp__job_board_open(dp__job *job, bool one_machine, const dp__outbox_sizes *lines,
                                     const dp__progress_carrier *carrier)
 {

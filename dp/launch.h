@@ -46,10 +46,10 @@ typedef struct dp__launch { /* what was found */
     char own[DP__PLACE_BYTES];     /* at which address this one does; "": at all that it has */
     char place[DP__PLACE_BYTES];   /* a name inside this machine */
     dp__key key;
-    bool numbered; /* the launcher has told this job from all others */
-    bool agreed;   /* the processes have told each other the key: none has another one */
-    bool secret;   /* or the user has */
-    bool again;    /* they have met before, and look for each other at the same time */
+    bool numbered;   /* the launcher has told this job from all others */
+    bool agreed;     /* the processes have told each other the key: none has another one */
+    bool secret;     /* or the user has */
+    bool met_before; /* and look for each other at the same time */
     /* Lets so much time pass while others are awaited; fails if that is in vain. Or NULL. */
     dp_status (*rest)(void *user, int ms);
     void *user;

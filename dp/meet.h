@@ -1,4 +1,4 @@
-/* dp/meet.h - v0.2.0 - where ranks come together on their threads - MIT licence
+/* dp/meet.h - v0.2.0 - where the threads of a process wait for each other - MIT licence
 
    Part of dp.h, which includes it. Functions under dp_run, and the replicas of a pass, run on
    threads of their own. In a meeting each brings its part of a collective. The last to arrive does

@@ -1,4 +1,4 @@
-/* dp/meeting.h - v0.2.0 - how the processes of a job open their contexts together - MIT licence
+/* dp/meeting.h - v0.2.0 - dp_open of a job, step by step - MIT licence
 
    Part of dp.h, which includes it. A context is opened by dp/open.h. Here its process finds the
    others, agrees with them on every step, and leaves them in the end. In order: dp__open_joined

@@ -20,16 +20,17 @@
                            which is ahead, and sends what was decided
      DECIDED(n, V)         V is roster n; also the answer to every message of a lower number
 
-   A quorum of a roster is more than half of its members, or half with the most senior one. Any two
-   quorums of one roster share a member. Who is known to be dead counts like anybody else.
+   A quorum of a roster is more than half of its members, or half with the most senior one: of four
+   that are cut in two pairs, the pair with that one goes on. Any two quorums of one roster share a
+   member (dp__is_quorum). Who is known to be dead counts like anybody else.
 
    V is what was accepted at the highest ballot of a quorum of promises; if nothing was, it is those
    that have promised, and as many newcomers as there can be while these are still a quorum of V.
 
-   On one machine. If all members of roster n have the same memory, that memory has one acceptor: a
-   word {number, whose proposal}, which goes from n to n + 1 by compare-and-exchange. Then no quorum
-   is needed, so any number may die, and who was stopped reads the word when it wakes up. Which
-   acceptor decides n + 1 follows from roster n alone.
+   On one machine (Linux). If all members of roster n have the same memory, that memory has one
+   acceptor: a word {number, whose proposal}, which goes from n to n + 1 by compare-and-exchange.
+   Then no quorum is needed, so any number may die, and who was stopped reads the word when it wakes
+   up. Which acceptor decides n + 1 follows from roster n alone.
 
    Roles of a member that proposes: RUNS -> WAITS -> PREPARES -> PROPOSES (with the word: CLAIMS) ->
    MEETS -> RUNS; of any other: RUNS -> WAITS -> MEETS -> RUNS; LEFT is for ever. MEETS becomes
@@ -38,15 +39,17 @@
 
    Claims, and why they hold:
      a. A number has one roster. Paxos: a value that a quorum has accepted at ballot b is in every
-        quorum of promises for a higher ballot; on one machine, the word changes once a number.
+        quorum of promises for a higher ballot; on one machine, the word changes once a number
+        (dp__decision_claim in dp/voting.h).
      b. No two jobs can both end a collective. For roster n + 1 to be decided, a quorum of
-        roster n (on one machine: whoever claimed the word) has left it.
+        roster n (on one machine: whoever claimed the word) has left it (dp__promise).
      c. Who is not in a roster never runs again: DECIDED, or the word, makes it LEFT, whenever it
-        wakes up. Until then its job lacks the members that have left.
+        wakes up (dp__adopt). Until then its job lacks the members that have left.
      d. If a quorum lives and its messages arrive in time, it decides: any member may propose, and a
         ballot that is rejected is followed by one with a higher round, after a longer wait.
      e. Newcomers endanger nothing: they promise nothing for the number that lets them in, and in
-        the roster with them the older members are a quorum.
+        the roster with them the older members are a quorum (dp__newcomer_seat), but where the word
+        decides, which needs none.
      f. A seat is taken once: a roster has one holder a seat, and one roster follows another.
      g. The dead are told from the stopped, as nobody listens at their ports any more; that decides
         how long a proposer waits, never what is safe.

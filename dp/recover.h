@@ -142,7 +142,7 @@ static dp_status dp__devices_drain(dp_ctx *ctx)
     return DP_OK;
 }
 
-enum { DP__RECOVER_TRIES = 4 }; /* more than there can be deaths */
+enum { DP__RECOVER_TRIES = 4 }; /* beside one for each seat, whose holder may die in it */
 
 typedef struct dp__recovery {
     const char *fn;

@@ -1,10 +1,17 @@
-/* dp/rendezvous.h - v0.2.0 - how the processes of a job find each other - MIT licence
+/* dp/rendezvous.h - v0.2.0 - how processes connect to process 0 and to each other - MIT licence
 
-   Part of dp.h, which includes it. Every process connects to process 0, at a name inside the
-   machine or at a port, and both prove that they have the key of the launch. When all are there,
-   process 0 sends each its parent's address, and a number from which they make a new key. Then each
-   connects to its parent with that key, and all are in a tree (dp/tree.h). A process that does not
-   come is named.
+   Part of dp.h, which includes it. >>meeting, the last section, tells it in order:
+
+   1. Process 0 listens, at a name inside the machine or at a port. Every other process listens too,
+      if it has children in the tree (dp/tree.h), and connects to process 0.
+   2. It sends a request, the listener a challenge with a proof, and it its own proof: both have the
+      key of the launch, which never travels.
+   3. When all have come, process 0 sends each a welcome: its parent's address, a number from which
+      they make a new key, and how much time is left.
+   4. Each connects to its parent with that key, waits for its children, and sends READY to
+      process 0. When all have, that sends GO, and they are in the tree.
+
+   Whoever waits for others names those that do not come: process 0 all, any other its children.
 
    CONTENTS (search for the tag)
      >>server     who may join, and who may not
@@ -24,9 +31,9 @@
 
    Process 0 keeps a connection to every peer until all have connected to their neighbours. It
    notices any process that ends or fails before that, and tells all others, also those that connect
-   within a second after that. To look at many peers takes a while, so that it is not done each time
-   when a connection has news: else to meet would take time with the square of their number. For as
-   long as it takes to open, process 0 raises its limit of open files, where that is low.
+   within a second after that. It does not look at all of many peers whenever one connection has
+   news: meeting would take time with the square of their number. While it opens, process 0 raises
+   its limit of open files, where that is low.
 
    Without a number from a launcher and without a secret, two jobs started at one address cannot be
    told apart. Then some process number comes twice, which is an error for all processes there.
@@ -68,7 +75,7 @@ typedef struct dp__server {
     uint64_t shorter_ns;       /* by how much the others' time has made this one shorter; */
     int earliest;              /* by that of which process */
     uint64_t due_ns, held_ns;  /* when it is to look again; for how long it was held up so far */
-    bool again;                /* it was held up for long, and has had more time than others */
+    bool extended;             /* it was held up for long, and has had more time than others */
     uint64_t quiet_ns;         /* until then a number may come twice */
     uint64_t peers_ns;         /* not before then are the peers looked at again */
     bool raised;               /* the limit of open files */
@@ -280,7 +287,8 @@ static dp_status dp__server_full(const dp__server *server)
    Whoever serves looks at all that has happened, again and again, until all have joined and then
    until all have met their neighbours, or until it has to say who is missing.                    */
 
-/* Returns true if this process still waits for a connection of that one. */
+/* Returns true if this process still waits for a connection of that one: process 0 awaits all until
+   they are welcome, then that they are ready; any other process awaits its children. */
 static bool dp__server_misses(const dp__server *server, int process)
 {
     bool awaited = server->all || dp__parent(process) == server->process, missing = false;
@@ -493,7 +501,8 @@ static dp_status dp__server_fail(dp__server *server, dp_status status)
     for (int i = 0; i < server->peer_count; i++)
         dp__tree_header_last(&server->peers[i].fd, status, server->process, why);
     server->failed = status;
-    server->until_ns = server->quiet_ns = dp__os_after_ms(server->launch->again ? 0 : DP__GRACE_MS);
+    server->until_ns = server->quiet_ns =
+        dp__os_after_ms(server->launch->met_before ? 0 : DP__GRACE_MS);
     while ((server->twice || server->taken < server->expected) &&
            dp__os_ms_until(server->until_ns) > 0 && dp__server_look(server) == DP_OK) {
     }
@@ -508,7 +517,7 @@ static void dp__server_begin(dp__server *server)
         server->opened_ns = server->until_ns;
     if (server->due_ns == 0 || !server->all)
         server->due_ns = server->opened_ns;
-    server->again = false;
+    server->extended = false;
 }
 
 /* Returns true once the time is up; to be asked before each look. A process that was held up has a
@@ -518,13 +527,13 @@ static bool dp__server_is_over(dp__server *server)
 {
     if (dp__server_note_time(server) < server->until_ns)
         return false;
-    if (!server->again && dp__listener_is_asked(server->listener, server->kind)) {
-        server->again = true;
+    if (!server->extended && dp__listener_is_asked(server->listener, server->kind)) {
+        server->extended = true;
         server->until_ns = dp__os_after_ms(DP__AGAIN_MS);
         return false;
     }
-    bool last = server->again || dp__server_held_ms(server) == 0;
-    return last || dp__ms_left(&server->until_ns, &server->again) == 0;
+    bool last = server->extended || dp__server_held_ms(server) == 0;
+    return last || dp__ms_left(&server->until_ns, &server->extended) == 0;
 }
 
 /* Adds to why others did not come that this process was held up, if it was. */
@@ -1102,7 +1111,8 @@ DP__COLD static dp_status dp__meet_others(dp__tree *tree, const dp__launch *laun
     tree->ends_ns = dp__meet_ends_ns(&welcome, latest_ns);
     server->until_ns = tree->ends_ns + (uint64_t)dp__depth_ms(tree->process) * 1000000;
     DP_TRY(dp__meet_parent(tree, launch, &welcome, server, key, &request));
-    server->until_ns += DP__STEP_MS * (uint64_t)1500000; /* a child that finds nobody knows more */
+    /* A child that finds nobody knows who is missing: its error comes before this one's. */
+    server->until_ns += DP__STEP_MS * (uint64_t)1500000;
     status = dp__server_wait(server);
     return status == DP_OK ? dp__meet_last(tree, server)
                            : dp__meet_missed(tree, status, tree->process);

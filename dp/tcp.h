@@ -94,8 +94,8 @@ DP__COLD static dp_status dp__port_make(dp__port *port, dp__job *job)
     int wanted;
     *port = (dp__port){.job = job, .own = dp__listener_none()};
     port->listener = voter != NULL ? &voter->listener : &port->own;
-    port->launch =
-        (dp__launch){.name = "cables", .process = job->process, .numbered = true, .again = true};
+    port->launch = (dp__launch){
+        .name = "cables", .process = job->process, .numbered = true, .met_before = true};
     port->server = (dp__server){.launch = &port->launch,
                                 .process = job->process,
                                 .process_count = job->process_count,

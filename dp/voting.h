@@ -1432,7 +1432,7 @@ static dp_status dp__voter_launch(dp__voter *voter, dp__launch *out)
         .key = dp__key_of_run(dp__key_with(voter->launch.key, "roster"), voter->members->number),
         .numbered = true,
         .agreed = true,
-        .again = true,
+        .met_before = true,
         .rest = dp__voter_meets,
         .user = voter};
     snprintf(out->host, sizeof out->host, "%s",

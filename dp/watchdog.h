@@ -4,9 +4,9 @@
    in a function of the user's no thread of it does, for as long as that takes. So a thread beside
    it looks, ten times a second, where one of these needs that:
 
-   - Without a board nobody sees what another process is in. The watchdog answers for a process that
-     does not: with what it is in. For those that ask such a process is still one that does not
-     answer, as its record says that the watchdog has sent it.
+   - Without a board that all see (dp/job.h) nobody knows what another process is in. The watchdog
+     answers for a process that does not: with what it is in. For those that ask such a process is
+     still one that does not answer, as its record says that the watchdog has sent it.
    - Where a job has several machines, those outside ask it what it does (dp/asking.h).
    - With dp_config.grace_ms a process ends if the job has failed and the program does not learn it
      for so long: a call has to return the failure to it, outside of functions that the context

@@ -1459,7 +1459,7 @@ static dp_status make_connection(dp__server *server, int *fd, int connection)
    sentence; one that comes twice is not of this job, or of none. */
 TEST(connections_of_a_process_are_told_apart)
 {
-    dp__launch launch = {.where = "here", .again = true};
+    dp__launch launch = {.where = "here", .met_before = true};
     dp__tree tree = {.process_count = 2, .claim = -1};
     dp__server server = {
         .launch = &launch, .process_count = 2, .all = true, .each = 3, .tree = &tree};
