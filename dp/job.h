@@ -1062,7 +1062,7 @@ DP__COLD static void dp__journal_warn(dp__journal *journal, unsigned seq, uint64
     dp__log(job->ctx, DP_LOG_WARN, "%s: waits for %s for %.1f s; %s",
             dp__doing(journal, seq, doing), dp__who(job, named, who), (double)waited_ns * 1e-9,
             dp__last_text(journal, seq, named, last));
-    if ((dp__is_near(job, named)) && 0)
+    if (dp__is_near(job, named))
         dp__activity_ask(&dp__progress_of(job, named)->activity, job->ids[named]);
 }
 

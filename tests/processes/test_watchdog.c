@@ -692,14 +692,14 @@ TEST_SLOW(process_that_hangs_is_told_from_one_that_waits, 60)
 
 #if defined(__GLIBC__)
 /* Returns what process 1 has written to stderr. */
-static const char *hang_with_stderr(const hang_case *one, int grace)
+static const char *hang_with_stderr(const hang_case *one, const char *machines, int grace)
 {
     static char empty[] = "";
     size_t bytes = 0;
     int before = dup(2), file = open("stderr.txt", O_CREAT | O_TRUNC | O_WRONLY, 0600);
     CHECK(before >= 0 && file >= 0 && dup2(file, 2) == 2);
     grace_ms = grace;
-    start_hanging(one, "ab");
+    start_hanging(one, machines);
     CHECK(dup2(before, 2) == 2);
     close(before);
     close(file);
@@ -723,9 +723,20 @@ TEST_SLOW(stack_is_printed_by_the_process_itself, 60)
     enter_folder();
     hang_ms = LONG_MS;
     set("DP_STUCK", "stack");
-    CHECK_STR(hang_with_stderr(&hang_cases[1], 0), "");
-    CHECK_SAYS(hang_with_stderr(&hang_cases[1], SHORT_GRACE_MS),
+    CHECK_STR(hang_with_stderr(&hang_cases[1], "ab", 0), "");
+    CHECK_SAYS(hang_with_stderr(&hang_cases[1], "ab", SHORT_GRACE_MS),
                "a thread that is waited for is here:");
+    unsetenv("DP_STUCK");
+}
+
+/* Who waits for a process of the same machine asks it, long before the time is up. */
+TEST_SLOW(stack_is_printed_of_a_process_of_this_machine, 60)
+{
+    enter_folder();
+    hang_ms = LONG_MS;
+    CHECK_STR(hang_with_stderr(&hang_cases[1], "aa", 0), "");
+    set("DP_STUCK", "stack");
+    CHECK_SAYS(hang_with_stderr(&hang_cases[1], "aa", 0), "a thread that is waited for is here:");
     unsetenv("DP_STUCK");
 }
 
@@ -736,7 +747,8 @@ TEST_SLOW(stack_is_printed_of_threads_that_the_caller_waits_for, 60)
     hang_ms = LONG_MS;
     set("DP_STUCK", "stack");
     for (int i = CASES - 2; i < CASES; i++)
-        CHECK_SAYS(hang_with_stderr(&hang_cases[i], 0), "a thread that is waited for is here:");
+        CHECK_SAYS(hang_with_stderr(&hang_cases[i], "ab", 0),
+                   "a thread that is waited for is here:");
     unsetenv("DP_STUCK");
 }
 #endif
