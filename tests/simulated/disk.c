@@ -264,6 +264,7 @@ void sim_word_wake(const void *word)
     waiter woken = waiter_of(word);
     for (waiter *w = waiters; w != NULL; w = w->next)
         w->woken = w->woken || is_same_word(w, &woken);
+    sim_did(SIM_WAKES);
     sim_point("wakes");
 }
 

@@ -27,6 +27,7 @@ typedef struct sim_proc {
     bool dead, over;
     int machine;
     uint64_t begun_ns, stopped_until_ns, files_until_ns, hit_ns; /* hit: when a fault met it */
+    uint64_t hit_until_ns; /* by more than a short pause: how long that lasts */
     bool was_stopped, was_cut, was_starved;
     int refused; /* so many more calls for memory fail */
     int64_t taken;
@@ -69,7 +70,8 @@ typedef struct sim_world {
     uint64_t cut_until[SIM_MACHINES][SIM_MACHINES]; /* and the end of the last */
     int next_fault;
     bool armed;
-    uint64_t fault_ns;                /* when the last one happened */
+    int awaited;       /* so many acts more until the next fault; 0: it waits for none */
+    uint64_t fault_ns; /* when the last one happened */
     uint64_t moments[4 * SIM_FAULTS]; /* when a fault happened, or ended */
     int moment_count;
     uint64_t hit_ns;    /* when the first one was hit by more than a short pause; 0: none was */
@@ -93,7 +95,8 @@ void sim_env_of(int process, const char *name, const char *text);
 enum { SIM_DONE, SIM_STUCK, SIM_LATE };
 int sim_go(void);
 void sim_show(void);
-void sim_hit(sim_proc *proc);
+void sim_hit(sim_proc *proc, uint64_t until_ns);
+void sim_did(sim_act act);
 extern void (*sim_on_birth)(int machine); /* the driver's */
 
 /* ---- wire.c ---------------------------------------------------------------------------------- */

@@ -35,7 +35,7 @@ static const unsigned char kinds_of[MOODS][SIM_FAULT_KINDS] = {
     [DARK] = {[SIM_DARK] = 2, [SIM_KILL] = 1},
     [CUTS] = {[SIM_CUT] = 4, [SIM_RESET] = 1, [SIM_KILL] = 1},
     [STARVING] = {[SIM_NO_MEMORY] = 2, [SIM_NO_FILE_LEFT] = 2, [SIM_KILL] = 1},
-    [BIRTHS] = {[SIM_BIRTH] = 3, [SIM_KILL] = 2},
+    [BIRTHS] = {[SIM_BIRTH] = 3, [SIM_KILL] = 2, [SIM_STOP] = 1},
     [ALL] = {3, 3, 1, 2, 1, 1, 1, 3},
 };
 
@@ -175,6 +175,24 @@ static int draw_connections(uint64_t seed)
     return connections;
 }
 
+/* Most mistakes are made where one process hands over to another one: some faults come there, and
+   not at any point. By dice of their own, too. */
+static void draw_acts(sim_plan *plan)
+{
+    uint64_t before = dice;
+    dice = ~plan->seed * 0x9fb21c651e98df25u;
+    for (int i = 0; i < plan->fault_count; i++) {
+        sim_fault *fault = &plan->faults[i];
+        bool any = fault->kind == SIM_RESET || fault->kind == SIM_BIRTH || fault->kind == SIM_PAUSE;
+        if (any || draw(3) > 0)
+            continue;
+        fault->act = (sim_act)(1 + draw(SIM_ACTS - 1));
+        fault->times = (int)draw_long(1, 64);
+    }
+    plan->leaves = draw(4) == 0;
+    dice = before;
+}
+
 void sim_plan_draw(uint64_t seed, sim_plan *plan)
 {
     static const int timeouts[] = {2000, 4000, 10000, 30000};
@@ -200,6 +218,7 @@ void sim_plan_draw(uint64_t seed, sim_plan *plan)
         draw_fault(plan, mood, i);
     draw_more(plan);
     plan->connections = draw_connections(seed);
+    draw_acts(plan);
 }
 
 void sim_plan_print(const sim_plan *plan, FILE *out)
@@ -211,13 +230,15 @@ void sim_plan_print(const sim_plan *plan, FILE *out)
         "kill process",         "stop process",       "machine goes dark",
         "cut from machine",     "reset a connection", "no memory for process",
         "no files for process", "birth on machine",   "stop all processes"};
+    static const char *const acts[] = {"", "sends", "connects", "accepts", "wakes"};
     fprintf(out, "  %d processes of %d devices on machines", plan->process_count,
             plan->device_count);
     for (int p = 0; p < plan->process_count; p++)
         fprintf(out, " %d", plan->machine_of[p]);
-    fprintf(out, ", a time-out of %d ms%s%s%s%s%s\n ", plan->timeout_ms,
-            plan->recovers ? ", recovers" : "", plan->signals ? ", signals" : "",
-            plan->clocks_differ ? ", clocks differ" : "", plan->strangers ? ", strangers" : "",
+    fprintf(out, ", a time-out of %d ms%s%s%s%s%s%s\n ", plan->timeout_ms,
+            plan->recovers ? ", recovers" : "", plan->leaves ? ", leaves" : "",
+            plan->signals ? ", signals" : "", plan->clocks_differ ? ", clocks differ" : "",
+            plan->strangers ? ", strangers" : "",
             plan->alien < 0 ? ""
             : plan->forges  ? ", a forger"
                             : ", an alien");
@@ -240,7 +261,10 @@ void sim_plan_print(const sim_plan *plan, FILE *out)
         if (f->kind == SIM_STOP || f->kind == SIM_CUT || f->kind == SIM_NO_FILE_LEFT ||
             f->kind == SIM_PAUSE)
             fprintf(out, " for %.3f ms", f->ns == SIM_NEVER ? -1.0 : (double)f->ns * 1e-6);
-        fprintf(out, " at point %llu + %.3f ms\n", (unsigned long long)f->point,
+        fprintf(out, " at point %llu + %.3f ms", (unsigned long long)f->point,
                 (double)f->after_ns * 1e-6);
+        if (f->act != SIM_NO_ACT)
+            fprintf(out, ", when it %s for the %dth time", acts[f->act], f->times);
+        fputc('\n', out);
     }
 }

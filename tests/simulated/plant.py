@@ -134,7 +134,7 @@ PLANTS = [
      "    (void)none;\n    atomic_store(&board->failed, 1);\n"),
     ("a failure is told before it is written", "dp/job.h",
      "    snprintf(board->text, sizeof board->text, \"%s\", text);\n    board->status = status;",
-     "    atomic_store(&board->failed, 2);\n    dp__os_sleep_ns(100000);\n    snprintf(board->text, sizeof board->text, \"%s\", text);\n    board->status = status;"),
+     "    board->status = status;\n    atomic_store(&board->failed, 2);\n    dp__os_sleep_ns(100000);\n    snprintf(board->text, sizeof board->text, \"%s\", text);"),
     ("a doubt is not looked at again", "dp/job.h",
      "if (mine && !dp__is_alive(job, p) && dp__is_doubtful(journal, p, seq, now))", "if (mine && !dp__is_alive(job, p))"),
     ("who has done its part and left is missed", "dp/job.h",

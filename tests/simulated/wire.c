@@ -352,6 +352,7 @@ int sim_connect(const sim_place *to)
     if (to->machine < 0)
         sockets[s].far.machine = own.machine;
     sim_say("%d connects to %s%d of machine %d", fd, to->name, to->port, sockets[s].far.machine);
+    sim_did(SIM_CONNECTS);
     if (to->inside) {
         int why = connect_inside(s);
         if (why == 0)
@@ -393,6 +394,7 @@ int sim_accept(int fd, bool *out_full)
     memmove(listener->queue, listener->queue + 1,
             (size_t)--listener->queued * sizeof listener->queue[0]);
     sim_say("%d accepts %d", fd, accepted);
+    sim_did(SIM_ACCEPTS);
     return accepted;
 }
 
@@ -432,6 +434,7 @@ ptrdiff_t sim_send(int fd, const void *data, size_t bytes)
     s->unacked += sent;
     sim_say("%d sends %zu of %zu to process %d", fd, sent, bytes, peer->process);
     send_event(peer, on_data, data, sent);
+    sim_did(SIM_SENDS);
     return (ptrdiff_t)sent;
 }
 
@@ -558,7 +561,7 @@ void sim_wire_reset(void)
         if (s->process < 0)
             continue;
         sim.procs[s->process].was_cut = true;
-        sim_hit(&sim.procs[s->process]);
+        sim_hit(&sim.procs[s->process], SIM_NEVER); /* it may be used only later */
     }
 }
 
