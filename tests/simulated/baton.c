@@ -295,6 +295,14 @@ static void stop_process(sim_proc *proc, uint64_t ns)
     proc->was_stopped = true;
 }
 
+static void darken(int machine)
+{
+    sim.machines[machine].dark = true;
+    for (int i = 0; i < sim.proc_count; i++)
+        if (sim.procs[i].machine == machine)
+            kill_process(i, true);
+}
+
 static void happen(const sim_fault *fault)
 {
     sim_proc *proc = &sim.procs[fault->a % sim.proc_count];
@@ -311,10 +319,7 @@ static void happen(const sim_fault *fault)
         sim_say("** process %d is stopped for %.6f ms", fault->a, (double)fault->ns * 1e-6);
         break;
     case SIM_DARK:
-        sim.machines[machine].dark = true;
-        for (int i = 0; i < sim.proc_count; i++)
-            if (sim.procs[i].machine == machine)
-                kill_process(i, true);
+        darken(machine);
         break;
     case SIM_CUT:
         sim_say("** nothing gets from machine %d to %d%s for %.6f ms", machine,
@@ -349,6 +354,9 @@ static void happen(const sim_fault *fault)
         for (int i = 0; i < sim.proc_count; i++)
             stop_process(&sim.procs[i], fault->ns);
         break;
+    case SIM_LOSE:
+        proc->loses = true;
+        break;
     case SIM_FAULT_KINDS:
         break;
     }
@@ -380,11 +388,20 @@ static void on_await(sim_event *event)
     post_fault(sim.now + (uint64_t)sim.plan.timeout_ms * 500000, on_fault);
 }
 
-/* Notes what the running process has just done, for a fault that waits for that. */
+/* Returns true if the running process is in a call whose name begins like this. */
+bool sim_is_within(const char *call)
+{
+    return strncmp(sim_me()->story->where, call, strlen(call)) == 0;
+}
+
+/* Notes what the running process has just done: a fault may wait for that, and a thread may be held
+   up a few points later. */
 void sim_did(sim_act act)
 {
+    if (sim_one_in(sim.pause))
+        sim.current->stalls_after = 1 + (unsigned)sim_draw(16);
     const sim_fault *fault = &sim.plan.faults[sim.next_fault];
-    if (sim.awaited == 0 || fault->act != act)
+    if (sim.awaited == 0 || fault->act != act || !sim_is_within(fault->within))
         return;
     bool of_machine = fault->kind == SIM_CUT || fault->kind == SIM_DARK;
     bool its = of_machine ? fault->a % sim.plan.machine_count == sim_machine()
@@ -417,7 +434,8 @@ static void step(uint64_t ns)
     arm_next();
     if (heap_count > 0 && heap[0].at_ns <= sim.now)
         run_events();
-    if (sim_one_in(sim.stall))
+    bool due = sim.current->stalls_after > 0 && --sim.current->stalls_after == 0;
+    if (sim_one_in(sim.stall) || due)
         sim.current->stalled_ns = sim.now + sim_draw(20000000);
 }
 
@@ -670,7 +688,7 @@ bool sim_leftovers(char *text, size_t room)
 void sim_begin(const sim_plan *plan, int verbose)
 {
     static const unsigned hops[] = {5, 20, 100, 1000}, shorts[] = {0, 2, 4, 20},
-                          stalls[] = {0, 0, 300, 3000};
+                          stalls[] = {0, 0, 300, 3000}, pauses[] = {0, 0, 0, 10};
     sim.plan = *plan;
     sim_ticks_behind = plan->more;
     sim.verbose = verbose;
@@ -684,6 +702,7 @@ void sim_begin(const sim_plan *plan, int verbose)
     sim.hop = hops[sim_draw(4)];
     sim.shorts = shorts[sim_draw(4)];
     sim.stall = stalls[sim_draw(4)];
+    sim.pause = pauses[sim_draw(4)];
     if (plan->more && plan->seed % 4 == 0)
         sim.stall = 100;
     for (int i = 0; i < SIM_MACHINES; i++) { /* clocks differ in speed by less than 0.2 % */

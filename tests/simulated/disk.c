@@ -257,6 +257,7 @@ void sim_word_wait(const void *word, unsigned seen, uint64_t ns)
             break;
         }
     free(w);
+    sim_did(SIM_WAITS);
 }
 
 void sim_word_wake(const void *word)

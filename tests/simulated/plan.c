@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { FEW = 8 }; /* steps, where it is about something else */
+
 static uint64_t dice;
 
 static uint64_t draw(uint64_t below)
@@ -33,7 +35,7 @@ static const unsigned char kinds_of[MOODS][SIM_FAULT_KINDS] = {
     [KILLS] = {[SIM_KILL] = 1},
     [STOPS] = {[SIM_STOP] = 3, [SIM_KILL] = 1},
     [DARK] = {[SIM_DARK] = 2, [SIM_KILL] = 1},
-    [CUTS] = {[SIM_CUT] = 4, [SIM_RESET] = 1, [SIM_KILL] = 1},
+    [CUTS] = {[SIM_CUT] = 4, [SIM_RESET] = 1, [SIM_KILL] = 1, [SIM_LOSE] = 1},
     [STARVING] = {[SIM_NO_MEMORY] = 2, [SIM_NO_FILE_LEFT] = 2, [SIM_KILL] = 1},
     [BIRTHS] = {[SIM_BIRTH] = 3, [SIM_KILL] = 2, [SIM_STOP] = 1},
     [ALL] = {3, 3, 1, 2, 1, 1, 1, 3},
@@ -112,19 +114,23 @@ static void draw_places(sim_plan *plan)
                                       : p * plan->machine_count / plan->process_count;
 }
 
-/* Faults come while the job opens, most of them pauses about as long as the rest of the time-out:
-   one process waits for another one, which waits for a third. */
-static void draw_early(sim_plan *plan)
+/* Most faults are pauses about as long as the rest of the time-out: one process waits for another
+   one, which waits for a third. They come while the job opens, or in its steps. */
+static void draw_pauses(sim_plan *plan)
 {
-    bool pauses = draw(3) > 0;
+    bool pauses = draw(3) > 0, early = draw(3) > 0;
     plan->recovers = plan->recovers && draw(4) == 0;
+    plan->step_count = plan->step_count < FEW ? plan->step_count : FEW;
     if (pauses) {
-        plan->timeout_ms = draw(2) == 0 ? 2000 : 4000;
+        plan->timeout_ms = (const int[]){2000, 2000, 4000, 10000}[draw(4)];
         plan->fault_count = 1 + (int)draw(2);
     }
     for (int i = 0; i < plan->fault_count; i++) {
         sim_fault *fault = &plan->faults[i];
-        fault->point = draw((i == 0 ? 100 : 400) * (uint64_t)plan->process_count);
+        fault->point = draw((i > 0   ? (early ? 400 : 2000)
+                             : early ? 100
+                                     : 1500) *
+                            (uint64_t)plan->process_count);
         if (pauses)
             *fault = (sim_fault){.kind = SIM_STOP,
                                  .a = (int)draw((uint64_t)plan->process_count),
@@ -159,7 +165,7 @@ static void draw_more(sim_plan *plan)
                       : -1;
     plan->forges = draw(2) == 0;
     if (draw(4) == 0)
-        draw_early(plan);
+        draw_pauses(plan);
     else if (plan->fault_count > 0 && draw(12) == 0)
         draw_sleep(plan);
 }
@@ -175,8 +181,72 @@ static int draw_connections(uint64_t seed)
     return connections;
 }
 
+/* Draws in which call a fault is to come, and sees to it that there is such a call. */
+static const char *draw_within(sim_plan *plan, int i)
+{
+    sim_step *step = &plan->steps[draw((uint64_t)plan->step_count)].kind;
+    switch (draw(8)) {
+    case 0:
+        plan->faults[i].point = i == 0 ? 0 : plan->faults[i].point;
+        return "dp_open(";
+    case 1:
+        *step = plan->more && draw(2) == 0 ? SIM_MAIL : SIM_MESSAGES;
+        return "dp_messages";
+    case 2:
+        *step = plan->more ? SIM_GROUP : *step;
+        return plan->more ? "dp_open_group" : "";
+    case 3:
+        *step = plan->recovers ? SIM_ADMIT : *step;
+        return plan->recovers ? "dp_admit(" : "";
+    case 4:
+    case 5:
+        return plan->recovers && i > 0 ? "dp_recover(" : "";
+    default:
+        return "";
+    }
+}
+
+/* The first fault ends a job, and the others come while those that are left recover it: half of
+   them to the one that has the lowest number, who proposes. Somebody may come, too, and somebody
+   be waited for afterwards. */
+static void draw_recovery(sim_plan *plan)
+{
+    static const sim_fault_kind first[] = {SIM_KILL, SIM_KILL, SIM_KILL, SIM_STOP, SIM_DARK};
+    static const sim_fault_kind then[] = {SIM_KILL, SIM_KILL,         SIM_KILL,     SIM_STOP,
+                                          SIM_STOP, SIM_NO_FILE_LEFT, SIM_NO_MEMORY};
+    int count = 2 + (int)draw(2);
+    plan->recovers = true;
+    plan->step_count = plan->step_count < FEW ? plan->step_count : FEW;
+    plan->fault_count = count;
+    for (int i = 0; i < count; i++) {
+        sim_fault *fault = &plan->faults[i];
+        *fault = (sim_fault){.kind = i == 0 ? first[draw(5)] : then[draw(7)],
+                             .a = (int)draw((uint64_t)plan->process_count),
+                             .b = 1,
+                             .ns = draw_pause(plan),
+                             .point = draw(1500 * (uint64_t)plan->process_count)};
+        if (i == 0)
+            continue;
+        fault->point = plan->faults[0].point;
+        fault->a = draw(2) == 0 ? plan->faults[0].a == 0 : fault->a;
+        fault->act = draw(2) == 0 ? SIM_SENDS : (sim_act)(1 + draw(SIM_ACTS - 1));
+        fault->times = (int)draw_long(1, 32);
+        fault->within = "dp_recover(";
+    }
+    if (draw(4) == 0)
+        plan->faults[1] = (sim_fault){.kind = SIM_BIRTH,
+                                      .a = (int)draw((uint64_t)plan->machine_count),
+                                      .point = plan->faults[0].point,
+                                      .after_ns = draw_long(1000, 1000000000)};
+    int step = (int)draw((uint64_t)plan->step_count);
+    if (plan->more && draw(2) == 0) {
+        plan->steps[step].kind = SIM_COMPUTE;
+        plan->steps[step].salt = 28; /* for long */
+    }
+}
+
 /* Most mistakes are made where one process hands over to another one: some faults come there, and
-   not at any point. By dice of their own, too. */
+   not at any point. By dice of its own, too. */
 static void draw_acts(sim_plan *plan)
 {
     uint64_t before = dice;
@@ -187,9 +257,14 @@ static void draw_acts(sim_plan *plan)
         if (any || draw(3) > 0)
             continue;
         fault->act = (sim_act)(1 + draw(SIM_ACTS - 1));
-        fault->times = (int)draw_long(1, 64);
+        fault->times = (int)draw_long(1, 32);
+        fault->within = draw_within(plan, i);
     }
+    if (draw(8) == 0)
+        draw_recovery(plan);
     plan->leaves = draw(4) == 0;
+    if (plan->leaves && draw(2) == 0)
+        plan->steps[plan->step_count - 1].kind = plan->more ? SIM_MAIL : SIM_MESSAGES;
     dice = before;
 }
 
@@ -226,11 +301,12 @@ void sim_plan_print(const sim_plan *plan, FILE *out)
     static const char *const steps[] = {"sum",      "agree", "gather", "spread",  "barrier",
                                         "messages", "admit", "save",   "compute", "large",
                                         "mail",     "group", "reduce"};
-    static const char *const faults[] = {
-        "kill process",         "stop process",       "machine goes dark",
-        "cut from machine",     "reset a connection", "no memory for process",
-        "no files for process", "birth on machine",   "stop all processes"};
-    static const char *const acts[] = {"", "sends", "connects", "accepts", "wakes"};
+    static const char *const faults[] = {"kill process",         "stop process",
+                                         "machine goes dark",    "cut from machine",
+                                         "reset a connection",   "no memory for process",
+                                         "no files for process", "birth on machine",
+                                         "stop all processes",   "lose a connection of process"};
+    static const char *const acts[] = {"", "sends", "connects", "accepts", "wakes", "waits"};
     fprintf(out, "  %d processes of %d devices on machines", plan->process_count,
             plan->device_count);
     for (int p = 0; p < plan->process_count; p++)
@@ -264,7 +340,8 @@ void sim_plan_print(const sim_plan *plan, FILE *out)
         fprintf(out, " at point %llu + %.3f ms", (unsigned long long)f->point,
                 (double)f->after_ns * 1e-6);
         if (f->act != SIM_NO_ACT)
-            fprintf(out, ", when it %s for the %dth time", acts[f->act], f->times);
+            fprintf(out, ", when it %s for the %dth time in a call of %s...", acts[f->act],
+                    f->times, f->within[0] != '\0' ? f->within : "dp_");
         fputc('\n', out);
     }
 }

@@ -16,7 +16,7 @@
      a  somebody waits for ever, or a program crashes, or uses a descriptor that it has closed
      b  a sum, a message or what is gathered is wrong
      c  something is left when a context is closed: memory, threads, descriptors
-     d  a call fails later than its time-out and three seconds after the last thing that happened
+     d  a call fails later than its time-out and two seconds after the last thing that happened
         in it (collectives: than two time-outs), or takes a time-out more than there are faults
      e  nothing has happened to a job yet but short pauses, or long ones of all, and it fails; not
         as it opens: the time for that is that of a clock. Or all that has happened to those that
@@ -45,7 +45,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { REPORT = 8000, GRACE_MS = 3000, NUMBERS = 64, JOBS = 64 };
+enum { REPORT = 8000, GRACE_MS = 2000, NUMBERS = 64, JOBS = 64 };
 
 /* From when it is known why a call fails, until it has told all and fails. */
 enum { WORDS_NS = 200000000 };
@@ -140,8 +140,8 @@ void sim_is_in(int number, const int *roster, int count)
                    jobs[number].members, members);
 }
 
-/* Returns true if something has happened to those of a job since one of them began what it is in, or
-   lasted until then; or to one that was to be let in. */
+/* Returns true if something has happened to those of a job since the first of them began the call
+   that it is in, or lasted until then; or to one that was to be let in. */
 static bool was_hit(int number)
 {
     uint64_t begun_ns = SIM_NEVER;

@@ -175,6 +175,7 @@ typedef enum sim_fault_kind {
     SIM_NO_FILE_LEFT, /* of process a, for ns */
     SIM_BIRTH,        /* a process comes to machine a */
     SIM_PAUSE,        /* all processes, for ns, and they go on together: nobody is to miss it */
+    SIM_LOSE, /* the next connection of process a for messages, before it is used: nor this */
     SIM_FAULT_KINDS
 } sim_fault_kind;
 
@@ -183,7 +184,8 @@ typedef enum sim_act { /* of a process, which another one is about to notice */
                        SIM_SENDS,
                        SIM_CONNECTS,
                        SIM_ACCEPTS,
-                       SIM_WAKES, /* who waits for a word of memory */
+                       SIM_WAKES, /* who waits for a word of memory, */
+                       SIM_WAITS, /* or has waited for one itself */
                        SIM_ACTS
 } sim_act;
 
@@ -193,8 +195,9 @@ typedef struct sim_fault {
     bool both;
     uint64_t ns;
     uint64_t point,
-        after_ns; /* when: this point has come, and so long after the fault before it, */
-    sim_act act;  /* and then process a, or one of machine a, has done this so often */
+        after_ns;       /* when: this point has come, and so long after the fault before it, */
+    sim_act act;        /* and then process a, or one of machine a, has done this so often */
+    const char *within; /* in a call whose name begins like this */
     int times;
     bool dropped;
 } sim_fault;
@@ -257,8 +260,8 @@ void sim_is_in(int number, const int *roster, int count);
 /* All processes of a job know that SIM_FILE ends with this word. */
 void sim_has_saved(int64_t stamp);
 
-/* That job has failed, as the calling process is told by this sentence, which blames process `blamed`
-   of it. */
+/* That job has failed, as the calling process is told by this sentence, which blames process
+   `blamed` of it. */
 void sim_has_failed(int number, const char *text, int blamed);
 
 /* A collective call of that job, begun then, has gone well. */

@@ -310,7 +310,7 @@ static void on_refused(sim_event *event)
 static void on_call(sim_event *event)
 {
     socket_t *client = receiver(event);
-    if (client == NULL || client->closed)
+    if (client == NULL || client->closed || client->reset)
         return;
     int found = listener_at(&client->far);
     bool full = found >= 0 && sockets[found].queued == BACKLOG;
@@ -327,6 +327,33 @@ static void on_call(sim_event *event)
     if (found >= 0)
         join(client, &sockets[found]);
     send_event(client, found >= 0 ? on_open : on_refused, NULL, 0);
+}
+
+/* A network loses a connection on which nothing has come yet, at either end. */
+static void on_loss(sim_event *event)
+{
+    socket_t *s = receiver(event);
+    socket_t *peer = s != NULL ? peer_of(s) : NULL;
+    if (s == NULL || s->closed || s->room > 0 || (peer != NULL && peer->room > 0))
+        return;
+    sim_say("** a connection of process %d is lost", s->process);
+    s->reset = true;
+    s->connecting = false;
+    if (peer != NULL)
+        peer->reset = true;
+}
+
+/* Loses what a process has just called, if it is to. */
+static void maybe_lose(const socket_t *s, uint64_t lag)
+{
+    sim_proc *proc = sim_me();
+    if (!proc->loses || !sim_is_within("dp_messages") || s->own.machine == s->far.machine)
+        return;
+    proc->loses = false;
+    sim_post((sim_event){.at_ns = sim.now + sim_draw(8 * lag),
+                         .fn = on_loss,
+                         .a = index_of(s),
+                         .generation = s->generation});
 }
 
 static int connect_inside(int client)
@@ -367,6 +394,7 @@ int sim_connect(const sim_place *to)
                          .fn = on_call,
                          .a = s,
                          .generation = sockets[s].generation});
+    maybe_lose(&sockets[s], lag);
     return fd;
 }
 
