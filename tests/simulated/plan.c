@@ -207,22 +207,25 @@ static const char *draw_within(sim_plan *plan, int i)
 }
 
 /* The first fault ends a job, and the others come while those that are left recover it: half of
-   them to the one that has the lowest number, who proposes. Somebody may come, too, and somebody
-   be waited for afterwards. */
+   them to the one that has the lowest number, who proposes. There are enough that most are left.
+   Somebody may come, too, and somebody be waited for afterwards. */
 static void draw_recovery(sim_plan *plan)
 {
     static const sim_fault_kind first[] = {SIM_KILL, SIM_KILL, SIM_KILL, SIM_STOP, SIM_DARK};
-    static const sim_fault_kind then[] = {SIM_KILL, SIM_KILL,         SIM_KILL,     SIM_STOP,
-                                          SIM_STOP, SIM_NO_FILE_LEFT, SIM_NO_MEMORY};
+    static const sim_fault_kind then[] = {SIM_KILL, SIM_KILL, SIM_KILL,         SIM_KILL,
+                                          SIM_STOP, SIM_STOP, SIM_NO_FILE_LEFT, SIM_CUT};
     int count = 2 + (int)draw(2);
+    for (int *p = &plan->process_count; *p < 5; ++*p)
+        plan->machine_of[*p] = *p % plan->machine_count;
     plan->recovers = true;
     plan->step_count = plan->step_count < FEW ? plan->step_count : FEW;
     plan->fault_count = count;
     for (int i = 0; i < count; i++) {
         sim_fault *fault = &plan->faults[i];
-        *fault = (sim_fault){.kind = i == 0 ? first[draw(5)] : then[draw(7)],
+        *fault = (sim_fault){.kind = i == 0 ? first[draw(5)] : then[draw(8)],
                              .a = (int)draw((uint64_t)plan->process_count),
-                             .b = 1,
+                             .b = (int)draw((uint64_t)plan->machine_count),
+                             .both = draw(2) == 0,
                              .ns = draw_pause(plan),
                              .point = draw(1500 * (uint64_t)plan->process_count)};
         if (i == 0)

@@ -358,6 +358,17 @@ static bool cannot_hear(int p, int q, uint64_t at_ns)
     return busy || is_mute(p, at_ns - WORDS_NS);
 }
 
+/* Returns true if one whose link was cut says the same: who waits for what it waits for goes round
+   in a circle where only one way is cut, and it names one of that. */
+static bool says_what_one_says_who_was_cut(int who)
+{
+    bool some = false;
+    for (int p = 0; p < sim.proc_count; p++)
+        some = some || (sim.procs[p].was_cut &&
+                        strcmp(sentence_of(stories[p].text), sentence_of(stories[who].text)) == 0);
+    return some;
+}
+
 /* Where a link was cut, or one had no memory, nobody is at fault, and none may be named; nor where
    one that was stopped has gone on meanwhile. One may be named that computes for long after it has
    waited for one who was hit; or has left, where not all end together; or has failed before because
@@ -366,6 +377,8 @@ static bool names_one_who_was_hit(int who)
 {
     const sim_story *story = &stories[who];
     bool somebody = false, at_fault = false;
+    if (says_what_one_says_who_was_cut(who))
+        return true;
     for (int p = 0; p < sim.proc_count; p++) {
         bool named = names(story, p);
         if (named && (!is_well(p) || stories[p].busy || has_left_before(p, who)))
