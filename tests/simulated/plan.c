@@ -114,32 +114,48 @@ static void draw_places(sim_plan *plan)
                                       : p * plan->machine_count / plan->process_count;
 }
 
+static void draw_few_steps(sim_plan *plan, int most)
+{
+    plan->step_count = plan->step_count < most ? plan->step_count : most;
+}
+
+/* When processes of a job that opens hand over to each other, or at any point of it. */
+static void draw_early_moment(sim_plan *plan, int i)
+{
+    sim_fault *fault = &plan->faults[i];
+    fault->point = draw((i == 0 ? 100 : 400) * (uint64_t)plan->process_count);
+    if (draw(2) == 0)
+        return;
+    fault->point = i == 0 ? 0 : fault->point;
+    fault->act = (sim_act)(1 + draw(SIM_ACTS - 1));
+    fault->times = (int)draw_long(1, 16);
+    fault->within = "dp_open(";
+}
+
 /* Most faults are pauses about as long as the rest of the time-out: one process waits for another
    one, which waits for a third. They come while the job opens, or in its steps. */
 static void draw_pauses(sim_plan *plan)
 {
-    bool pauses = draw(3) > 0, early = draw(3) > 0;
+    bool pauses = draw(3) > 0, early = draw(4) > 0;
     plan->recovers = plan->recovers && draw(4) == 0;
-    plan->step_count = plan->step_count < FEW ? plan->step_count : FEW;
+    draw_few_steps(plan, early ? 2 : FEW);
     if (pauses) {
         plan->timeout_ms = (const int[]){2000, 2000, 4000, 10000}[draw(4)];
         plan->fault_count = 1 + (int)draw(2);
     }
     for (int i = 0; i < plan->fault_count; i++) {
         sim_fault *fault = &plan->faults[i];
-        fault->point = draw((i > 0   ? (early ? 400 : 2000)
-                             : early ? 100
-                                     : 1500) *
-                            (uint64_t)plan->process_count);
         if (pauses)
             *fault = (sim_fault){.kind = SIM_STOP,
                                  .a = (int)draw((uint64_t)plan->process_count),
-                                 .point = fault->point,
                                  .after_ns = fault->after_ns};
         if (fault->kind == SIM_BIRTH && !plan->recovers)
             fault->kind = SIM_KILL;
         if (fault->kind == SIM_STOP)
             fault->ns = (uint64_t)plan->timeout_ms * 1000 * (300 + draw(1200));
+        fault->point = draw(1500 * (uint64_t)plan->process_count);
+        if (early)
+            draw_early_moment(plan, i);
     }
 }
 
@@ -164,7 +180,7 @@ static void draw_more(sim_plan *plan)
                       ? (int)draw((uint64_t)plan->machine_count)
                       : -1;
     plan->forges = draw(2) == 0;
-    if (draw(4) == 0)
+    if (draw(3) == 0)
         draw_pauses(plan);
     else if (plan->fault_count > 0 && draw(12) == 0)
         draw_sleep(plan);
@@ -218,7 +234,7 @@ static void draw_recovery(sim_plan *plan)
     for (int *p = &plan->process_count; *p < 5; ++*p)
         plan->machine_of[*p] = *p % plan->machine_count;
     plan->recovers = true;
-    plan->step_count = plan->step_count < FEW ? plan->step_count : FEW;
+    draw_few_steps(plan, FEW);
     plan->fault_count = count;
     for (int i = 0; i < count; i++) {
         sim_fault *fault = &plan->faults[i];
@@ -257,7 +273,7 @@ static void draw_acts(sim_plan *plan)
     for (int i = 0; i < plan->fault_count; i++) {
         sim_fault *fault = &plan->faults[i];
         bool any = fault->kind == SIM_RESET || fault->kind == SIM_BIRTH || fault->kind == SIM_PAUSE;
-        if (any || draw(3) > 0)
+        if (any || fault->act != SIM_NO_ACT || draw(3) > 0)
             continue;
         fault->act = (sim_act)(1 + draw(SIM_ACTS - 1));
         fault->times = (int)draw_long(1, 32);
