@@ -222,6 +222,21 @@ static const char *draw_within(sim_plan *plan, int i)
     }
 }
 
+/* Somebody comes after the first fault, and the last one hits another one as that one is let in. */
+static void draw_newcomer(sim_plan *plan)
+{
+    int step = (int)draw((uint64_t)plan->step_count);
+    plan->faults[1].kind = SIM_BIRTH;
+    plan->faults[1].act = SIM_NO_ACT;
+    plan->faults[1].after_ns = draw_long(1000, 1000000000);
+    plan->faults[2].within = "dp_admit(";
+    plan->fault_count = 3;
+    plan->steps[step].kind = SIM_COMPUTE;
+    plan->steps[step].size = 3000;
+    plan->steps[step + 1].kind = SIM_ADMIT;
+    plan->step_count += step + 1 == plan->step_count;
+}
+
 /* The first fault ends a job, and the others come while those that are left recover it: half of
    them to the one that has the lowest number, who proposes. There are enough that most are left.
    Somebody may come, too, and somebody be waited for afterwards. */
@@ -230,13 +245,12 @@ static void draw_recovery(sim_plan *plan)
     static const sim_fault_kind first[] = {SIM_KILL, SIM_KILL, SIM_KILL, SIM_STOP, SIM_DARK};
     static const sim_fault_kind then[] = {SIM_KILL, SIM_KILL, SIM_KILL,         SIM_KILL,
                                           SIM_STOP, SIM_STOP, SIM_NO_FILE_LEFT, SIM_CUT};
-    int count = 2 + (int)draw(2);
     for (int *p = &plan->process_count; *p < 5; ++*p)
         plan->machine_of[*p] = *p % plan->machine_count;
     plan->recovers = true;
     draw_few_steps(plan, FEW);
-    plan->fault_count = count;
-    for (int i = 0; i < count; i++) {
+    plan->fault_count = 2 + (int)draw(2);
+    for (int i = 0; i < 3; i++) {
         sim_fault *fault = &plan->faults[i];
         *fault = (sim_fault){.kind = i == 0 ? first[draw(5)] : then[draw(8)],
                              .a = (int)draw((uint64_t)plan->process_count),
@@ -252,11 +266,8 @@ static void draw_recovery(sim_plan *plan)
         fault->times = (int)draw_long(1, 32);
         fault->within = "dp_recover(";
     }
-    if (draw(4) == 0)
-        plan->faults[1] = (sim_fault){.kind = SIM_BIRTH,
-                                      .a = (int)draw((uint64_t)plan->machine_count),
-                                      .point = plan->faults[0].point,
-                                      .after_ns = draw_long(1000, 1000000000)};
+    if (draw(3) == 0)
+        draw_newcomer(plan);
     int step = (int)draw((uint64_t)plan->step_count);
     if (plan->more && draw(2) == 0) {
         plan->steps[step].kind = SIM_COMPUTE;

@@ -253,7 +253,7 @@ PLANTS = [
     ("found: who was held up gives up before it reads what has come", "dp/tree.h",
      "    if (ms > 0 || *again ||", "    if (ms >= 0 || *again ||"),
     ("found: who was held up before its proof is let go", "dp/listener.h",
-     "    bool patient = pending->asked &&", "    bool patient = false &&"),
+     "(pending->asked && listener->services[pending->request.kind].patient);", "false;"),
     ("found: who fails among connections does not hear why those ahead have ended", "dp/tcp.h",
      "dp__tree_skip(tree) == DP_OK", "((void)dp__tree_skip, dp__tree_listen(tree)) == DP_OK"),
     ("found: who waits for the rest of a part is named", "dp/tree.h",

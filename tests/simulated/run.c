@@ -464,6 +464,23 @@ static bool was_apart(int p)
     return silence && stories[p].apart_ns > (uint64_t)sim.plan.timeout_ms * 250000;
 }
 
+/* In which a job opens that nothing happens to, also with strangers at its ports. */
+enum { OPENS_NS = 1000000000 };
+
+/* Returns true if all that has happened is that processes were stopped, and not for so long in all
+   that a job which opens has no time left. */
+static bool has_time_to_open(void)
+{
+    uint64_t timeout_ns = (uint64_t)sim.plan.timeout_ms * 1000000, stopped_ns = 0;
+    bool only = true;
+    for (int i = 0; i < sim.next_fault; i++) {
+        const sim_fault *fault = &sim.plan.faults[i];
+        only = only && (fault->dropped || fault->kind == SIM_STOP);
+        stopped_ns += fault->dropped ? 0 : fault->ns;
+    }
+    return only && stopped_ns + OPENS_NS < timeout_ns;
+}
+
 static void judge_failure(int p, bool some_done, int well, int begun)
 {
     const sim_story *story = &stories[p];
@@ -473,6 +490,8 @@ static void judge_failure(int p, bool some_done, int well, int begun)
     bool excused = !story->opened && is_late(story->failed_ns);
     if (is_before_all(story->failed_ns) && !excused)
         break_rule('e', "%d fails, and nothing has happened", p);
+    else if (!story->opened && has_time_to_open())
+        break_rule('e', "%d fails, and there was time to open", p);
     if (is_before_all(story->failed_ns) || excused || somebody_was_held_up())
         return;
     if (!recovers && is_well(p) && !names_one_who_was_hit(p))
