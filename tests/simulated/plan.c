@@ -1,7 +1,9 @@
 /* plan.c - what happens in a run: a script and its faults, drawn from a seed. See sim.h.
 
    The moods are kinds of trouble. Short times are as likely as long ones, and a fault often follows
-   another one closely: most mistakes are made while others are mended.                          */
+   another one closely: most mistakes are made while others are mended. Some plans are about one
+   thing: a job that opens, pauses, a recovery. Some faults do not come at a point, but when a
+   process has done something that others are about to notice.                                   */
 
 #include "plan.h"
 #include <stdio.h>
