@@ -292,10 +292,12 @@ static bool dp__pending_read(dp__listener *listener, dp__pending *pending, bool 
 }
 
 /* Returns false if nothing has come for long. One that has asked may be of this job, and held up:
-   it takes itself for let in once it has sent its proof. */
+   it takes itself for let in once it has sent its proof. One that has proved that it is has been
+   let in, however long the thread that takes it is in something else. */
 static bool dp__pending_stays(const dp__listener *listener, const dp__pending *pending)
 {
-    bool patient = pending->asked && listener->services[pending->request.kind].patient;
+    bool patient = pending->proved ||
+                   (pending->asked && listener->services[pending->request.kind].patient);
     uint64_t most_ms = listener->full ? DP__QUIET_MS : DP__PENDING_MS;
     return (patient && !listener->full) || dp__os_now_ns() - pending->came_ns < most_ms * 1000000;
 }

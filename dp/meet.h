@@ -54,6 +54,7 @@ typedef struct dp__meet {
     dp__coll want;            /* and for what; without parts it is a barrier */
     dp_status result, status; /* of the last round, for all who were in it; why nobody can meet here
                                  any more */
+    int result_culprit;       /* as dp__of_thread has it */
     char result_text[DP__TEXT_BYTES], status_text[DP__TEXT_BYTES];
     dp_part *parts;         /* room for those of all local ranks */
     dp__partner partners[]; /* as many as local ranks */
@@ -463,6 +464,13 @@ static dp_status dp__meet_error(dp__meet *meet, size_t i)
     return dp_error(meet->status, "%s", meet->status_text);
 }
 
+/* Returns what the work came to, and because of whom, under the lock. */
+static dp_status dp__meet_result(const dp__meet *meet)
+{
+    dp__of_thread.culprit = meet->result_culprit;
+    return dp_error(meet->result, "%s", meet->result_text);
+}
+
 /* Does the work of the last to come; nobody else touches the meeting meanwhile. */
 static dp_status dp__meet_work(dp_ctx *ctx)
 {
@@ -474,6 +482,7 @@ static dp_status dp__meet_work(dp_ctx *ctx)
     meet->result = status;
     if (status != DP_OK)
         memcpy(meet->result_text, dp__of_thread.text, sizeof meet->result_text);
+    meet->result_culprit = dp__of_thread.culprit;
     atomic_store(&meet->here, 0);
     meet->round++;
     dp__lock_leave(&meet->lock);
@@ -556,7 +565,7 @@ static dp_status dp__meet_wait(dp_ctx *ctx, size_t i, unsigned round)
         if (meet->round == round && sleep_ns == 0)
             status = dp__meet_error(meet, i);
         else if (meet->round != round && meet->result != DP_OK)
-            status = dp_error(meet->result, "%s", meet->result_text);
+            status = dp__meet_result(meet);
         dp__lock_leave(&meet->lock);
         if (sleep_ns == 0)
             break;

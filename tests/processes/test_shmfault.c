@@ -1645,6 +1645,34 @@ TEST(one_listener_lets_several_kinds_in)
     dp__listener_close(&listener);
 }
 
+/* Lets a minute go by for those that are pending. */
+static void age(dp__listener *listener)
+{
+    for (int i = 0; i < listener->pending_count; i++)
+        listener->pending[i].came_ns -= 60000000000;
+    look_at(listener);
+}
+
+/* Who has proved what it is has been let in, whatever the thread is in that is to take it. One that
+   has not goes after a while. */
+TEST(who_has_proved_itself_stays_until_it_is_taken)
+{
+    dp__listener listener;
+    dp__pending pending;
+    listen_here(&listener, "stays");
+    CHECK_OK(dp__listener_serve(&listener, DP__FOR_MESSAGES, (dp__service){.key = its_key}));
+    int proved = come_for(&listener, DP__FOR_MESSAGES, true);
+    int asked = come_for(&listener, DP__FOR_MESSAGES, false);
+    CHECK_INT(listener.pending_count, 2);
+    age(&listener);
+    CHECK_INT(listener.pending_count, 1);
+    CHECK(dp__listener_take(&listener, DP__FOR_MESSAGES, &pending));
+    dp__os_close(pending.fd);
+    dp__os_close(proved);
+    dp__os_close(asked);
+    dp__listener_close(&listener);
+}
+
 static int answered;
 
 static void answer_seven(const void *user, int fd)

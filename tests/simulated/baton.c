@@ -226,9 +226,10 @@ static void switch_away(void)
 
 /* ---- faults ---------------------------------------------------------------------------------- */
 
-void sim_hit(sim_proc *proc)
+void sim_hit(sim_proc *proc, uint64_t until_ns)
 {
     proc->hit_ns = sim.now;
+    proc->hit_until_ns = until_ns > proc->hit_until_ns ? until_ns : proc->hit_until_ns;
     sim.hit_ns = sim.hit_ns != 0 ? sim.hit_ns : sim.now;
 }
 
@@ -238,12 +239,17 @@ static bool is_short(uint64_t ns)
     return sim.plan.timeout_ms >= 10000 && ns <= (uint64_t)sim.plan.timeout_ms * 1000000 / 8;
 }
 
+static uint64_t later(uint64_t ns)
+{
+    return ns < SIM_NEVER - sim.now ? sim.now + ns : SIM_NEVER;
+}
+
 static void pause_process(sim_proc *proc, uint64_t ns)
 {
     if (is_short(ns))
         proc->hit_ns = sim.now;
     else
-        sim_hit(proc);
+        sim_hit(proc, later(ns));
 }
 
 static void end_threads_of(int process, bool but_current)
@@ -262,16 +268,11 @@ static void kill_process(int process, bool silent)
     if (proc->dead || proc->over)
         return;
     proc->dead = true;
-    sim_hit(proc);
+    sim_hit(proc, SIM_NEVER);
     sim_say("** process %d is killed%s", process, silent ? " with its machine" : "");
     end_threads_of(process, false);
     sim_wire_end_of(process, silent);
     sim_disk_end_of(process);
-}
-
-static uint64_t later(uint64_t ns)
-{
-    return ns < SIM_NEVER - sim.now ? sim.now + ns : SIM_NEVER;
 }
 
 /* No cut ends an earlier one: what that has dropped for good is not to be followed by anything. */
@@ -294,6 +295,14 @@ static void stop_process(sim_proc *proc, uint64_t ns)
     proc->was_stopped = true;
 }
 
+static void darken(int machine)
+{
+    sim.machines[machine].dark = true;
+    for (int i = 0; i < sim.proc_count; i++)
+        if (sim.procs[i].machine == machine)
+            kill_process(i, true);
+}
+
 static void happen(const sim_fault *fault)
 {
     sim_proc *proc = &sim.procs[fault->a % sim.proc_count];
@@ -310,10 +319,7 @@ static void happen(const sim_fault *fault)
         sim_say("** process %d is stopped for %.6f ms", fault->a, (double)fault->ns * 1e-6);
         break;
     case SIM_DARK:
-        sim.machines[machine].dark = true;
-        for (int i = 0; i < sim.proc_count; i++)
-            if (sim.procs[i].machine == machine)
-                kill_process(i, true);
+        darken(machine);
         break;
     case SIM_CUT:
         sim_say("** nothing gets from machine %d to %d%s for %.6f ms", machine,
@@ -330,13 +336,13 @@ static void happen(const sim_fault *fault)
         sim_say("** process %d gets no memory %d times", fault->a, fault->b);
         proc->refused = fault->b;
         proc->was_starved = true;
-        sim_hit(proc);
+        sim_hit(proc, SIM_NEVER);
         break;
     case SIM_NO_FILE_LEFT:
         sim_say("** process %d may open nothing for %.6f ms", fault->a, (double)fault->ns * 1e-6);
         proc->files_until_ns = later(fault->ns);
         proc->was_starved = true;
-        sim_hit(proc);
+        sim_hit(proc, SIM_NEVER);
         break;
     case SIM_BIRTH:
         if (sim.proc_count < SIM_PROCESSES && !sim.machines[machine].dark)
@@ -348,6 +354,9 @@ static void happen(const sim_fault *fault)
         for (int i = 0; i < sim.proc_count; i++)
             stop_process(&sim.procs[i], fault->ns);
         break;
+    case SIM_LOSE:
+        proc->loses = true;
+        break;
     case SIM_FAULT_KINDS:
         break;
     }
@@ -356,12 +365,49 @@ static void happen(const sim_fault *fault)
 static void on_fault(sim_event *event)
 {
     const sim_fault *fault = &sim.plan.faults[event->a];
+    if (sim.next_fault > event->a)
+        return; /* what it waited for has come */
     sim.next_fault = event->a + 1;
+    sim.awaited = 0;
     sim.armed = false;
     sim.fault_ns = sim.now;
     sim.moments[sim.moment_count++] = sim.now;
     sim.moments[sim.moment_count++] = later(fault->ns);
     happen(fault);
+}
+
+static void post_fault(uint64_t at_ns, void (*fn)(sim_event *event))
+{
+    sim_post((sim_event){.at_ns = at_ns, .fn = fn, .a = sim.next_fault});
+}
+
+/* It happens all the same if that process does no such thing. */
+static void on_await(sim_event *event)
+{
+    sim.awaited = sim.plan.faults[event->a].times;
+    post_fault(sim.now + (uint64_t)sim.plan.timeout_ms * 500000, on_fault);
+}
+
+/* Returns true if the running process is in a call whose name begins like this. */
+bool sim_is_within(const char *call)
+{
+    return strncmp(sim_me()->story->where, call, strlen(call)) == 0;
+}
+
+/* Notes what the running process has just done: a fault may wait for that, and a thread may be held
+   up a few points later. */
+void sim_did(sim_act act)
+{
+    if (sim_one_in(sim.pause))
+        sim.current->stalls_after = 1 + (unsigned)sim_draw(16);
+    const sim_fault *fault = &sim.plan.faults[sim.next_fault];
+    if (sim.awaited == 0 || fault->act != act || !sim_is_within(fault->within))
+        return;
+    bool of_machine = fault->kind == SIM_CUT || fault->kind == SIM_DARK;
+    bool its = of_machine ? fault->a % sim.plan.machine_count == sim_machine()
+                          : fault->a % sim.proc_count == sim_process();
+    if (its && --sim.awaited == 0)
+        post_fault(sim.now, on_fault);
 }
 
 static void arm_next(void)
@@ -376,8 +422,7 @@ static void arm_next(void)
     if (sim.points < fault->point)
         return;
     sim.armed = true;
-    sim_post(
-        (sim_event){.at_ns = sim.fault_ns + fault->after_ns, .fn = on_fault, .a = sim.next_fault});
+    post_fault(sim.fault_ns + fault->after_ns, fault->act != SIM_NO_ACT ? on_await : on_fault);
 }
 
 /* ---- points ---------------------------------------------------------------------------------- */
@@ -389,7 +434,8 @@ static void step(uint64_t ns)
     arm_next();
     if (heap_count > 0 && heap[0].at_ns <= sim.now)
         run_events();
-    if (sim_one_in(sim.stall))
+    bool due = sim.current->stalls_after > 0 && --sim.current->stalls_after == 0;
+    if (sim_one_in(sim.stall) || due)
         sim.current->stalled_ns = sim.now + sim_draw(20000000);
 }
 
@@ -642,7 +688,7 @@ bool sim_leftovers(char *text, size_t room)
 void sim_begin(const sim_plan *plan, int verbose)
 {
     static const unsigned hops[] = {5, 20, 100, 1000}, shorts[] = {0, 2, 4, 20},
-                          stalls[] = {0, 0, 300, 3000};
+                          stalls[] = {0, 0, 300, 3000}, pauses[] = {0, 0, 0, 10};
     sim.plan = *plan;
     sim_ticks_behind = plan->more;
     sim.verbose = verbose;
@@ -656,6 +702,7 @@ void sim_begin(const sim_plan *plan, int verbose)
     sim.hop = hops[sim_draw(4)];
     sim.shorts = shorts[sim_draw(4)];
     sim.stall = stalls[sim_draw(4)];
+    sim.pause = pauses[sim_draw(4)];
     if (plan->more && plan->seed % 4 == 0)
         sim.stall = 100;
     for (int i = 0; i < SIM_MACHINES; i++) { /* clocks differ in speed by less than 0.2 % */

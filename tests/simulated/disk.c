@@ -257,6 +257,7 @@ void sim_word_wait(const void *word, unsigned seen, uint64_t ns)
             break;
         }
     free(w);
+    sim_did(SIM_WAITS);
 }
 
 void sim_word_wake(const void *word)
@@ -264,6 +265,7 @@ void sim_word_wake(const void *word)
     waiter woken = waiter_of(word);
     for (waiter *w = waiters; w != NULL; w = w->next)
         w->woken = w->woken || is_same_word(w, &woken);
+    sim_did(SIM_WAKES);
     sim_point("wakes");
 }
 

@@ -20,14 +20,16 @@ typedef struct sim_thread {
     sim_ready *ready;
     void *arg;
     uint64_t until_ns, stalled_ns;
-    void *locals; /* while another thread of the process runs */
+    unsigned stalls_after; /* points; 0: it does not */
+    void *locals;          /* while another thread of the process runs */
 } sim_thread;
 
 typedef struct sim_proc {
     bool dead, over;
     int machine;
     uint64_t begun_ns, stopped_until_ns, files_until_ns, hit_ns; /* hit: when a fault met it */
-    bool was_stopped, was_cut, was_starved;
+    uint64_t hit_until_ns; /* by more than a short pause: how long that lasts */
+    bool was_stopped, was_cut, was_starved, loses;
     int refused; /* so many more calls for memory fail */
     int64_t taken;
     int files;
@@ -58,7 +60,7 @@ typedef struct sim_world {
     sim_proc procs[SIM_PROCESSES];
     int proc_count, verdict;
     uint64_t limit_ns;
-    unsigned hop, shorts, stall;
+    unsigned hop, shorts, stall, pause; /* one in so many: points, acts */
     struct {
         bool dark;
         int64_t ahead_ns; /* its clocks, */
@@ -69,7 +71,8 @@ typedef struct sim_world {
     uint64_t cut_until[SIM_MACHINES][SIM_MACHINES]; /* and the end of the last */
     int next_fault;
     bool armed;
-    uint64_t fault_ns;                /* when the last one happened */
+    int awaited;       /* so many acts more until the next fault; 0: it waits for none */
+    uint64_t fault_ns; /* when the last one happened */
     uint64_t moments[4 * SIM_FAULTS]; /* when a fault happened, or ended */
     int moment_count;
     uint64_t hit_ns;    /* when the first one was hit by more than a short pause; 0: none was */
@@ -93,7 +96,9 @@ void sim_env_of(int process, const char *name, const char *text);
 enum { SIM_DONE, SIM_STUCK, SIM_LATE };
 int sim_go(void);
 void sim_show(void);
-void sim_hit(sim_proc *proc);
+void sim_hit(sim_proc *proc, uint64_t until_ns);
+bool sim_is_within(const char *call);
+void sim_did(sim_act act);
 extern void (*sim_on_birth)(int machine); /* the driver's */
 
 /* ---- wire.c ---------------------------------------------------------------------------------- */

@@ -347,7 +347,7 @@ static dp_status go_on(task *t)
         t->step++;
         t->story->steps++;
     }
-    return CALL_ALL(dp_barrier(t->ctx));
+    return t->plan->leaves ? DP_OK : CALL_ALL(dp_barrier(t->ctx));
 }
 
 static dp_status recover(task *t)
@@ -363,12 +363,22 @@ static dp_status recover(task *t)
     return look(t);
 }
 
+/* Does the steps that are left. If the job fails, the judge hears how. */
+static dp_status go_on_or_fail(task *t)
+{
+    dp_failure_info failure;
+    dp_status status = go_on(t);
+    if (status != DP_OK && dp_failure(t->ctx, &failure))
+        sim_has_failed(t->info.recoveries, failure.text, failure.rank / t->plan->device_count);
+    return status;
+}
+
 static dp_status run(task *t)
 {
-    dp_status status = go_on(t);
+    dp_status status = go_on_or_fail(t);
     while (status != DP_OK && t->plan->recovers && dp_failure(t->ctx, NULL)) {
         DP_TRY(recover(t));
-        status = go_on(t);
+        status = go_on_or_fail(t);
     }
     return status;
 }

@@ -16,16 +16,17 @@
      a  somebody waits for ever, or a program crashes, or uses a descriptor that it has closed
      b  a sum, a message or what is gathered is wrong
      c  something is left when a context is closed: memory, threads, descriptors
-     d  a call fails later than its time-out and three seconds after the last thing that happened
+     d  a call fails later than its time-out and two seconds after the last thing that happened
         in it (collectives: than two time-outs), or takes a time-out more than there are faults
      e  nothing has happened to a job yet but short pauses, or long ones of all, and it fails; not
-        as it opens: the time for that is that of a clock
+        as it opens: the time for that is that of a clock. Or all that has happened to those that
+        are in it was over before they began the calls in which it fails
      f  a process that nothing has happened to fails without recovery, or in a call that is no
         failure of the job; and it names none to whom something has happened, or blames another
         one than it names
      g  two groups are in the job of one number; or one is in an older job while another one goes on
      h  most processes are well, and yet not all of these go on
-     i  processes of one machine fail without recovery, and do not say the same
+     i  processes of one machine are told of the failure of their job, and not the same
      j  a file that was saved is another one in the end, or part of one                          */
 
 #define _GNU_SOURCE
@@ -44,7 +45,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { REPORT = 8000, GRACE_MS = 3000, NUMBERS = 64, JOBS = 64 };
+enum { REPORT = 8000, GRACE_MS = 2000, NUMBERS = 64, JOBS = 64 };
 
 /* From when it is known why a call fails, until it has told all and fails. */
 enum { WORDS_NS = 200000000 };
@@ -95,12 +96,21 @@ static void break_rule(char rule, const char *format, ...)
         found->broken[rules] = rule;
 }
 
+static bool is_well(int p)
+{
+    const sim_proc *proc = &sim.procs[p];
+    return !proc->dead && proc->hit_ns == 0;
+}
+
 /* ---- what the judge hears while it goes on --------------------------------------------------- */
 
 static struct {
     int roster[SIM_PROCESSES], count; /* who is which process of it; count 0: nobody has said so */
     unsigned members;                 /* the same, a bit each */
     uint64_t first_ns;                /* when the first one was in it */
+    bool failed;                      /* one of them has been told so */
+    char said[600];                   /* how, where all are to say the same; "": nobody has yet */
+    int blamed;                       /* whose fault that is */
 } jobs[NUMBERS];
 
 static int64_t last_saved = -1;
@@ -128,6 +138,72 @@ void sim_is_in(int number, const int *roster, int count)
         memcmp(jobs[number].roster, roster, (size_t)count * sizeof *roster) != 0)
         break_rule('g', "job %d has the members %x, and %x, or these in another order", number,
                    jobs[number].members, members);
+}
+
+/* Returns true if something has happened to those of a job since the first of them began the call
+   that it is in, or lasted until then; or to one that was to be let in. */
+static bool was_hit(int number)
+{
+    uint64_t begun_ns = SIM_NEVER;
+    bool hit = sim.paused_ns != 0;
+    for (int p = 0; p < sim.proc_count; p++)
+        if ((jobs[number].members >> p & 1) != 0 && stories[p].called_ns < begun_ns)
+            begun_ns = stories[p].called_ns;
+    for (int p = 0; p < sim.proc_count; p++) {
+        bool counts = p >= sim.plan.process_count || (jobs[number].members >> p & 1) != 0;
+        hit = hit || (counts && sim.procs[p].hit_until_ns >= begun_ns);
+    }
+    return hit;
+}
+
+static bool is_starved(int number)
+{
+    bool starved = false;
+    for (int p = 0; p < sim.proc_count; p++)
+        starved = starved || ((jobs[number].members >> p & 1) != 0 && sim.procs[p].was_starved);
+    return starved;
+}
+
+/* Behind names of functions and files. */
+static const char *sentence_of(const char *text)
+{
+    const char *collective = strstr(text, "collective "), *next = text;
+    while (collective == NULL && strncmp(text, "dp_", 3) == 0 && next != NULL) {
+        next = strstr(text, ": ");
+        text = next != NULL ? next + 2 : text;
+    }
+    return collective != NULL ? collective : text;
+}
+
+/* Processes of one machine have one board, unless one has had no memory for it. */
+static void judge_sentence(int number, const char *text, int blamed)
+{
+    const char *said = sentence_of(text);
+    if (jobs[number].said[0] == '\0') {
+        snprintf(jobs[number].said, sizeof jobs[number].said, "%s", said);
+        jobs[number].blamed = blamed;
+    }
+    if (strncmp(jobs[number].said, said, sizeof jobs[number].said - 1) != 0)
+        break_rule('i', "process %d is told that job %d has failed: %s; another one: %s",
+                   sim_process(), number, said, jobs[number].said);
+    if (jobs[number].blamed != blamed)
+        break_rule('i',
+                   "job %d has failed because of %d, process %d is told, and another one of %d",
+                   number, blamed, sim_process(), jobs[number].blamed);
+}
+
+void sim_has_failed(int number, const char *text, int blamed)
+{
+    bool counts = number >= 0 && number < NUMBERS && jobs[number].first_ns != 0;
+    sim_say("-- has failed in job %d: %s", number, text);
+    if (!counts)
+        return;
+    if (!jobs[number].failed && !was_hit(number))
+        break_rule('e', "process %d fails in job %d, and nothing has happened to it: %s",
+                   sim_process(), number, text);
+    jobs[number].failed = true;
+    if (sim.plan.machine_count == 1 && is_well(sim_process()) && !is_starved(number))
+        judge_sentence(number, text, blamed);
 }
 
 /* What the others gave before may still come, if one of them is in the later job; so it may before
@@ -200,12 +276,6 @@ static void begin_alien(const sim_plan *plan)
 static void on_birth(int machine)
 {
     begin(&sim.plan, machine, true);
-}
-
-static bool is_well(int p)
-{
-    const sim_proc *proc = &sim.procs[p];
-    return !proc->dead && proc->hit_ns == 0;
 }
 
 /* Returns the process that has this number in the job of a story, as sentences count; -1: none. */
@@ -288,16 +358,30 @@ static bool cannot_hear(int p, int q, uint64_t at_ns)
     return busy || is_mute(p, at_ns - WORDS_NS);
 }
 
+/* Returns true if one whose link was cut says the same: who waits for what it waits for goes round
+   in a circle where only one way is cut, and it names one of that. */
+static bool says_what_one_says_who_was_cut(int who)
+{
+    bool some = false;
+    for (int p = 0; p < sim.proc_count; p++)
+        some = some || (sim.procs[p].was_cut &&
+                        strcmp(sentence_of(stories[p].text), sentence_of(stories[who].text)) == 0);
+    return some;
+}
+
 /* Where a link was cut, or one had no memory, nobody is at fault, and none may be named; nor where
    one that was stopped has gone on meanwhile. One may be named that computes for long after it has
-   waited for one who was hit; or has failed before because of such a one, if it cannot be heard. */
+   waited for one who was hit; or has left, where not all end together; or has failed before because
+   of such a one, if it cannot be heard. One that dies while it tells why names nobody. */
 static bool names_one_who_was_hit(int who)
 {
     const sim_story *story = &stories[who];
     bool somebody = false, at_fault = false;
+    if (says_what_one_says_who_was_cut(who))
+        return true;
     for (int p = 0; p < sim.proc_count; p++) {
         bool named = names(story, p);
-        if (named && (!is_well(p) || stories[p].busy))
+        if (named && (!is_well(p) || stories[p].busy || has_left_before(p, who)))
             return true;
         if (named && p != who && stories[p].failed_ns < story->failed_ns &&
             cannot_hear(who, p, story->failed_ns) && names_one_who_was_hit(p))
@@ -305,7 +389,7 @@ static bool names_one_who_was_hit(int who)
         somebody = somebody || named;
         at_fault = at_fault || is_mute(p, story->failed_ns);
     }
-    return !somebody && !at_fault;
+    return !somebody && (!at_fault || strstr(story->text, "died before it could report") != NULL);
 }
 
 /* By then nothing had happened to any process but short pauses. */
@@ -380,6 +464,23 @@ static bool was_apart(int p)
     return silence && stories[p].apart_ns > (uint64_t)sim.plan.timeout_ms * 250000;
 }
 
+/* In which a job opens that nothing happens to, also with strangers at its ports. */
+enum { OPENS_NS = 1000000000 };
+
+/* Returns true if all that has happened is that processes were stopped, and not for so long in all
+   that a job which opens has no time left. */
+static bool has_time_to_open(void)
+{
+    uint64_t timeout_ns = (uint64_t)sim.plan.timeout_ms * 1000000, stopped_ns = 0;
+    bool only = true;
+    for (int i = 0; i < sim.next_fault; i++) {
+        const sim_fault *fault = &sim.plan.faults[i];
+        only = only && (fault->dropped || fault->kind == SIM_STOP);
+        stopped_ns += fault->dropped ? 0 : fault->ns;
+    }
+    return only && stopped_ns + OPENS_NS < timeout_ns;
+}
+
 static void judge_failure(int p, bool some_done, int well, int begun)
 {
     const sim_story *story = &stories[p];
@@ -389,6 +490,8 @@ static void judge_failure(int p, bool some_done, int well, int begun)
     bool excused = !story->opened && is_late(story->failed_ns);
     if (is_before_all(story->failed_ns) && !excused)
         break_rule('e', "%d fails, and nothing has happened", p);
+    else if (!story->opened && has_time_to_open())
+        break_rule('e', "%d fails, and there was time to open", p);
     if (is_before_all(story->failed_ns) || excused || somebody_was_held_up())
         return;
     if (!recovers && is_well(p) && !names_one_who_was_hit(p))
@@ -404,28 +507,6 @@ static void judge_failure(int p, bool some_done, int well, int begun)
         if (jobs[number].first_ns != 0 && jobs[number].first_ns < story->failed_ns &&
             (jobs[number].members >> p & 1) == 0 && number > story->recoveries)
             break_rule('h', "%d is well, and not in job %d", p, number);
-}
-
-/* Behind names of functions and files. */
-static const char *sentence_of(int p)
-{
-    const char *collective = strstr(stories[p].text, "collective ");
-    return collective != NULL ? collective : stories[p].text;
-}
-
-/* Who was stopped or starved may fail by itself; and not all are in one collective when they are in
-   messages, or open. */
-static void judge_sentences(void)
-{
-    int first = -1;
-    for (int p = 0; p < sim.plan.process_count; p++) {
-        bool counts = is_well(p) && stories[p].opened && !stories[p].done &&
-                      strstr(stories[p].text, "collective ") != NULL;
-        if (counts && first >= 0 && strcmp(sentence_of(p), sentence_of(first)) != 0)
-            break_rule('i', "%d and %d do not say the same", first, p);
-        if (counts && first < 0)
-            first = p;
-    }
 }
 
 static void describe(int p)
@@ -456,8 +537,6 @@ static void judge(int verdict)
         some_done = some_done || stories[p].done;
         well += is_well(p) && stories[p].opened;
     }
-    if (sim.plan.machine_count == 1 && !sim.plan.recovers)
-        judge_sentences();
     for (int p = 0; p < sim.proc_count; p++) {
         const sim_story *story = &stories[p];
         describe(p);

@@ -175,15 +175,30 @@ typedef enum sim_fault_kind {
     SIM_NO_FILE_LEFT, /* of process a, for ns */
     SIM_BIRTH,        /* a process comes to machine a */
     SIM_PAUSE,        /* all processes, for ns, and they go on together: nobody is to miss it */
+    SIM_LOSE, /* the next connection of process a for messages, before it is used: nor this */
     SIM_FAULT_KINDS
 } sim_fault_kind;
+
+typedef enum sim_act { /* of a process, which another one is about to notice */
+                       SIM_NO_ACT,
+                       SIM_SENDS,
+                       SIM_CONNECTS,
+                       SIM_ACCEPTS,
+                       SIM_WAKES, /* who waits for a word of memory, */
+                       SIM_WAITS, /* or has waited for one itself */
+                       SIM_ACTS
+} sim_act;
 
 typedef struct sim_fault {
     sim_fault_kind kind;
     int a, b;
     bool both;
     uint64_t ns;
-    uint64_t point, after_ns; /* when: this point has come, and so long after the fault before it */
+    uint64_t point,
+        after_ns;       /* when: this point has come, and so long after the fault before it, */
+    sim_act act;        /* and then process a, or one of machine a, has done this so often */
+    const char *within; /* in a call whose name begins like this */
+    int times;
     bool dropped;
 } sim_fault;
 
@@ -193,6 +208,7 @@ typedef struct sim_plan {
     int machine_of[SIM_PROCESSES];
     bool recovers, signals, clocks_differ, strangers;
     bool more;   /* than most plans ask for */
+    bool leaves; /* each process leaves when it has done its steps, and waits for no other one */
     int alien;   /* on which machine somebody who is not of the job comes to its place; -1: none */
     bool forges; /* he has no key, and says that he has; else he is a process of another job */
     int connections; /* to each process, over TCP */
@@ -243,6 +259,10 @@ void sim_is_in(int number, const int *roster, int count);
 
 /* All processes of a job know that SIM_FILE ends with this word. */
 void sim_has_saved(int64_t stamp);
+
+/* That job has failed, as the calling process is told by this sentence, which blames process
+   `blamed` of it. */
+void sim_has_failed(int number, const char *text, int blamed);
 
 /* A collective call of that job, begun then, has gone well. */
 void sim_went_well(int number, uint64_t begun_ns);

@@ -310,7 +310,7 @@ static void on_refused(sim_event *event)
 static void on_call(sim_event *event)
 {
     socket_t *client = receiver(event);
-    if (client == NULL || client->closed)
+    if (client == NULL || client->closed || client->reset)
         return;
     int found = listener_at(&client->far);
     bool full = found >= 0 && sockets[found].queued == BACKLOG;
@@ -327,6 +327,33 @@ static void on_call(sim_event *event)
     if (found >= 0)
         join(client, &sockets[found]);
     send_event(client, found >= 0 ? on_open : on_refused, NULL, 0);
+}
+
+/* A network loses a connection on which nothing has come yet, at either end. */
+static void on_loss(sim_event *event)
+{
+    socket_t *s = receiver(event);
+    socket_t *peer = s != NULL ? peer_of(s) : NULL;
+    if (s == NULL || s->closed || s->room > 0 || (peer != NULL && peer->room > 0))
+        return;
+    sim_say("** a connection of process %d is lost", s->process);
+    s->reset = true;
+    s->connecting = false;
+    if (peer != NULL)
+        peer->reset = true;
+}
+
+/* Loses what a process has just called, if it is to. */
+static void maybe_lose(const socket_t *s, uint64_t lag)
+{
+    sim_proc *proc = sim_me();
+    if (!proc->loses || !sim_is_within("dp_messages") || s->own.machine == s->far.machine)
+        return;
+    proc->loses = false;
+    sim_post((sim_event){.at_ns = sim.now + sim_draw(8 * lag),
+                         .fn = on_loss,
+                         .a = index_of(s),
+                         .generation = s->generation});
 }
 
 static int connect_inside(int client)
@@ -352,6 +379,7 @@ int sim_connect(const sim_place *to)
     if (to->machine < 0)
         sockets[s].far.machine = own.machine;
     sim_say("%d connects to %s%d of machine %d", fd, to->name, to->port, sockets[s].far.machine);
+    sim_did(SIM_CONNECTS);
     if (to->inside) {
         int why = connect_inside(s);
         if (why == 0)
@@ -366,6 +394,7 @@ int sim_connect(const sim_place *to)
                          .fn = on_call,
                          .a = s,
                          .generation = sockets[s].generation});
+    maybe_lose(&sockets[s], lag);
     return fd;
 }
 
@@ -393,6 +422,7 @@ int sim_accept(int fd, bool *out_full)
     memmove(listener->queue, listener->queue + 1,
             (size_t)--listener->queued * sizeof listener->queue[0]);
     sim_say("%d accepts %d", fd, accepted);
+    sim_did(SIM_ACCEPTS);
     return accepted;
 }
 
@@ -432,6 +462,7 @@ ptrdiff_t sim_send(int fd, const void *data, size_t bytes)
     s->unacked += sent;
     sim_say("%d sends %zu of %zu to process %d", fd, sent, bytes, peer->process);
     send_event(peer, on_data, data, sent);
+    sim_did(SIM_SENDS);
     return (ptrdiff_t)sent;
 }
 
@@ -558,7 +589,7 @@ void sim_wire_reset(void)
         if (s->process < 0)
             continue;
         sim.procs[s->process].was_cut = true;
-        sim_hit(&sim.procs[s->process]);
+        sim_hit(&sim.procs[s->process], SIM_NEVER); /* it may be used only later */
     }
 }
 
