@@ -110,6 +110,7 @@ DP__COLD static dp_status dp__group_rests(void *user, int ms)
     char who[DP__WHO_BYTES];
     if (ms > 0)
         dp__os_sleep_ms(ms);
+    dp__job_looks(job); /* it waits, and is no process that does not answer */
     DP_TRY(dp__job_heard(job));
     for (int p = 0; p < job->process_count; p++)
         if (dp__group_introduction_of(group, p)->group == group->number && p != job->process &&

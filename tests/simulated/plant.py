@@ -261,6 +261,8 @@ PLANTS = [
      "    return (behind_a_free_one ? 100 : 1000) <<", "    return (behind_a_free_one ? 1000 : 1000) <<"),
     ("found: who meets in a group does not hear of the job", "dp/group.h",
      "    out->rest = dp__group_rests;\n", ""),
+    ("found: who meets in a group is not seen to wait", "dp/group.h",
+     "    dp__job_looks(job); /* it waits, and is no process that does not answer */\n", ""),
     ("found: a group has all the time of those that wait for it", "dp/group.h",
      "        journal->patience_ms = 3 * DP__GRACE_MS;\n", "        journal->patience_ms = 0;\n"),
     ("found: who is first in a group waits for those that may come", "dp/group.h",
