@@ -629,11 +629,21 @@ static bool dp__progress_message_is_sound(const dp__progress_message *progress)
     return sound;
 }
 
-/* Notes that a process has answered, and how long that took. */
-static void dp__progress_answered(dp__progress *other)
+/* Returns true if a process came back so lately that those behind it may not have been heard of. */
+static bool dp__is_back(const dp__job *job, int process, uint64_t now)
 {
+    uint64_t quarter_ns = (uint64_t)job->timeout_ms * 250000;
+    return atomic_load(&dp__progress_of(job, process)->back_ns) + quarter_ns > now;
+}
+
+/* Notes that a process has answered, and how long that took, unless an answer shortly before took
+   longer: until then it was away. */
+static void dp__progress_answered(const dp__job *job, int process)
+{
+    dp__progress *other = dp__progress_of(job, process);
     uint64_t now = dp__os_now_ns(), asked_ns = atomic_exchange(&other->asked_ns, 0);
-    if (asked_ns != 0) {
+    bool longer = now - asked_ns > atomic_load(&other->away_ns);
+    if (asked_ns != 0 && (longer || !dp__is_back(job, process, now))) {
         atomic_store(&other->away_ns, now - asked_ns);
         atomic_store(&other->back_ns, now);
     }
@@ -660,7 +670,7 @@ static bool dp__progress_message_read(const dp__job *job, int process,
     dp__activity_hear(&other->activity, progress);
     atomic_store(&other->held, progress->held);
     if (progress->absent == 0)
-        dp__progress_answered(other);
+        dp__progress_answered(job, process);
     atomic_store(&other->presence, progress->presence);
     return progress->asks != 0;
 }
@@ -865,8 +875,7 @@ static bool dp__was_away(const dp__job *job, int process, uint64_t now)
 {
     const dp__progress *other = dp__progress_of(job, process);
     uint64_t timeout_ns = (uint64_t)job->timeout_ms * 1000000;
-    return atomic_load(&other->away_ns) > timeout_ns / 2 &&
-           atomic_load(&other->back_ns) + timeout_ns / 4 > now;
+    return atomic_load(&other->away_ns) > timeout_ns / 2 && dp__is_back(job, process, now);
 }
 
 /* Returns the first process that is silent on the way to one that is: progress messages do not pass

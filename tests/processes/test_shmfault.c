@@ -1950,6 +1950,33 @@ TEST(farewell_waits_for_room)
     dp__os_close(end);
 }
 
+/* Lets process 1 answer what it was asked so long ago. */
+static void answer_after(dp__job *job, int ms)
+{
+    atomic_store(&dp__progress_of(job, 1)->asked_ns, dp__os_now_ns() - (uint64_t)ms * 1000000);
+    dp__progress_answered(job, 1);
+}
+
+/* One that wakes up may be asked twice before those behind it are heard of. */
+TEST(short_answer_hides_no_long_silence)
+{
+    size_t bytes = dp__board_bytes(2);
+    dp__job job = {.process_count = 2, .timeout_ms = 40000};
+    job.board = dp__os_alloc(bytes, 128, NULL);
+    memset(job.board, 0, bytes);
+    answer_after(&job, 100);
+    CHECK(!dp__was_away(&job, 1, dp__os_now_ns()));
+    answer_after(&job, 30000);
+    CHECK(dp__was_away(&job, 1, dp__os_now_ns()));
+    answer_after(&job, 100);
+    CHECK(dp__was_away(&job, 1, dp__os_now_ns()));
+    atomic_store(&dp__progress_of(&job, 1)->back_ns, dp__os_now_ns() - 11000000000);
+    CHECK(!dp__was_away(&job, 1, dp__os_now_ns()));
+    answer_after(&job, 100);
+    CHECK(!dp__was_away(&job, 1, dp__os_now_ns()));
+    dp__os_free(job.board, bytes, NULL);
+}
+
 /* Connects to process 1 as one that votes for the roster after that number. */
 static int call_member(const dp__voter *voter, uint16_t vote)
 {
