@@ -435,8 +435,9 @@ DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...) DP_PRI
    first 39 bytes are copied; NULL or "" takes it back. [any] */
 DP_API void dp_tag(dp_ctx *ctx, const char *text);
 
-/* Between calls of this context: show others what this process is in, in 47 bytes, as they are
-   shown functions of yours that the library calls; NULL or "" takes it back. */
+/* Between calls of this context: show others, in 47 bytes, what this process is in, as if it were a
+   function of yours that the library calls. The next one that is called, dp_loader_next, NULL and
+   "" take it back. */
 DP_API void dp_doing(dp_ctx *ctx, const char *what);
 
 /* The last 16 collectives of this process on the caller's thread and on the courier's, one a line,

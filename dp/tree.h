@@ -304,7 +304,7 @@ typedef struct dp__tree {
     uint64_t spare_ns;  /* for which it may still wait for others until a context is open; */
     uint64_t begun_ns;  /* and while it does: since when, */
     uint64_t ends_ns;   /* and until when at most */
-    /* Until then who waits asks there, too, whether that is in vain: see dp__launch. Or NULL. */
+    /* While processes meet, fails if it is in vain to wait: see dp__launch. Then NULL. */
     dp_status (*rest)(void *user, int ms);
     void *user;
     int claim; /* process 0: what no other one can have meanwhile; else -1 */

@@ -237,6 +237,14 @@ TEST_SLOW(one_that_is_stopped_is_named, 60)
     end(&real);
 }
 
+/* Another process has died. */
+static void check_no_sum(dp_ctx *ctx)
+{
+    float one = 1;
+    CHECK_STATUS(dp_all_reduce(ctx, &(dp_part){&one, &one, NULL}, 1, DP_F32, DP_OP_SUM),
+                 DP_ERR_REMOTE);
+}
+
 static void fail_one(void)
 {
     dp_ctx *ctx;
@@ -245,9 +253,7 @@ static void fail_one(void)
     check_sum(ctx);
     if (me == SLOW)
         raise(SIGKILL);
-    float one = 1;
-    CHECK_STATUS(dp_all_reduce(ctx, &(dp_part){&one, &one, NULL}, 1, DP_F32, DP_OP_SUM),
-                 DP_ERR_REMOTE);
+    check_no_sum(ctx);
     wait_at_gate();
     dp_close(ctx);
 }
@@ -331,7 +337,6 @@ static void recover_some(void)
     dp_ctx *ctx;
     dp_module *par;
     plan how = {.habit = {ALL}};
-    float one = 1;
     use_name();
     close(gate[1]);
     CHECK_OK(dp_open(&(dp_config){.device_count = 1, .timeout_ms = 30000, .recovers = true}, &ctx));
@@ -339,8 +344,7 @@ static void recover_some(void)
     CHECK_OK(forward_and_backward(par, 1, false));
     if (me == SLOW)
         raise(SIGKILL);
-    CHECK_STATUS(dp_all_reduce(ctx, &(dp_part){&one, &one, NULL}, 1, DP_F32, DP_OP_SUM),
-                 DP_ERR_REMOTE);
+    check_no_sum(ctx);
     CHECK_OK(dp_recover(ctx));
     wait_at_gate();
     dp_close(ctx);
@@ -705,12 +709,10 @@ TEST_SLOW(many_that_ask_and_strangers_disturb_nobody, 120)
 static void recover_far(void)
 {
     dp_ctx *ctx = join_far(true);
-    float one = 1;
     check_sum(ctx);
     if (me == 1)
         raise(SIGKILL);
-    CHECK_STATUS(dp_all_reduce(ctx, &(dp_part){&one, &one, NULL}, 1, DP_F32, DP_OP_SUM),
-                 DP_ERR_REMOTE);
+    check_no_sum(ctx);
     CHECK_OK(dp_recover(ctx));
     wait_at_gate();
     leave_far(ctx);
@@ -1213,9 +1215,7 @@ static void recover_alone(void)
     check_sum(ctx);
     if (me == SLOW)
         raise(SIGKILL);
-    float one = 1;
-    CHECK_STATUS(dp_all_reduce(ctx, &(dp_part){&one, &one, NULL}, 1, DP_F32, DP_OP_SUM),
-                 DP_ERR_REMOTE);
+    check_no_sum(ctx);
     CHECK_OK(dp_recover(ctx));
     CHECK_OK(dp_run(ctx, NULL, rest_at_gate, NULL));
     dp_close(ctx);

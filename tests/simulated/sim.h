@@ -179,14 +179,15 @@ typedef enum sim_fault_kind {
     SIM_FAULT_KINDS
 } sim_fault_kind;
 
-typedef enum sim_act { /* of a process, which another one is about to notice */
-                       SIM_NO_ACT,
-                       SIM_SENDS,
-                       SIM_CONNECTS,
-                       SIM_ACCEPTS,
-                       SIM_WAKES, /* who waits for a word of memory, */
-                       SIM_WAITS, /* or has waited for one itself */
-                       SIM_ACTS
+/* What a process does that another one is about to notice. */
+typedef enum sim_act {
+    SIM_NO_ACT,
+    SIM_SENDS,
+    SIM_CONNECTS,
+    SIM_ACCEPTS,
+    SIM_WAKES, /* who waits for a word of memory, */
+    SIM_WAITS, /* or has waited for one itself */
+    SIM_ACTS
 } sim_act;
 
 typedef struct sim_fault {
@@ -194,10 +195,11 @@ typedef struct sim_fault {
     int a, b;
     bool both;
     uint64_t ns;
-    uint64_t point,
-        after_ns;       /* when: this point has come, and so long after the fault before it, */
-    sim_act act;        /* and then process a, or one of machine a, has done this so often */
-    const char *within; /* in a call whose name begins like this */
+    /* When: this point has come, and so long after the fault before it; and then process a, or one
+       of machine a, has done this so often, in a call whose name begins like that. */
+    uint64_t point, after_ns;
+    sim_act act;
+    const char *within;
     int times;
     bool dropped;
 } sim_fault;
