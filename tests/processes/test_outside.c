@@ -1131,7 +1131,7 @@ TEST_SLOW(metrics_that_cannot_be_written_are_warned_of_once, 60)
 
 /* ---- a process that is alone ----------------------------------------------------------------- */
 
-static bool launched;
+static bool launched, apart;
 static int trained[2]; /* a pipe that tells when it has */
 
 static void train_alone(void)
@@ -1139,7 +1139,9 @@ static void train_alone(void)
     plan how = {.habit = {ALL}};
     if (launched)
         use_name();
-    dp_ctx *ctx = join_job();
+    dp_ctx *ctx;
+    close(gate[1]);
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1, .local_only = apart}, &ctx));
     dp_module *net = make_net(ctx, &how);
     for (int i = 0; i < CALLS; i++) {
         dp_scope *scope = dp_scope_begin(ctx);
@@ -1171,6 +1173,7 @@ static void check_alone(const trial *real, const char *by, unsigned steps)
     CHECK_INT(job->count, 1);
     CHECK_STR(job->launcher, by);
     CHECK_INT(job->all[0].is.steps, steps);
+    CHECK_INT(job->all[0].is.id, real->pids[0]);
     CHECK_INT(job->all[0].is.rank_count, 1);
     CHECK_STR(state_of(&job->all[0]), "runs");
 }
@@ -1198,6 +1201,19 @@ TEST_SLOW(process_that_is_alone_writes_metrics, 60)
     CHECK_INT(count_names(".", ""), 0);
 }
 
+/* Each process of a job may have such a context. */
+TEST_SLOW(context_that_is_no_part_of_a_job_is_not_shown, 60)
+{
+    enter_folder();
+    setenv("DP_METRICS", "job.prom", 1);
+    launched = apart = true;
+    const trial real = begin_alone();
+    CHECK(seen_of(real.pids[0]) == NULL);
+    CHECK_INT(count_names(".", ""), 0);
+    open_gate();
+    end(&real);
+}
+
 TEST_SLOW(process_that_nobody_watches_is_not_shown, 60)
 {
     const trial real = begin_alone();
@@ -1217,6 +1233,10 @@ static void recover_alone(void)
         raise(SIGKILL);
     check_no_sum(ctx);
     CHECK_OK(dp_recover(ctx));
+    int files = open_files();
+    dp_abort(ctx, DP_ERR_USER, "again");
+    CHECK_OK(dp_recover(ctx));
+    CHECK_INT(open_files(), files); /* it is shown in one place */
     CHECK_OK(dp_run(ctx, NULL, rest_at_gate, NULL));
     dp_close(ctx);
 }
@@ -1229,8 +1249,9 @@ TEST_SLOW(process_that_is_left_alone_is_shown, 60)
     setenv("DP_METRICS", "job.prom", 1);
     const trial real = begin(2, recover_alone);
     check_alone(&real, "recovery", 0);
-    CHECK_INT(seen_of(real.pids[0])->all[0].is.recoveries, 1);
-    check_metric(metrics_with("job.prom", "", &rewritten), "dp_recoveries_total", 0, "", "1");
+    CHECK_INT(seen_of(real.pids[0])->all[0].is.recoveries, 2);
+    check_metric(metrics_with("job.prom", "_total{run=", &rewritten), "dp_recoveries_total", 0, "",
+                 "2");
     open_gate();
     finish(real.pids[0], 0);
     CHECK_INT(waitpid(real.pids[SLOW], &status, 0), real.pids[SLOW]);
