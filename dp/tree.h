@@ -565,6 +565,22 @@ static dp_status dp__tree_hear_all(dp__tree *tree, const dp__os_watch *watch, in
     return DP_OK;
 }
 
+/* Waits for something new, at most so long and at most until the next look, and hears all that has
+   come: an answer may stand behind other things. */
+static dp_status dp__tree_hear_new(dp__tree *tree, int ms, bool listens)
+{
+    dp__os_watch watch[DP__LINKS_MAX];
+    bool more = true;
+    ms = ms < DP__TREE_LOOK_MS ? ms : DP__TREE_LOOK_MS;
+    for (int i = 0; i < DP__TREE_NOTES && more; i++, ms = 0) {
+        int count = dp__tree_watch(tree, watch);
+        more = dp__os_poll(watch, count, ms) > 0;
+        if (more)
+            DP_TRY(dp__tree_hear_all(tree, watch, count, listens));
+    }
+    return DP_OK;
+}
+
 /* Those who are missing, one bit for each link, are asked. */
 static void dp__tree_ask(dp__tree *tree, uint32_t missing)
 {
@@ -603,15 +619,6 @@ DP__COLD static dp_status dp__tree_give_up(dp__tree *tree, uint32_t missing)
                          "is there, and what it was to send did not come");
 }
 
-/* Waits for something new, at most so long, and hears it. */
-static dp_status dp__tree_rest(dp__tree *tree, int ms)
-{
-    dp__os_watch watch[DP__LINKS_MAX];
-    int count = dp__tree_watch(tree, watch);
-    dp__os_poll(watch, count, ms < DP__TREE_LOOK_MS ? ms : DP__TREE_LOOK_MS);
-    return dp__tree_hear_all(tree, watch, count, false);
-}
-
 /* Until one of those who are missing has said something; all others are heard. Who has answered is
    asked again. That ends, as no two wait for each other, unless the network has lost something: a
    parent waits for its children before it gives them the whole, and they wait for it only after
@@ -638,7 +645,7 @@ DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__l
             answer_ns = dp__os_after_ms(DP__GRACE_MS);
             again = false;
         }
-        DP_TRY(dp__tree_rest(tree, ms));
+        DP_TRY(dp__tree_hear_new(tree, ms, false));
     }
 }
 
@@ -654,7 +661,7 @@ DP__COLD static dp_status dp__tree_probe(dp__tree *tree, int *out_held_ms)
         int ms = dp__ms_left(&until_ns, &again);
         DP_TRY(dp__tree_failure(tree));
         DP_TRY(dp__tree_look(tree, 1, ms == 0, &some));
-        DP_TRY(dp__tree_rest(tree, ms));
+        DP_TRY(dp__tree_hear_new(tree, ms, false));
     }
     *out_held_ms = (int)first->header.status;
     return DP_OK;
@@ -787,15 +794,9 @@ static dp_status dp__tree_all_gather(const void *in, void *out, size_t bytes_eac
    because of which process. */
 static dp_status dp__tree_listen(dp__tree *tree)
 {
-    dp__os_watch watch[DP__LINKS_MAX];
     if (dp__tree_enter(tree, false)) {
-        bool more = true;
-        for (int i = 0; i < DP__TREE_NOTES && more && dp__tree_failure(tree) == DP_OK; i++) {
-            int count = dp__tree_watch(tree, watch);
-            more = count > 0 && dp__os_poll(watch, count, 0) > 0;
-            if (more)
-                (void)dp__tree_hear_all(tree, watch, count, true);
-        }
+        if (dp__tree_failure(tree) == DP_OK)
+            (void)dp__tree_hear_new(tree, 0, true);
         dp__tree_leave(tree);
     }
     return dp__tree_failure(tree);

@@ -1075,6 +1075,23 @@ TEST(why_others_fail_stands_behind_what_is_not_read)
     dp__os_close(tree.links[0].fd);
 }
 
+/* A process that was stopped until its patience was over judges as soon as it has heard that. */
+TEST(answer_is_heard_behind_other_things)
+{
+    int end;
+    dp__tree tree = {.process_count = 2, .claim = -1, .lock = DP__LOCK_INITIALIZER};
+    const dp__tree_header ask = {DP__HEADER_MAGIC, DP__ASK, 0, 1, 0};
+    const dp__tree_header here = {DP__HEADER_MAGIC, DP__HERE, 0, 1, 0};
+    connect_link(&tree, 1, &end);
+    for (int i = 0; i < 3; i++)
+        CHECK(dp__tree_header_send(end, &ask, NULL, dp__os_after_ms(5000)) == DP_OK);
+    CHECK(dp__tree_header_send(end, &here, NULL, dp__os_after_ms(5000)) == DP_OK);
+    CHECK(dp__tree_hear_new(&tree, 0, false) == DP_OK);
+    CHECK(tree.links[0].here);
+    close(end);
+    close(tree.links[0].fd);
+}
+
 enum { CROWD = 512, FALLEN = 300 };
 
 /* Has the locks of all but the first, and then of all but one more, until nobody listens. */
