@@ -371,7 +371,7 @@ static int dp__mpi_receive(dp__mpi_links *links, dp__mpi_note *note, int *out_fr
 }
 
 /* Read what others have sent. Letters are for `job`; NULL: a context still opens. */
-static dp_status dp__mpi_hear(dp__mpi_links *links, const dp__job *job)
+static dp_status dp__mpi_hear(dp__mpi_links *links, dp__job *job)
 {
     dp__mpi_note note;
     int from = links->notes != MPI_COMM_NULL ? 0 : -1;
@@ -624,7 +624,7 @@ static dp_status dp__mpi_links_gather(const void *in, void *out, size_t bytes_ea
 /* Reads what has come on the links over which a context was opened, while others than MPI's
    collectives carry its bytes. Where MPI serves one thread only it reads nothing: this is another
    thread. */
-static dp_status dp__mpi_links_hear(dp__mpi_links *links, const dp__job *job, int *out_process)
+static dp_status dp__mpi_links_hear(dp__mpi_links *links, dp__job *job, int *out_process)
 {
     if (dp__mpi_level() < MPI_THREAD_SERIALIZED)
         return DP_OK;

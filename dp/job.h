@@ -241,6 +241,7 @@ typedef struct dp__job {
     dp__shared near; /* with processes on several machines: of those on this one, if they need it */
     size_t each;     /* bytes of a process behind the board: its entries, and its lines */
     const dp__progress_carrier *carrier;
+    dp__lock lock;               /* of the others' records, where there is no board */
     struct dp__job *before;      /* see dp__voter */
     struct dp__metrics *metrics; /* NULL: they are not written */
     dp__journal journals[DP__LANES];
@@ -650,53 +651,64 @@ static void dp__progress_answered(const dp__job *job, int process)
     atomic_store(&other->looked_ns, now);
 }
 
+/* Writes what another process has begun and ended, where there is no board. */
+static void dp__lane_progress_put(const dp__journal *journal, int process, unsigned ended,
+                                  const dp__entry *last)
+{
+    dp__lane_progress *track = dp__lane_progress_of(journal, process);
+    dp__words_store(dp__entry_of(journal, process, 0), last, DP__ENTRY_WORDS);
+    atomic_store(&track->ended, ended);
+    atomic_store(&track->begun, (unsigned)last->seq);
+}
+
 /* Takes in what another process has sent; it counts as an answer only if a thread that waits has
    sent it. True: it asks. */
-static bool dp__progress_message_read(const dp__job *job, int process,
+static bool dp__progress_message_read(dp__job *job, int process,
                                       const dp__progress_message *progress)
 {
     dp__progress *other = dp__progress_of(job, process);
+    dp__lock_enter(&job->lock);
     memcpy(other->said, progress->said, sizeof other->said);
     other->said[sizeof other->said - 1] = '\0';
     for (int i = 0; i < DP__LANES; i++) {
-        const dp__entry *last = &progress->last[i];
-        dp__words_store(dp__entry_of(&job->journals[i], process, 0), last, DP__ENTRY_WORDS);
         bool sound = progress->awaits[i] <= (uint32_t)job->process_count;
         atomic_store(&other->tracks[i].awaits, sound ? progress->awaits[i] : 0);
         atomic_store(&other->tracks[i].said_after, progress->said_after[i]);
-        atomic_store(&other->tracks[i].ended, progress->ended[i]);
-        atomic_store(&other->tracks[i].begun, (unsigned)last->seq);
+        dp__lane_progress_put(&job->journals[i], process, progress->ended[i], &progress->last[i]);
     }
     dp__activity_hear(&other->activity, progress);
     atomic_store(&other->held, progress->held);
     if (progress->absent == 0)
         dp__progress_answered(job, process);
     atomic_store(&other->presence, progress->presence);
+    dp__lock_leave(&job->lock);
     return progress->asks != 0;
 }
 
 /* It is not there any more, and has not said that it goes. */
-static void dp__job_miss(const dp__job *job, int process)
+static void dp__job_miss(dp__job *job, int process)
 {
     atomic_int *presence = &dp__progress_of(job, process)->presence;
+    dp__lock_enter(&job->lock);
     if (atomic_load(presence) != DP__LEFT)
         atomic_store(presence, DP__DEAD);
+    dp__lock_leave(&job->lock);
 }
 
 /* Guesses about a process of which nothing has come since: it has begun what has ended here, but
    for what goes from one to the others. */
 static void dp__lane_progress_guess(const dp__journal *journal, int process)
 {
-    dp__lane_progress *track = dp__lane_progress_of(journal, process);
-    unsigned ended = atomic_load(&dp__own_lane_progress(journal)->ended);
     dp__entry last;
-    if ((int)(ended - atomic_load(&track->begun)) <= 0 ||
+    unsigned ended = atomic_load(&dp__own_lane_progress(journal)->ended);
+    if (dp__has_begun(journal, process, ended) ||
         !dp__entry_get(journal, journal->job->process, ended, &last) ||
         last.is.verb == DP_BROADCAST)
         return;
-    dp__words_store(dp__entry_of(journal, process, 0), &last, DP__ENTRY_WORDS);
-    atomic_store(&track->ended, ended);
-    atomic_store(&track->begun, ended);
+    dp__lock_enter(&journal->job->lock);
+    if (!dp__has_begun(journal, process, ended)) /* more may have come from it meanwhile */
+        dp__lane_progress_put(journal, process, ended, &last);
+    dp__lock_leave(&journal->job->lock);
 }
 
 /* Tells the others, where there is no board, what may not wait until they ask. */
@@ -1776,6 +1788,7 @@ static dp_status dp__job_make(dp_ctx *ctx, const dp_bootstrap *boot, dp__gather_
     job->process_count = boot->process_count;
     job->timeout_ms = ctx->config.timeout_ms;
     job->look_ns = DP__LOOK_NS;
+    dp__lock_init(&job->lock);
     job->firsts = firsts;
     job->ids = firsts + count + 1;
     job->twins = job->ids + count;

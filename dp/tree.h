@@ -298,12 +298,12 @@ typedef struct dp__link {
 
 typedef struct dp__tree {
     int process, process_count, timeout_ms;
-    const dp__job *job; /* once a context is open: where progress messages go */
-    int calls;          /* of all_gather, so far */
-    uint64_t until_ns;  /* then somebody's patience is over */
-    uint64_t spare_ns;  /* for which it may still wait for others until a context is open; */
-    uint64_t begun_ns;  /* and while it does: since when, */
-    uint64_t ends_ns;   /* and until when at most */
+    dp__job *job;      /* once a context is open: where progress messages go */
+    int calls;         /* of all_gather, so far */
+    uint64_t until_ns; /* then somebody's patience is over */
+    uint64_t spare_ns; /* for which it may still wait for others until a context is open; */
+    uint64_t begun_ns; /* and while it does: since when, */
+    uint64_t ends_ns;  /* and until when at most */
     /* While processes meet, fails if it is in vain to wait: see dp__launch. Then NULL. */
     dp_status (*rest)(void *user, int ms);
     void *user;

@@ -26,7 +26,7 @@ typedef struct dp__mpi_backend { /* what dp_mpi.h has for processes that meet th
     void (*leave)(dp__mpi_links *links, bool job_failed);
     dp_status (*all_gather)(const void *in, void *out, size_t bytes_each, void *user);
     const dp_coll_ops *(*coll)(void);
-    dp_status (*hear)(dp__mpi_links *links, const dp__job *job, int *out_process);
+    dp_status (*hear)(dp__mpi_links *links, dp__job *job, int *out_process);
     void (*tell)(dp__mpi_links *links, dp_status status, int process, const char *text);
     void (*send)(dp__mpi_links *links, const dp__progress_message *progress);
     /* A bootstrap for the processes of links that give the same number, until that is dropped; -1

@@ -955,6 +955,41 @@ TEST(wait_looks_once_more_before_it_is_late)
     dp__os_free(job->board, 0, NULL);
 }
 
+static atomic_bool said_all;
+
+static void *guess_until_all_is_said(void *user)
+{
+    const dp__journal *journal = user;
+    while (!atomic_load(&said_all))
+        dp__lane_progress_guess(journal, 1);
+    return NULL;
+}
+
+/* One thread waits, and guesses that process 1 has begun what has ended here; another one takes in
+   that process 1 has begun more. */
+TEST(guess_is_not_written_over_what_was_said)
+{
+    dp__job *job = make_job(2);
+    dp__journal *journal = &job->journals[DP__CALLER];
+    dp__lane_progress *own = dp__own_lane_progress(journal);
+    dp__progress_message progress = {.presence = DP__INSIDE};
+    pthread_t thread;
+    atomic_store(&said_all, false);
+    CHECK_INT(pthread_create(&thread, NULL, guess_until_all_is_said, journal), 0);
+    for (unsigned seq = 2; seq < 400000; seq += 2) {
+        const dp__entry last = {.seq = seq, .is.verb = DP_ALL_REDUCE};
+        dp__words_store(dp__entry_of(journal, 0, seq), &last, DP__ENTRY_WORDS);
+        atomic_store(&own->begun, seq);
+        atomic_store(&own->ended, seq);
+        progress.last[DP__CALLER].seq = seq + 1;
+        (void)dp__progress_message_read(job, 1, &progress);
+        CHECK(dp__has_begun(journal, 1, seq + 1));
+    }
+    atomic_store(&said_all, true);
+    CHECK_INT(pthread_join(thread, NULL), 0);
+    dp__os_free(job->board, 0, NULL);
+}
+
 /* Process 0 of 4, before 1 and 2; 3 is behind 2. All three ask, as they do who wait for it. */
 TEST(letter_crosses_each_link_once)
 {
