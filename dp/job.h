@@ -642,7 +642,7 @@ static bool dp__is_back(const dp__job *job, int process, uint64_t now)
 static void dp__progress_answered(const dp__job *job, int process)
 {
     dp__progress *other = dp__progress_of(job, process);
-    uint64_t now = dp__os_now_ns(), asked_ns = atomic_exchange(&other->asked_ns, 0);
+    uint64_t asked_ns = atomic_exchange(&other->asked_ns, 0), now = dp__os_now_ns();
     bool longer = now - asked_ns > atomic_load(&other->away_ns);
     if (asked_ns != 0 && (longer || !dp__is_back(job, process, now))) {
         atomic_store(&other->away_ns, now - asked_ns);
@@ -766,15 +766,19 @@ static bool dp__wait_looks(dp__wait *wait, uint64_t look_ns, uint64_t *out_waite
     return true;
 }
 
-/* Notes that this process is there, and waits. What it asked before it was stopped, or did
-   something else, says nothing about those that have not answered. */
+/* Notes that this process is there, and waits. While it was stopped, or did something else, nobody
+   could answer it: that time does not count. */
 static void dp__job_looks(const dp__job *job)
 {
     uint64_t now = dp__os_now_ns();
-    uint64_t before = atomic_exchange(&dp__progress_of(job, job->process)->looked_ns, now);
-    bool late = job->shared.data == NULL && now - before > DP__LATE_NS;
-    for (int p = 0; p < job->process_count && late; p++)
-        atomic_store(&dp__progress_of(job, p)->asked_ns, 0);
+    uint64_t since = now - atomic_exchange(&dp__progress_of(job, job->process)->looked_ns, now);
+    bool late = job->shared.data == NULL && since > DP__LATE_NS;
+    for (int p = 0; p < job->process_count && late; p++) {
+        _Atomic uint64_t *asked_ns = &dp__progress_of(job, p)->asked_ns;
+        uint64_t before = atomic_load(asked_ns), then = before + since;
+        if (before != 0)
+            (void)atomic_compare_exchange_strong(asked_ns, &before, then < now ? then : now);
+    }
 }
 
 /* Asks those that have no board what they have begun; returns false if there is no way to them. One
@@ -965,12 +969,12 @@ DP__COLD static int dp__wait_root(const dp__job *job, int lane, int process, uin
     return process < 0 ? DP__UNKNOWN : DP__CIRCLE;
 }
 
-/* Returns the one that was away for longest, or the first on the way to it that was away as well;
-   -1: none was. */
-DP__COLD static int dp__longest_away(const dp__job *job)
+/* Returns the one that was away for longest, or the first on the way to it that was away as well or
+   is silent; -1: none was. */
+DP__COLD static int dp__longest_away(const dp__job *job, uint64_t since_ns)
 {
     uint64_t now = dp__os_now_ns(), most = 0;
-    int away = -1, on = job->process;
+    int away = -1;
     for (int p = 0; p < job->process_count; p++) {
         uint64_t ns = atomic_load(&dp__progress_of(job, p)->away_ns);
         if (dp__was_away(job, p, now) && ns > most) {
@@ -978,11 +982,7 @@ DP__COLD static int dp__longest_away(const dp__job *job)
             away = p;
         }
     }
-    while (away >= 0 && on != away) {
-        on = job->carrier->next(job->ctx, on, away);
-        away = dp__was_away(job, on, now) ? on : away;
-    }
-    return away;
+    return away >= 0 ? dp__first_silent(job, away, since_ns) : -1;
 }
 
 static const char dp__no_answer[] = "does not answer";
@@ -1029,7 +1029,7 @@ DP__COLD static int dp__journal_root(const dp__journal *journal, int missing, ui
     int root = dp__wait_root(journal->job, lane, awaited, since_ns);
     if (root < 0)
         root = dp__wait_root(journal->job, lane, missing, since_ns);
-    return root >= 0 ? root : dp__longest_away(journal->job);
+    return root >= 0 ? root : dp__longest_away(journal->job, since_ns);
 }
 
 /* The time is up. */

@@ -1163,7 +1163,7 @@ DP__COLD static dp_status dp__request_late(const dp__mailbox *mailbox, const dp_
     if (root == DP__UNKNOWN)
         root = dp__mailbox_silent(mailbox, since_ns);
     if (root < 0)
-        root = dp__longest_away(mailbox->job);
+        root = dp__longest_away(mailbox->job, since_ns);
     (void)dp__late_text(mailbox->job, mailbox->job->timeout_ms, named, lacks < 0 ? root : -1,
                         since_ns, what);
     (void)dp__append(what, sizeof what, strlen(what), "%s", excuse);

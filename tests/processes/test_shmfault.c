@@ -2002,6 +2002,16 @@ TEST(farewell_waits_for_room)
     dp__os_close(end);
 }
 
+/* A job of so many processes without a board, and its memory. */
+static dp__job begin_apart(int count, const dp__progress_carrier *carrier)
+{
+    size_t bytes = dp__board_bytes(count);
+    dp__job job = {.process_count = count, .timeout_ms = 40000, .carrier = carrier};
+    job.board = dp__os_alloc(bytes, 128, NULL);
+    memset(job.board, 0, bytes);
+    return job;
+}
+
 /* Lets process 1 answer what it was asked so long ago. */
 static void answer_after(dp__job *job, int ms)
 {
@@ -2012,10 +2022,7 @@ static void answer_after(dp__job *job, int ms)
 /* One that wakes up may be asked twice before those behind it are heard of. */
 TEST(short_answer_hides_no_long_silence)
 {
-    size_t bytes = dp__board_bytes(2);
-    dp__job job = {.process_count = 2, .timeout_ms = 40000};
-    job.board = dp__os_alloc(bytes, 128, NULL);
-    memset(job.board, 0, bytes);
+    dp__job job = begin_apart(2, NULL);
     answer_after(&job, 100);
     CHECK(!dp__was_away(&job, 1, dp__os_now_ns()));
     answer_after(&job, 30000);
@@ -2026,7 +2033,57 @@ TEST(short_answer_hides_no_long_silence)
     CHECK(!dp__was_away(&job, 1, dp__os_now_ns()));
     answer_after(&job, 100);
     CHECK(!dp__was_away(&job, 1, dp__os_now_ns()));
-    dp__os_free(job.board, bytes, NULL);
+    dp__os_free(job.board, dp__board_bytes(2), NULL);
+}
+
+/* What it has waited before it was stopped counts, and what it has slept does not. */
+TEST(who_was_stopped_knows_how_long_others_have_been_silent)
+{
+    dp__job job = begin_apart(2, NULL);
+    uint64_t now = dp__os_now_ns();
+    dp__progress *own = dp__progress_of(&job, 0), *other = dp__progress_of(&job, 1);
+    atomic_store(&own->looked_ns, now - 7000000000);
+    atomic_store(&other->asked_ns, now - 10000000000);
+    dp__job_looks(&job);
+    dp__progress_answered(&job, 1);
+    CHECK(atomic_load(&other->away_ns) >= 3000000000 && atomic_load(&other->away_ns) < 3500000000);
+    atomic_store(&own->looked_ns, now - 7000000000);
+    dp__job_looks(&job);
+    CHECK_INT(atomic_load(&other->asked_ns), 0); /* it was not asked anything */
+    atomic_store(&own->looked_ns, now - 7000000000);
+    atomic_store(&other->asked_ns, now - 1000000); /* by another thread meanwhile */
+    dp__job_looks(&job);
+    CHECK(atomic_load(&other->asked_ns) <= dp__os_now_ns());
+    dp__os_free(job.board, dp__board_bytes(2), NULL);
+}
+
+static int through_one(const dp_ctx *ctx, int from, int to)
+{
+    (void)ctx;
+    return from == 1 ? to : 1;
+}
+
+/* Process 2 was away for longest, as all know only from process 1, which does not answer yet. */
+TEST(silent_one_on_the_way_was_away_for_longest)
+{
+    static const dp__progress_carrier carrier = {.next = through_one};
+    dp__job job = begin_apart(3, &carrier);
+    uint64_t now = dp__os_now_ns();
+    for (int p = 1; p < 3; p++) {
+        atomic_store(&dp__progress_of(&job, p)->looked_ns, now);
+        atomic_store(&dp__progress_of(&job, p)->back_ns, now);
+    }
+    atomic_store(&dp__progress_of(&job, 2)->away_ns, 30000000000);
+    CHECK_INT(dp__longest_away(&job, now - 1000000000), 2);
+    atomic_store(&dp__progress_of(&job, 1)->looked_ns, now - 30000000000);
+    CHECK_INT(dp__longest_away(&job, now - 1000000000), 1);
+    atomic_store(&dp__progress_of(&job, 1)->looked_ns, now);
+    atomic_store(&dp__progress_of(&job, 1)->away_ns, 25000000000);
+    CHECK_INT(dp__longest_away(&job, now - 1000000000), 1);
+    atomic_store(&dp__progress_of(&job, 1)->back_ns, 0);
+    atomic_store(&dp__progress_of(&job, 2)->back_ns, 0);
+    CHECK_INT(dp__longest_away(&job, now - 1000000000), -1);
+    dp__os_free(job.board, dp__board_bytes(3), NULL);
 }
 
 /* Connects to process 1 as one that votes for the roster after that number. */

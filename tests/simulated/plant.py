@@ -274,7 +274,7 @@ PLANTS = [
     ("found: who cannot be called is innocent", "dp/channels.h",
      "return port->listener->full ? endpoint->process : -1;", "return -1;"),
     ("found: who wakes up too late is innocent", "dp/job.h",
-     "return root >= 0 ? root : dp__longest_away(journal->job);", "return root;"),
+     "return root >= 0 ? root : dp__longest_away(journal->job, since_ns);", "return root;"),
     ("found: who is behind one that was away was away", "dp/job.h",
      "        away = dp__was_away(job, on, now) ? on : away;\n", ""),
     ("found: a short answer hides a long silence", "dp/job.h",

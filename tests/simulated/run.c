@@ -465,7 +465,7 @@ static bool was_apart(int p)
 }
 
 /* In which a job opens that nothing happens to, also with strangers at its ports. */
-enum { OPENS_NS = 1000000000 };
+enum { OPENS_NS = 1500000000 };
 
 /* Returns true if all that has happened is that processes were stopped, and not for so long in all
    that a job which opens has no time left. */
