@@ -48,7 +48,9 @@
      dp/processes.h    what dp.h needs of the other processes of a job
      dp/value.h        trees: collate, scatter, gather, replicate
      dp/ranks.h        collectives as a user calls them
-     dp/reduce.h       the reducer: buckets that travel while backward runs
+     dp/buckets.h      gradients in buckets, and how a bucket travels
+     dp/lanes.h        the lane beside the caller, on which buckets travel
+     dp/reduce.h       the reducer: gradients equal on all ranks
      dp/config.h       what a config means
      dp/meet.h         where the threads of one process wait for each other
      dp/open.h         from a config to a context, and back
@@ -82,10 +84,9 @@
      dp/meeting.h      dp_open of a job, step by step: each is agreed upon by all processes
      dp/group.h        some processes of a job as a job of their own
      dp/recover.h      a job goes on without those that have died
-   Beside them lie, each with its own manual: dp_train.h (optimizers; their formulas are in
-   the contract, and the arithmetic in a kernel of each device: dp_cpu.h, dp_cuda.h), dp_data.h,
-   dp_mirror.h, dp_save.h, dp_array.h, dp_average.h, dp_norm.h, dp_check.h, dp_local.h; dp_cuda.h,
-   dp_nccl.h, dp_hip.h, dp_mpi.h.
+   Beside them lie, each with its own manual: dp_train.h (optimizers), dp_data.h, dp_mirror.h,
+   dp_save.h, dp_array.h, dp_average.h, dp_norm.h, dp_check.h, dp_local.h; dp_cuda.h, dp_nccl.h,
+   dp_hip.h, dp_mpi.h.
 
    WHAT IT IS
    A batch is cut into parts, one per device. Your model runs on all devices at the same time. The
@@ -1706,8 +1707,7 @@ DP_MUST_USE DP_API dp_status dp_reducer_absent(dp_reducer *reducer, int local_ra
    works. For a hook that fails see dp_bucket. A collective that fails is the job's failure. */
 DP_MUST_USE DP_API dp_status dp_reducer_finish(dp_reducer *reducer);
 /* Whether any rank used the unit in the last reduction; if none did, its memory was left alone.
-   With DP_UNUSED_FIXED: in the pass that fixed it. True with DP_UNUSED_ERROR, and before the first
-   reduction. */
+   With DP_UNUSED_FIXED: in the pass that fixed it. True with DP_UNUSED_ERROR, and before any. */
 DP_API bool dp_reducer_used(const dp_reducer *reducer, uint32_t unit);
 
 /* How it works at present; buckets in the order in which they travel. */
@@ -1743,8 +1743,7 @@ typedef struct dp_bucket {
 } dp_bucket;
 
 /* As dp_all_reduce_scaled, dp_all_gather and dp_all_to_all, over all ranks, on any memory; NULL
-   streams are those of bucket->local. For the hook that got the bucket, on the thread that it was
-   called on. */
+   streams are those of bucket->local. For the hook that got the bucket, on the hook's thread. */
 DP_MUST_USE DP_API dp_status dp_bucket_all_reduce(const dp_bucket *bucket, const dp_part *local,
                                                   size_t count, dp_dtype dtype, dp_op op,
                                                   double scale);
@@ -2300,8 +2299,7 @@ DP_API bool dp_grads_are_scattered(const dp_module *module);
 /* Whether some are void here, as a wrapper outside of the module's tree has scattered them. */
 DP_API bool dp_grads_are_unseen(const dp_module *module);
 
-/* What a wrapper made by dp_distributed reduces with, to ask for buckets and times; NULL for other
-   modules. */
+/* What a wrapper by dp_distributed reduces with, to ask for buckets and times; else NULL. */
 DP_API const dp_reducer *dp_wrapper_reducer(const dp_module *wrapper);
 
 typedef struct dp_report { /* of a wrapper by dp_distributed, in this process */
@@ -2884,6 +2882,8 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #include "dp/processes.h"
 #include "dp/value.h"
 #include "dp/ranks.h"
+#include "dp/buckets.h"
+#include "dp/lanes.h"
 #include "dp/reduce.h"
 #include "dp/config.h"
 #include "dp/meet.h"

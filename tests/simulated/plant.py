@@ -194,7 +194,7 @@ PLANTS = [
      "if (m->role == DP__ROLE_PREPARES && !dp__is_awaiting(m) && dp__has_promises(m))", "if (m->role == DP__ROLE_PREPARES && dp__has_promises(m))"),
     ("a port stays open when nobody lets its process in", "dp/voting.h",
      "        if (status != DP_OK)\n            dp__listener_close(&rejoining->listener);\n", ""),
-    ("a late call for the vote before ends a job", "dp/voting.h",
+    ("found: a late call for the vote before ends a job", "dp/voting.h",
      "link != NULL && ahead < UINT16_MAX / 2", "(void)ahead, link != NULL"),
     ("an empty seat counts as one that is taken", "dp/voting.h",
      "        number += seats[s].holder != 0;\n", "        number++;\n"),
@@ -221,10 +221,6 @@ PLANTS = [
     ("a courier looks for news after its work", "dp/team.h",
      "        unsigned seen = dp__gate_word(&courier->work);\n        if (atomic_load_explicit(&courier->closing, memory_order_acquire))\n            return NULL;\n        courier->fn(courier->user);",
      "        if (atomic_load_explicit(&courier->closing, memory_order_acquire))\n            return NULL;\n        courier->fn(courier->user);\n        unsigned seen = dp__gate_word(&courier->work);"),
-
-    # ---- meet
-    ("who comes last wakes nobody", "dp/meet.h",
-     "    dp__lock_leave(&meet->lock);\n    dp__meet_wake(ctx);\n    return status;", "    dp__lock_leave(&meet->lock);\n    return status;"),
 
     # ---- found here, and mended: each comes back
     ("found: who waits does not hear that others recover", "dp/voting.h",
