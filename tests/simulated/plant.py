@@ -272,7 +272,7 @@ PLANTS = [
     ("found: who wakes up too late is innocent", "dp/job.h",
      "return root >= 0 ? root : dp__longest_away(journal->job, since_ns);", "return root;"),
     ("found: who is behind one that was away was away", "dp/job.h",
-     "        away = dp__was_away(job, on, now) ? on : away;\n", ""),
+     "    return away >= 0 ? dp__first_silent(job, away, since_ns) : -1;", "    (void)since_ns;\n    return away;"),
     ("found: a short answer hides a long silence", "dp/job.h",
      "    if (asked_ns != 0 && (longer || !dp__is_back(job, process, now))) {",
      "    (void)longer;\n    if (asked_ns != 0) {"),
