@@ -5,6 +5,7 @@
 #define CARELESS_H
 
 #include "../dp_train.h"
+#include <pthread.h>
 #include <stdatomic.h>
 #include "meeting.h"
 
@@ -39,14 +40,18 @@ typedef struct warned { /* of one process */
     int count;
 } warned;
 
+static pthread_mutex_t hears = PTHREAD_MUTEX_INITIALIZER; /* devices warn at the same time */
+
 static inline void hear_warning(const dp_log_record *record, void *user)
 {
     warned *log = user;
-    size_t used = strlen(log->text);
     if (record->level > DP_LOG_WARN || strstr(record->text, " comes last: ") != NULL)
         return; /* on a machine that is busy one process may */
+    pthread_mutex_lock(&hears);
+    size_t used = strlen(log->text);
     log->count++;
     snprintf(log->text + used, sizeof log->text - used, "%s\n", record->text);
+    pthread_mutex_unlock(&hears);
 }
 
 static inline dp_config config_heard(warned *log, int devices)
