@@ -935,6 +935,17 @@ DP__COLD static dp_status dp__connect_until(const dp__target *target, int proces
    whether it was held up itself for much of the time, by a signal, by a debugger, or as its machine
    slept: then others may have given up because of it.                                           */
 
+/* Waits until process 0 has sent something; fails if it is in vain to wait for it. */
+static dp_status dp__await_news(const dp__launch *launch, int fd, uint64_t until_ns)
+{
+    for (int ms = 1; ms > 0; ms = dp__os_ms_until(until_ns)) {
+        if (dp__os_ready(fd, DP__CAN_READ, ms < DP__TREE_LOOK_MS ? ms : DP__TREE_LOOK_MS))
+            return DP_OK;
+        DP_TRY(dp__launch_rest(launch, 0));
+    }
+    return DP_OK;
+}
+
 /* Process 0 says when all are here, or why not. */
 static dp_status dp__await_welcome(int fd, int process_count, uint64_t until_ns, dp__welcome *out)
 {
@@ -1102,7 +1113,10 @@ DP__COLD static dp_status dp__meet_others(dp__tree *tree, const dp__launch *laun
     DP_TRY(dp__connect_until(&first, 0, launch->key, &request, server->until_ns, &fd));
     dp__tree_link(tree, fd, 0);
     uint64_t latest_ns = server->until_ns + DP__GRACE_MS * (uint64_t)1000000;
-    dp_status status = dp__await_welcome(fd, tree->process_count, latest_ns, &welcome);
+    dp_status status = dp__await_news(launch, fd, latest_ns);
+    if (status != DP_OK)
+        return dp__tree_fail(tree, NULL, status, -1);
+    status = dp__await_welcome(fd, tree->process_count, latest_ns, &welcome);
     if (status == DP_ERR_TIMEOUT) /* process 0 may go on, and miss this one */
         return dp__tree_fail(tree, NULL, status, 0);
     DP_TRY(status);

@@ -1110,6 +1110,30 @@ TEST(why_others_fail_stands_behind_what_is_not_read)
     dp__os_close(tree.links[0].fd);
 }
 
+static dp_status rests_in_vain(void *user, int ms)
+{
+    CHECK_INT(ms, 0);
+    return ++*(int *)user < 3 ? DP_OK : dp_error(DP_ERR_REMOTE, "the job failed");
+}
+
+/* Process 0 is silent, and what this process waits for will never come. */
+TEST(who_waits_to_be_welcomed_looks_around)
+{
+    int rests = 0, end;
+    const dp__launch launch = {.rest = rests_in_vain, .user = &rests};
+    dp__tree tree = {.process = 1, .process_count = 2, .claim = -1, .lock = DP__LOCK_INITIALIZER};
+    connect_link(&tree, 0, &end);
+    int fd = tree.links[0].fd;
+    CHECK_STATUS(dp__await_news(&launch, fd, dp__os_after_ms(60000)), DP_ERR_REMOTE);
+    CHECK_INT(rests, 3);
+    CHECK(dp__await_news(&(dp__launch){.process = 1}, fd, dp__os_after_ms(10)) == DP_OK);
+    CHECK_INT(dp__os_send(end, "", 1), 1);
+    CHECK(dp__await_news(&launch, fd, dp__os_after_ms(60000)) == DP_OK);
+    CHECK_INT(rests, 3);
+    close(end);
+    close(fd);
+}
+
 /* A process that was stopped until its patience was over judges as soon as it has heard that. */
 TEST(answer_is_heard_behind_other_things)
 {
