@@ -1706,8 +1706,8 @@ DP_MUST_USE DP_API dp_status dp_reducer_absent(dp_reducer *reducer, int local_ra
    (see dp_unused) that names the unit and the rank. Gradients are void then, and the next pass
    works. For a hook that fails see dp_bucket. A collective that fails is the job's failure. */
 DP_MUST_USE DP_API dp_status dp_reducer_finish(dp_reducer *reducer);
-/* Whether any rank used the unit in the last reduction; if none did, its memory was left alone.
-   With DP_UNUSED_FIXED: in the pass that fixed it. True with DP_UNUSED_ERROR, and before any. */
+/* Returns true if any rank used the unit in the last reduction (with DP_UNUSED_FIXED: in the pass
+   that fixed it), before the first, and with DP_UNUSED_ERROR; else its memory was left alone. */
 DP_API bool dp_reducer_used(const dp_reducer *reducer, uint32_t unit);
 
 /* How it works at present; buckets in the order in which they travel. */
@@ -2299,7 +2299,7 @@ DP_API bool dp_grads_are_scattered(const dp_module *module);
 /* Whether some are void here, as a wrapper outside of the module's tree has scattered them. */
 DP_API bool dp_grads_are_unseen(const dp_module *module);
 
-/* What a wrapper by dp_distributed reduces with, to ask for buckets and times; else NULL. */
+/* Returns what a wrapper by dp_distributed reduces with: its buckets and times; else NULL. */
 DP_API const dp_reducer *dp_wrapper_reducer(const dp_module *wrapper);
 
 typedef struct dp_report { /* of a wrapper by dp_distributed, in this process */

@@ -473,7 +473,7 @@ static void dp__order_stretches(dp_reducer *reducer)
     memcpy(reducer->order, reducer->arrival, count * sizeof *reducer->order);
 }
 
-/* Whether the unit after the one at `place` has to travel with it. */
+/* Returns true if the unit after the one at `place` has to travel with it. */
 static bool dp__goes_together(const dp_reducer *reducer, size_t place)
 {
     if (!reducer->scatters || place + 1 == reducer->unit_count)
@@ -556,8 +556,8 @@ typedef struct dp__spans { /* ranges in as few spans as memory allows */
     size_t first, length;  /* its elements */
 } dp__spans;
 
-/* Whether nobody uses any unit of a stretch: else all of it travels, as it is cut the same in each
-   pass. */
+/* Returns true if nobody uses any unit of a stretch: else all of it travels, as it is cut the same
+   in each pass. */
 static bool dp__stretch_unused(const dp_reducer *reducer, const dp__stretch *stretch)
 {
     for (size_t i = 0; i < stretch->range_count; i++)
@@ -572,7 +572,7 @@ static size_t dp__stretch_cut(const dp_reducer *reducer, const dp__stretch *stre
            stretch->each * (size_t)reducer->ctx->info.rank_count;
 }
 
-/* What the spans have of a range. */
+/* Returns the part of a range that the spans have. */
 static dp_range dp__spans_part(const dp__spans *spans, const dp_range *range)
 {
     const dp_reducer *reducer = spans->reducer;
@@ -598,7 +598,7 @@ static bool dp__spans_skip(const dp__spans *spans, uint32_t unit)
     return spans->skips && reducer->unused[unit];
 }
 
-/* Whether a part goes on where the span ends. */
+/* Returns true if a part goes on where the span ends. */
 static bool dp__spans_go_on(const dp__spans *spans, const dp_range *part)
 {
     const uint32_t *stretches = spans->reducer->unit_stretches;
@@ -661,7 +661,7 @@ static void dp__buckets_label(dp_reducer *reducer)
     }
 }
 
-/* Of units in reducer->order. */
+/* Makes buckets of units in reducer->order. */
 static void dp__buckets_make(dp_reducer *reducer)
 {
     if (reducer->scatters)
@@ -722,8 +722,8 @@ static size_t dp__flat_bytes(const dp_reducer *reducer)
     return most;
 }
 
-/* Whether any bucket may have to be flat. Inside one process a collective costs less than a copy,
-   and for devices with memory of their own copying a run costs as much as reducing it. */
+/* Returns true if any bucket may have to be flat. Inside one process a collective costs less than a
+   copy, and for devices with memory of their own copying a run costs as much as reducing it. */
 static bool dp__may_be_flat(const dp_reducer *reducer)
 {
     bool flat = reducer->rules.hook != NULL;
@@ -754,7 +754,7 @@ static dp_status dp__travel_room(const char *fn, dp_reducer *reducer)
     return DP_OK;
 }
 
-/* Whether what makes up so many runs is copied together rather than sent run by run. */
+/* Returns true if so many runs are copied together rather than sent one by one. */
 static bool dp__has_short_runs(const dp_reducer *reducer, size_t bytes, size_t run_count)
 {
     return reducer->flats != NULL && run_count > 1 && bytes / run_count < DP__SHORT_RUN_BYTES &&
@@ -895,7 +895,7 @@ static dp_status dp__trip_run(dp_reducer *reducer, dp__spans spans, bool flat, b
     return flat && reducer->lost == DP_OK ? dp__flat_move(spans, false) : DP_OK;
 }
 
-/* What ranks do not share out; its short runs are flat, as those of a bucket are. */
+/* Reduces the elements that ranks do not share out; short runs are flat, as those of a bucket. */
 static dp_status dp__rest_travel(dp_reducer *reducer, size_t index, dp__spans rest, dp__lane *lane)
 {
     dp__spans all = rest;
@@ -1075,7 +1075,7 @@ static dp_status dp__hook_differs(dp_reducer *reducer, int64_t own, int64_t leas
     return dp__lose(reducer, DP_ERR_MISMATCH, what);
 }
 
-/* Whether all ranks do the same next. */
+/* Fails if not all ranks do the same next. */
 static dp_status dp__hook_agree(dp_reducer *reducer, dp__act act, const dp_coll_call *call)
 {
     int64_t own[DP__ACT_WORDS], all[2 * DP__ACT_WORDS];

@@ -685,7 +685,7 @@ static bool dp__progress_message_read(dp__job *job, int process,
     return progress->asks != 0;
 }
 
-/* It is not there any more, and has not said that it goes. */
+/* Notes that a process is not there any more; it has died, unless it has said that it goes. */
 static void dp__job_miss(dp__job *job, int process)
 {
     atomic_int *presence = &dp__progress_of(job, process)->presence;

@@ -94,8 +94,8 @@ static dp_status dp__lines_error(const dp__lines *lines, size_t least)
                     there, here);
 }
 
-/* Whether the lines of all processes are alike. `status`: whether this one could write its own; if
-   one could not, all fail. */
+/* Compares the lines of all processes. `status`: whether this one could write its own; if one could
+   not, all fail. */
 static dp_status dp__lines_compare(const dp__lines *lines, dp_status status)
 {
     int64_t least = (int64_t)lines->count, rank = INT64_MAX;
@@ -167,7 +167,7 @@ static dp_status dp__reducer_enter(const char *fn, const dp_reducer *reducer)
     return dp__enter(fn, reducer->ctx);
 }
 
-/* What the caller's collectives are for. */
+/* Returns a purpose for the caller's collectives. */
 static dp__purpose dp__reducer_journal(const dp_reducer *reducer)
 {
     return dp__journal_for(&reducer->ctx->lanes[DP__CALLER],
@@ -480,7 +480,8 @@ static void dp__pass_owe(dp_reducer *reducer)
                                                             0;
 }
 
-/* What a hook does on a device is on the compute stream, and that is the caller's. */
+/* Returns true if the courier may carry a pass: what a hook does on a device is on the compute
+   stream, and that is the caller's. */
 static bool dp__may_ride(const dp_reducer *reducer)
 {
     if (reducer->rules.hook == NULL)
@@ -491,7 +492,7 @@ static bool dp__may_ride(const dp_reducer *reducer)
     return true;
 }
 
-/* What is not expected may travel at once, after what is on compute streams by now. */
+/* Opens a pass. What is not expected may travel at once, after what compute streams have by now. */
 static dp_status dp__pass_open(dp_reducer *reducer, bool sync)
 {
     dp_ctx *ctx = reducer->ctx;
@@ -543,7 +544,7 @@ DP_API dp_status dp_reducer_begin(dp_reducer *reducer, const dp_reduce_pass *pas
     return dp__exit(__func__, reducer->ctx, dp__pass_begin(__func__, reducer, pass));
 }
 
-/* Whether its bucket waits for this rank, before dp_reducer_finish. */
+/* Returns true if a unit's bucket waits for this rank, before dp_reducer_finish. */
 static bool dp__is_expected(const dp_reducer *reducer, size_t local_rank, size_t unit)
 {
     return (reducer->marks[local_rank * reducer->unit_count + unit] & DP__EXPECTED) != 0;
@@ -603,7 +604,7 @@ static dp_status dp__unit_mark(const char *fn, dp_reducer *reducer, int local_ra
     return DP_OK;
 }
 
-/* Whether units travel that a rank does not use, whatever others use. */
+/* Returns true if units travel that a rank does not use, whatever others use. */
 static bool dp__unused_is_known(const dp_reducer *reducer)
 {
     return reducer->unused_units == DP_UNUSED_ERROR || reducer->fixed;

@@ -935,15 +935,15 @@ DP__COLD static dp_status dp__connect_until(const dp__target *target, int proces
    whether it was held up itself for much of the time, by a signal, by a debugger, or as its machine
    slept: then others may have given up because of it.                                           */
 
-/* Waits until process 0 has sent something; fails if it is in vain to wait for it. */
+/* Waits until process 0 has sent something, or the time is up; fails if that is in vain. */
 static dp_status dp__await_news(const dp__launch *launch, int fd, uint64_t until_ns)
 {
-    for (int ms = 1; ms > 0; ms = dp__os_ms_until(until_ns)) {
-        if (dp__os_ready(fd, DP__CAN_READ, ms < DP__TREE_LOOK_MS ? ms : DP__TREE_LOOK_MS))
+    for (;;) {
+        int ms = dp__os_ms_until(until_ns), most = DP__TREE_LOOK_MS;
+        if (ms == 0 || dp__os_ready(fd, DP__CAN_READ, ms < most ? ms : most))
             return DP_OK;
         DP_TRY(dp__launch_rest(launch, 0));
     }
-    return DP_OK;
 }
 
 /* Process 0 says when all are here, or why not. */

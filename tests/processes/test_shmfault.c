@@ -2060,7 +2060,7 @@ TEST(short_answer_hides_no_long_silence)
     dp__os_free(job.board, dp__board_bytes(2), NULL);
 }
 
-/* What it has waited before it was stopped counts, and what it has slept does not. */
+/* Time that it has waited before it was stopped counts, and time that it has slept does not. */
 TEST(who_was_stopped_knows_how_long_others_have_been_silent)
 {
     dp__job job = begin_apart(2, NULL);

@@ -179,7 +179,7 @@ typedef enum sim_fault_kind {
     SIM_FAULT_KINDS
 } sim_fault_kind;
 
-/* What a process does that another one is about to notice. */
+/* Names something that a process does, and another one is about to notice. */
 typedef enum sim_act {
     SIM_NO_ACT,
     SIM_SENDS,
